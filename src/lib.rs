@@ -1,1 +1,23 @@
-//! gpu-bootstrap.
+//! Takes a bare Linux VM with NVIDIA GPUs and makes it a pinned, validated, audited GPU node.
+//!
+//! ARCHITECTURE.md says how the parts fit; modules import downwards only, in the order below.
+
+pub mod model;
+
+pub mod host;
+
+pub mod facts;
+
+pub mod compat;
+
+pub mod config;
+
+pub mod change;
+
+pub mod check;
+pub mod step;
+
+pub mod event;
+
+pub mod error;
+pub mod exit;

@@ -1,0 +1,241 @@
+//! The resolved target: nothing in it says "auto".
+
+use camino::Utf8PathBuf;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    compat::Flavour,
+    model::{
+        pci::PciId,
+        version::{Branch, DriverVersion},
+    },
+};
+
+/// What the machine shall be. Steps read it and nothing else of the configuration.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Desired {
+    /// The profile's name.
+    pub profile: String,
+    /// This machine becomes an image: work for a live kernel or GPU awaits the first boot.
+    pub image: bool,
+    /// GPUs that the instances of the image will have.
+    pub assume_gpus: Vec<PciId>,
+    /// What must hold before anything is changed.
+    pub preflight: Preflight,
+    /// How packages are installed.
+    pub packages: PackagePolicy,
+    /// Repositories to add; the distribution's own are not among them.
+    pub repositories: Vec<Repository>,
+    /// In-tree drivers that must not take the GPU, as `nouveau`.
+    pub deny_modules: Vec<String>,
+    /// Kernel headers and build tools, by package name, for the running and next-boot kernel.
+    pub headers: Vec<PackageWish>,
+    /// The driver; `None` on a machine without a GPU when that is allowed.
+    pub driver: Option<DriverWish>,
+    /// Persistence of the driver's state.
+    pub persistence: Option<Persistence>,
+    /// Container runtimes.
+    pub runtimes: Vec<RuntimeWish>,
+    /// NVIDIA Container Toolkit.
+    pub toolkit: Option<ToolkitWish>,
+    /// Container Device Interface.
+    pub cdi: Option<Cdi>,
+    /// The proof.
+    pub validation: Validation,
+    /// What is held at its version.
+    pub hold: Hold,
+}
+
+/// Preconditions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Preflight {
+    /// `ID` and `VERSION_ID` (major or whole) that the profile serves.
+    pub releases: Vec<String>,
+    /// `os-release` ids that the profile serves.
+    pub os_ids: Vec<String>,
+    /// Architectures that the profile serves.
+    pub architectures: Vec<String>,
+    /// Free bytes wanted on `/`.
+    pub min_free_root_bytes: u64,
+    /// Free bytes wanted on `/boot`.
+    pub min_free_boot_bytes: u64,
+    /// Memory wanted.
+    pub min_memory_bytes: u64,
+    /// Whether a machine without an NVIDIA GPU is acceptable.
+    pub allow_no_gpu: bool,
+}
+
+/// How packages are handled.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct PackagePolicy {
+    /// Which package manager.
+    pub manager: Manager,
+    /// Seconds to wait for another package manager to end.
+    pub lock_timeout_seconds: u64,
+    /// An HTTP proxy for the package manager and for us.
+    pub proxy: Option<String>,
+    /// Timers and services that start the package manager by themselves; paused during a run.
+    pub pause_units: Vec<String>,
+    /// Packages whose removal the plan accepts.
+    pub may_remove: Vec<String>,
+}
+
+/// A package manager.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Manager {
+    /// Debian, Ubuntu.
+    Apt,
+    /// AlmaLinux, Rocky, RHEL.
+    Dnf,
+}
+
+/// A package repository with its key.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Repository {
+    /// Our name for it; the source file is `gpu-bootstrap-NAME.sources` or `.repo`.
+    pub name: String,
+    /// Base address.
+    pub url: String,
+    /// deb: suites (`/` for a flat repository).
+    pub suites: Vec<String>,
+    /// deb: components (none for a flat repository).
+    pub components: Vec<String>,
+    /// deb: architectures as dpkg names them.
+    pub architectures: Vec<String>,
+    /// Where the key is fetched; `None`: a keyring that the distribution ships is used.
+    pub key_url: Option<String>,
+    /// Fingerprints of acceptable keys, 40 hex digits. Empty only with `keyring`.
+    pub fingerprints: Vec<String>,
+    /// A keyring already on the machine, for components of the distribution's own archive.
+    #[schemars(with = "Option<String>")]
+    pub keyring: Option<Utf8PathBuf>,
+    /// apt pin priority for everything from this repository; `None` leaves apt's default.
+    pub priority: Option<i32>,
+}
+
+/// A package, by name and version pattern.
+#[derive(
+    Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub struct PackageWish {
+    /// Its name.
+    pub name: String,
+    /// A version, or a shell pattern over versions such as `535.*`; `None` takes the candidate.
+    pub version: Option<String>,
+}
+
+/// The driver.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct DriverWish {
+    /// Series.
+    pub branch: Branch,
+    /// Exact version where one was asked for or picked; else the newest of the branch.
+    pub version: Option<DriverVersion>,
+    /// Kernel module flavour.
+    pub flavour: Flavour,
+    /// Flavour assumed for a GPU that the matrix does not know.
+    pub assumed: bool,
+    /// `distribution`, or the name of a [`Repository`].
+    pub source: String,
+    /// What is installed.
+    pub packages: Vec<PackageWish>,
+    /// The DKMS module name, where the module is compiled on the machine.
+    pub dkms: Option<String>,
+    /// Name of the kernel module.
+    pub module: String,
+    /// Modules to load at boot, in order.
+    pub load_modules: Vec<String>,
+    /// Keep a working driver of another origin instead of refusing.
+    pub adopt: bool,
+    /// Remove a driver of another origin instead of refusing.
+    pub replace: bool,
+    /// Why this pick, for people.
+    pub reasons: Vec<String>,
+    /// Doubts, for people.
+    pub warnings: Vec<String>,
+}
+
+/// Persistence.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Persistence {
+    /// The unit of the persistence daemon.
+    pub unit: String,
+    /// Packages that bring it, if not part of the driver's.
+    pub packages: Vec<PackageWish>,
+}
+
+/// A container runtime.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct RuntimeWish {
+    /// Which.
+    pub kind: RuntimeKind,
+    /// What is installed.
+    pub packages: Vec<PackageWish>,
+    /// Packages any of which means that the runtime is already there from elsewhere, and stays.
+    pub alternatives: Vec<String>,
+    /// Its unit.
+    pub unit: String,
+    /// Make the nvidia runtime the default one.
+    pub nvidia_default: bool,
+}
+
+/// Container runtimes known.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum RuntimeKind {
+    /// Docker Engine.
+    Docker,
+    /// containerd, as the kubelet uses it.
+    Containerd,
+}
+
+/// NVIDIA Container Toolkit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct ToolkitWish {
+    /// What is installed, all at one version.
+    pub packages: Vec<PackageWish>,
+}
+
+/// CDI.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Cdi {
+    /// Where the specification is written.
+    #[schemars(with = "String")]
+    pub path: Utf8PathBuf,
+}
+
+/// The proof.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Validation {
+    /// Run a container; without it only devices and versions are compared.
+    pub container: bool,
+    /// The image; `None` means our own probe image, built from this binary's embedded files.
+    pub image: Option<String>,
+    /// Seconds that the container may take.
+    pub timeout_seconds: u64,
+}
+
+/// Holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Hold {
+    /// Shell patterns over names of installed packages, as `libnvidia-*`.
+    pub patterns: Vec<String>,
+    /// Patterns that unattended upgrades must leave alone (regular expressions on names).
+    pub blacklist: Vec<String>,
+}

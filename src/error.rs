@@ -1,0 +1,21 @@
+//! What every module's error offers to the one place that prints it.
+
+use crate::exit::Exit;
+
+/// An error that reaches the user: printed once, by `main`, with its chain of causes and its hint.
+pub trait Report: std::error::Error + Send + Sync + 'static {
+    /// The exit status that this error means.
+    fn exit(&self) -> Exit;
+    /// A stable word for scripts, for example `apt-lock-timeout`.
+    fn reason(&self) -> &'static str;
+    /// What to do next, without the word `hint:`.
+    fn hint(&self) -> Option<String>;
+}
+
+/// The chain of causes of an error, outermost first, without the error itself.
+#[must_use]
+pub fn causes(error: &dyn std::error::Error) -> Vec<String> {
+    std::iter::successors(error.source(), |cause| cause.source())
+        .map(ToString::to_string)
+        .collect()
+}

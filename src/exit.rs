@@ -1,0 +1,57 @@
+//! Exit codes: part of the command-line contract, stable for ever.
+
+use serde::Serialize;
+
+/// How the process ends. The numbers are a contract with scripts and units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exit {
+    /// Compliant, installed, or nothing to do.
+    Ok,
+    /// A bug, or an error without a class.
+    Internal,
+    /// Bad flags.
+    Usage,
+    /// A profile, a configuration file or the matrix does not parse or validate.
+    Config,
+    /// `check`: something fails; `plan`: changes are pending.
+    Drift,
+    /// Unsupported or incompatible machine; nothing was changed.
+    Blocked,
+    /// A change failed, or its verification said no.
+    StepFailed,
+    /// `uninstall` ended but something could not be undone.
+    Partial,
+    /// Progress is saved; reboot, then run again.
+    RebootRequired,
+    /// Another run holds the lock.
+    Busy,
+    /// Needs root.
+    NotPermitted,
+    /// SIGINT, after the running change ended safely.
+    Interrupted,
+    /// SIGTERM, after the running change ended safely.
+    Terminated,
+}
+
+impl Exit {
+    /// The process exit status.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Internal => 1,
+            Self::Usage => 2,
+            Self::Config => 3,
+            Self::Drift => 4,
+            Self::Blocked => 5,
+            Self::StepFailed => 6,
+            Self::Partial => 7,
+            Self::RebootRequired => 8,
+            Self::Busy => 9,
+            Self::NotPermitted => 10,
+            Self::Interrupted => 130,
+            Self::Terminated => 143,
+        }
+    }
+}

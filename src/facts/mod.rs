@@ -1,0 +1,225 @@
+//! What is so about this machine and cannot be changed by us, read once per run.
+
+use std::collections::BTreeMap;
+
+use camino::Utf8PathBuf;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    host::Nvml,
+    model::{
+        pci::{PciAddress, PciId},
+        version::{DriverVersion, KernelVersion},
+    },
+};
+
+/// The schema version of [`Facts`].
+pub const SCHEMA: u32 = 1;
+
+/// Everything detected. What could not be read is `None` and named in [`Facts::unknown`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Facts {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// From `/etc/os-release`.
+    pub os: Option<Os>,
+    /// The kernel, now and at the next boot.
+    pub kernel: Kernel,
+    /// UEFI Secure Boot.
+    pub secure_boot: SecureBoot,
+    /// Kernel lockdown: `none`, `integrity`, `confidentiality`.
+    pub lockdown: Option<String>,
+    /// `kvm`, `nspawn`, …, or `none` on bare metal.
+    pub virtualization: Option<String>,
+    /// Where it runs.
+    pub cloud: Cloud,
+    /// `systemd`, or the name of process 1.
+    pub init: Option<String>,
+    /// New at every boot.
+    pub boot_id: Option<String>,
+    /// The cloud's id of the instance or the DMI UUID: new for every clone.
+    pub instance_id: Option<String>,
+    /// Total memory.
+    pub memory_bytes: Option<u64>,
+    /// Filesystems that matter: `/`, `/boot`, `/var`, ….
+    pub disks: Vec<Disk>,
+    /// NVIDIA GPUs on PCI, by address.
+    pub gpus: Vec<GpuFact>,
+    /// NVSwitches on PCI.
+    pub nvswitches: Vec<PciFact>,
+    /// NVIDIA and Mellanox network devices on PCI.
+    pub network_devices: Vec<PciFact>,
+    /// The NVIDIA driver as found.
+    pub driver: DriverFact,
+    /// What NVML said; `None` where it was not asked (`--root`).
+    pub nvml: Option<Nvml>,
+    /// Container runtimes as found.
+    pub runtimes: Vec<RuntimeFact>,
+    /// What could not be read, and why.
+    pub unknown: Vec<Unknown>,
+}
+
+/// The operating system.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Os {
+    /// `debian`, `ubuntu`, `almalinux`, ….
+    pub id: String,
+    /// `12`, `24.04`, `9.6`.
+    pub version_id: Option<String>,
+    /// Families, nearest first.
+    pub id_like: Vec<String>,
+    /// `bookworm`, `noble`.
+    pub version_codename: Option<String>,
+    /// For people.
+    pub pretty_name: Option<String>,
+}
+
+/// The kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Kernel {
+    /// Running now.
+    pub running: Option<KernelVersion>,
+    /// What the next boot will run.
+    pub next_boot: Option<KernelVersion>,
+    /// All installed kernels (folders below `/lib/modules` with a kernel image).
+    pub installed: Vec<KernelVersion>,
+    /// `x86_64`, `aarch64`.
+    pub arch: Option<String>,
+    /// The compiler that built the running kernel, as `gcc-12`.
+    pub compiler: Option<String>,
+}
+
+/// UEFI Secure Boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SecureBoot {
+    /// Unsigned modules are refused.
+    Enabled,
+    /// UEFI without enforcement.
+    Disabled,
+    /// No UEFI.
+    Unsupported,
+    /// Could not be read.
+    Unknown,
+}
+
+/// The cloud.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Cloud {
+    /// `aws`, `gcp`, `azure`, …; `None` outside a known cloud.
+    pub provider: Option<String>,
+    /// `p5.48xlarge`.
+    pub instance_type: Option<String>,
+    /// `on-demand`, `spot`.
+    pub lifecycle: Option<String>,
+}
+
+/// A filesystem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Disk {
+    /// The path that was asked about.
+    #[schemars(with = "String")]
+    pub mount: Utf8PathBuf,
+    /// Size.
+    pub total_bytes: u64,
+    /// Available.
+    pub free_bytes: u64,
+}
+
+/// A GPU on PCI.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct GpuFact {
+    /// Where.
+    pub pci_address: PciAddress,
+    /// What.
+    pub pci_id: PciId,
+    /// The board, where the id alone is ambiguous.
+    pub subsystem_id: Option<PciId>,
+    /// From the matrix, then `pci.ids`.
+    pub name: Option<String>,
+    /// `hopper`, ….
+    pub architecture: Option<String>,
+    /// `9.0`.
+    pub compute_capability: Option<String>,
+    /// `open`, `proprietary` or `either`.
+    pub module_flavour: Option<String>,
+    /// The kernel driver bound to it.
+    pub bound_driver: Option<String>,
+    /// A slice of a GPU, given by a hypervisor: needs the GRID driver.
+    pub vgpu: bool,
+    /// The NUMA node; `None` when the firmware does not say.
+    pub numa_node: Option<u32>,
+}
+
+/// Another PCI function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct PciFact {
+    /// Where.
+    pub pci_address: PciAddress,
+    /// What.
+    pub pci_id: PciId,
+    /// For people.
+    pub name: Option<String>,
+}
+
+/// The driver as found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct DriverFact {
+    /// Of the loaded kernel module.
+    pub loaded_version: Option<DriverVersion>,
+    /// Of `libnvidia-ml.so.1` on the library path.
+    pub library_version: Option<DriverVersion>,
+    /// Of the installed packages.
+    pub package_version: Option<DriverVersion>,
+    /// Of the module on disk for the running kernel.
+    pub module_version: Option<DriverVersion>,
+    /// Who put it there.
+    pub origin: Option<Origin>,
+}
+
+/// Where a driver came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// The distribution's archive.
+    Distribution,
+    /// NVIDIA's repository.
+    Vendor,
+    /// NVIDIA's installer, outside packages.
+    Runfile,
+    /// There without packages or installer marks: part of the image.
+    Preinstalled,
+}
+
+/// A container runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct RuntimeFact {
+    /// `docker`, `containerd`, `crio`.
+    pub name: String,
+    /// As installed.
+    pub version: Option<String>,
+    /// The version of its configuration file (containerd).
+    pub config_version: Option<u32>,
+}
+
+/// Something that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Unknown {
+    /// The key in this document, dotted.
+    pub fact: String,
+    /// Why not.
+    pub why: String,
+}
+
+/// Versions of installed packages by name, as read from the package database.
+pub type Installed = BTreeMap<String, String>;

@@ -1,0 +1,267 @@
+//! Child processes: argument vectors, a deadline, no shell, stdin closed, `LC_ALL=C`.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::model::secret::Secret;
+
+/// How long a query may take before it counts as hung.
+pub const QUERY_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How many of the last lines of a failed command an error carries.
+pub const TAIL_LINES: usize = 20;
+
+/// A command: what runs, and how long it may take.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cmd {
+    /// The program: a bare name found on a fixed, safe `PATH`, or an absolute path.
+    pub program: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Environment beside `PATH` and `LC_ALL=C`.
+    pub env: Vec<(String, String)>,
+    /// What is written to its standard input; without it stdin is `/dev/null`.
+    pub stdin: Option<Secret>,
+    /// After this it is ended (TERM, then KILL, to its whole process group).
+    pub deadline: Duration,
+    /// After so long without a line of output it is ended.
+    pub silence: Option<Duration>,
+}
+
+/// A [`Cmd`] that promises to change nothing on the machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Query(Cmd);
+
+/// Where a line came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Status {
+    /// It exited with this status.
+    Exited(i32),
+    /// This signal ended it.
+    Signalled(i32),
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exited with status {code}"),
+            Self::Signalled(signal) => write!(f, "was ended by signal {signal}"),
+        }
+    }
+}
+
+/// What a command left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// How it ended.
+    pub status: Status,
+    /// Standard output, whole.
+    pub stdout: String,
+    /// Standard error, whole.
+    pub stderr: String,
+}
+
+/// What can go wrong around a command.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ExecError {
+    /// No such program.
+    #[error("`{program}` is not installed")]
+    NotFound {
+        /// The program.
+        program: String,
+    },
+    /// The operating system refused to start it, or reading its output failed.
+    #[error("`{command}` could not be run: {why}")]
+    Spawn {
+        /// The command line.
+        command: String,
+        /// The operating system's words.
+        why: String,
+    },
+    /// It took too long.
+    #[error("`{command}` did not end within {} s (last output: {tail})", .after.as_secs())]
+    Deadline {
+        /// The command line.
+        command: String,
+        /// The deadline.
+        after: Duration,
+        /// Its last lines.
+        tail: String,
+    },
+    /// It printed nothing for too long.
+    #[error("`{command}` printed nothing for {} s and was ended (last output: {tail})", .after.as_secs())]
+    Silent {
+        /// The command line.
+        command: String,
+        /// The bound on silence.
+        after: Duration,
+        /// Its last lines.
+        tail: String,
+    },
+    /// It ended badly.
+    #[error("`{command}` {status}{}", with_tail(.tail))]
+    Failed {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: Status,
+        /// The last lines of its error output, or of its output if that is empty.
+        tail: String,
+    },
+    /// It ended well but said something that cannot be understood.
+    #[error("`{command}` printed what cannot be understood: {why}")]
+    Unexpected {
+        /// The command line.
+        command: String,
+        /// What was expected and what was there.
+        why: String,
+    },
+}
+
+fn with_tail(tail: &str) -> String {
+    if tail.is_empty() {
+        String::new()
+    } else {
+        format!(":\n{tail}")
+    }
+}
+
+impl Cmd {
+    /// A command with [`QUERY_DEADLINE`]; raise it with [`Cmd::deadline`].
+    #[must_use]
+    pub fn new<A: Into<String>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {
+        Self {
+            program: program.to_owned(),
+            args: args.into_iter().map(Into::into).collect(),
+            env: Vec::new(),
+            stdin: None,
+            deadline: QUERY_DEADLINE,
+            silence: None,
+        }
+    }
+
+    /// Sets the deadline.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Bounds silence.
+    #[must_use]
+    pub fn silence(mut self, silence: Duration) -> Self {
+        self.silence = Some(silence);
+        self
+    }
+
+    /// Adds to the environment.
+    #[must_use]
+    pub fn env(mut self, key: &str, value: &str) -> Self {
+        self.env.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Gives it standard input.
+    #[must_use]
+    pub fn stdin(mut self, input: Secret) -> Self {
+        self.stdin = Some(input);
+        self
+    }
+
+    /// The command line, for people.
+    #[must_use]
+    pub fn line(&self) -> String {
+        std::iter::once(&self.program)
+            .chain(&self.args)
+            .cloned()
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+}
+
+impl Query {
+    /// Declares that the command changes nothing.
+    #[must_use]
+    pub fn new<A: Into<String>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {
+        Self(Cmd::new(program, args))
+    }
+
+    /// Sets the deadline.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.0.deadline = deadline;
+        self
+    }
+
+    /// Adds to the environment.
+    #[must_use]
+    pub fn env(mut self, key: &str, value: &str) -> Self {
+        self.0 = self.0.env(key, value);
+        self
+    }
+
+    /// The command.
+    #[must_use]
+    pub fn cmd(&self) -> &Cmd {
+        &self.0
+    }
+}
+
+impl Output {
+    /// Whether it exited with 0.
+    #[must_use]
+    pub fn ok(&self) -> bool {
+        self.status == Status::Exited(0)
+    }
+
+    /// The output if the command exited with 0.
+    ///
+    /// # Errors
+    /// [`ExecError::Failed`] with the tail of what it printed.
+    pub fn success(self, cmd: &Cmd) -> Result<Self, ExecError> {
+        if self.ok() {
+            return Ok(self);
+        }
+        let said = if self.stderr.trim().is_empty() {
+            &self.stdout
+        } else {
+            &self.stderr
+        };
+        Err(ExecError::Failed {
+            command: cmd.line(),
+            status: self.status.clone(),
+            tail: tail(said),
+        })
+    }
+}
+
+/// The last [`TAIL_LINES`] lines of a text.
+#[must_use]
+pub fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+}
+
+/// Runs commands.
+#[async_trait]
+pub trait Exec: Send + Sync {
+    /// Runs one to its end, handing each line out as it comes.
+    ///
+    /// # Errors
+    /// When it cannot be started or a bound is exceeded; a bad status is in the [`Output`].
+    async fn run(
+        &self,
+        cmd: &Cmd,
+        on_line: &mut (dyn FnMut(Stream, &str) + Send),
+    ) -> Result<Output, ExecError>;
+}

@@ -1,0 +1,174 @@
+//! Files: reading never writes, writing is atomic and durable.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+/// What kind of thing a path names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A symbolic link, with its target as written.
+    Link(Utf8PathBuf),
+    /// A character device with its major and minor number.
+    CharDevice(u32, u32),
+    /// Anything else: block device, socket, pipe.
+    Other,
+}
+
+/// What is known about a path, without following a final link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// Its kind.
+    pub kind: Kind,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Time of last modification, seconds since 1970.
+    pub mtime: i64,
+}
+
+/// Room on the filesystem of a path, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Size of the filesystem.
+    pub total: u64,
+    /// Available to an unprivileged process.
+    pub free: u64,
+    /// Mounted read-only.
+    pub read_only: bool,
+}
+
+/// What can go wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// The operating system said no.
+    #[error("{verb} `{path}`")]
+    Io {
+        /// What was tried: `read`, `write`, ….
+        verb: &'static str,
+        /// On which path.
+        path: Utf8PathBuf,
+        /// Its reason.
+        source: std::io::Error,
+    },
+    /// The content is no UTF-8.
+    #[error("read `{path}`: it is not UTF-8")]
+    NotText {
+        /// The path.
+        path: Utf8PathBuf,
+    },
+}
+
+/// Reading.
+pub trait ReadFiles: Send + Sync {
+    /// The content, or `None` if nothing is there.
+    ///
+    /// # Errors
+    /// Anything but absence.
+    fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError>;
+
+    /// Kind, mode and owner without following a final link, or `None` if nothing is there.
+    ///
+    /// # Errors
+    /// Anything but absence.
+    fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError>;
+
+    /// The sorted names in a folder; empty if it is not there.
+    ///
+    /// # Errors
+    /// Anything but absence.
+    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError>;
+
+    /// The path with all links resolved, or `None` if it leads nowhere.
+    ///
+    /// # Errors
+    /// Anything but absence.
+    fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError>;
+
+    /// Room on the filesystem that holds the path or its nearest existing ancestor.
+    ///
+    /// # Errors
+    /// When the operating system does not tell.
+    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError>;
+
+    /// The content as text, or `None` if nothing is there.
+    ///
+    /// # Errors
+    /// Anything but absence; content that is no UTF-8.
+    fn read_text(&self, path: &Utf8Path) -> Result<Option<String>, FilesError> {
+        self.read(path)?
+            .map(String::from_utf8)
+            .transpose()
+            .map_err(|_| FilesError::NotText {
+                path: path.to_owned(),
+            })
+    }
+
+    /// Whether something is at the path, links followed.
+    ///
+    /// # Errors
+    /// As [`ReadFiles::resolve`].
+    fn exists(&self, path: &Utf8Path) -> Result<bool, FilesError> {
+        Ok(self.resolve(path)?.is_some())
+    }
+}
+
+/// Writing. Every method is durable when it returns: file and folder are synced.
+pub trait Files: ReadFiles {
+    /// Replaces the content atomically (temporary file in the same folder, fsync, rename, fsync of
+    /// the folder), creating missing parents with mode 0755. Sets the mode exactly.
+    ///
+    /// # Errors
+    /// The operating system's reason; the old content is then untouched.
+    fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError>;
+
+    /// Appends and syncs; creates the file with the mode if it is missing.
+    ///
+    /// # Errors
+    /// The operating system's reason.
+    fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError>;
+
+    /// Makes a symbolic link, replacing one that is there.
+    ///
+    /// # Errors
+    /// The operating system's reason.
+    fn link(&self, path: &Utf8Path, target: &Utf8Path) -> Result<(), FilesError>;
+
+    /// Sets owner and group.
+    ///
+    /// # Errors
+    /// The operating system's reason.
+    fn chown(&self, path: &Utf8Path, uid: u32, gid: u32) -> Result<(), FilesError>;
+
+    /// Removes a file or link; nothing there is no error.
+    ///
+    /// # Errors
+    /// The operating system's reason.
+    fn remove(&self, path: &Utf8Path) -> Result<(), FilesError>;
+
+    /// Removes a folder if it is empty; says whether it is gone.
+    ///
+    /// # Errors
+    /// The operating system's reason, except "not empty".
+    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError>;
+
+    /// Makes a folder and its missing parents.
+    ///
+    /// # Errors
+    /// The operating system's reason.
+    fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError>;
+
+    /// Takes an exclusive lock on a file (created with mode 0600), without waiting. The content
+    /// names the holder. `None`: somebody else holds it. Dropping the guard releases it.
+    ///
+    /// # Errors
+    /// The operating system's reason.
+    fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError>;
+}

@@ -1,0 +1,89 @@
+//! NVML as states with a name: it may be absent, of another version, empty or hung.
+
+use async_trait::async_trait;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::model::pci::{PciAddress, PciId};
+
+/// What NVML says, or why it says nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(
+    tag = "state",
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case"
+)]
+pub enum Nvml {
+    /// It answers.
+    Ready(NvmlView),
+    /// `libnvidia-ml.so.1` cannot be opened.
+    NotLoadable {
+        /// The loader's words.
+        why: String,
+    },
+    /// The library is there, the kernel module is not.
+    DriverNotLoaded,
+    /// Library and kernel module are of different versions: a reboot is due.
+    VersionMismatch,
+    /// Both are there and no GPU answers.
+    NoDevices,
+    /// It did not answer in time and its process was ended.
+    Hung {
+        /// Seconds waited.
+        after_seconds: u64,
+    },
+    /// Any other error.
+    Failed {
+        /// The NVML return code, where there was one.
+        code: Option<i32>,
+        /// In words.
+        why: String,
+    },
+}
+
+/// An inventory by NVML.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct NvmlView {
+    /// The driver version.
+    pub driver_version: String,
+    /// The newest CUDA version that the driver serves, as `12.2`.
+    pub cuda_version: Option<String>,
+    /// The GPUs, by index.
+    pub devices: Vec<NvmlDevice>,
+}
+
+/// One GPU by NVML; what it refuses to tell is `None`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct NvmlDevice {
+    /// NVML index.
+    pub index: u32,
+    /// `GPU-…`.
+    pub uuid: Option<String>,
+    /// Marketing name.
+    pub name: Option<String>,
+    /// Where it is.
+    pub pci_address: Option<PciAddress>,
+    /// What it is.
+    pub pci_id: Option<PciId>,
+    /// Number of `/dev/nvidiaN`.
+    pub minor: Option<u32>,
+    /// Memory in bytes.
+    pub memory_bytes: Option<u64>,
+    /// As `9.0`.
+    pub compute_capability: Option<String>,
+    /// Persistence mode.
+    pub persistence: Option<bool>,
+    /// MIG enabled.
+    pub mig: Option<bool>,
+    /// Why this GPU does not answer, if it does not.
+    pub error: Option<String>,
+}
+
+/// Asks NVML.
+#[async_trait]
+pub trait Gpu: Send + Sync {
+    /// The inventory now, or the state that prevents one. Bounded in time; never fails.
+    async fn survey(&self) -> Nvml;
+}

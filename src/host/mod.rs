@@ -1,0 +1,71 @@
+//! The machine, as five narrow capabilities. A new tool never adds a method here: what is known
+//! about a tool lives in `tools`, and asks `Exec` to run it.
+
+pub mod clock;
+pub mod exec;
+pub mod files;
+pub mod gpu;
+pub mod http;
+
+use std::sync::Arc;
+
+pub use clock::Clock;
+pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
+pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
+pub use gpu::{Gpu, Nvml, NvmlDevice, NvmlView};
+pub use http::{Http, HttpError};
+
+/// The five capabilities through which everything outside this process is reached.
+#[derive(Clone)]
+pub struct Host {
+    /// Files: read, write atomically, remove, list, stat.
+    pub files: Arc<dyn Files>,
+    /// Child processes; never a shell.
+    pub exec: Arc<dyn Exec>,
+    /// HTTP GET and verified downloads.
+    pub http: Arc<dyn Http>,
+    /// NVML, asked in a child process with a deadline.
+    pub gpu: Arc<dyn Gpu>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// What an assessing step sees of the host: nothing on it can write.
+#[derive(Clone, Copy)]
+pub struct Reader<'h>(&'h Host);
+
+impl Host {
+    /// The read-only view.
+    #[must_use]
+    pub fn reader(&self) -> Reader<'_> {
+        Reader(self)
+    }
+}
+
+impl<'h> Reader<'h> {
+    /// Files, to read.
+    #[must_use]
+    pub fn files(&self) -> &'h dyn ReadFiles {
+        &*self.0.files
+    }
+
+    /// Runs a command that promises to change nothing.
+    ///
+    /// # Errors
+    /// When it cannot be started, or exceeds its deadline. A non-zero status is not an error here:
+    /// see [`Output::success`].
+    pub async fn query(&self, query: &Query) -> Result<Output, ExecError> {
+        self.0.exec.run(query.cmd(), &mut |_, _| {}).await
+    }
+
+    /// What NVML says.
+    pub async fn nvml(&self) -> Nvml {
+        self.0.gpu.survey().await
+    }
+
+    /// The time now.
+    #[must_use]
+    pub fn now(&self) -> jiff::Timestamp {
+        self.0.clock.now()
+    }
+}

@@ -1,0 +1,5 @@
+//! Words that the whole program shares: versions, PCI ids, names, secrets. No I/O.
+pub mod id;
+pub mod pci;
+pub mod secret;
+pub mod version;

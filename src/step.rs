@@ -1,0 +1,107 @@
+//! A step looks at the machine and decides; it never changes it.
+
+use async_trait::async_trait;
+
+use crate::{
+    change::{Change, Lock},
+    config::desired::Desired,
+    facts::Facts,
+    host::{ExecError, FilesError, Reader},
+    model::id::StepId,
+};
+
+/// What a step decides from.
+#[derive(Clone, Copy)]
+pub struct Cx<'a> {
+    /// The machine, read-only.
+    pub host: Reader<'a>,
+    /// What cannot be changed.
+    pub facts: &'a Facts,
+    /// What is wanted.
+    pub desired: &'a Desired,
+}
+
+/// A step: a piece of the desired state with a public name.
+#[async_trait]
+pub trait Step: Send + Sync {
+    /// Its stable public name.
+    fn id(&self) -> StepId;
+    /// For people: what it is about, as `NVIDIA driver packages`.
+    fn title(&self) -> &'static str;
+    /// Steps that must have ended before this one is assessed.
+    fn after(&self) -> &[StepId] {
+        &[]
+    }
+    /// What is held while its changes are applied.
+    fn locks(&self) -> &[Lock] {
+        &[]
+    }
+    /// Looks and decides.
+    ///
+    /// # Errors
+    /// When the machine could not be looked at; that it is wrong is no error.
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError>;
+}
+
+/// What a step found.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Assessment {
+    /// The machine is as wanted.
+    Satisfied {
+        /// With the values compared.
+        why: String,
+    },
+    /// It needs these changes, in this order.
+    Needs {
+        /// With the values compared.
+        why: String,
+        /// Never empty.
+        changes: Vec<Change>,
+    },
+    /// It does not concern this machine.
+    NotApplicable {
+        /// Why not.
+        why: String,
+    },
+    /// It cannot be reached; nothing that depends on it can.
+    Blocked {
+        /// What stands in the way, with the values compared.
+        why: String,
+        /// What would help.
+        hint: String,
+    },
+    /// It needs a live kernel or GPU, and this machine becomes an image.
+    AwaitingBoot {
+        /// What is awaited.
+        why: String,
+    },
+    /// What it needs is known only when an earlier step has been applied. In `install` it is
+    /// assessed again then, and must not answer this twice.
+    After {
+        /// That step.
+        upstream: StepId,
+        /// What is not known yet.
+        why: String,
+        /// What it will do then, as far as can be said.
+        expected: Vec<Change>,
+    },
+}
+
+/// Why a step could not look.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// A file.
+    #[error("read the machine's files")]
+    Files(#[from] FilesError),
+    /// A command.
+    #[error("ask the machine's tools")]
+    Exec(#[from] ExecError),
+    /// Something that was read makes no sense.
+    #[error("understand {what}: {why}")]
+    Unexpected {
+        /// The file or tool.
+        what: String,
+        /// What was expected and what was there.
+        why: String,
+    },
+}
