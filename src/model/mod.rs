@@ -2,4 +2,5 @@
 pub mod id;
 pub mod pci;
 pub mod secret;
+pub mod text;
 pub mod version;

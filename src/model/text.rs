@@ -1,0 +1,36 @@
+//! Values that are written as text wherever people see them: configuration, JSON, journal.
+
+/// Gives a type that has `FromStr` and `Display` its serde and schema forms as one string, so that
+/// the form in files is the form in messages. The last argument is the pattern for the schema.
+macro_rules! as_text {
+    ($type:ident, $what:literal, $pattern:literal) => {
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.collect_str(self)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let text = std::borrow::Cow::<'de, str>::deserialize(from)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+
+        impl schemars::JsonSchema for $type {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({
+                    "type": "string",
+                    "description": $what,
+                    "pattern": $pattern,
+                })
+            }
+        }
+    };
+}
+
+pub(crate) use as_text;
