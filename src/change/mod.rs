@@ -111,10 +111,17 @@ pub enum Change {
         /// Which.
         image: String,
     },
-    /// Prove function; changes nothing that stays.
+    /// Prove function. What stays is the record of the proof, so that a run on a machine where
+    /// nothing moved need not prove it again.
     RunProbe {
         /// Which proof.
         probe: Probe,
+        /// Where success is recorded, below the state folder.
+        #[schemars(with = "String")]
+        record: Utf8PathBuf,
+        /// What the proof depends on (versions, devices), one `name=value` a line; it is written
+        /// to `record` as it is.
+        inputs: String,
     },
     /// Reboot: a barrier.
     Reboot {
