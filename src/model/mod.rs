@@ -1,5 +1,6 @@
 //! Words that the whole program shares: versions, PCI ids, names, secrets. No I/O.
 pub mod id;
+pub mod pattern;
 pub mod pci;
 pub mod secret;
 pub mod text;
