@@ -6,6 +6,8 @@ pub mod model;
 
 pub mod host;
 
+pub mod tools;
+
 pub mod facts;
 
 pub mod compat;

@@ -1,0 +1,93 @@
+//! The database of `rpm`, asked by one query: it has no file format for others to read.
+
+use crate::host::Query;
+
+/// One line per package; tabs cannot be in any of the tags. `rpm` prints `(none)` for a tag that a
+/// package does not have.
+const FORMAT: &str =
+    "%{NAME}\\t%{ARCH}\\t%{EPOCH}\\t%{VERSION}\\t%{RELEASE}\\t%{VENDOR}\\t%{PACKAGER}\\n";
+
+/// One installed package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// `x86_64`, `noarch`, ….
+    pub architecture: String,
+    /// `EPOCH:VERSION-RELEASE`, without the epoch where there is none.
+    pub version: String,
+    /// Who distributes it.
+    pub vendor: Option<String>,
+    /// Who built it.
+    pub packager: Option<String>,
+}
+
+/// Asks for all installed packages.
+#[must_use]
+pub fn all() -> Query {
+    Query::new("rpm", ["-qa", "--qf", FORMAT])
+}
+
+/// Reads the answer to [`all`]; keys are left out, since they are no packages.
+#[must_use]
+pub fn parse(text: &str) -> Vec<Package> {
+    text.lines().filter_map(line).collect()
+}
+
+fn line(text: &str) -> Option<Package> {
+    let fields: Vec<&str> = text.split('\t').collect();
+    let [
+        name,
+        architecture,
+        epoch,
+        version,
+        release,
+        vendor,
+        packager,
+    ] = fields[..]
+    else {
+        return None;
+    };
+    if name.is_empty() || name == "gpg-pubkey" {
+        return None;
+    }
+    let some = |tag: &str| (tag != "(none)" && !tag.is_empty()).then(|| tag.to_owned());
+    let version = match some(epoch) {
+        Some(epoch) if epoch != "0" => format!("{epoch}:{version}-{release}"),
+        _ => format!("{version}-{release}"),
+    };
+    Some(Package {
+        name: name.to_owned(),
+        architecture: architecture.to_owned(),
+        version,
+        vendor: some(vendor),
+        packager: some(packager),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines() {
+        let packages = parse(
+            "nvidia-driver\tx86_64\t3\t580.178.04\t1.el9\t(none)\tcudatools <cudatools@nvidia.com>\n\
+             gpg-pubkey\t(none)\t(none)\td42d0685\t62589a51\t(none)\tcudatools\n\
+             containerd.io\tx86_64\t(none)\t1.7.28\t2.el9\tDocker\tDocker <support@docker.com>\n\
+             warning: something\n",
+        );
+        assert_eq!(packages.len(), 2);
+        assert_eq!(packages[0].version, "3:580.178.04-1.el9");
+        assert_eq!(packages[0].vendor, None);
+        assert_eq!(packages[1].version, "1.7.28-2.el9");
+        assert_eq!(packages[1].vendor.as_deref(), Some("Docker"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(.|\t|\n)*") {
+            let _ = parse(&text);
+        }
+    }
+}
