@@ -252,6 +252,10 @@ pub fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
+/// Is handed each line as it comes. (An alias, because `async_trait` would tie the line's lifetime
+/// to the call if it were written out in the method.)
+pub type OnLine<'a> = dyn FnMut(Stream, &str) + Send + 'a;
+
 /// Runs commands.
 #[async_trait]
 pub trait Exec: Send + Sync {
@@ -259,9 +263,5 @@ pub trait Exec: Send + Sync {
     ///
     /// # Errors
     /// When it cannot be started or a bound is exceeded; a bad status is in the [`Output`].
-    async fn run(
-        &self,
-        cmd: &Cmd,
-        on_line: &mut (dyn FnMut(Stream, &str) + Send),
-    ) -> Result<Output, ExecError>;
+    async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError>;
 }

@@ -2,7 +2,9 @@
 //! about a tool lives in `tools`, and asks `Exec` to run it.
 
 pub mod clock;
+pub mod digest;
 pub mod exec;
+pub mod fake;
 pub mod files;
 pub mod gpu;
 pub mod http;
@@ -68,4 +70,12 @@ impl<'h> Reader<'h> {
     pub fn now(&self) -> jiff::Timestamp {
         self.0.clock.now()
     }
+}
+
+/// An error with its causes, in one line: for errors that cross a boundary as text.
+fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |cause| cause.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }

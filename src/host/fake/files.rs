@@ -1,0 +1,534 @@
+//! Files in memory, with faults, and a hook before each mutation.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use nix::errno::Errno;
+
+use super::locked;
+use super::snapshot::Snapshot;
+use super::tree::{Node, Thing, Tree, os};
+use crate::host::files::Room;
+use crate::host::{Files, FilesError, ReadFiles, Stat};
+
+/// A change that is about to happen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mutation {
+    /// A method of [`Files`], by the word its errors use, and its path.
+    File(&'static str, Utf8PathBuf),
+    /// A command that changes the machine.
+    Run(String),
+}
+
+/// Which operations a fault hits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Damage {
+    /// Reading, listing, stat.
+    Reads,
+    /// Everything that changes something.
+    Writes,
+    /// Both.
+    All,
+}
+
+type Hook = Box<dyn FnMut(u64, &Mutation) -> io::Result<()> + Send>;
+
+/// A tree of files in memory. Clones share it.
+#[derive(Clone)]
+pub struct FakeFiles {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    tree: Tree,
+    faults: Vec<(Utf8PathBuf, Damage, Errno)>,
+    locks: BTreeSet<Utf8PathBuf>,
+    mutations: u64,
+    kill_at: Option<u64>,
+    dead: bool,
+    hook: Option<Hook>,
+}
+
+impl Default for FakeFiles {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Arranging the machine: nothing here meets a fault, a hook or a full disk's error.
+impl FakeFiles {
+    /// An empty root folder on a filesystem with plenty of room.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            state: Arc::new(Mutex::new(State {
+                tree: Tree::new(),
+                faults: Vec::new(),
+                locks: BTreeSet::new(),
+                mutations: 0,
+                kill_at: None,
+                dead: false,
+                hook: None,
+            })),
+        }
+    }
+
+    /// Puts a file with mode 0644.
+    ///
+    /// # Panics
+    /// When the test arranged something impossible, such as a file below a file.
+    pub fn put(&self, path: &str, content: impl Into<Vec<u8>>) {
+        self.put_mode(path, content, 0o644);
+    }
+
+    /// Puts a file with a mode.
+    ///
+    /// # Panics
+    /// As [`FakeFiles::put`].
+    pub fn put_mode(&self, path: &str, content: impl Into<Vec<u8>>, mode: u32) {
+        self.arrange(path, Node::new(Thing::File(content.into()), mode), true);
+    }
+
+    /// Puts a symbolic link.
+    ///
+    /// # Panics
+    /// As [`FakeFiles::put`].
+    pub fn put_link(&self, path: &str, target: &str) {
+        self.arrange(path, Node::new(Thing::Link(target.into()), 0o777), false);
+    }
+
+    /// Puts a character device.
+    ///
+    /// # Panics
+    /// As [`FakeFiles::put`].
+    pub fn put_device(&self, path: &str, major: u32, minor: u32) {
+        self.arrange(
+            path,
+            Node::new(Thing::CharDevice(major, minor), 0o666),
+            false,
+        );
+    }
+
+    /// Puts something that is neither file, folder, link nor character device.
+    ///
+    /// # Panics
+    /// As [`FakeFiles::put`].
+    pub fn put_other(&self, path: &str) {
+        self.arrange(path, Node::new(Thing::Other, 0o644), false);
+    }
+
+    /// Puts a folder and its missing parents.
+    ///
+    /// # Panics
+    /// As [`FakeFiles::put`].
+    pub fn put_folder(&self, path: &str, mode: u32) {
+        let done = locked(&self.state).tree.make_folders(path.into(), mode);
+        if let Err(error) = done {
+            panic!("cannot arrange the folder {path}: {error}");
+        }
+    }
+
+    /// Sets the owner of what is there.
+    ///
+    /// # Panics
+    /// When nothing is there.
+    pub fn own(&self, path: &str, uid: u32, gid: u32) {
+        if let Err(error) = locked(&self.state).change_owner(path.into(), uid, gid) {
+            panic!("cannot arrange the owner of {path}: {error}");
+        }
+    }
+
+    /// Takes away what is at the path and everything below it.
+    pub fn take(&self, path: &str) {
+        let tree = &mut locked(&self.state).tree;
+        if let Ok(real) = tree.real(path.into(), false) {
+            let below: Vec<_> = tree
+                .nodes
+                .keys()
+                .filter(|at| at.starts_with(&real))
+                .cloned()
+                .collect();
+            for at in below {
+                tree.take(&at);
+            }
+        }
+    }
+
+    /// The text of a file, whatever faults there are.
+    ///
+    /// # Panics
+    /// When it is not there.
+    #[must_use]
+    pub fn text(&self, path: &str) -> String {
+        let state = locked(&self.state);
+        match state.tree.find(path.into(), true) {
+            Ok(Some((_, node))) => match &node.thing {
+                Thing::File(content) => String::from_utf8_lossy(content).into_owned(),
+                thing => panic!("{path} is no file but {thing:?}"),
+            },
+            Ok(None) => panic!("there is no {path}"),
+            Err(error) => panic!("cannot read {path}: {error}"),
+        }
+    }
+
+    /// Mounts a filesystem with this room at the path.
+    pub fn mount(&self, path: &str, room: Room) {
+        self.put_folder(path, 0o755);
+        locked(&self.state).tree.mounts.insert(path.into(), room);
+    }
+
+    /// Makes operations at or below the path fail. A full disk is `ENOSPC`, a dead one `EIO`.
+    pub fn damage(&self, path: &str, what: Damage, errno: Errno) {
+        locked(&self.state).faults.push((path.into(), what, errno));
+    }
+
+    /// Removes every fault.
+    pub fn repair(&self) {
+        locked(&self.state).faults.clear();
+    }
+
+    /// Lets another process hold the lock; the content names it.
+    pub fn hold_lock(&self, path: &str, content: &str) {
+        self.put_mode(path, content, 0o600);
+        locked(&self.state).locks.insert(path.into());
+    }
+
+    /// Calls this before each mutation with its number, from 1 on. If it answers with an error, the
+    /// mutation does not happen and fails with it.
+    pub fn before_mutations(
+        &self,
+        hook: impl FnMut(u64, &Mutation) -> io::Result<()> + Send + 'static,
+    ) {
+        locked(&self.state).hook = Some(Box::new(hook));
+    }
+
+    /// The process "dies" right before its `n`th mutation from now: that one, and everything after
+    /// it until [`FakeFiles::revive`], fails and leaves no trace.
+    pub fn kill_at(&self, n: u64) {
+        let mut state = locked(&self.state);
+        state.kill_at = Some(state.mutations + n);
+    }
+
+    /// A new process begins: locks of the old one are free, faults stay.
+    pub fn revive(&self) {
+        let mut state = locked(&self.state);
+        state.kill_at = None;
+        state.dead = false;
+        state.locks.clear();
+    }
+
+    /// Whether [`FakeFiles::kill_at`] has come true.
+    #[must_use]
+    pub fn killed(&self) -> bool {
+        locked(&self.state).dead
+    }
+
+    /// How many mutations there were so far.
+    #[must_use]
+    pub fn mutations(&self) -> u64 {
+        locked(&self.state).mutations
+    }
+
+    /// The tree now.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of(&locked(&self.state).tree)
+    }
+
+    fn arrange(&self, path: &str, node: Node, follow: bool) {
+        if let Err(error) = locked(&self.state).place(path.into(), node, follow) {
+            panic!("cannot arrange {path}: {error}");
+        }
+    }
+
+    /// Fails once the process is dead.
+    pub(super) fn alive(&self) -> io::Result<()> {
+        locked(&self.state).alive()
+    }
+
+    /// Counts a mutation and asks the hook.
+    pub(super) fn before(&self, mutation: &Mutation) -> io::Result<()> {
+        let (number, hook) = {
+            let mut state = locked(&self.state);
+            state.alive()?;
+            state.mutations += 1;
+            if state.kill_at.is_some_and(|at| state.mutations >= at) {
+                state.dead = true;
+                return state.alive();
+            }
+            (state.mutations, state.hook.take())
+        };
+        // Without the lock: the hook may look at the files.
+        let Some(mut hook) = hook else { return Ok(()) };
+        let answer = hook(number, mutation);
+        locked(&self.state).hook.get_or_insert(hook);
+        answer
+    }
+
+    fn look<T>(
+        &self,
+        verb: &'static str,
+        path: &Utf8Path,
+        ask: impl FnOnce(&State) -> io::Result<T>,
+    ) -> Result<T, FilesError> {
+        let state = locked(&self.state);
+        state
+            .alive()
+            .and_then(|()| state.fault(path, Damage::Reads))
+            .and_then(|()| ask(&state))
+            .map_err(|source| io_error(verb, path, source))
+    }
+
+    fn mutate<T>(
+        &self,
+        verb: &'static str,
+        path: &Utf8Path,
+        act: impl FnOnce(&mut State) -> io::Result<T>,
+    ) -> Result<T, FilesError> {
+        self.before(&Mutation::File(verb, path.to_owned()))
+            .and_then(|()| {
+                let mut state = locked(&self.state);
+                state.fault(path, Damage::Writes)?;
+                let kept = state.tree.clone();
+                let done = act(&mut state);
+                if done.is_err() {
+                    // A mutation is whole or nothing, as the real one.
+                    state.tree = kept;
+                }
+                done
+            })
+            .map_err(|source| io_error(verb, path, source))
+    }
+}
+
+impl State {
+    fn alive(&self) -> io::Result<()> {
+        if self.dead {
+            Err(io::Error::other("the process was killed by the test"))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn fault(&self, path: &Utf8Path, what: Damage) -> io::Result<()> {
+        self.faults
+            .iter()
+            .find(|(at, damage, _)| {
+                path.starts_with(at) && (*damage == what || *damage == Damage::All)
+            })
+            .map_or(Ok(()), |(_, _, errno)| Err(os(*errno)))
+    }
+
+    /// Puts a node, making missing parents; gives its real path.
+    fn place(&mut self, path: &Utf8Path, node: Node, follow: bool) -> io::Result<Utf8PathBuf> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(os(Errno::EISDIR));
+        };
+        let real = self.tree.make_folders(parent, 0o755)?.join(name);
+        let real = self.tree.real(&real, follow)?;
+        if let Some(there) = self.tree.nodes.get(&real)
+            && there.thing == Thing::Folder
+        {
+            return Err(os(Errno::EISDIR));
+        }
+        self.tree.put(real.clone(), node)?;
+        Ok(real)
+    }
+
+    fn change_owner(&mut self, path: &Utf8Path, uid: u32, gid: u32) -> io::Result<()> {
+        let real = self.tree.real(path, false)?;
+        self.tree.writable(&real)?;
+        let node = self
+            .tree
+            .nodes
+            .get_mut(&real)
+            .ok_or_else(|| os(Errno::ENOENT))?;
+        (node.uid, node.gid) = (uid, gid);
+        Ok(())
+    }
+
+    /// The owner of a regular file that is about to be replaced.
+    fn owner(&self, path: &Utf8Path) -> io::Result<(u32, u32)> {
+        Ok(match self.tree.find(path, false)? {
+            Some((_, node)) if matches!(node.thing, Thing::File(_)) => (node.uid, node.gid),
+            _ => (0, 0),
+        })
+    }
+
+    fn parent_writable(&mut self, path: &Utf8Path) -> io::Result<()> {
+        let parent = path.parent().ok_or_else(|| os(Errno::EISDIR))?;
+        let real = self.tree.make_folders(parent, 0o755)?;
+        self.tree.writable(&real)
+    }
+}
+
+impl ReadFiles for FakeFiles {
+    fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
+        self.look("read", path, |state| {
+            match state.tree.find(path, true)?.map(|(_, node)| &node.thing) {
+                None => Ok(None),
+                Some(Thing::File(content)) => Ok(Some(content.clone())),
+                Some(Thing::Folder) => Err(os(Errno::EISDIR)),
+                Some(_) => Err(os(Errno::EINVAL)),
+            }
+        })
+    }
+
+    fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
+        self.look("stat", path, |state| {
+            Ok(state.tree.find(path, false)?.map(|(_, node)| node.stat()))
+        })
+    }
+
+    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        self.look("list", folder, |state| {
+            match state.tree.find(folder, true)? {
+                None => Ok(Vec::new()),
+                Some((real, node)) if node.thing == Thing::Folder => Ok(state.tree.names(&real)),
+                Some(_) => Err(os(Errno::ENOTDIR)),
+            }
+        })
+    }
+
+    fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
+        self.look("resolve", path, |state| {
+            Ok(state.tree.find(path, true)?.map(|(real, _)| real))
+        })
+    }
+
+    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+        self.look("ask for the room at", path, |state| {
+            for at in path.ancestors() {
+                if let Some((real, _)) = state.tree.find(at, true)? {
+                    return Ok(state.tree.mount(&real).1);
+                }
+            }
+            Err(os(Errno::ENOENT))
+        })
+    }
+}
+
+impl Files for FakeFiles {
+    fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
+        self.mutate("write", path, |state| {
+            state.parent_writable(path)?;
+            let (uid, gid) = state.owner(path)?;
+            let mut node = Node::new(Thing::File(content.to_vec()), mode);
+            (node.uid, node.gid) = (uid, gid);
+            state.place(path, node, false).map(drop)
+        })
+    }
+
+    fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
+        self.mutate("append to", path, |state| {
+            state.parent_writable(path)?;
+            let mut node = match state.tree.find(path, false)? {
+                None => Node::new(Thing::File(Vec::new()), mode),
+                Some((_, node)) => node.clone(),
+            };
+            match &mut node.thing {
+                Thing::File(before) => before.extend_from_slice(content),
+                Thing::Link(_) => return Err(os(Errno::ELOOP)),
+                Thing::Folder => return Err(os(Errno::EISDIR)),
+                Thing::CharDevice(..) | Thing::Other => return Err(os(Errno::EINVAL)),
+            }
+            state.place(path, node, false).map(drop)
+        })
+    }
+
+    fn link(&self, path: &Utf8Path, target: &Utf8Path) -> Result<(), FilesError> {
+        self.mutate("link", path, |state| {
+            state.parent_writable(path)?;
+            if let Some((_, node)) = state.tree.find(path, false)?
+                && !matches!(node.thing, Thing::Link(_))
+            {
+                return Err(os(Errno::EEXIST));
+            }
+            let node = Node::new(Thing::Link(target.to_owned()), 0o777);
+            state.place(path, node, false).map(drop)
+        })
+    }
+
+    fn chown(&self, path: &Utf8Path, uid: u32, gid: u32) -> Result<(), FilesError> {
+        self.mutate("change the owner of", path, |state| {
+            state.change_owner(path, uid, gid)
+        })
+    }
+
+    fn remove(&self, path: &Utf8Path) -> Result<(), FilesError> {
+        self.mutate("remove", path, |state| {
+            let Some((real, node)) = state.tree.find(path, false)? else {
+                return Ok(());
+            };
+            if node.thing == Thing::Folder {
+                return Err(os(Errno::EISDIR));
+            }
+            state.tree.writable(&real)?;
+            state.tree.take(&real);
+            Ok(())
+        })
+    }
+
+    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
+        self.mutate("remove the folder", path, |state| {
+            let Some((real, node)) = state.tree.find(path, false)? else {
+                return Ok(true);
+            };
+            if node.thing != Thing::Folder {
+                return Err(os(Errno::ENOTDIR));
+            }
+            if !state.tree.names(&real).is_empty() {
+                return Ok(false);
+            }
+            state.tree.writable(&real)?;
+            state.tree.take(&real);
+            Ok(true)
+        })
+    }
+
+    fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
+        self.mutate("create the folder", path, |state| {
+            state.tree.make_folders(path, mode).map(drop)
+        })
+    }
+
+    fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {
+        self.mutate("lock", path, |state| {
+            if !state.locks.insert(path.to_owned()) {
+                return Ok(false);
+            }
+            let holder = Thing::File(b"pid 1, `fake`, since 2026-01-01T00:00:00Z\n".to_vec());
+            state.place(path, Node::new(holder, 0o600), false)?;
+            Ok(true)
+        })
+        .map(|taken| {
+            taken.then(|| -> Box<dyn Send + Sync> {
+                Box::new(Guard {
+                    files: self.clone(),
+                    path: path.to_owned(),
+                })
+            })
+        })
+    }
+}
+
+struct Guard {
+    files: FakeFiles,
+    path: Utf8PathBuf,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        locked(&self.files.state).locks.remove(&self.path);
+    }
+}
+
+fn io_error(verb: &'static str, path: &Utf8Path, source: io::Error) -> FilesError {
+    FilesError::Io {
+        verb,
+        path: path.to_owned(),
+        source,
+    }
+}

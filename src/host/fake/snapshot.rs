@@ -1,0 +1,101 @@
+//! The whole tree at one moment, and what differs between two.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::tree::{Node, Thing, Tree};
+
+/// Every path with kind, mode, owner and content; not the times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot(BTreeMap<Utf8PathBuf, Node>);
+
+impl Snapshot {
+    pub(super) fn of(tree: &Tree) -> Self {
+        let timeless = |node: &Node| Node {
+            mtime: 0,
+            ..node.clone()
+        };
+        Self(
+            tree.nodes
+                .iter()
+                .map(|(path, node)| (path.clone(), timeless(node)))
+                .collect(),
+        )
+    }
+
+    /// The same without what is at or below these paths: the product's own state, its backups.
+    #[must_use]
+    pub fn without(mut self, paths: &[&str]) -> Self {
+        self.0
+            .retain(|path, _| !paths.iter().any(|out| path.starts_with(out)));
+        self
+    }
+
+    /// Every path.
+    pub fn paths(&self) -> impl Iterator<Item = &Utf8Path> {
+        self.0.keys().map(Utf8PathBuf::as_path)
+    }
+
+    /// The whole tree as text, one path a line.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.0.iter().fold(String::new(), |mut text, (path, node)| {
+            // Writing to a `String` has no way to fail.
+            let _ = writeln!(text, "{}", line(path, node));
+            text
+        })
+    }
+}
+
+/// What differs, one line each: `+` came, `-` went, `~` is another one.
+#[must_use]
+pub fn diff(before: &Snapshot, after: &Snapshot) -> Vec<String> {
+    let gone = before
+        .0
+        .iter()
+        .filter(|(path, _)| !after.0.contains_key(*path))
+        .map(|(path, node)| (path, format!("- {}", line(path, node))));
+    let here = after
+        .0
+        .iter()
+        .filter_map(|(path, node)| match before.0.get(path) {
+            None => Some((path, format!("+ {}", line(path, node)))),
+            Some(old) if old != node => Some((
+                path,
+                format!("~ {} (was {})", line(path, node), describe(old)),
+            )),
+            Some(_) => None,
+        });
+    let mut lines: Vec<_> = gone.chain(here).collect();
+    lines.sort();
+    lines.into_iter().map(|(_, line)| line).collect()
+}
+
+fn line(path: &Utf8Path, node: &Node) -> String {
+    format!("{path} {}", describe(node))
+}
+
+fn describe(node: &Node) -> String {
+    let owner = if (node.uid, node.gid) == (0, 0) {
+        String::new()
+    } else {
+        format!(" {}:{}", node.uid, node.gid)
+    };
+    let what = match &node.thing {
+        Thing::File(content) => match std::str::from_utf8(content) {
+            Ok(text) if text.len() <= 200 => format!("file {text:?}"),
+            _ => format!(
+                "file of {} bytes, SHA-256 {}",
+                content.len(),
+                crate::host::digest::sha256(content)
+            ),
+        },
+        Thing::Folder => "folder".to_owned(),
+        Thing::Link(target) => return format!("-> {target}{owner}"),
+        Thing::CharDevice(major, minor) => format!("device {major}:{minor}"),
+        Thing::Other => "other".to_owned(),
+    };
+    format!("{:04o}{owner} {what}", node.mode)
+}

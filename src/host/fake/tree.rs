@@ -1,0 +1,246 @@
+//! The tree itself: nodes by path, links, room. Pure data; errors are the operating system's.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
+use nix::errno::Errno;
+
+use crate::host::files::Room;
+use crate::host::{Kind, Stat};
+
+/// As many links as Linux follows before it says `ELOOP`.
+const MAX_LINKS: usize = 40;
+
+/// What is at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Thing {
+    File(Vec<u8>),
+    Folder,
+    Link(Utf8PathBuf),
+    CharDevice(u32, u32),
+    Other,
+}
+
+/// A thing with its metadata.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Node {
+    pub thing: Thing,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mtime: i64,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Tree {
+    /// Every node by its real path: no key leads through a link.
+    pub nodes: BTreeMap<Utf8PathBuf, Node>,
+    /// Room by mount point; `/` is always there.
+    pub mounts: BTreeMap<Utf8PathBuf, Room>,
+    /// Goes up with each change: the modification time of what is changed next.
+    pub tick: i64,
+}
+
+pub(super) fn os(errno: Errno) -> io::Error {
+    io::Error::from_raw_os_error(errno as i32)
+}
+
+impl Node {
+    pub fn new(thing: Thing, mode: u32) -> Self {
+        Self {
+            thing,
+            mode,
+            uid: 0,
+            gid: 0,
+            mtime: 0,
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        match &self.thing {
+            Thing::File(content) => content.len() as u64,
+            Thing::Link(target) => target.as_str().len() as u64,
+            Thing::Folder | Thing::CharDevice(..) | Thing::Other => 0,
+        }
+    }
+
+    pub fn stat(&self) -> Stat {
+        Stat {
+            kind: match &self.thing {
+                Thing::File(_) => Kind::File,
+                Thing::Folder => Kind::Folder,
+                Thing::Link(target) => Kind::Link(target.clone()),
+                Thing::CharDevice(major, minor) => Kind::CharDevice(*major, *minor),
+                Thing::Other => Kind::Other,
+            },
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            size: self.size(),
+            mtime: self.mtime,
+        }
+    }
+}
+
+impl Tree {
+    pub fn new() -> Self {
+        let room = Room {
+            total: 100 << 30,
+            free: 80 << 30,
+            read_only: false,
+        };
+        Self {
+            nodes: BTreeMap::from([("/".into(), Node::new(Thing::Folder, 0o755))]),
+            mounts: BTreeMap::from([("/".into(), room)]),
+            tick: 0,
+        }
+    }
+
+    /// The real path, every link in it resolved; the last component's only if `follow`. The last
+    /// component need not exist. `ENOENT` and `ENOTDIR` when the way to it does not.
+    pub fn real(&self, path: &Utf8Path, follow: bool) -> io::Result<Utf8PathBuf> {
+        self.walk(path, follow, &mut 0)
+    }
+
+    fn walk(&self, path: &Utf8Path, follow: bool, links: &mut usize) -> io::Result<Utf8PathBuf> {
+        if !path.is_absolute() {
+            // A fake has no working folder; neither does the product.
+            return Err(os(Errno::EINVAL));
+        }
+        let mut at = Utf8PathBuf::from("/");
+        let mut rest = path.components().peekable();
+        while let Some(component) = rest.next() {
+            match component {
+                Utf8Component::Prefix(_) | Utf8Component::RootDir | Utf8Component::CurDir => {
+                    continue;
+                }
+                Utf8Component::ParentDir => {
+                    at.pop();
+                    continue;
+                }
+                Utf8Component::Normal(name) => match self.nodes.get(&at) {
+                    None => return Err(os(Errno::ENOENT)),
+                    Some(node) if node.thing != Thing::Folder => {
+                        return Err(os(Errno::ENOTDIR));
+                    }
+                    Some(_) => at.push(name),
+                },
+            }
+            let last = rest.peek().is_none();
+            if last && !follow {
+                break;
+            }
+            if let Some(Node {
+                thing: Thing::Link(target),
+                ..
+            }) = self.nodes.get(&at)
+            {
+                *links += 1;
+                if *links > MAX_LINKS {
+                    return Err(os(Errno::ELOOP));
+                }
+                at.pop();
+                // `join` of an absolute target is the target.
+                at = self.walk(&at.join(target), true, links)?;
+            }
+        }
+        Ok(at)
+    }
+
+    /// The node at a path, or `None` if nothing is there.
+    pub fn find(&self, path: &Utf8Path, follow: bool) -> io::Result<Option<(Utf8PathBuf, &Node)>> {
+        match self.real(path, follow) {
+            Ok(real) => Ok(self.nodes.get(&real).map(|node| (real, node))),
+            Err(error) if absent(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The names in a folder.
+    pub fn names(&self, folder: &Utf8Path) -> Vec<String> {
+        self.nodes
+            .range(folder.to_owned()..)
+            .take_while(|(path, _)| path.starts_with(folder))
+            .filter(|(path, _)| path.parent() == Some(folder))
+            .filter_map(|(path, _)| path.file_name().map(str::to_owned))
+            .collect()
+    }
+
+    /// The mount point that holds a real path, and its room.
+    pub fn mount(&self, real: &Utf8Path) -> (Utf8PathBuf, Room) {
+        real.ancestors()
+            .find_map(|at| self.mounts.get(at).map(|room| (at.to_owned(), *room)))
+            .unwrap_or_else(|| {
+                let room = Room {
+                    total: 0,
+                    free: 0,
+                    read_only: true,
+                };
+                ("/".into(), room)
+            })
+    }
+
+    /// Refuses what a read-only mount refuses.
+    pub fn writable(&self, real: &Utf8Path) -> io::Result<()> {
+        if self.mount(real).1.read_only {
+            Err(os(Errno::EROFS))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Puts a node at a real path, taking its size out of the room there.
+    pub fn put(&mut self, real: Utf8PathBuf, mut node: Node) -> io::Result<()> {
+        let (mount, room) = self.mount(&real);
+        let before = self.nodes.get(&real).map_or(0, Node::size);
+        let Some(free) = (room.free + before).checked_sub(node.size()) else {
+            return Err(os(Errno::ENOSPC));
+        };
+        self.mounts.insert(mount, Room { free, ..room });
+        self.tick += 1;
+        node.mtime = self.tick;
+        self.nodes.insert(real, node);
+        Ok(())
+    }
+
+    /// Takes the node at a real path away, giving its room back.
+    pub fn take(&mut self, real: &Utf8Path) {
+        if let Some(node) = self.nodes.remove(real) {
+            let (mount, room) = self.mount(real);
+            let free = room.free + node.size();
+            self.mounts.insert(mount, Room { free, ..room });
+            self.tick += 1;
+        }
+    }
+
+    /// Makes a folder and its missing parents; gives its real path.
+    pub fn make_folders(&mut self, path: &Utf8Path, mode: u32) -> io::Result<Utf8PathBuf> {
+        if let Some((real, node)) = self.find(path, true)? {
+            return if node.thing == Thing::Folder {
+                Ok(real)
+            } else {
+                Err(os(Errno::ENOTDIR))
+            };
+        }
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(os(Errno::ENOENT));
+        };
+        let real = self.make_folders(parent, 0o755)?.join(name);
+        if self.nodes.contains_key(&real) {
+            // A link that leads nowhere.
+            return Err(os(Errno::EEXIST));
+        }
+        self.writable(&real)?;
+        self.put(real.clone(), Node::new(Thing::Folder, mode))?;
+        Ok(real)
+    }
+}
+
+/// Whether the error says that nothing is at the path.
+pub(super) fn absent(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}
