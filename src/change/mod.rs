@@ -4,9 +4,14 @@
 //! The set is closed on purpose: a step cannot invent a way of changing the machine, so no step
 //! can forget the dry run or the undo.
 
+mod describe;
+pub mod undo;
+
 use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use undo::{FileBefore, Reverted, Saved, Undo};
 
 use crate::config::desired::{PackageWish, Repository};
 
@@ -167,4 +172,14 @@ pub enum Lock {
     Containers,
     /// Cluster membership.
     Cluster,
+}
+
+/// Hears about a change while it is applied.
+pub trait Sink: Send + Sync {
+    /// A line that a tool printed.
+    fn line(&self, line: &str);
+    /// How far it is: done, of how many if that is known, of what (`bytes`, `packages`, …).
+    fn progress(&self, current: u64, total: Option<u64>, unit: &str);
+    /// An attempt failed and will be repeated.
+    fn retry(&self, message: &str, in_seconds: f64);
 }

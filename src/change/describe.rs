@@ -1,0 +1,103 @@
+//! Changes in words.
+
+use crate::change::{Change, Probe};
+
+impl Change {
+    /// One line for people, in the imperative: plan, progress and journal show it.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        match self {
+            Self::WriteFile { path, .. } => format!("write `{path}`"),
+            Self::RemoveFile { path } => format!("remove `{path}`"),
+            Self::AddRepository { repository } => {
+                format!("add repository `{}` ({})", repository.name, repository.url)
+            }
+            Self::RefreshRepositories => "refresh the package lists".to_owned(),
+            Self::InstallPackages { packages, removing } => {
+                let names: Vec<String> = packages
+                    .iter()
+                    .map(|package| match &package.version {
+                        Some(version) => format!("{}={version}", package.name),
+                        None => package.name.clone(),
+                    })
+                    .collect();
+                let mut text = format!("install {}", names.join(", "));
+                if !removing.is_empty() {
+                    text.push_str(&format!(", removing {}", removing.join(", ")));
+                }
+                text
+            }
+            Self::RemovePackages { packages } => format!("remove {}", packages.join(", ")),
+            Self::RepairPackages => "finish what an interrupted package manager left".to_owned(),
+            Self::HoldPackages { patterns } => {
+                format!("hold installed packages {}", patterns.join(", "))
+            }
+            Self::EnableUnit { unit, start } => {
+                let and_start = if *start { " and start" } else { "" };
+                format!("enable{and_start} `{unit}`")
+            }
+            Self::RestartUnit { unit } => format!("restart `{unit}`"),
+            Self::LoadModule { module } => format!("load kernel module `{module}`"),
+            Self::UnloadModule { module } => format!("unload kernel module `{module}`"),
+            Self::RebuildInitramfs { kernels } => {
+                format!("rebuild the initramfs of {}", kernels.join(", "))
+            }
+            Self::BuildModule { module, kernel } => {
+                format!("build kernel module `{module}` for {kernel}")
+            }
+            Self::RunTool {
+                purpose, command, ..
+            } => format!("{purpose} (`{}`)", command.join(" ")),
+            Self::PullImage { image, .. } => format!("pull image `{image}`"),
+            Self::RunProbe {
+                probe: Probe::ContainerSeesGpus { gpus, .. },
+                ..
+            } => format!("prove that a container sees {gpus} GPU(s)"),
+            Self::Reboot { why } => format!("reboot: {why}"),
+        }
+    }
+
+    /// The verb's name as in plans and journals, for example `write-file`.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::WriteFile { .. } => "write-file",
+            Self::RemoveFile { .. } => "remove-file",
+            Self::AddRepository { .. } => "add-repository",
+            Self::RefreshRepositories => "refresh-repositories",
+            Self::InstallPackages { .. } => "install-packages",
+            Self::RemovePackages { .. } => "remove-packages",
+            Self::RepairPackages => "repair-packages",
+            Self::HoldPackages { .. } => "hold-packages",
+            Self::EnableUnit { .. } => "enable-unit",
+            Self::RestartUnit { .. } => "restart-unit",
+            Self::LoadModule { .. } => "load-module",
+            Self::UnloadModule { .. } => "unload-module",
+            Self::RebuildInitramfs { .. } => "rebuild-initramfs",
+            Self::BuildModule { .. } => "build-module",
+            Self::RunTool { .. } => "run-tool",
+            Self::PullImage { .. } => "pull-image",
+            Self::RunProbe { .. } => "run-probe",
+            Self::Reboot { .. } => "reboot",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kind_is_the_serialised_tag() {
+        for change in [
+            Change::RefreshRepositories,
+            Change::RepairPackages,
+            Change::RestartUnit {
+                unit: "docker.service".to_owned(),
+            },
+        ] {
+            let json = serde_json::to_value(&change).unwrap();
+            assert_eq!(json["kind"], change.kind());
+        }
+    }
+}
