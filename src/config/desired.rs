@@ -26,8 +26,10 @@ pub struct Desired {
     pub preflight: Preflight,
     /// How packages are installed.
     pub packages: PackagePolicy,
-    /// Repositories to add; the distribution's own are not among them.
+    /// Repositories to add: other vendors', and further components of the distribution's own archive.
     pub repositories: Vec<Repository>,
+    /// Versions that the package manager must prefer over newer ones, also for dependencies.
+    pub pins: Vec<Pin>,
     /// In-tree drivers that must not take the GPU, as `nouveau`.
     pub deny_modules: Vec<String>,
     /// Kernel headers and build tools, by package name, for the running and next-boot kernel.
@@ -106,7 +108,7 @@ pub struct Repository {
     pub suites: Vec<String>,
     /// deb: components (none for a flat repository).
     pub components: Vec<String>,
-    /// deb: architectures as dpkg names them.
+    /// Architectures as the package manager names them.
     pub architectures: Vec<String>,
     /// Where the key is fetched; `None`: a keyring that the distribution ships is used.
     pub key_url: Option<String>,
@@ -117,6 +119,21 @@ pub struct Repository {
     pub keyring: Option<Utf8PathBuf>,
     /// apt pin priority for everything from this repository; `None` leaves apt's default.
     pub priority: Option<i32>,
+}
+
+/// A preference for a version: without it `apt` takes the newest for the dependencies of a package
+/// that was asked for at an older version, and then gives up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Pin {
+    /// Our name for it; the file is `/etc/apt/preferences.d/gpu-bootstrap-NAME`.
+    pub name: String,
+    /// Shell patterns over package names, as `apt_preferences(5)` takes them.
+    pub packages: Vec<String>,
+    /// A shell pattern over versions, such as `580.*`; packages that have none such are untouched.
+    pub version: String,
+    /// apt's priority; above 1000 it may go back to an older version.
+    pub priority: i32,
 }
 
 /// A package, by name and version pattern.
@@ -143,13 +160,16 @@ pub struct DriverWish {
     pub flavour: Flavour,
     /// Flavour assumed for a GPU that the matrix does not know.
     pub assumed: bool,
-    /// `distribution`, or the name of a [`Repository`].
+    /// Where the packages come from, by the profile's name for it: `distribution` or `nvidia`.
     pub source: String,
+    /// dnf: the module stream to enable first, such as `nvidia-driver:580-open`.
+    pub stream: Option<String>,
     /// What is installed.
     pub packages: Vec<PackageWish>,
     /// The DKMS module name, where the module is compiled on the machine.
     pub dkms: Option<String>,
-    /// Name of the kernel module.
+    /// Name of the kernel module's file, without `.ko`. What is loaded is always called `nvidia`;
+    /// Debian renames the file and has an alias.
     pub module: String,
     /// Modules to load at boot, in order.
     pub load_modules: Vec<String>,
