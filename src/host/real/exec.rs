@@ -1,0 +1,527 @@
+//! Child processes: an argument vector, a fixed environment, a session of their own, bounds.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::{Pid, setsid};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep_until};
+
+use super::lines::{Kept, Lines, Tail};
+use crate::host::exec::{OnLine, Status};
+use crate::host::{Cmd, Exec, ExecError, Output, Stream};
+
+/// Where programs are looked for, and what children get as `PATH`.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Between TERM and KILL: time for a package manager to leave its database whole.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// After KILL: a process that waits in the kernel for a sick device does not die, and we go on.
+const AFTER_KILL: Duration = Duration::from_secs(5);
+
+/// After the program ended: for how long output of a process it left behind is still read.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Runs programs of this machine.
+#[derive(Debug, Clone)]
+pub struct RealExec {
+    grace: Duration,
+}
+
+impl Default for RealExec {
+    fn default() -> Self {
+        Self { grace: GRACE }
+    }
+}
+
+#[async_trait]
+impl Exec for RealExec {
+    async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError> {
+        let mut child = start(cmd)?;
+        if let (Some(mut stdin), Some(input)) = (child.stdin.take(), cmd.stdin.clone()) {
+            tokio::spawn(async move {
+                // A program that does not read all of its input is no fault of ours to report: its
+                // status tells.
+                if let Err(error) = stdin.write_all(input.expose().as_bytes()).await {
+                    tracing::debug!(%error, "the child did not read all of its input");
+                }
+            });
+        }
+        let mut run = Run::new(cmd, &child, self.grace);
+        let mut out = Pipe::new(Stream::Out, child.stdout.take());
+        let mut err = Pipe::new(Stream::Err, child.stderr.take());
+        let mut group = Group(run.group);
+        loop {
+            if run.ended() && out.closed() && err.closed() {
+                break;
+            }
+            tokio::select! {
+                // In this order: what was printed before the end is handed out before the end.
+                biased;
+                () = sleep_until(run.due()) => {
+                    if run.bound_reached() {
+                        break;
+                    }
+                }
+                read = out.read() => {
+                    out.take(read, &mut run, on_line).map_err(|error| spawn_error(cmd, &error))?;
+                }
+                read = err.read() => {
+                    err.take(read, &mut run, on_line).map_err(|error| spawn_error(cmd, &error))?;
+                }
+                ended = child.wait(), if !run.ended() => {
+                    run.exited(ended.map_err(|error| spawn_error(cmd, &error))?);
+                }
+            }
+        }
+        out.finish(&mut run, on_line);
+        err.finish(&mut run, on_line);
+        group.release();
+        run.result(cmd, out.kept.text(), err.kept.text())
+    }
+}
+
+fn start(cmd: &Cmd) -> Result<Child, ExecError> {
+    let mut command = Command::new(find(cmd)?);
+    command
+        .args(&cmd.args)
+        .env_clear()
+        .env("PATH", PATH)
+        .env("LC_ALL", "C")
+        .env("HOME", "/root")
+        .envs(cmd.env.iter().map(|(key, value)| (key, value)))
+        .current_dir("/")
+        .stdin(if cmd.stdin.is_some() {
+            Stdio::piped()
+        } else {
+            Stdio::null()
+        })
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    // SAFETY: between fork and exec only `setsid` and `umask` are called, both async-signal-safe;
+    // nothing allocates.
+    unsafe {
+        command.pre_exec(|| {
+            // A session of its own: no terminal to ask questions on, no Ctrl-C meant for us, and
+            // one group to end.
+            setsid()?;
+            // A hardened root shell may have 077, and then what a package installs is unreadable.
+            umask(Mode::from_bits_truncate(0o022));
+            Ok(())
+        });
+    }
+    command.spawn().map_err(|error| spawn_error(cmd, &error))
+}
+
+fn spawn_error(cmd: &Cmd, error: &io::Error) -> ExecError {
+    ExecError::Spawn {
+        command: cmd.line(),
+        why: error.to_string(),
+    }
+}
+
+/// The program's path, found by us so that "not installed" is never mistaken for a script whose
+/// interpreter is missing.
+fn find(cmd: &Cmd) -> Result<PathBuf, ExecError> {
+    let not_found = || ExecError::NotFound {
+        program: cmd.program.clone(),
+    };
+    let path = Path::new(&cmd.program);
+    if path.is_absolute() {
+        return if path.exists() {
+            Ok(path.to_owned())
+        } else {
+            Err(not_found())
+        };
+    }
+    if cmd.program.contains('/') {
+        return Err(ExecError::Spawn {
+            command: cmd.line(),
+            why: "a program is a bare name or an absolute path".to_owned(),
+        });
+    }
+    PATH.split(':')
+        .map(|folder| Path::new(folder).join(path))
+        .find(|candidate| {
+            candidate
+                .metadata()
+                .is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
+        })
+        .ok_or_else(not_found)
+}
+
+/// Ends the group if the caller stops waiting: nothing that we started outlives our interest.
+struct Group(Option<Pid>);
+
+impl Group {
+    fn release(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        signal(self.0, Signal::SIGKILL);
+    }
+}
+
+fn signal(group: Option<Pid>, which: Signal) {
+    if let Some(group) = group {
+        match killpg(group, which) {
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(errno) => tracing::warn!(%group, %errno, "the process group cannot be signalled"),
+        }
+    }
+}
+
+/// Why a command is being ended.
+#[derive(Clone, Copy)]
+enum Bound {
+    Deadline,
+    Silence,
+}
+
+/// How far the ending of a command is.
+#[derive(Clone, Copy)]
+enum Stage {
+    Running,
+    Asked(Bound, Instant),
+    Killed(Bound, Instant),
+}
+
+/// One command under way.
+struct Run {
+    group: Option<Pid>,
+    grace: Duration,
+    deadline: Instant,
+    silence: Option<Duration>,
+    last_output: Instant,
+    stage: Stage,
+    end: Option<Status>,
+    drain_until: Option<Instant>,
+    tail: Tail,
+}
+
+impl Run {
+    fn new(cmd: &Cmd, child: &Child, grace: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            group: child
+                .id()
+                .and_then(|id| i32::try_from(id).ok())
+                .map(Pid::from_raw),
+            grace,
+            deadline: now + cmd.deadline,
+            silence: cmd.silence,
+            last_output: now,
+            stage: Stage::Running,
+            end: None,
+            drain_until: None,
+            tail: Tail::default(),
+        }
+    }
+
+    fn ended(&self) -> bool {
+        self.end.is_some()
+    }
+
+    fn exited(&mut self, status: ExitStatus) {
+        self.end = Some(match (status.code(), status.signal()) {
+            (Some(code), _) => Status::Exited(code),
+            (None, Some(signal)) => Status::Signalled(signal),
+            // `wait` reports ended processes only, and those have one of the two.
+            (None, None) => Status::Exited(-1),
+        });
+        self.drain_until = Some(Instant::now() + DRAIN);
+        if !matches!(self.stage, Stage::Running) {
+            // The leader heeded TERM; whoever in the group did not is ended now.
+            signal(self.group, Signal::SIGKILL);
+        }
+    }
+
+    /// When the next bound is reached.
+    fn due(&self) -> Instant {
+        if let Some(until) = self.drain_until {
+            return until;
+        }
+        match self.stage {
+            Stage::Running => self
+                .silence
+                .map(|silence| self.last_output + silence)
+                .map_or(self.deadline, |silent| silent.min(self.deadline)),
+            Stage::Asked(_, until) | Stage::Killed(_, until) => until,
+        }
+    }
+
+    /// Acts on the bound that is due; says whether to stop waiting.
+    fn bound_reached(&mut self) -> bool {
+        if self.drain_until.is_some() {
+            return true;
+        }
+        let now = Instant::now();
+        self.stage = match self.stage {
+            Stage::Running => {
+                let bound = if now >= self.deadline {
+                    Bound::Deadline
+                } else {
+                    Bound::Silence
+                };
+                signal(self.group, Signal::SIGTERM);
+                Stage::Asked(bound, now + self.grace)
+            }
+            Stage::Asked(bound, _) => {
+                signal(self.group, Signal::SIGKILL);
+                Stage::Killed(bound, now + AFTER_KILL)
+            }
+            Stage::Killed(..) => return true,
+        };
+        false
+    }
+
+    fn result(self, cmd: &Cmd, stdout: String, stderr: String) -> Result<Output, ExecError> {
+        let command = cmd.line();
+        let tail = self.tail.text();
+        match (self.stage, self.end) {
+            (Stage::Running, Some(status)) => Ok(Output {
+                status,
+                stdout,
+                stderr,
+            }),
+            (Stage::Asked(Bound::Silence, _) | Stage::Killed(Bound::Silence, _), _) => {
+                Err(ExecError::Silent {
+                    command,
+                    after: cmd.silence.unwrap_or_default(),
+                    tail,
+                })
+            }
+            _ => Err(ExecError::Deadline {
+                command,
+                after: cmd.deadline,
+                tail,
+            }),
+        }
+    }
+}
+
+/// One of the child's output streams.
+struct Pipe<R> {
+    stream: Stream,
+    reader: Option<R>,
+    buffer: Box<[u8]>,
+    lines: Lines,
+    kept: Kept,
+}
+
+impl<R: AsyncRead + Unpin> Pipe<R> {
+    fn new(stream: Stream, reader: Option<R>) -> Self {
+        Self {
+            stream,
+            reader,
+            buffer: vec![0; 16 << 10].into_boxed_slice(),
+            lines: Lines::default(),
+            kept: Kept::default(),
+        }
+    }
+
+    fn closed(&self) -> bool {
+        self.reader.is_none()
+    }
+
+    /// Reads a piece; never ready once the stream is closed.
+    async fn read(&mut self) -> io::Result<usize> {
+        match &mut self.reader {
+            Some(reader) => reader.read(&mut self.buffer).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn take(
+        &mut self,
+        read: io::Result<usize>,
+        run: &mut Run,
+        on_line: &mut OnLine<'_>,
+    ) -> io::Result<()> {
+        let count = read?;
+        if count == 0 {
+            self.reader = None;
+            return Ok(());
+        }
+        run.last_output = Instant::now();
+        let bytes = &self.buffer[..count];
+        self.kept.add(bytes);
+        self.lines.feed(bytes, |line| {
+            run.tail.add(line);
+            on_line(self.stream, line);
+        });
+        Ok(())
+    }
+
+    fn finish(&mut self, run: &mut Run, on_line: &mut OnLine<'_>) {
+        self.lines.finish(|line| {
+            run.tail.add(line);
+            on_line(self.stream, line);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::secret::Secret;
+
+    fn sh(script: &str) -> Cmd {
+        Cmd::new("/bin/sh", ["-c", script])
+    }
+
+    async fn run(cmd: &Cmd) -> Result<Output, ExecError> {
+        let exec = RealExec {
+            grace: Duration::from_millis(300),
+        };
+        exec.run(cmd, &mut |_, _| {}).await
+    }
+
+    #[tokio::test]
+    async fn hands_out_lines_and_keeps_the_whole() {
+        let mut lines = Vec::new();
+        let cmd = sh("echo one; printf 'ten\\rtwenty\\r\\n'; echo bad >&2; printf end; exit 3");
+        let output = RealExec::default()
+            .run(&cmd, &mut |stream, line| {
+                lines.push((stream, line.to_owned()));
+            })
+            .await
+            .unwrap();
+        assert_eq!(output.status, Status::Exited(3));
+        assert_eq!(output.stdout, "one\nten\rtwenty\r\nend");
+        assert_eq!(output.stderr, "bad\n");
+        let out: Vec<_> = lines
+            .iter()
+            .filter(|(stream, _)| *stream == Stream::Out)
+            .map(|(_, line)| line.as_str())
+            .collect();
+        assert_eq!(out, ["one", "ten", "twenty", "end"]);
+        assert!(lines.contains(&(Stream::Err, "bad".to_owned())));
+    }
+
+    #[tokio::test]
+    async fn the_environment_is_ours_alone() {
+        let none: [&str; 0] = [];
+        let cmd = Cmd::new("env", none).env("https_proxy", "http://proxy:3128");
+        let output = run(&cmd).await.unwrap();
+        let mut lines: Vec<_> = output.stdout.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(
+            lines,
+            [
+                "HOME=/root",
+                "LC_ALL=C",
+                &format!("PATH={PATH}"),
+                "https_proxy=http://proxy:3128"
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn input_is_given_or_empty() {
+        let none: [&str; 0] = [];
+        let cmd = Cmd::new("cat", none);
+        assert_eq!(run(&cmd).await.unwrap().stdout, "");
+        // More than a pipe holds, both ways at once.
+        let long = "x".repeat(1 << 20);
+        let cmd = cmd.stdin(Secret::new(long.clone()));
+        assert_eq!(run(&cmd).await.unwrap().stdout, long);
+        // A program that does not read its input is not our failure.
+        let cmd = Cmd::new("true", none).stdin(Secret::new(long));
+        assert!(run(&cmd).await.unwrap().ok());
+    }
+
+    #[tokio::test]
+    async fn what_cannot_start_says_so() {
+        let none: [&str; 0] = [];
+        for program in ["no-such-program-here", "/no/such/program"] {
+            let error = run(&Cmd::new(program, none)).await.unwrap_err();
+            assert_eq!(
+                error,
+                ExecError::NotFound {
+                    program: program.to_owned()
+                }
+            );
+        }
+        for program in ["relative/path", "/etc/passwd"] {
+            let error = run(&Cmd::new(program, none)).await.unwrap_err();
+            assert!(matches!(error, ExecError::Spawn { .. }), "{error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_signal_is_no_exit_status() {
+        let output = run(&sh("kill -9 $$")).await.unwrap();
+        assert_eq!(output.status, Status::Signalled(9));
+    }
+
+    #[tokio::test]
+    async fn the_deadline_ends_the_whole_group_even_if_it_ignores_term() {
+        // The grandchild would keep the pipe open for half a minute.
+        let cmd = sh("trap '' TERM; sleep 31 & echo $!; wait; sleep 32")
+            .deadline(Duration::from_millis(300));
+        let start = Instant::now();
+        let error = run(&cmd).await.unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(4));
+        let ExecError::Deadline { tail, .. } = error else {
+            panic!("{error:?}");
+        };
+        let grandchild: i32 = tail.trim().parse().unwrap();
+        // A zombie that nobody reaped yet has ended too.
+        let state = std::fs::read_to_string(format!("/proc/{grandchild}/stat"));
+        assert!(state.is_err() || state.unwrap().contains(") Z "));
+    }
+
+    #[tokio::test]
+    async fn silence_ends_it_and_output_keeps_it_alive() {
+        let cmd = sh("for i in 1 2 3 4 5; do echo $i; sleep 0.2; done; echo quiet; sleep 33")
+            .silence(Duration::from_millis(700));
+        let error = run(&cmd).await.unwrap_err();
+        let ExecError::Silent { tail, .. } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(tail, "1\n2\n3\n4\n5\nquiet");
+    }
+
+    #[tokio::test]
+    async fn a_daemon_left_behind_does_not_hold_us() {
+        let start = Instant::now();
+        let output = run(&sh("sleep 20 & echo started $!")).await.unwrap();
+        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(output.ok());
+        let pid = output.stdout.trim().rsplit(' ').next().unwrap();
+        // It lives on: it may be a service that the program was meant to start.
+        let pid = Pid::from_raw(pid.parse().unwrap());
+        nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_stops_waiting_ends_the_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        let cmd = sh(&format!("echo $$ > {}; sleep 34", file.display()));
+        let given_up = tokio::time::timeout(Duration::from_millis(500), run(&cmd)).await;
+        assert!(given_up.is_err());
+        let pid: i32 = std::fs::read_to_string(&file)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        assert!(state.is_err() || state.unwrap().contains(") Z "));
+    }
+}

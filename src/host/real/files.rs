@@ -1,0 +1,604 @@
+//! Files of this machine. What is written is whole and on the disk, or not there at all.
+//!
+//! A writing method opens the parent folder once and does everything relative to it, so that a
+//! folder that is swapped meanwhile cannot redirect the write.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, major, minor, mkdirat};
+use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
+
+use crate::host::files::Room;
+use crate::host::{Files, FilesError, Kind, ReadFiles, Stat};
+
+/// Nothing that is read whole is larger: a bound against a path that leads to a core dump.
+const READ_LIMIT: u64 = 256 << 20;
+
+/// How often a name for a temporary file is tried.
+const TEMPORARY_NAMES: u32 = 100;
+
+/// The files of this machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RealFiles;
+
+impl ReadFiles for RealFiles {
+    fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
+        present(read_regular(path)).map_err(failed("read", path))
+    }
+
+    fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
+        present(stat(path)).map_err(failed("stat", path))
+    }
+
+    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        match list(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            names => names.map_err(failed("list", folder)),
+        }
+    }
+
+    fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
+        present(path.canonicalize_utf8()).map_err(failed("resolve", path))
+    }
+
+    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+        room(path).map_err(failed("ask for the room at", path))
+    }
+}
+
+impl Files for RealFiles {
+    fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
+        let (folder, name) = Folder::of(path, true).map_err(failed("write", path))?;
+        folder
+            .replace(name, content, mode)
+            .map_err(failed("write", path))
+    }
+
+    fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
+        let (folder, name) = Folder::of(path, true).map_err(failed("append to", path))?;
+        folder
+            .append(name, content, mode)
+            .map_err(failed("append to", path))
+    }
+
+    fn link(&self, path: &Utf8Path, target: &Utf8Path) -> Result<(), FilesError> {
+        let (folder, name) = Folder::of(path, true).map_err(failed("link", path))?;
+        folder.link(name, target).map_err(failed("link", path))
+    }
+
+    fn chown(&self, path: &Utf8Path, uid: u32, gid: u32) -> Result<(), FilesError> {
+        Folder::of(path, false)
+            .and_then(|(folder, name)| folder.chown(name, uid, gid))
+            .map_err(failed("change the owner of", path))
+    }
+
+    fn remove(&self, path: &Utf8Path) -> Result<(), FilesError> {
+        present(Folder::of(path, false).and_then(|(folder, name)| {
+            unlinkat(&folder.0, name, UnlinkatFlags::NoRemoveDir)?;
+            folder.sync()
+        }))
+        .map(drop)
+        .map_err(failed("remove", path))
+    }
+
+    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
+        let gone = Folder::of(path, false).and_then(|(folder, name)| {
+            unlinkat(&folder.0, name, UnlinkatFlags::RemoveDir)?;
+            folder.sync()
+        });
+        match gone {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+            // POSIX allows either for a folder that is not empty.
+            Err(error) if is(&error, Errno::ENOTEMPTY) || is(&error, Errno::EEXIST) => Ok(false),
+            Err(error) => Err(failed("remove the folder", path)(error)),
+        }
+    }
+
+    fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
+        create_folders(path, mode).map_err(failed("create the folder", path))
+    }
+
+    fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {
+        let taken = Folder::of(path, true)
+            .and_then(|(folder, name)| Lock::take(&folder, name))
+            .map_err(failed("lock", path))?;
+        Ok(taken.map(|lock| -> Box<dyn Send + Sync> { Box::new(lock) }))
+    }
+}
+
+fn read_regular(path: &Utf8Path) -> io::Result<Vec<u8>> {
+    let about = fs::metadata(path)?;
+    if about.is_dir() {
+        return Err(os(Errno::EISDIR));
+    }
+    if !about.is_file() {
+        // Opening a device can act on it, and opening a pipe can wait for ever.
+        return Err(os(Errno::EINVAL));
+    }
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)?;
+    // Files of sysfs and procfs do not know their size, so the bound is on what comes.
+    let mut content = Vec::new();
+    file.take(READ_LIMIT + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > READ_LIMIT {
+        return Err(os(Errno::EFBIG));
+    }
+    Ok(content)
+}
+
+fn stat(path: &Utf8Path) -> io::Result<Stat> {
+    let about = fs::symlink_metadata(path)?;
+    let kind = about.file_type();
+    let kind = if kind.is_file() {
+        Kind::File
+    } else if kind.is_dir() {
+        Kind::Folder
+    } else if kind.is_symlink() {
+        Kind::Link(path.read_link_utf8()?)
+    } else if kind.is_char_device() {
+        let number = |part: u64| u32::try_from(part).map_err(io::Error::other);
+        Kind::CharDevice(number(major(about.rdev()))?, number(minor(about.rdev()))?)
+    } else {
+        Kind::Other
+    };
+    Ok(Stat {
+        kind,
+        mode: about.mode() & 0o7777,
+        uid: about.uid(),
+        gid: about.gid(),
+        size: about.size(),
+        mtime: about.mtime(),
+    })
+}
+
+fn list(folder: &Utf8Path) -> io::Result<Vec<String>> {
+    let mut names = fs::read_dir(folder)?
+        // A name that is no UTF-8 is shown with replacement characters: it is listed, and cannot
+        // be reached by mistake.
+        .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
+        .collect::<io::Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+fn room(path: &Utf8Path) -> io::Result<Room> {
+    for at in path.ancestors() {
+        match statvfs(at.as_std_path()) {
+            Ok(about) => {
+                let unit = about.fragment_size();
+                return Ok(Room {
+                    total: about.blocks().saturating_mul(unit),
+                    free: about.blocks_available().saturating_mul(unit),
+                    read_only: about.flags().contains(FsFlags::ST_RDONLY),
+                });
+            }
+            Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+            Err(errno) => return Err(os(errno)),
+        }
+    }
+    Err(os(Errno::ENOENT))
+}
+
+/// Makes a folder and its missing parents, each synced into the one above it.
+fn create_folders(path: &Utf8Path, mode: u32) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(about) if about.is_dir() => return Ok(()),
+        Ok(_) => return Err(os(Errno::ENOTDIR)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let (above, name) = Folder::of(path, true)?;
+    match mkdirat(&above.0, name, Mode::from_bits_truncate(mode)) {
+        // Somebody else was faster; what they made is a folder, or the next step fails.
+        Err(Errno::EEXIST) => return Ok(()),
+        made => made?,
+    }
+    let made = above.open(
+        name,
+        OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW,
+    )?;
+    // `mkdir` applied the umask.
+    made.set_permissions(Permissions::from_mode(mode))?;
+    made.sync_all()?;
+    above.sync()
+}
+
+/// An open folder; everything happens relative to it.
+struct Folder(File);
+
+impl Folder {
+    /// The parent of a path, and the last part of the path.
+    fn of(path: &Utf8Path, create: bool) -> io::Result<(Self, &str)> {
+        // A path that ends in `..` or is `/` names nothing that could be written.
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(os(Errno::EINVAL));
+        };
+        if create {
+            create_folders(parent, 0o755)?;
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let folder = openat(AT_FDCWD, parent.as_std_path(), flags, Mode::empty())?;
+        Ok((Self(folder.into()), name))
+    }
+
+    fn open(&self, name: &str, flags: OFlag) -> io::Result<File> {
+        let mode = Mode::from_bits_truncate(0o600);
+        Ok(openat(&self.0, name, flags | OFlag::O_CLOEXEC, mode)?.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_all()
+    }
+
+    fn about(&self, name: &str) -> io::Result<Option<FileStat>> {
+        match fstatat(&self.0, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(about) => Ok(Some(about)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(os(errno)),
+        }
+    }
+
+    /// Calls `make` with names that are likely free until one is.
+    fn temporary<T>(
+        &self,
+        name: &str,
+        mut make: impl FnMut(&str) -> io::Result<T>,
+    ) -> io::Result<(T, String)> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // Room for the suffix: a name has at most 255 bytes.
+        let stem: String = name.chars().take(50).collect();
+        for _ in 0..TEMPORARY_NAMES {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            // Hidden, and with an ending that no daemon reads from its `.d` folder.
+            let name = format!(".{stem}.{}-{number}.gpu-bootstrap-new", std::process::id());
+            match make(&name) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => return made.map(|made| (made, name)),
+            }
+        }
+        Err(os(Errno::EEXIST))
+    }
+
+    /// Renames a finished temporary file into place; it is gone afterwards in any case.
+    fn settle(&self, temporary: &str, name: &str, ready: io::Result<()>) -> io::Result<()> {
+        let settled = ready.and_then(|()| {
+            renameat(&self.0, temporary, &self.0, name)?;
+            Ok(())
+        });
+        if let Err(error) = settled {
+            // The reason is what counts; a leftover is named so that it is recognised.
+            return match unlinkat(&self.0, temporary, UnlinkatFlags::NoRemoveDir) {
+                Ok(()) | Err(Errno::ENOENT) => Err(error),
+                Err(errno) => Err(io::Error::new(
+                    error.kind(),
+                    format!("{error} (and `{temporary}` beside it could not be removed: {errno})"),
+                )),
+            };
+        }
+        self.sync()
+    }
+
+    fn replace(&self, name: &str, content: &[u8], mode: u32) -> io::Result<()> {
+        let owner = self
+            .about(name)?
+            .filter(|about| kind_of(about) == SFlag::S_IFREG)
+            .map(|about| (about.st_uid, about.st_gid));
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
+        let (mut file, temporary) = self.temporary(name, |name| self.open(name, flags))?;
+        let ready = (|| {
+            file.write_all(content)?;
+            let about = file.metadata()?;
+            if let Some((uid, gid)) = owner.filter(|owner| *owner != (about.uid(), about.gid())) {
+                fchown(file.as_fd(), Some(uid), Some(gid))?;
+            }
+            // After the owner: changing that takes set-uid bits away.
+            file.set_permissions(Permissions::from_mode(mode))?;
+            file.sync_all()
+        })();
+        self.settle(&temporary, name, ready)
+    }
+
+    fn append(&self, name: &str, content: &[u8], mode: u32) -> io::Result<()> {
+        let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let (mut file, new) = match self.open(name, flags | OFlag::O_CREAT | OFlag::O_EXCL) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                (self.open(name, flags)?, false)
+            }
+            file => (file?, true),
+        };
+        let about = file.metadata()?;
+        if !about.is_file() {
+            return Err(os(Errno::EINVAL));
+        }
+        if new {
+            file.set_permissions(Permissions::from_mode(mode))?;
+        }
+        if let Err(error) = file.write_all(content) {
+            // Half a record is worse than none: a full disk must not tear the journal.
+            return match file.set_len(about.len()) {
+                Ok(()) => Err(error),
+                Err(also) => Err(io::Error::new(
+                    error.kind(),
+                    format!("{error} (and what was half written could not be removed: {also})"),
+                )),
+            };
+        }
+        file.sync_all()?;
+        if new { self.sync() } else { Ok(()) }
+    }
+
+    fn link(&self, name: &str, target: &Utf8Path) -> io::Result<()> {
+        if let Some(about) = self.about(name)?
+            && kind_of(&about) != SFlag::S_IFLNK
+        {
+            return Err(os(Errno::EEXIST));
+        }
+        let ((), temporary) = self.temporary(name, |name| {
+            Ok(symlinkat(target.as_std_path(), &self.0, name)?)
+        })?;
+        self.settle(&temporary, name, Ok(()))
+    }
+
+    fn chown(&self, name: &str, uid: u32, gid: u32) -> io::Result<()> {
+        let about = self.about(name)?.ok_or_else(|| os(Errno::ENOENT))?;
+        let kind = kind_of(&about);
+        if kind == SFlag::S_IFREG || kind == SFlag::S_IFDIR {
+            let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+            let file = self.open(name, flags)?;
+            fchown(file.as_fd(), Some(uid), Some(gid))?;
+            return file.sync_all();
+        }
+        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+        let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
+        fchownat(&self.0, name, Some(uid), Some(gid), flags)?;
+        self.sync()
+    }
+}
+
+/// A held lock. The kernel releases it with the process, whatever becomes of us.
+struct Lock(File);
+
+impl Lock {
+    fn take(folder: &Folder, name: &str) -> io::Result<Option<Self>> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let mut file = folder.open(name, flags)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => return Ok(None),
+            Err(fs::TryLockError::Error(error)) => return Err(error),
+        }
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.set_len(0)?;
+        file.write_all(holder().as_bytes())?;
+        file.sync_all()?;
+        Ok(Some(Self(file)))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Who reads the file while nobody holds the lock must not find a name. If that fails, the
+        // next holder overwrites it.
+        if let Err(error) = self.0.set_len(0) {
+            tracing::debug!(%error, "the released lock file still names this process");
+        }
+    }
+}
+
+/// Names this process, for whoever finds the lock taken. Of the arguments only the subcommand:
+/// others may carry secrets.
+fn holder() -> String {
+    let mut words = std::env::args()
+        .take(1)
+        .chain(std::env::args().skip(1).find(|word| !word.starts_with('-')));
+    let program = words.next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default();
+    let command = std::iter::once(program.to_owned())
+        .chain(words)
+        .collect::<Vec<_>>()
+        .join(" ");
+    let since = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
+    format!("pid {}, `{command}`, since {since}\n", std::process::id())
+}
+
+fn kind_of(about: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(about.st_mode & SFlag::S_IFMT.bits())
+}
+
+fn os(errno: Errno) -> io::Error {
+    io::Error::from_raw_os_error(errno as i32)
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno as i32)
+}
+
+/// Absence is no error.
+fn present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn failed(verb: &'static str, path: &Utf8Path) -> impl FnOnce(io::Error) -> FilesError {
+    let path = path.to_owned();
+    move |source| FilesError::Io { verb, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = Utf8PathBuf::from_path_buf(temporary.path().canonicalize().unwrap()).unwrap();
+        (temporary, path)
+    }
+
+    #[test]
+    fn writes_whole_files_with_the_exact_mode_and_leaves_nothing_else() {
+        let (_keep, root) = folder();
+        let path = root.join("a/b/daemon.json");
+        RealFiles.write(&path, b"one", 0o666).unwrap();
+        RealFiles.write(&path, b"two", 0o640).unwrap();
+        assert_eq!(RealFiles.read_text(&path).unwrap().unwrap(), "two");
+        let stat = RealFiles.stat(&path).unwrap().unwrap();
+        assert_eq!((stat.kind, stat.mode, stat.size), (Kind::File, 0o640, 3));
+        let parent = RealFiles.stat(&root.join("a/b")).unwrap().unwrap();
+        assert_eq!((parent.kind, parent.mode), (Kind::Folder, 0o755));
+        assert_eq!(RealFiles.list(&root.join("a/b")).unwrap(), ["daemon.json"]);
+        RealFiles.write(&path, b"", 0o4666).unwrap();
+        assert_eq!(RealFiles.stat(&path).unwrap().unwrap().mode, 0o4666);
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_the_old_content() {
+        let (_keep, root) = folder();
+        RealFiles.create_folder(&root.join("x/y"), 0o700).unwrap();
+        assert!(RealFiles.write(&root.join("x"), b"", 0o644).is_err());
+        assert_eq!(RealFiles.list(&root).unwrap(), ["x"]);
+        RealFiles.write(&root.join("file"), b"1", 0o644).unwrap();
+        let below = RealFiles.write(&root.join("file/below"), b"", 0o644);
+        assert!(matches!(below, Err(FilesError::Io { verb: "write", .. })));
+        assert_eq!(RealFiles.read(&root.join("file/below")).unwrap(), None);
+    }
+
+    #[test]
+    fn a_write_replaces_a_link_and_not_its_target() {
+        let (_keep, root) = folder();
+        RealFiles.write(&root.join("target"), b"t", 0o644).unwrap();
+        RealFiles.link(&root.join("l"), "target".into()).unwrap();
+        assert_eq!(
+            RealFiles.resolve(&root.join("l")).unwrap().unwrap(),
+            root.join("target")
+        );
+        RealFiles.write(&root.join("l"), b"l", 0o644).unwrap();
+        assert_eq!(
+            RealFiles.read_text(&root.join("target")).unwrap().unwrap(),
+            "t"
+        );
+        assert_eq!(
+            RealFiles.stat(&root.join("l")).unwrap().unwrap().kind,
+            Kind::File
+        );
+    }
+
+    #[test]
+    fn appends_and_never_through_a_link() {
+        let (_keep, root) = folder();
+        let path = root.join("journal");
+        RealFiles.append(&path, b"1\n", 0o600).unwrap();
+        RealFiles.append(&path, b"2\n", 0o644).unwrap();
+        assert_eq!(RealFiles.read_text(&path).unwrap().unwrap(), "1\n2\n");
+        assert_eq!(RealFiles.stat(&path).unwrap().unwrap().mode, 0o600);
+        RealFiles.link(&root.join("l"), "journal".into()).unwrap();
+        assert!(RealFiles.append(&root.join("l"), b"3\n", 0o600).is_err());
+    }
+
+    #[test]
+    fn links_replace_links_only() {
+        let (_keep, root) = folder();
+        let link = root.join("l");
+        RealFiles.link(&link, "/nowhere".into()).unwrap();
+        RealFiles.link(&link, "/elsewhere".into()).unwrap();
+        assert_eq!(
+            RealFiles.stat(&link).unwrap().unwrap().kind,
+            Kind::Link("/elsewhere".into())
+        );
+        assert_eq!(RealFiles.resolve(&link).unwrap(), None);
+        assert_eq!(RealFiles.read(&link).unwrap(), None);
+        RealFiles.write(&root.join("f"), b"", 0o644).unwrap();
+        assert!(RealFiles.link(&root.join("f"), "l".into()).is_err());
+    }
+
+    #[test]
+    fn removes_what_is_there_and_is_content_if_nothing_is() {
+        let (_keep, root) = folder();
+        let folder = root.join("d");
+        RealFiles.remove(&root.join("none/at/all")).unwrap();
+        RealFiles.write(&folder.join("f"), b"", 0o644).unwrap();
+        assert!(!RealFiles.remove_empty_folder(&folder).unwrap());
+        assert!(RealFiles.remove(&folder).is_err());
+        RealFiles.remove(&folder.join("f")).unwrap();
+        assert!(RealFiles.remove_empty_folder(&folder).unwrap());
+        assert!(RealFiles.remove_empty_folder(&folder).unwrap());
+        assert_eq!(RealFiles.list(&root).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn reads_devices_as_devices_and_not_their_content() {
+        let null = Utf8Path::new("/dev/null");
+        assert_eq!(
+            RealFiles.stat(null).unwrap().unwrap().kind,
+            Kind::CharDevice(1, 3)
+        );
+        assert!(RealFiles.read(null).is_err());
+        assert!(RealFiles.read("/proc".into()).is_err());
+        assert!(
+            RealFiles
+                .read_text("/proc/version".into())
+                .unwrap()
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn room_is_that_of_the_nearest_ancestor() {
+        let (_keep, root) = folder();
+        let here = RealFiles.room(&root).unwrap();
+        let below = RealFiles.room(&root.join("not/there")).unwrap();
+        assert!(here.total > 0 && !here.read_only);
+        assert_eq!(here.total, below.total);
+    }
+
+    #[test]
+    fn one_holder_of_a_lock_and_it_is_named() {
+        let (_keep, root) = folder();
+        let path = root.join("run/lock");
+        let guard = RealFiles.try_lock(&path).unwrap();
+        assert!(guard.is_some());
+        assert!(RealFiles.try_lock(&path).unwrap().is_none());
+        let content = RealFiles.read_text(&path).unwrap().unwrap();
+        assert!(content.starts_with(&format!("pid {}, `", std::process::id())));
+        assert_eq!(RealFiles.stat(&path).unwrap().unwrap().mode, 0o600);
+        drop(guard);
+        assert_eq!(RealFiles.read_text(&path).unwrap().unwrap(), "");
+        assert!(RealFiles.try_lock(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn changes_owners_where_allowed() {
+        let (_keep, root) = folder();
+        let path = root.join("f");
+        RealFiles.write(&path, b"", 0o600).unwrap();
+        let stat = RealFiles.stat(&path).unwrap().unwrap();
+        RealFiles.chown(&path, stat.uid, stat.gid).unwrap();
+        assert!(RealFiles.chown(&root.join("none"), 0, 0).is_err());
+        if nix::unistd::geteuid().is_root() {
+            RealFiles.chown(&path, 12, 34).unwrap();
+            RealFiles.write(&path, b"new", 0o644).unwrap();
+            let stat = RealFiles.stat(&path).unwrap().unwrap();
+            assert_eq!((stat.uid, stat.gid, stat.mode), (12, 34, 0o644));
+        }
+    }
+}
