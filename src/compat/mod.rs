@@ -1,5 +1,11 @@
 //! Which driver fits which GPU, kernel and CUDA version: a pure function of the matrix.
 
+pub mod gpu;
+pub mod load;
+mod locate;
+pub mod matrix;
+mod validate;
+
 use std::fmt;
 
 use schemars::JsonSchema;

@@ -1,4 +1,5 @@
 //! Words that the whole program shares: versions, PCI ids, names, secrets. No I/O.
+pub mod capability;
 pub mod id;
 pub mod pattern;
 pub mod pci;

@@ -1,0 +1,226 @@
+//! Reads a matrix and refuses one that contradicts itself.
+
+use std::fmt;
+
+use crate::compat::locate::Locator;
+use crate::compat::matrix::Matrix;
+use crate::compat::validate;
+
+/// The form of the file that this program reads.
+pub const SCHEMA: u32 = 1;
+
+const BUILTIN: &str = include_str!("../../compat/cuda-driver-matrix.toml");
+const BUILTIN_NAME: &str = "compat/cuda-driver-matrix.toml";
+
+/// A matrix that cannot be used: every problem found in it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("read compatibility matrix `{file}`: {}", list(.problems))]
+pub struct MatrixError {
+    /// The file, as the caller named it.
+    pub file: String,
+    /// What is wrong, at least one, in the order of the file.
+    pub problems: Vec<Problem>,
+}
+
+/// One thing that is wrong with a matrix.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// Where, counted from 1.
+    pub line: usize,
+    /// The key.
+    pub key: String,
+    /// What is wrong with it.
+    pub what: String,
+    /// What would mend it.
+    pub remedy: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            to,
+            "line {}, key `{}`: {} ({})",
+            self.line, self.key, self.what, self.remedy
+        )
+    }
+}
+
+fn list(problems: &[Problem]) -> String {
+    problems
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+impl Matrix {
+    /// The matrix that is part of the program.
+    ///
+    /// # Errors
+    /// When the program was built with a broken matrix; a test keeps that from happening.
+    pub fn builtin() -> Result<Self, MatrixError> {
+        Self::parse(BUILTIN, BUILTIN_NAME)
+    }
+
+    /// Reads a matrix. `file_name` is for messages.
+    ///
+    /// # Errors
+    /// When the text is no TOML, has keys or values of the wrong kind, or contradicts itself.
+    pub fn parse(text: &str, file_name: &str) -> Result<Self, MatrixError> {
+        let locator = Locator::new(text);
+        let failed = |problems| MatrixError {
+            file: file_name.to_owned(),
+            problems,
+        };
+        let matrix: Self = toml::from_str(text)
+            .map_err(|error| failed(vec![locator.syntax(error.message(), error.span())]))?;
+        let problems = validate::problems(&matrix, &locator);
+        if problems.is_empty() {
+            Ok(matrix)
+        } else {
+            Err(failed(problems))
+        }
+    }
+}
+
+/// The name nearest to a mistyped one.
+pub(super) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .into_iter()
+        .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
+        .filter(|(likeness, _)| *likeness > 0.7)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The built-in matrix with one line changed must fail in that line.
+    fn broken(from: &str, to: &str) -> Problem {
+        assert!(BUILTIN.contains(from), "{from}");
+        let text = BUILTIN.replacen(from, to, 1);
+        let error = Matrix::parse(&text, "m.toml").unwrap_err();
+        assert_eq!(error.file, "m.toml");
+        let problem = error.problems[0].clone();
+        assert!(!problem.remedy.is_empty() && problem.line > 1, "{problem}");
+        problem
+    }
+
+    fn line_of(needle: &str) -> usize {
+        BUILTIN.lines().position(|line| line == needle).unwrap() + 1
+    }
+
+    #[test]
+    fn the_builtin_matrix_is_sound() {
+        let matrix = Matrix::builtin().unwrap_or_else(|error| panic!("{error}"));
+        assert!(matrix.gpus.len() > 100 && matrix.toolkits.len() > 60);
+    }
+
+    #[test]
+    fn the_builtin_matrix_names_no_path_of_a_machine() {
+        for needle in ["/work/", "/home/", "/tmp/", "/root/"] {
+            assert!(!BUILTIN.contains(needle), "{needle}");
+        }
+    }
+
+    #[test]
+    fn unknown_keys_get_the_nearest_one() {
+        let problem = broken("\nlast-branch = \"470\"", "\nlast-brunch = \"470\"");
+        assert_eq!(problem.key, "last-brunch");
+        assert_eq!(problem.remedy, "perhaps `last-branch`");
+        assert_eq!(problem.line, line_of("last-branch = \"470\""));
+    }
+
+    #[test]
+    fn values_of_the_wrong_kind_name_line_and_key() {
+        let problem = broken(
+            "\nfirst-version = \"580.65.06\"",
+            "\nfirst-version = \"580\"",
+        );
+        assert_eq!(
+            (problem.key.as_str(), problem.line),
+            ("first-version", line_of("first-version = \"580.65.06\""))
+        );
+        assert!(problem.what.contains("580.159.04"), "{problem}");
+        let problem = broken("modules = \"either\"", "modules = \"both\"");
+        assert!(problem.what.contains("both"), "{problem}");
+    }
+
+    #[test]
+    fn contradictions_are_found() {
+        for (from, to, key) in [
+            ("\nschema = 1", "\nschema = 2", "schema"),
+            (
+                "\nlast-branch = \"470\"",
+                "\nlast-branch = \"471\"",
+                "architecture.last-branch",
+            ),
+            (
+                "\nlast-branch = \"470\"",
+                "\nlast-branch = \"510\"",
+                "branch.oldest-architecture",
+            ),
+            (
+                "\nsources = [\"S9\", \"S8\"]",
+                "\nsources = [\"S99\"]",
+                "compute-capability.sources",
+            ),
+            (
+                "\npci-id = \"10de:2331\"",
+                "\npci-id = \"10de:2330\"",
+                "gpu.pci-id",
+            ),
+            (
+                "\narchitecture = \"hopper\"",
+                "\narchitecture = \"hoper\"",
+                "compute-capability.architecture",
+            ),
+            (
+                "\nnewest-version = \"580.178.04\"",
+                "\nnewest-version = \"595.45.04\"",
+                "branch.newest-version",
+            ),
+            (
+                "\nnewest-version = \"580.178.04\"",
+                "\nnewest-version = \"580.1.04\"",
+                "branch.first-version",
+            ),
+            (
+                "\nmin-drivers = [\"525.85.05\"]",
+                "\nmin-drivers = [\"515.48.07\"]",
+                "gpu.compute-capability.min-driver",
+            ),
+            (
+                "\nmin-driver = \"520.61.05\"",
+                "\nmin-driver = \"520.99.05\"",
+                "cuda.min-driver",
+            ),
+            ("\nchip = \"GH100\"", "\nchip = \"GV100\"", "gpu.chip"),
+            (
+                "\ngpu-ids = [\"10de:2330\"]",
+                "\ngpu-ids = [\"10de:ffff\"]",
+                "instance-type.gpu-ids",
+            ),
+        ] {
+            assert_eq!(broken(from, to).key, key, "{to}");
+        }
+    }
+
+    #[test]
+    fn every_problem_is_named_at_once() {
+        let text = BUILTIN
+            .replacen("\nlast-branch = \"470\"", "\nlast-branch = \"471\"", 1)
+            .replacen("\npci-id = \"10de:2331\"", "\npci-id = \"10de:2330\"", 1);
+        let error = Matrix::parse(&text, "m.toml").unwrap_err();
+        assert!(error.problems.len() >= 2);
+        assert!(
+            error
+                .to_string()
+                .starts_with("read compatibility matrix `m.toml`: line ")
+        );
+        assert!(Matrix::parse("", "empty.toml").is_err());
+        assert!(Matrix::parse("schema = ", "half.toml").is_err());
+    }
+}

@@ -1,0 +1,596 @@
+//! The rows of `compat/cuda-driver-matrix.toml` as types. What a field means is written beside the
+//! rows in that file.
+
+use serde::Deserialize;
+
+use crate::model::capability::ComputeCapability;
+use crate::model::pci::PciId;
+use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+
+/// Everything that is known about drivers, GPUs, CUDA and kernels.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Matrix {
+    /// The form of the file.
+    pub schema: u32,
+    /// The day on which `support` and the newest versions were looked at.
+    pub as_of: jiff::civil::Date,
+    /// Where the rows come from.
+    #[serde(rename = "source")]
+    pub sources: Vec<Source>,
+    /// Generations of GPUs, oldest first.
+    #[serde(rename = "architecture")]
+    pub architectures: Vec<Architecture>,
+    /// Compute capabilities within them.
+    #[serde(rename = "compute-capability")]
+    pub capabilities: Vec<CapabilityRow>,
+    /// Driver branches, oldest first.
+    #[serde(rename = "branch")]
+    pub branches: Vec<BranchRow>,
+    /// CUDA toolkits.
+    #[serde(rename = "cuda")]
+    pub toolkits: Vec<Toolkit>,
+    /// What minor-version compatibility accepts.
+    #[serde(rename = "cuda-major")]
+    pub cuda_majors: Vec<CudaMajor>,
+    /// Newer CUDA on an older driver.
+    #[serde(rename = "forward-compat", default)]
+    pub forward_compat: Vec<ForwardCompat>,
+    /// For which boards that is.
+    pub forward_compat_policy: ForwardCompatPolicy,
+    /// What to do about a GPU without a row.
+    pub unlisted_gpu: UnlistedGpu,
+    /// GPUs.
+    #[serde(rename = "gpu")]
+    pub gpus: Vec<Gpu>,
+    /// NVSwitches.
+    #[serde(rename = "nvswitch", default)]
+    pub nvswitches: Vec<NvSwitch>,
+    /// Smallest MIG profiles.
+    #[serde(rename = "mig-profile", default)]
+    pub mig_profiles: Vec<MigProfile>,
+    /// Subsystems that vGPU guests see.
+    #[serde(rename = "vgpu", default)]
+    pub vgpus: Vec<Vgpu>,
+    /// vGPU software releases.
+    #[serde(rename = "vgpu-release", default)]
+    pub vgpu_releases: Vec<VgpuRelease>,
+    /// Fixes that a kernel needs, per branch.
+    #[serde(rename = "kernel-fix", default)]
+    pub kernel_fixes: Vec<KernelFix>,
+    /// The newest kernel a version was seen to build on.
+    #[serde(rename = "kernel-limit", default)]
+    pub kernel_limits: Vec<KernelLimit>,
+    /// The oldest kernel that versions ask for.
+    #[serde(rename = "kernel-oldest", default)]
+    pub kernel_oldest: Vec<KernelOldest>,
+    /// Reports about one kernel and some versions.
+    #[serde(rename = "kernel-report", default)]
+    pub kernel_reports: Vec<KernelReport>,
+    /// cuDNN releases.
+    #[serde(rename = "cudnn", default)]
+    pub cudnn: Vec<Cudnn>,
+    /// What clouds promise.
+    #[serde(rename = "instance-type", default)]
+    pub instance_types: Vec<InstanceType>,
+    /// For people; no rule reads them.
+    #[serde(rename = "note", default)]
+    pub notes: Vec<Note>,
+}
+
+/// How far a row can be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Confidence {
+    /// General knowledge or inference.
+    Unverified,
+    /// One field was read, another inferred; the note says which.
+    Partial,
+    /// Read in a named source.
+    Verified,
+}
+
+/// Defines a row: its own fields, and the evidence that every row carries.
+macro_rules! row {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Deserialize)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+            /// How far the row can be trusted.
+            pub confidence: Confidence,
+            /// Keys of [`Source`] rows.
+            pub sources: Vec<String>,
+            /// For people.
+            pub note: Option<String>,
+        }
+    };
+}
+
+/// A document or a file that rows were read from.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Source {
+    /// How rows name it.
+    pub key: String,
+    /// What it is.
+    pub title: String,
+    /// Where it is.
+    pub r#where: String,
+    /// When it was written or read, as precisely as is known.
+    pub date: String,
+}
+
+/// Which kernel modules a GPU or an architecture runs with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Modules {
+    /// Only the open ones.
+    Open,
+    /// Only the proprietary ones.
+    Proprietary,
+    /// Both.
+    Either,
+}
+
+/// What holds the GPUs of a machine together beyond PCI.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Deserialize,
+    serde::Serialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fabric {
+    /// Nothing to run.
+    None,
+    /// The fabric manager, of exactly the driver's version.
+    Fm,
+    /// The fabric manager and the NVLink subnet manager.
+    #[serde(rename = "fm+nvlsm")]
+    FmNvlsm,
+    /// IMEX on the node; the fabric manager runs elsewhere.
+    Imex,
+}
+
+row! {
+    /// A generation of GPUs.
+    Architecture {
+        /// `hopper`.
+        name: String,
+        /// `Hopper`.
+        title: String,
+        /// How the names of its chips begin in `pci.ids`.
+        chip_prefixes: Vec<String>,
+        /// Modules of its boards, where a board says nothing else.
+        modules: Modules,
+        /// The last branch that drives it; `None` while it is current.
+        last_branch: Option<Branch>,
+    }
+}
+
+row! {
+    /// Compute capabilities that share their bounds.
+    CapabilityRow {
+        /// The capabilities.
+        versions: Vec<ComputeCapability>,
+        /// The architecture's name.
+        architecture: String,
+        /// The floor of all boards with it.
+        min_driver: Option<DriverVersion>,
+        /// The first toolkit with code for it.
+        first_cuda: CudaVersion,
+        /// The last one; `None` while it is current.
+        last_cuda: Option<CudaVersion>,
+    }
+}
+
+/// What NVIDIA calls a branch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BranchKind {
+    /// Long-term support.
+    Ltsb,
+    /// Production.
+    Pb,
+    /// New features, short-lived.
+    Nfb,
+    /// Shipped with a toolkit only.
+    Development,
+    /// Kept for old GPUs.
+    Legacy,
+    /// Not read.
+    Unknown,
+}
+
+impl BranchKind {
+    /// For people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Ltsb => "long-term support branch",
+            Self::Pb => "production branch",
+            Self::Nfb => "new feature branch",
+            Self::Development => "development branch",
+            Self::Legacy => "legacy branch",
+            Self::Unknown => "branch of unknown kind",
+        }
+    }
+}
+
+/// Whether a branch still gets fixes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Support {
+    /// It does.
+    Supported,
+    /// It does not.
+    Ended,
+    /// Not read.
+    Unknown,
+}
+
+/// What a branch offers of the open kernel modules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OpenModules {
+    /// It has none.
+    None,
+    /// It has them; the proprietary ones are the default.
+    Available,
+    /// They are the default.
+    Default,
+    /// It has no others.
+    Only,
+}
+
+row! {
+    /// A driver branch.
+    BranchRow {
+        /// Its number.
+        branch: Branch,
+        /// What NVIDIA calls it.
+        kind: BranchKind,
+        /// Its first version.
+        first_version: DriverVersion,
+        /// When that came out, as precisely as is known.
+        first_date: String,
+        /// The newest version known.
+        newest_version: DriverVersion,
+        /// When that came out.
+        newest_date: Option<String>,
+        /// When fixes end.
+        end_of_life: Option<String>,
+        /// Whether it got fixes on [`Matrix::as_of`].
+        support: Support,
+        /// The CUDA version that the driver API reports.
+        max_cuda: CudaVersion,
+        /// The oldest architecture it drives.
+        oldest_architecture: String,
+        /// The newest architecture that its newest version drives.
+        newest_architecture: String,
+        /// What it offers of the open modules.
+        open: OpenModules,
+        /// Whether it has proprietary modules.
+        proprietary: bool,
+    }
+}
+
+row! {
+    /// A CUDA toolkit.
+    Toolkit {
+        /// Its version.
+        version: CudaVersion,
+        /// As the release notes call it.
+        release: String,
+        /// The driver for every feature; `None` where it was not read.
+        min_driver: Option<DriverVersion>,
+        /// The driver in its installer.
+        bundled_driver: Option<DriverVersion>,
+        /// Architectures, as `uname -m` names them.
+        arches: Vec<String>,
+    }
+}
+
+row! {
+    /// A CUDA major version.
+    CudaMajor {
+        /// Its number.
+        major: u32,
+        /// The driver for all its minor versions; `None` where each needs its own minimum.
+        minor_version_min_driver: Option<DriverVersion>,
+    }
+}
+
+row! {
+    /// A `cuda-compat` package.
+    ForwardCompat {
+        /// The CUDA version that it brings.
+        cuda: CudaVersion,
+        /// The branches that it works on.
+        branches: Vec<Branch>,
+        /// How that is known.
+        evidence: String,
+    }
+}
+
+row! {
+    /// Which boards forward compatibility is for.
+    ForwardCompatPolicy {
+        /// Classes of boards.
+        gpu_classes: Vec<String>,
+        /// Brands that it is not for, as names of boards begin.
+        excluded: Vec<String>,
+        /// Brands as NVML numbers them.
+        nvml_brands: Vec<u32>,
+        /// The rule.
+        rule: String,
+        /// The rule of older packages.
+        rule_before_elf_note: String,
+        /// Where the package carries its own list.
+        elf_note: String,
+    }
+}
+
+row! {
+    /// What to do about a GPU without a row.
+    UnlistedGpu {
+        /// From this device id on, the open modules are assumed.
+        open_from: PciId,
+    }
+}
+
+/// How a board is built in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Form {
+    /// A card.
+    Pcie,
+    /// A module on a baseboard.
+    Sxm,
+    /// A laptop module.
+    Mxm,
+    /// One with a Grace CPU.
+    Superchip,
+    /// Part of a system on a chip.
+    Soc,
+}
+
+row! {
+    /// A GPU.
+    Gpu {
+        /// Its id.
+        pci_id: PciId,
+        /// The board, where several share the id.
+        subsystem_id: Option<PciId>,
+        /// What people call it.
+        name: String,
+        /// What else it is called.
+        #[serde(default)]
+        aliases: Vec<String>,
+        /// The chip, as `pci.ids` names it.
+        chip: String,
+        /// The architecture's name.
+        architecture: String,
+        /// Its compute capability.
+        compute_capability: ComputeCapability,
+        /// Its memory in GB, as it is sold.
+        memory_gb: Option<u32>,
+        /// How far the memory can be trusted.
+        memory_confidence: Option<Confidence>,
+        /// How it is built in.
+        form: Form,
+        /// Whether it can be partitioned.
+        mig: bool,
+        /// How far that can be trusted.
+        mig_confidence: Option<Confidence>,
+        /// What the full board needs; a slice without a visible NVSwitch needs nothing.
+        fabric: Fabric,
+        /// The modules that it runs with.
+        modules: Modules,
+        /// The first version of each branch that knows it, oldest first.
+        #[serde(default)]
+        min_drivers: Vec<DriverVersion>,
+        /// Newer branches that never list it.
+        #[serde(default)]
+        not_named_in: Vec<Branch>,
+        /// No older version was seen to list it.
+        named_since: Option<DriverVersion>,
+        /// Below it the board works with known problems.
+        advised_driver: Option<DriverVersion>,
+    }
+}
+
+row! {
+    /// An NVSwitch.
+    NvSwitch {
+        /// Its id; `None` where it is no NVIDIA device on PCI.
+        pci_id: Option<PciId>,
+        /// What it is.
+        name: String,
+        /// Boards that it connects.
+        boards: String,
+        /// False for a device that looks like one.
+        is_switch: bool,
+    }
+}
+
+row! {
+    /// The smallest MIG profile of a class of boards.
+    MigProfile {
+        /// As `nvidia-smi mig` names it.
+        smallest: String,
+        /// The memory class.
+        memory_gb: u32,
+        /// Boards.
+        boards: String,
+        /// How many fit on a GPU.
+        max_instances: u32,
+    }
+}
+
+/// A vGPU profile as a guest sees it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct VgpuProfile {
+    /// The subsystem.
+    pub subsystem_id: PciId,
+    /// The profile's name.
+    pub name: String,
+}
+
+row! {
+    /// The vGPU profiles of a GPU.
+    Vgpu {
+        /// The physical GPU.
+        pci_id: PciId,
+        /// Its profiles.
+        profiles: Vec<VgpuProfile>,
+    }
+}
+
+row! {
+    /// A release of the vGPU software.
+    VgpuRelease {
+        /// Its number.
+        release: String,
+        /// The branch of its drivers.
+        branch: Branch,
+    }
+}
+
+row! {
+    /// The versions that brought the fix for a kernel.
+    KernelFix {
+        /// The first mainline kernel that needs it.
+        kernel: KernelVersion,
+        /// The first fixed version of each branch.
+        first_fixed: Vec<DriverVersion>,
+        /// From here on no further fix is known.
+        #[serde(default)]
+        complete: Vec<DriverVersion>,
+        /// Branches that ended without it.
+        #[serde(default)]
+        never_fixed: Vec<Branch>,
+        /// For this architecture alone, as `uname -m` names it.
+        arch: Option<String>,
+        /// For these modules alone.
+        flavour: Option<super::Flavour>,
+    }
+}
+
+row! {
+    /// The newest mainline kernel that a version was seen to build on without patches.
+    KernelLimit {
+        /// The version.
+        driver: DriverVersion,
+        /// The kernel.
+        newest_kernel: KernelVersion,
+        /// The first kernel that it was seen to need a patch for.
+        first_broken: Option<KernelVersion>,
+    }
+}
+
+row! {
+    /// The oldest kernel that a range of versions asks for.
+    KernelOldest {
+        /// The kernel.
+        kernel: KernelVersion,
+        /// From this version on.
+        first_driver: Option<DriverVersion>,
+        /// Up to this version.
+        last_driver: Option<DriverVersion>,
+    }
+}
+
+row! {
+    /// A report about one kernel and some versions.
+    KernelReport {
+        /// A mainline series, or the beginning of a release.
+        kernel: KernelVersion,
+        /// From this version on.
+        first_driver: Option<DriverVersion>,
+        /// Up to this version.
+        last_driver: DriverVersion,
+        /// What was reported.
+        report: String,
+    }
+}
+
+row! {
+    /// A cuDNN release for one CUDA major version.
+    Cudnn {
+        /// Its version.
+        version: String,
+        /// The CUDA major version.
+        cuda_major: u32,
+        /// The oldest CUDA.
+        cuda_min: CudaVersion,
+        /// The newest CUDA.
+        cuda_max: CudaVersion,
+        /// The driver; `None` where only a branch was read.
+        min_driver: Option<DriverVersion>,
+        /// The lowest compute capability.
+        capability_min: Option<ComputeCapability>,
+        /// The highest compute capability.
+        capability_max: Option<ComputeCapability>,
+    }
+}
+
+/// Which driver an instance type takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InstanceDriver {
+    /// The ordinary one.
+    DataCenter,
+    /// The licensed one for vGPU guests.
+    Grid,
+    /// None: its GPU is not NVIDIA's.
+    None,
+}
+
+row! {
+    /// An instance type of a cloud.
+    InstanceType {
+        /// `aws`, `gcp`, `azure`.
+        provider: String,
+        /// Its name.
+        name: String,
+        /// The GPU, for people.
+        gpu: String,
+        /// Its ids.
+        #[serde(default)]
+        gpu_ids: Vec<PciId>,
+        /// Whole GPUs.
+        gpus: u32,
+        /// The slice, where it is one.
+        gpu_fraction: Option<f64>,
+        /// As `uname -m` names it.
+        arch: String,
+        /// The driver it takes.
+        driver: InstanceDriver,
+        /// What its GPUs need to work together.
+        fabric: Fabric,
+        /// No longer offered.
+        #[serde(default)]
+        retired: bool,
+    }
+}
+
+row! {
+    /// A fact without a rule.
+    Note {
+        /// What it is about.
+        topic: String,
+        /// In a word.
+        key: String,
+        /// In full.
+        text: String,
+    }
+}
