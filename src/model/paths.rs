@@ -1,0 +1,10 @@
+//! Where this program keeps things. Part of its contract with administrators.
+
+/// Journal, receipt, backups and proofs; survives reboots. Mode 0700.
+pub const STATE: &str = "/var/lib/gpu-bootstrap";
+
+/// The run lock and what is known of a run under way; gone after a reboot.
+pub const RUN: &str = "/run/gpu-bootstrap";
+
+/// What administrators write.
+pub const CONFIG: &str = "/etc/gpu-bootstrap";

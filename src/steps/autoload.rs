@@ -1,0 +1,90 @@
+//! `driver.autoload`: the driver's modules are loaded at every boot.
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+
+use super::{DRIVER_PACKAGES, look};
+use crate::{
+    change::{Change, Lock},
+    config::desired::Desired,
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// The file that `systemd-modules-load.service` reads.
+pub const PATH: &str = "/etc/modules-load.d/gpu-bootstrap.conf";
+
+/// See the module.
+pub struct Autoload;
+
+#[derive(Debug, Clone, Default)]
+struct AutoloadState {
+    content: Option<String>,
+}
+
+fn detect(cx: &Cx<'_>) -> Result<AutoloadState, StepError> {
+    Ok(AutoloadState { content: cx.host.files().read_text(Utf8Path::new(PATH))? })
+}
+
+fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
+    let Some(driver) = &desired.driver else { return look::no_driver() };
+    if driver.load_modules.is_empty() {
+        return Assessment::NotApplicable { why: "the profile names no modules to load".into() };
+    }
+    let content = format!("{}{}\n", look::HEADER, driver.load_modules.join("\n"));
+    if state.content.as_deref() == Some(&content) {
+        return Assessment::Satisfied {
+            why: format!("`{PATH}` names {}", driver.load_modules.join(", ")),
+        };
+    }
+    let why = match state.content {
+        None => format!("`{PATH}` is missing"),
+        Some(_) => format!("`{PATH}` names other modules"),
+    };
+    Assessment::Needs {
+        why,
+        changes: vec![Change::WriteFile { path: PATH.into(), content, mode: 0o644 }],
+    }
+}
+
+#[async_trait]
+impl Step for Autoload {
+    fn id(&self) -> StepId {
+        super::DRIVER_AUTOLOAD
+    }
+
+    fn title(&self) -> &'static str {
+        "Driver loaded at boot"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[DRIVER_PACKAGES]
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Modules]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx)?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AutoloadState, decide};
+    use crate::{change::Change, step::Assessment, steps::fixtures::desired};
+
+    #[test]
+    fn what_is_written_satisfies() {
+        let want = desired();
+        let Assessment::Needs { changes, .. } = decide(&AutoloadState::default(), &want) else {
+            panic!("a missing file must be written");
+        };
+        let [Change::WriteFile { content, .. }] = &changes[..] else { panic!("one file") };
+        let written = AutoloadState { content: Some(content.clone()) };
+        assert!(matches!(decide(&written, &want), Assessment::Satisfied { .. }));
+        let other = AutoloadState { content: Some("nouveau\n".into()) };
+        assert!(matches!(decide(&other, &want), Assessment::Needs { .. }));
+    }
+}

@@ -1,0 +1,227 @@
+//! `cdi`: the Container Device Interface specification names the GPUs and libraries that are
+//! there now. It goes stale with every driver change, since library file names carry the version.
+
+use async_trait::async_trait;
+
+use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, look};
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Cdi as Wish, Desired},
+    facts::Facts,
+    model::{id::StepId, version::DriverVersion},
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// See the module.
+pub struct Cdi;
+
+#[derive(Debug, Clone, Default)]
+struct CdiState {
+    spec: Option<String>,
+    loaded: Option<DriverVersion>,
+    /// Host paths that the specification names and that are not there.
+    missing: Vec<String>,
+}
+
+fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
+    let spec = cx.host.files().read_text(&wish.path)?;
+    let mut missing = Vec::new();
+    for path in spec.as_deref().map(host_paths).unwrap_or_default() {
+        if !cx.host.files().exists(path.as_str().into())? {
+            missing.push(path);
+        }
+    }
+    Ok(CdiState { spec, loaded: look::loaded_driver(cx)?, missing })
+}
+
+/// The paths on the host that a specification written by `nvidia-ctk cdi generate` names: values
+/// of `hostPath:` and of device nodes' `path:`. The tool writes one key a line.
+fn host_paths(spec: &str) -> Vec<String> {
+    let mut paths: Vec<String> = spec
+        .lines()
+        .map(|line| line.trim_start().trim_start_matches("- "))
+        .filter_map(|line| {
+            line.strip_prefix("hostPath: ").or_else(|| line.strip_prefix("path: /dev/").map(|_| &line[6..]))
+        })
+        .map(|value| value.trim().trim_matches('"').to_owned())
+        .filter(|path| path.starts_with('/'))
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths
+}
+
+/// Device names of a specification: `- name: "0"`, `- name: GPU-…`, `- name: all`.
+fn device_names(spec: &str) -> Vec<String> {
+    spec.lines()
+        .filter_map(|line| {
+            let line = line.trim_start();
+            line.strip_prefix("name: ").or_else(|| line.strip_prefix("- name: "))
+        })
+        .map(|value| value.trim().trim_matches('"').to_owned())
+        .collect()
+}
+
+fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
+    let (Some(wish), Some(_), Some(_)) = (&desired.cdi, &desired.driver, &desired.toolkit) else {
+        return Assessment::NotApplicable { why: "CDI is not wanted".into() };
+    };
+    let generate = vec![Change::RunTool {
+        purpose: "describe the GPUs for container runtimes (CDI)".into(),
+        command: vec![
+            "nvidia-ctk".into(),
+            "cdi".into(),
+            "generate".into(),
+            format!("--output={}", wish.path),
+        ],
+        writes: vec![wish.path.clone()],
+    }];
+    let Some(loaded) = &state.loaded else {
+        if desired.image {
+            return Assessment::AwaitingBoot {
+                why: "the specification is made from live GPUs, at the first boot".into(),
+            };
+        }
+        if facts.gpus.is_empty() {
+            return Assessment::NotApplicable { why: "no NVIDIA GPU is on the PCI bus".into() };
+        }
+        return Assessment::After {
+            upstream: DRIVER_MODULE,
+            why: "the specification is made from live GPUs".into(),
+            expected: generate,
+        };
+    };
+    let Some(spec) = &state.spec else {
+        return Assessment::Needs { why: format!("`{}` is missing", wish.path), changes: generate };
+    };
+    if let Some(path) = state.missing.first() {
+        return Assessment::Needs {
+            why: format!("`{}` names `{path}`, which is not there", wish.path),
+            changes: generate,
+        };
+    }
+    if !spec.contains(loaded.as_str()) {
+        return Assessment::Needs {
+            why: format!("`{}` was made for another driver than {loaded}", wish.path),
+            changes: generate,
+        };
+    }
+    let gpus = device_names(spec).iter().filter(|name| name.parse::<u32>().is_ok()).count();
+    if gpus != facts.gpus.len() {
+        return Assessment::Needs {
+            why: format!("`{}` names {gpus} GPUs, {} are on the bus", wish.path, facts.gpus.len()),
+            changes: generate,
+        };
+    }
+    Assessment::Satisfied {
+        why: format!("`{}` names {gpus} GPUs and driver {loaded}", wish.path),
+    }
+}
+
+#[async_trait]
+impl Step for Cdi {
+    fn id(&self) -> StepId {
+        super::CDI
+    }
+
+    fn title(&self) -> &'static str {
+        "CDI specification"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[DRIVER_MODULE, TOOLKIT_PACKAGES]
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Containers]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        let state = match &cx.desired.cdi {
+            Some(wish) => detect(cx, wish)?,
+            None => CdiState::default(),
+        };
+        Ok(decide(&state, cx.desired, cx.facts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CdiState, decide, device_names, host_paths};
+    use crate::{
+        step::Assessment,
+        steps::fixtures::{desired, facts},
+    };
+
+    const SPEC: &str = r#"---
+cdiVersion: 0.5.0
+containerEdits:
+    deviceNodes:
+        - path: /dev/nvidiactl
+    hooks:
+        - args:
+            - nvidia-cdi-hook
+          hookName: createContainer
+          path: /usr/bin/nvidia-cdi-hook
+    mounts:
+        - containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03
+          hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03
+devices:
+    - containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+      name: "0"
+    - containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+      name: all
+kind: nvidia.com/gpu
+"#;
+
+    fn state(loaded: &str) -> CdiState {
+        CdiState { spec: Some(SPEC.into()), loaded: loaded.parse().ok(), missing: vec![] }
+    }
+
+    #[test]
+    fn paths_and_names_are_read() {
+        assert_eq!(
+            host_paths(SPEC),
+            [
+                "/dev/nvidia0",
+                "/dev/nvidiactl",
+                "/usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03"
+            ]
+        );
+        assert_eq!(device_names(SPEC), ["0", "all"]);
+    }
+
+    #[test]
+    fn stale_in_each_way() {
+        let (want, mut facts) = (desired(), facts());
+        facts.gpus.truncate(1);
+        assert!(matches!(
+            decide(&state("535.261.03"), &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
+        let why = |state: &CdiState, facts| match decide(state, &want, facts) {
+            Assessment::Needs { why, .. } => why,
+            other => panic!("must be made anew: {other:?}"),
+        };
+        assert!(why(&state("535.309.01"), &facts).contains("another driver than 535.309.01"));
+        let gone = CdiState { missing: vec!["/dev/nvidia0".into()], ..state("535.261.03") };
+        assert!(why(&gone, &facts).contains("`/dev/nvidia0`, which is not there"));
+        let none = CdiState { spec: None, ..state("535.261.03") };
+        assert!(why(&none, &facts).contains("is missing"));
+        let mut two = facts.clone();
+        two.gpus.push(two.gpus[0].clone());
+        assert!(why(&state("535.261.03"), &two).contains("names 1 GPUs, 2 are on the bus"));
+    }
+
+    #[test]
+    fn without_a_loaded_driver_it_waits() {
+        let (mut want, facts) = (desired(), facts());
+        assert!(matches!(decide(&state(""), &want, &facts), Assessment::After { .. }));
+        want.image = true;
+        assert!(matches!(decide(&state(""), &want, &facts), Assessment::AwaitingBoot { .. }));
+    }
+}

@@ -1,0 +1,148 @@
+//! `kernel.deny`: in-tree drivers (nouveau, nova) must not take the GPU at the next boot.
+//!
+//! Rebuilding an initial RAM filesystem takes longer than most steps, so it is done only for a
+//! kernel whose image contains one of those drivers and was made before they were denied.
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{PREFLIGHT, look};
+use crate::{
+    change::{Change, Lock},
+    config::desired::Desired,
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// The file that modprobe reads.
+pub const PATH: &str = "/etc/modprobe.d/gpu-bootstrap-deny.conf";
+
+/// See the module.
+pub struct Deny;
+
+#[derive(Debug, Clone, Default)]
+struct DenyState {
+    content: Option<String>,
+    /// Kernels whose initial RAM filesystem holds a denied driver without our denial.
+    initramfs_with_denied: Vec<String>,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
+    let files = cx.host.files();
+    let path = Utf8Path::new(PATH);
+    let content = files.read_text(path)?;
+    let denied_since = files.stat(path)?.map(|stat| stat.mtime);
+    let mut initramfs_with_denied = Vec::new();
+    for kernel in look::bootable_kernels(cx.facts) {
+        let image = Utf8PathBuf::from(format!("/boot/initrd.img-{kernel}"));
+        let Some(stat) = files.stat(&image)? else { continue };
+        if denied_since.is_some_and(|since| stat.mtime >= since) {
+            continue;
+        }
+        if look::initramfs_holds(cx, &image, &cx.desired.deny_modules, PATH).await? {
+            initramfs_with_denied.push(kernel);
+        }
+    }
+    Ok(DenyState { content, initramfs_with_denied })
+}
+
+fn content(modules: &[String]) -> String {
+    let mut text = look::HEADER.to_owned();
+    for module in modules {
+        text.push_str("blacklist ");
+        text.push_str(module);
+        text.push('\n');
+    }
+    // `blacklist` alone does not stop a load by name or as a dependency.
+    for module in modules {
+        text.push_str(&format!("install {module} /bin/false\n"));
+    }
+    text
+}
+
+fn decide(state: &DenyState, desired: &Desired) -> Assessment {
+    if desired.driver.is_none() {
+        return look::no_driver();
+    }
+    if desired.deny_modules.is_empty() {
+        return Assessment::NotApplicable { why: "the profile denies no modules".into() };
+    }
+    let wanted = content(&desired.deny_modules);
+    let mut changes = Vec::new();
+    let mut whys = Vec::new();
+    if state.content.as_deref() != Some(&wanted) {
+        whys.push(format!("`{PATH}` does not deny {}", desired.deny_modules.join(", ")));
+        changes.push(Change::WriteFile { path: PATH.into(), content: wanted, mode: 0o644 });
+    }
+    if !state.initramfs_with_denied.is_empty() {
+        whys.push(format!(
+            "the initial RAM filesystem of {} holds one of them",
+            state.initramfs_with_denied.join(", ")
+        ));
+        changes.push(Change::RebuildInitramfs { kernels: state.initramfs_with_denied.clone() });
+    }
+    if changes.is_empty() {
+        return Assessment::Satisfied {
+            why: format!("{} are denied by `{PATH}`", desired.deny_modules.join(", ")),
+        };
+    }
+    Assessment::Needs { why: whys.join("; "), changes }
+}
+
+#[async_trait]
+impl Step for Deny {
+    fn id(&self) -> StepId {
+        super::KERNEL_DENY
+    }
+
+    fn title(&self) -> &'static str {
+        "In-tree GPU drivers denied"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[PREFLIGHT]
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Modules]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx).await?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DenyState, content, decide};
+    use crate::{change::Change, step::Assessment, steps::fixtures::desired};
+
+    #[test]
+    fn the_initramfs_is_rebuilt_only_where_it_must_be() {
+        let want = desired();
+        let Assessment::Needs { changes, .. } = decide(&DenyState::default(), &want) else {
+            panic!("a missing file must be written");
+        };
+        assert!(matches!(&changes[..], [Change::WriteFile { .. }]));
+        let inside = DenyState {
+            content: Some(content(&want.deny_modules)),
+            initramfs_with_denied: vec!["6.1.0-44-amd64".into()],
+        };
+        let Assessment::Needs { changes, .. } = decide(&inside, &want) else {
+            panic!("nouveau in the initramfs must go");
+        };
+        assert!(matches!(&changes[..], [Change::RebuildInitramfs { kernels }] if kernels.len() == 1));
+        let good = DenyState {
+            content: Some(content(&want.deny_modules)),
+            initramfs_with_denied: vec![],
+        };
+        assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
+    }
+
+    #[test]
+    fn a_load_by_name_is_stopped_too() {
+        let text = content(&["nouveau".into()]);
+        assert!(text.contains("blacklist nouveau\n"));
+        assert!(text.contains("install nouveau /bin/false\n"));
+    }
+}

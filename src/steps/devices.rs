@@ -1,0 +1,271 @@
+//! `validation.devices`: what is on the bus, what the driver bound, what NVML lists and what
+//! `/dev` offers are the same GPUs.
+
+use async_trait::async_trait;
+use camino::Utf8PathBuf;
+
+use super::{DRIVER_MODULE, DRIVER_PERSISTENCE, look};
+use crate::{
+    config::desired::Desired,
+    facts::Facts,
+    host::{Nvml, files::Kind},
+    model::{id::StepId, version::DriverVersion},
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// See the module.
+pub struct Devices;
+
+#[derive(Debug, Clone)]
+struct DevicesState {
+    loaded: Option<DriverVersion>,
+    /// Per GPU of the facts, the driver bound to it now.
+    bound: Vec<(String, Option<String>)>,
+    nvml: Nvml,
+    /// Minor numbers of `/dev/nvidiaN`.
+    nodes: Vec<u32>,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
+    let files = cx.host.files();
+    let mut bound = Vec::new();
+    for gpu in &cx.facts.gpus {
+        let link = Utf8PathBuf::from(format!("/sys/bus/pci/devices/{}/driver", gpu.pci_address));
+        let driver = files.stat(&link)?.and_then(|stat| match stat.kind {
+            Kind::Link(target) => target.file_name().map(ToOwned::to_owned),
+            _ => None,
+        });
+        bound.push((gpu.pci_address.to_string(), driver));
+    }
+    let mut nodes: Vec<u32> = files
+        .list("/dev".into())?
+        .iter()
+        .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
+        .collect();
+    nodes.sort_unstable();
+    let loaded = look::loaded_driver(cx)?;
+    // NVML is asked in a child that may hang on a sick GPU; without a driver it has nothing to say.
+    let nvml = if loaded.is_some() && cx.desired.driver.is_some() {
+        cx.host.nvml().await
+    } else {
+        Nvml::DriverNotLoaded
+    };
+    Ok(DevicesState { loaded, bound, nvml, nodes })
+}
+
+fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment {
+    if desired.driver.is_none() {
+        return look::no_driver();
+    }
+    let Some(loaded) = &state.loaded else {
+        if desired.image {
+            return Assessment::AwaitingBoot { why: "GPUs are compared at the first boot".into() };
+        }
+        if facts.gpus.is_empty() {
+            return Assessment::NotApplicable { why: "no NVIDIA GPU is on the PCI bus".into() };
+        }
+        return Assessment::After {
+            upstream: DRIVER_MODULE,
+            why: "GPUs are compared when the driver is loaded".into(),
+            expected: Vec::new(),
+        };
+    };
+    let blocked = |why: String, hint: &str| Assessment::Blocked { why, hint: hint.into() };
+    for (address, driver) in &state.bound {
+        match driver.as_deref() {
+            Some("nvidia") => {}
+            Some(other) => {
+                return blocked(
+                    format!("GPU {address} is bound to `{other}`, not to `nvidia`"),
+                    "unbind it or reboot; a GPU meant for a virtual machine (`vfio-pci`) does not \
+                     belong on a container node",
+                );
+            }
+            None => {
+                return blocked(
+                    format!("no driver took GPU {address}"),
+                    "read `dmesg | grep NVRM`: the board may need another branch or flavour, or \
+                     be broken",
+                );
+            }
+        }
+    }
+    let view = match &state.nvml {
+        Nvml::Ready(view) => view,
+        Nvml::NotLoadable { why } => {
+            return blocked(
+                format!("`libnvidia-ml.so.1` cannot be opened: {why}"),
+                "reinstall the package that brings it (Debian: `libnvidia-ml1`), and run \
+                 `ldconfig`",
+            );
+        }
+        Nvml::VersionMismatch => {
+            return blocked(
+                format!("NVML and the loaded module {loaded} are of different versions"),
+                "reboot: the library was upgraded under the loaded module",
+            );
+        }
+        Nvml::DriverNotLoaded => {
+            return blocked(
+                format!("module {loaded} is loaded, but NVML says that none is"),
+                "look for `/dev/nvidiactl` and its permissions",
+            );
+        }
+        Nvml::NoDevices => {
+            return blocked(
+                format!("{} on the bus, none initialised by the driver", look::gpus(facts)),
+                "read `dmesg | grep NVRM`: the firmware or the board refused to start",
+            );
+        }
+        Nvml::Hung { after_seconds } => {
+            return blocked(
+                format!("NVML did not answer within {after_seconds} s"),
+                "a GPU or its firmware hangs: read `dmesg | grep -i xid`, reboot, and have the \
+                 machine replaced if it comes back",
+            );
+        }
+        Nvml::Failed { code, why } => {
+            let code = code.map_or_else(String::new, |code| format!(" (code {code})"));
+            return blocked(format!("NVML failed{code}: {why}"), "read `dmesg | grep NVRM`");
+        }
+    };
+    if view.driver_version != loaded.as_str() {
+        return blocked(
+            format!("NVML is of {}, the loaded module of {loaded}", view.driver_version),
+            "reboot: the library was upgraded under the loaded module",
+        );
+    }
+    if let Some(device) = view.devices.iter().find(|device| device.error.is_some()) {
+        return blocked(
+            format!(
+                "GPU {} does not answer: {}",
+                device.index,
+                device.error.as_deref().unwrap_or_default()
+            ),
+            "reset or power-cycle the machine; have it replaced if that does not help",
+        );
+    }
+    if view.devices.len() != facts.gpus.len() {
+        return blocked(
+            format!("{} on the bus, NVML lists {}", look::gpus(facts), view.devices.len()),
+            "read `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
+        );
+    }
+    let missing: Vec<String> = view
+        .devices
+        .iter()
+        .map(|device| device.minor.unwrap_or(device.index))
+        .filter(|minor| !state.nodes.contains(minor))
+        .map(|minor| format!("`/dev/nvidia{minor}`"))
+        .collect();
+    if !missing.is_empty() {
+        return blocked(
+            format!("{} missing", missing.join(", ")),
+            "`nvidia-modprobe -c 0 -u` makes device nodes; a udev rule of the driver package \
+             should have",
+        );
+    }
+    Assessment::Satisfied {
+        why: format!(
+            "{} on the bus, bound to nvidia {loaded}, listed by NVML, with device nodes",
+            look::gpus(facts)
+        ),
+    }
+}
+
+#[async_trait]
+impl Step for Devices {
+    fn id(&self) -> StepId {
+        super::VALIDATION_DEVICES
+    }
+
+    fn title(&self) -> &'static str {
+        "GPUs agree: bus, driver, NVML, device nodes"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[DRIVER_MODULE, DRIVER_PERSISTENCE]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DevicesState, decide};
+    use crate::{
+        host::{Nvml, NvmlView},
+        step::Assessment,
+        steps::fixtures::{desired, facts, nvml_device},
+    };
+
+    fn good() -> DevicesState {
+        let facts = facts();
+        DevicesState {
+            loaded: "535.261.03".parse().ok(),
+            bound: facts
+                .gpus
+                .iter()
+                .map(|gpu| (gpu.pci_address.to_string(), Some("nvidia".into())))
+                .collect(),
+            nvml: Nvml::Ready(NvmlView {
+                driver_version: "535.261.03".into(),
+                cuda_version: Some("12.2".into()),
+                devices: (0..facts.gpus.len() as u32).map(nvml_device).collect(),
+            }),
+            nodes: (0..facts.gpus.len() as u32).collect(),
+        }
+    }
+
+    fn why(state: &DevicesState) -> String {
+        match decide(state, &desired(), &facts()) {
+            Assessment::Blocked { why, .. } => why,
+            other => panic!("must be refused: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn agreement_passes() {
+        assert!(matches!(decide(&good(), &desired(), &facts()), Assessment::Satisfied { .. }));
+    }
+
+    #[test]
+    fn each_disagreement_is_named() {
+        let mut state = good();
+        state.bound[0].1 = Some("nouveau".into());
+        assert!(why(&state).contains("bound to `nouveau`"));
+        state.bound[0].1 = None;
+        assert!(why(&state).contains("no driver took GPU"));
+
+        for (nvml, words) in [
+            (Nvml::NotLoadable { why: "no such file".into() }, "cannot be opened: no such file"),
+            (Nvml::VersionMismatch, "different versions"),
+            (Nvml::NoDevices, "none initialised"),
+            (Nvml::Hung { after_seconds: 30 }, "within 30 s"),
+            (Nvml::Failed { code: Some(999), why: "unknown".into() }, "(code 999): unknown"),
+            (Nvml::DriverNotLoaded, "NVML says that none is"),
+        ] {
+            let state = DevicesState { nvml, ..good() };
+            assert!(why(&state).contains(words), "{}", why(&state));
+        }
+
+        let mut fewer = good();
+        if let Nvml::Ready(view) = &mut fewer.nvml {
+            view.devices.pop();
+        }
+        assert!(why(&fewer).contains("NVML lists"), "{}", why(&fewer));
+        let nodes = DevicesState { nodes: vec![], ..good() };
+        assert!(why(&nodes).contains("`/dev/nvidia0` missing"), "{}", why(&nodes));
+    }
+
+    #[test]
+    fn before_the_driver_is_loaded_nothing_is_compared() {
+        let state = DevicesState { loaded: None, ..good() };
+        assert!(matches!(decide(&state, &desired(), &facts()), Assessment::After { .. }));
+        let mut image = desired();
+        image.image = true;
+        assert!(matches!(decide(&state, &image, &facts()), Assessment::AwaitingBoot { .. }));
+    }
+}

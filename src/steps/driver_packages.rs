@@ -1,0 +1,220 @@
+//! `driver.packages`: the NVIDIA driver, of one origin, one branch and one flavour.
+
+use async_trait::async_trait;
+
+use super::{
+    REPOSITORIES, SECURE_BOOT, look,
+    wishes::{Packages, compare, install},
+};
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Desired, DriverWish},
+    facts::{Facts, Origin},
+    model::{id::StepId, version::DriverVersion},
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// NVIDIA's installer leaves this behind; it removes what the installer put there.
+const RUNFILE_UNINSTALLER: &str = "/usr/bin/nvidia-uninstall";
+
+/// See the module.
+pub struct DriverPackages;
+
+#[derive(Debug, Clone, Default)]
+struct DriverPackagesState {
+    installed: Packages,
+    /// Bootable kernels for which no driver module is on disk.
+    kernels_without_module: Vec<String>,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
+    let kernels_without_module = match &cx.desired.driver {
+        Some(driver) => look::kernels_without(cx, &driver.module)?,
+        None => Vec::new(),
+    };
+    Ok(DriverPackagesState { installed: look::packages(cx).await?, kernels_without_module })
+}
+
+fn decide(state: &DriverPackagesState, desired: &Desired, facts: &Facts) -> Assessment {
+    let Some(driver) = &desired.driver else { return look::no_driver() };
+    if let Some(answer) = foreign(driver, facts) {
+        return answer;
+    }
+    let comparison = compare(&driver.packages, &state.installed);
+    if !comparison.held.is_empty() {
+        return Assessment::Blocked {
+            why: comparison.held.join("; "),
+            hint: comparison.held_hint(),
+        };
+    }
+    if !comparison.all_met() {
+        return Assessment::Needs {
+            why: comparison.unmet_text(),
+            changes: install(&driver.packages, Vec::new()),
+        };
+    }
+    if let (Some(module), false) = (&driver.dkms, state.kernels_without_module.is_empty()) {
+        return Assessment::Needs {
+            why: format!(
+                "the packages are installed, but there is no module `{}` for {}",
+                driver.module,
+                state.kernels_without_module.join(", ")
+            ),
+            changes: state
+                .kernels_without_module
+                .iter()
+                .map(|kernel| Change::BuildModule {
+                    module: module.clone(),
+                    kernel: kernel.clone(),
+                })
+                .collect(),
+        };
+    }
+    Assessment::Satisfied { why: comparison.met_text() }
+}
+
+/// A driver that did not come as packages: kept, replaced or refused, but never mixed with ours.
+fn foreign(driver: &DriverWish, facts: &Facts) -> Option<Assessment> {
+    let found = &facts.driver;
+    let origin = match found.origin? {
+        Origin::Runfile => "by NVIDIA's installer",
+        Origin::Preinstalled => "with the image, outside packages",
+        Origin::Distribution | Origin::Vendor => return None,
+    };
+    let version = found.loaded_version.as_ref().or(found.library_version.as_ref());
+    let version_text =
+        version.map_or_else(|| "of unknown version".to_owned(), DriverVersion::to_string);
+    if driver.adopt {
+        return Some(match version {
+            Some(version) if version.branch() == driver.branch => Assessment::Satisfied {
+                why: format!("driver {version} was installed {origin} and is adopted"),
+            },
+            _ => Assessment::Blocked {
+                why: format!(
+                    "driver {version_text} was installed {origin}; branch {} is wanted",
+                    driver.branch
+                ),
+                hint: "set `driver.branch` to the branch that is there, or `driver.replace = true`"
+                    .into(),
+            },
+        });
+    }
+    if driver.replace && found.origin == Some(Origin::Runfile) {
+        let mut changes = vec![Change::RunTool {
+            purpose: "remove the driver that NVIDIA's installer put there".into(),
+            command: vec![RUNFILE_UNINSTALLER.into(), "--silent".into()],
+            writes: Vec::new(),
+        }];
+        changes.extend(install(&driver.packages, Vec::new()));
+        return Some(Assessment::Needs {
+            why: format!("driver {version_text} was installed {origin} and is to be replaced"),
+            changes,
+        });
+    }
+    Some(Assessment::Blocked {
+        why: format!("driver {version_text} was installed {origin}"),
+        hint: "set `driver.adopt = true` to keep it, or `driver.replace = true` to remove it and \
+               install packages (not possible for a driver that came with the image)"
+            .into(),
+    })
+}
+
+#[async_trait]
+impl Step for DriverPackages {
+    fn id(&self) -> StepId {
+        super::DRIVER_PACKAGES
+    }
+
+    fn title(&self) -> &'static str {
+        "NVIDIA driver packages"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[SECURE_BOOT, REPOSITORIES]
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Packages, Lock::Modules]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DriverPackagesState, decide};
+    use crate::{
+        change::Change,
+        facts::Origin,
+        step::Assessment,
+        steps::{
+            fixtures::{desired, facts},
+            wishes::fixtures::packages,
+        },
+    };
+
+    fn state(installed: &[&str], without: &[&str]) -> DriverPackagesState {
+        DriverPackagesState {
+            installed: packages(installed),
+            kernels_without_module: without.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    const INSTALLED: [&str; 2] =
+        ["nvidia-kernel-dkms=535.261.03-1~deb12u1", "nvidia-smi=535.261.03-1~deb12u1"];
+
+    #[test]
+    fn packages_and_a_module_for_each_kernel() {
+        let (want, facts) = (desired(), facts());
+        assert!(matches!(decide(&state(&[], &[]), &want, &facts), Assessment::Needs { .. }));
+        let Assessment::Needs { changes, .. } =
+            decide(&state(&INSTALLED, &["6.1.0-44-amd64"]), &want, &facts)
+        else {
+            panic!("a kernel without a module must get one");
+        };
+        assert!(matches!(&changes[..], [Change::BuildModule { kernel, .. }] if kernel == "6.1.0-44-amd64"));
+        assert!(matches!(
+            decide(&state(&INSTALLED, &[]), &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
+    }
+
+    #[test]
+    fn a_package_held_by_somebody_else_blocks() {
+        let held = ["nvidia-kernel-dkms!=525.147.05-1", "nvidia-smi=535.261.03-1~deb12u1"];
+        let Assessment::Blocked { why, hint } = decide(&state(&held, &[]), &desired(), &facts())
+        else {
+            panic!("a foreign hold must block");
+        };
+        assert!(why.contains("525.147.05") && why.contains("held"), "{why}");
+        assert!(hint.contains("unhold"), "{hint}");
+    }
+
+    #[test]
+    fn a_driver_outside_packages_is_refused_adopted_or_replaced() {
+        let (mut want, mut found) = (desired(), facts());
+        found.driver.origin = Some(Origin::Runfile);
+        found.driver.loaded_version = Some("535.104.05".parse().expect("a version"));
+        let empty = state(&[], &[]);
+        let Assessment::Blocked { hint, .. } = decide(&empty, &want, &found) else {
+            panic!("must be refused");
+        };
+        assert!(hint.contains("driver.adopt"), "{hint}");
+
+        want.driver.as_mut().expect("a driver").adopt = true;
+        assert!(matches!(decide(&empty, &want, &found), Assessment::Satisfied { .. }));
+        found.driver.loaded_version = Some("470.256.02".parse().expect("a version"));
+        assert!(matches!(decide(&empty, &want, &found), Assessment::Blocked { .. }));
+
+        let driver = want.driver.as_mut().expect("a driver");
+        (driver.adopt, driver.replace) = (false, true);
+        let Assessment::Needs { changes, .. } = decide(&empty, &want, &found) else {
+            panic!("must be replaced");
+        };
+        assert!(matches!(&changes[0], Change::RunTool { .. }));
+        found.driver.origin = Some(Origin::Preinstalled);
+        assert!(matches!(decide(&empty, &want, &found), Assessment::Blocked { .. }));
+    }
+}

@@ -1,0 +1,131 @@
+//! `kernel.headers`: what compiling a kernel module takes, for the running and the next kernel.
+
+use async_trait::async_trait;
+
+use super::{
+    REPOSITORIES, look,
+    wishes::{Packages, compare, install},
+};
+use crate::{
+    change::Lock,
+    config::desired::{Desired, PackageWish},
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// See the module.
+pub struct Headers;
+
+/// What was read.
+#[derive(Debug, Clone, Default)]
+struct HeadersState {
+    installed: Packages,
+    /// Wanted packages that the package lists do not know; empty when there are no lists yet.
+    unavailable: Vec<String>,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
+    let installed = look::packages(cx).await?;
+    let missing: Vec<PackageWish> = cx
+        .desired
+        .headers
+        .iter()
+        .filter(|wish| !installed.contains_key(&wish.name))
+        .cloned()
+        .collect();
+    let unavailable = look::unavailable(cx, &missing).await?;
+    Ok(HeadersState { installed, unavailable })
+}
+
+fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
+    if desired.driver.as_ref().is_none_or(|driver| driver.dkms.is_none()) {
+        return Assessment::NotApplicable { why: "no kernel module is compiled here".into() };
+    }
+    if desired.headers.is_empty() {
+        return Assessment::NotApplicable { why: "the profile names no headers".into() };
+    }
+    let comparison = compare(&desired.headers, &state.installed);
+    if comparison.all_met() {
+        return Assessment::Satisfied { why: comparison.met_text() };
+    }
+    if !state.unavailable.is_empty() {
+        return Assessment::Blocked {
+            why: format!("no repository offers {}", state.unavailable.join(", ")),
+            hint: "the archive keeps headers of its newest kernels only: upgrade the kernel \
+                   (`apt-get install linux-image-amd64` or your cloud's flavour), reboot, and run \
+                   again"
+                .into(),
+        };
+    }
+    Assessment::Needs {
+        why: comparison.unmet_text(),
+        changes: install(&desired.headers, Vec::new()),
+    }
+}
+
+#[async_trait]
+impl Step for Headers {
+    fn id(&self) -> StepId {
+        super::HEADERS
+    }
+
+    fn title(&self) -> &'static str {
+        "Kernel headers"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[REPOSITORIES]
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Packages]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx).await?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HeadersState, decide};
+    use crate::{
+        step::Assessment,
+        steps::{
+            fixtures::desired,
+            wishes::fixtures::{packages, wishes},
+        },
+    };
+
+    fn state(installed: &[&str], unavailable: &[&str]) -> HeadersState {
+        HeadersState {
+            installed: packages(installed),
+            unavailable: unavailable.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    #[test]
+    fn missing_headers_are_installed_and_unavailable_ones_block() {
+        let mut want = desired();
+        want.headers = wishes(&["linux-headers-6.1.0-44-amd64"]);
+        assert!(matches!(decide(&state(&[], &[]), &want), Assessment::Needs { .. }));
+        assert!(matches!(
+            decide(&state(&["linux-headers-6.1.0-44-amd64=6.1.1"], &[]), &want),
+            Assessment::Satisfied { .. }
+        ));
+        let Assessment::Blocked { why, hint } =
+            decide(&state(&[], &["linux-headers-6.1.0-44-amd64"]), &want)
+        else {
+            panic!("headers that nobody offers must block");
+        };
+        assert_eq!(why, "no repository offers linux-headers-6.1.0-44-amd64");
+        assert!(hint.contains("reboot"));
+    }
+
+    #[test]
+    fn without_compiling_there_is_nothing_to_do() {
+        let mut want = desired();
+        want.driver.as_mut().expect("a driver").dkms = None;
+        assert!(matches!(decide(&state(&[], &[]), &want), Assessment::NotApplicable { .. }));
+    }
+}

@@ -1,0 +1,156 @@
+//! `packages.hold`: no background upgrade may split driver, libraries and runtime.
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+
+use super::{
+    DRIVER_PACKAGES, HEADERS, RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, look,
+    wishes::Packages,
+};
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Desired, Manager},
+    model::{id::StepId, pattern},
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// Read by unattended-upgrades, whether it is installed now or later.
+pub const BLACKLIST: &str = "/etc/apt/apt.conf.d/52gpu-bootstrap-unattended-upgrades";
+
+/// See the module.
+pub struct Holds;
+
+#[derive(Debug, Clone, Default)]
+struct HoldState {
+    installed: Packages,
+    blacklist: Option<String>,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<HoldState, StepError> {
+    Ok(HoldState {
+        installed: look::packages(cx).await?,
+        blacklist: cx.host.files().read_text(Utf8Path::new(BLACKLIST))?,
+    })
+}
+
+fn blacklist(patterns: &[String]) -> String {
+    let mut text = look::HEADER.replace('#', "//");
+    text.push_str("Unattended-Upgrade::Package-Blacklist {\n");
+    for pattern in patterns {
+        text.push_str(&format!("    \"{pattern}\";\n"));
+    }
+    text.push_str("};\n");
+    text
+}
+
+fn decide(state: &HoldState, desired: &Desired) -> Assessment {
+    let hold = &desired.hold;
+    let matching: Vec<&String> = state
+        .installed
+        .keys()
+        .filter(|name| hold.patterns.iter().any(|p| pattern::matches(p, name)))
+        .collect();
+    let free: Vec<&str> = matching
+        .iter()
+        .filter(|name| !state.installed[**name].held)
+        .map(|name| name.as_str())
+        .collect();
+    let (mut whys, mut changes) = (Vec::new(), Vec::new());
+    let expects = desired.driver.as_ref().is_some_and(|driver| !driver.adopt)
+        || !desired.runtimes.is_empty()
+        || desired.toolkit.is_some();
+    if matching.is_empty() && !hold.patterns.is_empty() && expects {
+        whys.push("nothing that is to be held is installed yet".to_owned());
+    } else if !free.is_empty() {
+        whys.push(format!("{} of {} packages are not held: {}", free.len(), matching.len(), look::some(&free)));
+    }
+    if !whys.is_empty() {
+        changes.push(Change::HoldPackages { patterns: hold.patterns.clone() });
+    }
+    let wanted = blacklist(&hold.blacklist);
+    if desired.packages.manager == Manager::Apt
+        && !hold.blacklist.is_empty()
+        && state.blacklist.as_deref() != Some(&wanted)
+    {
+        whys.push(format!("unattended upgrades are not told to leave them alone (`{BLACKLIST}`)"));
+        changes.push(Change::WriteFile {
+            path: BLACKLIST.into(),
+            content: wanted,
+            mode: 0o644,
+        });
+    }
+    if changes.is_empty() {
+        return Assessment::Satisfied { why: format!("{} packages are held", matching.len()) };
+    }
+    Assessment::Needs { why: whys.join("; "), changes }
+}
+
+#[async_trait]
+impl Step for Holds {
+    fn id(&self) -> StepId {
+        super::PACKAGES_HOLD
+    }
+
+    fn title(&self) -> &'static str {
+        "Packages held"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[HEADERS, DRIVER_PACKAGES, RUNTIME_DOCKER, RUNTIME_CONTAINERD, TOOLKIT_PACKAGES]
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Packages]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx).await?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HoldState, blacklist, decide};
+    use crate::{
+        change::Change,
+        step::Assessment,
+        steps::{fixtures::desired, wishes::fixtures::packages},
+    };
+
+    #[test]
+    fn every_matching_package_must_be_held() {
+        let want = desired();
+        let good = HoldState {
+            installed: packages(&["libnvidia-ml1!=535.1", "nvidia-smi!=535.1", "bash=5.2"]),
+            blacklist: Some(blacklist(&want.hold.blacklist)),
+        };
+        assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
+        let one_free = HoldState {
+            installed: packages(&["libnvidia-ml1=535.1", "nvidia-smi!=535.1"]),
+            ..good.clone()
+        };
+        let Assessment::Needs { why, changes } = decide(&one_free, &want) else {
+            panic!("must be held");
+        };
+        assert_eq!(why, "1 of 2 packages are not held: libnvidia-ml1");
+        assert!(matches!(&changes[..], [Change::HoldPackages { .. }]));
+    }
+
+    #[test]
+    fn before_anything_is_installed_the_plan_says_what_will_be_held() {
+        let Assessment::Needs { changes, .. } = decide(&HoldState::default(), &desired()) else {
+            panic!("must be planned");
+        };
+        assert!(matches!(
+            &changes[..],
+            [Change::HoldPackages { .. }, Change::WriteFile { .. }]
+        ));
+    }
+
+    #[test]
+    fn the_blacklist_is_apt_configuration() {
+        let text = blacklist(&["nvidia-".into()]);
+        assert!(text.starts_with("//"));
+        assert!(text.contains("Unattended-Upgrade::Package-Blacklist {\n    \"nvidia-\";\n};\n"));
+    }
+}

@@ -1,0 +1,202 @@
+//! `driver.module`: the loaded module is the installed one; if not, it is loaded, or a reboot is
+//! due.
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+
+use super::{DRIVER_AUTOLOAD, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, look};
+use crate::{
+    change::{Change, Lock},
+    config::desired::Desired,
+    facts::Facts,
+    model::{id::StepId, version::DriverVersion},
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// See the module.
+pub struct Module;
+
+#[derive(Debug, Clone, Default)]
+struct ModuleState {
+    /// Of the loaded module.
+    loaded: Option<DriverVersion>,
+    /// Of the installed packages.
+    packaged: Option<DriverVersion>,
+    /// Denied in-tree drivers that are loaded now.
+    denied_loaded: Vec<String>,
+    /// Whether a module is on disk for the running kernel.
+    on_disk: bool,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
+    let Some(driver) = &cx.desired.driver else { return Ok(ModuleState::default()) };
+    let packages = look::packages(cx).await?;
+    let packaged = driver
+        .packages
+        .iter()
+        .filter_map(|wish| packages.get(&wish.name))
+        .find_map(|package| DriverVersion::from_package(&package.version).ok());
+    let loaded_modules = look::loaded_modules(cx)?;
+    let without = look::kernels_without(cx, &driver.module)?;
+    let running = cx.facts.kernel.running.as_ref().map(ToString::to_string);
+    Ok(ModuleState {
+        loaded: look::loaded_driver(cx)?,
+        packaged,
+        denied_loaded: cx
+            .desired
+            .deny_modules
+            .iter()
+            .filter(|module| loaded_modules.contains(module))
+            .cloned()
+            .collect(),
+        on_disk: running.is_some_and(|kernel| {
+            !without.contains(&kernel)
+                && true
+        }),
+    })
+}
+
+fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
+    let Some(driver) = &desired.driver else { return look::no_driver() };
+    let fits = |version: &DriverVersion| match &state.packaged {
+        Some(packaged) => version == packaged,
+        // An adopted driver has no packages to compare with.
+        None => driver.adopt && version.branch() == driver.branch,
+    };
+    match &state.loaded {
+        Some(loaded) if fits(loaded) => Assessment::Satisfied {
+            why: format!("module {loaded} is loaded, as installed"),
+        },
+        _ if desired.image => Assessment::AwaitingBoot {
+            why: "modules are loaded at the first boot of the image".into(),
+        },
+        Some(loaded) => {
+            let installed = state
+                .packaged
+                .as_ref()
+                .map_or_else(|| "another one".to_owned(), DriverVersion::to_string);
+            Assessment::Needs {
+                why: format!("module {loaded} is loaded, {installed} is installed"),
+                changes: vec![Change::Reboot {
+                    why: format!("driver {loaded} is loaded and {installed} is installed"),
+                }],
+            }
+        }
+        None if facts.gpus.is_empty() => Assessment::NotApplicable {
+            why: "no NVIDIA GPU is on the PCI bus, so the module has nothing to drive".into(),
+        },
+        None if !state.denied_loaded.is_empty() => Assessment::Needs {
+            why: format!("{} is loaded and holds the GPU", state.denied_loaded.join(", ")),
+            changes: vec![Change::Reboot {
+                why: format!("{} must let go of the GPU", state.denied_loaded.join(", ")),
+            }],
+        },
+        None => {
+            let changes: Vec<Change> = driver
+                .load_modules
+                .iter()
+                .map(|module| Change::LoadModule { module: module.clone() })
+                .collect();
+            if state.on_disk {
+                Assessment::Needs { why: "the module is not loaded".into(), changes }
+            } else {
+                Assessment::After {
+                    upstream: DRIVER_PACKAGES,
+                    why: "there is no module for the running kernel yet".into(),
+                    expected: changes,
+                }
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Step for Module {
+    fn id(&self) -> StepId {
+        super::DRIVER_MODULE
+    }
+
+    fn title(&self) -> &'static str {
+        "NVIDIA kernel module"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[HEADERS, KERNEL_DENY, DRIVER_PACKAGES, DRIVER_AUTOLOAD]
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Modules]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ModuleState, decide};
+    use crate::{
+        change::Change,
+        step::Assessment,
+        steps::fixtures::{desired, facts},
+    };
+
+    fn state(loaded: &str, packaged: &str) -> ModuleState {
+        ModuleState {
+            loaded: loaded.parse().ok(),
+            packaged: packaged.parse().ok(),
+            denied_loaded: vec![],
+            on_disk: true,
+        }
+    }
+
+    #[test]
+    fn loaded_and_installed_must_agree() {
+        let (want, facts) = (desired(), facts());
+        assert!(matches!(
+            decide(&state("535.261.03", "535.261.03"), &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
+        let Assessment::Needs { why, changes } =
+            decide(&state("535.247.01", "535.261.03"), &want, &facts)
+        else {
+            panic!("two versions need a reboot");
+        };
+        assert_eq!(why, "module 535.247.01 is loaded, 535.261.03 is installed");
+        assert!(matches!(&changes[..], [Change::Reboot { .. }]));
+    }
+
+    #[test]
+    fn an_image_awaits_its_boot() {
+        let (mut want, facts) = (desired(), facts());
+        want.image = true;
+        assert!(matches!(
+            decide(&state("", "535.261.03"), &want, &facts),
+            Assessment::AwaitingBoot { .. }
+        ));
+    }
+
+    #[test]
+    fn nouveau_in_the_way_needs_a_reboot() {
+        let mut held = state("", "535.261.03");
+        held.denied_loaded = vec!["nouveau".into()];
+        let Assessment::Needs { changes, .. } = decide(&held, &desired(), &facts()) else {
+            panic!("nouveau must go");
+        };
+        assert!(matches!(&changes[..], [Change::Reboot { .. }]));
+    }
+
+    #[test]
+    fn the_modules_are_loaded_in_order_once_they_exist() {
+        let (want, facts) = (desired(), facts());
+        let Assessment::Needs { changes, .. } = decide(&state("", "535.261.03"), &want, &facts)
+        else {
+            panic!("must be loaded");
+        };
+        assert_eq!(changes.len(), want.driver.expect("a driver").load_modules.len());
+        let mut none = state("", "");
+        none.on_disk = false;
+        assert!(matches!(decide(&none, &desired(), &facts), Assessment::After { .. }));
+    }
+}

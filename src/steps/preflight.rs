@@ -1,0 +1,245 @@
+//! `preflight`: what must hold before anything is changed. All of it is looked at and reported
+//! together, so that a person mends it in one go.
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+
+use super::look;
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Desired, Manager},
+    facts::Facts,
+    host::files::Room,
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// Filesystems that must be writable and have room, with the name of the bound in the profile.
+const ROOT: &str = "/";
+const BOOT: &str = "/boot";
+/// Where configuration is written; a read-only `/etc` is refused before anything else is touched.
+const ETC: &str = "/etc";
+/// Written by the package manager at its last run: the clock cannot be before it.
+const LAST_PACKAGE_RUN: &str = "/var/lib/dpkg/status";
+/// Slack for clocks of build machines.
+const CLOCK_SLACK_SECONDS: i64 = 24 * 3600;
+
+/// See the module.
+pub struct Preflight;
+
+#[derive(Debug, Clone)]
+struct PreflightState {
+    root: Room,
+    boot: Room,
+    etc: Room,
+    now: i64,
+    last_package_run: Option<i64>,
+    /// What `dpkg --audit` says; empty when the database is consistent.
+    half_done: Vec<String>,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
+    let files = cx.host.files();
+    Ok(PreflightState {
+        root: files.room(Utf8Path::new(ROOT))?,
+        boot: files.room(Utf8Path::new(BOOT))?,
+        etc: files.room(Utf8Path::new(ETC))?,
+        now: cx.host.now().as_second(),
+        last_package_run: files.stat(Utf8Path::new(LAST_PACKAGE_RUN))?.map(|stat| stat.mtime),
+        half_done: look::half_done(cx).await?,
+    })
+}
+
+/// Something that stands in the way, with what helps.
+struct Obstacle {
+    why: String,
+    hint: &'static str,
+}
+
+fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessment {
+    let obstacles = obstacles(state, desired, facts);
+    if !obstacles.is_empty() {
+        let whys: Vec<String> = obstacles.iter().map(|o| o.why.clone()).collect();
+        let mut hints: Vec<&str> = obstacles.iter().map(|o| o.hint).collect();
+        hints.dedup();
+        return Assessment::Blocked { why: whys.join("; "), hint: hints.join("; ") };
+    }
+    if !state.half_done.is_empty() {
+        return Assessment::Needs {
+            why: format!(
+                "an earlier package operation was interrupted: {}",
+                state.half_done.join(", ")
+            ),
+            changes: vec![Change::RepairPackages],
+        };
+    }
+    Assessment::Satisfied {
+        why: format!(
+            "{} free on `/`, {} on `/boot`, package database consistent",
+            look::bytes(state.root.free),
+            look::bytes(state.boot.free)
+        ),
+    }
+}
+
+fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Obstacle> {
+    let want = &desired.preflight;
+    let mut found = Vec::new();
+    for (path, room) in [(ETC, state.etc), (ROOT, state.root), (BOOT, state.boot)] {
+        if room.read_only {
+            found.push(Obstacle {
+                why: format!("`{path}` is mounted read-only"),
+                hint: "mount it writable; on an image-based system build the node image with \
+                       `install --image` instead",
+            });
+        }
+    }
+    // What is installed already needs no more room; the bound is for the download and the build.
+    for (path, room, least) in [
+        (ROOT, state.root, want.min_free_root_bytes),
+        (BOOT, state.boot, want.min_free_boot_bytes),
+    ] {
+        if room.free < least {
+            found.push(Obstacle {
+                why: format!(
+                    "`{path}` has {} free, {} are wanted",
+                    look::bytes(room.free),
+                    look::bytes(least)
+                ),
+                hint: "free some room (old kernels, package cache: `apt-get clean`) or grow the \
+                       disk",
+            });
+        }
+    }
+    if let Some(memory) = facts.memory_bytes
+        && memory < want.min_memory_bytes
+    {
+        found.push(Obstacle {
+            why: format!(
+                "the machine has {} of memory, {} are wanted",
+                look::bytes(memory),
+                look::bytes(want.min_memory_bytes)
+            ),
+            hint: "take a larger machine, or lower `preflight.min-memory-bytes`",
+        });
+    }
+    if let Some(last) = state.last_package_run
+        && state.now + CLOCK_SLACK_SECONDS < last
+    {
+        found.push(Obstacle {
+            why: format!(
+                "the clock says {}, but packages were installed at {}",
+                look::time(state.now),
+                look::time(last)
+            ),
+            hint: "set the clock (`timedatectl set-ntp true`); certificates and signatures \
+                   cannot be checked with a wrong one",
+        });
+    }
+    if facts.gpus.is_empty() && desired.assume_gpus.is_empty() && !want.allow_no_gpu {
+        found.push(Obstacle {
+            why: "no NVIDIA GPU is on the PCI bus".into(),
+            hint: "look at `lspci -d 10de:`; for an image name the GPUs of its instances with \
+                   `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set \
+                   `preflight.allow-no-gpu = true`",
+        });
+    }
+    found
+}
+
+#[async_trait]
+impl Step for Preflight {
+    fn id(&self) -> StepId {
+        super::PREFLIGHT
+    }
+
+    fn title(&self) -> &'static str {
+        "Preconditions"
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Packages]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
+    }
+}
+
+/// Whether the package manager keeps a database that can be audited without running it.
+pub(super) fn audits(manager: Manager) -> bool {
+    matches!(manager, Manager::Apt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PreflightState, decide};
+    use crate::{
+        change::Change,
+        host::files::Room,
+        step::Assessment,
+        steps::fixtures::{desired, facts},
+    };
+
+    const GIB: u64 = 1 << 30;
+
+    fn room(free: u64) -> Room {
+        Room { total: 100 * GIB, free, read_only: false }
+    }
+
+    fn state() -> PreflightState {
+        PreflightState {
+            root: room(50 * GIB),
+            boot: room(GIB),
+            etc: room(50 * GIB),
+            now: 1_790_000_000,
+            last_package_run: Some(1_780_000_000),
+            half_done: vec![],
+        }
+    }
+
+    fn blocked(state: &PreflightState) -> (String, String) {
+        match decide(state, &desired(), &facts()) {
+            Assessment::Blocked { why, hint } => (why, hint),
+            other => panic!("must be blocked: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_good_machine_passes() {
+        assert!(matches!(decide(&state(), &desired(), &facts()), Assessment::Satisfied { .. }));
+    }
+
+    #[test]
+    fn each_obstacle_is_named_and_all_at_once() {
+        let mut bad = state();
+        bad.root = room(GIB / 2);
+        bad.boot = Room { read_only: true, ..room(GIB) };
+        bad.now = 1_700_000_000;
+        let (why, hint) = blocked(&bad);
+        assert!(why.contains("`/` has 512.0 MiB free"), "{why}");
+        assert!(why.contains("`/boot` is mounted read-only"), "{why}");
+        assert!(why.contains("the clock says 2023-11-14"), "{why}");
+        assert!(hint.contains("timedatectl"), "{hint}");
+    }
+
+    #[test]
+    fn no_gpu_blocks_unless_it_is_expected() {
+        let mut none = facts();
+        none.gpus.clear();
+        let mut want = desired();
+        assert!(matches!(decide(&state(), &want, &none), Assessment::Blocked { .. }));
+        want.preflight.allow_no_gpu = true;
+        assert!(matches!(decide(&state(), &want, &none), Assessment::Satisfied { .. }));
+    }
+
+    #[test]
+    fn an_interrupted_package_manager_is_repaired() {
+        let mut half = state();
+        half.half_done = vec!["nvidia-kernel-dkms is half configured".into()];
+        let Assessment::Needs { changes, .. } = decide(&half, &desired(), &facts()) else {
+            panic!("must be repaired");
+        };
+        assert_eq!(changes, [Change::RepairPackages]);
+    }
+}

@@ -1,0 +1,175 @@
+//! `runtime.docker-nvidia`, `runtime.containerd-nvidia`: the runtime knows the nvidia runtime.
+//!
+//! What counts is what the daemon says about itself: a file that matches and a daemon that never
+//! read it look the same on disk.
+
+use async_trait::async_trait;
+use camino::Utf8PathBuf;
+
+use super::{
+    RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, look, runtime_packages::wish,
+};
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Desired, RuntimeKind, RuntimeWish},
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// Where `nvidia-ctk runtime configure` writes.
+const DOCKER_FILES: [&str; 1] = ["/etc/docker/daemon.json"];
+const CONTAINERD_FILES: [&str; 2] =
+    ["/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml"];
+
+/// See the module; one value per runtime.
+pub struct RuntimeConfig(pub RuntimeKind);
+
+/// What the daemon says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Effective {
+    /// It is not installed.
+    Absent,
+    /// It does not answer, in its tool's words.
+    Silent(String),
+    /// It answers.
+    Known {
+        /// Names of its runtimes.
+        runtimes: Vec<String>,
+        /// Its default one.
+        default: Option<String>,
+    },
+}
+
+fn decide(effective: &Effective, wish: &RuntimeWish, desired: &Desired) -> Assessment {
+    if desired.toolkit.is_none() {
+        return Assessment::NotApplicable { why: "the container toolkit is not wanted".into() };
+    }
+    let (name, files): (&str, &[&str]) = match wish.kind {
+        RuntimeKind::Docker => ("docker", &DOCKER_FILES),
+        RuntimeKind::Containerd => ("containerd", &CONTAINERD_FILES),
+    };
+    let why = match effective {
+        Effective::Absent => format!("{name} is not installed yet"),
+        Effective::Silent(words) => format!("{name} does not answer: {words}"),
+        Effective::Known { runtimes, default } => {
+            let registered = runtimes.iter().any(|runtime| runtime == "nvidia");
+            let is_default = default.as_deref() == Some("nvidia");
+            if registered && (!wish.nvidia_default || is_default) {
+                return Assessment::Satisfied {
+                    why: format!("{name} runs with the runtimes {}", runtimes.join(", ")),
+                };
+            }
+            if registered {
+                format!(
+                    "the default runtime of {name} is {}, nvidia is wanted",
+                    default.as_deref().unwrap_or("not set")
+                )
+            } else {
+                format!("{name} runs without the nvidia runtime ({})", runtimes.join(", "))
+            }
+        }
+    };
+    let mut command = vec![
+        "nvidia-ctk".to_owned(),
+        "runtime".to_owned(),
+        "configure".to_owned(),
+        format!("--runtime={name}"),
+    ];
+    if wish.nvidia_default {
+        command.push("--nvidia-set-as-default".to_owned());
+    }
+    Assessment::Needs {
+        why,
+        changes: vec![
+            Change::RunTool {
+                purpose: format!("register the nvidia runtime with {name}"),
+                command,
+                writes: files.iter().map(Utf8PathBuf::from).collect(),
+            },
+            Change::RestartUnit { unit: wish.unit.clone() },
+        ],
+    }
+}
+
+#[async_trait]
+impl Step for RuntimeConfig {
+    fn id(&self) -> StepId {
+        match self.0 {
+            RuntimeKind::Docker => super::RUNTIME_DOCKER_NVIDIA,
+            RuntimeKind::Containerd => super::RUNTIME_CONTAINERD_NVIDIA,
+        }
+    }
+
+    fn title(&self) -> &'static str {
+        match self.0 {
+            RuntimeKind::Docker => "nvidia runtime in Docker",
+            RuntimeKind::Containerd => "nvidia runtime in containerd",
+        }
+    }
+
+    fn after(&self) -> &[StepId] {
+        match self.0 {
+            RuntimeKind::Docker => &[TOOLKIT_PACKAGES, RUNTIME_DOCKER],
+            RuntimeKind::Containerd => &[TOOLKIT_PACKAGES, RUNTIME_CONTAINERD],
+        }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Containers]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        let Some(wish) = wish(cx.desired, self.0) else {
+            return Ok(Assessment::NotApplicable { why: "this runtime is not wanted".into() });
+        };
+        Ok(decide(&look::effective(cx, self.0).await?, wish, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Effective, decide, wish};
+    use crate::{
+        change::Change, config::desired::RuntimeKind, step::Assessment, steps::fixtures::desired,
+    };
+
+    fn known(runtimes: &[&str], default: &str) -> Effective {
+        Effective::Known {
+            runtimes: runtimes.iter().map(ToString::to_string).collect(),
+            default: Some(default.to_owned()),
+        }
+    }
+
+    #[test]
+    fn what_the_daemon_says_decides() {
+        let mut want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        assert!(matches!(
+            decide(&known(&["nvidia", "runc"], "runc"), &docker, &want),
+            Assessment::Satisfied { .. }
+        ));
+        let Assessment::Needs { why, changes } = decide(&known(&["runc"], "runc"), &docker, &want)
+        else {
+            panic!("must be registered");
+        };
+        assert_eq!(why, "docker runs without the nvidia runtime (runc)");
+        assert!(matches!(
+            &changes[..],
+            [Change::RunTool { .. }, Change::RestartUnit { .. }]
+        ));
+        let mut as_default = docker.clone();
+        as_default.nvidia_default = true;
+        assert!(matches!(
+            decide(&known(&["nvidia", "runc"], "runc"), &as_default, &want),
+            Assessment::Needs { .. }
+        ));
+        for unready in [Effective::Absent, Effective::Silent("no socket".into())] {
+            assert!(matches!(decide(&unready, &docker, &want), Assessment::Needs { .. }));
+        }
+        want.toolkit = None;
+        assert!(matches!(
+            decide(&Effective::Absent, &docker, &want),
+            Assessment::NotApplicable { .. }
+        ));
+    }
+}

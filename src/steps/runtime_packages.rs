@@ -1,0 +1,163 @@
+//! `runtime.docker`, `runtime.containerd`: the runtime is installed, enabled and running. One
+//! that is there from elsewhere is kept as it is.
+
+use async_trait::async_trait;
+
+use super::{
+    REPOSITORIES, look,
+    wishes::{Packages, compare, install},
+};
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Desired, RuntimeKind, RuntimeWish},
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+    tools::systemctl::UnitState,
+};
+
+/// See the module; one value per runtime.
+pub struct RuntimePackages(pub RuntimeKind);
+
+#[derive(Debug, Clone, Default)]
+struct RuntimeState {
+    installed: Packages,
+    unit: Option<UnitState>,
+}
+
+async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
+    Ok(RuntimeState {
+        installed: look::packages(cx).await?,
+        unit: look::unit(cx, &wish.unit).await?,
+    })
+}
+
+pub(super) fn wish(desired: &Desired, kind: RuntimeKind) -> Option<&RuntimeWish> {
+    desired.runtimes.iter().find(|wish| wish.kind == kind)
+}
+
+fn decide(state: &RuntimeState, wish: &RuntimeWish) -> Assessment {
+    let present: Vec<&str> = wish
+        .alternatives
+        .iter()
+        .filter(|name| state.installed.contains_key(*name))
+        .map(String::as_str)
+        .collect();
+    let running = state.unit.as_ref().is_some_and(|unit| unit.is_enabled() && unit.is_active());
+    let enable = Change::EnableUnit { unit: wish.unit.clone(), start: true };
+
+    let comparison = compare(&wish.packages, &state.installed);
+    let (mut whys, mut changes) = (Vec::new(), Vec::new());
+    let what = if !comparison.all_met() && !present.is_empty() {
+        format!("{} is installed from elsewhere and kept", present.join(", "))
+    } else if !comparison.held.is_empty() {
+        return Assessment::Blocked {
+            why: comparison.held.join("; "),
+            hint: comparison.held_hint(),
+        };
+    } else if !comparison.all_met() {
+        whys.push(comparison.unmet_text());
+        changes.extend(install(&wish.packages, Vec::new()));
+        String::new()
+    } else {
+        comparison.met_text()
+    };
+    if !running {
+        whys.push(match &state.unit {
+            None => format!("`{}` does not exist", wish.unit),
+            Some(unit) => format!("`{}` is {unit}", wish.unit),
+        });
+        changes.push(enable);
+    }
+    if changes.is_empty() {
+        Assessment::Satisfied { why: format!("{what}; `{}` is enabled and active", wish.unit) }
+    } else {
+        Assessment::Needs { why: whys.join("; "), changes }
+    }
+}
+
+#[async_trait]
+impl Step for RuntimePackages {
+    fn id(&self) -> StepId {
+        match self.0 {
+            RuntimeKind::Docker => super::RUNTIME_DOCKER,
+            RuntimeKind::Containerd => super::RUNTIME_CONTAINERD,
+        }
+    }
+
+    fn title(&self) -> &'static str {
+        match self.0 {
+            RuntimeKind::Docker => "Docker Engine",
+            RuntimeKind::Containerd => "containerd",
+        }
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[REPOSITORIES]
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Packages, Lock::Containers]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        let Some(wish) = wish(cx.desired, self.0) else {
+            return Ok(Assessment::NotApplicable { why: "this runtime is not wanted".into() });
+        };
+        Ok(decide(&detect(cx, wish).await?, wish))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RuntimeState, decide, wish};
+    use crate::{
+        change::Change,
+        config::desired::RuntimeKind,
+        step::Assessment,
+        steps::{
+            fixtures::{desired, unit},
+            wishes::fixtures::packages,
+        },
+    };
+
+    #[test]
+    fn installed_enabled_and_running() {
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let Assessment::Needs { changes, .. } = decide(&RuntimeState::default(), docker) else {
+            panic!("must be installed");
+        };
+        assert!(matches!(
+            &changes[..],
+            [
+                Change::RefreshRepositories,
+                Change::InstallPackages { .. },
+                Change::EnableUnit { .. }
+            ]
+        ));
+        let good = RuntimeState {
+            installed: packages(&["docker.io=20.10.24"]),
+            unit: Some(unit("enabled", "active")),
+        };
+        assert!(matches!(decide(&good, docker), Assessment::Satisfied { .. }));
+        let stopped = RuntimeState { unit: Some(unit("enabled", "inactive")), ..good };
+        let Assessment::Needs { changes, .. } = decide(&stopped, docker) else {
+            panic!("must be started");
+        };
+        assert!(matches!(&changes[..], [Change::EnableUnit { .. }]));
+    }
+
+    #[test]
+    fn a_docker_from_elsewhere_is_kept() {
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let other = RuntimeState {
+            installed: packages(&["docker-ce=5:29.1"]),
+            unit: Some(unit("enabled", "active")),
+        };
+        let Assessment::Satisfied { why } = decide(&other, docker) else {
+            panic!("must be kept");
+        };
+        assert!(why.contains("docker-ce"), "{why}");
+    }
+}

@@ -1,0 +1,105 @@
+//! `toolkit.packages`: the NVIDIA Container Toolkit, all its packages at one version.
+
+use async_trait::async_trait;
+
+use super::{
+    REPOSITORIES, look,
+    wishes::{Packages, compare, install},
+};
+use crate::{
+    change::Lock,
+    config::desired::Desired,
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// See the module.
+pub struct Toolkit;
+
+fn decide(installed: &Packages, desired: &Desired) -> Assessment {
+    let Some(toolkit) = &desired.toolkit else {
+        return Assessment::NotApplicable { why: "the container toolkit is not wanted".into() };
+    };
+    let comparison = compare(&toolkit.packages, installed);
+    if !comparison.held.is_empty() {
+        return Assessment::Blocked {
+            why: comparison.held.join("; "),
+            hint: comparison.held_hint(),
+        };
+    }
+    if !comparison.all_met() {
+        return Assessment::Needs {
+            why: comparison.unmet_text(),
+            changes: install(&toolkit.packages, Vec::new()),
+        };
+    }
+    // One repository may be ahead of another: the four are released together and used together.
+    let mut versions: Vec<&str> = toolkit
+        .packages
+        .iter()
+        .filter_map(|wish| installed.get(&wish.name))
+        .map(|package| package.version.as_str())
+        .collect();
+    versions.sort_unstable();
+    versions.dedup();
+    if let [_] = versions[..] {
+        Assessment::Satisfied { why: comparison.met_text() }
+    } else {
+        Assessment::Needs {
+            why: format!("its packages are of different versions: {}", comparison.met.join(", ")),
+            changes: install(&toolkit.packages, Vec::new()),
+        }
+    }
+}
+
+#[async_trait]
+impl Step for Toolkit {
+    fn id(&self) -> StepId {
+        super::TOOLKIT_PACKAGES
+    }
+
+    fn title(&self) -> &'static str {
+        "NVIDIA Container Toolkit"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &[REPOSITORIES]
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Packages]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&look::packages(cx).await?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decide;
+    use crate::{
+        step::Assessment,
+        steps::{fixtures::desired, wishes::fixtures::packages},
+    };
+
+    #[test]
+    fn all_packages_at_one_version() {
+        let want = desired();
+        assert!(matches!(decide(&packages(&[]), &want), Assessment::Needs { .. }));
+        let all = ["nvidia-container-toolkit=1.20.0-1", "nvidia-container-toolkit-base=1.20.0-1"];
+        assert!(matches!(decide(&packages(&all), &want), Assessment::Satisfied { .. }));
+        let mixed = ["nvidia-container-toolkit=1.20.0-1", "nvidia-container-toolkit-base=1.20.1-1"];
+        let Assessment::Needs { why, .. } = decide(&packages(&mixed), &want) else {
+            panic!("mixed versions must not pass");
+        };
+        assert!(why.contains("different versions"), "{why}");
+    }
+
+    #[test]
+    fn a_foreign_hold_blocks() {
+        let held =
+            ["nvidia-container-toolkit!=1.17.0-1", "nvidia-container-toolkit-base=1.20.0-1"];
+        assert!(matches!(decide(&packages(&held), &desired()), Assessment::Blocked { .. }));
+    }
+}

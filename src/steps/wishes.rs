@@ -1,0 +1,158 @@
+//! Wanted packages held against installed ones: shared by every step that installs something.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    change::Change,
+    config::desired::PackageWish,
+    model::pattern,
+};
+
+/// An installed package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Package {
+    /// As the package manager writes it.
+    pub version: String,
+    /// Held at this version.
+    pub held: bool,
+    /// Unpacked and configured.
+    pub complete: bool,
+}
+
+/// Installed packages by name.
+pub type Packages = BTreeMap<String, Package>;
+
+/// How a set of wishes compares with what is installed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// `name version` of each wish that is met.
+    pub met: Vec<String>,
+    /// What is missing, half installed or of another version, in words.
+    pub unmet: Vec<String>,
+    /// Wishes for another version of a package that somebody holds, in words.
+    pub held: Vec<String>,
+}
+
+/// Compares wishes with what is installed.
+#[must_use]
+pub fn compare(wishes: &[PackageWish], installed: &Packages) -> Comparison {
+    let mut result = Comparison::default();
+    for wish in wishes {
+        let Some(package) = installed.get(&wish.name) else {
+            result.unmet.push(format!("{} is not installed", wish.name));
+            continue;
+        };
+        let fits = wish.version.as_deref().is_none_or(|p| pattern::matches(p, &package.version));
+        if fits && package.complete {
+            result.met.push(format!("{} {}", wish.name, package.version));
+        } else if fits {
+            result.unmet.push(format!("{} {} is half installed", wish.name, package.version));
+        } else {
+            let wanted = wish.version.as_deref().unwrap_or_default();
+            let text =
+                format!("{} {} is installed, {wanted} is wanted", wish.name, package.version);
+            if package.held {
+                result.held.push(format!("{text}, and it is held"));
+            }
+            result.unmet.push(text);
+        }
+    }
+    result
+}
+
+impl Comparison {
+    /// Whether all wishes are met.
+    #[must_use]
+    pub fn all_met(&self) -> bool {
+        self.unmet.is_empty()
+    }
+
+    /// What is met, for people.
+    #[must_use]
+    pub fn met_text(&self) -> String {
+        format!("installed: {}", self.met.join(", "))
+    }
+
+    /// What is not met, for people.
+    #[must_use]
+    pub fn unmet_text(&self) -> String {
+        self.unmet.join("; ")
+    }
+
+    /// What to do about held packages.
+    #[must_use]
+    pub fn held_hint(&self) -> String {
+        "release the hold (`apt-mark unhold NAME`, `dnf versionlock delete NAME`), or ask for the \
+         version that is held"
+            .to_owned()
+    }
+}
+
+/// The changes that meet the wishes: fresh package lists, then one installation.
+#[must_use]
+pub fn install(wishes: &[PackageWish], removing: Vec<String>) -> Vec<Change> {
+    vec![
+        Change::RefreshRepositories,
+        Change::InstallPackages { packages: wishes.to_vec(), removing },
+    ]
+}
+
+#[cfg(test)]
+pub(crate) mod fixtures {
+    use super::{Package, Packages};
+    use crate::config::desired::PackageWish;
+
+    /// Installed packages from `name=version`, with `!` for held and `?` for half installed.
+    pub(crate) fn packages(list: &[&str]) -> Packages {
+        list.iter()
+            .map(|entry| {
+                let held = entry.contains('!');
+                let complete = !entry.contains('?');
+                let plain = entry.replace(['!', '?'], "");
+                let (name, version) = plain.split_once('=').expect("name=version");
+                (name.to_owned(), Package { version: version.to_owned(), held, complete })
+            })
+            .collect()
+    }
+
+    /// Wishes from `name` or `name=pattern`.
+    pub(crate) fn wishes(list: &[&str]) -> Vec<PackageWish> {
+        list.iter()
+            .map(|entry| match entry.split_once('=') {
+                Some((name, version)) => {
+                    PackageWish { name: name.to_owned(), version: Some(version.to_owned()) }
+                }
+                None => PackageWish { name: (*entry).to_owned(), version: None },
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        compare,
+        fixtures::{packages, wishes},
+    };
+
+    #[test]
+    fn each_way_of_not_being_there_is_named() {
+        let installed = packages(&["a=1.0", "b=2.0-1", "c?=3.0", "d!=4.0"]);
+        let result = compare(&wishes(&["a", "b=2.*", "c", "d=5.*", "e=6.*"]), &installed);
+        assert_eq!(result.met, ["a 1.0", "b 2.0-1"]);
+        assert_eq!(
+            result.unmet,
+            [
+                "c 3.0 is half installed",
+                "d 4.0 is installed, 5.* is wanted",
+                "e is not installed"
+            ]
+        );
+        assert_eq!(result.held, ["d 4.0 is installed, 5.* is wanted, and it is held"]);
+    }
+
+    #[test]
+    fn a_held_package_of_the_right_version_is_met() {
+        assert!(compare(&wishes(&["a=1.*"]), &packages(&["a!=1.0"])).all_met());
+    }
+}
