@@ -1,4 +1,9 @@
 //! What is known about each external tool and its files: argument vectors and pure parsers.
 
+pub mod apt_policy;
+pub mod containerd;
+pub mod docker;
 pub mod dpkg_status;
+pub mod initramfs;
 pub mod rpm_query;
+pub mod systemctl;

@@ -1,0 +1,87 @@
+//! containerd's own view of its configuration.
+
+use toml::Table;
+
+use crate::host::Query;
+
+/// What the CRI plugin is configured with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CriConfig {
+    /// Names of runtimes.
+    pub runtimes: Vec<String>,
+    /// The default one.
+    pub default_runtime: Option<String>,
+    /// The CRI plugin is not disabled.
+    pub enabled: bool,
+}
+
+/// Prints the merged configuration, imports included.
+#[must_use]
+pub fn config_dump() -> Query {
+    Query::new("containerd", ["config", "dump"])
+}
+
+/// Plugin ids of the CRI's runtime part: configuration version 2, then 3 and newer.
+const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
+
+/// Reads the answer to [`config_dump`].
+///
+/// # Errors
+/// Where and why it is no TOML.
+pub fn parse_config(text: &str) -> Result<CriConfig, String> {
+    let root: Table = toml::from_str(text).map_err(|error| error.to_string())?;
+    let disabled = root
+        .get("disabled_plugins")
+        .and_then(|list| list.as_array())
+        .is_some_and(|list| {
+            list.iter().any(|name| {
+                name.as_str()
+                    .is_some_and(|name| name == "cri" || PLUGINS.contains(&name))
+            })
+        });
+    let containerd = PLUGINS.iter().find_map(|plugin| {
+        root.get("plugins")?
+            .get(plugin)?
+            .get("containerd")?
+            .as_table()
+    });
+    let runtimes = containerd
+        .and_then(|table| table.get("runtimes")?.as_table())
+        .map(|table| table.keys().cloned().collect())
+        .unwrap_or_default();
+    let default_runtime = containerd
+        .and_then(|table| table.get("default_runtime_name")?.as_str())
+        .map(str::to_owned);
+    Ok(CriConfig {
+        runtimes,
+        default_runtime,
+        enabled: !disabled,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_config;
+
+    #[test]
+    fn both_layouts_are_read() {
+        for plugin in ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"] {
+            let text = format!(
+                "version = 2\ndisabled_plugins = []\n[plugins.\"{plugin}\".containerd]\n\
+                 default_runtime_name = \"runc\"\n\
+                 [plugins.\"{plugin}\".containerd.runtimes.nvidia]\n\
+                 runtime_type = \"io.containerd.runc.v2\"\n"
+            );
+            let config = parse_config(&text).expect("TOML");
+            assert_eq!(config.runtimes, ["nvidia"]);
+            assert_eq!(config.default_runtime.as_deref(), Some("runc"));
+            assert!(config.enabled);
+        }
+        assert!(
+            !parse_config("disabled_plugins = [\"cri\"]")
+                .expect("TOML")
+                .enabled
+        );
+        assert!(parse_config("version = ").is_err());
+    }
+}

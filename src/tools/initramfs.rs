@@ -1,0 +1,57 @@
+//! Initial RAM filesystems by Debian's `initramfs-tools`.
+
+use std::time::Duration;
+
+use camino::Utf8Path;
+
+use crate::host::{Cmd, Query};
+
+/// Building takes some 10 to 30 s on a healthy machine.
+const BUILD_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Lists what an image holds, one path a line.
+#[must_use]
+pub fn list(image: &Utf8Path) -> Query {
+    Query::new("lsinitramfs", [image.as_str()])
+}
+
+/// Builds a kernel's image anew.
+#[must_use]
+pub fn update(kernel: &str) -> Cmd {
+    Cmd::new("update-initramfs", ["-u", "-k", kernel]).deadline(BUILD_DEADLINE)
+}
+
+/// Which of the modules the listed image holds. Module files may be compressed.
+#[must_use]
+pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
+    modules
+        .iter()
+        .filter(|module| {
+            listing.lines().any(|line| {
+                let name = line.rsplit('/').next().unwrap_or(line);
+                // The kernel takes `-` and `_` in module names as the same.
+                name.split_once(".ko")
+                    .is_some_and(|(stem, _)| stem.replace('-', "_") == module.replace('-', "_"))
+            })
+        })
+        .map(String::as_str)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::modules_in;
+
+    #[test]
+    fn modules_are_found_by_name_compressed_or_not() {
+        let listing = "usr/lib/modules/6.1.0/kernel/drivers/gpu/drm/nouveau/nouveau.ko.xz\n\
+                       usr/lib/modules/6.1.0/kernel/drivers/net/nova-core.ko\n\
+                       etc/modprobe.d/nouveau-off.conf\n";
+        let modules = [
+            "nouveau".to_owned(),
+            "nova_core".to_owned(),
+            "nova_drm".to_owned(),
+        ];
+        assert_eq!(modules_in(listing, &modules), ["nouveau", "nova_core"]);
+    }
+}

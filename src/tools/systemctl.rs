@@ -1,0 +1,153 @@
+//! `systemctl`: the state of units, and what changes it.
+
+use std::time::Duration;
+
+use crate::host::{Cmd, Query};
+
+/// How long starting or stopping a unit may take: above systemd's own default of 90 s, so that
+/// its own verdict arrives first.
+const UNIT_DEADLINE: Duration = Duration::from_secs(180);
+
+/// The state of a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitState {
+    /// `loaded`, `not-found`, `masked`, ….
+    pub load: String,
+    /// `active`, `inactive`, `failed`, `activating`, ….
+    pub active: String,
+    /// `enabled`, `disabled`, `static`, `masked`, …; empty where it has no file.
+    pub file: String,
+    /// Why it last ended: `success`, `exit-code`, `start-limit-hit`, ….
+    pub result: String,
+}
+
+impl UnitState {
+    /// There is such a unit.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.load != "not-found"
+    }
+
+    /// It starts at boot, or by something else that does (`static`, `indirect`, …).
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        matches!(
+            self.file.as_str(),
+            "enabled" | "static" | "indirect" | "alias" | "generated"
+        )
+    }
+
+    /// It runs now.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        matches!(self.active.as_str(), "active" | "reloading")
+    }
+}
+
+impl std::fmt::Display for UnitState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if !self.exists() {
+            return f.write_str("not installed");
+        }
+        let file = if self.file.is_empty() {
+            "no unit file"
+        } else {
+            &self.file
+        };
+        write!(f, "{file} and {}", self.active)?;
+        if self.active == "failed" {
+            write!(f, " ({})", self.result)?;
+        }
+        Ok(())
+    }
+}
+
+/// Asks for a unit's state. `systemctl(1)`: "show [...] is intended to be used whenever
+/// computer-parsable output is required"; it exits with 0 for units that do not exist, too.
+#[must_use]
+pub fn show(unit: &str) -> Query {
+    Query::new(
+        "systemctl",
+        [
+            "show",
+            "--property=LoadState,ActiveState,UnitFileState,Result",
+            "--",
+            unit,
+        ],
+    )
+}
+
+/// Reads the answer to [`show`]; `None` when it is not one.
+#[must_use]
+pub fn parse_show(text: &str) -> Option<UnitState> {
+    let value = |key: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+            .map(str::to_owned)
+    };
+    Some(UnitState {
+        load: value("LoadState")?,
+        active: value("ActiveState")?,
+        file: value("UnitFileState")?,
+        result: value("Result").unwrap_or_default(),
+    })
+}
+
+/// A verb on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
+#[must_use]
+pub fn act(verb: &str, unit: &str) -> Cmd {
+    Cmd::new("systemctl", [verb, "--", unit]).deadline(UNIT_DEADLINE)
+}
+
+/// Makes systemd read unit files again.
+#[must_use]
+pub fn daemon_reload() -> Cmd {
+    Cmd::new("systemctl", ["daemon-reload"])
+}
+
+/// The last lines that a unit wrote to the journal, to say why it failed.
+#[must_use]
+pub fn last_words(unit: &str) -> Query {
+    Query::new(
+        "journalctl",
+        ["--unit", unit, "--lines=20", "--no-pager", "--output=cat"],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_show;
+
+    #[test]
+    fn states_are_read_and_told() {
+        for (text, told, enabled, active) in [
+            (
+                "LoadState=loaded\nActiveState=active\nUnitFileState=enabled\nResult=success\n",
+                "enabled and active",
+                true,
+                true,
+            ),
+            (
+                "Result=exit-code\nLoadState=loaded\nActiveState=failed\nUnitFileState=disabled\n",
+                "disabled and failed (exit-code)",
+                false,
+                false,
+            ),
+            (
+                "Result=success\nLoadState=not-found\nActiveState=inactive\nUnitFileState=\n",
+                "not installed",
+                false,
+                false,
+            ),
+        ] {
+            let state = parse_show(text).expect("a state");
+            assert_eq!(state.to_string(), told);
+            assert_eq!(
+                (state.is_enabled(), state.is_active()),
+                (enabled, active),
+                "{told}"
+            );
+        }
+        assert_eq!(parse_show("Failed to connect to bus"), None);
+    }
+}
