@@ -16,6 +16,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, major, minor, mkdirat};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
+use super::lock::Lock;
 use crate::host::files::Room;
 use crate::host::{Files, FilesError, Kind, ReadFiles, Stat};
 
@@ -24,6 +25,12 @@ const READ_LIMIT: u64 = 256 << 20;
 
 /// How often a name for a temporary file is tried.
 const TEMPORARY_NAMES: u32 = 100;
+
+/// How a lock file is opened: never through a link, never waiting for a pipe.
+const LOCK_FLAGS: OFlag = OFlag::O_RDWR
+    .union(OFlag::O_CREAT)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_NONBLOCK);
 
 /// The files of this machine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -109,7 +116,7 @@ impl Files for RealFiles {
 
     fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {
         let taken = Folder::of(path, true)
-            .and_then(|(folder, name)| Lock::take(&folder, name))
+            .and_then(|(folder, name)| Lock::take(folder.open(name, LOCK_FLAGS)?))
             .map_err(failed("lock", path))?;
         Ok(taken.map(|lock| -> Box<dyn Send + Sync> { Box::new(lock) }))
     }
@@ -366,52 +373,6 @@ impl Folder {
     }
 }
 
-/// A held lock. The kernel releases it with the process, whatever becomes of us.
-struct Lock(File);
-
-impl Lock {
-    fn take(folder: &Folder, name: &str) -> io::Result<Option<Self>> {
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        let mut file = folder.open(name, flags)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => return Ok(None),
-            Err(fs::TryLockError::Error(error)) => return Err(error),
-        }
-        file.set_permissions(Permissions::from_mode(0o600))?;
-        file.set_len(0)?;
-        file.write_all(holder().as_bytes())?;
-        file.sync_all()?;
-        Ok(Some(Self(file)))
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // Who reads the file while nobody holds the lock must not find a name. If that fails, the
-        // next holder overwrites it.
-        if let Err(error) = self.0.set_len(0) {
-            tracing::debug!(%error, "the released lock file still names this process");
-        }
-    }
-}
-
-/// Names this process, for whoever finds the lock taken. Of the arguments only the subcommand:
-/// others may carry secrets.
-fn holder() -> String {
-    let mut words = std::env::args()
-        .take(1)
-        .chain(std::env::args().skip(1).find(|word| !word.starts_with('-')));
-    let program = words.next().unwrap_or_default();
-    let program = program.rsplit('/').next().unwrap_or_default();
-    let command = std::iter::once(program.to_owned())
-        .chain(words)
-        .collect::<Vec<_>>()
-        .join(" ");
-    let since = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
-    format!("pid {}, `{command}`, since {since}\n", std::process::id())
-}
-
 fn kind_of(about: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(about.st_mode & SFlag::S_IFMT.bits())
 }
@@ -569,21 +530,6 @@ mod tests {
         let below = RealFiles.room(&root.join("not/there")).unwrap();
         assert!(here.total > 0 && !here.read_only);
         assert_eq!(here.total, below.total);
-    }
-
-    #[test]
-    fn one_holder_of_a_lock_and_it_is_named() {
-        let (_keep, root) = folder();
-        let path = root.join("run/lock");
-        let guard = RealFiles.try_lock(&path).unwrap();
-        assert!(guard.is_some());
-        assert!(RealFiles.try_lock(&path).unwrap().is_none());
-        let content = RealFiles.read_text(&path).unwrap().unwrap();
-        assert!(content.starts_with(&format!("pid {}, `", std::process::id())));
-        assert_eq!(RealFiles.stat(&path).unwrap().unwrap().mode, 0o600);
-        drop(guard);
-        assert_eq!(RealFiles.read_text(&path).unwrap().unwrap(), "");
-        assert!(RealFiles.try_lock(&path).unwrap().is_some());
     }
 
     #[test]

@@ -3,8 +3,31 @@
 mod clock;
 mod exec;
 mod files;
+mod gpu;
+mod http;
 mod lines;
+mod lock;
 
 pub use clock::RealClock;
 pub use exec::RealExec;
 pub use files::RealFiles;
+pub use gpu::{NVML_VIEW, RealGpu, nvml_view};
+pub use http::{HttpProxy, RealHttp, install_crypto_provider};
+
+use std::sync::Arc;
+
+use super::Host;
+
+/// This machine, with its network behind a proxy if one is configured.
+#[must_use]
+pub fn host(proxy: Option<HttpProxy>) -> Host {
+    let clock = Arc::new(RealClock::default());
+    let exec = Arc::new(RealExec::default());
+    Host {
+        files: Arc::new(RealFiles),
+        http: Arc::new(RealHttp::new(clock.clone(), proxy)),
+        gpu: Arc::new(RealGpu::new(exec.clone())),
+        exec,
+        clock,
+    }
+}

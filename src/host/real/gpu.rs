@@ -1,0 +1,338 @@
+//! NVML, asked in a child process: a sick GPU can make a call hang for ever, and a library of
+//! another version can crash. Both then happen to somebody else.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml as Library};
+
+use crate::host::exec::tail;
+use crate::host::{Cmd, Exec, ExecError, Gpu, Nvml, NvmlDevice, NvmlView};
+use crate::model::pci::PciId;
+
+/// The hidden subcommand that prints [`nvml_view`] as JSON.
+pub const NVML_VIEW: &str = "nvml-view";
+
+/// Healthy nodes with many GPUs and without persistence have been seen to need most of this.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// This executable, also if a newer version was put in its place meanwhile.
+const OURSELVES: &str = "/proc/self/exe";
+
+/// The name that the driver's packages install on every distribution.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// Any of these says that a driver is there to talk to. The last is the one of WSL.
+const DRIVER_TRACES: [&str; 4] = [
+    "/proc/driver/nvidia/version",
+    "/sys/module/nvidia",
+    "/dev/nvidiactl",
+    "/dev/dxg",
+];
+
+/// NVML of this machine.
+#[derive(Clone)]
+pub struct RealGpu {
+    exec: Arc<dyn Exec>,
+    program: String,
+    deadline: Duration,
+}
+
+impl RealGpu {
+    /// Starts its child, this same executable, by these means.
+    #[must_use]
+    pub fn new(exec: Arc<dyn Exec>) -> Self {
+        Self {
+            exec,
+            program: OURSELVES.to_owned(),
+            deadline: DEADLINE,
+        }
+    }
+}
+
+#[async_trait]
+impl Gpu for RealGpu {
+    async fn survey(&self) -> Nvml {
+        let cmd = Cmd::new(&self.program, [NVML_VIEW]).deadline(self.deadline);
+        let output = match self.exec.run(&cmd, &mut |_, _| {}).await {
+            Ok(output) => output,
+            Err(ExecError::Deadline { after, .. }) => {
+                return Nvml::Hung {
+                    after_seconds: after.as_secs(),
+                };
+            }
+            Err(error) => return failed(format!("NVML could not be asked: {error}")),
+        };
+        if !output.ok() {
+            let said = tail(&output.stderr);
+            return failed(format!(
+                "the process that asks NVML {}: {said}",
+                output.status
+            ));
+        }
+        serde_json::from_str(&output.stdout).unwrap_or_else(|error| {
+            failed(format!(
+                "the process that asks NVML printed no answer: {error}"
+            ))
+        })
+    }
+}
+
+fn failed(why: String) -> Nvml {
+    Nvml::Failed { code: None, why }
+}
+
+/// Asks NVML in this process. It may hang or crash: only the child behind [`RealGpu`] calls it.
+#[must_use]
+pub fn nvml_view() -> Nvml {
+    view(
+        Path::new(LIBRARY),
+        DRIVER_TRACES.iter().any(|path| Path::new(path).exists()),
+    )
+}
+
+fn view(library: &Path, driver: bool) -> Nvml {
+    // SAFETY: the driver's own library, found as every CUDA program finds it; its initialisers run
+    // in any process that uses the GPU.
+    if let Err(error) = unsafe { libloading::Library::new(library) } {
+        return Nvml::NotLoadable {
+            why: error.to_string(),
+        };
+    }
+    if !driver {
+        // `nvmlInit` as root would load the kernel module (through `nvidia-modprobe`), and looking
+        // must change nothing.
+        return Nvml::DriverNotLoaded;
+    }
+    inventory(library.as_os_str()).unwrap_or_else(state)
+}
+
+fn inventory(library: &OsStr) -> Result<Nvml, NvmlError> {
+    let nvml = Library::builder().lib_path(library).init()?;
+    let count = nvml.device_count()?;
+    if count == 0 {
+        return Ok(Nvml::NoDevices);
+    }
+    let cuda_version = optional(nvml.sys_cuda_driver_version())?.map(|version| {
+        let major = nvml_wrapper::cuda_driver_version_major(version);
+        let minor = nvml_wrapper::cuda_driver_version_minor(version);
+        format!("{major}.{minor}")
+    });
+    Ok(Nvml::Ready(NvmlView {
+        driver_version: nvml.sys_driver_version()?,
+        cuda_version,
+        devices: (0..count).map(|index| device(&nvml, index)).collect(),
+    }))
+}
+
+/// The state that an error of NVML as a whole means.
+fn state(error: NvmlError) -> Nvml {
+    match error {
+        NvmlError::LibloadingError(error) => Nvml::NotLoadable {
+            why: error.to_string(),
+        },
+        NvmlError::DriverNotLoaded => Nvml::DriverNotLoaded,
+        NvmlError::LibRmVersionMismatch => Nvml::VersionMismatch,
+        error => Nvml::Failed {
+            code: code(&error),
+            why: error.to_string(),
+        },
+    }
+}
+
+/// One GPU. A GPU that does not answer is data, not the end of the inventory.
+fn device(nvml: &Library, index: u32) -> NvmlDevice {
+    let mut about = NvmlDevice {
+        index,
+        uuid: None,
+        name: None,
+        pci_address: None,
+        pci_id: None,
+        minor: None,
+        memory_bytes: None,
+        compute_capability: None,
+        persistence: None,
+        mig: None,
+        error: None,
+    };
+    let filled = nvml
+        .device_by_index(index)
+        .and_then(|device| fill(&mut about, &device));
+    if let Err(error) = filled {
+        about.error = Some(error.to_string());
+    }
+    about
+}
+
+/// Fills in what the GPU tells, in the order of what matters most, up to the first real fault.
+fn fill(about: &mut NvmlDevice, device: &Device<'_>) -> Result<(), NvmlError> {
+    if let Some(pci) = optional(device.pci_info())? {
+        // An address in a form of its own is left out; the error says nothing that the form in the
+        // field would not.
+        about.pci_address = pci.bus_id.parse().ok();
+        let [device_high, device_low, vendor_high, vendor_low] = pci.pci_device_id.to_be_bytes();
+        about.pci_id = Some(PciId {
+            vendor: u16::from_be_bytes([vendor_high, vendor_low]),
+            device: u16::from_be_bytes([device_high, device_low]),
+        });
+    }
+    about.uuid = optional(device.uuid())?;
+    about.name = optional(device.name())?;
+    about.minor = optional(device.minor_number())?;
+    about.memory_bytes = optional(device.memory_info())?.map(|memory| memory.total);
+    about.compute_capability = optional(device.cuda_compute_capability())?
+        .map(|capability| format!("{}.{}", capability.major, capability.minor));
+    about.persistence = optional(device.is_in_persistent_mode())?;
+    about.mig = optional(device.mig_mode())?.map(|mode| mode.current != 0);
+    Ok(())
+}
+
+/// `None` for what this driver or this GPU does not offer.
+fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(
+            NvmlError::NotSupported
+            | NvmlError::FailedToLoadSymbol(_)
+            | NvmlError::FunctionNotFound
+            | NvmlError::NoPermission
+            | NvmlError::NoData
+            | NvmlError::UnexpectedVariant(_)
+            | NvmlError::Utf8Error(_),
+        ) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The number of an NVML return code, as `nvml.h` has it; `None` for errors of the wrapper.
+fn code(error: &NvmlError) -> Option<i32> {
+    Some(match error {
+        NvmlError::Uninitialized => 1,
+        NvmlError::InvalidArg => 2,
+        NvmlError::NotSupported => 3,
+        NvmlError::NoPermission => 4,
+        NvmlError::NotFound => 6,
+        NvmlError::InsufficientSize(_) => 7,
+        NvmlError::InsufficientPower => 8,
+        NvmlError::DriverNotLoaded => 9,
+        NvmlError::Timeout => 10,
+        NvmlError::IrqIssue => 11,
+        NvmlError::LibraryNotFound => 12,
+        NvmlError::FunctionNotFound => 13,
+        NvmlError::CorruptedInfoROM => 14,
+        NvmlError::GpuLost => 15,
+        NvmlError::ResetRequired => 16,
+        NvmlError::OperatingSystem => 17,
+        NvmlError::LibRmVersionMismatch => 18,
+        NvmlError::InUse => 19,
+        NvmlError::InsufficientMemory => 20,
+        NvmlError::NoData => 21,
+        NvmlError::VgpuEccNotSupported => 22,
+        NvmlError::Unknown => 999,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::exec::Status;
+    use crate::host::fake::{FakeExec, FakeFiles, failed as exits, ok};
+
+    async fn survey(
+        answer: impl FnMut(&Cmd, &FakeFiles) -> Result<crate::host::Output, ExecError> + Send + 'static,
+    ) -> Nvml {
+        let exec = FakeExec::new(&FakeFiles::new());
+        exec.on_result(OURSELVES, answer);
+        let nvml = RealGpu::new(Arc::new(exec.clone())).survey().await;
+        assert_eq!(exec.lines(), ["/proc/self/exe nvml-view"]);
+        nvml
+    }
+
+    #[tokio::test]
+    async fn the_answer_of_the_child_is_the_answer() {
+        for state in [
+            Nvml::DriverNotLoaded,
+            Nvml::VersionMismatch,
+            Nvml::NoDevices,
+        ] {
+            let text = serde_json::to_string(&state).unwrap();
+            assert_eq!(survey(move |_, _| Ok(ok(text.clone()))).await, state);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_child_that_hangs_crashes_or_babbles_is_a_state() {
+        let hung = survey(|cmd, _| {
+            Err(ExecError::Deadline {
+                command: cmd.line(),
+                after: cmd.deadline,
+                tail: String::new(),
+            })
+        });
+        assert_eq!(hung.await, Nvml::Hung { after_seconds: 30 });
+        let crashed = survey(|_, _| {
+            Ok(crate::host::Output {
+                status: Status::Signalled(11),
+                ..exits(0, "")
+            })
+        });
+        let Nvml::Failed { why, .. } = crashed.await else {
+            panic!("a crash is a failure");
+        };
+        assert!(why.contains("signal 11"), "{why}");
+        let Nvml::Failed { why, .. } = survey(|_, _| Ok(ok("Segmentation fault"))).await else {
+            panic!("babble is a failure");
+        };
+        assert!(why.contains("printed no answer"), "{why}");
+    }
+
+    #[tokio::test]
+    async fn a_child_that_really_hangs_is_ended() {
+        let gpu = RealGpu {
+            // Called as `yes nvml-view`: it goes on for ever.
+            program: "yes".to_owned(),
+            deadline: Duration::from_secs(1),
+            exec: Arc::new(crate::host::real::RealExec::default()),
+        };
+        assert_eq!(gpu.survey().await, Nvml::Hung { after_seconds: 1 });
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_or_none_is_not_loadable() {
+        for path in ["/no/such/libnvidia-ml.so.1", "/etc/passwd"] {
+            let Nvml::NotLoadable { why } = view(Path::new(path), true) else {
+                panic!("{path} is no library");
+            };
+            assert!(why.contains(path), "{why}");
+        }
+    }
+
+    #[test]
+    fn without_a_driver_nvml_is_not_even_initialised() {
+        // Any library will do: it is opened, and nothing in it is called.
+        assert_eq!(view(Path::new("libc.so.6"), false), Nvml::DriverNotLoaded);
+        // With a driver it would be called, and this one has no such function.
+        let Nvml::Failed { why, code: None } = view(Path::new("libc.so.6"), true) else {
+            panic!("libc is no NVML");
+        };
+        assert!(why.contains("nvmlInit"), "{why}");
+    }
+
+    #[test]
+    fn errors_of_the_whole_are_states() {
+        assert_eq!(state(NvmlError::DriverNotLoaded), Nvml::DriverNotLoaded);
+        assert_eq!(
+            state(NvmlError::LibRmVersionMismatch),
+            Nvml::VersionMismatch
+        );
+        assert!(matches!(
+            state(NvmlError::GpuLost),
+            Nvml::Failed { code: Some(15), .. }
+        ));
+    }
+}

@@ -1,0 +1,594 @@
+//! HTTP over reqwest and rustls, with the system's roots: bounded, retried, verified.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use backon::{BackoffBuilder, ExponentialBuilder};
+use camino::{Utf8Path, Utf8PathBuf};
+use reqwest::redirect;
+use reqwest::{Client, NoProxy, Proxy, Response, Url};
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::RealFiles;
+use crate::host::digest::hex;
+use crate::host::{Clock, Files, Http, HttpError, chain};
+
+/// Attempts beyond the first.
+const RETRIES: usize = 4;
+
+/// The first pause between attempts; each following one is twice as long, with jitter.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// No pause is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(20);
+
+/// As many redirects as browsers follow, roughly.
+const REDIRECTS: usize = 10;
+
+/// The largest download: a runfile or an image layer is well below.
+const LARGEST_DOWNLOAD: u64 = 32 << 30;
+
+/// How long the network may take.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    connect: Duration,
+    read: Duration,
+    get: Duration,
+    download: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    connect: Duration::from_secs(10),
+    read: Duration::from_secs(30),
+    get: Duration::from_secs(120),
+    download: Duration::from_secs(3600),
+};
+
+/// The network, from this machine.
+#[derive(Clone)]
+pub struct RealHttp {
+    clock: Arc<dyn Clock>,
+    proxy: Option<HttpProxy>,
+    limits: Limits,
+    client: Arc<OnceLock<Result<Client, String>>>,
+}
+
+/// A proxy from the configuration. Without one, `https_proxy`, `http_proxy`, `all_proxy` and
+/// `no_proxy` of the environment count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpProxy {
+    /// Its address, `http://proxy:3128`.
+    pub url: String,
+    /// Comma-separated hosts, domains and networks that are reached directly.
+    pub no_proxy: Option<String>,
+}
+
+/// Chooses the crypto backend of TLS, once for the process. Calling it again changes nothing.
+pub fn install_crypto_provider() {
+    if rustls::crypto::ring::default_provider()
+        .install_default()
+        .is_err()
+    {
+        tracing::trace!("the crypto provider was chosen before");
+    }
+}
+
+impl RealHttp {
+    /// Pauses between attempts are slept through this clock.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>, proxy: Option<HttpProxy>) -> Self {
+        Self {
+            clock,
+            proxy,
+            limits: LIMITS,
+            client: Arc::default(),
+        }
+    }
+
+    /// The client, built when first needed: a machine without root certificates can still run
+    /// everything that needs no network.
+    fn client(&self, url: &str) -> Result<&Client, HttpError> {
+        self.client
+            .get_or_init(|| self.build().map_err(|error| chain(&error)))
+            .as_ref()
+            .map_err(|why| transport(url, why.clone()))
+    }
+
+    fn build(&self) -> reqwest::Result<Client> {
+        install_crypto_provider();
+        let mut builder = Client::builder()
+            .user_agent(concat!("gpu-bootstrap/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(self.limits.connect)
+            .read_timeout(self.limits.read)
+            .redirect(redirect::Policy::custom(|attempt| {
+                let from = attempt.previous().last();
+                if from.is_some_and(|from| from.scheme() == "https")
+                    && attempt.url().scheme() != "https"
+                {
+                    attempt.error("a redirect from https to an address without it")
+                } else if attempt.previous().len() > REDIRECTS {
+                    attempt.error("too many redirects")
+                } else {
+                    attempt.follow()
+                }
+            }));
+        if let Some(proxy) = &self.proxy {
+            let direct = proxy.no_proxy.as_deref().and_then(NoProxy::from_string);
+            builder = builder.proxy(Proxy::all(&proxy.url)?.no_proxy(direct));
+        }
+        builder.build()
+    }
+
+    async fn start(&self, url: &str, total: Duration) -> Result<Response, HttpError> {
+        let response = self
+            .client(url)?
+            .get(url)
+            .timeout(total)
+            .send()
+            .await
+            .map_err(|error| broken(url, error))?;
+        if !response.status().is_success() {
+            return Err(HttpError::Status {
+                url: shown(url),
+                status: response.status().as_u16(),
+            });
+        }
+        Ok(response)
+    }
+
+    /// The pauses between the attempts of one request.
+    fn pauses(&self) -> impl Iterator<Item = Duration> + Send + use<> {
+        // Nodes of one pool start at the same moment; without a seed of their own they would also
+        // retry at the same moment.
+        let seed = u64::from(std::process::id()) ^ self.clock.now().as_nanosecond() as u64;
+        ExponentialBuilder::default()
+            .with_min_delay(FIRST_PAUSE)
+            .with_max_delay(LONGEST_PAUSE)
+            .with_max_times(RETRIES)
+            .with_jitter()
+            .with_jitter_seed(seed)
+            .build()
+    }
+
+    /// Waits for the next attempt, or gives the error back if there is none to hope for.
+    async fn again(&self, error: HttpError, pause: Option<Duration>) -> Result<(), HttpError> {
+        let Some(pause) = pause.filter(|_| passing(&error)) else {
+            return Err(error);
+        };
+        tracing::warn!(%error, ?pause, "trying again");
+        self.clock.sleep(pause).await;
+        Ok(())
+    }
+
+    async fn get_once(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError> {
+        let mut response = self.start(url, self.limits.get).await?;
+        let mut body = Vec::new();
+        if response.content_length().is_some_and(|size| size > limit) {
+            return Err(too_large(url, limit));
+        }
+        while let Some(piece) = response.chunk().await.map_err(|error| broken(url, error))? {
+            if (body.len() + piece.len()) as u64 > limit {
+                return Err(too_large(url, limit));
+            }
+            body.extend_from_slice(&piece);
+        }
+        Ok(body)
+    }
+
+    async fn download_once(
+        &self,
+        url: &str,
+        to: &Utf8Path,
+        expected: &str,
+    ) -> Result<(), HttpError> {
+        let mut store = Store::beside(to).map_err(|error| unstored(url, &error))?;
+        if let Some(path) = local(url) {
+            let mut file = tokio::fs::File::open(&path)
+                .await
+                .map_err(|error| unreadable(url, &path, &error))?;
+            let mut buffer = vec![0; 256 << 10];
+            loop {
+                let count = file
+                    .read(&mut buffer)
+                    .await
+                    .map_err(|error| unreadable(url, &path, &error))?;
+                if count == 0 {
+                    break;
+                }
+                store.add(url, &buffer[..count]).await?;
+            }
+        } else {
+            let mut response = self.start(url, self.limits.download).await?;
+            while let Some(piece) = response.chunk().await.map_err(|error| broken(url, error))? {
+                store.add(url, &piece).await?;
+            }
+        }
+        store.settle(url, to, expected).await
+    }
+}
+
+#[async_trait]
+impl Http for RealHttp {
+    async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError> {
+        if let Some(path) = local(url) {
+            let mut content = Vec::new();
+            let file = tokio::fs::File::open(&path)
+                .await
+                .map_err(|error| unreadable(url, &path, &error))?;
+            file.take(limit.saturating_add(1))
+                .read_to_end(&mut content)
+                .await
+                .map_err(|error| unreadable(url, &path, &error))?;
+            return if content.len() as u64 > limit {
+                Err(too_large(url, limit))
+            } else {
+                Ok(content)
+            };
+        }
+        let mut pauses = self.pauses();
+        loop {
+            match self.get_once(url, limit).await {
+                Err(error) => self.again(error, pauses.next()).await?,
+                got => return got,
+            }
+        }
+    }
+
+    async fn download(&self, url: &str, to: &Utf8Path, sha256: &str) -> Result<(), HttpError> {
+        if there(to, sha256)
+            .await
+            .map_err(|error| unstored(url, &error))?
+        {
+            return Ok(());
+        }
+        let mut pauses = self.pauses();
+        loop {
+            match self.download_once(url, to, sha256).await {
+                Err(error) => self.again(error, pauses.next()).await?,
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+}
+
+/// A download on its way: a temporary file beside its destination, removed if it is given up.
+struct Store {
+    path: tempfile::TempPath,
+    file: tokio::fs::File,
+    digest: Sha256,
+    size: u64,
+}
+
+impl Store {
+    fn beside(to: &Utf8Path) -> io::Result<Self> {
+        let folder = parent(to)?;
+        RealFiles
+            .create_folder(folder, 0o755)
+            .map_err(|error| io::Error::other(chain(&error)))?;
+        let (file, path) = tempfile::Builder::new()
+            .prefix(".download-")
+            .tempfile_in(folder)?
+            .into_parts();
+        Ok(Self {
+            path,
+            file: tokio::fs::File::from_std(file),
+            digest: Sha256::new(),
+            size: 0,
+        })
+    }
+
+    async fn add(&mut self, url: &str, piece: &[u8]) -> Result<(), HttpError> {
+        self.size += piece.len() as u64;
+        if self.size > LARGEST_DOWNLOAD {
+            return Err(too_large(url, LARGEST_DOWNLOAD));
+        }
+        self.digest.update(piece);
+        self.file
+            .write_all(piece)
+            .await
+            .map_err(|error| unstored(url, &error))
+    }
+
+    /// Puts it in place if it is what was promised.
+    async fn settle(mut self, url: &str, to: &Utf8Path, expected: &str) -> Result<(), HttpError> {
+        let actual = hex(&self.digest.finalize_reset());
+        if actual != expected {
+            return Err(HttpError::Digest {
+                url: shown(url),
+                expected: expected.to_owned(),
+                actual,
+            });
+        }
+        let settled = async {
+            use std::os::unix::fs::PermissionsExt as _;
+
+            let mode = std::fs::Permissions::from_mode(0o644);
+            self.file.set_permissions(mode).await?;
+            self.file.flush().await?;
+            self.file.sync_all().await?;
+            self.path.persist(to)?;
+            tokio::fs::File::open(parent(to)?).await?.sync_all().await
+        };
+        settled.await.map_err(|error| unstored(url, &error))
+    }
+}
+
+fn parent(path: &Utf8Path) -> io::Result<&Utf8Path> {
+    path.parent()
+        .filter(|parent| parent.is_absolute())
+        .ok_or_else(|| io::Error::other(format!("`{path}` is not below a folder")))
+}
+
+/// Whether the wanted content is at the path already, from an earlier run or an earlier attempt.
+async fn there(path: &Utf8Path, expected: &str) -> io::Result<bool> {
+    let mut file = match tokio::fs::File::open(path).await {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        file => file?,
+    };
+    if !file.metadata().await?.is_file() {
+        return Ok(false);
+    }
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        let count = file.read(&mut buffer).await?;
+        if count == 0 {
+            return Ok(hex(&digest.finalize()) == expected);
+        }
+        digest.update(&buffer[..count]);
+    }
+}
+
+/// The path of a `file://` address.
+fn local(url: &str) -> Option<Utf8PathBuf> {
+    let url = Url::parse(url).ok().filter(|url| url.scheme() == "file")?;
+    Utf8PathBuf::from_path_buf(url.to_file_path().ok()?).ok()
+}
+
+/// Whether another attempt may go better.
+fn passing(error: &HttpError) -> bool {
+    match error {
+        HttpError::Transport { .. } => true,
+        HttpError::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500..),
+        HttpError::TooLarge { .. } | HttpError::Digest { .. } | HttpError::Store { .. } => false,
+    }
+}
+
+/// The address without a password: errors are printed and kept.
+fn shown(url: &str) -> String {
+    match Url::parse(url) {
+        Ok(mut parsed) if parsed.has_authority() => {
+            let hidden = parsed.set_username("").and(parsed.set_password(None));
+            if hidden.is_ok() {
+                parsed.to_string()
+            } else {
+                "[address]".to_owned()
+            }
+        }
+        _ => url.to_owned(),
+    }
+}
+
+fn transport(url: &str, why: String) -> HttpError {
+    HttpError::Transport {
+        url: shown(url),
+        why,
+    }
+}
+
+fn broken(url: &str, error: reqwest::Error) -> HttpError {
+    transport(url, chain(&error.without_url()))
+}
+
+fn too_large(url: &str, limit: u64) -> HttpError {
+    HttpError::TooLarge {
+        url: shown(url),
+        limit,
+    }
+}
+
+fn unstored(url: &str, error: &io::Error) -> HttpError {
+    HttpError::Store {
+        url: shown(url),
+        why: error.to_string(),
+    }
+}
+
+fn unreadable(url: &str, path: &Utf8Path, error: &io::Error) -> HttpError {
+    if error.kind() == io::ErrorKind::NotFound {
+        // What a server would answer.
+        return HttpError::Status {
+            url: shown(url),
+            status: 404,
+        };
+    }
+    // Not `Transport`: reading it again does not mend it.
+    HttpError::Store {
+        url: shown(url),
+        why: format!("read `{path}`: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::host::ReadFiles;
+    use crate::host::digest::sha256;
+    use crate::host::fake::FakeClock;
+
+    /// Serves these raw answers, one connection each, then closes; gives its address.
+    fn serve(answers: Vec<String>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for answer in answers {
+                let (mut connection, _) = listener.accept().unwrap();
+                let mut request = Vec::new();
+                let mut buffer = [0; 1024];
+                while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                    let count = connection.read(&mut buffer).unwrap();
+                    request.extend_from_slice(&buffer[..count]);
+                }
+                let request = String::from_utf8(request).unwrap();
+                let answer = answer.replace("{request}", request.lines().next().unwrap());
+                connection.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        address
+    }
+
+    fn page(body: &str) -> String {
+        format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        )
+    }
+
+    fn status(line: &str) -> String {
+        format!("HTTP/1.1 {line}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    }
+
+    fn cut() -> String {
+        "HTTP/1.1 200 OK\r\nContent-Length: 100\r\nConnection: close\r\n\r\nhalf".to_owned()
+    }
+
+    fn http() -> (RealHttp, FakeClock) {
+        let clock = FakeClock::default();
+        (RealHttp::new(Arc::new(clock.clone()), None), clock)
+    }
+
+    fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = Utf8PathBuf::from_path_buf(temporary.path().to_owned()).unwrap();
+        (temporary, path)
+    }
+
+    #[tokio::test]
+    async fn gets_a_page_after_passing_faults() {
+        let (http, clock) = http();
+        let url = serve(vec![cut(), status("503 Busy"), page("key")]);
+        assert_eq!(http.get(&url, 100).await.unwrap(), b"key");
+        let slept = clock.slept();
+        assert_eq!(slept.len(), 2);
+        assert!(slept[0] >= FIRST_PAUSE && slept[1] >= 2 * FIRST_PAUSE);
+    }
+
+    #[tokio::test]
+    async fn gives_up_after_some_attempts_and_at_once_on_a_plain_no() {
+        let (http, clock) = http();
+        let url = serve((0..=RETRIES).map(|_| cut()).collect());
+        let error = http.get(&url, 200).await.unwrap_err();
+        assert!(matches!(error, HttpError::Transport { .. }), "{error}");
+        assert_eq!(clock.slept().len(), RETRIES);
+        let url = serve(vec![status("404 Not Found")]);
+        let error = http.get(&url, 200).await.unwrap_err();
+        assert!(matches!(error, HttpError::Status { status: 404, .. }));
+        assert_eq!(clock.slept().len(), RETRIES);
+    }
+
+    #[tokio::test]
+    async fn bounds_the_size_with_and_without_a_length() {
+        let (http, _) = http();
+        let endless = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n12345678901".to_owned();
+        let url = serve(vec![page("12345678901"), endless]);
+        for _ in 0..2 {
+            let error = http.get(&url, 10).await.unwrap_err();
+            assert!(matches!(error, HttpError::TooLarge { limit: 10, .. }));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_silent_server_is_given_up() {
+        let (mut http, clock) = http();
+        http.limits.read = Duration::from_millis(100);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let error = http.get(&url, 10).await.unwrap_err();
+        assert!(matches!(error, HttpError::Transport { .. }));
+        assert_eq!(clock.slept().len(), RETRIES);
+    }
+
+    #[tokio::test]
+    async fn a_download_is_there_whole_and_verified_or_not_at_all() {
+        let (http, clock) = http();
+        let (_keep, root) = folder();
+        let to = root.join("cache/file");
+        let url = serve(vec![page("other"), cut(), page("right")]);
+        let error = http
+            .download(&url, &to, &sha256(b"right"))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, HttpError::Digest { .. }), "{error}");
+        assert_eq!(
+            RealFiles.list(&root.join("cache")).unwrap(),
+            Vec::<String>::new()
+        );
+        assert!(clock.slept().is_empty());
+        http.download(&url, &to, &sha256(b"right")).await.unwrap();
+        assert_eq!(RealFiles.read_text(&to).unwrap().unwrap(), "right");
+        assert_eq!(RealFiles.stat(&to).unwrap().unwrap().mode, 0o644);
+        assert_eq!(RealFiles.list(&root.join("cache")).unwrap(), ["file"]);
+        // The server is gone: what is there already is not fetched again.
+        http.download(&url, &to, &sha256(b"right")).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_folder_is_a_mirror() {
+        let (http, _) = http();
+        let (_keep, root) = folder();
+        RealFiles.write(&root.join("a b"), b"key", 0o644).unwrap();
+        let url = format!("file://{root}/a%20b");
+        assert_eq!(http.get(&url, 3).await.unwrap(), b"key");
+        assert!(matches!(
+            http.get(&url, 2).await,
+            Err(HttpError::TooLarge { limit: 2, .. })
+        ));
+        let to = root.join("copy");
+        http.download(&url, &to, &sha256(b"key")).await.unwrap();
+        assert_eq!(RealFiles.read_text(&to).unwrap().unwrap(), "key");
+        assert!(matches!(
+            http.get(&format!("file://{root}/none"), 3).await,
+            Err(HttpError::Status { status: 404, .. })
+        ));
+    }
+
+    #[tokio::test]
+    async fn goes_through_the_configured_proxy() {
+        let proxy = serve(vec![page("{request}")]);
+        let proxy = HttpProxy {
+            url: proxy,
+            no_proxy: Some("direct.example".to_owned()),
+        };
+        let http = RealHttp::new(Arc::new(FakeClock::default()), Some(proxy));
+        // Longer than announced: only what was announced counts.
+        let body = http.get("http://mirror.example/key", 100).await.unwrap();
+        assert!("GET http://mirror.example/key".starts_with(std::str::from_utf8(&body).unwrap()));
+    }
+
+    #[tokio::test]
+    async fn passwords_stay_out_of_errors() {
+        let (http, _) = http();
+        let url = serve(vec![status("403 No")]).replace("http://", "http://user:hush@");
+        let error = http.get(&url, 10).await.unwrap_err().to_string();
+        assert!(
+            error.contains("answered 403") && !error.contains("hush"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn tls_is_ready_and_never_falls_back_to_plain_text() {
+        let (mut http, _) = http();
+        http.limits.connect = Duration::from_millis(200);
+        // A server that speaks no TLS: what counts is that building the client works.
+        let url = serve((0..=RETRIES).map(|_| page("x")).collect()).replace("http:", "https:");
+        let error = http.get(&url, 10).await.unwrap_err();
+        assert!(matches!(error, HttpError::Transport { .. }), "{error}");
+    }
+}

@@ -1,0 +1,74 @@
+//! An exclusive lock that names its holder.
+
+use std::fs::{File, Permissions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+
+/// A held lock. The kernel releases it with the process, whatever becomes of us.
+pub(super) struct Lock(File);
+
+impl Lock {
+    /// Takes the lock on an open file, or says that somebody else has it.
+    pub fn take(mut file: File) -> io::Result<Option<Self>> {
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.set_len(0)?;
+        file.write_all(holder().as_bytes())?;
+        file.sync_all()?;
+        Ok(Some(Self(file)))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Who reads the file while nobody holds the lock must not find a name. If that fails, the
+        // next holder overwrites it.
+        if let Err(error) = self.0.set_len(0) {
+            tracing::debug!(%error, "the released lock file still names this process");
+        }
+    }
+}
+
+/// Names this process, for whoever finds the lock taken. Of the arguments only the subcommand:
+/// others may carry secrets.
+fn holder() -> String {
+    let mut words = std::env::args()
+        .take(1)
+        .chain(std::env::args().skip(1).find(|word| !word.starts_with('-')));
+    let program = words.next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default();
+    let command = std::iter::once(program.to_owned())
+        .chain(words)
+        .collect::<Vec<_>>()
+        .join(" ");
+    let since = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ");
+    format!("pid {}, `{command}`, since {since}\n", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use camino::Utf8PathBuf;
+
+    use crate::host::real::RealFiles;
+    use crate::host::{Files, ReadFiles};
+
+    #[test]
+    fn one_holder_of_a_lock_and_it_is_named() {
+        let keep = tempfile::tempdir().unwrap();
+        let root = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
+        let path = root.join("run/lock");
+        let guard = RealFiles.try_lock(&path).unwrap();
+        assert!(guard.is_some());
+        assert!(RealFiles.try_lock(&path).unwrap().is_none());
+        let content = RealFiles.read_text(&path).unwrap().unwrap();
+        assert!(content.starts_with(&format!("pid {}, `", std::process::id())));
+        assert_eq!(RealFiles.stat(&path).unwrap().unwrap().mode, 0o600);
+        drop(guard);
+        assert_eq!(RealFiles.read_text(&path).unwrap().unwrap(), "");
+        assert!(RealFiles.try_lock(&path).unwrap().is_some());
+    }
+}
