@@ -1,4 +1,25 @@
 //! What is so about this machine and cannot be changed by us, read once per run.
+//!
+//! [`gather()`] reads everything, one file of this folder per area; each has pure parsers and as little
+//! I/O as it needs. What cannot be read is null and has a line in [`Facts::unknown`]. Names and
+//! architectures of GPUs come from the matrix, through [`Boards`], since it lies a layer above.
+
+mod boards;
+mod boot;
+mod cloud;
+mod detection;
+mod driver;
+mod firmware;
+mod gather;
+mod kernel;
+mod look;
+mod machine;
+mod modules;
+mod names;
+mod os;
+mod packages;
+mod pci;
+mod runtimes;
 
 use std::collections::BTreeMap;
 
@@ -13,6 +34,9 @@ use crate::{
         version::{DriverVersion, KernelVersion},
     },
 };
+
+pub use boards::{Board, Boards, Scope};
+pub use gather::gather;
 
 /// The schema version of [`Facts`].
 pub const SCHEMA: u32 = 1;
@@ -31,7 +55,7 @@ pub struct Facts {
     pub secure_boot: SecureBoot,
     /// Kernel lockdown: `none`, `integrity`, `confidentiality`.
     pub lockdown: Option<String>,
-    /// `kvm`, `nspawn`, …, or `none` on bare metal.
+    /// `kvm`, `amazon`, `systemd-nspawn`, …: the words of `systemd-detect-virt`; `none` on bare metal.
     pub virtualization: Option<String>,
     /// Where it runs.
     pub cloud: Cloud,
@@ -39,7 +63,8 @@ pub struct Facts {
     pub init: Option<String>,
     /// New at every boot.
     pub boot_id: Option<String>,
-    /// The cloud's id of the instance or the DMI UUID: new for every clone.
+    /// The cloud's id of the instance or the DMI UUID: new for every clone. Where there is neither,
+    /// `machine-id:` and the machine id, which a clone may share.
     pub instance_id: Option<String>,
     /// Total memory.
     pub memory_bytes: Option<u64>,
@@ -180,7 +205,8 @@ pub struct DriverFact {
     pub library_version: Option<DriverVersion>,
     /// Of the installed packages.
     pub package_version: Option<DriverVersion>,
-    /// Of the module on disk for the running kernel.
+    /// Of the module on disk for the running kernel; below `--root`, where none runs, for the one of
+    /// the next boot.
     pub module_version: Option<DriverVersion>,
     /// Who put it there.
     pub origin: Option<Origin>,
@@ -206,7 +232,7 @@ pub enum Origin {
 pub struct RuntimeFact {
     /// `docker`, `containerd`, `crio`.
     pub name: String,
-    /// As installed.
+    /// Of the program, without what a package adds to it: `27.3.1`.
     pub version: Option<String>,
     /// The version of its configuration file (containerd).
     pub config_version: Option<u32>,

@@ -1,0 +1,393 @@
+//! Which kernel the next boot will run, as far as the boot loader's own files tell.
+//!
+//! GRUB is asked where GRUB looks: its environment block (`next_entry`, `saved_entry`), then the
+//! default in `grub.cfg`, then the menu (Debian, Ubuntu) or the entries of the Boot Loader
+//! Specification (Red Hat's children). Anything else is said to be unknown.
+
+use crate::{facts::look::Look, model::version::KernelVersion};
+
+const FACT: &str = "kernel.next-boot";
+const ENTRIES: &str = "/boot/loader/entries";
+
+/// The kernel of the next boot, or why it cannot be told.
+pub(super) fn next(
+    look: &mut Look<'_>,
+    installed: &[KernelVersion],
+) -> Result<KernelVersion, String> {
+    for folder in ["/boot/grub2", "/boot/grub"] {
+        let Some(config) = look.text(FACT, &format!("{folder}/grub.cfg")) else {
+            continue;
+        };
+        let environment = look
+            .text(FACT, &format!("{folder}/grubenv"))
+            .unwrap_or_default();
+        let wanted = wanted_entry(&config, &environment);
+        let entries = entries(look);
+        let image = if entries.is_empty() {
+            kernel_in_menu(&config, &wanted)?
+        } else {
+            kernel_in_entries(&entries, &wanted)?
+        };
+        return image
+            .parse()
+            .map_err(|error| format!("the boot loader's entry `{wanted}`: {error}"));
+    }
+    match installed {
+        [] => Err("no installed kernel was found".to_owned()),
+        // With one kernel there is nothing that a boot loader could choose from.
+        [only] => Ok(only.clone()),
+        several => Err(format!(
+            "{} kernels are installed and no GRUB configuration could be read",
+            several.len()
+        )),
+    }
+}
+
+/// The kernel release in the name of an image: `vmlinuz-6.1.0-44-amd64`.
+pub(super) fn kernel_of_image(name: &str) -> Option<&str> {
+    ["vmlinuz-", "vmlinux-", "kernel-"]
+        .iter()
+        .find_map(|prefix| name.strip_prefix(prefix))
+        .filter(|release| !release.is_empty())
+}
+
+/// One entry of the Boot Loader Specification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Entry {
+    id: String,
+    title: String,
+    release: String,
+}
+
+/// A node of GRUB's menu.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Node {
+    title: String,
+    id: Option<String>,
+    image: Option<String>,
+    children: Vec<Node>,
+    submenu: bool,
+}
+
+fn entries(look: &mut Look<'_>) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = look
+        .list(FACT, ENTRIES)
+        .iter()
+        .filter_map(|name| Some((name, name.strip_suffix(".conf")?)))
+        .filter_map(|(name, id)| parse_entry(id, &look.text(FACT, &format!("{ENTRIES}/{name}"))?))
+        .collect();
+    // GRUB lists them newest first; the rescue kernel's release begins with `0-rescue` and so ends
+    // up last, which is where it is.
+    entries.sort_by(|a, b| {
+        let key = |entry: &Entry| entry.release.parse::<KernelVersion>().ok();
+        key(b).cmp(&key(a)).then_with(|| b.id.cmp(&a.id))
+    });
+    entries
+}
+
+fn parse_entry(id: &str, text: &str) -> Option<Entry> {
+    let value = |key: &str| {
+        text.lines()
+            .filter_map(|line| line.trim().split_once([' ', '\t']))
+            .find(|(name, _)| *name == key)
+            .map(|(_, value)| value.trim())
+    };
+    let image = value("linux")?;
+    let name = image.rsplit('/').next().unwrap_or(image);
+    Some(Entry {
+        id: id.to_owned(),
+        title: value("title").unwrap_or_default().to_owned(),
+        release: kernel_of_image(name)
+            .or_else(|| value("version"))?
+            .to_owned(),
+    })
+}
+
+/// What GRUB will take: an index, an id or a title, with `>` between the levels of the menu.
+fn wanted_entry(config: &str, environment: &str) -> String {
+    let variable = |name: &str| {
+        environment
+            .lines()
+            .filter_map(|line| line.split_once('='))
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| value.trim().to_owned())
+            .filter(|value| !value.is_empty())
+    };
+    if let Some(once) = variable("next_entry") {
+        return once;
+    }
+    let default = config
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("set default="))
+        .map(|value| value.trim().trim_matches(['"', '\'']))
+        // This branch is for a one-time choice, which was looked at above.
+        .rfind(|value| !value.contains("next_entry"));
+    match default {
+        Some("${saved_entry}" | "$saved_entry") => variable("saved_entry"),
+        Some(value) if !value.is_empty() => Some(value.to_owned()),
+        _ => None,
+    }
+    .unwrap_or_else(|| "0".to_owned())
+}
+
+fn kernel_in_entries(entries: &[Entry], wanted: &str) -> Result<String, String> {
+    let found = match wanted.parse::<usize>() {
+        Ok(index) => entries.get(index),
+        Err(_) => entries
+            .iter()
+            .find(|entry| entry.id == wanted || entry.title == wanted),
+    };
+    found
+        .map(|entry| entry.release.clone())
+        .ok_or_else(|| format!("GRUB's entry `{wanted}` is not in `{ENTRIES}`"))
+}
+
+fn kernel_in_menu(config: &str, wanted: &str) -> Result<String, String> {
+    let menu = parse_menu(config);
+    let mut level = &menu;
+    let mut found = None;
+    for word in split_path(wanted) {
+        let node = match word.parse::<usize>() {
+            Ok(index) => level.get(index),
+            Err(_) => level
+                .iter()
+                .find(|node| node.id.as_deref() == Some(&word) || node.title == word),
+        };
+        let node = node.ok_or_else(|| format!("GRUB's menu has no entry `{wanted}`"))?;
+        level = &node.children;
+        found = Some(node);
+    }
+    match found {
+        Some(node) if node.submenu => Err(format!("GRUB's entry `{wanted}` is a submenu")),
+        Some(Node {
+            image: Some(image), ..
+        }) => kernel_of_image(image)
+            .map(str::to_owned)
+            .ok_or_else(|| format!("GRUB's entry `{wanted}` boots `{image}`")),
+        _ => Err(format!("GRUB's entry `{wanted}` names no kernel")),
+    }
+}
+
+/// `1>2` by levels; a `>` of a title is written twice.
+fn split_path(path: &str) -> Vec<String> {
+    const DOUBLE: char = '\u{0}';
+    path.replace(">>", &DOUBLE.to_string())
+        .split('>')
+        .map(|word| word.replace(DOUBLE, ">"))
+        .collect()
+}
+
+/// Reads the menu out of a `grub.cfg`, which is a script: only the lines that make menu entries and
+/// load kernels matter, and braces, which end them.
+fn parse_menu(config: &str) -> Vec<Node> {
+    // One frame for each open brace; frames of functions collect nothing that is kept.
+    let mut frames: Vec<Option<Node>> = Vec::new();
+    let mut menu = Vec::new();
+    for line in config.lines().map(str::trim) {
+        let opens = line.ends_with('{');
+        let submenu = line.starts_with("submenu ");
+        if opens && (submenu || line.starts_with("menuentry ")) {
+            frames.push(Some(node(line, submenu)));
+        } else if opens {
+            frames.push(None);
+        } else if line == "}" {
+            if let Some(Some(node)) = frames.pop() {
+                let parent = frames.iter_mut().rev().find_map(Option::as_mut);
+                parent
+                    .map_or(&mut menu, |parent| &mut parent.children)
+                    .push(node);
+            }
+        } else if let Some(image) = image_of(line)
+            && let Some(node) = frames.iter_mut().rev().find_map(Option::as_mut)
+        {
+            node.image.get_or_insert_with(|| image.to_owned());
+        }
+    }
+    menu
+}
+
+fn node(line: &str, submenu: bool) -> Node {
+    let words = quoted_words(line);
+    // `$menuentry_id_option ID`, or `--id ID`.
+    let id = words
+        .iter()
+        .position(|word| word == "$menuentry_id_option" || word == "--id")
+        .and_then(|at| words.get(at + 1))
+        .cloned();
+    Node {
+        title: words.get(1).cloned().unwrap_or_default(),
+        id,
+        image: None,
+        children: Vec::new(),
+        submenu,
+    }
+}
+
+/// The file name of the kernel that a line loads.
+fn image_of(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace();
+    let command = words.next()?;
+    if !matches!(command, "linux" | "linux16" | "linuxefi") {
+        return None;
+    }
+    words.next()?.rsplit('/').next()
+}
+
+/// The words of a line of shell, quotes taken off.
+fn quoted_words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word = String::new();
+    let mut quote = None;
+    let mut begun = false;
+    for letter in line.chars() {
+        match (quote, letter) {
+            (Some(open), letter) if letter == open => quote = None,
+            (None, '\'' | '"') => {
+                quote = Some(letter);
+                begun = true;
+            }
+            (None, letter) if letter.is_whitespace() => {
+                if begun || !word.is_empty() {
+                    words.push(std::mem::take(&mut word));
+                    begun = false;
+                }
+            }
+            (_, letter) => word.push(letter),
+        }
+    }
+    if begun || !word.is_empty() {
+        words.push(word);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake;
+
+    const CONFIG: &str = r#"
+if [ -s $prefix/grubenv ]; then
+  load_env
+fi
+if [ "${next_entry}" ] ; then
+   set default="${next_entry}"
+   set next_entry=
+else
+   set default="0"
+fi
+function gfxmode {
+	set gfxpayload="${1}"
+}
+menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple-1' {
+	load_video
+	if [ x$grub_platform = xxen ]; then insmod xzio; insmod lzopio; fi
+	linux	/boot/vmlinuz-6.1.0-44-amd64 root=UUID=1 ro quiet
+	initrd	/boot/initrd.img-6.1.0-44-amd64
+}
+submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-1' {
+	menuentry 'Debian GNU/Linux, with Linux 6.1.0-44-amd64' --class os $menuentry_id_option 'gnulinux-6.1.0-44-amd64-advanced-1' {
+		linux	/boot/vmlinuz-6.1.0-44-amd64 root=UUID=1 ro quiet
+	}
+	menuentry 'Debian GNU/Linux, with Linux 6.1.0-40-amd64' --class os $menuentry_id_option 'gnulinux-6.1.0-40-amd64-advanced-1' {
+		linux	/boot/vmlinuz-6.1.0-40-amd64 root=UUID=1 ro quiet
+	}
+}
+menuentry 'Memory test' {
+	linux16	/boot/memtest86+.bin
+}
+"#;
+
+    #[test]
+    fn menu() {
+        let menu = parse_menu(CONFIG);
+        assert_eq!(menu.len(), 3);
+        assert_eq!(menu[1].children.len(), 2);
+        let kernel = |wanted: &str| kernel_in_menu(CONFIG, wanted);
+        assert_eq!(kernel("0").as_deref(), Ok("6.1.0-44-amd64"));
+        for old in [
+            "1>1",
+            "Advanced options for Debian GNU/Linux>Debian GNU/Linux, with Linux 6.1.0-40-amd64",
+            "gnulinux-advanced-1>gnulinux-6.1.0-40-amd64-advanced-1",
+        ] {
+            assert_eq!(kernel(old).as_deref(), Ok("6.1.0-40-amd64"), "{old}");
+        }
+        for none in ["1", "2", "9", "", "1>7", "Windows"] {
+            assert!(kernel(none).is_err(), "{none}");
+        }
+    }
+
+    #[test]
+    fn what_grub_will_take() {
+        assert_eq!(wanted_entry(CONFIG, ""), "0");
+        assert_eq!(
+            wanted_entry(CONFIG, "# GRUB Environment Block\nnext_entry=1>1\n"),
+            "1>1"
+        );
+        let saved = "set default=\"${next_entry}\"\nset default=\"${saved_entry}\"\n";
+        assert_eq!(wanted_entry(saved, "saved_entry=abc-5.14\n###"), "abc-5.14");
+        assert_eq!(wanted_entry(saved, "saved_entry=\nnext_entry=\n"), "0");
+        assert_eq!(split_path("a>>b>c"), ["a>b", "c"]);
+    }
+
+    #[test]
+    fn red_hat_entries() {
+        let (host, fakes) = fake::host();
+        let id = "0123-5.14.0-570.12.1.el9_6.x86_64";
+        for release in [
+            "5.14.0-570.12.1.el9_6.x86_64",
+            "5.14.0-503.40.1.el9_5.x86_64",
+        ] {
+            fakes.files.put(
+                &format!("{ENTRIES}/0123-{release}.conf"),
+                format!(
+                    "title AlmaLinux ({release})\nversion {release}\nlinux /vmlinuz-{release}\n"
+                ),
+            );
+        }
+        fakes.files.put(
+            &format!("{ENTRIES}/0123-0-rescue.conf"),
+            "title Rescue\nversion 0-rescue-0123\nlinux /vmlinuz-0-rescue-0123\n",
+        );
+        fakes.files.put(
+            "/boot/grub2/grub.cfg",
+            "set default=\"${saved_entry}\"\nblscfg\n",
+        );
+        let next = || {
+            let mut look = Look::new(host.reader().files());
+            next(&mut look, &[]).map(|kernel| kernel.to_string())
+        };
+        assert_eq!(next().as_deref(), Ok("5.14.0-570.12.1.el9_6.x86_64"));
+        fakes
+            .files
+            .put("/boot/grub2/grubenv", format!("saved_entry={id}\n"));
+        assert_eq!(next().as_deref(), Ok("5.14.0-570.12.1.el9_6.x86_64"));
+        fakes.files.put("/boot/grub2/grubenv", "saved_entry=1\n");
+        assert_eq!(next().as_deref(), Ok("5.14.0-503.40.1.el9_5.x86_64"));
+        fakes.files.put("/boot/grub2/grubenv", "saved_entry=gone\n");
+        assert!(next().is_err());
+    }
+
+    #[test]
+    fn without_a_boot_loader() {
+        let (host, _) = fake::host();
+        let mut look = Look::new(host.reader().files());
+        let one: KernelVersion = "6.1.0-44-amd64".parse().unwrap();
+        let two: KernelVersion = "6.1.0-45-amd64".parse().unwrap();
+        assert!(next(&mut look, &[]).is_err());
+        assert_eq!(next(&mut look, std::slice::from_ref(&one)), Ok(one.clone()));
+        assert!(next(&mut look, &[one, two]).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(
+            text in "(\\}|\\{|\n|menuentry |submenu |linux |'|\"|set default=|>|.)*",
+            cut in 0..CONFIG.len(),
+        ) {
+            let _ = kernel_in_menu(&text, &wanted_entry(&text, &text));
+            let _ = kernel_in_menu(&CONFIG[..cut], &text);
+            let _ = parse_entry("id", &text);
+        }
+    }
+}

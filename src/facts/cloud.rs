@@ -1,0 +1,310 @@
+//! The cloud and the instance, from the firmware and from what cloud-init left on disk.
+//!
+//! Metadata services will fill the same type later; until then a key that only they know is null
+//! with its reason.
+
+use serde_json::Value;
+
+use crate::{
+    facts::{
+        Cloud,
+        detection::{CloudRow, table},
+        look::Look,
+    },
+    model::pattern,
+};
+
+const CLOUD_INIT: &str = "/run/cloud-init/instance-data.json";
+
+/// What the firmware says of the machine; what it does not say is empty.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Dmi {
+    pub sys_vendor: String,
+    pub product_name: String,
+    pub product_version: String,
+    pub board_vendor: String,
+    pub bios_vendor: String,
+    pub chassis_asset_tag: String,
+    pub hypervisor_uuid: String,
+    /// There is a table to read at all.
+    pub present: bool,
+}
+
+impl Dmi {
+    pub(super) fn read(look: &mut Look<'_>) -> Self {
+        let mut value = |name: &str| {
+            look.value("cloud.provider", &format!("/sys/class/dmi/id/{name}"))
+                .unwrap_or_default()
+        };
+        let mut dmi = Self {
+            sys_vendor: value("sys_vendor"),
+            product_name: value("product_name"),
+            product_version: value("product_version"),
+            board_vendor: value("board_vendor"),
+            bios_vendor: value("bios_vendor"),
+            chassis_asset_tag: value("chassis_asset_tag"),
+            ..Self::default()
+        };
+        dmi.present = look.exists("cloud.provider", "/sys/class/dmi/id");
+        dmi.hypervisor_uuid = look
+            .value("cloud.provider", "/sys/hypervisor/uuid")
+            .unwrap_or_default();
+        dmi
+    }
+}
+
+/// What cloud-init knows of the instance.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct CloudInit {
+    pub provider: Option<String>,
+    pub instance_id: Option<String>,
+    pub instance_type: Option<String>,
+    pub lifecycle: Option<String>,
+}
+
+impl CloudInit {
+    pub(super) fn read(look: &mut Look<'_>) -> Self {
+        let Some(text) = look.text("cloud", CLOUD_INIT) else {
+            return Self::default();
+        };
+        match serde_json::from_str(&text) {
+            Ok(value) => parse_cloud_init(&value),
+            Err(error) => {
+                look.unknown("cloud", format!("`{CLOUD_INIT}` is no JSON: {error}"));
+                Self::default()
+            }
+        }
+    }
+}
+
+/// Where the machine runs.
+pub(super) fn gather(look: &mut Look<'_>, dmi: &Dmi, init: &CloudInit) -> Cloud {
+    let row = table().cloud.iter().find(|row| matches(row, dmi));
+    let provider = row
+        .map(|row| row.provider.clone())
+        .or_else(|| init.provider.clone());
+    let Some(provider) = provider else {
+        // A firmware that was read and names no cloud means that there is none.
+        if !dmi.present {
+            look.unknown("cloud.provider", "`/sys/class/dmi/id` is not there");
+        }
+        return Cloud::default();
+    };
+    let from_product = row
+        .filter(|row| row.product_is_type)
+        .and(instance_type(&dmi.product_name));
+    let instance_type = from_product.or_else(|| init.instance_type.clone());
+    let asked = "neither the firmware nor cloud-init tells, and no metadata service was asked";
+    if instance_type.is_none() {
+        look.unknown("cloud.instance-type", asked);
+    }
+    if init.lifecycle.is_none() {
+        look.unknown("cloud.lifecycle", asked);
+    }
+    Cloud {
+        provider: Some(provider),
+        instance_type,
+        lifecycle: init.lifecycle.clone(),
+    }
+}
+
+fn matches(row: &CloudRow, dmi: &Dmi) -> bool {
+    let pairs = [
+        (&row.sys_vendor, &dmi.sys_vendor),
+        (&row.product_name, &dmi.product_name),
+        (&row.chassis_asset_tag, &dmi.chassis_asset_tag),
+        (&row.hypervisor_uuid, &dmi.hypervisor_uuid),
+    ];
+    pairs.iter().all(|(wanted, found)| {
+        wanted
+            .as_deref()
+            .is_none_or(|wanted| pattern::matches(wanted, found))
+    })
+}
+
+/// An instance type such as `p5.48xlarge`: two words of small letters, digits and dashes.
+fn instance_type(product: &str) -> Option<String> {
+    let word = |word: &str| {
+        !word.is_empty()
+            && word
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    };
+    let (family, size) = product.split_once('.')?;
+    (word(family) && word(size)).then(|| product.to_owned())
+}
+
+/// `v1` is cloud-init's stable part. `ds` is not promised to stay, so whatever is not where it was
+/// seen is simply absent.
+fn parse_cloud_init(root: &Value) -> CloudInit {
+    let text = |path: &[&str]| {
+        path.iter()
+            .try_fold(root, |value, key| value.get(*key))
+            .and_then(Value::as_str)
+            .filter(|text| !text.is_empty() && !text.starts_with("redacted for"))
+            .map(str::to_owned)
+    };
+    let provider = text(&["v1", "cloud_name"]).and_then(|name| {
+        let provider = match name.as_str() {
+            "gce" => "gcp",
+            "aws" | "azure" | "oracle" | "digitalocean" | "hetzner" | "scaleway" | "vultr"
+            | "upcloud" | "exoscale" | "openstack" => name.as_str(),
+            "aliyun" => "alibaba",
+            _ => return None,
+        };
+        Some(provider.to_owned())
+    });
+    let lifecycle = text(&["ds", "meta_data", "instance-life-cycle"])
+        .or_else(|| text(&["ds", "meta_data", "instance_life_cycle"]))
+        .or_else(|| {
+            let priority = text(&["ds", "meta_data", "imds", "compute", "priority"])?;
+            match priority.as_str() {
+                "Spot" | "Low" => Some("spot".to_owned()),
+                "Regular" => Some("on-demand".to_owned()),
+                _ => None,
+            }
+        });
+    CloudInit {
+        provider,
+        // `none` is what cloud-init says when no data source answered: the same on every machine.
+        instance_id: text(&["v1", "instance_id"]).filter(|id| id != "iid-datasource-none"),
+        instance_type: text(&["ds", "meta_data", "instance-type"])
+            .or_else(|| text(&["ds", "meta_data", "instance_type"]))
+            .or_else(|| text(&["ds", "meta_data", "imds", "compute", "vmSize"])),
+        lifecycle,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake;
+
+    fn gathered(dmi: &Dmi, init: &CloudInit) -> (Cloud, usize) {
+        let (host, _) = fake::host();
+        let mut look = Look::new(host.reader().files());
+        let cloud = gather(&mut look, dmi, init);
+        (cloud, look.into_unknown().len())
+    }
+
+    fn dmi(vendor: &str, product: &str, asset_tag: &str) -> Dmi {
+        Dmi {
+            sys_vendor: vendor.to_owned(),
+            product_name: product.to_owned(),
+            chassis_asset_tag: asset_tag.to_owned(),
+            present: true,
+            ..Dmi::default()
+        }
+    }
+
+    #[test]
+    fn clouds_by_their_firmware() {
+        let azure = "7783-7084-3265-9085-8269-3286-77";
+        for (vendor, product, tag, provider, kind) in [
+            (
+                "Amazon EC2",
+                "p5.48xlarge",
+                "Amazon EC2",
+                Some("aws"),
+                Some("p5.48xlarge"),
+            ),
+            (
+                "Amazon EC2",
+                "g4dn.metal",
+                "Amazon EC2",
+                Some("aws"),
+                Some("g4dn.metal"),
+            ),
+            ("Amazon EC2", "Not Specified", "", Some("aws"), None),
+            ("Google", "Google Compute Engine", "", Some("gcp"), None),
+            (
+                "Microsoft Corporation",
+                "Virtual Machine",
+                azure,
+                Some("azure"),
+                None,
+            ),
+            (
+                "Microsoft Corporation",
+                "Virtual Machine",
+                "other",
+                None,
+                None,
+            ),
+            (
+                "QEMU",
+                "Standard PC (Q35 + ICH9, 2009)",
+                "OracleCloud.com",
+                Some("oracle"),
+                None,
+            ),
+            ("Hetzner", "vServer", "", Some("hetzner"), None),
+            ("NVIDIA", "DGXH100", "", None, None),
+        ] {
+            let (cloud, _) = gathered(&dmi(vendor, product, tag), &CloudInit::default());
+            assert_eq!(cloud.provider.as_deref(), provider, "{vendor} {product}");
+            assert_eq!(cloud.instance_type.as_deref(), kind, "{vendor} {product}");
+        }
+        let xen = Dmi {
+            hypervisor_uuid: "ec2e1916-9099-7caf-fd21-012345abcdef".to_owned(),
+            ..dmi("Xen", "HVM domU", "")
+        };
+        let (cloud, _) = gathered(&xen, &CloudInit::default());
+        assert_eq!(cloud.provider.as_deref(), Some("aws"));
+    }
+
+    #[test]
+    fn unread_is_unknown_and_no_cloud_is_not() {
+        assert_eq!(gathered(&Dmi::default(), &CloudInit::default()).1, 1);
+        assert_eq!(
+            gathered(&dmi("Dell Inc.", "R760xa", ""), &CloudInit::default()).1,
+            0
+        );
+        let google = dmi("Google", "Google Compute Engine", "");
+        assert_eq!(gathered(&google, &CloudInit::default()).1, 2);
+    }
+
+    #[test]
+    fn cloud_init() {
+        let aws = serde_json::json!({
+            "v1": {"cloud_name": "aws", "instance_id": "i-0929128ff2f73a2f1"},
+            "ds": {"meta_data": {"instance-type": "g5.xlarge", "instance-life-cycle": "spot"}},
+        });
+        assert_eq!(
+            parse_cloud_init(&aws),
+            CloudInit {
+                provider: Some("aws".to_owned()),
+                instance_id: Some("i-0929128ff2f73a2f1".to_owned()),
+                instance_type: Some("g5.xlarge".to_owned()),
+                lifecycle: Some("spot".to_owned()),
+            }
+        );
+        let azure = serde_json::json!({
+            "v1": {"cloud_name": "azure", "instance_id": "x"},
+            "ds": {"meta_data": {"imds": {"compute":
+                {"vmSize": "Standard_ND96isr_H100_v5", "priority": "Regular"}}}},
+        });
+        let azure = parse_cloud_init(&azure);
+        assert_eq!(
+            azure.instance_type.as_deref(),
+            Some("Standard_ND96isr_H100_v5")
+        );
+        assert_eq!(azure.lifecycle.as_deref(), Some("on-demand"));
+        let none = serde_json::json!({
+            "v1": {"cloud_name": "none", "instance_id": "iid-datasource-none"},
+            "ds": "redacted for non-root user",
+        });
+        assert_eq!(parse_cloud_init(&none), CloudInit::default());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in ".*", product in "[a-z0-9.-]*") {
+            if let Ok(value) = serde_json::from_str(&text) {
+                let _ = parse_cloud_init(&value);
+            }
+            let _ = instance_type(&product);
+            let _ = gathered(&dmi(&text, &product, &text), &CloudInit::default());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The table of what tells things apart: `detection.toml`, built into the binary.
+//!
+//! Its keys `source` and `confidence` are for the people who change it and are not read.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+const TEXT: &str = include_str!("detection.toml");
+
+static TABLE: LazyLock<Detection> =
+    LazyLock::new(|| toml::from_str(TEXT).expect("the built-in table parses: a test reads it"));
+
+/// The table.
+pub(super) fn table() -> &'static Detection {
+    &TABLE
+}
+
+/// All of it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Detection {
+    pub cloud: Vec<CloudRow>,
+    pub virtualization: Virtualization,
+    pub chips: Chips,
+    pub driver_packages: DriverPackages,
+    pub vendor: Vendor,
+    pub runfile: Runfile,
+    pub runtime: Vec<RuntimeRow>,
+}
+
+/// A cloud: every key that is given must match.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct CloudRow {
+    pub provider: String,
+    pub sys_vendor: Option<String>,
+    pub product_name: Option<String>,
+    pub chassis_asset_tag: Option<String>,
+    pub hypervisor_uuid: Option<String>,
+    #[serde(default)]
+    pub product_is_type: bool,
+}
+
+/// Beginnings of DMI values, and the hypervisor that they mean.
+#[derive(Debug, Deserialize)]
+pub(super) struct Virtualization {
+    pub rows: Vec<(String, String)>,
+}
+
+/// Beginnings of chip names, and the architecture that they mean.
+#[derive(Debug, Deserialize)]
+pub(super) struct Chips {
+    pub prefixes: BTreeMap<String, String>,
+}
+
+/// Patterns of driver packages, the best witness first.
+#[derive(Debug, Deserialize)]
+pub(super) struct DriverPackages {
+    pub names: Vec<String>,
+    pub except: Vec<String>,
+}
+
+/// What marks a package as NVIDIA's own.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Vendor {
+    pub mail_domain: String,
+    pub vendor_prefix: String,
+}
+
+/// Files that NVIDIA's installer leaves.
+#[derive(Debug, Deserialize)]
+pub(super) struct Runfile {
+    pub marks: Vec<String>,
+}
+
+/// A container runtime.
+#[derive(Debug, Deserialize)]
+pub(super) struct RuntimeRow {
+    pub name: String,
+    pub packages: Vec<String>,
+    pub binaries: Vec<String>,
+    pub config: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_table_parses_and_every_cloud_has_a_mark() {
+        for row in &table().cloud {
+            assert!(
+                row.sys_vendor.is_some()
+                    || row.product_name.is_some()
+                    || row.chassis_asset_tag.is_some()
+                    || row.hypervisor_uuid.is_some(),
+                "{}",
+                row.provider
+            );
+        }
+    }
+}

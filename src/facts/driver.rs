@@ -1,0 +1,322 @@
+//! The NVIDIA driver as found: loaded, in the library path, in packages, on disk, and whose it is.
+
+use std::str::FromStr;
+
+use crate::{
+    facts::{
+        DriverFact, Kernel, Origin, Scope,
+        detection::table,
+        look::Look,
+        modules,
+        packages::{Package, Packages},
+    },
+    host::Reader,
+    model::{pattern, version::DriverVersion},
+};
+
+const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// The places that every distribution's linker looks at by itself; 64-bit ones first.
+const FOLDERS: [&str; 6] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/lib64",
+    "/usr/lib",
+];
+
+/// Looks at all places where a driver can be.
+pub(super) async fn gather(
+    look: &mut Look<'_>,
+    host: Reader<'_>,
+    scope: Scope,
+    kernel: &Kernel,
+    packages: &Packages,
+) -> DriverFact {
+    let loaded_version = loaded(look);
+    let library = library(look);
+    let from_package = packages.as_deref().ok().and_then(driver_package);
+    if let Err(why) = packages {
+        look.unknown("driver.package-version", why.clone());
+    }
+    // Below `--root` nothing runs: there the kernel of the next boot is the one that matters.
+    let of_kernel = kernel.running.as_ref().or(kernel.next_boot.as_ref());
+    let module_version = modules::gather(look, host, scope, of_kernel).await;
+    let found = library.is_some() || module_version.is_some() || loaded_version.is_some();
+    let origin = origin(look, packages, from_package.as_ref(), found);
+    DriverFact {
+        loaded_version,
+        library_version: library.flatten(),
+        package_version: from_package.map(|(_, version)| version),
+        module_version,
+        origin,
+    }
+}
+
+/// The version of the loaded module; `None` if none is loaded.
+fn loaded(look: &mut Look<'_>) -> Option<DriverVersion> {
+    let fact = "driver.loaded-version";
+    if let Some(text) = look.value(fact, "/sys/module/nvidia/version") {
+        return look.parsed(fact, DriverVersion::from_str(&text));
+    }
+    let text = look.text(fact, "/proc/driver/nvidia/version")?;
+    let version = parse_proc_version(&text);
+    if version.is_none() {
+        look.unknown(fact, "`/proc/driver/nvidia/version` names no version");
+    }
+    version
+}
+
+/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (…)`.
+fn parse_proc_version(text: &str) -> Option<DriverVersion> {
+    text.lines()
+        .find_map(|line| line.strip_prefix("NVRM version:"))?
+        .split_whitespace()
+        .find_map(|word| word.parse().ok())
+}
+
+/// The library as the dynamic linker would find it: `None` if there is none, `Some(None)` if its
+/// version is not known. It is never opened: its file is named by its version.
+fn library(look: &mut Look<'_>) -> Option<Option<DriverVersion>> {
+    let fact = "driver.library-version";
+    let folders = linker_folders(look);
+    let path = folders
+        .iter()
+        .map(String::as_str)
+        .chain(FOLDERS)
+        .map(|folder| format!("{folder}/{LIBRARY}"))
+        .find_map(|path| look.resolve(fact, &path))?;
+    let version = path
+        .file_name()
+        .and_then(|name| name.strip_prefix("libnvidia-ml.so."))
+        .and_then(|version| version.parse().ok());
+    if version.is_none() {
+        look.unknown(fact, format!("`{path}` has no version in its name"));
+    }
+    Some(version)
+}
+
+/// The folders of `ld.so.conf(5)`, with the files that it includes.
+fn linker_folders(look: &mut Look<'_>) -> Vec<String> {
+    let fact = "driver.library-version";
+    let mut folders = Vec::new();
+    let text = look.text(fact, "/etc/ld.so.conf").unwrap_or_default();
+    for line in linker_lines(&text) {
+        let Some(included) = line.strip_prefix("include").map(str::trim) else {
+            folders.push(line.to_owned());
+            continue;
+        };
+        let Some((folder, names)) = included.rsplit_once('/') else {
+            continue;
+        };
+        for name in look.list(fact, folder) {
+            if pattern::matches(names, &name) {
+                let text = look.text(fact, &format!("{folder}/{name}"));
+                folders.extend(linker_lines(&text.unwrap_or_default()).map(str::to_owned));
+            }
+        }
+    }
+    // A 32-bit library beside the real one says nothing about the driver that programs here use.
+    folders.retain(|folder| folder.starts_with('/') && !folder.contains("i386"));
+    folders
+}
+
+fn linker_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .map(|line| line.split('#').next().unwrap_or(line).trim())
+        .filter(|line| !line.is_empty())
+}
+
+/// The package that tells the driver's version best, and that version.
+fn driver_package(packages: &[Package]) -> Option<(&Package, DriverVersion)> {
+    let rules = &table().driver_packages;
+    let is_driver = |package: &&Package| {
+        !rules
+            .except
+            .iter()
+            .any(|except| pattern::matches(except, &package.name))
+    };
+    rules.names.iter().find_map(|name| {
+        packages
+            .iter()
+            .filter(is_driver)
+            .filter(|package| pattern::matches(name, &package.name))
+            .filter_map(|package| {
+                // A package whose version is no driver's, a metapackage for example, is no witness.
+                let version = DriverVersion::from_package(&package.version).ok()?;
+                Some((package, version))
+            })
+            // Several can only be of one version; the newest is the one that others wait for.
+            .max_by(|a, b| a.1.cmp(&b.1))
+    })
+}
+
+fn origin(
+    look: &mut Look<'_>,
+    packages: &Packages,
+    from_package: Option<&(&Package, DriverVersion)>,
+    found: bool,
+) -> Option<Origin> {
+    let fact = "driver.origin";
+    // The installer's marks come first: whatever else there is, it has overwritten.
+    if table()
+        .runfile
+        .marks
+        .iter()
+        .any(|mark| look.exists(fact, mark))
+    {
+        return Some(Origin::Runfile);
+    }
+    match (from_package, packages) {
+        (Some((package, _)), _) => match package.by_vendor {
+            Some(true) => Some(Origin::Vendor),
+            Some(false) => Some(Origin::Distribution),
+            None => {
+                look.unknown(
+                    fact,
+                    format!("the package `{}` does not say who made it", package.name),
+                );
+                None
+            }
+        },
+        (None, _) if !found => None,
+        (None, Ok(_)) => Some(Origin::Preinstalled),
+        (None, Err(why)) => {
+            look.unknown(fact, why.clone());
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake;
+
+    fn package(name: &str, version: &str, by_vendor: Option<bool>) -> Package {
+        Package {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            by_vendor,
+        }
+    }
+
+    #[test]
+    fn loaded_module() {
+        for line in [
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)  Tue Sep 23",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Wed Oct 30 01:56:01 UTC 2024",
+        ] {
+            let text = format!("{line}\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n");
+            assert_eq!(parse_proc_version(&text).unwrap().as_str(), "580.95.05");
+        }
+        assert_eq!(parse_proc_version("GCC version: 12.2.0"), None);
+        assert_eq!(parse_proc_version("NVRM version:"), None);
+    }
+
+    #[test]
+    fn best_witness() {
+        let version = |packages: &[Package]| {
+            driver_package(packages)
+                .map(|(package, version)| (package.name.clone(), version.to_string()))
+        };
+        assert_eq!(version(&[package("bash", "5.2-1", None)]), None);
+        assert_eq!(
+            version(&[
+                package("nvidia-driver-pinning-595", "595-1ubuntu1", Some(true)),
+                package(
+                    "nvidia-headless-580-server-open",
+                    "580.178.04-0ubuntu0.24.04.1",
+                    None
+                ),
+                package(
+                    "libnvidia-compute-580-server",
+                    "580.178.04-0ubuntu0.24.04.1",
+                    None
+                ),
+                package("libnvidia-compute-580", "580.173.02-0ubuntu0.24.04.1", None),
+                package(
+                    "linux-modules-nvidia-580-server-open-generic",
+                    "6.8.0-139.139",
+                    None
+                ),
+            ]),
+            Some((
+                "libnvidia-compute-580-server".to_owned(),
+                "580.178.04".to_owned()
+            ))
+        );
+        assert_eq!(
+            version(&[package("nvidia-driver-cuda", "3:580.178.04-1.el9", None)]),
+            Some(("nvidia-driver-cuda".to_owned(), "580.178.04".to_owned()))
+        );
+    }
+
+    #[test]
+    fn library_by_its_links() {
+        let (host, fakes) = fake::host();
+        let files = &fakes.files;
+        let found = || {
+            let mut look = Look::new(host.reader().files());
+            let version = library(&mut look).map(|v| v.map(|v| v.to_string()));
+            (version, look.into_unknown().len())
+        };
+        assert_eq!(found(), (None, 0));
+        files.put("/usr/lib/libnvidia-ml.so.1", "x");
+        assert_eq!(found(), (Some(None), 1));
+        // Debian's alternatives.
+        files.put(
+            "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.261.03",
+            "x",
+        );
+        files.put_link(
+            "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1",
+            "libnvidia-ml.so.535.261.03",
+        );
+        files.put_link(
+            "/etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu",
+            "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1",
+        );
+        files.put_link(
+            "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+            "/etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu",
+        );
+        assert_eq!(found(), (Some(Some("535.261.03".to_owned())), 0));
+        // The administrator's folders come before the distribution's.
+        files.put("/opt/gpu/libnvidia-ml.so.595.91.07", "x");
+        files.put_link("/opt/gpu/libnvidia-ml.so.1", "libnvidia-ml.so.595.91.07");
+        files.put("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
+        files.put("/etc/ld.so.conf.d/gpu.conf", "# ours\n/opt/gpu\n");
+        assert_eq!(found(), (Some(Some("595.91.07".to_owned())), 0));
+    }
+
+    #[test]
+    fn origins() {
+        let (host, fakes) = fake::host();
+        let of = |packages: &Packages, found: bool| {
+            let mut look = Look::new(host.reader().files());
+            let from = packages.as_deref().ok().and_then(driver_package);
+            let origin = origin(&mut look, packages, from.as_ref(), found);
+            (origin, look.into_unknown().len())
+        };
+        let one = |by| Ok(vec![package("libnvidia-ml1", "535.261.03-1", by)]);
+        assert_eq!(of(&one(Some(true)), true), (Some(Origin::Vendor), 0));
+        assert_eq!(of(&one(Some(false)), true), (Some(Origin::Distribution), 0));
+        assert_eq!(of(&one(None), true), (None, 1));
+        assert_eq!(of(&Ok(vec![]), true), (Some(Origin::Preinstalled), 0));
+        assert_eq!(of(&Ok(vec![]), false), (None, 0));
+        assert_eq!(of(&Err("why".to_owned()), true), (None, 1));
+        fakes.files.put("/usr/bin/nvidia-uninstall", "x");
+        assert_eq!(of(&one(Some(false)), true), (Some(Origin::Runfile), 0));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(NVRM version:|include|#|/|\n| |.)*") {
+            let _ = parse_proc_version(&text);
+            linker_lines(&text).for_each(drop);
+            let _ = driver_package(&[package("nvidia-open", &text, None)]);
+        }
+    }
+}

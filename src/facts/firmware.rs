@@ -1,0 +1,127 @@
+//! Secure Boot and kernel lockdown.
+
+use crate::facts::{SecureBoot, look::Look};
+
+const EFI: &str = "/sys/firmware/efi";
+
+/// The variable of the UEFI specification: its global vendor GUID, then four bytes of attributes
+/// and one byte that is 1 when Secure Boot is enforced.
+const VARIABLE: &str = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
+
+/// Reads the state of Secure Boot.
+pub(super) fn secure_boot(look: &mut Look<'_>) -> SecureBoot {
+    if !look.exists("secure-boot", EFI) {
+        if look.exists("secure-boot", "/sys/firmware") {
+            return SecureBoot::Unsupported;
+        }
+        // A running kernel always has this folder: without it this is an image or a container.
+        look.unknown("secure-boot", "`/sys/firmware` is not there");
+        return SecureBoot::Unknown;
+    }
+    let folder = format!("{EFI}/efivars");
+    let names = look.list("secure-boot", &folder);
+    if names.is_empty() {
+        look.unknown(
+            "secure-boot",
+            format!("`{folder}` is empty: the EFI variables are not mounted"),
+        );
+        return SecureBoot::Unknown;
+    }
+    if !names.iter().any(|name| name == VARIABLE) {
+        // UEFI firmware without the feature has no such variable.
+        return SecureBoot::Unsupported;
+    }
+    let Some(bytes) = look.bytes("secure-boot", &format!("{folder}/{VARIABLE}")) else {
+        return SecureBoot::Unknown;
+    };
+    match parse_variable(&bytes) {
+        Some(state) => state,
+        None => {
+            look.unknown(
+                "secure-boot",
+                format!("the EFI variable `SecureBoot` holds {bytes:?}"),
+            );
+            SecureBoot::Unknown
+        }
+    }
+}
+
+/// Reads the lockdown mode.
+pub(super) fn lockdown(look: &mut Look<'_>) -> Option<String> {
+    const PATH: &str = "/sys/kernel/security/lockdown";
+    let text = look.required("lockdown", PATH)?;
+    let mode = parse_lockdown(&text);
+    if mode.is_none() {
+        look.unknown("lockdown", format!("`{PATH}` marks no mode: `{text}`"));
+    }
+    mode
+}
+
+fn parse_variable(bytes: &[u8]) -> Option<SecureBoot> {
+    match bytes {
+        [_, _, _, _, 0] => Some(SecureBoot::Disabled),
+        [_, _, _, _, 1] => Some(SecureBoot::Enabled),
+        _ => None,
+    }
+}
+
+/// `none [integrity] confidentiality`: the mode in brackets holds.
+fn parse_lockdown(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    let (mode, _) = rest.split_once(']')?;
+    matches!(mode, "none" | "integrity" | "confidentiality").then(|| mode.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake;
+
+    fn state(arrange: impl Fn(&fake::FakeFiles)) -> (SecureBoot, usize) {
+        let (host, fakes) = fake::host();
+        arrange(&fakes.files);
+        let mut look = Look::new(host.reader().files());
+        let state = secure_boot(&mut look);
+        (state, look.into_unknown().len())
+    }
+
+    #[test]
+    fn secure_boot_states() {
+        let path = format!("{EFI}/efivars/{VARIABLE}");
+        let with = |byte: u8| {
+            let path = path.clone();
+            state(move |files| files.put(&path, [6, 0, 0, 0, byte]))
+        };
+        assert_eq!(with(1), (SecureBoot::Enabled, 0));
+        assert_eq!(with(0), (SecureBoot::Disabled, 0));
+        assert_eq!(with(7), (SecureBoot::Unknown, 1));
+        assert_eq!(state(|_| {}), (SecureBoot::Unknown, 1));
+        assert_eq!(
+            state(|files| files.put_folder("/sys/firmware/acpi", 0o755)),
+            (SecureBoot::Unsupported, 0)
+        );
+        assert_eq!(
+            state(|files| files.put_folder(&format!("{EFI}/efivars"), 0o755)),
+            (SecureBoot::Unknown, 1)
+        );
+        assert_eq!(
+            state(|files| files.put(&format!("{EFI}/efivars/Boot0000-x"), [0])),
+            (SecureBoot::Unsupported, 0)
+        );
+    }
+
+    #[test]
+    fn lockdown_modes() {
+        assert_eq!(
+            parse_lockdown("[none] integrity confidentiality").as_deref(),
+            Some("none")
+        );
+        assert_eq!(
+            parse_lockdown("none [integrity] confidentiality").as_deref(),
+            Some("integrity")
+        );
+        for text in ["", "none", "[", "]x[", "[odd]"] {
+            assert_eq!(parse_lockdown(text), None, "{text}");
+        }
+    }
+}

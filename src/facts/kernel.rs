@@ -1,0 +1,224 @@
+//! The kernel: running, installed, at the next boot, its architecture and compiler.
+
+use std::str::FromStr;
+
+use crate::{
+    facts::{Kernel, Scope, boot, look::Look},
+    model::version::KernelVersion,
+};
+
+/// Reads all that is known about kernels.
+pub(super) fn gather(look: &mut Look<'_>, scope: Scope) -> Kernel {
+    let running = running(look);
+    let installed = installed(look);
+    let next_boot = match boot::next(look, &installed) {
+        Ok(kernel) => Some(kernel),
+        Err(why) => {
+            look.unknown("kernel.next-boot", why);
+            None
+        }
+    };
+    let arch = arch(look, scope, running.as_ref().or(next_boot.as_ref()));
+    let compiler = compiler(look);
+    Kernel {
+        running,
+        next_boot,
+        installed,
+        arch,
+        compiler,
+    }
+}
+
+/// The file and not the system call: below `--root`, and in a machine made for tests, the two
+/// differ.
+fn running(look: &mut Look<'_>) -> Option<KernelVersion> {
+    let text = look.required("kernel.running", "/proc/sys/kernel/osrelease")?;
+    look.parsed("kernel.running", KernelVersion::from_str(&text))
+}
+
+/// The folders of modules that have a kernel image: below `/boot`, or in the folder itself as on
+/// Fedora and its children. Oldest first.
+fn installed(look: &mut Look<'_>) -> Vec<KernelVersion> {
+    let fact = "kernel.installed";
+    let images: Vec<String> = look
+        .list(fact, "/boot")
+        .iter()
+        .filter_map(|name| boot::kernel_of_image(name).map(str::to_owned))
+        .collect();
+    let mut kernels: Vec<KernelVersion> = look
+        .list(fact, "/lib/modules")
+        .into_iter()
+        .filter(|name| {
+            images.contains(name) || look.exists(fact, &format!("/lib/modules/{name}/vmlinuz"))
+        })
+        // A folder that is named like no kernel is none.
+        .filter_map(|name| name.parse().ok())
+        .collect();
+    kernels.sort();
+    kernels
+}
+
+fn arch(look: &mut Look<'_>, scope: Scope, kernel: Option<&KernelVersion>) -> Option<String> {
+    let fact = "kernel.arch";
+    // Since Linux 6.1 the kernel says it in a file of its own.
+    if let Some(arch) = look.value(fact, "/proc/sys/kernel/arch") {
+        return Some(arch);
+    }
+    if let Some(arch) = kernel.and_then(|kernel| arch_of_release(kernel.as_str())) {
+        return Some(arch.to_owned());
+    }
+    if let Some(arch) = look
+        .bytes(fact, "/bin/sh")
+        .and_then(|binary| arch_of_elf(&binary))
+    {
+        return Some(arch.to_owned());
+    }
+    if scope.executes {
+        return Some(std::env::consts::ARCH.to_owned());
+    }
+    look.unknown(
+        fact,
+        "neither `/proc/sys/kernel/arch`, nor the kernel's name, nor `/bin/sh` tells",
+    );
+    None
+}
+
+fn compiler(look: &mut Look<'_>) -> Option<String> {
+    let text = look.required("kernel.compiler", "/proc/version")?;
+    let compiler = parse_compiler(&text);
+    if compiler.is_none() {
+        look.unknown(
+            "kernel.compiler",
+            format!("`/proc/version` names none: `{text}`"),
+        );
+    }
+    compiler
+}
+
+/// The end of a kernel's name: `.x86_64` on Red Hat's children, `-amd64` on Debian.
+fn arch_of_release(release: &str) -> Option<&'static str> {
+    let last = release
+        .split(['.', '-', '+'])
+        .filter_map(|word| match word {
+            "x86_64" | "amd64" => Some("x86_64"),
+            "aarch64" | "arm64" => Some("aarch64"),
+            _ => None,
+        });
+    last.last()
+}
+
+/// The machine that an ELF file is for, from its header: `e_machine`, two bytes at offset 18.
+fn arch_of_elf(binary: &[u8]) -> Option<&'static str> {
+    if !binary.starts_with(b"\x7fELF") {
+        return None;
+    }
+    // Both architectures are little-endian under Linux.
+    let machine = binary.get(18..20)?;
+    match u16::from_le_bytes([machine[0], machine[1]]) {
+        62 => Some("x86_64"),
+        183 => Some("aarch64"),
+        _ => None,
+    }
+}
+
+/// The compiler in `/proc/version`, as the package that has it is called: `gcc-12`, `clang-18`.
+///
+/// The kernel writes `Linux version RELEASE (BUILDER) (COMPILER, LINKER) #…`, and older ones
+/// `(gcc version 8.5.0 …)`; the compiler's own banner is between.
+fn parse_compiler(text: &str) -> Option<String> {
+    // The builder is a mail address in parentheses: what follows it is the compiler.
+    let banner = text.split_once(") (")?.1;
+    let mut words = banner.split([' ', '(', ')', ',']).filter(|w| !w.is_empty());
+    if let Some((_, version)) = banner.split_once("clang version ") {
+        return Some(format!("clang-{}", major(version)?));
+    }
+    let program = words.next()?;
+    // A cross compiler carries its target in front: `x86_64-linux-gnu-gcc-13`.
+    let at = program.rfind("gcc")?;
+    if let Some(number) = program[at..].strip_prefix("gcc-")
+        && number.bytes().all(|b| b.is_ascii_digit())
+        && !number.is_empty()
+    {
+        return Some(format!("gcc-{number}"));
+    }
+    let version =
+        words.find(|word| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit()))?;
+    Some(format!("gcc-{}", major(version)?))
+}
+
+fn major(version: &str) -> Option<u32> {
+    let digits = version.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compilers() {
+        let of = |banner: &str| parse_compiler(&format!("Linux version 6 (a@b) ({banner}) #1 SMP"));
+        for (banner, expected) in [
+            (
+                "gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0, GNU ld (GNU Binutils for Debian) 2.40",
+                "gcc-12",
+            ),
+            (
+                "x86_64-linux-gnu-gcc-13 (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0, GNU ld 2.42",
+                "gcc-13",
+            ),
+            (
+                "gcc (GCC) 11.5.0 20240719 (Red Hat 11.5.0-5), GNU ld version 2.35.2-54.el9",
+                "gcc-11",
+            ),
+            (
+                "gcc version 8.5.0 20210514 (Red Hat 8.5.0-22) (GCC)",
+                "gcc-8",
+            ),
+            (
+                "gcc14-gcc (GCC) 14.2.1 20250110 (Red Hat 14.2.1-7), GNU ld",
+                "gcc-14",
+            ),
+            ("Debian clang version 14.0.6, LLD 14.0.6", "clang-14"),
+            ("clang version 18.1.3 (1ubuntu1), GNU ld", "clang-18"),
+        ] {
+            assert_eq!(of(banner).as_deref(), Some(expected), "{banner}");
+        }
+        for text in [
+            "",
+            "Linux",
+            "Linux version 6 (a@b) ()",
+            "x) (gcc",
+            "x) (gcc-",
+        ] {
+            assert_eq!(parse_compiler(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn architectures() {
+        assert_eq!(arch_of_release("6.1.0-44-cloud-amd64"), Some("x86_64"));
+        assert_eq!(
+            arch_of_release("5.14.0-570.12.1.el9_6.aarch64+64k"),
+            Some("aarch64")
+        );
+        assert_eq!(arch_of_release("6.8.0-1015-aws"), None);
+        let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+        assert_eq!(arch_of_elf(&elf), None);
+        elf.resize(18, 0);
+        elf.extend([62, 0]);
+        assert_eq!(arch_of_elf(&elf), Some("x86_64"));
+        elf[18] = 183;
+        assert_eq!(arch_of_elf(&elf), Some("aarch64"));
+        assert_eq!(arch_of_elf(b"#!/bin/sh"), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(\\) \\(|gcc|clang version |-|[0-9]|.)*") {
+            let _ = parse_compiler(&text);
+            let _ = arch_of_release(&text);
+            let _ = arch_of_elf(text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The machine around the kernel: virtualisation, process 1, identities, memory, disks.
+
+use camino::Utf8Path;
+
+use crate::facts::{
+    Disk,
+    cloud::{CloudInit, Dmi},
+    detection::table,
+    look::Look,
+};
+
+/// Where the work needs room: the packages and their archives, the kernels, the container images.
+const PATHS: [&str; 7] = [
+    "/",
+    "/boot",
+    "/tmp",
+    "/usr",
+    "/var",
+    "/var/lib/containerd",
+    "/var/lib/docker",
+];
+
+/// The hypervisor or container manager in the words of `systemd-detect-virt`; `none` on bare
+/// metal.
+pub(super) fn virtualization(look: &mut Look<'_>, dmi: &Dmi) -> Option<String> {
+    let fact = "virtualization";
+    // A container is inside of whatever else there is. systemd records it for everybody.
+    if let Some(container) = look.value(fact, "/run/systemd/container") {
+        return Some(container);
+    }
+    for (mark, word) in [("/.dockerenv", "docker"), ("/run/.containerenv", "podman")] {
+        if look.exists(fact, mark) {
+            return Some(word.to_owned());
+        }
+    }
+    if let Some(word) = hypervisor_of(dmi) {
+        return Some(word.to_owned());
+    }
+    if let Some(kind) = look.value(fact, "/sys/hypervisor/type") {
+        return Some(kind);
+    }
+    if let Some(compatible) = look.value(fact, "/proc/device-tree/hypervisor/compatible") {
+        let word = if compatible.contains("kvm") {
+            "kvm"
+        } else {
+            "vm-other"
+        };
+        return Some(word.to_owned());
+    }
+    let flag = look
+        .text(fact, "/proc/cpuinfo")
+        .and_then(|text| hypervisor_flag(&text));
+    match flag {
+        Some(true) => Some("vm-other".to_owned()),
+        Some(false) => Some("none".to_owned()),
+        // Only x86 has the flag; elsewhere a firmware that names no hypervisor has to do.
+        None if dmi.present => Some("none".to_owned()),
+        None => {
+            look.unknown(
+                fact,
+                "neither the firmware nor `/proc/cpuinfo` could be read",
+            );
+            None
+        }
+    }
+}
+
+/// Process 1 by its name; in an image, what its `/sbin/init` leads to.
+pub(super) fn init(look: &mut Look<'_>) -> Option<String> {
+    if let Some(name) = look.value("init", "/proc/1/comm") {
+        return Some(name);
+    }
+    let target = look.resolve("init", "/sbin/init");
+    if let Some(name) = target.as_deref().and_then(Utf8Path::file_name) {
+        return Some(name.to_owned());
+    }
+    look.unknown("init", "neither `/proc/1/comm` nor `/sbin/init` is there");
+    None
+}
+
+/// New at every boot.
+pub(super) fn boot_id(look: &mut Look<'_>) -> Option<String> {
+    look.required("boot-id", "/proc/sys/kernel/random/boot_id")
+}
+
+/// What a clone of this machine does not share: the cloud's id of the instance, then the firmware's
+/// UUID. The machine id comes last and says so, since a careless clone keeps it.
+pub(super) fn instance_id(look: &mut Look<'_>, init: &CloudInit) -> Option<String> {
+    let fact = "instance-id";
+    if let Some(id) = &init.instance_id {
+        return Some(id.clone());
+    }
+    if let Some(id) = look
+        .value(fact, "/var/lib/cloud/data/instance-id")
+        .filter(|id| id != "iid-datasource-none")
+    {
+        return Some(id);
+    }
+    if let Some(uuid) = look
+        .value(fact, "/sys/class/dmi/id/product_uuid")
+        .filter(|uuid| is_unique(uuid))
+    {
+        return Some(uuid.to_ascii_lowercase());
+    }
+    if let Some(id) = look
+        .value(fact, "/etc/machine-id")
+        .filter(|id| id != "uninitialized")
+    {
+        return Some(format!("machine-id:{id}"));
+    }
+    look.unknown(fact, "no cloud, firmware or machine id could be read");
+    None
+}
+
+/// Total memory in bytes.
+pub(super) fn memory(look: &mut Look<'_>) -> Option<u64> {
+    let text = look.required("memory-bytes", "/proc/meminfo")?;
+    let total = parse_memory(&text);
+    if total.is_none() {
+        look.unknown("memory-bytes", "`/proc/meminfo` has no `MemTotal`");
+    }
+    total
+}
+
+/// The filesystems of [`PATHS`]: the root, and each path that is a filesystem of its own.
+pub(super) fn disks(look: &mut Look<'_>) -> Vec<Disk> {
+    let mounts = look.text("disks", "/proc/self/mountinfo");
+    let own = |path: &str| match &mounts {
+        Some(mounts) => path == "/" || is_mounted(mounts, path),
+        None => path == "/",
+    };
+    if mounts.is_none() {
+        look.unknown(
+            "disks",
+            "`/proc/self/mountinfo` could not be read, so only `/` is looked at",
+        );
+    }
+    let mut disks = Vec::new();
+    for path in PATHS.into_iter().filter(|path| own(path)) {
+        match look.files().room(Utf8Path::new(path)) {
+            Ok(room) => disks.push(Disk {
+                mount: path.into(),
+                total_bytes: room.total,
+                free_bytes: room.free,
+            }),
+            Err(error) => {
+                look.unknown("disks", format!("failed to {}", super::look::chain(&error)))
+            }
+        }
+    }
+    disks
+}
+
+fn hypervisor_of(dmi: &Dmi) -> Option<&'static str> {
+    let values = [
+        &dmi.product_name,
+        &dmi.sys_vendor,
+        &dmi.board_vendor,
+        &dmi.bios_vendor,
+        &dmi.product_version,
+    ];
+    let word = values.iter().find_map(|value| {
+        table()
+            .virtualization
+            .rows
+            .iter()
+            .find(|(prefix, _)| value.starts_with(prefix.as_str()))
+            .map(|(_, word)| word.as_str())
+    })?;
+    // Amazon's firmware says the same on bare metal; the instance type tells.
+    let metal = dmi
+        .product_name
+        .split_once(".metal")
+        .is_some_and(|(_, rest)| rest.is_empty() || rest.starts_with('-'));
+    Some(if word == "amazon" && metal {
+        "none"
+    } else {
+        word
+    })
+}
+
+/// Whether the processor says that it is virtual; `None` where processors have no such flag.
+fn hypervisor_flag(cpuinfo: &str) -> Option<bool> {
+    let flags = cpuinfo
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(key, _)| key.trim() == "flags")?
+        .1;
+    Some(flags.split_whitespace().any(|flag| flag == "hypervisor"))
+}
+
+/// Firmware that was given no UUID has one of zeros or ones, the same on every machine.
+fn is_unique(uuid: &str) -> bool {
+    let digits: Vec<u8> = uuid.bytes().filter(u8::is_ascii_hexdigit).collect();
+    digits.len() == 32
+        && !digits.iter().all(|digit| *digit == b'0')
+        && !digits.iter().all(|digit| digit.eq_ignore_ascii_case(&b'f'))
+}
+
+/// `MemTotal:       65843200 kB`, where kB are KiB.
+fn parse_memory(meminfo: &str) -> Option<u64> {
+    let value = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The mount point is the fifth field of a line, says proc_pid_mountinfo(5).
+fn is_mounted(mountinfo: &str, path: &str) -> bool {
+    mountinfo
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .any(|mount| mount == path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::{fake, files::Room};
+
+    #[test]
+    fn virtual_machines_and_metal() {
+        let word = |vendor: &str, product: &str| {
+            hypervisor_of(&Dmi {
+                sys_vendor: vendor.to_owned(),
+                product_name: product.to_owned(),
+                ..Dmi::default()
+            })
+        };
+        assert_eq!(word("Amazon EC2", "p5.48xlarge"), Some("amazon"));
+        assert_eq!(word("Amazon EC2", "g4dn.metal"), Some("none"));
+        assert_eq!(word("Amazon EC2", "u-6tb1.metal-24xl"), Some("none"));
+        assert_eq!(word("QEMU", "KVM Virtual Machine"), Some("kvm"));
+        assert_eq!(word("QEMU", "Standard PC (Q35 + ICH9, 2009)"), Some("qemu"));
+        assert_eq!(word("Google", "Google Compute Engine"), Some("google"));
+        assert_eq!(word("Dell Inc.", "PowerEdge XE9680"), None);
+        assert_eq!(
+            hypervisor_flag("flags\t\t: fpu hypervisor lahf_lm\n"),
+            Some(true)
+        );
+        assert_eq!(hypervisor_flag("flags\t\t: fpu lahf_lm\n"), Some(false));
+        assert_eq!(hypervisor_flag("Features\t: fp asimd\n"), None);
+    }
+
+    #[test]
+    fn containers_come_first() {
+        let (host, fakes) = fake::host();
+        fakes
+            .files
+            .put("/run/systemd/container", "systemd-nspawn\n");
+        let mut look = Look::new(host.reader().files());
+        let dmi = Dmi::default();
+        assert_eq!(
+            virtualization(&mut look, &dmi).as_deref(),
+            Some("systemd-nspawn")
+        );
+    }
+
+    #[test]
+    fn identities_from_the_best_to_the_least() {
+        let (host, fakes) = fake::host();
+        let id = |init: &CloudInit| instance_id(&mut Look::new(host.reader().files()), init);
+        let none = CloudInit::default();
+        assert_eq!(id(&none), None);
+        fakes.files.put("/etc/machine-id", "0123456789abcdef\n");
+        assert_eq!(id(&none).as_deref(), Some("machine-id:0123456789abcdef"));
+        let uuid = "/sys/class/dmi/id/product_uuid";
+        fakes
+            .files
+            .put(uuid, "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF\n");
+        assert_eq!(id(&none).as_deref(), Some("machine-id:0123456789abcdef"));
+        fakes
+            .files
+            .put(uuid, "EC2E1916-9099-7CAF-FD21-012345ABCDEF\n");
+        assert_eq!(
+            id(&none).as_deref(),
+            Some("ec2e1916-9099-7caf-fd21-012345abcdef")
+        );
+        fakes.files.put("/var/lib/cloud/data/instance-id", "i-1\n");
+        assert_eq!(id(&none).as_deref(), Some("i-1"));
+        let cloud = CloudInit {
+            instance_id: Some("i-2".to_owned()),
+            ..CloudInit::default()
+        };
+        assert_eq!(id(&cloud).as_deref(), Some("i-2"));
+    }
+
+    #[test]
+    fn memory_in_bytes() {
+        assert_eq!(
+            parse_memory("MemTotal:       65843200 kB\nMemFree: 1 kB\n"),
+            Some(67_423_436_800)
+        );
+        for text in [
+            "",
+            "MemTotal:",
+            "MemTotal: x kB",
+            "MemTotal: 18446744073709551615 kB",
+        ] {
+            assert_eq!(parse_memory(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn disks_are_counted_once() {
+        let (host, fakes) = fake::host();
+        let room = |total| Room {
+            total,
+            free: total / 2,
+            read_only: false,
+        };
+        fakes.files.mount("/", room(1_000_000));
+        fakes.files.mount("/var", room(600_000));
+        fakes.files.put(
+            "/proc/self/mountinfo",
+            "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 / /var rw - ext4 /dev/sda2 rw\n",
+        );
+        let mut look = Look::new(host.reader().files());
+        let disks = disks(&mut look);
+        let found: Vec<(&str, u64)> = disks
+            .iter()
+            .map(|disk| (disk.mount.as_str(), disk.total_bytes))
+            .collect();
+        assert_eq!(found, [("/", 1_000_000), ("/var", 600_000)]);
+        assert!(look.into_unknown().is_empty());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(MemTotal:|kB|flags|:|\n|.)*") {
+            let _ = parse_memory(&text);
+            let _ = hypervisor_flag(&text);
+            let _ = is_mounted(&text, &text);
+            let _ = is_unique(&text);
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The NVIDIA kernel module on disk and the version inside it.
+
+use crate::{
+    facts::{
+        Scope,
+        look::{Look, chain},
+    },
+    host::{Query, Reader},
+    model::version::{DriverVersion, KernelVersion},
+};
+
+const FACT: &str = "driver.module-version";
+
+/// The version of the module that `modprobe` would load for a kernel; `None` if there is no such
+/// module, or if its version cannot be read, which is noted.
+pub(super) async fn gather(
+    look: &mut Look<'_>,
+    host: Reader<'_>,
+    scope: Scope,
+    kernel: Option<&KernelVersion>,
+) -> Option<DriverVersion> {
+    let Some(kernel) = kernel else {
+        look.unknown(FACT, "no kernel is known whose modules could be looked at");
+        return None;
+    };
+    let folder = format!("/lib/modules/{kernel}");
+    // What `depmod` wrote is what `modprobe` sees; a module that is not in it does not exist.
+    let list = look.text(FACT, &format!("{folder}/modules.dep"))?;
+    let module = nvidia_module(&list)?;
+    let path = format!("{folder}/{module}");
+    if module.ends_with(".ko") {
+        let content = look.bytes(FACT, &path)?;
+        let version = modinfo(&content, "version").and_then(|text| text.parse().ok());
+        if version.is_none() {
+            look.unknown(FACT, format!("`{path}` names no driver version"));
+        }
+        return version;
+    }
+    if let Some(version) = built_by_dkms(look, kernel) {
+        return Some(version);
+    }
+    if !scope.executes {
+        look.unknown(FACT, format!("`{path}` is compressed and was not unpacked"));
+        return None;
+    }
+    ask(look, host, &path).await
+}
+
+/// `modinfo` unpacks by itself; given a path it looks at this file and nothing else.
+async fn ask(look: &mut Look<'_>, host: Reader<'_>, path: &str) -> Option<DriverVersion> {
+    let query = Query::new("modinfo", ["-F", "version", path]);
+    let output = match host.query(&query).await {
+        Ok(output) => output.success(query.cmd()),
+        Err(error) => Err(error),
+    };
+    match output {
+        Ok(output) => look.parsed(FACT, output.stdout.trim().parse()),
+        Err(error) => {
+            look.unknown(FACT, chain(&error));
+            None
+        }
+    }
+}
+
+/// DKMS keeps what it built for a kernel in a folder named by the version; several versions for
+/// one kernel tell nothing about which of them is installed.
+fn built_by_dkms(look: &mut Look<'_>, kernel: &KernelVersion) -> Option<DriverVersion> {
+    let mut versions = Vec::new();
+    for name in look.list(FACT, "/var/lib/dkms") {
+        if name != "nvidia" && !name.starts_with("nvidia-") {
+            continue;
+        }
+        for version in look.list(FACT, &format!("/var/lib/dkms/{name}")) {
+            if let Ok(parsed) = version.parse::<DriverVersion>()
+                && look.exists(FACT, &format!("/var/lib/dkms/{name}/{version}/{kernel}"))
+            {
+                versions.push(parsed);
+            }
+        }
+    }
+    match versions.as_slice() {
+        [only] => Some(only.clone()),
+        _ => None,
+    }
+}
+
+/// The path of the main module in `modules.dep`: `updates/dkms/nvidia.ko.zst: …`.
+fn nvidia_module(list: &str) -> Option<&str> {
+    list.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(path, _)| path)
+        .find(|path| is_nvidia_module(path.rsplit('/').next().unwrap_or(path)))
+}
+
+/// Whether a file is the module `nvidia` itself. Debian builds it as `nvidia-current.ko` and the
+/// like, and names it `nvidia` by an alias; `nvidia-uvm` and the other companions do not count,
+/// nor do the kernel's own `nvidiafb` and `nvidia-wmi-ec-backlight`.
+fn is_nvidia_module(file: &str) -> bool {
+    let Some((stem, packing)) = file.split_once(".ko") else {
+        return false;
+    };
+    if !matches!(packing, "" | ".xz" | ".zst" | ".gz") {
+        return false;
+    }
+    let mut words = stem.split(['-', '_']);
+    words.next() == Some("nvidia")
+        && words.all(|word| {
+            matches!(word, "current" | "open" | "tesla" | "legacy" | "server")
+                || word.starts_with(|c: char| c.is_ascii_digit())
+        })
+}
+
+/// A key in the `.modinfo` section of a 64-bit little-endian ELF file: `key=value` strings with a
+/// zero byte behind each. Everything read is checked against the file's length.
+fn modinfo<'m>(module: &'m [u8], key: &str) -> Option<&'m str> {
+    let number = |at: usize, length: usize| -> Option<usize> {
+        let bytes = module.get(at..at.checked_add(length)?)?;
+        let value = bytes
+            .iter()
+            .rev()
+            .fold(0_u64, |value, byte| (value << 8) | u64::from(*byte));
+        usize::try_from(value).ok()
+    };
+    // Class 64 bit, little-endian.
+    if !module.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let table = number(0x28, 8)?;
+    let size = number(0x3a, 2)?;
+    let count = number(0x3c, 2)?;
+    let names = number(0x3e, 2)?;
+    let header = |index: usize| table.checked_add(index.checked_mul(size)?);
+    let section = |index: usize| -> Option<&'m [u8]> {
+        let header = header(index)?;
+        let at = number(header.checked_add(0x18)?, 8)?;
+        let length = number(header.checked_add(0x20)?, 8)?;
+        module.get(at..at.checked_add(length)?)
+    };
+    let names = section(names)?;
+    let modinfo = (0..count).find_map(|index| {
+        let name = names.get(number(header(index)?, 4)?..)?;
+        name.starts_with(b".modinfo\0").then(|| section(index))?
+    })?;
+    modinfo
+        .split(|byte| *byte == 0)
+        .filter_map(|entry| std::str::from_utf8(entry).ok())
+        .filter_map(|entry| entry.split_once('='))
+        .find(|(name, _)| *name == key)
+        .map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake;
+
+    /// An ELF file of three sections: none, `.modinfo`, the names.
+    fn module(info: &[u8]) -> Vec<u8> {
+        let names = b"\0.modinfo\0.shstrtab\0";
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(64, 0);
+        let info_at = file.len();
+        file.extend(info);
+        let names_at = file.len();
+        file.extend(names);
+        let table = file.len();
+        for (name, at, length) in [
+            (0, 0, 0),
+            (1_u32, info_at, info.len()),
+            (10, names_at, names.len()),
+        ] {
+            let start = file.len();
+            file.extend(name.to_le_bytes());
+            file.resize(start + 0x18, 0);
+            file.extend((at as u64).to_le_bytes());
+            file.extend((length as u64).to_le_bytes());
+            file.resize(start + 64, 0);
+        }
+        file[0x28..0x30].copy_from_slice(&(table as u64).to_le_bytes());
+        file[0x3a] = 64;
+        file[0x3c] = 3;
+        file[0x3e] = 2;
+        file
+    }
+
+    #[test]
+    fn version_inside_a_module() {
+        let file = module(b"srcversion=533BB7E5866E52F63B9ACCB\0version=535.261.03\0");
+        assert_eq!(modinfo(&file, "version"), Some("535.261.03"));
+        assert_eq!(modinfo(&file, "alias"), None);
+        for cut in 0..file.len() {
+            let _ = modinfo(&file[..cut], "version");
+        }
+        for at in 0..file.len() {
+            let mut broken = file.clone();
+            broken[at] = 0xff;
+            let _ = modinfo(&broken, "version");
+        }
+    }
+
+    #[test]
+    fn which_module_is_nvidia() {
+        for file in [
+            "nvidia.ko",
+            "nvidia.ko.zst",
+            "nvidia-current.ko",
+            "nvidia-current-open.ko",
+            "nvidia-tesla-535-current.ko.xz",
+        ] {
+            assert!(is_nvidia_module(file), "{file}");
+        }
+        for file in [
+            "nvidia-uvm.ko",
+            "nvidia-current-drm.ko",
+            "nvidiafb.ko",
+            "nvidia-wmi-ec-backlight.ko",
+            "i2c-nvidia-gpu.ko",
+            "nvidia",
+            "nvidia.kox",
+            "",
+        ] {
+            assert!(!is_nvidia_module(file), "{file}");
+        }
+        let list = "kernel/a.ko: \nupdates/dkms/nvidia-current-uvm.ko: updates/dkms/nvidia-current.ko\n\
+                    updates/dkms/nvidia-current.ko:\n";
+        assert_eq!(nvidia_module(list), Some("updates/dkms/nvidia-current.ko"));
+    }
+
+    #[tokio::test]
+    async fn plain_built_by_dkms_and_compressed() {
+        let (host, fakes) = fake::host();
+        let kernel: KernelVersion = "6.8.0-49-generic".parse().unwrap();
+        let folder = format!("/lib/modules/{kernel}");
+        let dep = format!("{folder}/modules.dep");
+        let get = async |executes| {
+            let mut look = Look::new(host.reader().files());
+            let scope = Scope { executes };
+            let version = gather(&mut look, host.reader(), scope, Some(&kernel)).await;
+            (version.map(|v| v.to_string()), look.into_unknown().len())
+        };
+        assert_eq!(get(true).await, (None, 0));
+        fakes.files.put(&dep, "updates/dkms/nvidia.ko:\n");
+        fakes.files.put(
+            &format!("{folder}/updates/dkms/nvidia.ko"),
+            module(b"version=580.178.04\0"),
+        );
+        assert_eq!(get(false).await, (Some("580.178.04".to_owned()), 0));
+        fakes.files.put(&dep, "updates/dkms/nvidia.ko.zst:\n");
+        assert_eq!(get(false).await, (None, 1));
+        fakes.exec.on("modinfo", |_, _| fake::ok("595.91.07\n"));
+        assert_eq!(get(true).await, (Some("595.91.07".to_owned()), 0));
+        fakes.files.put_folder(
+            &format!("/var/lib/dkms/nvidia/580.173.02/{kernel}/x86_64"),
+            0o755,
+        );
+        assert_eq!(get(false).await, (Some("580.173.02".to_owned()), 0));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(nvidia|-|_|.ko|:|\n|/|.)*") {
+            let _ = nvidia_module(&text);
+            let _ = modinfo(text.as_bytes(), "version");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What devices are called: the matrix first, then the list of PCI ids that the distribution
+//! ships. The name of a chip also tells the architecture of a GPU that the matrix does not list.
+
+use crate::{
+    facts::{detection::table, look::Look},
+    model::pci::PciId,
+};
+
+/// Debian and Ubuntu; Red Hat's children and SUSE; older Debian.
+const LISTS: [&str; 3] = [
+    "/usr/share/misc/pci.ids",
+    "/usr/share/hwdata/pci.ids",
+    "/usr/share/pci.ids",
+];
+
+/// The text of the list, read when the first name is asked for.
+#[derive(Default)]
+pub(super) struct Names {
+    list: Option<Option<String>>,
+}
+
+impl Names {
+    /// The name in the list; `None` if the list lacks the device or is not there.
+    pub(super) fn of(&mut self, look: &mut Look<'_>, fact: &str, id: PciId) -> Option<String> {
+        let list = self
+            .list
+            .get_or_insert_with(|| LISTS.iter().find_map(|path| look.text(fact, path)));
+        device(list.as_deref()?, id).map(str::to_owned)
+    }
+}
+
+/// A name of the list taken apart: `GH100 [H100 SXM5 80GB]` is a chip and a product.
+pub(super) fn chip_and_product(name: &str) -> (&str, &str) {
+    match name.split_once('[') {
+        Some((chip, rest)) => (chip.trim(), rest.trim_end().trim_end_matches(']')),
+        None => (name, name),
+    }
+}
+
+/// The architecture of a chip: `GH100` is `hopper`. A letter pair counts only before a number, so
+/// that a product name is not taken for a chip.
+pub(super) fn architecture(chip: &str) -> Option<&'static str> {
+    let (prefix, rest) = chip.split_at_checked(2)?;
+    rest.starts_with(|c: char| c.is_ascii_digit())
+        .then(|| table().chips.prefixes.get(prefix))
+        .flatten()
+        .map(String::as_str)
+}
+
+/// The name of a device in the format that the head of `pci.ids` explains: a vendor begins a line,
+/// its devices follow behind one tab, their subsystems behind two.
+fn device(list: &str, id: PciId) -> Option<&str> {
+    let vendor = format!("{:04x}", id.vendor);
+    let device = format!("{:04x}", id.device);
+    list.lines()
+        .skip_while(|line| name_of(line, &vendor).is_none())
+        .skip(1)
+        .take_while(|line| line.starts_with(['\t', '#']) || line.is_empty())
+        .filter_map(|line| line.strip_prefix('\t'))
+        .find_map(|line| name_of(line, &device))
+}
+
+fn name_of<'l>(line: &'l str, id: &str) -> Option<&'l str> {
+    line.strip_prefix(id)?
+        .strip_prefix("  ")
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "# comment\n10dd  Other vendor\n\t2330  Not this one\n\
+        10de  NVIDIA Corporation\n\t22a3  GH100 [H100 NVSwitch]\n# a remark\n\
+        \t2330  GH100[H100 SXM5 80GB]\n\t\t10de 16c1  A board\n\t2237  GA102GL [A10G]\n\
+        10df  Emulex Corporation\n\t3182  Not NVIDIA's\n";
+
+    fn named(id: &str) -> Option<&'static str> {
+        device(LIST, id.parse().unwrap())
+    }
+
+    #[test]
+    fn names_of_devices() {
+        assert_eq!(named("10de:2330"), Some("GH100[H100 SXM5 80GB]"));
+        assert_eq!(named("10de:2237"), Some("GA102GL [A10G]"));
+        assert_eq!(named("10de:3182"), None);
+        assert_eq!(named("10de:10de"), None);
+        assert_eq!(named("ffff:0000"), None);
+    }
+
+    #[test]
+    fn chips() {
+        assert_eq!(
+            chip_and_product("GH100[H100 SXM5 80GB]"),
+            ("GH100", "H100 SXM5 80GB")
+        );
+        assert_eq!(chip_and_product("GA102GL [A10G]"), ("GA102GL", "A10G"));
+        assert_eq!(chip_and_product("AD104GL"), ("AD104GL", "AD104GL"));
+        for (chip, architecture_of) in [
+            ("GH100", Some("hopper")),
+            ("TU104GL", Some("turing")),
+            ("GB202GL", Some("blackwell")),
+            ("GV100GL", Some("volta")),
+            ("GeForce", None),
+            ("GTX 1080", None),
+            ("NV34", None),
+            ("é1", None),
+            ("G", None),
+            ("", None),
+        ] {
+            assert_eq!(architecture(chip), architecture_of, "{chip}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(10de|  |\t|\n|2330|#|.)*") {
+            let _ = device(&text, PciId { vendor: 0x10de, device: 0x2330 });
+            let (chip, _) = chip_and_product(&text);
+            let _ = architecture(chip);
+        }
+    }
+}

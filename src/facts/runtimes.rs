@@ -1,0 +1,216 @@
+//! Container runtimes: found by package or by binary, with the version of their configuration.
+
+use crate::{
+    facts::{
+        RuntimeFact, Scope,
+        detection::{RuntimeRow, table},
+        look::{Look, chain},
+        packages::Packages,
+    },
+    host::{Query, Reader},
+};
+
+/// Looks for each runtime of the table.
+pub(super) async fn gather(
+    look: &mut Look<'_>,
+    host: Reader<'_>,
+    scope: Scope,
+    packages: &Packages,
+) -> Vec<RuntimeFact> {
+    let mut found = Vec::new();
+    for row in &table().runtime {
+        found.extend(runtime(look, host, scope, packages, row).await);
+    }
+    found
+}
+
+async fn runtime(
+    look: &mut Look<'_>,
+    host: Reader<'_>,
+    scope: Scope,
+    packages: &Packages,
+    row: &RuntimeRow,
+) -> Option<RuntimeFact> {
+    let fact = format!("runtimes[{}].version", row.name);
+    let binary = row.binaries.iter().find(|path| look.exists(&fact, path));
+    let from_package = packages.as_deref().ok().and_then(|packages| {
+        row.packages
+            .iter()
+            .find_map(|name| packages.iter().find(|package| package.name == *name))
+    });
+    // A package alone does not make a runtime: `docker` is also the name of other things.
+    let version = match (binary, from_package) {
+        (None, _) => return None,
+        (Some(_), Some(package)) => Some(upstream(&package.version).to_owned()),
+        (Some(binary), None) if scope.executes => ask(look, host, &fact, binary).await,
+        (Some(binary), None) => {
+            look.unknown(
+                fact,
+                format!("`{binary}` is in no package that could be read, and was not run"),
+            );
+            None
+        }
+    };
+    let config_version = row
+        .config
+        .as_deref()
+        .and_then(|path| config_version(look, &row.name, path));
+    Some(RuntimeFact {
+        name: row.name.clone(),
+        version,
+        config_version,
+    })
+}
+
+async fn ask(look: &mut Look<'_>, host: Reader<'_>, fact: &str, binary: &str) -> Option<String> {
+    let query = Query::new(binary, ["--version"]);
+    let output = match host.query(&query).await {
+        Ok(output) => output.success(query.cmd()),
+        Err(error) => Err(error),
+    };
+    match output.map(|output| parse_version(&output.stdout)) {
+        Ok(Some(version)) => Some(version),
+        Ok(None) => {
+            look.unknown(fact, format!("`{binary} --version` names no version"));
+            None
+        }
+        Err(error) => {
+            look.unknown(fact, chain(&error));
+            None
+        }
+    }
+}
+
+/// The version of the program in the version of its package: `5:27.3.1-1~ubuntu.24.04~noble` is
+/// `27.3.1`, `20.10.24+dfsg1-1+deb12u1` is `20.10.24`, `2.0.0~rc1-1` is `2.0.0~rc1`.
+fn upstream(version: &str) -> &str {
+    let version = version.split_once(':').map_or(version, |(_, rest)| rest);
+    let version = version.rsplit_once('-').map_or(version, |(rest, _)| rest);
+    let version = version.split('+').next().unwrap_or(version);
+    // Debian's mark of a source that was repacked.
+    version.split("~ds").next().unwrap_or(version)
+}
+
+/// The first word that is a version: `Docker version 20.10.24+dfsg1, build 297e128`,
+/// `containerd github.com/containerd/containerd 1.7.28 b98a3aa`, `crio version 1.31.0`.
+fn parse_version(text: &str) -> Option<String> {
+    text.split_whitespace()
+        .map(|word| word.trim_matches(',').trim_start_matches('v'))
+        .find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'))
+        .map(|word| upstream(word).to_owned())
+}
+
+/// The `version` of containerd's configuration. A file without one is of version 1, says
+/// containerd-config.toml(5).
+fn config_version(look: &mut Look<'_>, name: &str, path: &str) -> Option<u32> {
+    let fact = format!("runtimes[{name}].config-version");
+    let text = look.text(&fact, path)?;
+    match parse_config_version(&text) {
+        Ok(version) => Some(version),
+        Err(why) => {
+            look.unknown(fact, format!("`{path}` {why}"));
+            None
+        }
+    }
+}
+
+fn parse_config_version(text: &str) -> Result<u32, String> {
+    let table: toml::Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| format!("is no TOML: {}", error.message()))?;
+    match table.get("version") {
+        None => Ok(1),
+        Some(value) => value
+            .as_integer()
+            .and_then(|version| u32::try_from(version).ok())
+            .ok_or_else(|| format!("has the version `{value}`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{facts::packages::Package, host::fake};
+
+    #[test]
+    fn versions() {
+        for (package, expected) in [
+            ("5:27.3.1-1~ubuntu.24.04~noble", "27.3.1"),
+            ("20.10.24+dfsg1-1+deb12u1+b6", "20.10.24"),
+            ("1.6.20~ds1-1+deb12u3", "1.6.20"),
+            ("1.7.28-2.el9", "1.7.28"),
+            ("2.0.0~rc1-1", "2.0.0~rc1"),
+            ("", ""),
+        ] {
+            assert_eq!(upstream(package), expected, "{package}");
+        }
+        for (text, expected) in [
+            (
+                "Docker version 20.10.24+dfsg1, build 297e128",
+                Some("20.10.24"),
+            ),
+            (
+                "containerd github.com/containerd/containerd v1.7.28 b98a3aa",
+                Some("1.7.28"),
+            ),
+            ("crio version 1.31.0\nGitCommit: x", Some("1.31.0")),
+            ("", None),
+        ] {
+            assert_eq!(parse_version(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn configurations() {
+        assert_eq!(parse_config_version("version = 3\n[plugins]\n"), Ok(3));
+        assert_eq!(
+            parse_config_version("disabled_plugins = [\"cri\"]\n"),
+            Ok(1)
+        );
+        assert!(parse_config_version("version = \"2\"").is_err());
+        assert!(parse_config_version("version = -1").is_err());
+        assert!(parse_config_version("[[[").is_err());
+    }
+
+    #[tokio::test]
+    async fn found_by_binary_named_by_package_or_by_itself() {
+        let (host, fakes) = fake::host();
+        let packages: Packages = Ok(vec![Package {
+            name: "docker.io".to_owned(),
+            version: "20.10.24+dfsg1-1+deb12u1".to_owned(),
+            by_vendor: None,
+        }]);
+        let get = async |executes| {
+            let mut look = Look::new(host.reader().files());
+            let found = gather(&mut look, host.reader(), Scope { executes }, &packages).await;
+            (found, look.into_unknown().len())
+        };
+        assert_eq!(get(true).await, (vec![], 0));
+        fakes.files.put("/usr/sbin/dockerd", "x");
+        fakes.files.put("/usr/local/bin/containerd", "x");
+        fakes
+            .files
+            .put("/etc/containerd/config.toml", "version = 2\n");
+        let (found, unknown) = get(false).await;
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].version.as_deref(), Some("20.10.24"));
+        assert_eq!(
+            (found[1].version.as_deref(), found[1].config_version),
+            (None, Some(2))
+        );
+        assert_eq!(unknown, 1);
+        fakes.exec.on("/usr/local/bin/containerd", |_, _| {
+            fake::ok("containerd github.com/containerd/containerd v2.1.4 abc\n")
+        });
+        assert_eq!(get(true).await.0[1].version.as_deref(), Some("2.1.4"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in ".*") {
+            let _ = upstream(&text);
+            let _ = parse_version(&text);
+            let _ = parse_config_version(&text);
+        }
+    }
+}
