@@ -97,14 +97,12 @@ fn compiler(look: &mut Look<'_>) -> Option<String> {
 
 /// The end of a kernel's name: `.x86_64` on Red Hat's children, `-amd64` on Debian.
 fn arch_of_release(release: &str) -> Option<&'static str> {
-    let last = release
-        .split(['.', '-', '+'])
-        .filter_map(|word| match word {
-            "x86_64" | "amd64" => Some("x86_64"),
-            "aarch64" | "arm64" => Some("aarch64"),
-            _ => None,
-        });
-    last.last()
+    let mut words = release.split(['.', '-', '+']).rev();
+    words.find_map(|word| match word {
+        "x86_64" | "amd64" => Some("x86_64"),
+        "aarch64" | "arm64" => Some("aarch64"),
+        _ => None,
+    })
 }
 
 /// The machine that an ELF file is for, from its header: `e_machine`, two bytes at offset 18.
