@@ -1,5 +1,6 @@
 //! Which driver fits which GPU, kernel and CUDA version: a pure function of the matrix.
 
+mod boards;
 pub mod gpu;
 pub mod load;
 mod locate;

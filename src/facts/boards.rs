@@ -2,7 +2,7 @@
 
 use crate::model::pci::PciId;
 
-/// What the matrix knows of a GPU.
+/// What the matrix knows of a GPU; what it does not know is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Board {
     /// `H100 SXM5 80GB`.
@@ -19,11 +19,9 @@ pub struct Board {
 
 /// The matrix, as far as facts need it.
 pub trait Boards: Send + Sync {
-    /// The GPU with this id, told apart by its subsystem where the id alone is ambiguous.
-    fn describe(&self, id: PciId, subsystem: Option<PciId>) -> Option<Board>;
-
-    /// What all GPUs of an architecture have in common, for one that no row names.
-    fn of_architecture(&self, architecture: &str) -> Option<Board>;
+    /// The GPU with this id, told apart by its subsystem where the id alone is ambiguous. For one
+    /// that no row names, `chip` is what `pci.ids` calls it: `GB299 [Some Product]`.
+    fn describe(&self, id: PciId, subsystem: Option<PciId>, chip: Option<&str>) -> Board;
 
     /// Whether the id is an NVSwitch; other NVIDIA bridges share its class.
     fn is_nvswitch(&self, id: PciId) -> bool;

@@ -2,7 +2,6 @@
 //!
 //! Its keys `source` and `confidence` are for the people who change it and are not read.
 
-use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
@@ -23,7 +22,6 @@ pub(super) fn table() -> &'static Detection {
 pub(super) struct Detection {
     pub cloud: Vec<CloudRow>,
     pub virtualization: Virtualization,
-    pub chips: Chips,
     pub driver_packages: DriverPackages,
     pub vendor: Vendor,
     pub runfile: Runfile,
@@ -47,12 +45,6 @@ pub(super) struct CloudRow {
 #[derive(Debug, Deserialize)]
 pub(super) struct Virtualization {
     pub rows: Vec<(String, String)>,
-}
-
-/// Beginnings of chip names, and the architecture that they mean.
-#[derive(Debug, Deserialize)]
-pub(super) struct Chips {
-    pub prefixes: BTreeMap<String, String>,
 }
 
 /// Patterns of driver packages, the best witness first.

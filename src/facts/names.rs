@@ -1,10 +1,7 @@
-//! What devices are called: the matrix first, then the list of PCI ids that the distribution
-//! ships. The name of a chip also tells the architecture of a GPU that the matrix does not list.
+//! What devices are called where the matrix does not know them: the list of PCI ids that the
+//! distribution ships.
 
-use crate::{
-    facts::{detection::table, look::Look},
-    model::pci::PciId,
-};
+use crate::{facts::look::Look, model::pci::PciId};
 
 /// Debian and Ubuntu; Red Hat's children and SUSE; older Debian.
 const LISTS: [&str; 3] = [
@@ -29,22 +26,12 @@ impl Names {
     }
 }
 
-/// A name of the list taken apart: `GH100 [H100 SXM5 80GB]` is a chip and a product.
-pub(super) fn chip_and_product(name: &str) -> (&str, &str) {
+/// The product in a name of the list: `GH100 [H100 SXM5 80GB]` is a chip and a product.
+pub(super) fn product(name: &str) -> &str {
     match name.split_once('[') {
-        Some((chip, rest)) => (chip.trim(), rest.trim_end().trim_end_matches(']')),
-        None => (name, name),
+        Some((_, rest)) => rest.trim_end().trim_end_matches(']'),
+        None => name,
     }
-}
-
-/// The architecture of a chip: `GH100` is `hopper`. A letter pair counts only before a number, so
-/// that a product name is not taken for a chip.
-pub(super) fn architecture(chip: &str) -> Option<&'static str> {
-    let (prefix, rest) = chip.split_at_checked(2)?;
-    rest.starts_with(|c: char| c.is_ascii_digit())
-        .then(|| table().chips.prefixes.get(prefix))
-        .flatten()
-        .map(String::as_str)
 }
 
 /// The name of a device in the format that the head of `pci.ids` explains: a vendor begins a line,
@@ -90,35 +77,17 @@ mod tests {
     }
 
     #[test]
-    fn chips() {
-        assert_eq!(
-            chip_and_product("GH100[H100 SXM5 80GB]"),
-            ("GH100", "H100 SXM5 80GB")
-        );
-        assert_eq!(chip_and_product("GA102GL [A10G]"), ("GA102GL", "A10G"));
-        assert_eq!(chip_and_product("AD104GL"), ("AD104GL", "AD104GL"));
-        for (chip, architecture_of) in [
-            ("GH100", Some("hopper")),
-            ("TU104GL", Some("turing")),
-            ("GB202GL", Some("blackwell")),
-            ("GV100GL", Some("volta")),
-            ("GeForce", None),
-            ("GTX 1080", None),
-            ("NV34", None),
-            ("é1", None),
-            ("G", None),
-            ("", None),
-        ] {
-            assert_eq!(architecture(chip), architecture_of, "{chip}");
-        }
+    fn products() {
+        assert_eq!(product("GH100[H100 SXM5 80GB]"), "H100 SXM5 80GB");
+        assert_eq!(product("GA102GL [A10G]"), "A10G");
+        assert_eq!(product("AD104GL"), "AD104GL");
     }
 
     proptest::proptest! {
         #[test]
         fn any_text_is_read_without_panic(text in "(10de|  |\t|\n|2330|#|.)*") {
             let _ = device(&text, PciId { vendor: 0x10de, device: 0x2330 });
-            let (chip, _) = chip_and_product(&text);
-            let _ = architecture(chip);
+            let _ = product(&text);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use camino::Utf8Path;
 
 use crate::{
-    facts::{Board, Boards, GpuFact, PciFact, look::Look, names},
+    facts::{Boards, GpuFact, PciFact, look::Look, names},
     model::pci::{MELLANOX, NVIDIA, PciAddress, PciClass, PciId},
 };
 
@@ -128,19 +128,21 @@ fn gpu(
     names: &mut names::Names,
     function: Function,
 ) -> GpuFact {
-    let known = boards.and_then(|boards| boards.describe(function.id, function.subsystem));
-    let listed = known.is_some();
-    let mut board = known.unwrap_or_default();
-    if board.name.is_none() || board.architecture.is_none() {
-        complete_from_list(look, names, function.id, &mut board);
-    }
-    if !listed
-        && let Some(family) = boards
-            .zip(board.architecture.as_deref())
-            .and_then(|(boards, architecture)| boards.of_architecture(architecture))
+    let describe = |chip: Option<&str>| {
+        boards
+            .map(|boards| boards.describe(function.id, function.subsystem, chip))
+            .unwrap_or_default()
+    };
+    let mut board = describe(None);
+    if (board.name.is_none() || board.architecture.is_none())
+        && let Some(listed) = names.of(look, "gpus", function.id)
     {
-        board.compute_capability = family.compute_capability;
-        board.module_flavour = family.module_flavour;
+        if board.architecture.is_none() {
+            board = describe(Some(&listed));
+        }
+        board
+            .name
+            .get_or_insert_with(|| names::product(&listed).to_owned());
     }
     for (key, missing) in [
         ("name", board.name.is_none()),
@@ -166,18 +168,6 @@ fn gpu(
         bound_driver: function.driver,
         vgpu: board.vgpu,
         numa_node: function.numa_node,
-    }
-}
-
-/// Name and architecture from the distribution's list.
-fn complete_from_list(look: &mut Look<'_>, names: &mut names::Names, id: PciId, board: &mut Board) {
-    let Some(listed) = names.of(look, "gpus", id) else {
-        return;
-    };
-    let (chip, product) = names::chip_and_product(&listed);
-    board.name.get_or_insert_with(|| product.to_owned());
-    if board.architecture.is_none() {
-        board.architecture = names::architecture(chip).map(str::to_owned);
     }
 }
 
@@ -213,25 +203,29 @@ fn is_nvswitch(boards: Option<&dyn Boards>, device: &PciFact) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake;
+    use crate::{facts::Board, host::fake};
 
     struct Matrix;
 
     impl Boards for Matrix {
-        fn describe(&self, id: PciId, subsystem: Option<PciId>) -> Option<Board> {
-            (id.device == 0x2330).then(|| Board {
+        fn describe(&self, id: PciId, subsystem: Option<PciId>, chip: Option<&str>) -> Board {
+            if chip.is_some_and(|chip| chip.starts_with("GB")) {
+                return Board {
+                    architecture: Some("blackwell".to_owned()),
+                    module_flavour: Some("open".to_owned()),
+                    ..Board::default()
+                };
+            }
+            if id.device != 0x2330 {
+                return Board::default();
+            }
+            Board {
                 name: Some("H100 SXM5 80GB".to_owned()),
                 architecture: Some("hopper".to_owned()),
                 compute_capability: Some("9.0".to_owned()),
                 module_flavour: Some("either".to_owned()),
                 vgpu: subsystem.is_some_and(|subsystem| subsystem.device == 0x1733),
-            })
-        }
-        fn of_architecture(&self, architecture: &str) -> Option<Board> {
-            (architecture == "blackwell").then(|| Board {
-                module_flavour: Some("open".to_owned()),
-                ..Board::default()
-            })
+            }
         }
         fn is_nvswitch(&self, id: PciId) -> bool {
             id.device == 0x22a3
