@@ -19,6 +19,8 @@ pub mod change;
 pub mod check;
 pub mod step;
 
+pub mod steps;
+
 pub mod event;
 
 pub mod error;

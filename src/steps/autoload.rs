@@ -23,13 +23,19 @@ struct AutoloadState {
 }
 
 fn detect(cx: &Cx<'_>) -> Result<AutoloadState, StepError> {
-    Ok(AutoloadState { content: cx.host.files().read_text(Utf8Path::new(PATH))? })
+    Ok(AutoloadState {
+        content: cx.host.files().read_text(Utf8Path::new(PATH))?,
+    })
 }
 
 fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
-    let Some(driver) = &desired.driver else { return look::no_driver() };
+    let Some(driver) = &desired.driver else {
+        return look::no_driver();
+    };
     if driver.load_modules.is_empty() {
-        return Assessment::NotApplicable { why: "the profile names no modules to load".into() };
+        return Assessment::NotApplicable {
+            why: "the profile names no modules to load".into(),
+        };
     }
     let content = format!("{}{}\n", look::HEADER, driver.load_modules.join("\n"));
     if state.content.as_deref() == Some(&content) {
@@ -43,7 +49,11 @@ fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
     };
     Assessment::Needs {
         why,
-        changes: vec![Change::WriteFile { path: PATH.into(), content, mode: 0o644 }],
+        changes: vec![Change::WriteFile {
+            path: PATH.into(),
+            content,
+            mode: 0o644,
+        }],
     }
 }
 
@@ -58,7 +68,7 @@ impl Step for Autoload {
     }
 
     fn after(&self) -> &[StepId] {
-        &[DRIVER_PACKAGES]
+        const { &[DRIVER_PACKAGES] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -81,10 +91,19 @@ mod tests {
         let Assessment::Needs { changes, .. } = decide(&AutoloadState::default(), &want) else {
             panic!("a missing file must be written");
         };
-        let [Change::WriteFile { content, .. }] = &changes[..] else { panic!("one file") };
-        let written = AutoloadState { content: Some(content.clone()) };
-        assert!(matches!(decide(&written, &want), Assessment::Satisfied { .. }));
-        let other = AutoloadState { content: Some("nouveau\n".into()) };
+        let [Change::WriteFile { content, .. }] = &changes[..] else {
+            panic!("one file")
+        };
+        let written = AutoloadState {
+            content: Some(content.clone()),
+        };
+        assert!(matches!(
+            decide(&written, &want),
+            Assessment::Satisfied { .. }
+        ));
+        let other = AutoloadState {
+            content: Some("nouveau\n".into()),
+        };
         assert!(matches!(decide(&other, &want), Assessment::Needs { .. }));
     }
 }

@@ -31,7 +31,11 @@ fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
             missing.push(path);
         }
     }
-    Ok(CdiState { spec, loaded: look::loaded_driver(cx)?, missing })
+    Ok(CdiState {
+        spec,
+        loaded: look::loaded_driver(cx)?,
+        missing,
+    })
 }
 
 /// The paths on the host that a specification written by `nvidia-ctk cdi generate` names: values
@@ -41,7 +45,8 @@ fn host_paths(spec: &str) -> Vec<String> {
         .lines()
         .map(|line| line.trim_start().trim_start_matches("- "))
         .filter_map(|line| {
-            line.strip_prefix("hostPath: ").or_else(|| line.strip_prefix("path: /dev/").map(|_| &line[6..]))
+            line.strip_prefix("hostPath: ")
+                .or_else(|| line.strip_prefix("path: /dev/").map(|_| &line[6..]))
         })
         .map(|value| value.trim().trim_matches('"').to_owned())
         .filter(|path| path.starts_with('/'))
@@ -56,7 +61,8 @@ fn device_names(spec: &str) -> Vec<String> {
     spec.lines()
         .filter_map(|line| {
             let line = line.trim_start();
-            line.strip_prefix("name: ").or_else(|| line.strip_prefix("- name: "))
+            line.strip_prefix("name: ")
+                .or_else(|| line.strip_prefix("- name: "))
         })
         .map(|value| value.trim().trim_matches('"').to_owned())
         .collect()
@@ -64,7 +70,9 @@ fn device_names(spec: &str) -> Vec<String> {
 
 fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let (Some(wish), Some(_), Some(_)) = (&desired.cdi, &desired.driver, &desired.toolkit) else {
-        return Assessment::NotApplicable { why: "CDI is not wanted".into() };
+        return Assessment::NotApplicable {
+            why: "CDI is not wanted".into(),
+        };
     };
     let generate = vec![Change::RunTool {
         purpose: "describe the GPUs for container runtimes (CDI)".into(),
@@ -83,7 +91,9 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
             };
         }
         if facts.gpus.is_empty() {
-            return Assessment::NotApplicable { why: "no NVIDIA GPU is on the PCI bus".into() };
+            return Assessment::NotApplicable {
+                why: "no NVIDIA GPU is on the PCI bus".into(),
+            };
         }
         return Assessment::After {
             upstream: DRIVER_MODULE,
@@ -92,7 +102,10 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         };
     };
     let Some(spec) = &state.spec else {
-        return Assessment::Needs { why: format!("`{}` is missing", wish.path), changes: generate };
+        return Assessment::Needs {
+            why: format!("`{}` is missing", wish.path),
+            changes: generate,
+        };
     };
     if let Some(path) = state.missing.first() {
         return Assessment::Needs {
@@ -106,10 +119,17 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
             changes: generate,
         };
     }
-    let gpus = device_names(spec).iter().filter(|name| name.parse::<u32>().is_ok()).count();
+    let gpus = device_names(spec)
+        .iter()
+        .filter(|name| name.parse::<u32>().is_ok())
+        .count();
     if gpus != facts.gpus.len() {
         return Assessment::Needs {
-            why: format!("`{}` names {gpus} GPUs, {} are on the bus", wish.path, facts.gpus.len()),
+            why: format!(
+                "`{}` names {gpus} GPUs, {} are on the bus",
+                wish.path,
+                facts.gpus.len()
+            ),
             changes: generate,
         };
     }
@@ -129,7 +149,7 @@ impl Step for Cdi {
     }
 
     fn after(&self) -> &[StepId] {
-        &[DRIVER_MODULE, TOOLKIT_PACKAGES]
+        const { &[DRIVER_MODULE, TOOLKIT_PACKAGES] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -179,7 +199,11 @@ kind: nvidia.com/gpu
 "#;
 
     fn state(loaded: &str) -> CdiState {
-        CdiState { spec: Some(SPEC.into()), loaded: loaded.parse().ok(), missing: vec![] }
+        CdiState {
+            spec: Some(SPEC.into()),
+            loaded: loaded.parse().ok(),
+            missing: vec![],
+        }
     }
 
     #[test]
@@ -208,9 +232,15 @@ kind: nvidia.com/gpu
             other => panic!("must be made anew: {other:?}"),
         };
         assert!(why(&state("535.309.01"), &facts).contains("another driver than 535.309.01"));
-        let gone = CdiState { missing: vec!["/dev/nvidia0".into()], ..state("535.261.03") };
+        let gone = CdiState {
+            missing: vec!["/dev/nvidia0".into()],
+            ..state("535.261.03")
+        };
         assert!(why(&gone, &facts).contains("`/dev/nvidia0`, which is not there"));
-        let none = CdiState { spec: None, ..state("535.261.03") };
+        let none = CdiState {
+            spec: None,
+            ..state("535.261.03")
+        };
         assert!(why(&none, &facts).contains("is missing"));
         let mut two = facts.clone();
         two.gpus.push(two.gpus[0].clone());
@@ -220,8 +250,14 @@ kind: nvidia.com/gpu
     #[test]
     fn without_a_loaded_driver_it_waits() {
         let (mut want, facts) = (desired(), facts());
-        assert!(matches!(decide(&state(""), &want, &facts), Assessment::After { .. }));
+        assert!(matches!(
+            decide(&state(""), &want, &facts),
+            Assessment::After { .. }
+        ));
         want.image = true;
-        assert!(matches!(decide(&state(""), &want, &facts), Assessment::AwaitingBoot { .. }));
+        assert!(matches!(
+            decide(&state(""), &want, &facts),
+            Assessment::AwaitingBoot { .. }
+        ));
     }
 }

@@ -86,10 +86,14 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
         return look::no_driver();
     }
     if !desired.validation.container || desired.toolkit.is_none() {
-        return Assessment::NotApplicable { why: "no container proof is wanted".into() };
+        return Assessment::NotApplicable {
+            why: "no container proof is wanted".into(),
+        };
     }
     let Some(wish) = desired.runtimes.first() else {
-        return Assessment::NotApplicable { why: "no container runtime is wanted".into() };
+        return Assessment::NotApplicable {
+            why: "no container runtime is wanted".into(),
+        };
     };
     let Some(loaded) = &state.loaded else {
         if desired.image {
@@ -98,7 +102,9 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
             };
         }
         if facts.gpus.is_empty() {
-            return Assessment::NotApplicable { why: "no NVIDIA GPU is on the PCI bus".into() };
+            return Assessment::NotApplicable {
+                why: "no NVIDIA GPU is on the PCI bus".into(),
+            };
         }
         return Assessment::After {
             upstream: VALIDATION_DEVICES,
@@ -136,9 +142,15 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
 
 /// Which lines are new, for people.
 fn moved(record: &str, inputs: &str) -> String {
-    let new: Vec<&str> =
-        inputs.lines().filter(|line| !record.lines().any(|old| old == *line)).collect();
-    if new.is_empty() { "fewer things are there".to_owned() } else { new.join(", ") }
+    let new: Vec<&str> = inputs
+        .lines()
+        .filter(|line| !record.lines().any(|old| old == *line))
+        .collect();
+    if new.is_empty() {
+        "fewer things are there".to_owned()
+    } else {
+        new.join(", ")
+    }
 }
 
 #[async_trait]
@@ -152,7 +164,14 @@ impl Step for Container {
     }
 
     fn after(&self) -> &[StepId] {
-        &[CDI, RUNTIME_DOCKER_NVIDIA, RUNTIME_CONTAINERD_NVIDIA, VALIDATION_DEVICES]
+        const {
+            &[
+                CDI,
+                RUNTIME_DOCKER_NVIDIA,
+                RUNTIME_CONTAINERD_NVIDIA,
+                VALIDATION_DEVICES,
+            ]
+        }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -187,9 +206,14 @@ mod tests {
         let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
             panic!("must be proven");
         };
-        let [Change::RunProbe { inputs, .. }] = &changes[..] else { panic!("one proof") };
+        let [Change::RunProbe { inputs, .. }] = &changes[..] else {
+            panic!("one proof")
+        };
         state.record = Some(inputs.clone());
-        assert!(matches!(decide(&state, &want, &facts), Assessment::Satisfied { .. }));
+        assert!(matches!(
+            decide(&state, &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
         state.installed = packages(&["docker.io=26.1.5", "nvidia-container-toolkit=1.20.0-1"]);
         let Assessment::Needs { why, .. } = decide(&state, &want, &facts) else {
             panic!("must be proven again");

@@ -35,7 +35,9 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
     let mut initramfs_with_denied = Vec::new();
     for kernel in look::bootable_kernels(cx.facts) {
         let image = Utf8PathBuf::from(format!("/boot/initrd.img-{kernel}"));
-        let Some(stat) = files.stat(&image)? else { continue };
+        let Some(stat) = files.stat(&image)? else {
+            continue;
+        };
         if denied_since.is_some_and(|since| stat.mtime >= since) {
             continue;
         }
@@ -43,7 +45,10 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
             initramfs_with_denied.push(kernel);
         }
     }
-    Ok(DenyState { content, initramfs_with_denied })
+    Ok(DenyState {
+        content,
+        initramfs_with_denied,
+    })
 }
 
 fn content(modules: &[String]) -> String {
@@ -65,28 +70,42 @@ fn decide(state: &DenyState, desired: &Desired) -> Assessment {
         return look::no_driver();
     }
     if desired.deny_modules.is_empty() {
-        return Assessment::NotApplicable { why: "the profile denies no modules".into() };
+        return Assessment::NotApplicable {
+            why: "the profile denies no modules".into(),
+        };
     }
     let wanted = content(&desired.deny_modules);
     let mut changes = Vec::new();
     let mut whys = Vec::new();
     if state.content.as_deref() != Some(&wanted) {
-        whys.push(format!("`{PATH}` does not deny {}", desired.deny_modules.join(", ")));
-        changes.push(Change::WriteFile { path: PATH.into(), content: wanted, mode: 0o644 });
+        whys.push(format!(
+            "`{PATH}` does not deny {}",
+            desired.deny_modules.join(", ")
+        ));
+        changes.push(Change::WriteFile {
+            path: PATH.into(),
+            content: wanted,
+            mode: 0o644,
+        });
     }
     if !state.initramfs_with_denied.is_empty() {
         whys.push(format!(
             "the initial RAM filesystem of {} holds one of them",
             state.initramfs_with_denied.join(", ")
         ));
-        changes.push(Change::RebuildInitramfs { kernels: state.initramfs_with_denied.clone() });
+        changes.push(Change::RebuildInitramfs {
+            kernels: state.initramfs_with_denied.clone(),
+        });
     }
     if changes.is_empty() {
         return Assessment::Satisfied {
             why: format!("{} are denied by `{PATH}`", desired.deny_modules.join(", ")),
         };
     }
-    Assessment::Needs { why: whys.join("; "), changes }
+    Assessment::Needs {
+        why: whys.join("; "),
+        changes,
+    }
 }
 
 #[async_trait]
@@ -100,7 +119,7 @@ impl Step for Deny {
     }
 
     fn after(&self) -> &[StepId] {
-        &[PREFLIGHT]
+        const { &[PREFLIGHT] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -131,7 +150,9 @@ mod tests {
         let Assessment::Needs { changes, .. } = decide(&inside, &want) else {
             panic!("nouveau in the initramfs must go");
         };
-        assert!(matches!(&changes[..], [Change::RebuildInitramfs { kernels }] if kernels.len() == 1));
+        assert!(
+            matches!(&changes[..], [Change::RebuildInitramfs { kernels }] if kernels.len() == 1)
+        );
         let good = DenyState {
             content: Some(content(&want.deny_modules)),
             initramfs_with_denied: vec![],

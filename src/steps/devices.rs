@@ -50,7 +50,12 @@ async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
     } else {
         Nvml::DriverNotLoaded
     };
-    Ok(DevicesState { loaded, bound, nvml, nodes })
+    Ok(DevicesState {
+        loaded,
+        bound,
+        nvml,
+        nodes,
+    })
 }
 
 fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment {
@@ -59,10 +64,14 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
     }
     let Some(loaded) = &state.loaded else {
         if desired.image {
-            return Assessment::AwaitingBoot { why: "GPUs are compared at the first boot".into() };
+            return Assessment::AwaitingBoot {
+                why: "GPUs are compared at the first boot".into(),
+            };
         }
         if facts.gpus.is_empty() {
-            return Assessment::NotApplicable { why: "no NVIDIA GPU is on the PCI bus".into() };
+            return Assessment::NotApplicable {
+                why: "no NVIDIA GPU is on the PCI bus".into(),
+            };
         }
         return Assessment::After {
             upstream: DRIVER_MODULE,
@@ -70,7 +79,10 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
             expected: Vec::new(),
         };
     };
-    let blocked = |why: String, hint: &str| Assessment::Blocked { why, hint: hint.into() };
+    let blocked = |why: String, hint: &str| Assessment::Blocked {
+        why,
+        hint: hint.into(),
+    };
     for (address, driver) in &state.bound {
         match driver.as_deref() {
             Some("nvidia") => {}
@@ -113,7 +125,10 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
         }
         Nvml::NoDevices => {
             return blocked(
-                format!("{} on the bus, none initialised by the driver", look::gpus(facts)),
+                format!(
+                    "{} on the bus, none initialised by the driver",
+                    look::gpus(facts)
+                ),
                 "read `dmesg | grep NVRM`: the firmware or the board refused to start",
             );
         }
@@ -126,12 +141,18 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
         }
         Nvml::Failed { code, why } => {
             let code = code.map_or_else(String::new, |code| format!(" (code {code})"));
-            return blocked(format!("NVML failed{code}: {why}"), "read `dmesg | grep NVRM`");
+            return blocked(
+                format!("NVML failed{code}: {why}"),
+                "read `dmesg | grep NVRM`",
+            );
         }
     };
     if view.driver_version != loaded.as_str() {
         return blocked(
-            format!("NVML is of {}, the loaded module of {loaded}", view.driver_version),
+            format!(
+                "NVML is of {}, the loaded module of {loaded}",
+                view.driver_version
+            ),
             "reboot: the library was upgraded under the loaded module",
         );
     }
@@ -147,7 +168,11 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
     }
     if view.devices.len() != facts.gpus.len() {
         return blocked(
-            format!("{} on the bus, NVML lists {}", look::gpus(facts), view.devices.len()),
+            format!(
+                "{} on the bus, NVML lists {}",
+                look::gpus(facts),
+                view.devices.len()
+            ),
             "read `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
         );
     }
@@ -184,7 +209,7 @@ impl Step for Devices {
     }
 
     fn after(&self) -> &[StepId] {
-        &[DRIVER_MODULE, DRIVER_PERSISTENCE]
+        const { &[DRIVER_MODULE, DRIVER_PERSISTENCE] }
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -228,7 +253,10 @@ mod tests {
 
     #[test]
     fn agreement_passes() {
-        assert!(matches!(decide(&good(), &desired(), &facts()), Assessment::Satisfied { .. }));
+        assert!(matches!(
+            decide(&good(), &desired(), &facts()),
+            Assessment::Satisfied { .. }
+        ));
     }
 
     #[test]
@@ -240,11 +268,22 @@ mod tests {
         assert!(why(&state).contains("no driver took GPU"));
 
         for (nvml, words) in [
-            (Nvml::NotLoadable { why: "no such file".into() }, "cannot be opened: no such file"),
+            (
+                Nvml::NotLoadable {
+                    why: "no such file".into(),
+                },
+                "cannot be opened: no such file",
+            ),
             (Nvml::VersionMismatch, "different versions"),
             (Nvml::NoDevices, "none initialised"),
             (Nvml::Hung { after_seconds: 30 }, "within 30 s"),
-            (Nvml::Failed { code: Some(999), why: "unknown".into() }, "(code 999): unknown"),
+            (
+                Nvml::Failed {
+                    code: Some(999),
+                    why: "unknown".into(),
+                },
+                "(code 999): unknown",
+            ),
             (Nvml::DriverNotLoaded, "NVML says that none is"),
         ] {
             let state = DevicesState { nvml, ..good() };
@@ -256,16 +295,32 @@ mod tests {
             view.devices.pop();
         }
         assert!(why(&fewer).contains("NVML lists"), "{}", why(&fewer));
-        let nodes = DevicesState { nodes: vec![], ..good() };
-        assert!(why(&nodes).contains("`/dev/nvidia0` missing"), "{}", why(&nodes));
+        let nodes = DevicesState {
+            nodes: vec![],
+            ..good()
+        };
+        assert!(
+            why(&nodes).contains("`/dev/nvidia0` missing"),
+            "{}",
+            why(&nodes)
+        );
     }
 
     #[test]
     fn before_the_driver_is_loaded_nothing_is_compared() {
-        let state = DevicesState { loaded: None, ..good() };
-        assert!(matches!(decide(&state, &desired(), &facts()), Assessment::After { .. }));
+        let state = DevicesState {
+            loaded: None,
+            ..good()
+        };
+        assert!(matches!(
+            decide(&state, &desired(), &facts()),
+            Assessment::After { .. }
+        ));
         let mut image = desired();
         image.image = true;
-        assert!(matches!(decide(&state, &image, &facts()), Assessment::AwaitingBoot { .. }));
+        assert!(matches!(
+            decide(&state, &image, &facts()),
+            Assessment::AwaitingBoot { .. }
+        ));
     }
 }

@@ -32,11 +32,16 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
         Some(driver) => look::kernels_without(cx, &driver.module)?,
         None => Vec::new(),
     };
-    Ok(DriverPackagesState { installed: look::packages(cx).await?, kernels_without_module })
+    Ok(DriverPackagesState {
+        installed: look::packages(cx).await?,
+        kernels_without_module,
+    })
 }
 
 fn decide(state: &DriverPackagesState, desired: &Desired, facts: &Facts) -> Assessment {
-    let Some(driver) = &desired.driver else { return look::no_driver() };
+    let Some(driver) = &desired.driver else {
+        return look::no_driver();
+    };
     if let Some(answer) = foreign(driver, facts) {
         return answer;
     }
@@ -70,7 +75,9 @@ fn decide(state: &DriverPackagesState, desired: &Desired, facts: &Facts) -> Asse
                 .collect(),
         };
     }
-    Assessment::Satisfied { why: comparison.met_text() }
+    Assessment::Satisfied {
+        why: comparison.met_text(),
+    }
 }
 
 /// A driver that did not come as packages: kept, replaced or refused, but never mixed with ours.
@@ -81,7 +88,10 @@ fn foreign(driver: &DriverWish, facts: &Facts) -> Option<Assessment> {
         Origin::Preinstalled => "with the image, outside packages",
         Origin::Distribution | Origin::Vendor => return None,
     };
-    let version = found.loaded_version.as_ref().or(found.library_version.as_ref());
+    let version = found
+        .loaded_version
+        .as_ref()
+        .or(found.library_version.as_ref());
     let version_text =
         version.map_or_else(|| "of unknown version".to_owned(), DriverVersion::to_string);
     if driver.adopt {
@@ -130,7 +140,7 @@ impl Step for DriverPackages {
     }
 
     fn after(&self) -> &[StepId] {
-        &[SECURE_BOOT, REPOSITORIES]
+        const { &[SECURE_BOOT, REPOSITORIES] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -162,19 +172,26 @@ mod tests {
         }
     }
 
-    const INSTALLED: [&str; 2] =
-        ["nvidia-kernel-dkms=535.261.03-1~deb12u1", "nvidia-smi=535.261.03-1~deb12u1"];
+    const INSTALLED: [&str; 2] = [
+        "nvidia-kernel-dkms=535.261.03-1~deb12u1",
+        "nvidia-smi=535.261.03-1~deb12u1",
+    ];
 
     #[test]
     fn packages_and_a_module_for_each_kernel() {
         let (want, facts) = (desired(), facts());
-        assert!(matches!(decide(&state(&[], &[]), &want, &facts), Assessment::Needs { .. }));
+        assert!(matches!(
+            decide(&state(&[], &[]), &want, &facts),
+            Assessment::Needs { .. }
+        ));
         let Assessment::Needs { changes, .. } =
             decide(&state(&INSTALLED, &["6.1.0-44-amd64"]), &want, &facts)
         else {
             panic!("a kernel without a module must get one");
         };
-        assert!(matches!(&changes[..], [Change::BuildModule { kernel, .. }] if kernel == "6.1.0-44-amd64"));
+        assert!(
+            matches!(&changes[..], [Change::BuildModule { kernel, .. }] if kernel == "6.1.0-44-amd64")
+        );
         assert!(matches!(
             decide(&state(&INSTALLED, &[]), &want, &facts),
             Assessment::Satisfied { .. }
@@ -183,7 +200,10 @@ mod tests {
 
     #[test]
     fn a_package_held_by_somebody_else_blocks() {
-        let held = ["nvidia-kernel-dkms!=525.147.05-1", "nvidia-smi=535.261.03-1~deb12u1"];
+        let held = [
+            "nvidia-kernel-dkms!=525.147.05-1",
+            "nvidia-smi=535.261.03-1~deb12u1",
+        ];
         let Assessment::Blocked { why, hint } = decide(&state(&held, &[]), &desired(), &facts())
         else {
             panic!("a foreign hold must block");
@@ -204,9 +224,15 @@ mod tests {
         assert!(hint.contains("driver.adopt"), "{hint}");
 
         want.driver.as_mut().expect("a driver").adopt = true;
-        assert!(matches!(decide(&empty, &want, &found), Assessment::Satisfied { .. }));
+        assert!(matches!(
+            decide(&empty, &want, &found),
+            Assessment::Satisfied { .. }
+        ));
         found.driver.loaded_version = Some("470.256.02".parse().expect("a version"));
-        assert!(matches!(decide(&empty, &want, &found), Assessment::Blocked { .. }));
+        assert!(matches!(
+            decide(&empty, &want, &found),
+            Assessment::Blocked { .. }
+        ));
 
         let driver = want.driver.as_mut().expect("a driver");
         (driver.adopt, driver.replace) = (false, true);
@@ -215,6 +241,9 @@ mod tests {
         };
         assert!(matches!(&changes[0], Change::RunTool { .. }));
         found.driver.origin = Some(Origin::Preinstalled);
-        assert!(matches!(decide(&empty, &want, &found), Assessment::Blocked { .. }));
+        assert!(matches!(
+            decide(&empty, &want, &found),
+            Assessment::Blocked { .. }
+        ));
     }
 }

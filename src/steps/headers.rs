@@ -34,19 +34,32 @@ async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
         .cloned()
         .collect();
     let unavailable = look::unavailable(cx, &missing).await?;
-    Ok(HeadersState { installed, unavailable })
+    Ok(HeadersState {
+        installed,
+        unavailable,
+    })
 }
 
 fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
-    if desired.driver.as_ref().is_none_or(|driver| driver.dkms.is_none()) {
-        return Assessment::NotApplicable { why: "no kernel module is compiled here".into() };
+    if desired
+        .driver
+        .as_ref()
+        .is_none_or(|driver| driver.dkms.is_none())
+    {
+        return Assessment::NotApplicable {
+            why: "no kernel module is compiled here".into(),
+        };
     }
     if desired.headers.is_empty() {
-        return Assessment::NotApplicable { why: "the profile names no headers".into() };
+        return Assessment::NotApplicable {
+            why: "the profile names no headers".into(),
+        };
     }
     let comparison = compare(&desired.headers, &state.installed);
     if comparison.all_met() {
-        return Assessment::Satisfied { why: comparison.met_text() };
+        return Assessment::Satisfied {
+            why: comparison.met_text(),
+        };
     }
     if !state.unavailable.is_empty() {
         return Assessment::Blocked {
@@ -74,7 +87,7 @@ impl Step for Headers {
     }
 
     fn after(&self) -> &[StepId] {
-        &[REPOSITORIES]
+        const { &[REPOSITORIES] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -108,7 +121,10 @@ mod tests {
     fn missing_headers_are_installed_and_unavailable_ones_block() {
         let mut want = desired();
         want.headers = wishes(&["linux-headers-6.1.0-44-amd64"]);
-        assert!(matches!(decide(&state(&[], &[]), &want), Assessment::Needs { .. }));
+        assert!(matches!(
+            decide(&state(&[], &[]), &want),
+            Assessment::Needs { .. }
+        ));
         assert!(matches!(
             decide(&state(&["linux-headers-6.1.0-44-amd64=6.1.1"], &[]), &want),
             Assessment::Satisfied { .. }
@@ -126,6 +142,9 @@ mod tests {
     fn without_compiling_there_is_nothing_to_do() {
         let mut want = desired();
         want.driver.as_mut().expect("a driver").dkms = None;
-        assert!(matches!(decide(&state(&[], &[]), &want), Assessment::NotApplicable { .. }));
+        assert!(matches!(
+            decide(&state(&[], &[]), &want),
+            Assessment::NotApplicable { .. }
+        ));
     }
 }

@@ -62,17 +62,26 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
     if matching.is_empty() && !hold.patterns.is_empty() && expects {
         whys.push("nothing that is to be held is installed yet".to_owned());
     } else if !free.is_empty() {
-        whys.push(format!("{} of {} packages are not held: {}", free.len(), matching.len(), look::some(&free)));
+        whys.push(format!(
+            "{} of {} packages are not held: {}",
+            free.len(),
+            matching.len(),
+            look::some(&free)
+        ));
     }
     if !whys.is_empty() {
-        changes.push(Change::HoldPackages { patterns: hold.patterns.clone() });
+        changes.push(Change::HoldPackages {
+            patterns: hold.patterns.clone(),
+        });
     }
     let wanted = blacklist(&hold.blacklist);
     if desired.packages.manager == Manager::Apt
         && !hold.blacklist.is_empty()
         && state.blacklist.as_deref() != Some(&wanted)
     {
-        whys.push(format!("unattended upgrades are not told to leave them alone (`{BLACKLIST}`)"));
+        whys.push(format!(
+            "unattended upgrades are not told to leave them alone (`{BLACKLIST}`)"
+        ));
         changes.push(Change::WriteFile {
             path: BLACKLIST.into(),
             content: wanted,
@@ -80,9 +89,14 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         });
     }
     if changes.is_empty() {
-        return Assessment::Satisfied { why: format!("{} packages are held", matching.len()) };
+        return Assessment::Satisfied {
+            why: format!("{} packages are held", matching.len()),
+        };
     }
-    Assessment::Needs { why: whys.join("; "), changes }
+    Assessment::Needs {
+        why: whys.join("; "),
+        changes,
+    }
 }
 
 #[async_trait]
@@ -96,7 +110,15 @@ impl Step for Holds {
     }
 
     fn after(&self) -> &[StepId] {
-        &[HEADERS, DRIVER_PACKAGES, RUNTIME_DOCKER, RUNTIME_CONTAINERD, TOOLKIT_PACKAGES]
+        const {
+            &[
+                HEADERS,
+                DRIVER_PACKAGES,
+                RUNTIME_DOCKER,
+                RUNTIME_CONTAINERD,
+                TOOLKIT_PACKAGES,
+            ]
+        }
     }
 
     fn locks(&self) -> &[Lock] {

@@ -2,7 +2,6 @@
 //! due.
 
 use async_trait::async_trait;
-use camino::Utf8Path;
 
 use super::{DRIVER_AUTOLOAD, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, look};
 use crate::{
@@ -29,7 +28,9 @@ struct ModuleState {
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
-    let Some(driver) = &cx.desired.driver else { return Ok(ModuleState::default()) };
+    let Some(driver) = &cx.desired.driver else {
+        return Ok(ModuleState::default());
+    };
     let packages = look::packages(cx).await?;
     let packaged = driver
         .packages
@@ -49,15 +50,14 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
             .filter(|module| loaded_modules.contains(module))
             .cloned()
             .collect(),
-        on_disk: running.is_some_and(|kernel| {
-            !without.contains(&kernel)
-                && true
-        }),
+        on_disk: running.is_some_and(|kernel| !without.contains(&kernel) && true),
     })
 }
 
 fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
-    let Some(driver) = &desired.driver else { return look::no_driver() };
+    let Some(driver) = &desired.driver else {
+        return look::no_driver();
+    };
     let fits = |version: &DriverVersion| match &state.packaged {
         Some(packaged) => version == packaged,
         // An adopted driver has no packages to compare with.
@@ -86,7 +86,10 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
             why: "no NVIDIA GPU is on the PCI bus, so the module has nothing to drive".into(),
         },
         None if !state.denied_loaded.is_empty() => Assessment::Needs {
-            why: format!("{} is loaded and holds the GPU", state.denied_loaded.join(", ")),
+            why: format!(
+                "{} is loaded and holds the GPU",
+                state.denied_loaded.join(", ")
+            ),
             changes: vec![Change::Reboot {
                 why: format!("{} must let go of the GPU", state.denied_loaded.join(", ")),
             }],
@@ -95,10 +98,15 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
             let changes: Vec<Change> = driver
                 .load_modules
                 .iter()
-                .map(|module| Change::LoadModule { module: module.clone() })
+                .map(|module| Change::LoadModule {
+                    module: module.clone(),
+                })
                 .collect();
             if state.on_disk {
-                Assessment::Needs { why: "the module is not loaded".into(), changes }
+                Assessment::Needs {
+                    why: "the module is not loaded".into(),
+                    changes,
+                }
             } else {
                 Assessment::After {
                     upstream: DRIVER_PACKAGES,
@@ -121,7 +129,7 @@ impl Step for Module {
     }
 
     fn after(&self) -> &[StepId] {
-        &[HEADERS, KERNEL_DENY, DRIVER_PACKAGES, DRIVER_AUTOLOAD]
+        const { &[HEADERS, KERNEL_DENY, DRIVER_PACKAGES, DRIVER_AUTOLOAD] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -194,9 +202,15 @@ mod tests {
         else {
             panic!("must be loaded");
         };
-        assert_eq!(changes.len(), want.driver.expect("a driver").load_modules.len());
+        assert_eq!(
+            changes.len(),
+            want.driver.expect("a driver").load_modules.len()
+        );
         let mut none = state("", "");
         none.on_disk = false;
-        assert!(matches!(decide(&none, &desired(), &facts), Assessment::After { .. }));
+        assert!(matches!(
+            decide(&none, &desired(), &facts),
+            Assessment::After { .. }
+        ));
     }
 }

@@ -18,11 +18,15 @@ pub struct Persistence;
 
 fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts) -> Assessment {
     let (Some(_), Some(persistence)) = (&desired.driver, &desired.persistence) else {
-        return Assessment::NotApplicable { why: "no persistence daemon is wanted".into() };
+        return Assessment::NotApplicable {
+            why: "no persistence daemon is wanted".into(),
+        };
     };
     let name = &persistence.unit;
     if unit.is_some_and(|unit| unit.is_enabled() && unit.is_active()) {
-        return Assessment::Satisfied { why: format!("`{name}` is enabled and active") };
+        return Assessment::Satisfied {
+            why: format!("`{name}` is enabled and active"),
+        };
     }
     if desired.image {
         return Assessment::AwaitingBoot {
@@ -30,14 +34,19 @@ fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts) -> Assessm
         };
     }
     if facts.gpus.is_empty() {
-        return Assessment::NotApplicable { why: "no NVIDIA GPU is on the PCI bus".into() };
+        return Assessment::NotApplicable {
+            why: "no NVIDIA GPU is on the PCI bus".into(),
+        };
     }
     Assessment::Needs {
         why: match unit {
             None => format!("`{name}` is not installed"),
             Some(unit) => format!("`{name}` is {unit}"),
         },
-        changes: vec![Change::EnableUnit { unit: name.clone(), start: true }],
+        changes: vec![Change::EnableUnit {
+            unit: name.clone(),
+            start: true,
+        }],
     }
 }
 
@@ -52,7 +61,7 @@ impl Step for Persistence {
     }
 
     fn after(&self) -> &[StepId] {
-        &[DRIVER_MODULE]
+        const { &[DRIVER_MODULE] }
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -61,5 +70,37 @@ impl Step for Persistence {
             None => None,
         };
         Ok(decide(unit.as_ref(), cx.desired, cx.facts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decide;
+    use crate::{
+        step::Assessment,
+        steps::fixtures::{desired, facts, unit},
+    };
+
+    #[test]
+    fn enabled_and_active() {
+        let (mut want, facts) = (desired(), facts());
+        let good = unit("enabled", "active");
+        assert!(matches!(
+            decide(Some(&good), &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
+        let failed = unit("enabled", "failed");
+        let Assessment::Needs { why, .. } = decide(Some(&failed), &want, &facts) else {
+            panic!("must be started");
+        };
+        assert_eq!(
+            why,
+            "`nvidia-persistenced.service` is enabled and failed (success)"
+        );
+        want.image = true;
+        assert!(matches!(
+            decide(None, &want, &facts),
+            Assessment::AwaitingBoot { .. }
+        ));
     }
 }

@@ -45,7 +45,9 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         boot: files.room(Utf8Path::new(BOOT))?,
         etc: files.room(Utf8Path::new(ETC))?,
         now: cx.host.now().as_second(),
-        last_package_run: files.stat(Utf8Path::new(LAST_PACKAGE_RUN))?.map(|stat| stat.mtime),
+        last_package_run: files
+            .stat(Utf8Path::new(LAST_PACKAGE_RUN))?
+            .map(|stat| stat.mtime),
         half_done: look::half_done(cx).await?,
     })
 }
@@ -62,7 +64,10 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
         let whys: Vec<String> = obstacles.iter().map(|o| o.why.clone()).collect();
         let mut hints: Vec<&str> = obstacles.iter().map(|o| o.hint).collect();
         hints.dedup();
-        return Assessment::Blocked { why: whys.join("; "), hint: hints.join("; ") };
+        return Assessment::Blocked {
+            why: whys.join("; "),
+            hint: hints.join("; "),
+        };
     }
     if !state.half_done.is_empty() {
         return Assessment::Needs {
@@ -184,7 +189,11 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn room(free: u64) -> Room {
-        Room { total: 100 * GIB, free, read_only: false }
+        Room {
+            total: 100 * GIB,
+            free,
+            read_only: false,
+        }
     }
 
     fn state() -> PreflightState {
@@ -207,14 +216,20 @@ mod tests {
 
     #[test]
     fn a_good_machine_passes() {
-        assert!(matches!(decide(&state(), &desired(), &facts()), Assessment::Satisfied { .. }));
+        assert!(matches!(
+            decide(&state(), &desired(), &facts()),
+            Assessment::Satisfied { .. }
+        ));
     }
 
     #[test]
     fn each_obstacle_is_named_and_all_at_once() {
         let mut bad = state();
         bad.root = room(GIB / 2);
-        bad.boot = Room { read_only: true, ..room(GIB) };
+        bad.boot = Room {
+            read_only: true,
+            ..room(GIB)
+        };
         bad.now = 1_700_000_000;
         let (why, hint) = blocked(&bad);
         assert!(why.contains("`/` has 512.0 MiB free"), "{why}");
@@ -228,9 +243,15 @@ mod tests {
         let mut none = facts();
         none.gpus.clear();
         let mut want = desired();
-        assert!(matches!(decide(&state(), &want, &none), Assessment::Blocked { .. }));
+        assert!(matches!(
+            decide(&state(), &want, &none),
+            Assessment::Blocked { .. }
+        ));
         want.preflight.allow_no_gpu = true;
-        assert!(matches!(decide(&state(), &want, &none), Assessment::Satisfied { .. }));
+        assert!(matches!(
+            decide(&state(), &want, &none),
+            Assessment::Satisfied { .. }
+        ));
     }
 
     #[test]

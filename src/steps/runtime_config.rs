@@ -6,9 +6,7 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::{
-    RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, look, runtime_packages::wish,
-};
+use super::{RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, look, runtime_packages::wish};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, RuntimeKind, RuntimeWish},
@@ -18,8 +16,10 @@ use crate::{
 
 /// Where `nvidia-ctk runtime configure` writes.
 const DOCKER_FILES: [&str; 1] = ["/etc/docker/daemon.json"];
-const CONTAINERD_FILES: [&str; 2] =
-    ["/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml"];
+const CONTAINERD_FILES: [&str; 2] = [
+    "/etc/containerd/config.toml",
+    "/etc/containerd/conf.d/99-nvidia.toml",
+];
 
 /// See the module; one value per runtime.
 pub struct RuntimeConfig(pub RuntimeKind);
@@ -42,7 +42,9 @@ pub(super) enum Effective {
 
 fn decide(effective: &Effective, wish: &RuntimeWish, desired: &Desired) -> Assessment {
     if desired.toolkit.is_none() {
-        return Assessment::NotApplicable { why: "the container toolkit is not wanted".into() };
+        return Assessment::NotApplicable {
+            why: "the container toolkit is not wanted".into(),
+        };
     }
     let (name, files): (&str, &[&str]) = match wish.kind {
         RuntimeKind::Docker => ("docker", &DOCKER_FILES),
@@ -65,7 +67,10 @@ fn decide(effective: &Effective, wish: &RuntimeWish, desired: &Desired) -> Asses
                     default.as_deref().unwrap_or("not set")
                 )
             } else {
-                format!("{name} runs without the nvidia runtime ({})", runtimes.join(", "))
+                format!(
+                    "{name} runs without the nvidia runtime ({})",
+                    runtimes.join(", ")
+                )
             }
         }
     };
@@ -86,7 +91,9 @@ fn decide(effective: &Effective, wish: &RuntimeWish, desired: &Desired) -> Asses
                 command,
                 writes: files.iter().map(Utf8PathBuf::from).collect(),
             },
-            Change::RestartUnit { unit: wish.unit.clone() },
+            Change::RestartUnit {
+                unit: wish.unit.clone(),
+            },
         ],
     }
 }
@@ -109,8 +116,8 @@ impl Step for RuntimeConfig {
 
     fn after(&self) -> &[StepId] {
         match self.0 {
-            RuntimeKind::Docker => &[TOOLKIT_PACKAGES, RUNTIME_DOCKER],
-            RuntimeKind::Containerd => &[TOOLKIT_PACKAGES, RUNTIME_CONTAINERD],
+            RuntimeKind::Docker => const { &[TOOLKIT_PACKAGES, RUNTIME_DOCKER] },
+            RuntimeKind::Containerd => const { &[TOOLKIT_PACKAGES, RUNTIME_CONTAINERD] },
         }
     }
 
@@ -120,9 +127,15 @@ impl Step for RuntimeConfig {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let Some(wish) = wish(cx.desired, self.0) else {
-            return Ok(Assessment::NotApplicable { why: "this runtime is not wanted".into() });
+            return Ok(Assessment::NotApplicable {
+                why: "this runtime is not wanted".into(),
+            });
         };
-        Ok(decide(&look::effective(cx, self.0).await?, wish, cx.desired))
+        Ok(decide(
+            &look::effective(cx, self.0).await?,
+            wish,
+            cx.desired,
+        ))
     }
 }
 
@@ -164,7 +177,10 @@ mod tests {
             Assessment::Needs { .. }
         ));
         for unready in [Effective::Absent, Effective::Silent("no socket".into())] {
-            assert!(matches!(decide(&unready, &docker, &want), Assessment::Needs { .. }));
+            assert!(matches!(
+                decide(&unready, &docker, &want),
+                Assessment::Needs { .. }
+            ));
         }
         want.toolkit = None;
         assert!(matches!(

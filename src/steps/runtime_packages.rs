@@ -42,13 +42,22 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish) -> Assessment {
         .filter(|name| state.installed.contains_key(*name))
         .map(String::as_str)
         .collect();
-    let running = state.unit.as_ref().is_some_and(|unit| unit.is_enabled() && unit.is_active());
-    let enable = Change::EnableUnit { unit: wish.unit.clone(), start: true };
+    let running = state
+        .unit
+        .as_ref()
+        .is_some_and(|unit| unit.is_enabled() && unit.is_active());
+    let enable = Change::EnableUnit {
+        unit: wish.unit.clone(),
+        start: true,
+    };
 
     let comparison = compare(&wish.packages, &state.installed);
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     let what = if !comparison.all_met() && !present.is_empty() {
-        format!("{} is installed from elsewhere and kept", present.join(", "))
+        format!(
+            "{} is installed from elsewhere and kept",
+            present.join(", ")
+        )
     } else if !comparison.held.is_empty() {
         return Assessment::Blocked {
             why: comparison.held.join("; "),
@@ -69,9 +78,14 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish) -> Assessment {
         changes.push(enable);
     }
     if changes.is_empty() {
-        Assessment::Satisfied { why: format!("{what}; `{}` is enabled and active", wish.unit) }
+        Assessment::Satisfied {
+            why: format!("{what}; `{}` is enabled and active", wish.unit),
+        }
     } else {
-        Assessment::Needs { why: whys.join("; "), changes }
+        Assessment::Needs {
+            why: whys.join("; "),
+            changes,
+        }
     }
 }
 
@@ -92,7 +106,7 @@ impl Step for RuntimePackages {
     }
 
     fn after(&self) -> &[StepId] {
-        &[REPOSITORIES]
+        const { &[REPOSITORIES] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -101,7 +115,9 @@ impl Step for RuntimePackages {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let Some(wish) = wish(cx.desired, self.0) else {
-            return Ok(Assessment::NotApplicable { why: "this runtime is not wanted".into() });
+            return Ok(Assessment::NotApplicable {
+                why: "this runtime is not wanted".into(),
+            });
         };
         Ok(decide(&detect(cx, wish).await?, wish))
     }
@@ -139,8 +155,14 @@ mod tests {
             installed: packages(&["docker.io=20.10.24"]),
             unit: Some(unit("enabled", "active")),
         };
-        assert!(matches!(decide(&good, docker), Assessment::Satisfied { .. }));
-        let stopped = RuntimeState { unit: Some(unit("enabled", "inactive")), ..good };
+        assert!(matches!(
+            decide(&good, docker),
+            Assessment::Satisfied { .. }
+        ));
+        let stopped = RuntimeState {
+            unit: Some(unit("enabled", "inactive")),
+            ..good
+        };
         let Assessment::Needs { changes, .. } = decide(&stopped, docker) else {
             panic!("must be started");
         };

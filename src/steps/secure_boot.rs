@@ -15,17 +15,21 @@ use crate::{
 pub struct SecureBoot;
 
 fn decide(facts: &Facts, desired: &Desired) -> Assessment {
-    let Some(driver) = &desired.driver else { return look::no_driver() };
+    let Some(driver) = &desired.driver else {
+        return look::no_driver();
+    };
     let Some(module) = &driver.dkms else {
         return Assessment::Satisfied {
             why: "the kernel modules are installed compiled and signed by their vendor".into(),
         };
     };
     match facts.secure_boot {
-        State::Disabled => Assessment::Satisfied { why: "Secure Boot is off".into() },
-        State::Unsupported => {
-            Assessment::Satisfied { why: "the machine does not boot by UEFI".into() }
-        }
+        State::Disabled => Assessment::Satisfied {
+            why: "Secure Boot is off".into(),
+        },
+        State::Unsupported => Assessment::Satisfied {
+            why: "the machine does not boot by UEFI".into(),
+        },
         // What cannot be read is listed under `unknown` in the facts; the module load will tell.
         State::Unknown => Assessment::Satisfied {
             why: "the state of Secure Boot cannot be read; loading the module will tell".into(),
@@ -56,7 +60,7 @@ impl Step for SecureBoot {
     }
 
     fn after(&self) -> &[StepId] {
-        &[PREFLIGHT]
+        const { &[PREFLIGHT] }
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

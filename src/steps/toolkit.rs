@@ -18,7 +18,9 @@ pub struct Toolkit;
 
 fn decide(installed: &Packages, desired: &Desired) -> Assessment {
     let Some(toolkit) = &desired.toolkit else {
-        return Assessment::NotApplicable { why: "the container toolkit is not wanted".into() };
+        return Assessment::NotApplicable {
+            why: "the container toolkit is not wanted".into(),
+        };
     };
     let comparison = compare(&toolkit.packages, installed);
     if !comparison.held.is_empty() {
@@ -43,10 +45,15 @@ fn decide(installed: &Packages, desired: &Desired) -> Assessment {
     versions.sort_unstable();
     versions.dedup();
     if let [_] = versions[..] {
-        Assessment::Satisfied { why: comparison.met_text() }
+        Assessment::Satisfied {
+            why: comparison.met_text(),
+        }
     } else {
         Assessment::Needs {
-            why: format!("its packages are of different versions: {}", comparison.met.join(", ")),
+            why: format!(
+                "its packages are of different versions: {}",
+                comparison.met.join(", ")
+            ),
             changes: install(&toolkit.packages, Vec::new()),
         }
     }
@@ -63,7 +70,7 @@ impl Step for Toolkit {
     }
 
     fn after(&self) -> &[StepId] {
-        &[REPOSITORIES]
+        const { &[REPOSITORIES] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -86,10 +93,22 @@ mod tests {
     #[test]
     fn all_packages_at_one_version() {
         let want = desired();
-        assert!(matches!(decide(&packages(&[]), &want), Assessment::Needs { .. }));
-        let all = ["nvidia-container-toolkit=1.20.0-1", "nvidia-container-toolkit-base=1.20.0-1"];
-        assert!(matches!(decide(&packages(&all), &want), Assessment::Satisfied { .. }));
-        let mixed = ["nvidia-container-toolkit=1.20.0-1", "nvidia-container-toolkit-base=1.20.1-1"];
+        assert!(matches!(
+            decide(&packages(&[]), &want),
+            Assessment::Needs { .. }
+        ));
+        let all = [
+            "nvidia-container-toolkit=1.20.0-1",
+            "nvidia-container-toolkit-base=1.20.0-1",
+        ];
+        assert!(matches!(
+            decide(&packages(&all), &want),
+            Assessment::Satisfied { .. }
+        ));
+        let mixed = [
+            "nvidia-container-toolkit=1.20.0-1",
+            "nvidia-container-toolkit-base=1.20.1-1",
+        ];
         let Assessment::Needs { why, .. } = decide(&packages(&mixed), &want) else {
             panic!("mixed versions must not pass");
         };
@@ -98,8 +117,13 @@ mod tests {
 
     #[test]
     fn a_foreign_hold_blocks() {
-        let held =
-            ["nvidia-container-toolkit!=1.17.0-1", "nvidia-container-toolkit-base=1.20.0-1"];
-        assert!(matches!(decide(&packages(&held), &desired()), Assessment::Blocked { .. }));
+        let held = [
+            "nvidia-container-toolkit!=1.17.0-1",
+            "nvidia-container-toolkit-base=1.20.0-1",
+        ];
+        assert!(matches!(
+            decide(&packages(&held), &desired()),
+            Assessment::Blocked { .. }
+        ));
     }
 }

@@ -2,11 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    change::Change,
-    config::desired::PackageWish,
-    model::pattern,
-};
+use crate::{change::Change, config::desired::PackageWish, model::pattern};
 
 /// An installed package.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,15 +38,25 @@ pub fn compare(wishes: &[PackageWish], installed: &Packages) -> Comparison {
             result.unmet.push(format!("{} is not installed", wish.name));
             continue;
         };
-        let fits = wish.version.as_deref().is_none_or(|p| pattern::matches(p, &package.version));
+        let fits = wish
+            .version
+            .as_deref()
+            .is_none_or(|p| pattern::matches(p, &package.version));
         if fits && package.complete {
-            result.met.push(format!("{} {}", wish.name, package.version));
+            result
+                .met
+                .push(format!("{} {}", wish.name, package.version));
         } else if fits {
-            result.unmet.push(format!("{} {} is half installed", wish.name, package.version));
+            result.unmet.push(format!(
+                "{} {} is half installed",
+                wish.name, package.version
+            ));
         } else {
             let wanted = wish.version.as_deref().unwrap_or_default();
-            let text =
-                format!("{} {} is installed, {wanted} is wanted", wish.name, package.version);
+            let text = format!(
+                "{} {} is installed, {wanted} is wanted",
+                wish.name, package.version
+            );
             if package.held {
                 result.held.push(format!("{text}, and it is held"));
             }
@@ -93,7 +99,10 @@ impl Comparison {
 pub fn install(wishes: &[PackageWish], removing: Vec<String>) -> Vec<Change> {
     vec![
         Change::RefreshRepositories,
-        Change::InstallPackages { packages: wishes.to_vec(), removing },
+        Change::InstallPackages {
+            packages: wishes.to_vec(),
+            removing,
+        },
     ]
 }
 
@@ -110,7 +119,14 @@ pub(crate) mod fixtures {
                 let complete = !entry.contains('?');
                 let plain = entry.replace(['!', '?'], "");
                 let (name, version) = plain.split_once('=').expect("name=version");
-                (name.to_owned(), Package { version: version.to_owned(), held, complete })
+                (
+                    name.to_owned(),
+                    Package {
+                        version: version.to_owned(),
+                        held,
+                        complete,
+                    },
+                )
             })
             .collect()
     }
@@ -119,10 +135,14 @@ pub(crate) mod fixtures {
     pub(crate) fn wishes(list: &[&str]) -> Vec<PackageWish> {
         list.iter()
             .map(|entry| match entry.split_once('=') {
-                Some((name, version)) => {
-                    PackageWish { name: name.to_owned(), version: Some(version.to_owned()) }
-                }
-                None => PackageWish { name: (*entry).to_owned(), version: None },
+                Some((name, version)) => PackageWish {
+                    name: name.to_owned(),
+                    version: Some(version.to_owned()),
+                },
+                None => PackageWish {
+                    name: (*entry).to_owned(),
+                    version: None,
+                },
             })
             .collect()
     }
@@ -148,7 +168,10 @@ mod tests {
                 "e is not installed"
             ]
         );
-        assert_eq!(result.held, ["d 4.0 is installed, 5.* is wanted, and it is held"]);
+        assert_eq!(
+            result.held,
+            ["d 4.0 is installed, 5.* is wanted, and it is held"]
+        );
     }
 
     #[test]

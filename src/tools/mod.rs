@@ -5,5 +5,6 @@ pub mod containerd;
 pub mod docker;
 pub mod dpkg_status;
 pub mod initramfs;
+pub mod openpgp;
 pub mod rpm_query;
 pub mod systemctl;

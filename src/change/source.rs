@@ -1,0 +1,109 @@
+//! What a repository looks like on disk: the files that the verb writes and the step compares.
+
+use camino::Utf8PathBuf;
+
+use crate::config::desired::{Pin, Repository};
+
+/// First line of every file that we write and people may read.
+pub const HEADER: &str = "# Written by gpu-bootstrap; `gpu-bootstrap uninstall` removes it.\n";
+
+/// Where the key of a repository is kept: ours, or one that the distribution ships.
+#[must_use]
+pub fn keyring_path(repository: &Repository) -> Utf8PathBuf {
+    repository.keyring.clone().unwrap_or_else(|| {
+        Utf8PathBuf::from(format!(
+            "/usr/share/keyrings/gpu-bootstrap-{}.gpg",
+            repository.name
+        ))
+    })
+}
+
+/// Where apt finds the repository.
+#[must_use]
+pub fn apt_source_path(repository: &Repository) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!(
+        "/etc/apt/sources.list.d/gpu-bootstrap-{}.sources",
+        repository.name
+    ))
+}
+
+/// The repository in apt's deb822 format, `sources.list(5)`.
+#[must_use]
+pub fn apt_source(repository: &Repository) -> String {
+    let mut text = HEADER.to_owned();
+    let mut field = |key: &str, values: &[String]| {
+        if !values.is_empty() {
+            text.push_str(&format!("{key}: {}\n", values.join(" ")));
+        }
+    };
+    field("Types", &["deb".to_owned()]);
+    field("URIs", std::slice::from_ref(&repository.url));
+    field("Suites", &repository.suites);
+    field("Components", &repository.components);
+    field("Architectures", &repository.architectures);
+    field("Signed-By", &[keyring_path(repository).into_string()]);
+    text
+}
+
+/// Where a pin is kept.
+#[must_use]
+pub fn pin_path(pin: &Pin) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("/etc/apt/preferences.d/gpu-bootstrap-{}", pin.name))
+}
+
+/// A pin in the format of `apt_preferences(5)`.
+#[must_use]
+pub fn pin(pin: &Pin) -> String {
+    format!(
+        "{HEADER}Package: {}\nPin: version {}\nPin-Priority: {}\n",
+        pin.packages.join(" "),
+        pin.version,
+        pin.priority
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{apt_source, pin};
+    use crate::config::desired::{Pin, Repository};
+
+    #[test]
+    fn a_flat_repository_has_no_components() {
+        let repository = Repository {
+            name: "toolkit".into(),
+            url: "https://example.org/deb/amd64".into(),
+            suites: vec!["/".into()],
+            components: vec![],
+            architectures: vec!["amd64".into()],
+            key_url: None,
+            fingerprints: vec![],
+            keyring: None,
+            priority: None,
+        };
+        assert_eq!(
+            apt_source(&repository).lines().skip(1).collect::<Vec<_>>(),
+            [
+                "Types: deb",
+                "URIs: https://example.org/deb/amd64",
+                "Suites: /",
+                "Architectures: amd64",
+                "Signed-By: /usr/share/keyrings/gpu-bootstrap-toolkit.gpg"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_pin_prefers_a_version() {
+        let text = pin(&Pin {
+            name: "driver".into(),
+            packages: vec!["nvidia-*".into(), "libnvidia-*".into()],
+            version: "580.*".into(),
+            priority: 1001,
+        });
+        assert!(
+            text.ends_with(
+                "Package: nvidia-* libnvidia-*\nPin: version 580.*\nPin-Priority: 1001\n"
+            )
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! A machine and a wish for the tests of `decide`: a Debian 12 with two H100.
+
+use crate::{
+    compat::Flavour,
+    config::desired::{
+        Cdi, Desired, DriverWish, Hold, Manager, PackagePolicy, Persistence, Pin, Preflight,
+        Repository, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+    },
+    facts::{Cloud, DriverFact, Facts, GpuFact, Kernel, SCHEMA, SecureBoot},
+    host::NvmlDevice,
+    model::version::Branch,
+    steps::wishes::fixtures::wishes,
+    tools::systemctl::UnitState,
+};
+
+pub(super) fn unit(file: &str, active: &str) -> UnitState {
+    UnitState {
+        load: "loaded".into(),
+        active: active.into(),
+        file: file.into(),
+        result: "success".into(),
+    }
+}
+
+pub(super) fn nvml_device(index: u32) -> NvmlDevice {
+    NvmlDevice {
+        index,
+        uuid: Some(format!("GPU-{index}")),
+        name: Some("NVIDIA H100 80GB HBM3".into()),
+        pci_address: None,
+        pci_id: None,
+        minor: Some(index),
+        memory_bytes: Some(80 << 30),
+        compute_capability: Some("9.0".into()),
+        persistence: Some(true),
+        mig: Some(false),
+        error: None,
+    }
+}
+
+fn gpu(address: &str) -> GpuFact {
+    GpuFact {
+        pci_address: address.parse().expect("an address"),
+        pci_id: "10de:2330".parse().expect("an id"),
+        subsystem_id: None,
+        name: Some("H100 SXM5 80GB".into()),
+        architecture: Some("hopper".into()),
+        compute_capability: Some("9.0".into()),
+        module_flavour: Some("either".into()),
+        bound_driver: None,
+        vgpu: false,
+        numa_node: None,
+    }
+}
+
+pub(super) fn facts() -> Facts {
+    let kernel = "6.1.0-44-amd64".parse().ok();
+    Facts {
+        schema: SCHEMA,
+        os: None,
+        kernel: Kernel {
+            running: kernel.clone(),
+            next_boot: kernel.clone(),
+            installed: kernel.into_iter().collect(),
+            arch: Some("x86_64".into()),
+            compiler: None,
+        },
+        secure_boot: SecureBoot::Unsupported,
+        lockdown: None,
+        virtualization: None,
+        cloud: Cloud::default(),
+        init: Some("systemd".into()),
+        boot_id: Some("boot".into()),
+        instance_id: Some("instance".into()),
+        memory_bytes: Some(64 << 30),
+        disks: vec![],
+        gpus: vec![gpu("0000:18:00.0"), gpu("0000:2a:00.0")],
+        nvswitches: vec![],
+        network_devices: vec![],
+        driver: DriverFact::default(),
+        nvml: None,
+        runtimes: vec![],
+        unknown: vec![],
+    }
+}
+
+pub(super) fn desired() -> Desired {
+    Desired {
+        profile: "debian".into(),
+        image: false,
+        assume_gpus: vec![],
+        preflight: Preflight {
+            releases: vec!["12".into()],
+            os_ids: vec!["debian".into()],
+            architectures: vec!["x86_64".into()],
+            min_free_root_bytes: 8 << 30,
+            min_free_boot_bytes: 100 << 20,
+            min_memory_bytes: 1 << 30,
+            allow_no_gpu: false,
+        },
+        packages: PackagePolicy {
+            manager: Manager::Apt,
+            lock_timeout_seconds: 60,
+            proxy: None,
+            pause_units: vec![],
+            may_remove: vec![],
+        },
+        repositories: vec![Repository {
+            name: "toolkit".into(),
+            url: "https://example.org/deb/amd64".into(),
+            suites: vec!["/".into()],
+            components: vec![],
+            architectures: vec!["amd64".into()],
+            key_url: Some("https://example.org/key".into()),
+            fingerprints: vec!["C95B321B61E88C1809C4F759DDCAE044F796ECB0".into()],
+            keyring: None,
+            priority: None,
+        }],
+        pins: vec![Pin {
+            name: "driver".into(),
+            packages: vec!["nvidia-*".into()],
+            version: "535.*".into(),
+            priority: 1001,
+        }],
+        deny_modules: vec!["nouveau".into(), "nova_core".into()],
+        headers: wishes(&["linux-headers-6.1.0-44-amd64"]),
+        driver: Some(DriverWish {
+            branch: Branch(535),
+            version: None,
+            flavour: Flavour::Proprietary,
+            assumed: false,
+            source: "distribution".into(),
+            stream: None,
+            packages: wishes(&["nvidia-kernel-dkms=535.*", "nvidia-smi=535.*"]),
+            dkms: Some("nvidia-current".into()),
+            module: "nvidia-current".into(),
+            load_modules: vec!["nvidia".into(), "nvidia-uvm".into()],
+            adopt: false,
+            replace: false,
+            reasons: vec![],
+            warnings: vec![],
+        }),
+        persistence: Some(Persistence {
+            unit: "nvidia-persistenced.service".into(),
+            packages: vec![],
+        }),
+        runtimes: vec![RuntimeWish {
+            kind: RuntimeKind::Docker,
+            packages: wishes(&["docker.io"]),
+            alternatives: vec!["docker-ce".into()],
+            unit: "docker.service".into(),
+            nvidia_default: false,
+        }],
+        toolkit: Some(ToolkitWish {
+            packages: wishes(&[
+                "nvidia-container-toolkit=1.20.*",
+                "nvidia-container-toolkit-base=1.20.*",
+            ]),
+        }),
+        cdi: Some(Cdi {
+            path: "/etc/cdi/nvidia.yaml".into(),
+        }),
+        validation: Validation {
+            container: true,
+            image: None,
+            timeout_seconds: 60,
+        },
+        hold: Hold {
+            patterns: vec!["nvidia-*".into(), "libnvidia-*".into()],
+            blacklist: vec!["^nvidia-".into()],
+        },
+    }
+}

@@ -1,0 +1,297 @@
+//! Looks that several steps take. Each reads what is there now; nothing is remembered.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{
+    preflight,
+    runtime_config::Effective,
+    wishes::{Package, Packages},
+};
+use crate::{
+    change::source,
+    config::desired::{Desired, Manager, PackageWish, Repository, RuntimeKind},
+    facts::Facts,
+    host::ExecError,
+    model::version::DriverVersion,
+    step::{Assessment, Cx, StepError},
+    tools::{
+        apt_policy, containerd, docker, dpkg_status, initramfs, rpm_query,
+        systemctl::{self, UnitState},
+    },
+};
+
+pub(super) use crate::change::source::HEADER;
+
+/// Version of the loaded module, as the kernel tells it.
+const LOADED_VERSION: &str = "/sys/module/nvidia/version";
+/// Loaded modules, one a line, the name first.
+const PROC_MODULES: &str = "/proc/modules";
+
+/// The answer of every step about the driver when none is wanted.
+pub(super) fn no_driver() -> Assessment {
+    Assessment::NotApplicable {
+        why: "no driver is wanted on this machine".into(),
+    }
+}
+
+/// Bytes for people.
+pub(super) fn bytes(n: u64) -> String {
+    indicatif::HumanBytes(n).to_string()
+}
+
+/// Seconds since 1970 for people.
+pub(super) fn time(seconds: i64) -> String {
+    jiff::Timestamp::from_second(seconds).map_or_else(
+        |_| format!("{seconds} s after 1970"),
+        |at| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),
+    )
+}
+
+/// The first few of many names.
+pub(super) fn some(names: &[&str]) -> String {
+    const SHOWN: usize = 4;
+    match names.len().checked_sub(SHOWN) {
+        None | Some(0) => names.join(", "),
+        Some(more) => format!("{} and {more} more", names[..SHOWN].join(", ")),
+    }
+}
+
+/// How many GPUs, for people.
+pub(super) fn gpus(facts: &Facts) -> String {
+    match facts.gpus.len() {
+        1 => "1 GPU is".into(),
+        n => format!("{n} GPUs are"),
+    }
+}
+
+/// Installed packages, from the database of the machine's package manager.
+pub(super) async fn packages(cx: &Cx<'_>) -> Result<Packages, StepError> {
+    match cx.desired.packages.manager {
+        Manager::Apt => {
+            let text = cx
+                .host
+                .files()
+                .read_text(Utf8Path::new(dpkg_status::PATH))?
+                .ok_or_else(|| StepError::Unexpected {
+                    what: format!("`{}`", dpkg_status::PATH),
+                    why: "it is missing".into(),
+                })?;
+            let mut found = Packages::new();
+            for package in dpkg_status::parse(&text) {
+                if package.is_unpacked() {
+                    found.entry(package.name.clone()).or_insert(Package {
+                        complete: package.is_installed(),
+                        held: package.is_held(),
+                        version: package.version,
+                    });
+                }
+            }
+            Ok(found)
+        }
+        Manager::Dnf => {
+            let query = rpm_query::all();
+            let output = cx.host.query(&query).await?.success(query.cmd())?;
+            Ok(rpm_query::parse(&output.stdout)
+                .into_iter()
+                .map(|package| {
+                    let entry = Package {
+                        version: package.version,
+                        held: false,
+                        complete: true,
+                    };
+                    (package.name, entry)
+                })
+                .collect())
+        }
+    }
+}
+
+/// What an interrupted package manager left half done, in words.
+pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
+    if !preflight::audits(cx.desired.packages.manager) {
+        return Ok(Vec::new());
+    }
+    let files = cx.host.files();
+    let Some(text) = files.read_text(Utf8Path::new(dpkg_status::PATH))? else {
+        return Ok(Vec::new());
+    };
+    let mut found: Vec<String> = dpkg_status::parse(&text)
+        .iter()
+        .filter(|package| package.needs_repair())
+        .map(|package| format!("{} {}", package.name, package.version))
+        .collect();
+    if dpkg_status::interrupted(&files.list(Utf8Path::new(dpkg_status::UPDATES))?) {
+        found.push("dpkg was interrupted".into());
+    }
+    Ok(found)
+}
+
+/// Which of the packages no repository offers. Empty when there are no package lists yet: then
+/// nobody knows.
+pub(super) async fn unavailable(
+    cx: &Cx<'_>,
+    wishes: &[PackageWish],
+) -> Result<Vec<String>, StepError> {
+    if wishes.is_empty() || cx.desired.packages.manager != Manager::Apt {
+        return Ok(Vec::new());
+    }
+    let lists = cx.host.files().list(Utf8Path::new("/var/lib/apt/lists"))?;
+    if !lists
+        .iter()
+        .any(|name| name.ends_with("_Packages") || name.contains("_Packages."))
+    {
+        return Ok(Vec::new());
+    }
+    let names: Vec<&str> = wishes.iter().map(|wish| wish.name.as_str()).collect();
+    let query = apt_policy::candidates(&names);
+    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    let offered = apt_policy::parse(&output.stdout);
+    Ok(names
+        .into_iter()
+        .filter(|name| !offered.iter().any(|(offered, _)| offered == name))
+        .map(str::to_owned)
+        .collect())
+}
+
+/// The state of a unit; `None` if there is no such unit.
+pub(super) async fn unit(cx: &Cx<'_>, name: &str) -> Result<Option<UnitState>, StepError> {
+    let query = systemctl::show(name);
+    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    let state = systemctl::parse_show(&output.stdout).ok_or_else(|| StepError::Unexpected {
+        what: format!("`{}`", query.cmd().line()),
+        why: format!("no unit state in {:?}", output.stdout),
+    })?;
+    Ok(state.exists().then_some(state))
+}
+
+/// The running and the next kernel, without repetition.
+pub(super) fn bootable_kernels(facts: &Facts) -> Vec<String> {
+    let mut kernels: Vec<String> = [&facts.kernel.running, &facts.kernel.next_boot]
+        .into_iter()
+        .flatten()
+        .map(ToString::to_string)
+        .collect();
+    kernels.dedup();
+    kernels
+}
+
+/// Whether an initial RAM filesystem holds one of the modules and not the file that denies them.
+pub(super) async fn initramfs_holds(
+    cx: &Cx<'_>,
+    image: &Utf8Path,
+    modules: &[String],
+    denied_by: &str,
+) -> Result<bool, StepError> {
+    let query = initramfs::list(image);
+    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    let denied = output
+        .stdout
+        .lines()
+        .any(|line| denied_by.ends_with(line) && !line.is_empty());
+    Ok(!denied && !initramfs::modules_in(&output.stdout, modules).is_empty())
+}
+
+/// Names of the loaded modules.
+pub(super) fn loaded_modules(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
+    let text = cx
+        .host
+        .files()
+        .read_text(Utf8Path::new(PROC_MODULES))?
+        .unwrap_or_default();
+    Ok(text
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .map(str::to_owned)
+        .collect())
+}
+
+/// Version of the loaded driver; `None` if none is loaded.
+pub(super) fn loaded_driver(cx: &Cx<'_>) -> Result<Option<DriverVersion>, StepError> {
+    let Some(text) = cx.host.files().read_text(Utf8Path::new(LOADED_VERSION))? else {
+        return Ok(None);
+    };
+    text.trim()
+        .parse()
+        .map(Some)
+        .map_err(|error| StepError::Unexpected {
+            what: format!("`{LOADED_VERSION}`"),
+            why: format!("{error}"),
+        })
+}
+
+/// The bootable kernels below whose module folder the module is not found. `depmod`'s list names
+/// every module file of a kernel, so one small read answers for the whole tree.
+pub(super) fn kernels_without(cx: &Cx<'_>, module: &str) -> Result<Vec<String>, StepError> {
+    let mut without = Vec::new();
+    for kernel in bootable_kernels(cx.facts) {
+        let list = Utf8PathBuf::from(format!("/lib/modules/{kernel}/modules.dep"));
+        let text = cx.host.files().read_text(&list)?.unwrap_or_default();
+        let found = text
+            .lines()
+            .filter_map(|line| line.split(':').next())
+            .any(|path| {
+                let name = path.rsplit('/').next().unwrap_or(path);
+                name.split_once(".ko")
+                    .is_some_and(|(stem, _)| stem == module)
+            });
+        if !found {
+            without.push(kernel);
+        }
+    }
+    Ok(without)
+}
+
+/// What a container runtime says about itself.
+pub(super) async fn effective(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Effective, StepError> {
+    let query = match kind {
+        RuntimeKind::Docker => docker::info(),
+        RuntimeKind::Containerd => containerd::config_dump(),
+    };
+    let output = match cx.host.query(&query).await {
+        Ok(output) => output,
+        Err(ExecError::NotFound { .. }) => return Ok(Effective::Absent),
+        Err(error) => return Err(error.into()),
+    };
+    let words = || {
+        let said = if output.stderr.trim().is_empty() {
+            &output.stdout
+        } else {
+            &output.stderr
+        };
+        said.lines()
+            .next_back()
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
+    Ok(match kind {
+        RuntimeKind::Docker => match docker::parse_info(&output.stdout) {
+            Ok(info) if output.ok() && info.server_errors.is_empty() => Effective::Known {
+                runtimes: info.runtimes.into_keys().collect(),
+                default: info.default_runtime,
+            },
+            Ok(info) => {
+                Effective::Silent(info.server_errors.first().cloned().unwrap_or_else(words))
+            }
+            Err(_) => Effective::Silent(words()),
+        },
+        RuntimeKind::Containerd => match containerd::parse_config(&output.stdout) {
+            Ok(config) if output.ok() => Effective::Known {
+                runtimes: config.runtimes,
+                default: config.default_runtime,
+            },
+            _ => Effective::Silent(words()),
+        },
+    })
+}
+
+/// The file that configures a repository.
+pub(super) fn source_path(desired: &Desired, repository: &Repository) -> Utf8PathBuf {
+    match desired.packages.manager {
+        Manager::Apt => source::apt_source_path(repository),
+        Manager::Dnf => Utf8PathBuf::from(format!(
+            "/etc/yum.repos.d/gpu-bootstrap-{}.repo",
+            repository.name
+        )),
+    }
+}

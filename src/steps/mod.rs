@@ -1,0 +1,117 @@
+//! The steps, one file each. [`all`] is the one list; the order in it is the order in which
+//! people read reports, and it must be an order in which the steps can run.
+
+mod autoload;
+mod cdi;
+mod container;
+mod deny;
+mod devices;
+mod driver_packages;
+#[cfg(test)]
+mod fixtures;
+mod headers;
+mod holds;
+mod look;
+mod module;
+mod persistence;
+mod preflight;
+mod repositories;
+mod runtime_config;
+mod runtime_packages;
+mod secure_boot;
+mod toolkit;
+mod wishes;
+
+use crate::{config::desired::RuntimeKind, model::id::StepId, step::Step};
+
+/// Preconditions.
+pub const PREFLIGHT: StepId = StepId::new("preflight");
+/// Secure Boot against the kind of module.
+pub const SECURE_BOOT: StepId = StepId::new("secure-boot");
+/// In-tree GPU drivers denied.
+pub const KERNEL_DENY: StepId = StepId::new("kernel.deny");
+/// Package repositories and pins.
+pub const REPOSITORIES: StepId = StepId::new("repositories");
+/// Kernel headers.
+pub const HEADERS: StepId = StepId::new("kernel.headers");
+/// Driver packages.
+pub const DRIVER_PACKAGES: StepId = StepId::new("driver.packages");
+/// Driver loaded at every boot.
+pub const DRIVER_AUTOLOAD: StepId = StepId::new("driver.autoload");
+/// Loaded module against installed packages.
+pub const DRIVER_MODULE: StepId = StepId::new("driver.module");
+/// Persistence daemon.
+pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
+/// Docker Engine.
+pub const RUNTIME_DOCKER: StepId = StepId::new("runtime.docker");
+/// containerd.
+pub const RUNTIME_CONTAINERD: StepId = StepId::new("runtime.containerd");
+/// NVIDIA Container Toolkit.
+pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
+/// Docker knows the nvidia runtime.
+pub const RUNTIME_DOCKER_NVIDIA: StepId = StepId::new("runtime.docker-nvidia");
+/// containerd knows the nvidia runtime.
+pub const RUNTIME_CONTAINERD_NVIDIA: StepId = StepId::new("runtime.containerd-nvidia");
+/// Holds.
+pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
+/// CDI specification.
+pub const CDI: StepId = StepId::new("cdi");
+/// Bus, driver, NVML and device nodes agree.
+pub const VALIDATION_DEVICES: StepId = StepId::new("validation.devices");
+/// A container sees the GPUs.
+pub const VALIDATION_CONTAINER: StepId = StepId::new("validation.container");
+
+/// All steps.
+#[must_use]
+pub fn all() -> Vec<Box<dyn Step>> {
+    vec![
+        Box::new(preflight::Preflight),
+        Box::new(secure_boot::SecureBoot),
+        Box::new(deny::Deny),
+        Box::new(repositories::Repositories),
+        Box::new(headers::Headers),
+        Box::new(driver_packages::DriverPackages),
+        Box::new(runtime_packages::RuntimePackages(RuntimeKind::Docker)),
+        Box::new(runtime_packages::RuntimePackages(RuntimeKind::Containerd)),
+        Box::new(toolkit::Toolkit),
+        Box::new(holds::Holds),
+        Box::new(autoload::Autoload),
+        Box::new(module::Module),
+        Box::new(persistence::Persistence),
+        Box::new(runtime_config::RuntimeConfig(RuntimeKind::Docker)),
+        Box::new(runtime_config::RuntimeConfig(RuntimeKind::Containerd)),
+        Box::new(cdi::Cdi),
+        Box::new(devices::Devices),
+        Box::new(container::Container),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::all;
+
+    #[test]
+    fn every_step_comes_after_what_it_needs() {
+        let steps = all();
+        for (index, step) in steps.iter().enumerate() {
+            for upstream in step.after() {
+                assert!(
+                    steps[..index]
+                        .iter()
+                        .any(|earlier| earlier.id() == *upstream),
+                    "{} comes before {upstream}",
+                    step.id()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<String> = all().iter().map(|step| step.id().to_string()).collect();
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

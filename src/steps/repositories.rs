@@ -1,0 +1,199 @@
+//! `repositories`: package sources with the keys that the profile names, and version pins.
+
+use async_trait::async_trait;
+
+use super::{PREFLIGHT, look};
+use crate::{
+    change::{Change, Lock, source},
+    config::desired::{Desired, Manager, Pin, Repository},
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+    tools::openpgp,
+};
+
+/// See the module.
+pub struct Repositories;
+
+/// How one repository is on disk.
+#[derive(Debug, Clone, Default)]
+struct OnDisk {
+    source: Option<String>,
+    /// Fingerprints in its keyring; `None` without one that can be read.
+    keys: Option<Vec<String>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct RepositoriesState {
+    repositories: Vec<OnDisk>,
+    pins: Vec<Option<String>>,
+}
+
+fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
+    let files = cx.host.files();
+    let mut state = RepositoriesState::default();
+    for repository in &cx.desired.repositories {
+        let keyring = files.read(&source::keyring_path(repository))?;
+        state.repositories.push(OnDisk {
+            source: files.read_text(&look::source_path(cx.desired, repository))?,
+            keys: keyring
+                .and_then(|bytes| openpgp::parse(&bytes).ok())
+                .map(|keys| keys.into_iter().map(|key| key.fingerprint).collect()),
+        });
+    }
+    for pin in &cx.desired.pins {
+        state.pins.push(files.read_text(&source::pin_path(pin))?);
+    }
+    Ok(state)
+}
+
+/// Why a repository is not as wanted; `None` if it is.
+fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<String> {
+    let name = &repository.name;
+    match (&found.source, manager) {
+        (None, _) => return Some(format!("{name} is not configured")),
+        (Some(text), Manager::Apt) if *text != source::apt_source(repository) => {
+            return Some(format!("{name} is configured in another way"));
+        }
+        _ => {}
+    }
+    let Some(keys) = &found.keys else {
+        return Some(format!(
+            "the keyring of {name} is missing or cannot be read"
+        ));
+    };
+    let stranger = keys.iter().find(|key| {
+        !repository
+            .fingerprints
+            .iter()
+            .any(|f| f.eq_ignore_ascii_case(key))
+    });
+    match stranger {
+        // A keyring of the distribution holds whatever the distribution trusts.
+        Some(key) if repository.keyring.is_none() => Some(format!(
+            "the keyring of {name} holds {key}, which the profile does not name"
+        )),
+        _ => None,
+    }
+}
+
+fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
+    let (mut whys, mut changes) = (Vec::new(), Vec::new());
+    for (repository, found) in desired.repositories.iter().zip(&state.repositories) {
+        if let Some(why) = drift(repository, found, desired.packages.manager) {
+            whys.push(why);
+            changes.push(Change::AddRepository {
+                repository: repository.clone(),
+            });
+        }
+    }
+    let pins: &[Pin] = if desired.packages.manager == Manager::Apt {
+        &desired.pins
+    } else {
+        &[]
+    };
+    for (pin, found) in pins.iter().zip(&state.pins) {
+        let content = source::pin(pin);
+        if found.as_deref() != Some(&content) {
+            whys.push(format!(
+                "no preference for {} of {}",
+                pin.version,
+                pin.packages.join(", ")
+            ));
+            changes.push(Change::WriteFile {
+                path: source::pin_path(pin),
+                content,
+                mode: 0o644,
+            });
+        }
+    }
+    if !changes.is_empty() {
+        return Assessment::Needs {
+            why: whys.join("; "),
+            changes,
+        };
+    }
+    if desired.repositories.is_empty() {
+        return Assessment::NotApplicable {
+            why: "the profile adds no repositories".into(),
+        };
+    }
+    let names: Vec<&str> = desired
+        .repositories
+        .iter()
+        .map(|r| r.name.as_str())
+        .collect();
+    Assessment::Satisfied {
+        why: format!("configured, with the keys named: {}", names.join(", ")),
+    }
+}
+
+#[async_trait]
+impl Step for Repositories {
+    fn id(&self) -> StepId {
+        super::REPOSITORIES
+    }
+
+    fn title(&self) -> &'static str {
+        "Package repositories"
+    }
+
+    fn after(&self) -> &[StepId] {
+        const { &[PREFLIGHT] }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Packages]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx)?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OnDisk, RepositoriesState, decide};
+    use crate::{
+        change::{Change, source},
+        step::Assessment,
+        steps::fixtures::desired,
+    };
+
+    #[test]
+    fn source_key_and_pin_must_all_be_there() {
+        let want = desired();
+        let good = RepositoriesState {
+            repositories: want
+                .repositories
+                .iter()
+                .map(|repository| OnDisk {
+                    source: Some(source::apt_source(repository)),
+                    keys: Some(repository.fingerprints.clone()),
+                })
+                .collect(),
+            pins: want.pins.iter().map(|pin| Some(source::pin(pin))).collect(),
+        };
+        assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
+
+        let why = |state: &RepositoriesState| match decide(state, &want) {
+            Assessment::Needs { why, .. } => why,
+            other => panic!("must be configured: {other:?}"),
+        };
+        let mut other = good.clone();
+        other.repositories[0].source = Some("Types: deb\n".into());
+        assert!(why(&other).contains("in another way"));
+        other.repositories[0].source = None;
+        assert!(why(&other).contains("is not configured"));
+        let mut stranger = good.clone();
+        stranger.repositories[0].keys = Some(vec!["0".repeat(40)]);
+        assert!(why(&stranger).contains("which the profile does not name"));
+        stranger.repositories[0].keys = None;
+        assert!(why(&stranger).contains("missing or cannot be read"));
+        let mut unpinned = good;
+        unpinned.pins[0] = None;
+        let Assessment::Needs { changes, .. } = decide(&unpinned, &want) else {
+            panic!("must be pinned");
+        };
+        assert!(matches!(&changes[..], [Change::WriteFile { .. }]));
+    }
+}

@@ -1,0 +1,117 @@
+//! OpenPGP public keys: their fingerprints, and the binary form that apt wants of a keyring.
+
+use pgp::{
+    composed::{Deserializable, SignedPublicKey},
+    ser::Serialize,
+    types::KeyDetails,
+};
+
+/// A public key with its user ids and subkeys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    /// Fingerprint of the primary key: 40 upper-case hex digits (v4).
+    pub fingerprint: String,
+    /// When the primary key expires, seconds since 1970; `None`: never.
+    pub expires: Option<i64>,
+    /// The key without armour.
+    pub binary: Vec<u8>,
+}
+
+/// Why key material cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OpenPgpError {
+    /// It is no OpenPGP.
+    #[error("it is no OpenPGP public key: {why}")]
+    Malformed {
+        /// The parser's words.
+        why: String,
+    },
+    /// It holds no key.
+    #[error("it holds no OpenPGP public key")]
+    Empty,
+}
+
+/// Reads all public keys of a file, armoured or binary.
+///
+/// # Errors
+/// When it holds none, or something else.
+pub fn parse(bytes: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
+    let malformed = |error: pgp::errors::Error| OpenPgpError::Malformed {
+        why: error.to_string(),
+    };
+    let (keys, _) = SignedPublicKey::from_reader_many(bytes).map_err(malformed)?;
+    let mut found = Vec::new();
+    for key in keys {
+        let key = key.map_err(malformed)?;
+        found.push(Key {
+            fingerprint: key.fingerprint().to_string().to_uppercase(),
+            expires: expires(&key),
+            binary: key.to_bytes().map_err(malformed)?,
+        });
+    }
+    if found.is_empty() {
+        Err(OpenPgpError::Empty)
+    } else {
+        Ok(found)
+    }
+}
+
+/// The end of validity by the newest self-signature that carries one; RFC 9580, 5.2.3.13: an
+/// absent or zero value means that the key never expires.
+fn expires(key: &SignedPublicKey) -> Option<i64> {
+    let created = i64::from(key.primary_key.created_at().as_secs());
+    let signatures = key
+        .details
+        .users
+        .iter()
+        .flat_map(|user| &user.signatures)
+        .chain(&key.details.direct_signatures);
+    let newest = signatures.max_by_key(|signature| signature.created().map(|at| at.as_secs()))?;
+    let validity = i64::from(newest.key_expiration_time()?.as_secs());
+    (validity > 0).then_some(created + validity)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OpenPgpError, parse};
+
+    const ARMOURED: &[u8] = include_bytes!("../../tests/keys/two.asc");
+
+    #[test]
+    fn fingerprints_and_expiry_are_read_and_survive_without_armour() {
+        let keys = parse(ARMOURED).expect("two keys");
+        let found: Vec<(&str, Option<i64>)> = keys
+            .iter()
+            .map(|key| (key.fingerprint.as_str(), key.expires))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("8EBE33251F7E6A8E6C2120DD2DE2D3DD7E65B027", Some(1893499200)),
+                ("1732C20F83E68D3F9A3866A67294E6455BBBA7EA", None),
+            ]
+        );
+        let binary: Vec<u8> = keys.iter().flat_map(|key| key.binary.clone()).collect();
+        assert_eq!(parse(&binary).expect("the same keys"), keys);
+    }
+
+    #[test]
+    fn nothing_is_told_from_garbage() {
+        assert!(matches!(
+            parse(b""),
+            Err(OpenPgpError::Empty | OpenPgpError::Malformed { .. })
+        ));
+    }
+
+    #[test]
+    fn garbage_is_no_key() {
+        for garbage in [
+            &b""[..],
+            b"<html>404</html>",
+            &[0xff; 64],
+            b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nAAAA\n",
+        ] {
+            assert!(parse(garbage).is_err(), "{garbage:?}");
+        }
+    }
+}
