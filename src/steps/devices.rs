@@ -300,7 +300,7 @@ mod tests {
             ..good()
         };
         assert!(
-            why(&nodes).contains("`/dev/nvidia0` missing"),
+            why(&nodes).contains("`/dev/nvidia1` missing"),
             "{}",
             why(&nodes)
         );

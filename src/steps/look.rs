@@ -36,7 +36,18 @@ pub(super) fn no_driver() -> Assessment {
 
 /// Bytes for people.
 pub(super) fn bytes(n: u64) -> String {
-    indicatif::HumanBytes(n).to_string()
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut scaled = n as f64;
+    let mut unit = 0;
+    while scaled >= 1024.0 && unit + 1 < UNITS.len() {
+        scaled /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{n} B")
+    } else {
+        format!("{scaled:.1} {}", UNITS[unit])
+    }
 }
 
 /// Seconds since 1970 for people.
