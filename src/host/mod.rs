@@ -8,7 +8,10 @@ pub mod fake;
 pub mod files;
 pub mod gpu;
 pub mod http;
+mod os;
+pub mod read_only;
 pub mod real;
+pub mod rooted;
 
 use std::sync::Arc;
 

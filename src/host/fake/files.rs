@@ -9,8 +9,9 @@ use nix::errno::Errno;
 
 use super::locked;
 use super::snapshot::Snapshot;
-use super::tree::{Node, Thing, Tree, os};
+use super::tree::{Node, Thing, Tree};
 use crate::host::files::Room;
+use crate::host::os;
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
 /// A change that is about to happen.
@@ -278,7 +279,7 @@ impl FakeFiles {
             .alive()
             .and_then(|()| state.fault(path, Damage::Reads))
             .and_then(|()| ask(&state))
-            .map_err(|source| io_error(verb, path, source))
+            .map_err(os::failed(verb, path))
     }
 
     fn mutate<T>(
@@ -299,7 +300,7 @@ impl FakeFiles {
                 }
                 done
             })
-            .map_err(|source| io_error(verb, path, source))
+            .map_err(os::failed(verb, path))
     }
 }
 
@@ -318,20 +319,20 @@ impl State {
             .find(|(at, damage, _)| {
                 path.starts_with(at) && (*damage == what || *damage == Damage::All)
             })
-            .map_or(Ok(()), |(_, _, errno)| Err(os(*errno)))
+            .map_or(Ok(()), |(_, _, errno)| Err(os::error(*errno)))
     }
 
     /// Puts a node, making missing parents; gives its real path.
     fn place(&mut self, path: &Utf8Path, node: Node, follow: bool) -> io::Result<Utf8PathBuf> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(os(Errno::EISDIR));
+            return Err(os::error(Errno::EISDIR));
         };
         let real = self.tree.make_folders(parent, 0o755)?.join(name);
         let real = self.tree.real(&real, follow)?;
         if let Some(there) = self.tree.nodes.get(&real)
             && there.thing == Thing::Folder
         {
-            return Err(os(Errno::EISDIR));
+            return Err(os::error(Errno::EISDIR));
         }
         self.tree.put(real.clone(), node)?;
         Ok(real)
@@ -344,7 +345,7 @@ impl State {
             .tree
             .nodes
             .get_mut(&real)
-            .ok_or_else(|| os(Errno::ENOENT))?;
+            .ok_or_else(|| os::error(Errno::ENOENT))?;
         (node.uid, node.gid) = (uid, gid);
         Ok(())
     }
@@ -358,7 +359,7 @@ impl State {
     }
 
     fn parent_writable(&mut self, path: &Utf8Path) -> io::Result<()> {
-        let parent = path.parent().ok_or_else(|| os(Errno::EISDIR))?;
+        let parent = path.parent().ok_or_else(|| os::error(Errno::EISDIR))?;
         let real = self.tree.make_folders(parent, 0o755)?;
         self.tree.writable(&real)
     }
@@ -370,8 +371,8 @@ impl ReadFiles for FakeFiles {
             match state.tree.find(path, true)?.map(|(_, node)| &node.thing) {
                 None => Ok(None),
                 Some(Thing::File(content)) => Ok(Some(content.clone())),
-                Some(Thing::Folder) => Err(os(Errno::EISDIR)),
-                Some(_) => Err(os(Errno::EINVAL)),
+                Some(Thing::Folder) => Err(os::error(Errno::EISDIR)),
+                Some(_) => Err(os::error(Errno::EINVAL)),
             }
         })
     }
@@ -387,7 +388,7 @@ impl ReadFiles for FakeFiles {
             match state.tree.find(folder, true)? {
                 None => Ok(Vec::new()),
                 Some((real, node)) if node.thing == Thing::Folder => Ok(state.tree.names(&real)),
-                Some(_) => Err(os(Errno::ENOTDIR)),
+                Some(_) => Err(os::error(Errno::ENOTDIR)),
             }
         })
     }
@@ -405,7 +406,7 @@ impl ReadFiles for FakeFiles {
                     return Ok(state.tree.mount(&real).1);
                 }
             }
-            Err(os(Errno::ENOENT))
+            Err(os::error(Errno::ENOENT))
         })
     }
 }
@@ -430,9 +431,9 @@ impl Files for FakeFiles {
             };
             match &mut node.thing {
                 Thing::File(before) => before.extend_from_slice(content),
-                Thing::Link(_) => return Err(os(Errno::ELOOP)),
-                Thing::Folder => return Err(os(Errno::EISDIR)),
-                Thing::CharDevice(..) | Thing::Other => return Err(os(Errno::EINVAL)),
+                Thing::Link(_) => return Err(os::error(Errno::ELOOP)),
+                Thing::Folder => return Err(os::error(Errno::EISDIR)),
+                Thing::CharDevice(..) | Thing::Other => return Err(os::error(Errno::EINVAL)),
             }
             state.place(path, node, false).map(drop)
         })
@@ -444,7 +445,7 @@ impl Files for FakeFiles {
             if let Some((_, node)) = state.tree.find(path, false)?
                 && !matches!(node.thing, Thing::Link(_))
             {
-                return Err(os(Errno::EEXIST));
+                return Err(os::error(Errno::EEXIST));
             }
             let node = Node::new(Thing::Link(target.to_owned()), 0o777);
             state.place(path, node, false).map(drop)
@@ -463,7 +464,7 @@ impl Files for FakeFiles {
                 return Ok(());
             };
             if node.thing == Thing::Folder {
-                return Err(os(Errno::EISDIR));
+                return Err(os::error(Errno::EISDIR));
             }
             state.tree.writable(&real)?;
             state.tree.take(&real);
@@ -477,7 +478,7 @@ impl Files for FakeFiles {
                 return Ok(true);
             };
             if node.thing != Thing::Folder {
-                return Err(os(Errno::ENOTDIR));
+                return Err(os::error(Errno::ENOTDIR));
             }
             if !state.tree.names(&real).is_empty() {
                 return Ok(false);
@@ -522,13 +523,5 @@ struct Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         locked(&self.files.state).locks.remove(&self.path);
-    }
-}
-
-fn io_error(verb: &'static str, path: &Utf8Path, source: io::Error) -> FilesError {
-    FilesError::Io {
-        verb,
-        path: path.to_owned(),
-        source,
     }
 }

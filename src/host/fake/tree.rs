@@ -7,6 +7,7 @@ use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use nix::errno::Errno;
 
 use crate::host::files::Room;
+use crate::host::os;
 use crate::host::{Kind, Stat};
 
 /// As many links as Linux follows before it says `ELOOP`.
@@ -40,10 +41,6 @@ pub(super) struct Tree {
     pub mounts: BTreeMap<Utf8PathBuf, Room>,
     /// Goes up with each change: the modification time of what is changed next.
     pub tick: i64,
-}
-
-pub(super) fn os(errno: Errno) -> io::Error {
-    io::Error::from_raw_os_error(errno as i32)
 }
 
 impl Node {
@@ -106,7 +103,7 @@ impl Tree {
     fn walk(&self, path: &Utf8Path, follow: bool, links: &mut usize) -> io::Result<Utf8PathBuf> {
         if !path.is_absolute() {
             // A fake has no working folder; neither does the product.
-            return Err(os(Errno::EINVAL));
+            return Err(os::error(Errno::EINVAL));
         }
         let mut at = Utf8PathBuf::from("/");
         let mut rest = path.components().peekable();
@@ -120,9 +117,9 @@ impl Tree {
                     continue;
                 }
                 Utf8Component::Normal(name) => match self.nodes.get(&at) {
-                    None => return Err(os(Errno::ENOENT)),
+                    None => return Err(os::error(Errno::ENOENT)),
                     Some(node) if node.thing != Thing::Folder => {
-                        return Err(os(Errno::ENOTDIR));
+                        return Err(os::error(Errno::ENOTDIR));
                     }
                     Some(_) => at.push(name),
                 },
@@ -138,7 +135,7 @@ impl Tree {
             {
                 *links += 1;
                 if *links > MAX_LINKS {
-                    return Err(os(Errno::ELOOP));
+                    return Err(os::error(Errno::ELOOP));
                 }
                 at.pop();
                 // `join` of an absolute target is the target.
@@ -152,7 +149,7 @@ impl Tree {
     pub fn find(&self, path: &Utf8Path, follow: bool) -> io::Result<Option<(Utf8PathBuf, &Node)>> {
         match self.real(path, follow) {
             Ok(real) => Ok(self.nodes.get(&real).map(|node| (real, node))),
-            Err(error) if absent(&error) => Ok(None),
+            Err(error) if os::absent(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -184,7 +181,7 @@ impl Tree {
     /// Refuses what a read-only mount refuses.
     pub fn writable(&self, real: &Utf8Path) -> io::Result<()> {
         if self.mount(real).1.read_only {
-            Err(os(Errno::EROFS))
+            Err(os::error(Errno::EROFS))
         } else {
             Ok(())
         }
@@ -195,7 +192,7 @@ impl Tree {
         let (mount, room) = self.mount(&real);
         let before = self.nodes.get(&real).map_or(0, Node::size);
         let Some(free) = (room.free + before).checked_sub(node.size()) else {
-            return Err(os(Errno::ENOSPC));
+            return Err(os::error(Errno::ENOSPC));
         };
         self.mounts.insert(mount, Room { free, ..room });
         self.tick += 1;
@@ -220,27 +217,19 @@ impl Tree {
             return if node.thing == Thing::Folder {
                 Ok(real)
             } else {
-                Err(os(Errno::ENOTDIR))
+                Err(os::error(Errno::ENOTDIR))
             };
         }
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(os(Errno::ENOENT));
+            return Err(os::error(Errno::ENOENT));
         };
         let real = self.make_folders(parent, 0o755)?.join(name);
         if self.nodes.contains_key(&real) {
             // A link that leads nowhere.
-            return Err(os(Errno::EEXIST));
+            return Err(os::error(Errno::EEXIST));
         }
         self.writable(&real)?;
         self.put(real.clone(), Node::new(Thing::Folder, mode))?;
         Ok(real)
     }
-}
-
-/// Whether the error says that nothing is at the path.
-pub(super) fn absent(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-    )
 }

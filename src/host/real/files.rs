@@ -4,24 +4,22 @@
 //! folder that is swapped meanwhile cannot redirect the write.
 
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, major, minor, mkdirat};
-use nix::sys::statvfs::{FsFlags, statvfs};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
+use nix::sys::statvfs::statvfs;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
 use super::lock::Lock;
 use crate::host::files::Room;
-use crate::host::{Files, FilesError, Kind, ReadFiles, Stat};
-
-/// Nothing that is read whole is larger: a bound against a path that leads to a core dump.
-const READ_LIMIT: u64 = 256 << 20;
+use crate::host::os::{self, failed, present};
+use crate::host::{Files, FilesError, ReadFiles, Stat};
 
 /// How often a name for a temporary file is tried.
 const TEMPORARY_NAMES: u32 = 100;
@@ -123,50 +121,16 @@ impl Files for RealFiles {
 }
 
 fn read_regular(path: &Utf8Path) -> io::Result<Vec<u8>> {
-    let about = fs::metadata(path)?;
-    if about.is_dir() {
-        return Err(os(Errno::EISDIR));
-    }
-    if !about.is_file() {
-        // Opening a device can act on it, and opening a pipe can wait for ever.
-        return Err(os(Errno::EINVAL));
-    }
+    os::regular(&fs::metadata(path)?)?;
     let file = fs::OpenOptions::new()
         .read(true)
         .custom_flags(OFlag::O_NONBLOCK.bits())
         .open(path)?;
-    // Files of sysfs and procfs do not know their size, so the bound is on what comes.
-    let mut content = Vec::new();
-    file.take(READ_LIMIT + 1).read_to_end(&mut content)?;
-    if content.len() as u64 > READ_LIMIT {
-        return Err(os(Errno::EFBIG));
-    }
-    Ok(content)
+    os::read_whole(file)
 }
 
 fn stat(path: &Utf8Path) -> io::Result<Stat> {
-    let about = fs::symlink_metadata(path)?;
-    let kind = about.file_type();
-    let kind = if kind.is_file() {
-        Kind::File
-    } else if kind.is_dir() {
-        Kind::Folder
-    } else if kind.is_symlink() {
-        Kind::Link(path.read_link_utf8()?)
-    } else if kind.is_char_device() {
-        let number = |part: u64| u32::try_from(part).map_err(io::Error::other);
-        Kind::CharDevice(number(major(about.rdev()))?, number(minor(about.rdev()))?)
-    } else {
-        Kind::Other
-    };
-    Ok(Stat {
-        kind,
-        mode: about.mode() & 0o7777,
-        uid: about.uid(),
-        gid: about.gid(),
-        size: about.size(),
-        mtime: about.mtime(),
-    })
+    os::stat(&fs::symlink_metadata(path)?, || path.read_link_utf8())
 }
 
 fn list(folder: &Utf8Path) -> io::Result<Vec<String>> {
@@ -182,26 +146,19 @@ fn list(folder: &Utf8Path) -> io::Result<Vec<String>> {
 fn room(path: &Utf8Path) -> io::Result<Room> {
     for at in path.ancestors() {
         match statvfs(at.as_std_path()) {
-            Ok(about) => {
-                let unit = about.fragment_size();
-                return Ok(Room {
-                    total: about.blocks().saturating_mul(unit),
-                    free: about.blocks_available().saturating_mul(unit),
-                    read_only: about.flags().contains(FsFlags::ST_RDONLY),
-                });
-            }
+            Ok(about) => return Ok(os::room(&about)),
             Err(Errno::ENOENT | Errno::ENOTDIR) => {}
-            Err(errno) => return Err(os(errno)),
+            Err(errno) => return Err(os::error(errno)),
         }
     }
-    Err(os(Errno::ENOENT))
+    Err(os::error(Errno::ENOENT))
 }
 
 /// Makes a folder and its missing parents, each synced into the one above it.
 fn create_folders(path: &Utf8Path, mode: u32) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(about) if about.is_dir() => return Ok(()),
-        Ok(_) => return Err(os(Errno::ENOTDIR)),
+        Ok(_) => return Err(os::error(Errno::ENOTDIR)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
@@ -229,7 +186,7 @@ impl Folder {
     fn of(path: &Utf8Path, create: bool) -> io::Result<(Self, &str)> {
         // A path that ends in `..` or is `/` names nothing that could be written.
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(os(Errno::EINVAL));
+            return Err(os::error(Errno::EINVAL));
         };
         if create {
             create_folders(parent, 0o755)?;
@@ -252,7 +209,7 @@ impl Folder {
         match fstatat(&self.0, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(about) => Ok(Some(about)),
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(os(errno)),
+            Err(errno) => Err(os::error(errno)),
         }
     }
 
@@ -274,7 +231,7 @@ impl Folder {
                 made => return made.map(|made| (made, name)),
             }
         }
-        Err(os(Errno::EEXIST))
+        Err(os::error(Errno::EEXIST))
     }
 
     /// Renames a finished temporary file into place; it is gone afterwards in any case.
@@ -326,7 +283,7 @@ impl Folder {
         };
         let about = file.metadata()?;
         if !about.is_file() {
-            return Err(os(Errno::EINVAL));
+            return Err(os::error(Errno::EINVAL));
         }
         if new {
             file.set_permissions(Permissions::from_mode(mode))?;
@@ -349,7 +306,7 @@ impl Folder {
         if let Some(about) = self.about(name)?
             && kind_of(&about) != SFlag::S_IFLNK
         {
-            return Err(os(Errno::EEXIST));
+            return Err(os::error(Errno::EEXIST));
         }
         let ((), temporary) = self.temporary(name, |name| {
             Ok(symlinkat(target.as_std_path(), &self.0, name)?)
@@ -358,7 +315,7 @@ impl Folder {
     }
 
     fn chown(&self, name: &str, uid: u32, gid: u32) -> io::Result<()> {
-        let about = self.about(name)?.ok_or_else(|| os(Errno::ENOENT))?;
+        let about = self.about(name)?.ok_or_else(|| os::error(Errno::ENOENT))?;
         let kind = kind_of(&about);
         if kind == SFlag::S_IFREG || kind == SFlag::S_IFDIR {
             let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
@@ -377,38 +334,14 @@ fn kind_of(about: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(about.st_mode & SFlag::S_IFMT.bits())
 }
 
-fn os(errno: Errno) -> io::Error {
-    io::Error::from_raw_os_error(errno as i32)
-}
-
 fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno as i32)
-}
-
-/// Absence is no error.
-fn present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn failed(verb: &'static str, path: &Utf8Path) -> impl FnOnce(io::Error) -> FilesError {
-    let path = path.to_owned();
-    move |source| FilesError::Io { verb, path, source }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::Kind;
 
     fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
         let temporary = tempfile::tempdir().unwrap();

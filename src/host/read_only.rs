@@ -1,0 +1,135 @@
+//! What is only looked at: reading goes through, everything else is refused and says why.
+
+use std::io;
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::exec::OnLine;
+use super::files::Room;
+use super::{
+    Cmd, Exec, ExecError, Files, FilesError, Gpu, Http, HttpError, Nvml, Output, ReadFiles, Stat,
+};
+
+/// Files that can be read and not written.
+#[derive(Debug, Clone)]
+pub struct ReadOnly<R> {
+    files: R,
+    why: &'static str,
+}
+
+/// Programs, network and NVML that are out of reach.
+#[derive(Debug, Clone, Copy)]
+pub struct Refusing {
+    /// The reason.
+    pub why: &'static str,
+}
+
+impl<R: ReadFiles> ReadOnly<R> {
+    /// Lets nobody write to these files, for this reason.
+    #[must_use]
+    pub fn new(files: R, why: &'static str) -> Self {
+        Self { files, why }
+    }
+
+    fn refuse<T>(&self, verb: &'static str, path: &Utf8Path) -> Result<T, FilesError> {
+        Err(FilesError::Io {
+            verb,
+            path: path.to_owned(),
+            source: io::Error::new(io::ErrorKind::ReadOnlyFilesystem, self.why),
+        })
+    }
+}
+
+impl<R: ReadFiles> ReadFiles for ReadOnly<R> {
+    fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
+        self.files.read(path)
+    }
+
+    fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
+        self.files.stat(path)
+    }
+
+    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        self.files.list(folder)
+    }
+
+    fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
+        self.files.resolve(path)
+    }
+
+    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+        self.files.room(path)
+    }
+}
+
+impl<R: ReadFiles> Files for ReadOnly<R> {
+    fn write(&self, path: &Utf8Path, _: &[u8], _: u32) -> Result<(), FilesError> {
+        self.refuse("write", path)
+    }
+
+    fn append(&self, path: &Utf8Path, _: &[u8], _: u32) -> Result<(), FilesError> {
+        self.refuse("append to", path)
+    }
+
+    fn link(&self, path: &Utf8Path, _: &Utf8Path) -> Result<(), FilesError> {
+        self.refuse("link", path)
+    }
+
+    fn chown(&self, path: &Utf8Path, _: u32, _: u32) -> Result<(), FilesError> {
+        self.refuse("change the owner of", path)
+    }
+
+    fn remove(&self, path: &Utf8Path) -> Result<(), FilesError> {
+        self.refuse("remove", path)
+    }
+
+    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
+        self.refuse("remove the folder", path)
+    }
+
+    fn create_folder(&self, path: &Utf8Path, _: u32) -> Result<(), FilesError> {
+        self.refuse("create the folder", path)
+    }
+
+    fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {
+        self.refuse("lock", path)
+    }
+}
+
+#[async_trait]
+impl Exec for Refusing {
+    async fn run(&self, cmd: &Cmd, _: &mut OnLine<'_>) -> Result<Output, ExecError> {
+        Err(ExecError::Spawn {
+            command: cmd.line(),
+            why: self.why.to_owned(),
+        })
+    }
+}
+
+#[async_trait]
+impl Http for Refusing {
+    async fn get(&self, url: &str, _: u64) -> Result<Vec<u8>, HttpError> {
+        Err(HttpError::Transport {
+            url: url.to_owned(),
+            why: self.why.to_owned(),
+        })
+    }
+
+    async fn download(&self, url: &str, _: &Utf8Path, _: &str) -> Result<(), HttpError> {
+        Err(HttpError::Transport {
+            url: url.to_owned(),
+            why: self.why.to_owned(),
+        })
+    }
+}
+
+#[async_trait]
+impl Gpu for Refusing {
+    async fn survey(&self) -> Nvml {
+        Nvml::Failed {
+            code: None,
+            why: self.why.to_owned(),
+        }
+    }
+}
