@@ -1,1 +1,20 @@
-//! A stand-in for libnvidia-ml.so.1.
+//! A stand-in for `libnvidia-ml.so.1`: it exports NVML's C functions, and its GPUs and its faults
+//! come from a TOML file. Programs under test open it through the real `dlopen` path.
+//!
+//! The file is named by the environment variable `GPU_STANDIN_NVML`, else it is
+//! `/etc/standin-nvml.toml`; it is read when NVML is initialised. `README.md` describes it.
+
+mod api;
+mod call;
+pub mod faults;
+pub mod gpu;
+pub mod inventory;
+mod mig;
+pub mod model;
+mod pointer;
+mod state;
+
+/// The names of all exported functions.
+pub fn symbols() -> impl Iterator<Item = &'static str> {
+    api::symbols()
+}

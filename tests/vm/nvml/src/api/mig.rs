@@ -1,0 +1,172 @@
+//! MIG: the mode, the devices, and the instances behind them.
+
+use nvml_wrapper_sys::bindings::{
+    nvmlComputeInstance_t, nvmlComputeInstanceInfo_st, nvmlComputeInstancePlacement_st,
+    nvmlComputeInstanceProfileInfo_st, nvmlDevice_t, nvmlDeviceAttributes_st, nvmlGpuInstance_t,
+    nvmlGpuInstanceInfo_st, nvmlGpuInstancePlacement_st, nvmlGpuInstanceProfileInfo_st,
+    nvmlReturn_t,
+};
+
+use super::device::switch;
+use crate::call::{Answer, Asked, Code, exports, handle_of};
+use crate::gpu::MigDevice;
+use crate::mig::{Profile, profile, profiles};
+use crate::pointer::Out;
+
+exports! {
+    device nvmlDeviceGetMigMode(current: Out<u32>, pending: Out<u32>) |it| {
+        supported(&it)?;
+        current.put(it.set.mig.into())?;
+        pending.put(it.set.mig_pending.into())
+    };
+    device nvmlDeviceSetMigMode(mode: u32, activation: Out<u32>) |it| {
+        supported(&it)?;
+        it.set.mig = switch(mode)?;
+        it.set.mig_pending = it.set.mig;
+        activation.put(0)
+    };
+    device nvmlDeviceGetMaxMigDeviceCount(count: Out<u32>) |it| {
+        count.put(if it.set.mig { 7 } else { 0 })
+    };
+    device nvmlDeviceGetMigDeviceHandleByIndex(index: u32, handle: Out<nvmlDevice_t>) |it| {
+        supported(&it)?;
+        if !it.set.mig || index as usize >= it.gpu.mig.devices.len() {
+            return Err(Code::NOT_FOUND);
+        }
+        handle.put(handle_of(it.index, Some(index as usize)))
+    };
+    either nvmlDeviceIsMigDeviceHandle(is: Out<u32>) |it| is.put(it.mig.is_some().into());
+    either nvmlDeviceGetDeviceHandleFromMigDeviceHandle(parent: Out<nvmlDevice_t>) |it| {
+        part(&it)?;
+        parent.put(handle_of(it.index, None))
+    };
+    either nvmlDeviceGetGpuInstanceId(id: Out<u32>) |it| {
+        id.put(part(&it)?.0.gpu_instance.unwrap_or_default())
+    };
+    either nvmlDeviceGetComputeInstanceId(id: Out<u32>) |it| {
+        id.put(part(&it)?.0.compute_instance)
+    };
+    either nvmlDeviceGetAttributes(attributes: Out<nvmlDeviceAttributes_st>) |it| {
+        attributes.put(attributes_of(&it)?)
+    };
+    either nvmlDeviceGetAttributes_v2(attributes: Out<nvmlDeviceAttributes_st>) |it| {
+        attributes.put(attributes_of(&it)?)
+    };
+    device nvmlDeviceGetGpuInstanceProfileInfo(index: u32, info: Out<nvmlGpuInstanceProfileInfo_st>) |it| {
+        supported(&it)?;
+        let profile = profiles().find(|profile| profile.index == index);
+        let profile = profile.ok_or(Code::NOT_SUPPORTED)?;
+        info.put(nvmlGpuInstanceProfileInfo_st {
+            id: profile.id,
+            isP2pSupported: 0,
+            sliceCount: profile.slices,
+            instanceCount: profile.most(),
+            multiprocessorCount: profile.slices * PROCESSORS,
+            copyEngineCount: profile.slices,
+            decoderCount: 0,
+            encoderCount: 0,
+            jpegCount: 0,
+            ofaCount: 0,
+            memorySizeMB: profile.memory_mib(it.gpu.memory_mib),
+        })
+    };
+    // Instances have the handle of the MIG device that is made of them.
+    device nvmlDeviceGetGpuInstanceById(id: u32, instance: Out<nvmlGpuInstance_t>) |it| {
+        let parts = &it.gpu.mig.devices;
+        let part = parts.iter().position(|part| part.gpu_instance == Some(id));
+        let part = part.filter(|_| it.set.mig).ok_or(Code::NOT_FOUND)?;
+        instance.put(handle_of(it.index, Some(part)).cast())
+    };
+    either nvmlGpuInstanceGetInfo(info: Out<nvmlGpuInstanceInfo_st>) |it| {
+        let (device, profile) = part(&it)?;
+        info.put(nvmlGpuInstanceInfo_st {
+            device: handle_of(it.index, None),
+            id: device.gpu_instance.unwrap_or_default(),
+            profileId: profile.id,
+            placement: nvmlGpuInstancePlacement_st {
+                start: it.mig.unwrap_or_default() as u32,
+                size: profile.eighths as u32,
+            },
+        })
+    };
+    either nvmlGpuInstanceGetComputeInstanceById(id: u32, instance: Out<nvmlComputeInstance_t>) |it| {
+        if part(&it)?.0.compute_instance != id {
+            return Err(Code::NOT_FOUND);
+        }
+        instance.put(handle_of(it.index, it.mig).cast())
+    };
+    either nvmlGpuInstanceGetComputeInstanceProfileInfo(
+        index: u32, engine: u32, info: Out<nvmlComputeInstanceProfileInfo_st>
+    ) |it| {
+        let (_, profile) = part(&it)?;
+        // Smaller compute instances than the whole GPU instance are not simulated.
+        if index != profile.compute || engine != 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        info.put(nvmlComputeInstanceProfileInfo_st {
+            id: profile.compute,
+            sliceCount: profile.slices,
+            instanceCount: 1,
+            multiprocessorCount: profile.slices * PROCESSORS,
+            sharedCopyEngineCount: profile.slices,
+            sharedDecoderCount: 0,
+            sharedEncoderCount: 0,
+            sharedJpegCount: 0,
+            sharedOfaCount: 0,
+        })
+    };
+    either nvmlComputeInstanceGetInfo(info: Out<nvmlComputeInstanceInfo_st>) |it| {
+        info.put(compute_instance(&it)?)
+    };
+    either nvmlComputeInstanceGetInfo_v2(info: Out<nvmlComputeInstanceInfo_st>) |it| {
+        info.put(compute_instance(&it)?)
+    };
+}
+
+/// Multiprocessors of a slice, as on H100.
+const PROCESSORS: u32 = 16;
+
+fn supported(it: &Asked<'_>) -> Answer {
+    match it.gpu.mig.supported {
+        Some(true) => Ok(()),
+        _ => Err(Code::NOT_SUPPORTED),
+    }
+}
+
+/// The MIG device that was asked; a whole GPU is the wrong argument.
+fn part<'a>(it: &Asked<'a>) -> Answer<(&'a MigDevice, Profile)> {
+    let position = it.mig.ok_or(Code::INVALID_ARGUMENT)?;
+    let device = it.gpu.mig.devices.get(position);
+    let device = device.ok_or(Code::INVALID_ARGUMENT)?;
+    let profile = profile(&device.profile, it.gpu.memory_mib);
+    Ok((device, profile.ok_or(Code::UNKNOWN)?))
+}
+
+fn attributes_of(it: &Asked<'_>) -> Answer<nvmlDeviceAttributes_st> {
+    let (_, profile) = part(it)?;
+    Ok(nvmlDeviceAttributes_st {
+        multiprocessorCount: profile.slices * PROCESSORS,
+        sharedCopyEngineCount: profile.slices,
+        sharedDecoderCount: 0,
+        sharedEncoderCount: 0,
+        sharedJpegCount: 0,
+        sharedOfaCount: 0,
+        gpuInstanceSliceCount: profile.slices,
+        computeInstanceSliceCount: profile.slices,
+        memorySizeMB: profile.memory_mib(it.gpu.memory_mib),
+    })
+}
+
+fn compute_instance(it: &Asked<'_>) -> Answer<nvmlComputeInstanceInfo_st> {
+    let (device, profile) = part(it)?;
+    Ok(nvmlComputeInstanceInfo_st {
+        device: handle_of(it.index, None),
+        gpuInstance: handle_of(it.index, it.mig).cast(),
+        id: device.compute_instance,
+        profileId: profile.compute,
+        placement: nvmlComputeInstancePlacement_st {
+            start: 0,
+            size: profile.slices,
+        },
+    })
+}

@@ -1,0 +1,178 @@
+//! The way that every exported function goes: faults first, then the GPU, then an answer.
+
+use std::time::Duration;
+
+use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
+
+use crate::faults::Fault;
+use crate::gpu::Gpu;
+use crate::inventory::Inventory;
+use crate::state::{self, Library, Settings};
+
+/// An NVML return code other than success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub nvmlReturn_t);
+
+impl Code {
+    pub const UNINITIALIZED: Self = Self(1);
+    pub const INVALID_ARGUMENT: Self = Self(2);
+    pub const NOT_SUPPORTED: Self = Self(3);
+    pub const NOT_FOUND: Self = Self(6);
+    pub const INSUFFICIENT_SIZE: Self = Self(7);
+    pub const DRIVER_NOT_LOADED: Self = Self(9);
+    pub const FUNCTION_NOT_FOUND: Self = Self(13);
+    pub const GPU_IS_LOST: Self = Self(15);
+    pub const RESET_REQUIRED: Self = Self(16);
+    pub const LIB_RM_VERSION_MISMATCH: Self = Self(18);
+    pub const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
+    pub const UNKNOWN: Self = Self(999);
+}
+
+/// What a function answers.
+pub type Answer<T = ()> = Result<T, Code>;
+
+/// A question about one GPU or one MIG device.
+pub struct Asked<'a> {
+    pub inventory: &'a Inventory,
+    pub gpu: &'a Gpu,
+    pub set: &'a mut Settings,
+    pub index: usize,
+    /// Which MIG device of the GPU, where it was asked by such a handle.
+    pub mig: Option<usize>,
+}
+
+/// Handles are numbers, never dereferenced: kind, GPU, and MIG device plus one.
+const DEVICE: usize = 0x5ad0_0000;
+
+/// The handle of a GPU or of one of its MIG devices.
+pub fn handle_of(gpu: usize, mig: Option<usize>) -> nvmlDevice_t {
+    std::ptr::without_provenance_mut(DEVICE | (gpu << 8) | mig.map_or(0, |mig| mig + 1))
+}
+
+/// What a handle stands for, if it is one of ours.
+pub fn who(inventory: &Inventory, handle: nvmlDevice_t) -> Answer<(usize, Option<usize>)> {
+    let number = handle.addr();
+    let (gpu, mig) = ((number >> 8) & 0xff, (number & 0xff).checked_sub(1));
+    let known = inventory.gpus.get(gpu).ok_or(Code::INVALID_ARGUMENT)?;
+    let in_range = mig.is_none_or(|mig| mig < known.mig.devices.len());
+    if number & !0xffff != DEVICE || !in_range {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    Ok((gpu, mig))
+}
+
+/// Never returns, as a call into a sick driver does not.
+pub fn hang() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+/// Carries out a fault, or hands the answer on. The lock on the library is free by now, so a
+/// call that hangs does not stop calls of other threads.
+pub fn end(verdict: Result<Answer, Fault>) -> nvmlReturn_t {
+    match verdict {
+        Ok(Ok(())) => 0,
+        Ok(Err(code)) | Err(Fault::Return(code)) => code.0,
+        Err(Fault::Hang) => hang(),
+    }
+}
+
+/// A function of the library as a whole.
+pub fn system(symbol: &str, body: impl FnOnce(&mut Library) -> Answer) -> nvmlReturn_t {
+    end(state::with(|library| {
+        let Some(library) = library else {
+            return Ok(Err(Code::UNINITIALIZED));
+        };
+        match library.inventory.faults.on(symbol) {
+            Some(fault) => Err(fault),
+            None => Ok(body(library)),
+        }
+    }))
+}
+
+/// `nvmlShutdown`.
+pub fn shutdown(symbol: &str) -> nvmlReturn_t {
+    let fault = state::with(|library| library.and_then(|it| it.inventory.faults.on(symbol)));
+    end(fault.map_or_else(|| Ok(state::shutdown()), Err))
+}
+
+/// A function of a GPU; `mig` says whether MIG devices answer it too.
+pub fn device(
+    symbol: &str,
+    handle: nvmlDevice_t,
+    mig: bool,
+    body: impl FnOnce(Asked<'_>) -> Answer,
+) -> nvmlReturn_t {
+    end(state::with(|library| {
+        let Some(library) = library else {
+            return Ok(Err(Code::UNINITIALIZED));
+        };
+        if let Some(fault) = library.inventory.faults.on(symbol) {
+            return Err(fault);
+        }
+        let (index, part) = match who(&library.inventory, handle) {
+            Ok(found) => found,
+            Err(code) => return Ok(Err(code)),
+        };
+        let gpu = &library.inventory.gpus[index];
+        if let Some(fault) = gpu.fault(symbol) {
+            return Err(fault);
+        }
+        if part.is_some() && !mig {
+            return Ok(Err(Code::NOT_SUPPORTED));
+        }
+        let before = library.settings[index].clone();
+        let answer = body(Asked {
+            inventory: &library.inventory,
+            gpu,
+            set: &mut library.settings[index],
+            index,
+            mig: part,
+        });
+        if library.settings[index] != before {
+            library.keep_settings();
+        }
+        Ok(answer)
+    }))
+}
+
+/// Exports C functions. `system` asks the library, `device` a GPU, `either` a GPU or one of its
+/// MIG devices; the body sees what is asked under the name between the bars.
+macro_rules! exports {
+    ($($kind:ident $symbol:ident($($arg:ident: $type:ty),*) |$it:ident| $body:expr;)*) => {
+        /// The functions exported here.
+        pub const SYMBOLS: &[&str] = &[$(stringify!($symbol)),*];
+        $(exports!(@$kind $symbol($($arg: $type),*) |$it| $body);)*
+    };
+    (@system $symbol:ident($($arg:ident: $type:ty),*) |$it:ident| $body:expr) => {
+        // SAFETY: no other function of this library has this name.
+        #[unsafe(no_mangle)]
+        extern "C" fn $symbol($($arg: $type),*) -> nvmlReturn_t {
+            $crate::call::system(stringify!($symbol), |$it| $body)
+        }
+    };
+    (@unsupported $symbol:ident() |$it:ident| $body:expr) => {
+        // SAFETY: as above. Callers pass arguments, which the C calling conventions of x86-64
+        // and AArch64 allow a function to ignore.
+        #[unsafe(no_mangle)]
+        extern "C" fn $symbol() -> nvmlReturn_t {
+            $crate::call::system(stringify!($symbol), |$it| $body)
+        }
+    };
+    (@device $symbol:ident($($arg:ident: $type:ty),*) |$it:ident| $body:expr) => {
+        // SAFETY: as above.
+        #[unsafe(no_mangle)]
+        extern "C" fn $symbol(device: nvmlDevice_t $(, $arg: $type)*) -> nvmlReturn_t {
+            $crate::call::device(stringify!($symbol), device, false, |$it| $body)
+        }
+    };
+    (@either $symbol:ident($($arg:ident: $type:ty),*) |$it:ident| $body:expr) => {
+        // SAFETY: as above.
+        #[unsafe(no_mangle)]
+        extern "C" fn $symbol(device: nvmlDevice_t $(, $arg: $type)*) -> nvmlReturn_t {
+            $crate::call::device(stringify!($symbol), device, true, |$it| $body)
+        }
+    };
+}
+pub(crate) use exports;

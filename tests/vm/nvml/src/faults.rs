@@ -1,0 +1,116 @@
+//! What goes wrong on purpose.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::call::Code;
+
+/// The table `[faults]`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Faults {
+    /// Functions that never return; `init` stands for all forms of `nvmlInit`.
+    pub hang: Vec<String>,
+    /// Functions that answer 13, function not found.
+    pub missing_symbols: Vec<String>,
+    /// Return codes by function.
+    pub returns: BTreeMap<String, u32>,
+    /// Initialising answers 9.
+    pub driver_not_loaded: bool,
+    /// Initialising answers 18.
+    pub version_mismatch: bool,
+    /// Initialising succeeds, and there is no GPU.
+    pub no_devices: bool,
+    /// Only the first so many GPUs are there.
+    pub fewer_devices: Option<usize>,
+    /// Indices of GPUs that answer 15 from the handle on.
+    pub gpu_lost: Vec<usize>,
+    /// Indices of GPUs that answer 16 from the handle on.
+    pub reset_required: Vec<usize>,
+}
+
+/// A fault of one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It never returns.
+    Hang,
+    /// It returns this.
+    Return(Code),
+}
+
+/// The name that stands for all forms of `nvmlInit`.
+const INIT: &str = "init";
+
+impl Faults {
+    /// The fault of a function, wherever it is asked.
+    pub(crate) fn on(&self, symbol: &str) -> Option<Fault> {
+        find(&self.hang, &self.returns, symbol).or_else(|| {
+            self.missing_symbols
+                .iter()
+                .any(|missing| missing == symbol)
+                .then_some(Fault::Return(Code::FUNCTION_NOT_FOUND))
+        })
+    }
+
+    /// The fault of initialising.
+    pub(crate) fn on_init(&self, symbol: &str) -> Option<Fault> {
+        if self.hang.iter().any(|name| name == INIT) {
+            return Some(Fault::Hang);
+        }
+        if let Some(code) = self.returns.get(INIT) {
+            return returning(*code);
+        }
+        if self.driver_not_loaded {
+            return Some(Fault::Return(Code::DRIVER_NOT_LOADED));
+        }
+        if self.version_mismatch {
+            return Some(Fault::Return(Code::LIB_RM_VERSION_MISMATCH));
+        }
+        self.on(symbol)
+    }
+
+    /// How many of the GPUs are there.
+    pub(crate) fn visible(&self, gpus: usize) -> usize {
+        if self.no_devices {
+            return 0;
+        }
+        self.fewer_devices.map_or(gpus, |few| few.min(gpus))
+    }
+
+    /// Why there is no handle for a GPU.
+    pub(crate) fn on_handle(&self, gpu: usize) -> Option<Code> {
+        if self.gpu_lost.contains(&gpu) {
+            return Some(Code::GPU_IS_LOST);
+        }
+        self.reset_required
+            .contains(&gpu)
+            .then_some(Code::RESET_REQUIRED)
+    }
+
+    /// Every function named here.
+    pub(crate) fn named(&self) -> impl Iterator<Item = &str> {
+        let listed = self.hang.iter().chain(&self.missing_symbols);
+        listed
+            .chain(self.returns.keys())
+            .map(String::as_str)
+            .filter(|name| *name != INIT)
+    }
+}
+
+/// The fault that two tables name for a function.
+pub(crate) fn find(
+    hang: &[String],
+    returns: &BTreeMap<String, u32>,
+    symbol: &str,
+) -> Option<Fault> {
+    if hang.iter().any(|name| name == symbol) {
+        return Some(Fault::Hang);
+    }
+    returns.get(symbol).and_then(|code| returning(*code))
+}
+
+/// 0 is success and no fault.
+fn returning(code: u32) -> Option<Fault> {
+    (code != 0).then_some(Fault::Return(Code(code)))
+}

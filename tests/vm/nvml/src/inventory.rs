@@ -1,0 +1,257 @@
+//! The file that says what NVML answers.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::faults::Faults;
+use crate::gpu::{self, FabricState, Gpu};
+use crate::mig;
+use crate::model;
+
+/// The environment variable that names the file.
+pub const VARIABLE: &str = "GPU_STANDIN_NVML";
+
+/// The file where the variable is not set.
+pub const DEFAULT_PATH: &str = "/etc/standin-nvml.toml";
+
+/// A machine as NVML sees it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Inventory {
+    /// Of the kernel module, as `535.261.03`.
+    pub driver_version: String,
+    /// The newest CUDA version that the driver serves, as `12.2`.
+    pub cuda_version: String,
+    /// Of the library; `12.535.261.03` and so on if it is left out.
+    #[serde(default)]
+    pub nvml_version: String,
+    /// A file that keeps what programs set (persistence, MIG, …) from one program to the next;
+    /// without it a setting lasts as long as the program.
+    pub state_file: Option<PathBuf>,
+    /// Confidential computing.
+    #[serde(default)]
+    pub conf_compute: ConfCompute,
+    /// The GPUs, in NVML's order.
+    #[serde(default, rename = "gpu")]
+    pub gpus: Vec<Gpu>,
+    /// What goes wrong.
+    #[serde(default)]
+    pub faults: Faults,
+}
+
+/// `[conf-compute]`, in NVML's numbers.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ConfCompute {
+    /// 0 unavailable, 1 simulation, 2 production.
+    pub environment: u32,
+    /// Confidential computing is on.
+    pub enabled: bool,
+    /// Developer tools are allowed.
+    pub dev_tools: bool,
+    /// 0 none, 1 protected PCIe, 2 encrypted NVLink.
+    pub multi_gpu: u32,
+    /// What the CPU offers: 0 none, 1 SEV, 2 TDX, 3 SEV-SNP, 4 SNP with vTOM.
+    pub cpu: u32,
+    /// The GPUs can do it.
+    pub capable: bool,
+    /// The GPUs accept work.
+    pub ready: bool,
+}
+
+/// Why an inventory cannot be used, in words.
+#[derive(Debug)]
+pub struct Unusable(String);
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unusable {}
+
+/// The file that the environment names.
+pub fn path() -> PathBuf {
+    std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from)
+}
+
+impl Inventory {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or as [`Inventory::parse`].
+    pub fn read(path: &Path) -> Result<Self, Unusable> {
+        Self::parse(&text_of(path)?).map_err(|source| in_file(path, &source))
+    }
+
+    /// Parses, completes and validates.
+    ///
+    /// # Errors
+    /// If a key is unknown, a value is not what it must be, or a GPU is incomplete.
+    pub fn parse(text: &str) -> Result<Self, Unusable> {
+        let mut inventory: Self =
+            toml::from_str(text).map_err(|source| Unusable(source.to_string()))?;
+        if inventory.cuda().is_none() {
+            return Err(Unusable(format!(
+                "`cuda-version` is `{}`, not as `12.2`",
+                inventory.cuda_version
+            )));
+        }
+        if inventory.nvml_version.is_empty() {
+            let major = inventory.cuda().map_or(0, |(major, _)| major);
+            inventory.nvml_version = format!("{major}.{}", inventory.driver_version);
+        }
+        if inventory.gpus.len() > 0xff {
+            return Err(Unusable(String::from("more than 255 GPUs")));
+        }
+        for (index, gpu) in inventory.gpus.iter_mut().enumerate() {
+            complete(index, gpu)
+                .map_err(|why| Unusable(format!("gpu {index} ({}): {why}", gpu.pci_address)))?;
+        }
+        inventory.check()?;
+        Ok(inventory)
+    }
+
+    /// `(12, 2)` of `12.2`.
+    pub(crate) fn cuda(&self) -> Option<(u32, u32)> {
+        gpu::two_numbers(&self.cuda_version, '.', 10)
+    }
+
+    /// `(580, 82)` of `580.82.07`; a driver of another form is taken for an old one.
+    pub(crate) fn driver(&self) -> (u32, u32) {
+        let mut parts = self.driver_version.split('.');
+        let mut number = || parts.next().and_then(|part| part.parse().ok());
+        (number().unwrap_or(0), number().unwrap_or(0))
+    }
+
+    /// What can only be seen with everything at hand.
+    fn check(&self) -> Result<(), Unusable> {
+        let mut seen = BTreeSet::new();
+        for gpu in &self.gpus {
+            let parts = gpu.mig.devices.iter().map(|part| &part.uuid);
+            for identity in [&gpu.pci_address, &gpu.uuid].into_iter().chain(parts) {
+                if !seen.insert(identity) {
+                    return Err(Unusable(format!("`{identity}` is there twice")));
+                }
+            }
+        }
+        let known: BTreeSet<&str> = crate::symbols().collect();
+        let of_gpus = self
+            .gpus
+            .iter()
+            .flat_map(|gpu| gpu.hang.iter().chain(gpu.returns.keys()));
+        let mut named = self.faults.named().chain(of_gpus.map(String::as_str));
+        if let Some(unknown) = named.find(|name| !known.contains(name)) {
+            return Err(Unusable(format!("no function is named `{unknown}`")));
+        }
+        let faulty = self.faults.gpu_lost.iter();
+        let mut faulty = faulty.chain(&self.faults.reset_required);
+        if let Some(absent) = faulty.find(|index| **index >= self.gpus.len()) {
+            return Err(Unusable(format!(
+                "a fault names gpu {absent}, which is not there"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Reads a file of another shape.
+pub(crate) fn toml_file<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Unusable> {
+    toml::from_str(&text_of(path)?).map_err(|source| in_file(path, &source))
+}
+
+fn text_of(path: &Path) -> Result<String, Unusable> {
+    std::fs::read_to_string(path).map_err(|source| in_file(path, &source))
+}
+
+fn in_file(path: &Path, why: &dyn fmt::Display) -> Unusable {
+    Unusable(format!("{}: {why}", path.display()))
+}
+
+/// Fills in what the row leaves out.
+fn complete(index: usize, gpu: &mut Gpu) -> Result<(), String> {
+    let (domain, bus, device) =
+        gpu::address(&gpu.pci_address).ok_or("`pci-address` is not as `0000:18:00.0`")?;
+    for id in [&gpu.pci_id, &gpu.subsystem_id] {
+        gpu::two_numbers(id, ':', 16).ok_or_else(|| format!("`{id}` is not as `10de:2330`"))?;
+    }
+    let model = model::find(&gpu.pci_id).map_err(|source| source.to_string())?;
+    let missing = |key: &str| format!("`{key}` is needed, since `models.toml` lacks the model");
+    let known = model.as_ref();
+    if gpu.name.is_empty() {
+        gpu.name = known
+            .map(|row| row.name.clone())
+            .ok_or_else(|| missing("name"))?;
+    }
+    if gpu.memory_mib == 0 {
+        let nominal = known.map(|row| row.memory_gib << 10);
+        gpu.memory_mib = nominal.ok_or_else(|| missing("memory-mib"))?;
+    }
+    if gpu.compute_capability.is_empty() {
+        let capability = known.map(|row| row.compute_capability.clone());
+        gpu.compute_capability = capability.ok_or_else(|| missing("compute-capability"))?;
+    }
+    gpu::two_numbers(&gpu.compute_capability, '.', 10)
+        .ok_or_else(|| format!("`{}` is no compute capability", gpu.compute_capability))?;
+    let place = format!("{domain:08x}{bus:02x}{device:02x}");
+    fill(&mut gpu.uuid, || {
+        format!("GPU-00000000-0000-4000-8000-{place}")
+    });
+    fill(&mut gpu.serial, || {
+        format!("1{:012}", (domain << 16) | (bus << 8) | device)
+    });
+    if gpu.bar1_mib == 0 {
+        gpu.bar1_mib = gpu.memory_mib.next_power_of_two();
+    }
+    gpu.minor.get_or_insert(index as u32);
+    gpu.brand
+        .get_or_insert(known.map(|row| row.brand).unwrap_or_default());
+    gpu.ecc
+        .supported
+        .get_or_insert(known.is_some_and(|row| row.ecc));
+    gpu.mig
+        .supported
+        .get_or_insert(known.is_some_and(|row| row.mig));
+    gpu.nvlink
+        .links
+        .get_or_insert(known.map_or(0, |row| row.links));
+    gpu.nvlink
+        .remote
+        .get_or_insert(known.map(|row| row.remote).unwrap_or_default());
+    gpu.fabric.state.get_or_insert(match known {
+        Some(row) if row.fabric => FabricState::Completed,
+        _ => FabricState::NotSupported,
+    });
+    let turing = gpu.capability() >= (7, 5);
+    gpu.gsp.get_or_insert(turing);
+    let generation = gpu.pcie_generation();
+    gpu.pcie.max_generation.get_or_insert(generation);
+    gpu.pcie.generation = gpu.pcie.generation.or(gpu.pcie.max_generation);
+    gpu::uuid_bytes(&gpu.fabric.cluster_uuid)
+        .ok_or_else(|| format!("`{}` is no UUID", gpu.fabric.cluster_uuid))?;
+    if let Some(id) = gpu.fields.keys().find(|id| id.parse::<u32>().is_err()) {
+        return Err(format!("`{id}` is no field id"));
+    }
+    if gpu.mig.devices.len() > 7 {
+        return Err(String::from("more than 7 MIG devices"));
+    }
+    for (position, part) in gpu.mig.devices.iter_mut().enumerate() {
+        fill(&mut part.uuid, || {
+            format!("MIG-00000000-0000-5000-800{position}-{place}")
+        });
+        part.gpu_instance.get_or_insert(7 + position as u32);
+        mig::profile(&part.profile, gpu.memory_mib)
+            .ok_or_else(|| format!("`{}` is no MIG profile known here", part.profile))?;
+    }
+    Ok(())
+}
+
+fn fill(place: &mut String, make: impl FnOnce() -> String) {
+    if place.is_empty() {
+        *place = make();
+    }
+}

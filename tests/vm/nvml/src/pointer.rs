@@ -1,0 +1,136 @@
+//! What C callers hand in, made safe to use: each pointer is checked against null, once, here.
+//!
+//! The types are transparent over the pointer and can only be made by a C caller, who promises
+//! what NVML's header asks for: null, or valid for the type and for the stated count.
+
+use std::ffi::{CStr, c_char};
+
+use crate::call::{Answer, Code};
+
+/// A place for one value, or for the first of several.
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// Writes the value.
+    pub fn put(self, value: T) -> Answer {
+        if self.0.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, and the caller promised room for a `T`.
+        unsafe { self.0.write(value) };
+        Ok(())
+    }
+
+    /// Writes the values; the caller has room for `room` of them.
+    pub fn put_all(self, room: u32, values: impl ExactSizeIterator<Item = T>) -> Answer {
+        if values.len() > room as usize {
+            return Err(Code::INSUFFICIENT_SIZE);
+        }
+        if self.0.is_null() && values.len() > 0 {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        for (index, value) in values.enumerate() {
+            // SAFETY: `index` is below `room`, for which the caller promised space.
+            unsafe { self.0.add(index).write(value) };
+        }
+        Ok(())
+    }
+
+    /// The values that are there, to be changed in place.
+    pub fn each(&mut self, count: usize) -> Answer<&mut [T]> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, and the caller promised `count` initialised values; the borrow of
+        // `self` keeps a second slice from being made.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.0, count) })
+    }
+
+    /// The number at the start of a versioned structure.
+    pub fn version(&self) -> Answer<u32> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: every versioned structure of NVML starts with an `unsigned int`.
+        Ok(unsafe { self.0.cast::<u32>().read() })
+    }
+
+    /// The same place, seen as another version of the structure.
+    pub fn seen_as<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+
+    /// Writes the structure if the caller asked for this version of it.
+    pub fn put_version(self, number: u32, value: T) -> Answer {
+        if self.version()? != version_of::<T>(number) {
+            return Err(Code::ARGUMENT_VERSION_MISMATCH);
+        }
+        self.put(value)
+    }
+}
+
+impl<T: Copy> Out<T> {
+    /// What the caller wrote there.
+    pub fn read(&self) -> Answer<T> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, and the caller promised a value.
+        Ok(unsafe { self.0.read() })
+    }
+}
+
+/// NVML's `NVML_STRUCT_VERSION`: the size and the version in one number.
+pub fn version_of<T>(number: u32) -> u32 {
+    // NVML's structures are far below 16 MiB, so the size never reaches the version's bits.
+    (size_of::<T>() as u32) | (number << 24)
+}
+
+/// A place for text of a stated length.
+#[repr(transparent)]
+pub struct Text(*mut c_char);
+
+impl Text {
+    /// Writes the text and its end.
+    pub fn put(self, room: u32, text: &str) -> Answer {
+        if self.0.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        if text.len() >= room as usize {
+            return Err(Code::INSUFFICIENT_SIZE);
+        }
+        // SAFETY: the text and its end fit into the room that the caller promised.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr().cast(), self.0, text.len());
+            self.0.add(text.len()).write(0);
+        }
+        Ok(())
+    }
+}
+
+/// Text from the caller.
+#[repr(transparent)]
+pub struct Given(*const c_char);
+
+impl Given {
+    /// The text.
+    pub fn text(&self) -> Answer<&str> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, and the caller promised text with an end.
+        unsafe { CStr::from_ptr(self.0) }
+            .to_str()
+            .map_err(|_not_utf8| Code::INVALID_ARGUMENT)
+    }
+}
+
+/// Text in a fixed field, cut if it is too long.
+pub fn fixed<const N: usize>(text: &str) -> [c_char; N] {
+    let mut field = [0; N];
+    for (place, byte) in field.iter_mut().take(N - 1).zip(text.bytes()) {
+        *place = byte as c_char;
+    }
+    field
+}

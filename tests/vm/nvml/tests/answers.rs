@@ -1,0 +1,336 @@
+//! The built library, opened as the product opens it.
+
+mod common;
+
+use std::ffi::CStr;
+
+use common::{TWO, library, nvml, with};
+use nvml_wrapper::Device;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{
+    Brand, Clock, ComputeMode, EccCounter, MemoryError, MemoryLocation, PerformanceState,
+    RetirementCause, TemperatureSensor, TemperatureThreshold,
+};
+use nvml_wrapper::enums::device::{DeviceArchitecture, SampleValue};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper_sys::bindings::{
+    NvmlLib, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlTemperature_v1_t,
+};
+
+fn field(device: &Device<'_>, id: u32) -> Result<SampleValue, NvmlError> {
+    let mut samples = device
+        .field_values_for(&[FieldId(id)])
+        .expect("the call succeeds");
+    samples.remove(0)?.value
+}
+
+#[test]
+fn a_short_row_is_a_whole_gpu() {
+    with(TWO, "a_short_row_is_a_whole_gpu", || {
+        let nvml = nvml().expect("it starts");
+        assert_eq!(nvml.sys_driver_version().expect("driver"), "535.261.03");
+        assert_eq!(nvml.sys_nvml_version().expect("nvml"), "12.535.261.03");
+        assert_eq!(nvml.sys_cuda_driver_version().expect("cuda"), 12020);
+        assert_eq!(nvml.device_count().expect("count"), 2);
+        let gpu = nvml.device_by_index(0).expect("gpu 0");
+        assert_eq!(gpu.name().expect("name"), "NVIDIA H100 80GB HBM3");
+        assert_eq!(
+            gpu.uuid().expect("uuid"),
+            "GPU-11111111-2222-3333-4444-555555555555"
+        );
+        assert_eq!(gpu.minor_number().expect("minor"), 0);
+        assert_eq!(gpu.index().expect("index"), 0);
+        assert_eq!(gpu.brand().expect("brand"), Brand::Nvidia);
+        assert!(matches!(
+            gpu.architecture().expect("architecture"),
+            DeviceArchitecture::Hopper
+        ));
+        let capability = gpu.cuda_compute_capability().expect("capability");
+        assert_eq!((capability.major, capability.minor), (9, 0));
+        let pci = gpu.pci_info().expect("pci");
+        assert_eq!(pci.bus_id, "00000000:18:00.0");
+        assert_eq!(pci.pci_device_id, 0x2330_10de);
+        assert_eq!((pci.domain, pci.bus, pci.device), (0, 0x18, 0));
+        let memory = gpu.memory_info().expect("memory");
+        assert_eq!((memory.total, memory.used), (80 << 30, 0));
+        assert!(gpu.bar1_memory_info().expect("bar1").total >= 80 << 30);
+        assert!(gpu.is_ecc_enabled().expect("ecc").currently_enabled);
+        assert_eq!(gpu.mig_mode().expect("mig").current, 0);
+        assert!(gpu.gsp_firmware_mode().expect("gsp").enabled);
+        assert_eq!(
+            gpu.gsp_firmware_version().expect("gsp version"),
+            "535.261.03"
+        );
+        assert_eq!(gpu.current_pcie_link_gen().expect("generation"), 5);
+        assert!(gpu.link_wrapper_for(17).is_active().expect("link 17"));
+        assert!(gpu.link_wrapper_for(18).is_active().is_err());
+        assert_eq!(
+            gpu.performance_state().expect("pstate"),
+            PerformanceState::Zero
+        );
+        assert!(
+            gpu.running_compute_processes()
+                .expect("processes")
+                .is_empty()
+        );
+        let t4 = nvml.device_by_index(1).expect("gpu 1");
+        assert_eq!(t4.name().expect("name"), "Tesla T4");
+        assert_eq!(t4.minor_number().expect("minor"), 1);
+        assert!(matches!(t4.mig_mode(), Err(NvmlError::NotSupported)));
+        let active = t4.link_wrapper_for(0).is_active();
+        assert!(matches!(active, Err(NvmlError::NotSupported)));
+    });
+}
+
+#[test]
+#[expect(deprecated, reason = "programs still look GPUs up by serial number")]
+fn a_gpu_is_found_by_each_of_its_names() {
+    with(TWO, "a_gpu_is_found_by_each_of_its_names", || {
+        let nvml = nvml().expect("it starts");
+        let wanted = nvml
+            .device_by_index(1)
+            .expect("gpu 1")
+            .uuid()
+            .expect("uuid");
+        let serial = nvml
+            .device_by_index(1)
+            .expect("gpu 1")
+            .serial()
+            .expect("serial");
+        let by_uuid = nvml.device_by_uuid(wanted.as_str()).expect("by uuid");
+        let by_serial = nvml.device_by_serial(serial).expect("by serial");
+        assert_eq!(by_uuid.index().expect("index"), 1);
+        assert_eq!(by_serial.index().expect("index"), 1);
+        for address in ["0000:2a:00.0", "00000000:2A:00.0", "2a:00.0"] {
+            let found = nvml.device_by_pci_bus_id(address).expect(address);
+            assert_eq!(found.uuid().expect("uuid"), wanted);
+        }
+        let absent = nvml.device_by_pci_bus_id("0000:ff:00.0").map(|_| ());
+        assert!(matches!(absent, Err(NvmlError::NotFound)));
+        assert!(matches!(
+            nvml.device_by_index(2).map(|_| ()),
+            Err(NvmlError::InvalidArg)
+        ));
+    });
+}
+
+const SICK: &str = r#"
+driver-version = "580.95.05"
+cuda-version = "13.0"
+[[gpu]]
+pci-address = "0000:18:00.0"
+pci-id = "10de:2330"
+memory-mib = 81559
+serial = "1650000000001"
+vbios = "96.00.74.00.01"
+recovery-action = "drain-and-reset"
+virtualization = "passthrough"
+fields = { "175" = 7 }
+[gpu.ecc]
+dram = { volatile-uncorrected = 2, aggregate-corrected = 9 }
+[gpu.remapped-rows]
+uncorrectable = 3
+pending = true
+[gpu.temperature]
+gpu = 91
+[gpu.power]
+usage = 699000
+[gpu.clocks]
+event-reasons = ["hw-slowdown", "hw-thermal-slowdown"]
+hw-thermal-microseconds = 12
+[gpu.pcie]
+width = 8
+replays = 4
+[gpu.nvlink]
+down = [3]
+[gpu.fabric]
+state = "in-progress"
+cluster-uuid = "01020304-0506-0708-090a-0b0c0d0e0f10"
+clique = 5
+[[gpu.processes]]
+pid = 4242
+memory-mib = 1024
+[[gpu]]
+pci-address = "0001:3b:00.0"
+pci-id = "10de:1db1"
+[gpu.retired-pages]
+double-bit = [4096, 8192]
+pending = true
+"#;
+
+#[test]
+fn a_sick_gpu_says_so() {
+    with(SICK, "a_sick_gpu_says_so", || {
+        let nvml = nvml().expect("it starts");
+        let gpu = nvml.device_by_index(0).expect("gpu 0");
+        assert_eq!(gpu.serial().expect("serial"), "1650000000001");
+        assert_eq!(gpu.vbios_version().expect("vbios"), "96.00.74.00.01");
+        assert_eq!(gpu.memory_info().expect("memory").total, 81559 << 20);
+        let total = gpu.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
+        assert_eq!(total.expect("ecc"), 2);
+        let dram = gpu.memory_error_counter(
+            MemoryError::Corrected,
+            EccCounter::Aggregate,
+            MemoryLocation::Device,
+        );
+        assert_eq!(dram.expect("dram"), 9);
+        assert_eq!(
+            gpu.temperature(TemperatureSensor::Gpu)
+                .expect("temperature"),
+            91
+        );
+        let slowdown = gpu.temperature_threshold(TemperatureThreshold::Slowdown);
+        assert_eq!(slowdown.expect("threshold"), 90);
+        assert_eq!(gpu.power_usage().expect("power"), 699_000);
+        assert_eq!(gpu.max_clock_info(Clock::SM).expect("clock"), 1980);
+        assert_eq!(
+            gpu.current_throttle_reasons().expect("reasons"),
+            ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::HW_THERMAL_SLOWDOWN
+        );
+        assert_eq!(gpu.current_pcie_link_width().expect("width"), 8);
+        assert_eq!(gpu.max_pcie_link_width().expect("max width"), 16);
+        assert_eq!(gpu.pcie_replay_counter().expect("replays"), 4);
+        assert!(!gpu.link_wrapper_for(3).is_active().expect("link 3"));
+        let processes = gpu.running_compute_processes().expect("processes");
+        assert_eq!(processes.first().map(|process| process.pid), Some(4242));
+        let unsigned = |id, value| assert_eq!(field(&gpu, id).expect("a field"), value);
+        unsigned(91, SampleValue::U32(18));
+        unsigned(143, SampleValue::U32(3));
+        unsigned(144, SampleValue::U32(1));
+        unsigned(175, SampleValue::U64(7));
+        unsigned(230, SampleValue::U32(4));
+        // The wrapper asks for 270 here, since the driver is newer than 580.82.
+        unsigned(252, SampleValue::U64(12));
+        let volta = nvml.device_by_index(1).expect("gpu 1");
+        let retired = volta.retired_pages(RetirementCause::DoubleBitEccError);
+        assert_eq!(retired.expect("pages").len(), 2);
+        assert!(volta.are_pages_pending_retired().expect("pending"));
+        assert!(matches!(field(&volta, 143), Err(NvmlError::NotSupported)));
+        assert_eq!(volta.pci_info().expect("pci").domain, 1);
+    });
+}
+
+/// The functions that the wrapper lacks, by the structures of NVIDIA's header.
+#[test]
+fn raw_functions_answer() {
+    with(SICK, "raw_functions_answer", || {
+        let nvml = nvml().expect("it starts");
+        let gpu = nvml.device_by_index(0).expect("gpu 0");
+        // SAFETY: the library is the one built here, and each call gets what its header asks for.
+        unsafe {
+            let lib = NvmlLib::new(library()).expect("it opens");
+            let handle = gpu.handle();
+            let (mut corrected, mut uncorrected, mut pending, mut failed) = (9, 9, 9, 9);
+            let code = lib.nvmlDeviceGetRemappedRows(
+                handle,
+                &mut corrected,
+                &mut uncorrected,
+                &mut pending,
+                &mut failed,
+            );
+            assert_eq!(
+                (code, corrected, uncorrected, pending, failed),
+                (0, 0, 3, 1, 0)
+            );
+            let mut fabric: nvmlGpuFabricInfo_v3_t = std::mem::zeroed();
+            fabric.version = (size_of_val(&fabric) as u32) | (3 << 24);
+            assert_eq!(lib.nvmlDeviceGetGpuFabricInfoV(handle, &mut fabric), 0);
+            assert_eq!((fabric.state, fabric.cliqueId, fabric.status), (2, 5, 0));
+            assert_eq!(fabric.clusterUuid[..3], [1, 2, 3]);
+            let mut older: nvmlGpuFabricInfo_v2_t = std::mem::zeroed();
+            older.version = (size_of_val(&older) as u32) | (2 << 24);
+            let pointer = (&raw mut older).cast();
+            assert_eq!(lib.nvmlDeviceGetGpuFabricInfoV(handle, pointer), 0);
+            assert_eq!((older.state, older.cliqueId), (2, 5));
+            fabric.version = 1;
+            assert_eq!(lib.nvmlDeviceGetGpuFabricInfoV(handle, &mut fabric), 25);
+            let mut reading: nvmlTemperature_v1_t = std::mem::zeroed();
+            reading.version = (size_of_val(&reading) as u32) | (1 << 24);
+            assert_eq!(lib.nvmlDeviceGetTemperatureV(handle, &mut reading), 0);
+            assert_eq!(reading.temperature, 91);
+            let words = CStr::from_ptr(lib.nvmlErrorString(15));
+            assert_eq!(words, c"GPU is lost");
+            assert_eq!(lib.nvmlDeviceGetName(handle, std::ptr::null_mut(), 96), 2);
+            let mut short = [0; 4];
+            assert_eq!(lib.nvmlDeviceGetName(handle, short.as_mut_ptr(), 4), 7);
+            let stray = std::ptr::without_provenance_mut(0x1000);
+            let mut index = 0;
+            assert_eq!(lib.nvmlDeviceGetIndex(stray, &mut index), 2);
+        }
+    });
+}
+
+#[test]
+fn what_is_set_is_kept_for_the_next_program() {
+    let inventory = format!("state-file = \"@folder@/state.toml\"\n{TWO}");
+    with(
+        &inventory,
+        "what_is_set_is_kept_for_the_next_program",
+        || {
+            let first = nvml().expect("it starts");
+            let mut gpu = first.device_by_index(0).expect("gpu 0");
+            assert!(!gpu.is_in_persistent_mode().expect("persistence"));
+            gpu.set_persistent(true).expect("it is set");
+            gpu.set_compute_mode(ComputeMode::ExclusiveProcess)
+                .expect("it is set");
+            gpu.set_mig_mode(true).expect("it is set");
+            first.shutdown().expect("it ends");
+            // The last user is gone, so this reads both files again.
+            let second = nvml().expect("it starts again");
+            let gpu = second.device_by_index(0).expect("gpu 0");
+            assert!(gpu.is_in_persistent_mode().expect("persistence"));
+            assert_eq!(
+                gpu.compute_mode().expect("mode"),
+                ComputeMode::ExclusiveProcess
+            );
+            assert_eq!(gpu.mig_mode().expect("mig").current, 1);
+            let other = second.device_by_index(1).expect("gpu 1");
+            assert!(!other.is_in_persistent_mode().expect("persistence"));
+        },
+    );
+}
+
+#[test]
+fn mig_devices_are_devices() {
+    let inventory = format!(
+        "{TWO}\n{}",
+        r#"
+[[gpu]]
+pci-address = "0000:3a:00.0"
+pci-id = "10de:2330"
+[gpu.mig]
+enabled = true
+[[gpu.mig.devices]]
+profile = "1g.10gb"
+uuid = "MIG-aaaaaaaa-0000-0000-0000-000000000000"
+[[gpu.mig.devices]]
+profile = "3g.40gb"
+"#
+    );
+    with(&inventory, "mig_devices_are_devices", || {
+        let nvml = nvml().expect("it starts");
+        let gpu = nvml.device_by_index(2).expect("gpu 2");
+        assert_eq!(gpu.mig_device_count().expect("count"), 7);
+        let part = gpu.mig_device_by_index(0).expect("part 0");
+        assert!(part.mig_is_mig_device_handle().expect("is"));
+        assert_eq!(
+            part.uuid().expect("uuid"),
+            "MIG-aaaaaaaa-0000-0000-0000-000000000000"
+        );
+        assert_eq!(
+            part.name().expect("name"),
+            "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+        );
+        assert_eq!(part.memory_info().expect("memory").total, 10 << 30);
+        let same = nvml.device_by_uuid("MIG-aaaaaaaa-0000-0000-0000-000000000000");
+        assert_eq!(
+            same.expect("by uuid").name().expect("name"),
+            part.name().expect("name")
+        );
+        let none = gpu.mig_device_by_index(2).map(|_| ());
+        assert!(matches!(none, Err(NvmlError::NotFound)));
+        // NVML does not tell of remapped rows while MIG devices exist.
+        assert!(matches!(field(&gpu, 143), Err(NvmlError::NotSupported)));
+    });
+}

@@ -1,0 +1,112 @@
+//! Runs a part of a test in a process of its own, since the library reads its inventory from a
+//! file that the environment names, and may hang.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+
+/// Says which part a child is to run.
+const PART: &str = "GPU_STANDIN_NVML_PART";
+
+/// The file by which a child proves that its part really ran to its end.
+const DONE: &str = "done";
+
+/// A machine with two GPUs, in as few words as there are.
+pub const TWO: &str = r#"
+driver-version = "535.261.03"
+cuda-version = "12.2"
+[[gpu]]
+pci-address = "0000:18:00.0"
+pci-id = "10de:2330"
+uuid = "GPU-11111111-2222-3333-4444-555555555555"
+[[gpu]]
+pci-address = "0000:2a:00.0"
+pci-id = "10de:1eb8"
+"#;
+
+/// How a part ended.
+pub struct Ended {
+    /// None if it had to be ended.
+    pub status: Option<ExitStatus>,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// The library as it was built with this test.
+pub fn library() -> PathBuf {
+    let mut folder = std::env::current_exe().expect("a test has a path");
+    while folder.pop() {
+        let library = folder.join("libstandin_nvml.so");
+        if library.exists() {
+            return library;
+        }
+    }
+    panic!("libstandin_nvml.so is not beside the test: build the crate as a cdylib");
+}
+
+/// NVML through the wrapper that the product uses.
+pub fn nvml() -> Result<Nvml, NvmlError> {
+    Nvml::builder().lib_path(library().as_os_str()).init()
+}
+
+/// Runs `part` in a child with this inventory and expects it to pass.
+pub fn with(inventory: &str, name: &str, part: impl FnOnce()) {
+    if let Some(ended) = run(inventory, name, Duration::from_secs(60), part) {
+        let passed = ended.status.is_some_and(|status| status.success());
+        assert!(passed, "{:?}\n{}", ended.status, ended.stderr);
+    }
+}
+
+/// Runs `part` in a child and tells how it ended; in the child itself there is nothing to tell.
+pub fn run(inventory: &str, name: &str, patience: Duration, part: impl FnOnce()) -> Option<Ended> {
+    if std::env::var_os(PART).is_some_and(|wanted| wanted == name) {
+        part();
+        let inventory = std::env::var_os("GPU_STANDIN_NVML").expect("the parent named it");
+        std::fs::write(Path::new(&inventory).with_file_name(DONE), "").expect("it is noted");
+        return None;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("inventory.toml");
+    std::fs::write(
+        &file,
+        inventory.replace("@folder@", &folder.path().display().to_string()),
+    )
+    .expect("the inventory is written");
+    let mut child = Command::new(std::env::current_exe().expect("a test has a path"))
+        .args([name, "--exact", "--nocapture"])
+        .env("GPU_STANDIN_NVML", &file)
+        .env(PART, name)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the test starts again");
+    let status = wait(&mut child, patience);
+    let passed = status.is_some_and(|status| status.success());
+    assert!(
+        !passed || file.with_file_name(DONE).exists(),
+        "no test is named `{name}`"
+    );
+    let mut stderr = String::new();
+    let mut pipe = child.stderr.take().expect("standard error is piped");
+    pipe.read_to_string(&mut stderr).expect("it is text");
+    Some(Ended { status, stderr })
+}
+
+fn wait(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("the child can be waited for") {
+            return Some(status);
+        }
+        if start.elapsed() > patience {
+            child.kill().expect("the child can be ended");
+            child.wait().expect("the child ends");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
