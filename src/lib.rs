@@ -19,6 +19,7 @@ pub mod change;
 pub mod check;
 pub mod step;
 
+pub mod checks;
 pub mod steps;
 
 pub mod event;

@@ -13,7 +13,7 @@ use crate::{
     tools::systemctl::UnitState,
 };
 
-pub(super) fn unit(file: &str, active: &str) -> UnitState {
+pub(crate) fn unit(file: &str, active: &str) -> UnitState {
     UnitState {
         load: "loaded".into(),
         active: active.into(),
@@ -22,7 +22,7 @@ pub(super) fn unit(file: &str, active: &str) -> UnitState {
     }
 }
 
-pub(super) fn nvml_device(index: u32) -> NvmlDevice {
+pub(crate) fn nvml_device(index: u32) -> NvmlDevice {
     NvmlDevice {
         index,
         uuid: Some(format!("GPU-{index}")),
@@ -53,7 +53,7 @@ fn gpu(address: &str) -> GpuFact {
     }
 }
 
-pub(super) fn facts() -> Facts {
+pub(crate) fn facts() -> Facts {
     let kernel = "6.1.0-44-amd64".parse().ok();
     Facts {
         schema: SCHEMA,
@@ -84,7 +84,7 @@ pub(super) fn facts() -> Facts {
     }
 }
 
-pub(super) fn desired() -> Desired {
+pub(crate) fn desired() -> Desired {
     Desired {
         profile: "debian".into(),
         image: false,

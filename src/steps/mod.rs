@@ -8,7 +8,7 @@ mod deny;
 mod devices;
 mod driver_packages;
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 mod headers;
 mod holds;
 mod look;

@@ -1,0 +1,183 @@
+//! The libraries family: the driver's user-space half, of the loaded module's version.
+
+use async_trait::async_trait;
+use camino::Utf8PathBuf;
+
+use crate::{
+    check::{Check, Finding, Verdict},
+    model::id::Id,
+    step::{Cx, StepError},
+};
+
+const LIBRARIES: Id = Id::new("driver.libraries");
+
+/// What containers and monitoring open.
+const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libcuda.so.1"];
+/// Where distributions put them; the vendor's own paths come last.
+const FOLDERS: [&str; 6] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib/aarch64-linux-gnu/nvidia/current",
+];
+
+/// See the module.
+pub struct Libraries;
+
+#[derive(Debug, Clone, Default)]
+struct LibrariesState {
+    loaded: Option<String>,
+    /// Name and the file that it leads to.
+    found: Vec<(&'static str, Option<Utf8PathBuf>)>,
+}
+
+fn detect(cx: &Cx<'_>) -> Result<LibrariesState, StepError> {
+    let files = cx.host.files();
+    let loaded = files.read_text("/sys/module/nvidia/version".into())?;
+    let mut found = Vec::new();
+    for name in NAMES {
+        let mut at = None;
+        for folder in FOLDERS {
+            at = files.resolve(&Utf8PathBuf::from(folder).join(name))?;
+            if at.is_some() {
+                break;
+            }
+        }
+        found.push((name, at));
+    }
+    Ok(LibrariesState {
+        loaded: loaded.map(|text| text.trim().to_owned()),
+        found,
+    })
+}
+
+fn decide(state: &LibrariesState) -> Finding {
+    let finding = |status, why: String, remedy: Option<&str>| Finding {
+        id: LIBRARIES,
+        title: "Driver libraries".into(),
+        status,
+        why,
+        observed: None,
+        expected: state.loaded.clone(),
+        remedy: remedy.map(str::to_owned),
+        links: Vec::new(),
+    };
+    let Some(loaded) = &state.loaded else {
+        return finding(Verdict::Skip, "no driver is loaded".into(), None);
+    };
+    let missing: Vec<String> = state
+        .found
+        .iter()
+        .filter(|(_, at)| at.is_none())
+        .map(|(name, _)| format!("`{name}`"))
+        .collect();
+    if !missing.is_empty() {
+        return finding(
+            Verdict::Fail,
+            format!("{} cannot be found on the library path", missing.join(", ")),
+            Some(
+                "reinstall the packages that bring them (Debian: `apt-get install --reinstall \
+                 libnvidia-ml1 libcuda1`), and run `ldconfig`",
+            ),
+        );
+    }
+    let mut others = Vec::new();
+    for (name, at) in &state.found {
+        let version = at
+            .as_deref()
+            .and_then(|path| path.file_name())
+            .and_then(|file| file.split_once(".so."))
+            .map(|(_, version)| version);
+        // A file named `.so.1` tells no version; NVML tells it then.
+        if let Some(version) = version
+            && version.contains('.')
+            && version != loaded
+        {
+            others.push(format!("`{name}` is of {version}"));
+        }
+    }
+    if others.is_empty() {
+        return finding(
+            Verdict::Pass,
+            format!("{}, of {loaded}", NAMES.join(", ")),
+            None,
+        );
+    }
+    finding(
+        Verdict::Fail,
+        format!("{}, the loaded module of {loaded}", others.join(", ")),
+        Some("reboot: the libraries were upgraded under the loaded module"),
+    )
+}
+
+#[async_trait]
+impl Check for Libraries {
+    fn ids(&self) -> &[Id] {
+        const { &[LIBRARIES] }
+    }
+
+    async fn examine(&self, cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
+        Ok(vec![decide(&detect(cx)?)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LibrariesState, decide};
+    use crate::check::Verdict;
+
+    fn state(loaded: Option<&str>, ml: Option<&str>, cuda: Option<&str>) -> LibrariesState {
+        LibrariesState {
+            loaded: loaded.map(str::to_owned),
+            found: vec![
+                ("libnvidia-ml.so.1", ml.map(Into::into)),
+                ("libcuda.so.1", cuda.map(Into::into)),
+            ],
+        }
+    }
+
+    #[test]
+    fn missing_and_other_versions_are_named() {
+        let (ml, cuda) = (
+            "/usr/lib/libnvidia-ml.so.535.261.03",
+            "/usr/lib/libcuda.so.535.261.03",
+        );
+        for (state, verdict, words) in [
+            (
+                state(None, None, None),
+                Verdict::Skip,
+                "no driver is loaded",
+            ),
+            (
+                state(Some("535.261.03"), Some(ml), Some(cuda)),
+                Verdict::Pass,
+                "of 535.261.03",
+            ),
+            (
+                state(Some("535.261.03"), None, Some(cuda)),
+                Verdict::Fail,
+                "`libnvidia-ml.so.1` cannot be found",
+            ),
+            (
+                state(Some("535.247.01"), Some(ml), Some(cuda)),
+                Verdict::Fail,
+                "`libnvidia-ml.so.1` is of 535.261.03",
+            ),
+            (
+                state(
+                    Some("535.247.01"),
+                    Some("/usr/lib/libnvidia-ml.so.1"),
+                    Some("/x/libcuda.so.1"),
+                ),
+                Verdict::Pass,
+                "of 535.247.01",
+            ),
+        ] {
+            let finding = decide(&state);
+            assert_eq!(finding.status, verdict, "{}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The PCI family: what is on the bus, and which driver took it. It needs no driver at all, so it
+//! is the first thing to read when "no GPU" is the complaint.
+
+use async_trait::async_trait;
+use camino::Utf8PathBuf;
+
+use crate::{
+    check::{Check, Finding, Verdict},
+    facts::{Facts, GpuFact},
+    host::files::Kind,
+    model::id::Id,
+    step::{Cx, StepError},
+};
+
+const PRESENT: Id = Id::new("pci.gpu.present");
+const BOUND: Id = Id::new("pci.driver-bound");
+
+/// The driver that serves containers.
+const DRIVER: &str = "nvidia";
+/// Drivers that hand the GPU to a virtual machine, on purpose.
+const PASSTHROUGH: &str = "vfio-pci";
+
+/// See the module.
+pub struct Pci;
+
+/// A GPU and the driver bound to it now.
+struct Bound<'f> {
+    gpu: &'f GpuFact,
+    driver: Option<String>,
+}
+
+fn detect<'f>(cx: &Cx<'f>) -> Result<Vec<Bound<'f>>, StepError> {
+    let mut found = Vec::new();
+    for gpu in &cx.facts.gpus {
+        let link = Utf8PathBuf::from(format!("/sys/bus/pci/devices/{}/driver", gpu.pci_address));
+        let driver = cx
+            .host
+            .files()
+            .stat(&link)?
+            .and_then(|stat| match stat.kind {
+                Kind::Link(target) => target.file_name().map(ToOwned::to_owned),
+                _ => None,
+            });
+        found.push(Bound { gpu, driver });
+    }
+    Ok(found)
+}
+
+fn label(gpu: &GpuFact) -> String {
+    let name = gpu.name.as_deref().unwrap_or("unknown GPU");
+    format!("{name} [{}] at {}", gpu.pci_id, gpu.pci_address)
+}
+
+fn present(facts: &Facts, allow_none: bool) -> Finding {
+    let count = facts.gpus.len();
+    let (status, why, remedy) = if count > 0 {
+        let names: Vec<String> = facts.gpus.iter().map(label).collect();
+        (Verdict::Pass, names.join("; "), None)
+    } else if allow_none {
+        (
+            Verdict::Skip,
+            "no NVIDIA GPU is on the PCI bus, and none is required".to_owned(),
+            None,
+        )
+    } else {
+        (
+            Verdict::Fail,
+            "no NVIDIA GPU is on the PCI bus".to_owned(),
+            Some(
+                "compare the instance type with your provider's list; on bare metal look at \
+                 power, seating and the BIOS (`lspci -d 10de:`)"
+                    .to_owned(),
+            ),
+        )
+    };
+    Finding {
+        id: PRESENT,
+        title: "GPUs on the PCI bus".into(),
+        status,
+        why,
+        observed: Some(count.to_string()),
+        expected: (!allow_none).then(|| "at least 1".into()),
+        remedy,
+        links: Vec::new(),
+    }
+}
+
+fn bound(gpus: &[Bound<'_>]) -> Finding {
+    let finding = |status, why: String, observed: Option<String>, remedy: Option<&str>| Finding {
+        id: BOUND,
+        title: "GPUs bound to the NVIDIA driver".into(),
+        status,
+        why,
+        observed,
+        expected: Some(DRIVER.into()),
+        remedy: remedy.map(str::to_owned),
+        links: Vec::new(),
+    };
+    if gpus.is_empty() {
+        return finding(
+            Verdict::Skip,
+            "no NVIDIA GPU is on the PCI bus".into(),
+            None,
+            None,
+        );
+    }
+    let (mut wrong, mut passed_through) = (Vec::new(), Vec::new());
+    for Bound { gpu, driver } in gpus {
+        match driver.as_deref() {
+            Some(DRIVER) => {}
+            Some(PASSTHROUGH) => passed_through.push(label(gpu)),
+            Some(other) => wrong.push((format!("{} is bound to `{other}`", label(gpu)), other)),
+            None => wrong.push((format!("no driver has taken {}", label(gpu)), "none")),
+        }
+    }
+    if let Some((_, driver)) = wrong.first() {
+        let observed = (*driver).to_owned();
+        let whys: Vec<String> = wrong.into_iter().map(|(why, _)| why).collect();
+        return finding(
+            Verdict::Fail,
+            whys.join("; "),
+            Some(observed),
+            Some(
+                "`gpu-bootstrap install` installs the driver and takes nouveau out of the way; if \
+                 the driver is installed, `dmesg | grep NVRM` says why it refused the board",
+            ),
+        );
+    }
+    if !passed_through.is_empty() {
+        return finding(
+            Verdict::Warn,
+            format!(
+                "for virtual machines, not for containers: {}",
+                passed_through.join("; ")
+            ),
+            Some(PASSTHROUGH.into()),
+            None,
+        );
+    }
+    finding(
+        Verdict::Pass,
+        format!("{} of {}", gpus.len(), gpus.len()),
+        Some(DRIVER.into()),
+        None,
+    )
+}
+
+#[async_trait]
+impl Check for Pci {
+    fn ids(&self) -> &[Id] {
+        const { &[PRESENT, BOUND] }
+    }
+
+    async fn examine(&self, cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
+        let gpus = detect(cx)?;
+        Ok(vec![
+            present(cx.facts, cx.desired.preflight.allow_no_gpu),
+            bound(&gpus),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bound, bound, present};
+    use crate::{check::Verdict, steps::fixtures::facts};
+
+    #[test]
+    fn a_gpu_without_a_driver_is_a_failure_with_a_remedy() {
+        let facts = facts();
+        for (driver, verdict, words) in [
+            (Some("nvidia"), Verdict::Pass, "2 of 2"),
+            (Some("nouveau"), Verdict::Fail, "is bound to `nouveau`"),
+            (Some("vfio-pci"), Verdict::Warn, "for virtual machines"),
+            (
+                None,
+                Verdict::Fail,
+                "no driver has taken H100 SXM5 80GB [10de:2330] at 0000:18:00.0",
+            ),
+        ] {
+            let gpus: Vec<Bound<'_>> = facts
+                .gpus
+                .iter()
+                .map(|gpu| Bound {
+                    gpu,
+                    driver: driver.map(str::to_owned),
+                })
+                .collect();
+            let finding = bound(&gpus);
+            assert_eq!(finding.status, verdict, "{driver:?}");
+            assert!(finding.why.contains(words), "{}", finding.why);
+            assert_eq!(finding.remedy.is_some(), verdict == Verdict::Fail);
+        }
+        assert_eq!(bound(&[]).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn no_gpu_fails_unless_none_is_required() {
+        let mut none = facts();
+        assert_eq!(present(&none, false).status, Verdict::Pass);
+        none.gpus.clear();
+        assert_eq!(present(&none, false).status, Verdict::Fail);
+        assert_eq!(present(&none, true).status, Verdict::Skip);
+    }
+}
