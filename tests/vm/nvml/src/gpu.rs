@@ -189,7 +189,7 @@ pub struct Gpu {
     pub pci_id: String,
     /// As `10de:16c1`.
     #[serde(default = "no_subsystem")]
-    pub subsystem_id: String,
+    pub pci_subsystem: String,
     /// Marketing name.
     #[serde(default)]
     pub name: String,

@@ -176,7 +176,7 @@ fn in_file(path: &Path, why: &dyn fmt::Display) -> Unusable {
 fn complete(index: usize, gpu: &mut Gpu) -> Result<(), String> {
     let (domain, bus, device) =
         gpu::address(&gpu.pci_address).ok_or("`pci-address` is not as `0000:18:00.0`")?;
-    for id in [&gpu.pci_id, &gpu.subsystem_id] {
+    for id in [&gpu.pci_id, &gpu.pci_subsystem] {
         gpu::two_numbers(id, ':', 16).ok_or_else(|| format!("`{id}` is not as `10de:2330`"))?;
     }
     let model = model::find(&gpu.pci_id).map_err(|source| source.to_string())?;

@@ -334,3 +334,20 @@ profile = "3g.40gb"
         assert!(matches!(field(&gpu, 143), Err(NvmlError::NotSupported)));
     });
 }
+
+#[test]
+fn the_examples_of_the_readme_are_valid() {
+    let readme = include_str!("../README.md");
+    let blocks: Vec<&str> = readme
+        .split("```toml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    let [example, faults] = blocks[..] else {
+        panic!("the README has two examples");
+    };
+    for text in [String::from(example), format!("{example}\n{faults}")] {
+        let inventory = standin_nvml::inventory::Inventory::parse(&text).expect("it is valid");
+        assert_eq!(inventory.gpus.len(), 2);
+    }
+}

@@ -190,7 +190,7 @@ fn old_pci(gpu: &Gpu) -> OldPciInfo {
         bus,
         device,
         id: Gpu::packed(&gpu.pci_id),
-        subsystem: Gpu::packed(&gpu.subsystem_id),
+        subsystem: Gpu::packed(&gpu.pci_subsystem),
     }
 }
 
