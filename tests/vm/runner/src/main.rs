@@ -1,1 +1,275 @@
-fn main() {}
+//! The test bed for real machines: it builds root filesystems and repositories, boots disposable
+//! machines from them, breaks them on purpose, runs the product in them, and compares.
+//!
+//! `tests/vm/README.md` is for people who add a machine or a case.
+
+mod assets;
+mod bed;
+mod cases;
+mod group;
+mod image;
+mod machine;
+mod needs;
+mod net;
+mod out;
+mod pci;
+mod repo;
+mod rootfs;
+mod run;
+mod serve;
+mod sh;
+mod simulation;
+mod snapshot;
+mod stop;
+mod tables;
+mod toolkit;
+mod watch;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+use crate::bed::Bed;
+use crate::cases::Case;
+use crate::run::{Outcome, Stage};
+use crate::tables::Machines;
+
+/// The case that `vm demo` tells step by step.
+const DEMO: &str = "main-job";
+
+/// Test machines: build, boot, break, run, compare.
+#[derive(Parser)]
+#[command(name = "vm", version)]
+struct Cli {
+    /// Where what is slow to build is kept [default: .cache/vm in the repository].
+    #[arg(long, env = "GPU_BOOTSTRAP_VM_CACHE", global = true)]
+    cache: Option<PathBuf>,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Installs what the bed itself needs.
+    Needs,
+    /// Builds root filesystems, the container toolkit, the repository and the probe image.
+    Prepare,
+    /// Shows the product's main job in two boots.
+    Demo {
+        /// A machine that failed stays up until Ctrl-C.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Runs cases and prints a line for each.
+    Test {
+        /// Names of cases [default: the quick ones].
+        cases: Vec<String>,
+        /// Every case, not the quick ones alone.
+        #[arg(long)]
+        all: bool,
+        /// Tells each step, with its output.
+        #[arg(long)]
+        tell: bool,
+        /// A machine that failed stays up until Ctrl-C.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Lists the machines and the cases.
+    List,
+    /// Removes what a bed left behind that was ended without a chance to clean up.
+    Clean,
+    /// Serves a folder over HTTP; used inside the namespaces of machines.
+    Serve {
+        dir: PathBuf,
+        #[arg(long)]
+        listen: String,
+    },
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            out::say(format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    let cli = Cli::parse();
+    if let Verb::Serve { dir, listen } = &cli.verb {
+        serve::run(dir, listen)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    stop::on_signals()?;
+    let here = std::env::current_dir().context("cannot tell the current folder")?;
+    let bed = Bed::open(&here, cli.cache)?;
+    let machines = Machines::load(&bed.here("machines.toml"))?;
+    let cases = cases::load(&bed.here("cases.toml"))?;
+    match cli.verb {
+        Verb::Needs => needs::ensure(&machines.toolkit.go)?,
+        Verb::Prepare => {
+            let roots: Vec<String> = machines.roots.keys().cloned().collect();
+            assets::prepare(&bed, &machines, &roots, false)?;
+        }
+        Verb::List => {
+            for (name, spec) in &machines.machines {
+                out::say(format!(
+                    "{name:<28} {:<10} {}",
+                    spec.kind.name(),
+                    spec.about
+                ));
+            }
+            out::say("");
+            for case in &cases {
+                out::say(format!(
+                    "{:<28} {:<10} {}",
+                    case.name, case.machine, case.about
+                ));
+            }
+        }
+        Verb::Clean => machine::clean_stale(&bed)?,
+        Verb::Demo { keep } => {
+            let cases = chosen(&cases, &[DEMO.to_string()], true)?;
+            return demo(&bed, &machines, cases[0], keep);
+        }
+        Verb::Test {
+            cases: names,
+            all,
+            tell,
+            keep,
+        } => {
+            return test(&bed, &machines, &chosen(&cases, &names, all)?, tell, keep);
+        }
+        Verb::Serve { .. } => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a Case>> {
+    if names.is_empty() {
+        return Ok(cases.iter().filter(|case| all || case.quick).collect());
+    }
+    let find = |name: &String| {
+        cases
+            .iter()
+            .find(|case| &case.name == name)
+            .with_context(|| format!("no case `{name}` in cases.toml"))
+    };
+    names.iter().map(find).collect()
+}
+
+fn roots(machines: &Machines, cases: &[&Case]) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for case in cases {
+        let root = &machines.machine(&case.machine)?.root;
+        if !names.contains(root) {
+            names.push(root.clone());
+        }
+    }
+    Ok(names)
+}
+
+fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitCode> {
+    let start = Instant::now();
+    out::heading("what the machine is made of (built once, then kept outside git)");
+    let assets = assets::prepare(bed, machines, &roots(machines, &[case])?, true)?;
+    let prepared = start.elapsed();
+    let stage = Stage {
+        bed,
+        machines,
+        assets: &assets,
+        tell: true,
+        keep,
+    };
+    let outcome = run::run(&stage, case);
+    let mut rows = vec![vec!["step".to_string(), "seconds".into(), "result".into()]];
+    rows.push(vec!["prepare".into(), out::seconds(prepared), "ok".into()]);
+    for row in &outcome.rows {
+        rows.push(vec![
+            row.title.clone(),
+            out::seconds(row.took),
+            row.result.clone(),
+        ]);
+    }
+    rows.push(vec![
+        "all".into(),
+        out::seconds(start.elapsed()),
+        verdict(&outcome).into(),
+    ]);
+    out::say(format!("\n{}", out::table(&rows)));
+    out::say(
+        "Simulated: the GPU on the PCI bus, the loaded kernel module, its device nodes and what NVML\n\
+         answers; and the kernel's version, as far as /proc says it. Real: everything else.",
+    );
+    match outcome.error {
+        Some(error) => bail!("the demo failed: {error:#}"),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn test(
+    bed: &Bed,
+    machines: &Machines,
+    cases: &[&Case],
+    tell: bool,
+    keep: bool,
+) -> Result<ExitCode> {
+    let start = Instant::now();
+    let assets = assets::prepare(bed, machines, &roots(machines, cases)?, true)?;
+    out::say(format!(
+        "prepared in {} s; {} cases",
+        out::seconds(start.elapsed()),
+        cases.len()
+    ));
+    let stage = Stage {
+        bed,
+        machines,
+        assets: &assets,
+        tell,
+        keep,
+    };
+    let (mut passed, mut failed) = (0, 0);
+    for case in cases {
+        let begin = Instant::now();
+        let outcome = run::run(&stage, case);
+        out::say(format!(
+            "{:<5} {:<28} {:>6} s",
+            verdict(&outcome),
+            case.name,
+            out::seconds(begin.elapsed())
+        ));
+        match outcome.error {
+            None => passed += 1,
+            Some(error) => {
+                failed += 1;
+                out::say(format!(
+                    "      {}",
+                    format!("{error:#}").replace('\n', "\n      ")
+                ));
+            }
+        }
+    }
+    out::say(format!(
+        "\nall in {} s",
+        out::seconds(start.elapsed().max(Duration::ZERO))
+    ));
+    out::say(format!("{passed} passed, {failed} failed"));
+    Ok(if failed == 0 && passed > 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn verdict(outcome: &Outcome) -> &'static str {
+    if outcome.error.is_none() {
+        "ok"
+    } else {
+        "FAIL"
+    }
+}

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Part of the test bed: puts what this machine pretends to have where programs look for it.
+set -eu
+here=/usr/lib/testbed
+mount --bind "$here/pci/devices" /sys/bus/pci/devices
+mount --bind "$here/pci/drivers" /sys/bus/pci/drivers
+mount --bind "$here/osrelease" /proc/sys/kernel/osrelease
+[ -d "$here/driver" ] || exit 0
+mount --bind "$here/driver/proc" /proc/driver
+mount -t overlay -o "lowerdir=$here/driver/module:/sys/module" testbed /sys/module
+[ ! -e /proc/modules ] || mount --bind "$here/driver/modules" /proc/modules
+while read -r path major minor; do
+    [ -e "$path" ] || mknod -m 666 "$path" c "$major" "$minor"
+done <"$here/driver/nodes"

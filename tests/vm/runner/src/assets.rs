@@ -1,0 +1,113 @@
+//! Everything that a machine is given, built at once: the slow parts side by side.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::bed::Bed;
+use crate::sh::Cmd;
+use crate::tables::Machines;
+use crate::{image, needs, out, repo, rootfs, toolkit};
+
+/// Where the repository server of a machine listens, in the machine's own namespace.
+pub const SERVER: &str = "127.0.0.1:8077";
+
+/// Things to put into machines.
+#[derive(Clone, Debug)]
+pub struct Assets {
+    pub roots: BTreeMap<String, PathBuf>,
+    pub repository: repo::Repository,
+    pub image: PathBuf,
+    pub mirror: rootfs::Mirror,
+    pub product: PathBuf,
+    pub nvml: PathBuf,
+}
+
+/// Builds what is missing. `names` are the root filesystems that are wanted; with `compile` the
+/// product and the stand-in are compiled, too.
+pub fn prepare(bed: &Bed, machines: &Machines, names: &[String], compile: bool) -> Result<Assets> {
+    needs::ensure(&machines.toolkit.go)?;
+    let mirror = rootfs::mirror()?;
+    thread::scope(|scope| {
+        let repository = scope.spawn(|| {
+            timed("container toolkit, compiled and packed", || {
+                toolkit::build(bed, &machines.toolkit)
+            })
+            .and_then(|packages| timed("signed repository", || repo::build(bed, &packages)))
+        });
+        let compiled = scope.spawn(|| match compile {
+            true => timed("gpu-bootstrap and the stand-in NVML, compiled", || {
+                compile_workspace(bed)
+            }),
+            false => Ok(()),
+        });
+        let image = scope.spawn(|| timed("probe image", || image::build(bed)));
+        let mut roots = BTreeMap::new();
+        for name in names {
+            let spec = machines
+                .roots
+                .get(name)
+                .with_context(|| format!("no root `{name}`"))?;
+            let root = timed(&format!("root filesystem {name}"), || {
+                rootfs::build(bed, spec)
+            })?;
+            roots.insert(name.clone(), root);
+        }
+        let joined = |_| anyhow!("a part of the preparation panicked");
+        compiled.join().map_err(joined)??;
+        let target = bed.repo.join("target/debug");
+        Ok(Assets {
+            roots,
+            repository: repository.join().map_err(joined)??,
+            image: image.join().map_err(joined)??,
+            mirror,
+            product: target.join("gpu-bootstrap"),
+            nvml: target.join("libstandin_nvml.so"),
+        })
+    })
+}
+
+/// Values for the templates of configurations and cases.
+pub fn values(assets: &Assets) -> BTreeMap<&'static str, String> {
+    BTreeMap::from([
+        ("toolkit-url", format!("http://{SERVER}/{}", repo::PATH)),
+        (
+            "toolkit-key-url",
+            format!("http://{SERVER}/{}", repo::KEY_PATH),
+        ),
+        ("toolkit-fingerprint", assets.repository.fingerprint.clone()),
+        ("mirror", assets.mirror.main.clone()),
+        ("security-mirror", assets.mirror.security.clone()),
+        ("image", image::NAME.to_string()),
+        ("image-archive", "/usr/lib/testbed/probe.tar".to_string()),
+    ])
+}
+
+fn compile_workspace(bed: &Bed) -> Result<()> {
+    Cmd::new([
+        "cargo",
+        "build",
+        "--quiet",
+        "--locked",
+        "-p",
+        "gpu-bootstrap",
+        "-p",
+        "standin-nvml",
+    ])
+    .cwd(&bed.repo)
+    .deadline(Duration::from_secs(1800))
+    .ok()?;
+    Ok(())
+}
+
+fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    let result = work();
+    if start.elapsed() > Duration::from_secs(1) {
+        out::say(format!("  {:>6} s  {what}", out::seconds(start.elapsed())));
+    }
+    result
+}

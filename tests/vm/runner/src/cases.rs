@@ -1,0 +1,183 @@
+//! `cases.toml`: what is done to which machine, and what must hold.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// The whole table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    case: Vec<Case>,
+}
+
+/// One case.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Case {
+    pub name: String,
+    pub about: String,
+    /// A machine of `machines.toml`.
+    pub machine: String,
+    /// A template in `configs/`, put into the machine as `/etc/gpu-bootstrap/config.toml`.
+    pub config: Option<String>,
+    /// Runs in `make test`; the others run in `make test-vm` only.
+    #[serde(default = "yes")]
+    pub quick: bool,
+    /// What is broken first: shell commands, each of which must succeed.
+    #[serde(default)]
+    pub before: Vec<String>,
+    /// What is done, in order.
+    pub run: Vec<Step>,
+    /// What must hold after: shell commands, each of which must succeed.
+    #[serde(default)]
+    pub after: Vec<String>,
+    /// What must hold after `uninstall`. With this key the case ends with `uninstall`, exit 0,
+    /// and the machine must be as it was after `before`.
+    pub after_uninstall: Option<Vec<String>>,
+    /// Lines of the comparison that contain one of these are left out, each with its reason.
+    #[serde(default)]
+    pub except: Vec<Exception>,
+}
+
+/// A difference that is allowed to remain.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Exception {
+    pub line: String,
+    /// For the reader of the table.
+    #[serde(rename = "why")]
+    pub _why: String,
+}
+
+/// One thing that is done: a command, a boot, or a comparison.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Step {
+    pub title: String,
+    /// A shell script that runs in the machine.
+    pub run: Option<String>,
+    /// How it must exit.
+    #[serde(default)]
+    pub exit: i32,
+    /// Each of these must be in its standard output.
+    #[serde(default)]
+    pub stdout: Vec<String>,
+    /// Each of these must be in its standard error.
+    #[serde(default)]
+    pub stderr: Vec<String>,
+    /// JSON pointers into its standard output, and the values that must be there.
+    #[serde(default)]
+    pub json: BTreeMap<String, serde_json::Value>,
+    /// Its output is shown as it comes.
+    #[serde(default)]
+    pub show: bool,
+    /// It may start no package tool except to ask.
+    #[serde(default)]
+    pub only_queries: bool,
+    /// Seconds after which it is ended and the case fails.
+    #[serde(default = "ten_minutes")]
+    pub deadline: u64,
+    /// Powers the machine off and boots it again, in this state.
+    pub boot: Option<Boot>,
+    /// Compares the machine with what it was after `before`; this must not have changed.
+    #[serde(default)]
+    pub unchanged: bool,
+}
+
+/// How a machine boots.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Boot {
+    /// As it is.
+    Plain,
+    /// With the driver that is installed in it looking loaded.
+    SimulatedDriver,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn ten_minutes() -> u64 {
+    600
+}
+
+/// Reads the table.
+pub fn load(path: &Path) -> Result<Vec<Case>> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let table: Table =
+        toml::from_str(&text).with_context(|| format!("{} is not right", path.display()))?;
+    for case in &table.case {
+        check(case).with_context(|| format!("case `{}` is not right", case.name))?;
+    }
+    Ok(table.case)
+}
+
+fn check(case: &Case) -> Result<()> {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    // The name becomes a host name and a folder.
+    if case.name.is_empty() || case.name.len() > 40 || !case.name.chars().all(plain) {
+        bail!("a name has at most 40 small letters, digits and hyphens");
+    }
+    for step in &case.run {
+        let kinds = [step.run.is_some(), step.boot.is_some(), step.unchanged];
+        if kinds.iter().filter(|kind| **kind).count() != 1 {
+            bail!(
+                "step `{}` needs one of `run`, `boot` and `unchanged`",
+                step.title
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Puts values in place of `{{name}}`. A name without a value is an error.
+pub fn fill(template: &str, values: &BTreeMap<&str, String>) -> Result<String> {
+    let mut text = String::new();
+    let mut rest = template;
+    while let Some((left, right)) = rest.split_once("{{") {
+        let (name, right) = right.split_once("}}").context("`{{` without `}}`")?;
+        let value = values
+            .get(name.trim())
+            .with_context(|| format!("no value for `{{{{{name}}}}}`"))?;
+        text.push_str(left);
+        text.push_str(value);
+        rest = right;
+    }
+    text.push_str(rest);
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tables::Machines;
+
+    #[test]
+    fn the_table_of_the_repository_is_right() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let machines = Machines::load(&here.join("machines.toml")).unwrap();
+        let cases = load(&here.join("cases.toml")).unwrap();
+        let mut names = std::collections::BTreeSet::new();
+        for case in &cases {
+            assert!(names.insert(&case.name), "{} is there twice", case.name);
+            machines.machine(&case.machine).unwrap();
+            if let Some(config) = &case.config {
+                assert!(here.join("configs").join(config).is_file(), "{config}");
+            }
+        }
+    }
+
+    #[test]
+    fn templates_take_values_and_refuse_unknown_names() {
+        let values = BTreeMap::from([("url", "http://x".to_string())]);
+        assert_eq!(fill("a {{url}} b", &values).unwrap(), "a http://x b");
+        assert!(fill("{{other}}", &values).is_err());
+        assert!(fill("{{url", &values).is_err());
+    }
+}

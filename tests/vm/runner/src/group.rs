@@ -1,0 +1,191 @@
+//! The control groups of one machine: all its processes, found and ended by where they are, not
+//! by what they are called.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const PREFIX: &str = "gpu-bootstrap-vm.";
+
+/// The groups of one machine, one in each hierarchy that systemd looks at.
+#[derive(Clone, Debug)]
+pub struct Group {
+    dirs: Vec<PathBuf>,
+}
+
+impl Group {
+    /// The groups of the machine `name`, whether they exist or not.
+    pub fn of(name: &str) -> Result<Group> {
+        let mounts =
+            fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
+        let dirs = hierarchies(&mounts)
+            .into_iter()
+            .map(|dir| dir.join(format!("{PREFIX}{name}")));
+        Ok(Group {
+            dirs: dirs.collect(),
+        })
+    }
+
+    /// Makes them.
+    pub fn create(&self) -> Result<()> {
+        for dir in &self.dirs {
+            for part in PARTS {
+                let path = dir.join(part);
+                fs::create_dir_all(&path)
+                    .with_context(|| format!("cannot make {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `argv` such that it runs inside the machine's groups, in `part` of them. A shell moves
+    /// itself there first, so that there is no moment at which the program is elsewhere.
+    pub fn inside(&self, part: Part, argv: &[String]) -> Vec<String> {
+        let moves: String = self
+            .dirs
+            .iter()
+            .map(|dir| {
+                format!(
+                    "echo 0 > '{}/{}/cgroup.procs' && ",
+                    dir.display(),
+                    PARTS[part as usize]
+                )
+            })
+            .collect();
+        let mut full = vec![
+            "/bin/sh".into(),
+            "-c".into(),
+            format!("{moves}exec \"$@\""),
+            "sh".into(),
+        ];
+        full.extend_from_slice(argv);
+        full
+    }
+
+    /// Ends every process of the machine and removes the groups.
+    pub fn destroy(&self) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let pids: Vec<i32> = self.dirs.iter().flat_map(|dir| processes(dir)).collect();
+            if pids.is_empty() || Instant::now() > end {
+                break;
+            }
+            for pid in pids {
+                // It may have ended since; the next round tells.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        for dir in &self.dirs {
+            remove_groups(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a process of a machine is there for.
+#[derive(Clone, Copy, Debug)]
+pub enum Part {
+    /// systemd-nspawn and the machine itself.
+    Machine = 0,
+    /// What serves it from outside: its network, its repository server.
+    Support = 1,
+    /// Commands that entered it.
+    Exec = 2,
+}
+
+const PARTS: [&str; 3] = ["machine", "support", "exec"];
+
+/// Mount points of the unified hierarchy and of systemd's own one beside it.
+fn hierarchies(mountinfo: &str) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = Vec::new();
+    for line in mountinfo.lines() {
+        let Some((left, right)) = line.split_once(" - ") else {
+            continue;
+        };
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next().unwrap_or(""), right.nth(1).unwrap_or(""));
+        let wanted = kind == "cgroup2"
+            || (kind == "cgroup" && options.split(',').any(|option| option == "name=systemd"));
+        let mut left = left.split(' ').skip(3);
+        let (Some(root), Some(at)) = (left.next(), left.next()) else {
+            continue;
+        };
+        let at = PathBuf::from(at);
+        if wanted && root == "/" && !found.contains(&at) {
+            found.push(at);
+        }
+    }
+    found
+}
+
+fn processes(dir: &Path) -> Vec<i32> {
+    let mut pids: Vec<i32> = fs::read_to_string(dir.join("cgroup.procs"))
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .collect();
+    for child in children(dir) {
+        pids.extend(processes(&child));
+    }
+    pids
+}
+
+fn children(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| path.is_dir())
+        .collect()
+}
+
+/// Deepest first: a group with groups below it cannot be removed. One that the kernel still
+/// tears down is busy for a moment.
+fn remove_groups(dir: &Path) -> Result<()> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    for child in children(dir) {
+        remove_groups(&child)?;
+    }
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        match fs::remove_dir(dir) {
+            Err(error)
+                if error.raw_os_error() == Some(nix::libc::EBUSY) && Instant::now() < end =>
+            {
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            done => return done.with_context(|| format!("cannot remove {}", dir.display())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_layouts_of_the_host_are_found() {
+        let hybrid = "33 28 0:29 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n\
+                      34 28 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+                      35 28 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        assert_eq!(
+            hierarchies(hybrid),
+            [
+                Path::new("/sys/fs/cgroup/systemd"),
+                Path::new("/sys/fs/cgroup/unified")
+            ]
+        );
+        let unified = "30 23 0:26 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(hierarchies(unified), [Path::new("/sys/fs/cgroup")]);
+    }
+}

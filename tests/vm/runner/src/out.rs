@@ -1,0 +1,91 @@
+//! What the bed says to a person, in one place.
+
+use std::io::Write;
+use std::sync::Mutex;
+use std::time::Duration;
+
+static STDOUT: Mutex<()> = Mutex::new(());
+
+/// Prints one line. A reader that went away must not leave a machine running, so that a failed
+/// write ends nothing: the run goes on to its clean-up and its exit code.
+pub fn say(line: impl AsRef<str>) {
+    let _guard = STDOUT.lock();
+    let mut stdout = std::io::stdout().lock();
+    if writeln!(stdout, "{}", line.as_ref()).is_ok() {
+        // The next write tells the same story if this one failed.
+        drop(stdout.flush());
+    }
+}
+
+/// Prints a heading between two parts of a run.
+pub fn heading(title: &str) {
+    say(format!("\n== {title}"));
+}
+
+/// Seconds with one decimal, as in every table of the bed.
+pub fn seconds(duration: Duration) -> String {
+    format!("{:.1}", duration.as_secs_f64())
+}
+
+/// The last `count` lines of a text, for a failure message.
+pub fn tail(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+/// Draws rows as columns that line up; the first row is the header.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for (index, row) in rows.iter().enumerate() {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let pad = widths[column] - cell.chars().count();
+            line.push_str(cell);
+            line.push_str(&" ".repeat(pad + 2));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+        if index == 0 {
+            text.push_str(
+                &"-".repeat(
+                    widths
+                        .iter()
+                        .map(|w| w + 2)
+                        .sum::<usize>()
+                        .saturating_sub(2),
+                ),
+            );
+            text.push('\n');
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [["step", "s"], ["install", "1.5"]]
+            .iter()
+            .map(|row| row.iter().map(ToString::to_string).collect())
+            .collect::<Vec<_>>();
+        assert_eq!(table(&rows), "step     s\n------------\ninstall  1.5\n");
+    }
+
+    #[test]
+    fn the_tail_is_the_end() {
+        assert_eq!(tail("a\nb\nc\n", 2), "b\nc");
+        assert_eq!(tail("a", 5), "a");
+    }
+}

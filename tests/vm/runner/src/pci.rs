@@ -1,0 +1,153 @@
+//! A PCI bus made of files, such as the kernel shows it below `/sys/bus/pci`.
+
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::tables::{PciFunction, id_pair};
+
+/// Writes `devices/` and `drivers/` into `dir`. With `nvidia_loaded` every NVIDIA display
+/// function has the driver `nvidia`, whatever the table says.
+pub fn fabricate(dir: &Path, functions: &[PciFunction], nvidia_loaded: bool) -> Result<()> {
+    for part in ["devices", "drivers"] {
+        let path = dir.join(part);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    }
+    for function in functions {
+        let (vendor, _) = id_pair(&function.id)?;
+        let taken = nvidia_loaded && vendor == NVIDIA && function.class.starts_with("03");
+        let driver = if taken {
+            Some("nvidia")
+        } else {
+            function.driver.as_deref()
+        };
+        write_function(dir, function, driver)
+            .with_context(|| format!("cannot fabricate PCI function {}", function.address))?;
+    }
+    Ok(())
+}
+
+const NVIDIA: u16 = 0x10de;
+
+fn write_function(dir: &Path, function: &PciFunction, driver: Option<&str>) -> Result<()> {
+    let (vendor, device) = id_pair(&function.id)?;
+    let (sub_vendor, sub_device) = id_pair(&function.subsystem)?;
+    let class = u32::from_str_radix(&function.class, 16).context("the class is not hexadecimal")?;
+    let at = dir.join("devices").join(&function.address);
+    fs::create_dir_all(&at)?;
+    let [_, base, sub, interface] = class.to_be_bytes();
+    let modalias = format!(
+        "pci:v{vendor:08X}d{device:08X}sv{sub_vendor:08X}sd{sub_device:08X}bc{base:02X}sc{sub:02X}i{interface:02X}"
+    );
+    let mut uevent = driver
+        .map(|name| format!("DRIVER={name}\n"))
+        .unwrap_or_default();
+    write!(
+        uevent,
+        "PCI_CLASS={class:X}\nPCI_ID={vendor:04X}:{device:04X}\n\
+         PCI_SUBSYS_ID={sub_vendor:04X}:{sub_device:04X}\nPCI_SLOT_NAME={}\nMODALIAS={modalias}\n",
+        function.address
+    )?;
+    // Six BARs, the ROM and six bridge windows, all empty: nothing here decodes an address.
+    let resource = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n".repeat(13);
+    let files = [
+        ("vendor", format!("0x{vendor:04x}\n")),
+        ("device", format!("0x{device:04x}\n")),
+        ("subsystem_vendor", format!("0x{sub_vendor:04x}\n")),
+        ("subsystem_device", format!("0x{sub_device:04x}\n")),
+        ("class", format!("0x{class:06x}\n")),
+        ("revision", format!("0x{:02x}\n", function.revision)),
+        ("irq", "0\n".into()),
+        ("enable", "1\n".into()),
+        ("numa_node", format!("{}\n", function.numa_node)),
+        ("local_cpulist", "0-1\n".into()),
+        ("driver_override", "(null)\n".into()),
+        ("modalias", format!("{modalias}\n")),
+        ("resource", resource),
+        ("uevent", uevent),
+    ];
+    for (name, text) in files {
+        fs::write(at.join(name), text)?;
+    }
+    fs::write(at.join("config"), config_space(function)?)?;
+    if let Some(name) = driver {
+        let driver_dir = dir.join("drivers").join(name);
+        fs::create_dir_all(&driver_dir)?;
+        symlink(format!("../../drivers/{name}"), at.join("driver"))?;
+        let back = format!("../../devices/{}", function.address);
+        symlink(back, driver_dir.join(&function.address))?;
+    }
+    Ok(())
+}
+
+/// The first 256 bytes of configuration space: a type 0 header without capabilities.
+fn config_space(function: &PciFunction) -> Result<Vec<u8>> {
+    let (vendor, device) = id_pair(&function.id)?;
+    let (sub_vendor, sub_device) = id_pair(&function.subsystem)?;
+    let class = u32::from_str_radix(&function.class, 16).context("the class is not hexadecimal")?;
+    let mut bytes = vec![0u8; 256];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    put(0x00, &vendor.to_le_bytes());
+    put(0x02, &device.to_le_bytes());
+    // Command: memory space and bus master enabled.
+    put(0x04, &0x0006u16.to_le_bytes());
+    put(0x08, &[function.revision]);
+    put(0x09, &class.to_le_bytes()[..3]);
+    put(0x2c, &sub_vendor.to_le_bytes());
+    put(0x2e, &sub_device.to_le_bytes());
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn h100() -> PciFunction {
+        PciFunction {
+            address: "0000:18:00.0".into(),
+            id: "10de:2330".into(),
+            subsystem: "10de:16c1".into(),
+            class: "030200".into(),
+            revision: 0xa1,
+            numa_node: 0,
+            driver: None,
+            nvml: None,
+        }
+    }
+
+    #[test]
+    fn config_space_names_the_device() {
+        let bytes = config_space(&h100()).unwrap();
+        assert_eq!(bytes.len(), 256);
+        assert_eq!(bytes[..4], [0xde, 0x10, 0x30, 0x23]);
+        assert_eq!(bytes[8..12], [0xa1, 0x00, 0x02, 0x03]);
+    }
+
+    #[test]
+    fn a_loaded_driver_is_seen_from_both_sides() {
+        let dir = tempfile::tempdir().unwrap();
+        fabricate(dir.path(), &[h100()], true).unwrap();
+        let driver = dir.path().join("devices/0000:18:00.0/driver");
+        assert_eq!(
+            driver.canonicalize().unwrap(),
+            dir.path().canonicalize().unwrap().join("drivers/nvidia")
+        );
+        assert!(
+            dir.path()
+                .join("drivers/nvidia/0000:18:00.0/vendor")
+                .is_file()
+        );
+    }
+
+    #[test]
+    fn without_a_driver_there_is_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        fabricate(dir.path(), &[h100()], false).unwrap();
+        assert!(!dir.path().join("devices/0000:18:00.0/driver").exists());
+        let class = fs::read_to_string(dir.path().join("devices/0000:18:00.0/class")).unwrap();
+        assert_eq!(class, "0x030200\n");
+    }
+}

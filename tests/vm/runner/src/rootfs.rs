@@ -1,0 +1,205 @@
+//! Root filesystems, made by mmdebstrap from the archive that the host itself uses.
+
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::bed::Bed;
+use crate::sh::Cmd;
+use crate::tables::Root;
+
+/// Archives drop the headers of older kernels, so that a root that is older than this may carry
+/// a kernel for which there are none any more.
+const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Where a suite comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mirror {
+    /// Site of the suite and its updates.
+    pub main: String,
+    /// Site of its security updates.
+    pub security: String,
+}
+
+/// Reads the sites from the host's own apt, so that no mirror has a name in this repository.
+pub fn mirror() -> Result<Mirror> {
+    let read = || -> Result<String> {
+        Ok(Cmd::new([
+            "apt-get",
+            "indextargets",
+            "--format",
+            "$(ORIGIN) $(SITE) $(RELEASE)",
+            "Created-By: Packages",
+        ])
+        .ok()?
+        .stdout)
+    };
+    if let Some(mirror) = parse_mirror(&read()?) {
+        return Ok(mirror);
+    }
+    Cmd::new(["apt-get", "-q", "update"])
+        .ok()
+        .context("cannot refresh the host's package lists")?;
+    parse_mirror(&read()?).context("the host's apt knows no Debian archive to build machines from")
+}
+
+fn parse_mirror(text: &str) -> Option<Mirror> {
+    let site = |security: bool| {
+        text.lines().find_map(|line| {
+            let mut words = line.split_whitespace();
+            let (origin, site, release) = (words.next()?, words.next()?, words.next()?);
+            let fits = origin == "Debian" && release.ends_with("-security") == security;
+            fits.then(|| site.to_string())
+        })
+    };
+    Some(Mirror {
+        main: site(false)?,
+        security: site(true)?,
+    })
+}
+
+/// The root filesystem of the table's `spec`, built or from the cache.
+pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
+    let mirror = mirror()?;
+    let recipe = format!("{spec:?}\n{mirror:?}\n{FINISH}\n{}", sources(spec, &mirror));
+    bed.cached("root", &recipe, Some(MAX_AGE), |dir| {
+        let list: String = suites(spec, &mirror)
+            .iter()
+            .map(|(site, suite)| format!("deb [signed-by={KEYRING}] {site} {suite} main\n"))
+            .collect();
+        Cmd::new([
+            "mmdebstrap".to_string(),
+            "--variant=minbase".into(),
+            "--mode=root".into(),
+            "--quiet".into(),
+            // A root that is built half is thrown away, so that nothing needs to be synced.
+            "--dpkgopt=force-unsafe-io".into(),
+            format!("--include={}", spec.packages.join(",")),
+            spec.suite.clone(),
+            dir.join("root").to_string_lossy().into_owned(),
+            "-".into(),
+        ])
+        .stdin(list)
+        .deadline(Duration::from_secs(1200))
+        .ok()?;
+        finish(&dir.join("root"), spec, &mirror)
+    })
+    .map(|dir| dir.join("root"))
+}
+
+/// The version of the kernel in a root, which the machine made of it runs (as far as anybody
+/// who reads `/proc/sys/kernel/osrelease` can see).
+pub fn kernel(root: &Path) -> Result<String> {
+    let modules = root.join("usr/lib/modules");
+    let mut names: Vec<String> = fs::read_dir(&modules)
+        .with_context(|| format!("cannot read {}", modules.display()))?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    match names.pop() {
+        Some(name) => Ok(name),
+        None => bail!("no kernel in {}", modules.display()),
+    }
+}
+
+/// Part of the recipe: what `finish` does, in words. Change it when `finish` changes.
+const FINISH: &str =
+    "v3: deb822 sources with component main, no host name, no resolver of the host";
+
+fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
+    let at = |path: &str| root.join(path);
+    for old in [
+        "etc/apt/sources.list",
+        "etc/apt/sources.list.d/0000sources.list",
+        "etc/hostname",
+    ] {
+        match fs::remove_file(at(old)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {old}"));
+            }
+            _ => {}
+        }
+    }
+    let files = [
+        (
+            "etc/apt/sources.list.d/debian.sources",
+            sources(spec, mirror),
+        ),
+        (
+            "etc/hosts",
+            "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".into(),
+        ),
+        // The resolver of slirp4netns; it forwards to the host's.
+        ("etc/resolv.conf", "nameserver 10.0.2.3\n".into()),
+        // Empty: each machine makes its own at its first boot.
+        ("etc/machine-id", String::new()),
+    ];
+    for (path, text) in files {
+        fs::write(at(path), text).with_context(|| format!("cannot write {path}"))?;
+        fs::set_permissions(at(path), fs::Permissions::from_mode(0o644))
+            .with_context(|| format!("cannot set the mode of {path}"))?;
+    }
+    Ok(())
+}
+
+fn suites<'a>(spec: &'a Root, mirror: &'a Mirror) -> Vec<(&'a str, String)> {
+    vec![
+        (&mirror.main, spec.suite.clone()),
+        (&mirror.main, format!("{}-updates", spec.suite)),
+        (&mirror.security, format!("{}-security", spec.suite)),
+    ]
+}
+
+/// The sources as Debian's cloud images have them.
+fn sources(spec: &Root, mirror: &Mirror) -> String {
+    let mut text = String::new();
+    let stanzas = [
+        (&mirror.main, format!("{0} {0}-updates", spec.suite)),
+        (&mirror.security, format!("{}-security", spec.suite)),
+    ];
+    for (site, suites) in stanzas {
+        let written = write!(
+            text,
+            "Types: deb\nURIs: {site}\nSuites: {suites}\nComponents: main\nSigned-By: {KEYRING}\n\n"
+        );
+        debug_assert!(written.is_ok(), "a String takes every write");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mirror_is_the_hosts_own() {
+        let text = "Other http://other.example x\nDebian http://m.example/debian bookworm\n\
+                    Debian http://m.example/debian bookworm-updates\n\
+                    Debian http://s.example/sec bookworm-security\n";
+        let mirror = parse_mirror(text).unwrap();
+        assert_eq!(mirror.main, "http://m.example/debian");
+        assert_eq!(mirror.security, "http://s.example/sec");
+        assert_eq!(parse_mirror("Other http://other.example x\n"), None);
+    }
+
+    #[test]
+    fn sources_know_main_alone() {
+        let spec = Root {
+            suite: "bookworm".into(),
+            packages: vec![],
+        };
+        let mirror = Mirror {
+            main: "http://m".into(),
+            security: "http://s".into(),
+        };
+        let text = sources(&spec, &mirror);
+        assert!(text.contains("Suites: bookworm bookworm-updates\nComponents: main\n"));
+        assert!(!text.contains("non-free"));
+    }
+}

@@ -1,0 +1,363 @@
+//! Runs a case: makes its machine, breaks it, does what the case says, compares.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::assets::{Assets, SERVER, values};
+use crate::bed::Bed;
+use crate::cases::{Boot, Case, Step, fill};
+use crate::machine::Machine;
+use crate::sh::Done;
+use crate::snapshot::Snapshot;
+use crate::tables::Machines;
+use crate::{out, simulation, watch};
+
+/// What a case needs around it.
+pub struct Stage<'a> {
+    pub bed: &'a Bed,
+    pub machines: &'a Machines,
+    pub assets: &'a Assets,
+    /// Every step is told as it happens, with its output where the case wants it shown.
+    pub tell: bool,
+    /// A machine that failed stays up until the bed is stopped.
+    pub keep: bool,
+}
+
+/// What came of a case: a row per step, and the error that ended it.
+pub struct Outcome {
+    pub rows: Vec<Row>,
+    pub error: Option<anyhow::Error>,
+}
+
+/// One line of the final table.
+pub struct Row {
+    pub title: String,
+    pub took: Duration,
+    pub result: String,
+}
+
+struct Running<'a> {
+    stage: &'a Stage<'a>,
+    case: &'a Case,
+    machine: Machine,
+    values: BTreeMap<&'static str, String>,
+    before: Option<Snapshot>,
+    rows: Vec<Row>,
+}
+
+/// Runs one case from beginning to end.
+pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
+    let start = Instant::now();
+    match create(stage, case) {
+        Ok(machine) => {
+            let mut running = Running {
+                stage,
+                case,
+                machine,
+                values: values(stage.assets),
+                before: None,
+                rows: Vec::new(),
+            };
+            running.row("make the machine", start, "ok");
+            let error = running.all().err();
+            if let Some(error) = &error {
+                running.hold(error);
+            }
+            Outcome {
+                rows: running.rows,
+                error,
+            }
+        }
+        Err(error) => Outcome {
+            rows: Vec::new(),
+            error: Some(error),
+        },
+    }
+}
+
+fn create(stage: &Stage<'_>, case: &Case) -> Result<Machine> {
+    let spec = stage.machines.machine(&case.machine)?;
+    let root = stage
+        .assets
+        .roots
+        .get(&spec.root)
+        .with_context(|| format!("no root {}", spec.root))?;
+    let machine = Machine::create(stage.bed, &case.name, spec, root, false)?;
+    machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
+    machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
+    // The stand-in's inventory has its place from the start, so that it never looks like a change.
+    std::os::unix::fs::symlink(
+        "/usr/lib/testbed/standin-nvml.toml",
+        machine.root().join("etc/standin-nvml.toml"),
+    )
+    .context("cannot link the stand-in's inventory")?;
+    let own = std::env::current_exe().context("cannot find the bed's own program")?;
+    let www = &stage.assets.repository.root;
+    machine.serve(
+        &[
+            &own.to_string_lossy(),
+            "serve",
+            &www.to_string_lossy(),
+            "--listen",
+            SERVER,
+        ],
+        "server.log",
+    )?;
+    if let Some(name) = &case.config {
+        let path = stage.bed.here("configs").join(name);
+        let template =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            fill(&template, &values(stage.assets)).with_context(|| path.display().to_string())?;
+        let target = machine.root().join("etc/gpu-bootstrap");
+        fs::create_dir_all(&target).context("cannot make a folder")?;
+        fs::write(target.join("config.toml"), text).context("cannot write the configuration")?;
+    }
+    Ok(machine)
+}
+
+impl Running<'_> {
+    fn all(&mut self) -> Result<()> {
+        let start = Instant::now();
+        self.machine.boot()?;
+        self.machine.settle(Duration::from_secs(60))?;
+        self.row("first boot", start, "ok");
+        for script in &self.case.before {
+            self.holds(script)
+                .context("cannot break the machine as the case wants")?;
+        }
+        self.before = Some(Snapshot::take(&self.machine)?);
+        for step in &self.case.run {
+            self.step(step)
+                .with_context(|| format!("step `{}`", step.title))?;
+        }
+        for script in &self.case.after {
+            self.holds(script)?;
+        }
+        if let Some(scripts) = &self.case.after_uninstall {
+            self.uninstall(scripts)?;
+        }
+        let start = Instant::now();
+        self.machine.power_off()?;
+        self.row("power off", start, "ok");
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step) -> Result<()> {
+        if self.stage.tell {
+            out::heading(&step.title);
+        }
+        let start = Instant::now();
+        let result = match (&step.run, step.boot) {
+            (Some(script), _) => self.command(step, script),
+            (None, Some(boot)) => self.reboot(boot),
+            (None, None) => self.unchanged(),
+        };
+        self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
+        result.map(drop)
+    }
+
+    fn command(&self, step: &Step, script: &str) -> Result<String> {
+        let script = fill(script, &self.values)?;
+        if self.stage.tell && step.show {
+            out::say(format!("  # {}", script.trim().replace('\n', "\n  # ")));
+        }
+        if step.only_queries {
+            watch::start(&self.machine)?;
+        }
+        let mut command = self
+            .machine
+            .exec(&script)
+            .deadline(Duration::from_secs(step.deadline));
+        if self.stage.tell && step.show {
+            // A person at a terminal sees the product as on their own machine; that leaves
+            // nothing to look through, so that only steps which expect no text do it.
+            let text = !(step.stdout.is_empty() && step.stderr.is_empty() && step.json.is_empty());
+            command = match std::io::stdout().is_terminal() && !text {
+                true => command.terminal(),
+                false => command.show("  | "),
+            };
+        }
+        let done = command.run()?;
+        let mut result = format!("exit {}", done.code);
+        if step.only_queries {
+            let calls = watch::stop(&self.machine)?;
+            let changing: Vec<&String> =
+                calls.iter().filter(|call| !watch::is_query(call)).collect();
+            if !changing.is_empty() {
+                bail!("package tools were started to change something: {changing:?}");
+            }
+            result = format!("{result}, {} package queries", calls.len());
+        }
+        expect(step, &done, &self.values)?;
+        Ok(result)
+    }
+
+    fn reboot(&mut self, boot: Boot) -> Result<String> {
+        self.machine.power_off()?;
+        let root = self.machine.root();
+        let functions = self.machine.spec().pci.clone();
+        let text = match boot {
+            Boot::Plain => {
+                simulation::unload_driver(&root, &functions)?;
+                "no driver is loaded".to_string()
+            }
+            Boot::SimulatedDriver => {
+                let kernel = self.machine.kernel().to_string();
+                let driver = simulation::load_driver(
+                    &root,
+                    &kernel,
+                    self.stage.machines,
+                    &functions,
+                    &self.stage.assets.nvml,
+                )?;
+                format!(
+                    "simulated: {} module {} loaded, stand-ins for NVML, nvidia-smi and the persistence daemon",
+                    driver.flavour, driver.version
+                )
+            }
+        };
+        if self.stage.tell {
+            out::say(format!("  {text}"));
+        }
+        self.machine.boot()?;
+        Ok(text)
+    }
+
+    fn unchanged(&self) -> Result<String> {
+        let now = Snapshot::take(&self.machine)?;
+        let before = self
+            .before
+            .as_ref()
+            .context("there is no state to compare with")?;
+        let except: Vec<String> = self
+            .case
+            .except
+            .iter()
+            .map(|one| one.line.clone())
+            .collect();
+        let changes = now.changes_since(before, &except);
+        if !changes.is_empty() {
+            bail!("the machine is not as it was:\n{}", changes.join("\n"));
+        }
+        Ok(format!("as before: {}", now.summary()))
+    }
+
+    fn uninstall(&mut self, scripts: &[String]) -> Result<()> {
+        if self.stage.tell {
+            out::heading("uninstall");
+        }
+        let start = Instant::now();
+        let mut command = self
+            .machine
+            .exec("gpu-bootstrap uninstall")
+            .deadline(Duration::from_secs(600));
+        if self.stage.tell {
+            command = command.show("  | ");
+        }
+        let done = command
+            .ok()
+            .inspect_err(|_| self.rows.push(failed("uninstall", start)))?;
+        self.row("uninstall", start, &format!("exit {}", done.code));
+        let start = Instant::now();
+        let result = self.unchanged();
+        self.row(
+            "compare with the machine before",
+            start,
+            result.as_deref().unwrap_or("FAILED"),
+        );
+        result?;
+        for script in scripts {
+            self.holds(script)?;
+        }
+        Ok(())
+    }
+
+    fn holds(&self, script: &str) -> Result<()> {
+        let script = fill(script, &self.values)?;
+        self.machine
+            .ok(&format!("set -euo pipefail\n{script}"))
+            .map(drop)
+    }
+
+    fn row(&mut self, title: &str, start: Instant, result: &str) {
+        self.rows.push(Row {
+            title: title.into(),
+            took: start.elapsed(),
+            result: result.into(),
+        });
+    }
+
+    /// Keeps a failed machine up for a person, until the bed is stopped.
+    fn hold(&self, error: &anyhow::Error) {
+        if !self.stage.keep {
+            return;
+        }
+        out::say(format!("\ncase {} failed: {error:#}", self.case.name));
+        match self.machine.entry() {
+            Some(entry) => out::say(format!("the machine is up; enter it with\n\n    {entry}\n")),
+            None => out::say(format!(
+                "the machine is down; its disk is {}",
+                self.machine.root().display()
+            )),
+        }
+        out::say("Ctrl-C ends it and cleans up.");
+        while !crate::stop::stopping() {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+fn failed(title: &str, start: Instant) -> Row {
+    Row {
+        title: title.into(),
+        took: start.elapsed(),
+        result: "FAILED".into(),
+    }
+}
+
+/// Compares what a command did with what the case expects.
+fn expect(step: &Step, done: &Done, values: &BTreeMap<&'static str, String>) -> Result<()> {
+    if done.late || done.code != step.exit {
+        bail!(
+            "expected exit {}, but it {}\n{}",
+            step.exit,
+            done.verdict(),
+            done.output_tail(40)
+        );
+    }
+    for (stream, text, wanted) in [
+        ("stdout", &done.stdout, &step.stdout),
+        ("stderr", &done.stderr, &step.stderr),
+    ] {
+        for part in wanted {
+            let part = fill(part, values)?;
+            if !text.contains(&part) {
+                bail!("`{part}` is not in {stream}:\n{}", out::tail(text, 40));
+            }
+        }
+    }
+    if step.json.is_empty() {
+        return Ok(());
+    }
+    let document: serde_json::Value = serde_json::from_str(&done.stdout).with_context(|| {
+        format!(
+            "stdout is no JSON document:\n{}",
+            out::tail(&done.stdout, 20)
+        )
+    })?;
+    for (pointer, wanted) in &step.json {
+        let found = document.pointer(pointer);
+        if found != Some(wanted) {
+            bail!(
+                "{pointer} is {}, not {wanted}",
+                found.map_or("absent".into(), ToString::to_string)
+            );
+        }
+    }
+    Ok(())
+}

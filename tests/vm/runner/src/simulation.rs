@@ -1,0 +1,335 @@
+//! What a machine without hardware pretends to have. Everything here is named as simulated in
+//! what the bed prints; all of it lies in `/usr/lib/testbed` of the machine, outside `/etc`, and
+//! takes effect by mounts that a unit makes early in each boot.
+
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::pci;
+use crate::sh::Cmd;
+use crate::tables::{Machines, PciFunction};
+
+/// The folder inside a machine.
+pub const INSIDE: &str = "/usr/lib/testbed";
+
+const START: &str = include_str!("../files/testbed-start.sh");
+const SMI: &str = include_str!("../files/nvidia-smi.sh");
+const UNIT: &str = include_str!("../files/testbed.service");
+
+/// Writes the machine's bus and kernel version.
+pub fn prepare(root: &Path, kernel: &str, functions: &[PciFunction]) -> Result<()> {
+    let here = root.join(INSIDE.trim_start_matches('/'));
+    write(&here.join("start"), START)?;
+    fs::set_permissions(here.join("start"), fs::Permissions::from_mode(0o755))
+        .context("cannot make the start script executable")?;
+    write(&here.join("osrelease"), &format!("{kernel}\n"))?;
+    pci::fabricate(&here.join("pci"), functions, false)?;
+    let units = root.join("usr/lib/systemd/system");
+    write(&units.join("testbed.service"), UNIT)?;
+    let wants = units.join("sysinit.target.wants");
+    fs::create_dir_all(&wants).context("cannot make a wants folder")?;
+    symlink("../testbed.service", wants.join("testbed.service"))
+        .context("cannot enable the unit")?;
+    // The machine shares the host's kernel, for which it has no modules.
+    write(
+        &units.join("systemd-modules-load.service.d/testbed.conf"),
+        "[Unit]\nConditionPathExists=!/usr/lib/testbed\n",
+    )
+}
+
+/// A driver that looks loaded.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    /// The version of the module that DKMS really built in this machine.
+    pub version: String,
+    /// `open` or `proprietary`, read from the built module's licence.
+    pub flavour: &'static str,
+}
+
+/// Makes the next boot look as if the driver that is installed in `root` were loaded: its
+/// version is that of the module that was really built for the machine's kernel. `nvml` takes
+/// the place of the real libnvidia-ml, in place, so that dpkg removes it like its own.
+pub fn load_driver(
+    root: &Path,
+    kernel: &str,
+    machines: &Machines,
+    functions: &[PciFunction],
+    nvml: &Path,
+) -> Result<Driver> {
+    let module = find_module(&root.join("usr/lib/modules").join(kernel))?;
+    let info = |field: &str| -> Result<String> {
+        let path = module.to_string_lossy().into_owned();
+        Ok(Cmd::new(["modinfo", "-F", field, &path])
+            .ok()?
+            .stdout
+            .trim()
+            .to_string())
+    };
+    let version = info("version")?;
+    let flavour = if info("license")?.contains("MIT") {
+        "open"
+    } else {
+        "proprietary"
+    };
+    let driver = Driver { version, flavour };
+    let here = root.join(INSIDE.trim_start_matches('/'));
+    crate::bed::remove_tree(&here.join("pci"))?;
+    crate::bed::remove_tree(&here.join("driver"))?;
+    pci::fabricate(&here.join("pci"), functions, true)?;
+    kernel_side(&here.join("driver"), &driver, functions)?;
+    library_side(root, &here, &driver.version, nvml)?;
+    let cuda = machines.cuda_of(&driver.version)?;
+    write(
+        &here.join("standin-nvml.toml"),
+        &inventory(&driver.version, cuda, functions)?,
+    )?;
+    write(&here.join("gpus"), &listing(functions))?;
+    programs(root, &here)?;
+    // The refresh unit of NVIDIA's toolkit asks for the modules of `uname -r`, which is the
+    // host's kernel here; the question stays the same, for the machine's kernel.
+    write(
+        &root.join("usr/lib/systemd/system/nvidia-cdi-refresh.service.d/90-testbed.conf"),
+        &format!(
+            "[Service]\nExecCondition=\nExecCondition=/bin/sh -c 'grep -qE \
+             \"/(nvidia|nvidia-current)[.]ko\" /lib/modules/{kernel}/modules.dep'\n"
+        ),
+    )?;
+    Ok(driver)
+}
+
+/// Takes the loaded driver away again, for the next boot.
+pub fn unload_driver(root: &Path, functions: &[PciFunction]) -> Result<()> {
+    let here = root.join(INSIDE.trim_start_matches('/'));
+    crate::bed::remove_tree(&here.join("driver"))?;
+    crate::bed::remove_tree(&here.join("pci"))?;
+    pci::fabricate(&here.join("pci"), functions, false)
+}
+
+fn kernel_side(dir: &Path, driver: &Driver, functions: &[PciFunction]) -> Result<()> {
+    let kind = match driver.flavour {
+        "open" => "NVIDIA UNIX Open Kernel Module for x86_64",
+        _ => "NVIDIA UNIX x86_64 Kernel Module",
+    };
+    let version = &driver.version;
+    write(
+        &dir.join("proc/nvidia/version"),
+        &format!(
+            "NVRM version: {kind}  {version}  (simulated by the test bed)\n\
+             GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n"
+        ),
+    )?;
+    write(
+        &dir.join("proc/nvidia/params"),
+        "ModifyDeviceFiles: 1\nDeviceFileMode: 438\n",
+    )?;
+    let mut nodes = String::from("/dev/nvidiactl 195 255\n/dev/nvidia-modeset 195 254\n");
+    // The major numbers of nvidia-uvm are given out by the kernel as it loads; any free ones do.
+    nodes.push_str("/dev/nvidia-uvm 511 0\n/dev/nvidia-uvm-tools 511 1\n");
+    let gpus = functions
+        .iter()
+        .filter(|f| f.id.starts_with("10de:") && f.class.starts_with("03"));
+    for (minor, gpu) in gpus.enumerate() {
+        writeln!(nodes, "/dev/nvidia{minor} 195 {minor}")?;
+        write(
+            &dir.join("proc/nvidia/gpus")
+                .join(&gpu.address)
+                .join("information"),
+            &format!(
+                "Bus Location: \t {}\nDevice Minor: \t {minor}\n",
+                gpu.address
+            ),
+        )?;
+    }
+    write(&dir.join("nodes"), &nodes)?;
+    for module in ["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"] {
+        let at = dir.join("module").join(module);
+        write(&at.join("initstate"), "live\n")?;
+        write(&at.join("refcnt"), "0\n")?;
+        write(
+            &at.join("taint"),
+            if driver.flavour == "open" {
+                "OE\n"
+            } else {
+                "POE\n"
+            },
+        )?;
+        write(&at.join("version"), &format!("{version}\n"))?;
+    }
+    write(
+        &dir.join("modules"),
+        "nvidia_uvm 1540096 0 - Live 0x0000000000000000 (POE)\n\
+         nvidia_drm 77824 0 - Live 0x0000000000000000 (POE)\n\
+         nvidia_modeset 1314816 1 nvidia_drm, Live 0x0000000000000000 (POE)\n\
+         nvidia 56717312 2 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (POE)\n",
+    )
+}
+
+/// Puts the stand-in where the real library lies, and keeps the real one beside it.
+fn library_side(root: &Path, here: &Path, version: &str, nvml: &Path) -> Result<()> {
+    let name = format!("libnvidia-ml.so.{version}");
+    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let places = [libraries.join("nvidia/current"), libraries.clone()];
+    let Some(real) = places
+        .iter()
+        .map(|dir| dir.join(&name))
+        .find(|path| path.is_file())
+    else {
+        bail!(
+            "the driver's packages left no {name} in {}",
+            libraries.display()
+        );
+    };
+    replace(here, &real, nvml)
+}
+
+/// Puts stand-ins in place of the programs that would ask the hardware through private
+/// interfaces: `nvidia-smi`, and the daemon that keeps the devices open.
+fn programs(root: &Path, here: &Path) -> Result<()> {
+    let smi = here.join("nvidia-smi");
+    write(&smi, SMI)?;
+    fs::set_permissions(&smi, fs::Permissions::from_mode(0o755))
+        .context("cannot make a stand-in executable")?;
+    for place in ["usr/lib/nvidia/current/nvidia-smi", "usr/bin/nvidia-smi"] {
+        let real = root.join(place);
+        if real.is_file() && !real.is_symlink() {
+            replace(here, &real, &smi)?;
+        }
+    }
+    write(
+        &root.join("usr/lib/systemd/system/nvidia-persistenced.service.d/90-testbed.conf"),
+        "[Service]\nType=exec\nPIDFile=\nExecStart=\nExecStart=/bin/sleep infinity\nExecStopPost=\n",
+    )
+}
+
+/// Overwrites a file in place, so that dpkg removes it like its own, and keeps the real one.
+fn replace(here: &Path, real: &Path, with: &Path) -> Result<()> {
+    let kept = here.join("real").join(real.file_name().unwrap_or_default());
+    if !kept.exists() {
+        fs::create_dir_all(here.join("real")).context("cannot make a folder")?;
+        fs::copy(real, &kept).with_context(|| format!("cannot keep {}", real.display()))?;
+    }
+    fs::copy(with, real).with_context(|| {
+        format!(
+            "cannot put {} in place of {}",
+            with.display(),
+            real.display()
+        )
+    })?;
+    Ok(())
+}
+
+/// The GPUs that answer, with their answers.
+fn answering(functions: &[PciFunction]) -> impl Iterator<Item = (&PciFunction, &toml::Table)> {
+    functions
+        .iter()
+        .filter_map(|function| Some((function, function.nvml.as_ref()?)))
+}
+
+/// The stand-in's inventory, from the same table as the bus.
+fn inventory(version: &str, cuda: &str, functions: &[PciFunction]) -> Result<String> {
+    let gpus: Vec<toml::Value> = answering(functions)
+        .map(|(function, answers)| {
+            let mut gpu = answers.clone();
+            let mut set = |key: &str, value: String| {
+                gpu.entry(key).or_insert_with(|| value.into());
+            };
+            set("pci-address", function.address.clone());
+            set("pci-id", function.id.clone());
+            set("uuid", uuid(&function.address));
+            toml::Value::Table(gpu)
+        })
+        .collect();
+    let table = toml::Table::from_iter([
+        ("driver-version".to_string(), version.into()),
+        ("cuda-version".to_string(), cuda.into()),
+        ("gpu".to_string(), toml::Value::Array(gpus)),
+    ]);
+    toml::to_string(&table).context("cannot write the stand-in's inventory")
+}
+
+/// What `nvidia-smi -L` prints.
+fn listing(functions: &[PciFunction]) -> String {
+    answering(functions)
+        .enumerate()
+        .map(|(index, (function, answers))| {
+            let name = answers
+                .get("name")
+                .and_then(toml::Value::as_str)
+                .unwrap_or("NVIDIA GPU");
+            format!("GPU {index}: {name} (UUID: {})\n", uuid(&function.address))
+        })
+        .collect()
+}
+
+/// A GPU's identity, made from its place so that it is the same at every boot.
+fn uuid(address: &str) -> String {
+    let hex: String = Sha256::digest(address.as_bytes())
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!(
+        "GPU-{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..32]
+    )
+}
+
+/// The driver's main module below `modules`, whatever its packager calls it.
+fn find_module(modules: &Path) -> Result<PathBuf> {
+    let mut dirs = vec![modules.to_path_buf()];
+    while let Some(dir) = dirs.pop() {
+        let entries =
+            fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        for entry in entries {
+            let path = entry.context("cannot read a folder")?.path();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let stem = name.split(".ko").next().unwrap_or_default();
+            if path.is_dir() && !path.is_symlink() {
+                dirs.push(path);
+            } else if name.contains(".ko") && matches!(stem, "nvidia" | "nvidia-current") {
+                return Ok(path);
+            }
+        }
+    }
+    bail!("no nvidia module was built below {}", modules.display())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    }
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inventory_comes_from_the_bus() {
+        let machines =
+            Machines::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines.toml"))
+                .unwrap();
+        let functions = &machines.machine("h100").unwrap().pci;
+        let text = inventory("535.1.2", machines.cuda_of("535.1.2").unwrap(), functions).unwrap();
+        let table: toml::Table = toml::from_str(&text).unwrap();
+        assert_eq!(table["driver-version"].as_str(), Some("535.1.2"));
+        assert_eq!(
+            table["gpu"][0]["pci-address"].as_str(),
+            Some("0000:18:00.0")
+        );
+        assert!(listing(functions).starts_with("GPU 0: NVIDIA H100"));
+    }
+}

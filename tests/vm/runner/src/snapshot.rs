@@ -1,0 +1,112 @@
+//! What a machine is like, as lines that can be compared: packages and their states, holds,
+//! marks, units, every path under `/etc` with its mode, owner and content.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result};
+
+use crate::machine::Machine;
+
+/// The state of a machine at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot(BTreeSet<String>);
+
+/// Backups that the tools for users make of what they edit; they hold the state before last.
+const VOLATILE: [&str; 5] = [
+    "etc /etc/passwd- ",
+    "etc /etc/group- ",
+    "etc /etc/shadow- ",
+    "etc /etc/gshadow- ",
+    "etc /etc/.updated ",
+];
+
+const LOOK: &str = r#"set -euo pipefail
+dpkg-query -W -f 'package ${Package}:${Architecture} ${Version} ${db:Status-Abbrev}\n'
+apt-mark showhold | sed 's/^/hold /'
+apt-mark showmanual | sed 's/^/manual /'
+systemctl list-unit-files --no-legend --no-pager --plain | awk '{ print "unit " $1 " " $2 }'
+dkms=/lib/modules; find "$dkms"/*/updates -type f -printf 'module %p\n' 2>/dev/null || true
+find /boot -mindepth 1 -printf 'boot %p\n'
+find /etc -type d -printf 'etc %p d %m %u:%g\n'
+find /etc -type l -printf 'etc %p l %l\n'
+find /etc -type f -printf '%p %m %u:%g\n' | while read -r path rest; do
+    echo "etc $path f $rest $(sha256sum <"$path" | cut -d' ' -f1)"
+done
+"#;
+
+impl Snapshot {
+    /// Looks at a running machine.
+    pub fn take(machine: &Machine) -> Result<Snapshot> {
+        let done = machine.ok(LOOK).context("cannot take a snapshot")?;
+        Ok(Snapshot::parse(&done.stdout))
+    }
+
+    fn parse(text: &str) -> Snapshot {
+        let lasting = |line: &&str| !VOLATILE.iter().any(|prefix| line.starts_with(prefix));
+        Snapshot(
+            text.lines()
+                .map(str::trim_end)
+                .filter(lasting)
+                .map(String::from)
+                .collect(),
+        )
+    }
+
+    /// How many lines it has, by their first word.
+    pub fn summary(&self) -> String {
+        let count = |kind: &str| {
+            self.0
+                .iter()
+                .filter(|line| line.split(' ').next() == Some(kind))
+                .count()
+        };
+        format!(
+            "{} packages, {} holds, {} units, {} paths in /etc",
+            count("package"),
+            count("hold"),
+            count("unit"),
+            count("etc")
+        )
+    }
+
+    /// What changed from `before` to this: lines that went (`-`) and that came (`+`), without
+    /// those that contain one of `except`.
+    pub fn changes_since(&self, before: &Snapshot, except: &[String]) -> Vec<String> {
+        let wanted = |line: &&String| !except.iter().any(|part| line.contains(part.as_str()));
+        let gone = before
+            .0
+            .difference(&self.0)
+            .filter(wanted)
+            .map(|line| format!("- {line}"));
+        let new = self
+            .0
+            .difference(&before.0)
+            .filter(wanted)
+            .map(|line| format!("+ {line}"));
+        gone.chain(new).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_have_a_direction() {
+        let before = Snapshot::parse("package a:amd64 1 ii \nhold a\netc /etc/passwd- f 600 x\n");
+        let after = Snapshot::parse("package a:amd64 2 ii \nhold a\netc /etc/passwd- f 600 y\n");
+        assert_eq!(
+            after.changes_since(&before, &[]),
+            ["- package a:amd64 1 ii", "+ package a:amd64 2 ii"]
+        );
+        assert!(
+            after
+                .changes_since(&before, &["package a".into()])
+                .is_empty()
+        );
+        assert_eq!(
+            after.summary(),
+            "1 packages, 1 holds, 0 units, 0 paths in /etc"
+        );
+    }
+}

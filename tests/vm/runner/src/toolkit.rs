@@ -1,0 +1,168 @@
+//! NVIDIA's container toolkit, compiled from its Go module and packed by its own packaging files
+//! under NVIDIA's names. libnvidia-container is C and not to be had as a module: the packages of
+//! that name are stand-ins and say so.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bed::Bed;
+use crate::sh::Cmd;
+use crate::tables::Toolkit;
+
+const COMMANDS: [&str; 4] = [
+    "nvidia-ctk",
+    "nvidia-container-runtime",
+    "nvidia-container-runtime-hook",
+    "nvidia-cdi-hook",
+];
+
+/// Part of the recipe: change it when what is built changes.
+const RECIPE: &str = "v1";
+
+/// The folder with the toolkit's packages.
+pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
+    let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
+    bed.cached("toolkit", &format!("{RECIPE} {spec:?} {go}"), None, |dir| {
+        let module = download(spec)?;
+        let source = dir.join("work/source");
+        fs::create_dir_all(&source).context("cannot make a folder")?;
+        compile(spec, &source)?;
+        pack(spec, &module, &source)?;
+        stand_ins(spec, &dir.join("work"))?;
+        let packages = dir.join("packages");
+        fs::create_dir_all(&packages).context("cannot make a folder")?;
+        for entry in fs::read_dir(dir.join("work")).context("cannot read the work folder")? {
+            let path = entry.context("cannot read the work folder")?.path();
+            if path.extension().is_some_and(|extension| extension == "deb") {
+                let name = path.file_name().unwrap_or_default();
+                fs::rename(&path, packages.join(name)).context("cannot keep a package")?;
+            }
+        }
+        crate::bed::remove_tree(&dir.join("work"))
+    })
+    .map(|dir| dir.join("packages"))
+}
+
+/// Its source folder, fetched by Go, which verifies it against Go's public checksum database.
+fn download(spec: &Toolkit) -> Result<PathBuf> {
+    let module = format!("{}@v{}", spec.module, spec.version);
+    let done = Cmd::new(["go", "mod", "download", "-json", &module])
+        .cwd(Path::new("/"))
+        .deadline(Duration::from_secs(300))
+        .ok()?;
+    let answer: serde_json::Value =
+        serde_json::from_str(&done.stdout).context("go's answer does not parse")?;
+    let dir = answer["Dir"]
+        .as_str()
+        .context("go does not say where the module lies")?;
+    Ok(PathBuf::from(dir))
+}
+
+fn compile(spec: &Toolkit, to: &Path) -> Result<()> {
+    let version = format!("-X {}/internal/info.version={}", spec.module, spec.version);
+    let mut argv = vec![
+        "go".to_string(),
+        "install".into(),
+        "-ldflags".into(),
+        format!("-s -w {version}"),
+    ];
+    argv.extend(
+        COMMANDS
+            .iter()
+            .map(|name| format!("{}/cmd/{name}@v{}", spec.module, spec.version)),
+    );
+    Cmd::new(argv)
+        .env("GOBIN", to.to_string_lossy())
+        // The header of NVML marks functions as deprecated; the bindings name them all.
+        .env("CGO_CFLAGS", "-O2 -Wno-deprecated-declarations")
+        .cwd(Path::new("/"))
+        .deadline(Duration::from_secs(900))
+        .ok()
+        .context("cannot compile the container toolkit")?;
+    Ok(())
+}
+
+/// What NVIDIA's own `docker/Dockerfile.debian` does: its `debian` folder, its units and rules
+/// beside the binaries, a changelog entry, dpkg-buildpackage.
+fn pack(spec: &Toolkit, module: &Path, source: &Path) -> Result<()> {
+    let version = format!("{}-{}", spec.version, spec.revision);
+    let script = r#"set -eu
+cp -r "$MODULE/packaging/debian" debian
+cp "$MODULE"/deployments/systemd/* "$MODULE"/deployments/udev/* .
+chmod -R u+w .
+sed -i '/^Package: nvidia-container-toolkit-operator-extensions/,$d' debian/control
+rm debian/nvidia-container-toolkit-operator-extensions.install
+# The upstream rules set mode 644 on the package's own root folder by an expansion that names
+# two packages at once; the mode is mended here.
+printf '\tchmod 755 debian/nvidia-container-toolkit\n' >>debian/rules
+cat >debian/changelog <<END
+nvidia-container-toolkit ($VERSION) bookworm; urgency=medium
+
+  * Built from the Go module by the test bed.
+
+ -- Test bed <test-bed@example.invalid>  Thu, 01 Jan 2026 00:00:00 +0000
+END
+sh debian/prepare 2>/dev/null || bash debian/prepare
+dpkg-buildpackage -b -us -uc -d
+"#;
+    Cmd::new(["/bin/bash", "-c", script])
+        .cwd(source)
+        .env("MODULE", module.to_string_lossy())
+        .env("VERSION", version)
+        .env("SECTION", "")
+        .env("DISTRIB", "bookworm")
+        .ok()
+        .context("cannot pack the container toolkit")?;
+    Ok(())
+}
+
+fn stand_ins(spec: &Toolkit, work: &Path) -> Result<()> {
+    let version = format!("{}-{}", spec.version, spec.revision);
+    stand_in(work, "libnvidia-container1", &version, "")?;
+    let depends = format!("Depends: libnvidia-container1 (>= {version})\n");
+    let dir = work.join("libnvidia-container-tools");
+    let program = dir.join("usr/bin/nvidia-container-cli");
+    fs::create_dir_all(dir.join("usr/bin")).context("cannot make a folder")?;
+    fs::write(
+        &program,
+        "#!/bin/sh\necho \"nvidia-container-cli: a stand-in of the test bed, only CDI works here\" >&2\nexit 1\n",
+    )
+    .context("cannot write a stand-in")?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
+        .context("cannot set a mode")?;
+    stand_in(work, "libnvidia-container-tools", &version, &depends)
+}
+
+fn stand_in(work: &Path, name: &str, version: &str, depends: &str) -> Result<()> {
+    let dir = work.join(name);
+    let doc = dir.join("usr/share/doc").join(name);
+    for folder in [&doc, &dir.join("DEBIAN")] {
+        fs::create_dir_all(folder).context("cannot make a folder")?;
+    }
+    fs::write(
+        doc.join("README.stand-in"),
+        "An empty stand-in of the gpu-bootstrap test bed.\n",
+    )
+    .context("cannot write a stand-in")?;
+    let control = format!(
+        "Package: {name}\nVersion: {version}\nArchitecture: amd64\nSection: libs\nPriority: optional\n\
+         Maintainer: Test bed <test-bed@example.invalid>\n{depends}\
+         Description: stand-in of the gpu-bootstrap test bed\n \
+         libnvidia-container has no Go module, and machines under test use CDI, which needs none of it.\n"
+    );
+    fs::write(dir.join("DEBIAN/control"), control).context("cannot write a control file")?;
+    let path = dir.to_string_lossy().into_owned();
+    Cmd::new([
+        "dpkg-deb",
+        "--build",
+        "--root-owner-group",
+        &path,
+        &work.to_string_lossy(),
+    ])
+    .ok()?;
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! Which package tools a run starts. For as long as it watches, each of them is a small script,
+//! bound over the real program, that notes its arguments and goes on as the real one. So every
+//! start is seen, whoever makes it, and nothing on the machine's disk is changed.
+
+use anyhow::{Context, Result};
+
+use crate::machine::Machine;
+
+const PROGRAMS: [&str; 8] = [
+    "apt",
+    "apt-get",
+    "apt-mark",
+    "apt-cache",
+    "apt-config",
+    "dpkg",
+    "dpkg-query",
+    "dpkg-deb",
+];
+
+const START: &str = r#"set -eu
+here=/run/testbed-watch
+mkdir -p "$here/real" "$here/wrap"
+: >"$here/calls"
+for name in PROGRAMS; do
+    cp "/usr/bin/$name" "$here/real/$name"
+    printf '#!/bin/sh\nprintf "%%s %%s\\n" %s "$*" >>%s/calls\nexec %s/real/%s "$@"\n' \
+        "$name" "$here" "$here" "$name" >"$here/wrap/$name"
+    chmod 755 "$here/wrap/$name"
+    mount --bind "$here/wrap/$name" "/usr/bin/$name"
+done
+"#;
+
+const STOP: &str = r#"set -eu
+for name in PROGRAMS; do umount "/usr/bin/$name"; done
+cat /run/testbed-watch/calls
+rm -r /run/testbed-watch
+"#;
+
+/// Starts to watch.
+pub fn start(machine: &Machine) -> Result<()> {
+    machine
+        .ok(&START.replace("PROGRAMS", &PROGRAMS.join(" ")))
+        .context("cannot watch the package tools")?;
+    Ok(())
+}
+
+/// Stops, and says which starts there were: program and arguments.
+pub fn stop(machine: &Machine) -> Result<Vec<String>> {
+    let done = machine
+        .ok(&STOP.replace("PROGRAMS", &PROGRAMS.join(" ")))
+        .context("cannot stop watching the package tools")?;
+    Ok(done
+        .stdout
+        .lines()
+        .map(|line| line.trim().to_string())
+        .collect())
+}
+
+/// Whether such a start only asks and can change nothing.
+pub fn is_query(call: &str) -> bool {
+    let mut words = call.split_whitespace();
+    let program = words.next().unwrap_or_default();
+    let arguments: Vec<&str> = words.collect();
+    let has = |wanted: &[&str]| arguments.iter().any(|argument| wanted.contains(argument));
+    match program {
+        "dpkg-query" | "apt-cache" | "apt-config" => true,
+        "apt-mark" => arguments
+            .first()
+            .is_some_and(|verb| verb.starts_with("show")),
+        "apt-get" => has(&["-s", "--simulate", "indextargets"]),
+        "dpkg" => has(&[
+            "-l",
+            "--list",
+            "-s",
+            "--status",
+            "-L",
+            "--listfiles",
+            "-S",
+            "--search",
+            "-C",
+            "--audit",
+            "-V",
+            "--verify",
+            "--get-selections",
+            "--print-architecture",
+            "--print-foreign-architectures",
+            "--compare-versions",
+            "--version",
+        ]),
+        "dpkg-deb" => has(&["-I", "--info", "-f", "--field", "-c", "--contents"]),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_are_told_from_changes() {
+        for call in [
+            "dpkg-query -W",
+            "dpkg --audit",
+            "apt-mark showhold",
+            "apt-get -s install x",
+        ] {
+            assert!(is_query(call), "{call}");
+        }
+        for call in [
+            "apt-get update",
+            "apt-get -y install x",
+            "apt-mark hold x",
+            "dpkg --configure -a",
+            "apt list",
+        ] {
+            assert!(!is_query(call), "{call}");
+        }
+    }
+}

@@ -1,0 +1,18 @@
+# Test machines; see tests/vm/README.md. They are booted with namespaces and mounts: run as root.
+
+.PHONY: demo test-machines test-vm vm
+
+# The product's main job on a disposable machine, in two boots.
+demo: vm
+	target/debug/vm demo
+
+# The quick cases of the table.
+test-machines: vm
+	target/debug/vm test
+
+# All of them.
+test-vm: vm
+	target/debug/vm test --all
+
+vm:
+	cargo build --quiet --locked -p gpu-bootstrap-vm
