@@ -2,9 +2,14 @@
 
 mod boards;
 pub mod gpu;
+mod kernel;
 pub mod load;
 mod locate;
 pub mod matrix;
+pub mod question;
+mod refuse;
+pub mod resolve;
+pub mod rules;
 mod validate;
 
 use std::fmt;

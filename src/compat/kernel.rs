@@ -1,0 +1,198 @@
+//! Whether a driver's modules build for a kernel.
+//!
+//! The rows speak of mainline kernels. A vendor's kernel carries backports, in both directions, so
+//! for it the rows are evidence and the build is the proof.
+
+use crate::compat::matrix::{Confidence, Matrix};
+use crate::compat::rules::{Judgement, Offer, Rule, Ruling, say};
+use crate::model::version::{DriverVersion, KernelVersion};
+
+/// Adds what the kernel rows say about an offer.
+pub(super) fn judge(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    arch: Option<&str>,
+    offer: &Offer,
+    said: &mut Vec<Ruling>,
+) {
+    fixes(matrix, kernel, arch, offer, said);
+    limits(matrix, kernel, &offer.version, said);
+    oldest(matrix, kernel, &offer.version, said);
+    reports(matrix, kernel, &offer.version, said);
+}
+
+/// A verified row refuses on a mainline kernel; anything else is evidence.
+fn against(kernel: &KernelVersion, confidence: Confidence) -> Judgement {
+    if kernel.is_mainline() && confidence == Confidence::Verified {
+        Judgement::Refuse
+    } else {
+        Judgement::Against
+    }
+}
+
+/// Says why evidence does not refuse.
+fn proviso(kernel: &KernelVersion) -> &'static str {
+    if kernel.is_mainline() {
+        ""
+    } else {
+        " (a mainline number; this vendor kernel may carry backports, the build is the proof)"
+    }
+}
+
+fn fixes(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    arch: Option<&str>,
+    offer: &Offer,
+    said: &mut Vec<Ruling>,
+) {
+    let version = &offer.version;
+    let branch = version.branch();
+    // Of the rows that do not mention the branch the newest speaks for all.
+    let mut untold = None;
+    let concerned = matrix.kernel_fixes.iter().filter(|row| {
+        kernel.series() >= row.kernel.series()
+            && row
+                .arch
+                .as_deref()
+                .is_none_or(|wanted| arch == Some(wanted))
+            && row.flavour.is_none_or(|wanted| wanted == offer.flavour)
+    });
+    for row in concerned {
+        let since = format!(
+            "Linux {kernel} is at or past {}{}",
+            row.kernel,
+            proviso(kernel)
+        );
+        let mut add = |judgement, text| said.push(say(Rule::Kernel, judgement, text, &row.sources));
+        let of_branch = |versions: &[DriverVersion]| {
+            versions
+                .iter()
+                .find(|version| version.branch() == branch)
+                .cloned()
+        };
+        match of_branch(&row.first_fixed) {
+            Some(first) if *version < first => add(
+                against(kernel, row.confidence),
+                format!(
+                    "{since}; branch {branch} builds for it from {first} on, {version} is older"
+                ),
+            ),
+            Some(_) => {
+                if let Some(complete) = of_branch(&row.complete).filter(|v| version < v) {
+                    let text = format!(
+                        "{since}; branch {branch} has all known fixes for it from {complete} on, \
+                         {version} is older"
+                    );
+                    add(Judgement::Against, text);
+                }
+            }
+            None if row.never_fixed.contains(&branch) => add(
+                against(kernel, row.confidence),
+                format!("{since}; branch {branch} ended without the fix for it"),
+            ),
+            None => {
+                // A branch above all that are listed started with the fix, as far as is known.
+                let newest = row.first_fixed.iter().map(DriverVersion::branch).max();
+                if newest.is_some_and(|newest| branch < newest) {
+                    let text = format!("{since}; no row tells whether branch {branch} has the fix");
+                    if untold.as_ref().is_none_or(|(known, _)| *known < row.kernel) {
+                        let ruling = say(Rule::Kernel, Judgement::Unknown, text, &row.sources);
+                        untold = Some((row.kernel.clone(), ruling));
+                    }
+                }
+            }
+        }
+    }
+    said.extend(untold.map(|(_, ruling)| ruling));
+}
+
+fn limits(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    version: &DriverVersion,
+    said: &mut Vec<Ruling>,
+) {
+    // What held for a version holds for older ones of its branch.
+    let row = matrix
+        .kernel_limits
+        .iter()
+        .filter(|row| row.driver.branch() == version.branch() && *version <= row.driver)
+        .min_by(|a, b| a.driver.cmp(&b.driver));
+    let Some(row) = row.filter(|row| kernel.series() > row.newest_kernel.series()) else {
+        return;
+    };
+    let (judgement, what) = match &row.first_broken {
+        Some(broken) if kernel.series() >= broken.series() => (
+            against(kernel, row.confidence),
+            format!("needs patches from Linux {broken} on"),
+        ),
+        _ => (
+            Judgement::Unknown,
+            "was not seen to build on anything newer".to_owned(),
+        ),
+    };
+    let text = format!(
+        "{} builds on mainline kernels up to {} and {what}; {version} would meet Linux {kernel}{}",
+        row.driver,
+        row.newest_kernel,
+        proviso(kernel)
+    );
+    said.push(say(Rule::Kernel, judgement, text, &row.sources));
+}
+
+fn oldest(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    version: &DriverVersion,
+    said: &mut Vec<Ruling>,
+) {
+    for row in &matrix.kernel_oldest {
+        let within = row
+            .first_driver
+            .as_ref()
+            .is_none_or(|first| version >= first)
+            && row.last_driver.as_ref().is_none_or(|last| version <= last);
+        if within && kernel.series() < row.kernel.series() {
+            let text = format!(
+                "driver {version} asks for Linux {} or newer; {kernel} is older{}",
+                row.kernel,
+                proviso(kernel)
+            );
+            said.push(say(
+                Rule::Kernel,
+                against(kernel, row.confidence),
+                text,
+                &row.sources,
+            ));
+        }
+    }
+}
+
+fn reports(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    version: &DriverVersion,
+    said: &mut Vec<Ruling>,
+) {
+    for row in &matrix.kernel_reports {
+        let named = row.kernel.as_str();
+        // Two numbers mean a series, anything longer the beginning of a release.
+        let meant = if named.bytes().all(|b| b.is_ascii_digit() || b == b'.')
+            && named.matches('.').count() == 1
+        {
+            kernel.series() == row.kernel.series()
+        } else {
+            kernel.as_str().starts_with(named)
+        };
+        let within = row
+            .first_driver
+            .as_ref()
+            .is_none_or(|first| version >= first)
+            && *version <= row.last_driver;
+        if meant && within {
+            let text = format!("reported of {version} on Linux {kernel}: {}", row.report);
+            said.push(say(Rule::Kernel, Judgement::Against, text, &row.sources));
+        }
+    }
+}

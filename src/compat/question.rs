@@ -1,0 +1,386 @@
+//! The answers of the `compat` command: does this go with that, and what would.
+
+use std::collections::BTreeSet;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::compat::Flavour;
+use crate::compat::gpu::{GpuRef, Knowledge, NameError};
+use crate::compat::matrix::{InstanceDriver, Matrix, Modules};
+use crate::compat::resolve::{self, Wish};
+use crate::compat::rules::{self, Judgement, Offer, Rule, Ruling};
+use crate::model::pci::PciId;
+use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion, VersionError};
+
+/// The form of the answer.
+pub const SCHEMA: u32 = 1;
+
+/// A question. Everything may be left out but not all of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Question {
+    /// A GPU's name or PCI id.
+    pub gpu: Option<String>,
+    /// The CUDA version that containers bring.
+    pub cuda: Option<CudaVersion>,
+    /// A driver.
+    pub driver: Option<DriverOrBranch>,
+    /// The kernel.
+    pub kernel: Option<KernelVersion>,
+    /// The operating system, as `debian-12`. No rule reads it; the profiles name the releases.
+    pub os: Option<String>,
+}
+
+/// A driver version or a whole branch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DriverOrBranch {
+    /// One version.
+    Version(DriverVersion),
+    /// The newest known version of a branch.
+    Branch(Branch),
+}
+
+impl FromStr for DriverOrBranch {
+    type Err = VersionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse() {
+            Ok(branch) => Ok(Self::Branch(branch)),
+            Err(_) => text.parse().map(Self::Version),
+        }
+    }
+}
+
+/// A question that cannot be answered as it was put.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QuestionError {
+    /// Nothing was asked.
+    #[error("answer an empty question: name a GPU, a CUDA version, a driver or a kernel")]
+    Empty,
+    /// The GPU's name means none or several.
+    #[error("find the GPU that is meant")]
+    Gpu(#[source] NameError),
+}
+
+/// What the answer comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// No rule refuses.
+    Compatible,
+    /// A rule refuses.
+    Incompatible,
+    /// It works with a `cuda-compat` package in the container.
+    NeedsForwardCompat,
+    /// A row is missing, or evidence speaks against it.
+    Unknown,
+}
+
+/// The answer, in the form of the command's JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Answer {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// What it comes to.
+    pub verdict: Verdict,
+    /// Why: the values compared.
+    pub why: Vec<String>,
+    /// Which drivers serve what was asked.
+    pub driver: DriverAnswer,
+    /// `open`, `proprietary` or `either`; `null` where no GPU was asked about.
+    pub module_flavour: Option<ModuleFlavour>,
+    /// Where it comes from.
+    pub sources: Vec<String>,
+}
+
+impl Answer {
+    /// True where the exit code says that it fits.
+    pub fn is_compatible(&self) -> bool {
+        self.verdict == Verdict::Compatible
+    }
+}
+
+/// The drivers that serve what was asked, apart from the driver that was asked about.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct DriverAnswer {
+    /// The oldest; `null` where no row tells.
+    pub min: Option<DriverVersion>,
+    /// The last branch; `null` where there is no end.
+    pub max_branch: Option<Branch>,
+    /// The one to install; `null` where none fits.
+    pub recommended: Option<DriverVersion>,
+}
+
+/// Which kernel modules a GPU runs with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModuleFlavour {
+    /// The open ones.
+    Open,
+    /// The proprietary ones.
+    Proprietary,
+    /// Both.
+    Either,
+}
+
+impl From<Modules> for ModuleFlavour {
+    fn from(modules: Modules) -> Self {
+        match modules {
+            Modules::Open => Self::Open,
+            Modules::Proprietary => Self::Proprietary,
+            Modules::Either => Self::Either,
+        }
+    }
+}
+
+/// Answers a question.
+///
+/// # Errors
+/// When nothing was asked, or the GPU's name means none or several that differ.
+pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionError> {
+    let Question {
+        gpu,
+        cuda,
+        driver,
+        kernel,
+        ..
+    } = question;
+    if gpu.is_none() && cuda.is_none() && driver.is_none() && kernel.is_none() {
+        return Err(QuestionError::Empty);
+    }
+    let gpu = gpu
+        .as_deref()
+        .map(|name| find_gpu(matrix, name))
+        .transpose()?;
+    let wish = Wish {
+        gpus: gpu.into_iter().collect(),
+        kernel: kernel.clone(),
+        cuda: cuda.iter().copied().collect(),
+        ..Wish::default()
+    };
+    let needs = resolve::needs(matrix, &wish);
+    let best = resolve::resolve(matrix, &wish);
+
+    let mut why = Vec::new();
+    let mut sources: BTreeSet<String> = BTreeSet::new();
+    let verdict = if let Some(driver) = driver {
+        let judged = judge(matrix, &needs, driver);
+        why.extend(judged.rulings.iter().map(|ruling| ruling.text.clone()));
+        sources.extend(
+            judged
+                .rulings
+                .iter()
+                .flat_map(|ruling| ruling.sources.iter().cloned()),
+        );
+        if judged.verdict == Verdict::Compatible && why.is_empty() {
+            why.push(judged.fits);
+        }
+        judged.verdict
+    } else {
+        match &best {
+            Ok(pick) => {
+                why.extend(pick.reasons.iter().chain(&pick.warnings).cloned());
+                sources.extend(pick.sources.iter().cloned());
+                if pick.doubtful {
+                    Verdict::Unknown
+                } else {
+                    Verdict::Compatible
+                }
+            }
+            Err(refusal) => {
+                why.extend(refusal.reasons.iter().map(|reason| reason.text.clone()));
+                why.extend(
+                    refusal
+                        .nearest
+                        .iter()
+                        .map(|near| format!("would work {near}")),
+                );
+                sources.extend(
+                    refusal
+                        .reasons
+                        .iter()
+                        .flat_map(|r| r.sources.iter().cloned()),
+                );
+                if refusal.unknown {
+                    Verdict::Unknown
+                } else {
+                    Verdict::Incompatible
+                }
+            }
+        }
+    };
+    for board in &needs.boards {
+        sources.extend(board.sources.iter().map(|key| (*key).to_owned()));
+        let instances = matrix.instance_types.iter().filter(|row| {
+            row.driver == InstanceDriver::Grid
+                && board
+                    .row
+                    .is_some_and(|gpu| row.gpu_ids.contains(&gpu.pci_id))
+        });
+        let names: Vec<&str> = instances.map(|row| row.name.as_str()).collect();
+        if !names.is_empty() {
+            why.push(format!(
+                "as vGPU it needs the GRID guest driver, as on {}",
+                names.join(", ")
+            ));
+        }
+    }
+    Ok(Answer {
+        schema: SCHEMA,
+        verdict,
+        why,
+        driver: DriverAnswer {
+            min: oldest_driver(matrix, &needs),
+            max_branch: needs
+                .boards
+                .iter()
+                .filter_map(|board| board.last_branch())
+                .min(),
+            recommended: best.ok().map(|pick| pick.recommended),
+        },
+        module_flavour: needs
+            .boards
+            .first()
+            .filter(|board| board.architecture.is_some())
+            .map(|board| board.modules.into()),
+        sources: cite(matrix, &sources),
+    })
+}
+
+fn find_gpu(matrix: &Matrix, name: &str) -> Result<GpuRef, QuestionError> {
+    let pci_id = match name.parse::<PciId>() {
+        Ok(id) => id,
+        Err(_) => {
+            let row = matrix.gpu_by_name(name).map_err(QuestionError::Gpu)?;
+            return Ok(GpuRef {
+                pci_id: row.pci_id,
+                subsystem_id: row.subsystem_id,
+                chip_name: None,
+            });
+        }
+    };
+    Ok(GpuRef {
+        pci_id,
+        subsystem_id: None,
+        chip_name: None,
+    })
+}
+
+/// What the rules say about the driver that was asked about.
+struct Judged {
+    verdict: Verdict,
+    rulings: Vec<Ruling>,
+    fits: String,
+}
+
+fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> Judged {
+    let version = match driver {
+        DriverOrBranch::Version(version) => version.clone(),
+        DriverOrBranch::Branch(branch) => match matrix.branch(*branch) {
+            Some(row) => row.newest_version.clone(),
+            None => {
+                let none: [&str; 0] = [];
+                let text = format!("the matrix has no row for branch {branch}");
+                let ruling = rules::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
+                let verdict = Verdict::Unknown;
+                return Judged {
+                    verdict,
+                    rulings: vec![ruling],
+                    fits: String::new(),
+                };
+            }
+        },
+    };
+    // The flavour was not asked for, so the better one counts; the branch's default among equals.
+    let preferred = resolve::preferred_flavour(matrix, needs, version.branch());
+    let other = match preferred {
+        Flavour::Open => Flavour::Proprietary,
+        Flavour::Proprietary => Flavour::Open,
+    };
+    let of = |flavour| {
+        rules::judge(
+            matrix,
+            needs,
+            &Offer {
+                version: version.clone(),
+                flavour,
+            },
+        )
+    };
+    let weight = |rulings: &[Ruling]| {
+        let refused = rulings
+            .iter()
+            .filter(|r| r.judgement == Judgement::Refuse)
+            .count();
+        (
+            refused,
+            rulings
+                .iter()
+                .filter(|r| r.judgement >= Judgement::Unknown)
+                .count(),
+        )
+    };
+    let (first, second) = (of(preferred), of(other));
+    let (flavour, rulings) = if weight(&second) < weight(&first) {
+        (other, second)
+    } else {
+        (preferred, first)
+    };
+
+    let refused: Vec<&Ruling> = rulings
+        .iter()
+        .filter(|r| r.judgement == Judgement::Refuse)
+        .collect();
+    let unsure = rulings.iter().any(|r| r.judgement >= Judgement::Unknown);
+    let nothing_known = needs
+        .boards
+        .iter()
+        .any(|b| b.knowledge == Knowledge::Nothing);
+    let verdict = if refused.is_empty() {
+        if unsure {
+            Verdict::Unknown
+        } else {
+            Verdict::Compatible
+        }
+    } else if refused
+        .iter()
+        .all(|ruling| ruling.rule == Rule::ForwardCompat)
+    {
+        Verdict::NeedsForwardCompat
+    } else if nothing_known && refused.iter().all(|ruling| ruling.rule == Rule::UnknownGpu) {
+        Verdict::Unknown
+    } else {
+        Verdict::Incompatible
+    };
+    let mut rulings = rulings;
+    rulings.sort_by_key(|ruling| std::cmp::Reverse(ruling.judgement));
+    let fits = format!("driver {version} with {flavour} kernel modules: no rule speaks against it");
+    Judged {
+        verdict,
+        rulings,
+        fits,
+    }
+}
+
+/// The oldest driver that the GPU and the CUDA version allow.
+fn oldest_driver(matrix: &Matrix, needs: &rules::Needs<'_>) -> Option<DriverVersion> {
+    let boards = needs.boards.iter().filter_map(|board| board.min_driver());
+    let cuda = needs
+        .cuda
+        .iter()
+        .filter_map(|cuda| rules::cuda_minimum(matrix, *cuda).0);
+    boards.chain(cuda).max().cloned()
+}
+
+/// Sources as people can look them up.
+fn cite(matrix: &Matrix, keys: &BTreeSet<String>) -> Vec<String> {
+    matrix
+        .sources
+        .iter()
+        .filter(|row| keys.contains(&row.key))
+        .map(|row| format!("{} ({}, {})", row.title, row.r#where, row.date))
+        .collect()
+}

@@ -1,0 +1,197 @@
+//! Explains why no driver fits, and looks for the nearest wish that one would.
+
+use std::collections::BTreeSet;
+
+use crate::compat::gpu::Board;
+use crate::compat::matrix::{Matrix, Modules};
+use crate::compat::resolve::{Failed, Judged, Pick, Refusal, Wish, attempt, needs};
+use crate::compat::rules::{self, Judgement, Rule, Ruling};
+
+/// Turns a failed attempt into a refusal.
+pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> Refusal {
+    let (reasons, unknown) = match failed {
+        Failed::Early { reason, unknown } => (vec![reason], unknown),
+        Failed::Judged(judged) => {
+            let mut reasons = pairs(matrix, wish);
+            // Two GPUs that exclude each other are the whole story.
+            let others = if reasons.is_empty() {
+                decisive(&judged)
+            } else {
+                Vec::new()
+            };
+            for ruling in others {
+                if !reasons.iter().any(|known| known.text == ruling.text) {
+                    reasons.push(ruling);
+                }
+            }
+            let unknown = reasons.iter().all(|reason| reason.rule == Rule::UnknownGpu);
+            (reasons, unknown)
+        }
+    };
+    let (nearest, nearest_pick) = nearest(matrix, wish, &reasons);
+    Refusal {
+        reasons,
+        unknown,
+        nearest,
+        nearest_pick,
+    }
+}
+
+/// What refuses the offer that comes closest: the one that the fewest rules refuse, of the newest
+/// version among equals.
+fn decisive(judged: &[Judged]) -> Vec<Ruling> {
+    let refusals = |judged: &Judged| -> Vec<Ruling> {
+        let refused = judged
+            .rulings
+            .iter()
+            .filter(|r| r.judgement == Judgement::Refuse);
+        refused.cloned().collect()
+    };
+    let closest = judged.iter().min_by_key(|judged| {
+        (
+            refusals(judged).len(),
+            std::cmp::Reverse(&judged.offer.version),
+        )
+    });
+    closest.map(refusals).unwrap_or_default()
+}
+
+/// The pairs of GPUs that no branch and flavour of the matrix serves together, though each is
+/// served alone.
+fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
+    let all = needs(matrix, wish).boards;
+    let only = |gpus: Vec<&Board<'_>>| {
+        let labels: Vec<&str> = gpus.iter().map(|board| board.label.as_str()).collect();
+        let of_these = wish
+            .gpus
+            .iter()
+            .filter(|g| labels.contains(&matrix.board(g).label.as_str()));
+        let alone = Wish {
+            gpus: of_these.cloned().collect(),
+            ..Wish::default()
+        };
+        attempt(matrix, &alone).is_ok()
+    };
+    let mut found = Vec::new();
+    for (index, first) in all.iter().enumerate() {
+        for second in &all[index + 1..] {
+            if only(vec![first]) && only(vec![second]) && !only(vec![first, second]) {
+                let sources: BTreeSet<&str> = first
+                    .sources
+                    .iter()
+                    .chain(&second.sources)
+                    .copied()
+                    .collect();
+                let sources: Vec<&str> = sources.into_iter().collect();
+                let text = format!(
+                    "no branch and flavour serves both {} and {}",
+                    describe(first),
+                    describe(second)
+                );
+                found.push(rules::say(Rule::Pair, Judgement::Refuse, text, &sources));
+            }
+        }
+    }
+    found
+}
+
+fn describe(board: &Board<'_>) -> String {
+    let modules = match board.modules {
+        Modules::Open => "open modules only",
+        Modules::Proprietary => "proprietary modules only",
+        Modules::Either => "either modules",
+    };
+    let min = board
+        .min_driver()
+        .map_or(String::new(), |first| format!(", from {first} on"));
+    let last = board
+        .last_branch()
+        .map_or(String::new(), |last| format!(", up to branch {last}"));
+    format!("{} ({modules}{min}{last})", board.label)
+}
+
+/// Drops one wish after the other until a driver fits.
+fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Option<Box<Pick>>) {
+    if reasons.iter().any(|reason| reason.rule == Rule::Vgpu) {
+        let advice = "install the GRID guest driver that belongs to the hypervisor's vGPU release";
+        return (vec![advice.to_owned()], None);
+    }
+    let unpinned = |wish: &Wish| Wish {
+        version: None,
+        branch: None,
+        ..wish.clone()
+    };
+    let steps: [(&str, Wish); 7] = [
+        (
+            "with another version of the branch",
+            Wish {
+                version: None,
+                ..wish.clone()
+            },
+        ),
+        ("with another branch", unpinned(wish)),
+        (
+            "with the other kernel modules",
+            Wish {
+                flavour: None,
+                ..unpinned(wish)
+            },
+        ),
+        (
+            "from another repository",
+            Wish {
+                candidates: None,
+                flavour: None,
+                ..unpinned(wish)
+            },
+        ),
+        (
+            "without the wished CUDA versions",
+            Wish {
+                cuda: Vec::new(),
+                candidates: None,
+                flavour: None,
+                ..unpinned(wish)
+            },
+        ),
+        (
+            "on another kernel",
+            Wish {
+                kernel: None,
+                next_kernel: None,
+                candidates: None,
+                flavour: None,
+                ..unpinned(wish)
+            },
+        ),
+        (
+            "without the wished CUDA versions, on another kernel",
+            Wish {
+                gpus: wish.gpus.clone(),
+                arch: wish.arch.clone(),
+                ..Wish::default()
+            },
+        ),
+    ];
+    for (how, relaxed) in steps {
+        if relaxed == *wish {
+            continue;
+        }
+        if let Ok(pick) = attempt(matrix, &relaxed) {
+            let text = format!(
+                "{how}: driver {} (branch {}), {} kernel modules",
+                pick.recommended, pick.branch, pick.flavour
+            );
+            return (vec![text], Some(Box::new(pick)));
+        }
+    }
+    let advice = if reasons
+        .iter()
+        .any(|reason| reason.text.starts_with("no branch and flavour"))
+    {
+        "put the GPUs that exclude each other into different machines"
+    } else {
+        "name the driver branch in the configuration once the GPU is known"
+    };
+    (vec![advice.to_owned()], None)
+}

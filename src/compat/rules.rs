@@ -1,0 +1,486 @@
+//! The rules of the matrix, each a pure judgement of one driver version and flavour.
+//!
+//! A rule refuses only what a row says. Where no row speaks it keeps silent or says that nothing is
+//! known; it never takes silence for a no.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::compat::Flavour;
+use crate::compat::gpu::{Board, Knowledge};
+use crate::compat::kernel;
+use crate::compat::matrix::{Matrix, Modules, OpenModules, Support, Toolkit};
+use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+
+/// The name of a rule, stable.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    /// A vGPU guest needs the GRID driver.
+    Vgpu,
+    /// The GPU is not known.
+    UnknownGpu,
+    /// The branch is not known.
+    UnknownBranch,
+    /// The first driver that drives a board.
+    MinDriver,
+    /// Boards that a branch may not know.
+    Listed,
+    /// Below some version a board works with known problems.
+    AdvisedDriver,
+    /// The last branch of an architecture.
+    LastBranch,
+    /// The newest architecture of a branch.
+    NewestArchitecture,
+    /// Which kernel modules a board runs with.
+    BoardFlavour,
+    /// Which kernel modules a branch has.
+    BranchFlavour,
+    /// Two GPUs that no branch and flavour serves together.
+    Pair,
+    /// The driver that a CUDA version needs.
+    CudaDriver,
+    /// The same, where a `cuda-compat` package would do.
+    ForwardCompat,
+    /// The architectures that a CUDA version has code for.
+    CudaArchitecture,
+    /// The kernel that the modules are built for.
+    Kernel,
+    /// Whether a branch still gets fixes.
+    Support,
+    /// What was wished contradicts itself.
+    Wish,
+    /// What the repository has.
+    Offered,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.pad(match self {
+            Self::Vgpu => "vgpu",
+            Self::UnknownGpu => "unknown-gpu",
+            Self::UnknownBranch => "unknown-branch",
+            Self::MinDriver => "min-driver",
+            Self::Listed => "listed",
+            Self::AdvisedDriver => "advised-driver",
+            Self::LastBranch => "last-branch",
+            Self::NewestArchitecture => "newest-architecture",
+            Self::BoardFlavour => "board-flavour",
+            Self::BranchFlavour => "branch-flavour",
+            Self::Pair => "pair",
+            Self::CudaDriver => "cuda-driver",
+            Self::ForwardCompat => "forward-compat",
+            Self::CudaArchitecture => "cuda-architecture",
+            Self::Kernel => "kernel",
+            Self::Support => "support",
+            Self::Wish => "wish",
+            Self::Offered => "offered",
+        })
+    }
+}
+
+/// How a rule judges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Judgement {
+    /// Worth saying.
+    Note,
+    /// It works, with a known drawback.
+    Caution,
+    /// No row tells.
+    Unknown,
+    /// Evidence speaks against it, not enough to refuse.
+    Against,
+    /// A row rules it out.
+    Refuse,
+}
+
+/// What a rule says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ruling {
+    /// The rule.
+    pub rule: Rule,
+    /// How it judges.
+    pub judgement: Judgement,
+    /// The values compared, in words.
+    pub text: String,
+    /// Keys of the sources of the rows.
+    pub sources: Vec<String>,
+}
+
+/// A driver that might be installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// Its version.
+    pub version: DriverVersion,
+    /// Its kernel modules.
+    pub flavour: Flavour,
+}
+
+/// What a driver is judged for.
+#[derive(Debug, Clone)]
+pub struct Needs<'m> {
+    /// The GPUs, each kind once.
+    pub boards: Vec<Board<'m>>,
+    /// The kernels that its modules are built for.
+    pub kernels: Vec<KernelVersion>,
+    /// As `uname -m` names it.
+    pub arch: Option<String>,
+    /// The CUDA versions that containers bring.
+    pub cuda: Vec<CudaVersion>,
+}
+
+/// Everything that the rules say about an offer.
+pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
+    let mut said = Vec::new();
+    branch(matrix, offer, &mut said);
+    for board in &needs.boards {
+        board_driver(matrix, board, offer, &mut said);
+        board_flavour(board, offer.flavour, &mut said);
+    }
+    for cuda in &needs.cuda {
+        cuda_driver(matrix, *cuda, offer, &needs.boards, &mut said);
+        cuda_architecture(*cuda, &needs.boards, &mut said);
+    }
+    for release in &needs.kernels {
+        kernel::judge(matrix, release, needs.arch.as_deref(), offer, &mut said);
+    }
+    said
+}
+
+/// True when no rule refuses.
+pub fn passes(rulings: &[Ruling]) -> bool {
+    rulings
+        .iter()
+        .all(|ruling| ruling.judgement != Judgement::Refuse)
+}
+
+pub(super) fn say(
+    rule: Rule,
+    judgement: Judgement,
+    text: String,
+    sources: &[impl AsRef<str>],
+) -> Ruling {
+    let sources = sources.iter().map(|key| key.as_ref().to_owned()).collect();
+    Ruling {
+        rule,
+        judgement,
+        text,
+        sources,
+    }
+}
+
+/// The toolkits that a CUDA version means: one with its update, all of the minor version without.
+pub fn toolkits(matrix: &Matrix, cuda: CudaVersion) -> impl Iterator<Item = &Toolkit> {
+    matrix.toolkits.iter().filter(move |row| {
+        row.version == cuda
+            || row.version.minor_version() == cuda.minor_version()
+                && (cuda.patch.is_none() || row.version.patch.is_none() && cuda.patch == Some(0))
+    })
+}
+
+/// The driver with which a CUDA version works at all, and the one for every feature.
+pub fn cuda_minimum(
+    matrix: &Matrix,
+    cuda: CudaVersion,
+) -> (Option<&DriverVersion>, Option<&DriverVersion>) {
+    let full = toolkits(matrix, cuda)
+        .filter_map(|row| row.min_driver.as_ref())
+        .min();
+    let major = matrix
+        .cuda_majors
+        .iter()
+        .find(|row| row.major == cuda.major);
+    let within_major = major.and_then(|row| row.minor_version_min_driver.as_ref());
+    (within_major.or(full), full)
+}
+
+/// The flavours that a branch has; a branch without a row is taken to be like its neighbours.
+pub fn branch_flavours(matrix: &Matrix, branch: Branch) -> (OpenModules, bool) {
+    if let Some(row) = matrix.branch(branch) {
+        return (row.open, row.proprietary);
+    }
+    let older = matrix
+        .branches
+        .iter()
+        .filter(|row| row.branch < branch)
+        .max_by_key(|r| r.branch);
+    let newer = matrix
+        .branches
+        .iter()
+        .filter(|row| row.branch > branch)
+        .min_by_key(|r| r.branch);
+    match (older, newer) {
+        (Some(older), _) => (older.open, older.proprietary),
+        (None, Some(newer)) => (newer.open, newer.proprietary),
+        (None, None) => (OpenModules::Default, true),
+    }
+}
+
+fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
+    let branch = offer.version.branch();
+    let none: [&str; 0] = [];
+    let Some(row) = matrix.branch(branch) else {
+        let text = format!("the matrix has no row for branch {branch}");
+        said.push(say(Rule::UnknownBranch, Judgement::Unknown, text, &none));
+        let missing = match branch_flavours(matrix, branch) {
+            (OpenModules::None, _) => offer.flavour == Flavour::Open,
+            (_, false) => offer.flavour == Flavour::Proprietary,
+            _ => false,
+        };
+        if missing {
+            let text = format!(
+                "branches next to {branch} have no {} modules",
+                offer.flavour
+            );
+            said.push(say(Rule::BranchFlavour, Judgement::Against, text, &none));
+        }
+        return;
+    };
+    let missing = match offer.flavour {
+        Flavour::Open => row.open == OpenModules::None,
+        Flavour::Proprietary => !row.proprietary,
+    };
+    if missing {
+        let text = format!("branch {branch} has no {} kernel modules", offer.flavour);
+        said.push(say(
+            Rule::BranchFlavour,
+            Judgement::Refuse,
+            text,
+            &row.sources,
+        ));
+    }
+    let end = row.end_of_life.as_deref();
+    match row.support {
+        Support::Supported => {}
+        Support::Ended => {
+            let when = end.map_or(String::new(), |end| format!(" ({end})"));
+            let text = format!("branch {branch} gets no fixes any more{when}");
+            said.push(say(Rule::Support, Judgement::Caution, text, &row.sources));
+        }
+        Support::Unknown => {
+            let text = format!("it is not known whether branch {branch} gets fixes");
+            said.push(say(Rule::Support, Judgement::Caution, text, &row.sources));
+        }
+    }
+}
+
+fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Vec<Ruling>) {
+    let (version, label) = (&offer.version, &board.label);
+    let branch = version.branch();
+    let mut add = |rule, judgement, text| said.push(say(rule, judgement, text, &board.sources));
+
+    if let Some(profile) = board.vgpu {
+        let text = format!(
+            "{label} is a slice of a GPU given by a hypervisor: profile {} needs the licensed \
+             GRID guest driver of the hypervisor's vGPU release",
+            profile.name
+        );
+        add(Rule::Vgpu, Judgement::Refuse, text);
+    }
+    match board.knowledge {
+        Knowledge::Listed => {}
+        Knowledge::ByChip | Knowledge::AssumedNewer => {
+            let text = format!("{label} has no row, so its first driver is not known");
+            add(Rule::UnknownGpu, Judgement::Unknown, text);
+        }
+        Knowledge::Nothing => {
+            let text = format!(
+                "{label} has no row and is older than the first GPU that the open modules serve; \
+                 the name of its chip in `pci.ids` would tell the architecture"
+            );
+            add(Rule::UnknownGpu, Judgement::Refuse, text);
+        }
+    }
+    if let Some(last) = board.last_branch()
+        && branch > last
+    {
+        let title = board.architecture.map_or("", |row| row.title.as_str());
+        let text = format!("{label} is {title}, whose last branch is {last}; {branch} is newer");
+        add(Rule::LastBranch, Judgement::Refuse, text);
+    }
+
+    let listed = board.row.map_or(&[][..], |row| &row.min_drivers);
+    let in_branch = listed.iter().find(|first| first.branch() == branch);
+    let lowest = board.min_driver();
+    if let Some(first) = in_branch.or(lowest).filter(|first| version < *first) {
+        let text = format!("{label} needs driver {first} or newer; {version} is older");
+        add(Rule::MinDriver, Judgement::Refuse, text);
+        return;
+    }
+    if lowest.is_none()
+        && let (Some(architecture), Some(row)) = (board.architecture, matrix.branch(branch))
+        && matrix.generation(&architecture.name) > matrix.generation(&row.newest_architecture)
+    {
+        let text = format!(
+            "{label} is {}; branch {branch} ends with {}",
+            architecture.title, row.newest_architecture
+        );
+        add(Rule::NewestArchitecture, Judgement::Refuse, text);
+        return;
+    }
+    let Some(row) = board.row else { return };
+    if row.not_named_in.contains(&branch) {
+        let text = format!("no release of branch {branch} was seen to name {label}");
+        add(Rule::Listed, Judgement::Against, text);
+    }
+    if let Some(since) = row.named_since.as_ref().filter(|since| version < *since) {
+        let text = format!("{since} is the first driver seen to name {label}; {version} is older");
+        add(Rule::Listed, Judgement::Against, text);
+    }
+    if let Some(advised) = row
+        .advised_driver
+        .as_ref()
+        .filter(|advised| version < *advised)
+    {
+        let text = format!("{label} is advised to run {advised} or newer; {version} is older");
+        add(Rule::AdvisedDriver, Judgement::Caution, text);
+    }
+}
+
+fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
+    let label = &board.label;
+    let text = match (board.modules, flavour) {
+        (Modules::Proprietary, Flavour::Open) => {
+            format!("{label} has no GSP and runs with the proprietary kernel modules only")
+        }
+        (Modules::Open, Flavour::Proprietary) => {
+            format!("{label} runs with the open kernel modules only")
+        }
+        (Modules::Either, Flavour::Proprietary) if board.knowledge == Knowledge::AssumedNewer => {
+            let text = format!("{label} has no row; newer boards run with the open modules only");
+            said.push(say(
+                Rule::BoardFlavour,
+                Judgement::Against,
+                text,
+                &board.sources,
+            ));
+            return;
+        }
+        _ => return,
+    };
+    said.push(say(
+        Rule::BoardFlavour,
+        Judgement::Refuse,
+        text,
+        &board.sources,
+    ));
+}
+
+fn cuda_driver(
+    matrix: &Matrix,
+    cuda: CudaVersion,
+    offer: &Offer,
+    boards: &[Board<'_>],
+    said: &mut Vec<Ruling>,
+) {
+    let version = &offer.version;
+    let (needed, full) = cuda_minimum(matrix, cuda);
+    let sources: Vec<String> = toolkits(matrix, cuda)
+        .flat_map(|row| row.sources.clone())
+        .chain(
+            matrix
+                .cuda_majors
+                .iter()
+                .filter(|row| row.major == cuda.major)
+                .flat_map(|row| row.sources.clone()),
+        )
+        .collect();
+    if let Some(needed) = needed.filter(|needed| version < *needed) {
+        let forward = forward_compat(matrix, cuda, version.branch(), boards);
+        let (rule, hint) = match &forward {
+            Some(package) => (
+                Rule::ForwardCompat,
+                format!("; on data-centre boards the package {package} would serve it"),
+            ),
+            None => (Rule::CudaDriver, String::new()),
+        };
+        let text = format!("CUDA {cuda} needs driver {needed} or newer; {version} is older{hint}");
+        said.push(say(rule, Judgement::Refuse, text, &sources));
+        return;
+    }
+    match full {
+        Some(full) if version < full => {
+            let text = format!(
+                "CUDA {cuda} runs on {version} by minor-version compatibility: features that need \
+                 {full} are missing, and code that holds only its PTX does not run"
+            );
+            said.push(say(Rule::CudaDriver, Judgement::Caution, text, &sources));
+        }
+        Some(_) => {}
+        None => {
+            let reported = matrix.branch(version.branch()).map(|row| row.max_cuda);
+            if reported.is_none_or(|max| cuda.minor_version() > max) {
+                let text = format!("no row tells which driver CUDA {cuda} needs");
+                said.push(say(Rule::CudaDriver, Judgement::Unknown, text, &sources));
+            }
+        }
+    }
+}
+
+/// The package that brings a CUDA version to an older branch, where a row has the pair and a board
+/// is not excluded.
+fn forward_compat(
+    matrix: &Matrix,
+    cuda: CudaVersion,
+    branch: Branch,
+    boards: &[Board<'_>],
+) -> Option<String> {
+    let excluded = |board: &Board<'_>| {
+        let mut brands = matrix.forward_compat_policy.excluded.iter();
+        brands.any(|brand| board.label.to_lowercase().contains(&brand.to_lowercase()))
+    };
+    let wanted = cuda.minor_version();
+    let has = matrix
+        .forward_compat
+        .iter()
+        .any(|row| row.cuda.minor_version() == wanted && row.branches.contains(&branch));
+    (has && !boards.iter().any(excluded))
+        .then(|| format!("cuda-compat-{}-{}", wanted.major, wanted.minor))
+}
+
+fn cuda_architecture(cuda: CudaVersion, boards: &[Board<'_>], said: &mut Vec<Ruling>) {
+    for board in boards.iter().filter(|board| !board.capabilities.is_empty()) {
+        let sources: Vec<&str> = board
+            .capabilities
+            .iter()
+            .flat_map(|row| &row.sources)
+            .map(String::as_str)
+            .collect();
+        let title = board.architecture.map_or("", |row| row.title.as_str());
+        let wanted = cuda.minor_version();
+        // With several possible capabilities only what rules out all of them counts.
+        let lasts: Option<Vec<CudaVersion>> =
+            board.capabilities.iter().map(|row| row.last_cuda).collect();
+        let last = lasts.and_then(|lasts| lasts.into_iter().max());
+        if let Some(last) = last.filter(|last| wanted > last.minor_version()) {
+            let text = format!(
+                "CUDA {cuda} has no code for {} ({title}): its last toolkit is {last}",
+                board.label
+            );
+            said.push(say(
+                Rule::CudaArchitecture,
+                Judgement::Refuse,
+                text,
+                &sources,
+            ));
+        }
+        let first = board.capabilities.iter().map(|row| row.first_cuda).min();
+        if let Some(first) = first.filter(|first| wanted < first.minor_version()) {
+            let text = format!(
+                "CUDA {cuda} is older than {} ({title}), whose first toolkit is {first}: only code \
+                 that holds PTX runs, compiled anew at its start",
+                board.label
+            );
+            said.push(say(
+                Rule::CudaArchitecture,
+                Judgement::Caution,
+                text,
+                &sources,
+            ));
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! A pick breaks no rule and a refusal is right, each checked against the rows by code that shares
+//! nothing with the resolver but the rows.
+
+use std::collections::BTreeSet;
+
+use gpu_bootstrap::compat::Flavour;
+use gpu_bootstrap::compat::gpu::GpuRef;
+use gpu_bootstrap::compat::matrix::{Confidence, Gpu, Matrix, Modules, OpenModules, Support};
+use gpu_bootstrap::compat::resolve::{Wish, resolve};
+use gpu_bootstrap::compat::rules::Rule;
+use gpu_bootstrap::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+use proptest::prelude::*;
+use proptest::sample::{Index, select, subsequence};
+
+use crate::matrix;
+
+/// True when the rows allow a driver, read row by row.
+fn allowed(
+    matrix: &Matrix,
+    wish: &Wish,
+    boards: &[&Gpu],
+    version: &DriverVersion,
+    flavour: Flavour,
+) -> bool {
+    boards
+        .iter()
+        .all(|board| drives(matrix, board, version, flavour))
+        && has_flavour(matrix, version.branch(), flavour)
+        && wish.cuda.iter().all(|cuda| {
+            serves(matrix, *cuda, version) && boards.iter().all(|b| codes(matrix, *cuda, b))
+        })
+        && wish
+            .kernel
+            .iter()
+            .chain(&wish.next_kernel)
+            .all(|kernel| builds(matrix, kernel, wish.arch.as_deref(), version, flavour))
+}
+
+fn drives(matrix: &Matrix, board: &Gpu, version: &DriverVersion, flavour: Flavour) -> bool {
+    let architecture = matrix
+        .architectures
+        .iter()
+        .find(|a| a.name == board.architecture)
+        .unwrap();
+    let capability = matrix
+        .capabilities
+        .iter()
+        .find(|c| c.versions.contains(&board.compute_capability))
+        .unwrap();
+    if architecture
+        .last_branch
+        .is_some_and(|last| version.branch() > last)
+    {
+        return false;
+    }
+    match (board.modules, flavour) {
+        (Modules::Open, Flavour::Proprietary) | (Modules::Proprietary, Flavour::Open) => {
+            return false;
+        }
+        _ => {}
+    }
+    for first in &board.min_drivers {
+        if first.branch() == version.branch() {
+            return version >= first;
+        }
+    }
+    match (board.min_drivers.first(), &capability.min_driver) {
+        (Some(first), _) => version >= first,
+        (None, Some(floor)) => version >= floor,
+        (None, None) => {
+            let place = |name: &str| matrix.architectures.iter().position(|a| a.name == name);
+            matrix
+                .branches
+                .iter()
+                .find(|row| row.branch == version.branch())
+                .is_none_or(|row| place(&row.newest_architecture) >= place(&board.architecture))
+        }
+    }
+}
+
+fn has_flavour(matrix: &Matrix, branch: Branch, flavour: Flavour) -> bool {
+    let row = matrix.branches.iter().find(|row| row.branch == branch);
+    row.is_none_or(|row| match flavour {
+        Flavour::Open => row.open != OpenModules::None,
+        Flavour::Proprietary => row.proprietary,
+    })
+}
+
+fn serves(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> bool {
+    for major in matrix
+        .cuda_majors
+        .iter()
+        .filter(|row| row.major == cuda.major)
+    {
+        if let Some(needed) = &major.minor_version_min_driver {
+            return version >= needed;
+        }
+    }
+    let meant = |row: CudaVersion| {
+        (row.major, row.minor) == (cuda.major, cuda.minor)
+            && (cuda.patch.is_none() || row.patch.unwrap_or(0) == cuda.patch.unwrap_or(0))
+    };
+    let mut rows = matrix
+        .toolkits
+        .iter()
+        .filter(|row| meant(row.version))
+        .peekable();
+    let mut needed = rows
+        .by_ref()
+        .filter_map(|row| row.min_driver.as_ref())
+        .peekable();
+    needed.peek().is_none() || needed.any(|needed| version >= needed)
+}
+
+fn codes(matrix: &Matrix, cuda: CudaVersion, board: &Gpu) -> bool {
+    matrix
+        .capabilities
+        .iter()
+        .filter(|row| row.versions.contains(&board.compute_capability))
+        .filter_map(|row| row.last_cuda)
+        .all(|last| (cuda.major, cuda.minor) <= (last.major, last.minor))
+}
+
+fn builds(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    arch: Option<&str>,
+    version: &DriverVersion,
+    flavour: Flavour,
+) -> bool {
+    let text = kernel.as_str();
+    if text.contains('-') && !text.contains("-rc") {
+        return true;
+    }
+    let sure = |confidence| confidence == Confidence::Verified;
+    let at = |other: &KernelVersion| kernel.series() >= other.series();
+    let fixed = matrix.kernel_fixes.iter().all(|row| {
+        if !sure(row.confidence)
+            || !at(&row.kernel)
+            || row.arch.is_some() && row.arch.as_deref() != arch
+            || row.flavour.is_some_and(|only| only != flavour)
+        {
+            return true;
+        }
+        let first = row
+            .first_fixed
+            .iter()
+            .find(|first| first.branch() == version.branch());
+        first.map_or(!row.never_fixed.contains(&version.branch()), |first| {
+            version >= first
+        })
+    });
+    let limits: Vec<_> = matrix
+        .kernel_limits
+        .iter()
+        .filter(|row| row.driver.branch() == version.branch() && version <= &row.driver)
+        .collect();
+    let nearest = limits.iter().map(|row| &row.driver).min();
+    let within = limits
+        .iter()
+        .filter(|row| Some(&row.driver) == nearest)
+        .all(|row| !sure(row.confidence) || !row.first_broken.as_ref().is_some_and(&at));
+    let young = matrix.kernel_oldest.iter().all(|row| {
+        let concerned = row
+            .first_driver
+            .as_ref()
+            .is_none_or(|first| version >= first)
+            && row.last_driver.as_ref().is_none_or(|last| version <= last);
+        !concerned || at(&row.kernel)
+    });
+    fixed && within && young
+}
+
+/// Every version that a row names, and some that none does.
+fn versions(matrix: &Matrix) -> Vec<DriverVersion> {
+    let mut all: BTreeSet<DriverVersion> = BTreeSet::new();
+    for row in &matrix.branches {
+        all.extend([row.first_version.clone(), row.newest_version.clone()]);
+    }
+    all.extend(
+        matrix
+            .gpus
+            .iter()
+            .flat_map(|row| row.min_drivers.iter().cloned()),
+    );
+    all.extend(
+        matrix
+            .toolkits
+            .iter()
+            .filter_map(|row| row.min_driver.clone()),
+    );
+    all.extend(
+        matrix
+            .kernel_fixes
+            .iter()
+            .flat_map(|row| row.first_fixed.iter().cloned()),
+    );
+    all.extend(matrix.kernel_limits.iter().map(|row| row.driver.clone()));
+    all.extend(["535.104.12", "580.1.1", "630.10.01"].map(|text| text.parse().unwrap()));
+    all.into_iter().collect()
+}
+
+const KERNELS: [&str; 14] = [
+    "3.10.0-1160.el7.x86_64",
+    "4.14",
+    "4.18.0-553.el8_10.x86_64",
+    "5.14.0-687.12.1.el9_8.x86_64",
+    "6.1.0-44-cloud-amd64",
+    "6.4",
+    "6.5.3",
+    "6.8.0-90-generic",
+    "6.10.14",
+    "6.16",
+    "6.17.9-76061709-generic",
+    "6.19",
+    "7.0.0-rc4",
+    "7.2.1",
+];
+
+fn wishes() -> impl Strategy<Value = Wish> {
+    let matrix = matrix();
+    let boards: Vec<GpuRef> = matrix
+        .gpus
+        .iter()
+        .map(|row| GpuRef {
+            pci_id: row.pci_id,
+            subsystem_id: row.subsystem_id,
+            chip_name: None,
+        })
+        .collect();
+    let cuda: Vec<CudaVersion> = matrix
+        .toolkits
+        .iter()
+        .flat_map(|row| [row.version, row.version.minor_version()])
+        .chain(["14.0".parse().unwrap(), "12.77".parse().unwrap()])
+        .collect();
+    let branches: Vec<Branch> = matrix.branches.iter().map(|row| row.branch).collect();
+    let versions = versions(matrix);
+    let kernels: Vec<KernelVersion> = KERNELS.iter().map(|text| text.parse().unwrap()).collect();
+    let kernel = || prop::option::of(select(kernels.clone()));
+    let some = versions.len().min(12);
+    (
+        prop::collection::vec(select(boards), 0..4),
+        (kernel(), kernel()),
+        prop::option::of(select(vec!["x86_64".to_owned(), "aarch64".to_owned()])),
+        prop::option::weighted(0.3, select(branches)),
+        prop::option::weighted(0.2, select(versions.clone())),
+        prop::option::weighted(0.3, select(vec![Flavour::Open, Flavour::Proprietary])),
+        prop::collection::vec(select(cuda), 0..3),
+        prop::option::weighted(0.4, (subsequence(versions, 0..=some), any::<Index>())),
+    )
+        .prop_map(
+            |(gpus, (kernel, next_kernel), arch, branch, version, flavour, cuda, list)| {
+                // A version that is wished is mostly one that the repository has.
+                let version = match (&version, &list) {
+                    (Some(_), Some((list, index))) if !list.is_empty() => {
+                        Some(index.get(list).clone())
+                    }
+                    _ => version,
+                };
+                Wish {
+                    gpus,
+                    kernel,
+                    next_kernel,
+                    arch,
+                    branch,
+                    version,
+                    flavour,
+                    cuda,
+                    candidates: list.map(|(list, _)| list),
+                    ..Wish::default()
+                }
+            },
+        )
+}
+
+/// The versions that a wish leaves to choose from.
+fn choice(matrix: &Matrix, wish: &Wish) -> Vec<DriverVersion> {
+    let newest = || {
+        matrix
+            .branches
+            .iter()
+            .map(|row| row.newest_version.clone())
+            .collect()
+    };
+    let all = match (&wish.candidates, &wish.version) {
+        (Some(list), _) => list.clone(),
+        (None, Some(version)) => vec![version.clone()],
+        (None, None) => newest(),
+    };
+    all.into_iter()
+        .filter(|v| wish.branch.is_none_or(|branch| v.branch() == branch))
+        .filter(|v| wish.version.as_ref().is_none_or(|wished| v == wished))
+        .collect()
+}
+
+fn boards<'m>(matrix: &'m Matrix, wish: &Wish) -> Vec<&'m Gpu> {
+    let of = |gpu: &GpuRef| {
+        let row = matrix
+            .gpus
+            .iter()
+            .find(|row| row.pci_id == gpu.pci_id && row.subsystem_id == gpu.subsystem_id);
+        row.unwrap()
+    };
+    wish.gpus.iter().map(of).collect()
+}
+
+fn flavours(wish: &Wish) -> Vec<Flavour> {
+    wish.flavour
+        .map_or(vec![Flavour::Open, Flavour::Proprietary], |flavour| {
+            vec![flavour]
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_pick_breaks_no_rule_and_a_refusal_is_right(wish in wishes()) {
+        let matrix = matrix();
+        let boards = boards(matrix, &wish);
+        let choice = choice(matrix, &wish);
+        match resolve(matrix, &wish) {
+            Ok(pick) => {
+                prop_assert!(choice.contains(&pick.recommended), "{pick:?}");
+                prop_assert!(flavours(&wish).contains(&pick.flavour));
+                prop_assert_eq!(pick.branch, pick.recommended.branch());
+                prop_assert!(
+                    allowed(matrix, &wish, &boards, &pick.recommended, pick.flavour),
+                    "{:?}", pick
+                );
+                prop_assert!(pick.version.is_none_or(|version| version == pick.recommended));
+                prop_assert!(!pick.assumed && !pick.reasons.is_empty());
+                prop_assert!(pick.doubtful || !pick.sources.is_empty());
+            }
+            Err(refusal) => {
+                for version in &choice {
+                    for flavour in flavours(&wish) {
+                        prop_assert!(
+                            !allowed(matrix, &wish, &boards, version, flavour),
+                            "{version} {flavour} would do: {refusal:?}"
+                        );
+                    }
+                }
+                prop_assert!(!refusal.reasons.is_empty() && !refusal.nearest.is_empty());
+                if let Some(near) = &refusal.nearest_pick {
+                    let only = Wish { gpus: wish.gpus.clone(), ..Wish::default() };
+                    prop_assert!(
+                        allowed(matrix, &only, &boards, &near.recommended, near.flavour),
+                        "{:?}", near
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_rules_that_are_broken(wish in wishes()) {
+        let matrix = matrix();
+        let boards = boards(matrix, &wish);
+        let Err(refusal) = resolve(matrix, &wish) else { return Ok(()) };
+        let choice = choice(matrix, &wish);
+        let broken = |check: &dyn Fn(&DriverVersion, Flavour) -> bool| {
+            choice.iter().any(|v| flavours(&wish).iter().any(|flavour| !check(v, *flavour)))
+        };
+        for reason in &refusal.reasons {
+            let right = match reason.rule {
+                Rule::Offered => choice.is_empty() && wish.candidates.is_some(),
+                Rule::Wish => {
+                    wish.branch.zip(wish.version.as_ref()).is_some_and(|(b, v)| v.branch() != b)
+                }
+                Rule::Pair => {
+                    // Each alone is served, no two of the newest drivers serve them together.
+                    let newest = self::choice(matrix, &Wish::default());
+                    newest.iter().all(|version| {
+                        [Flavour::Open, Flavour::Proprietary].iter().all(|flavour| {
+                            let free = Wish::default();
+                            !allowed(matrix, &free, &boards, version, *flavour)
+                        })
+                    })
+                }
+                Rule::MinDriver | Rule::LastBranch | Rule::NewestArchitecture
+                | Rule::BoardFlavour => broken(&|version, flavour| {
+                    boards.iter().all(|board| drives(matrix, board, version, flavour))
+                }),
+                Rule::BranchFlavour => {
+                    broken(&|version, flavour| has_flavour(matrix, version.branch(), flavour))
+                }
+                Rule::CudaDriver | Rule::ForwardCompat => broken(&|version, _| {
+                    wish.cuda.iter().all(|cuda| serves(matrix, *cuda, version))
+                }),
+                Rule::CudaArchitecture => wish.cuda.iter().any(|cuda| {
+                    boards.iter().any(|board| !codes(matrix, *cuda, board))
+                }),
+                Rule::Kernel => broken(&|version, flavour| {
+                    let arch = wish.arch.as_deref();
+                    let mut kernels = wish.kernel.iter().chain(&wish.next_kernel);
+                    kernels.all(|kernel| builds(matrix, kernel, arch, version, flavour))
+                }),
+                _ => false,
+            };
+            prop_assert!(right, "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn a_supported_long_term_branch_goes_first(wish in wishes()) {
+        let matrix = matrix();
+        let wish = Wish { branch: None, version: None, candidates: None, ..wish };
+        let Ok(pick) = resolve(matrix, &wish) else { return Ok(()) };
+        let boards = boards(matrix, &wish);
+        let supported = |branch: Branch| {
+            matrix.branches.iter().any(|b| b.branch == branch && b.support == Support::Supported)
+        };
+        // Unsupported only where no supported branch serves without evidence against it.
+        if !supported(pick.branch) && !pick.doubtful && wish.kernel.is_none()
+            && wish.next_kernel.is_none()
+        {
+            for row in matrix.branches.iter().filter(|row| row.support == Support::Supported) {
+                for flavour in flavours(&wish) {
+                    let version = &row.newest_version;
+                    prop_assert!(
+                        boards.iter().any(|board| board.named_since.is_some())
+                            || !allowed(matrix, &wish, &boards, version, flavour),
+                        "{} rather than {}", pick.branch, row.branch
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_gpus_never_widen_the_choice(wish in wishes(), index in any::<Index>()) {
+        // Without a GPU there is nothing to take away.
+        if wish.gpus.is_empty() {
+            return Ok(());
+        }
+        let matrix = matrix();
+        let mut fewer = wish.clone();
+        fewer.gpus.remove(index.index(wish.gpus.len()));
+        if resolve(matrix, &wish).is_ok() {
+            prop_assert!(resolve(matrix, &fewer).is_ok());
+        }
+    }
+}

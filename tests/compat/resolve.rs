@@ -1,0 +1,520 @@
+//! Which driver real machines get, or why none.
+
+use gpu_bootstrap::compat::Flavour;
+use gpu_bootstrap::compat::gpu::GpuRef;
+use gpu_bootstrap::compat::matrix::Fabric;
+use gpu_bootstrap::compat::resolve::{Pick, Refusal, Wish, resolve};
+use gpu_bootstrap::compat::rules::Rule;
+use gpu_bootstrap::model::version::DriverVersion;
+
+use crate::{gpu, matrix};
+
+const V100: &str = "10de:1db1";
+const T4: &str = "10de:1eb8";
+const A100: &str = "10de:20b2";
+const H100: &str = "10de:2330";
+const H200: &str = "10de:2335";
+const GH200: &str = "10de:2342";
+const B200: &str = "10de:2901";
+const GB200: &str = "10de:2941";
+const RTX_PRO: &str = "10de:2bb5";
+const K80: &str = "10de:102d";
+
+fn gpus(ids: &[&str]) -> Wish {
+    Wish {
+        gpus: ids.iter().map(|id| gpu(id)).collect(),
+        ..Wish::default()
+    }
+}
+
+fn with(ids: &[&str], change: impl FnOnce(&mut Wish)) -> Wish {
+    let mut wish = gpus(ids);
+    change(&mut wish);
+    wish
+}
+
+fn picked(wish: &Wish) -> Pick {
+    resolve(matrix(), wish).unwrap_or_else(|refusal| panic!("{refusal}"))
+}
+
+fn refused(wish: &Wish) -> Box<Refusal> {
+    match resolve(matrix(), wish) {
+        Ok(pick) => panic!("{pick:?}"),
+        Err(refusal) => refusal,
+    }
+}
+
+/// Branch and flavour in a word, `580 open`.
+fn brief(wish: &Wish) -> String {
+    let pick = picked(wish);
+    format!("{} {}", pick.branch, pick.flavour)
+}
+
+fn reasons(refusal: &Refusal) -> String {
+    refusal
+        .reasons
+        .iter()
+        .map(|r| r.text.as_str())
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn candidates(versions: &[&str]) -> Option<Vec<DriverVersion>> {
+    Some(versions.iter().map(|text| text.parse().unwrap()).collect())
+}
+
+#[test]
+fn defaults_per_gpu() {
+    for (ids, want) in [
+        (&[][..], "580 open"),
+        (&[V100], "580 proprietary"),
+        (&[T4], "580 open"),
+        (&[A100], "580 open"),
+        (&[H100], "580 open"),
+        (&[H200], "580 open"),
+        (&[GH200], "580 open"),
+        (&[B200], "580 open"),
+        (&[GB200], "580 open"),
+        (&[RTX_PRO], "580 open"),
+        (&[K80], "470 proprietary"),
+        (&["10de:3182"], "580 open"),
+        (&["10de:2e12"], "580 open"),
+        // Named by no driver before 595.71.05.
+        (&["10de:2909"], "595 open"),
+        (&["10de:3000"], "615 open"),
+        (&[V100, H100], "580 proprietary"),
+        (&[V100, T4, A100], "580 proprietary"),
+        (&[T4, B200], "580 open"),
+    ] {
+        assert_eq!(brief(&gpus(ids)), want, "{ids:?}");
+    }
+}
+
+#[test]
+fn eight_of_a_kind_are_one_kind() {
+    let pick = picked(&gpus(&[H100; 8]));
+    assert_eq!(
+        pick.reasons
+            .iter()
+            .filter(|r| r.contains("H100 SXM5"))
+            .count(),
+        2,
+        "{pick:?}"
+    );
+    assert_eq!(pick.fabric, Fabric::Fm);
+    assert!(pick.version.is_none() && !pick.assumed && !pick.doubtful);
+    assert!(
+        pick.reasons[0].contains("long-term support branch"),
+        "{:?}",
+        pick.reasons
+    );
+    assert!(pick.sources.contains(&"NT".to_owned()));
+}
+
+#[test]
+fn boards_need_their_own_first_driver() {
+    for (id, branch, first) in [
+        (H100, "520", "525.85.05"),
+        (H200, "535", "550.90.07"),
+        ("10de:233b", "550", "565.57.01"),
+        (GH200, "525", "535.129.03"),
+        (B200, "565", "570.86.15"),
+        (RTX_PRO, "570", "575.57.08"),
+        ("10de:27b8", "520", "525.78.01"),
+        ("10de:3182", "575", "580.82.07"),
+    ] {
+        let refusal = refused(&with(&[id], |wish| {
+            wish.branch = Some(branch.parse().unwrap())
+        }));
+        let text = reasons(&refusal);
+        assert!(
+            text.contains(&format!("needs driver {first} or newer")),
+            "{id}: {text}"
+        );
+        assert!(
+            refusal
+                .reasons
+                .iter()
+                .any(|reason| reason.rule == Rule::MinDriver),
+            "{text}"
+        );
+        let near = refusal.nearest_pick.as_ref().unwrap();
+        assert_eq!(near.branch.to_string(), "580", "{id}");
+        assert!(
+            refusal.nearest[0].contains("with another branch: driver 580."),
+            "{refusal:?}"
+        );
+    }
+}
+
+#[test]
+fn the_first_driver_holds_per_branch() {
+    let version = |text: &str| with(&[H200], |wish| wish.version = Some(text.parse().unwrap()));
+    assert!(reasons(&refused(&version("555.42.02"))).contains("555.42.06"));
+    assert!(reasons(&refused(&version("550.54.14"))).contains("550.90.07"));
+    assert_eq!(
+        picked(&version("550.90.07")).version.unwrap().to_string(),
+        "550.90.07"
+    );
+    assert_eq!(picked(&version("560.28.03")).branch.to_string(), "560");
+    // A branch between two that list the board: a doubt, no refusal.
+    let h20 = with(&["10de:232c"], |wish| {
+        wish.branch = Some("560".parse().unwrap())
+    });
+    let pick = picked(&h20);
+    assert!(
+        pick.doubtful && pick.warnings.iter().any(|w| w.contains("branch 560")),
+        "{pick:?}"
+    );
+}
+
+#[test]
+fn out_of_support_is_a_warning() {
+    let pick = picked(&with(&[A100], |wish| {
+        wish.branch = Some("535".parse().unwrap())
+    }));
+    assert_eq!(pick.flavour, Flavour::Proprietary);
+    assert!(
+        pick.warnings
+            .iter()
+            .any(|w| w.contains("no fixes any more")),
+        "{pick:?}"
+    );
+    assert!(!pick.doubtful);
+    assert!(
+        picked(&gpus(&[K80]))
+            .warnings
+            .iter()
+            .any(|w| w.contains("no fixes any more"))
+    );
+}
+
+#[test]
+fn old_and_new_gpus_in_one_machine() {
+    let refusal = refused(&gpus(&[V100, B200]));
+    let first = &refusal.reasons[0];
+    assert_eq!(first.rule, Rule::Pair);
+    assert!(
+        first.text.contains("Tesla V100 SXM2 16GB (10de:1db1)"),
+        "{}",
+        first.text
+    );
+    assert!(first.text.contains("B200 (10de:2901)"), "{}", first.text);
+    assert!(
+        refusal.nearest[0].contains("different machines"),
+        "{:?}",
+        refusal.nearest
+    );
+    // Three kinds: only the pair that excludes itself is named.
+    let refusal = refused(&gpus(&[V100, T4, B200]));
+    assert_eq!(
+        refusal
+            .reasons
+            .iter()
+            .filter(|r| r.rule == Rule::Pair)
+            .count(),
+        1
+    );
+    assert!(
+        !refusal.reasons[0].text.contains("T4"),
+        "{}",
+        refusal.reasons[0].text
+    );
+    assert_eq!(refused(&gpus(&[K80, H100])).reasons[0].rule, Rule::Pair);
+    assert_eq!(refused(&gpus(&[V100, GH200])).reasons[0].rule, Rule::Pair);
+}
+
+#[test]
+fn flavours() {
+    let open = |ids: &[&str]| with(ids, |wish| wish.flavour = Some(Flavour::Open));
+    let proprietary = |ids: &[&str]| with(ids, |wish| wish.flavour = Some(Flavour::Proprietary));
+    assert_eq!(brief(&proprietary(&[T4])), "580 proprietary");
+    assert_eq!(brief(&open(&[T4])), "580 open");
+    for wish in [
+        open(&[V100]),
+        open(&[V100, T4]),
+        proprietary(&[B200]),
+        proprietary(&[GH200]),
+    ] {
+        let refusal = refused(&wish);
+        assert!(
+            refusal.reasons.iter().any(|r| r.rule == Rule::BoardFlavour),
+            "{refusal:?}"
+        );
+        assert!(
+            refusal.nearest[0].contains("with the other kernel modules"),
+            "{refusal:?}"
+        );
+    }
+    // Branches without one of the two.
+    let wish = with(&[T4], |wish| {
+        wish.flavour = Some(Flavour::Open);
+        wish.branch = Some("470".parse().unwrap());
+    });
+    assert_eq!(refused(&wish).reasons[0].rule, Rule::BranchFlavour);
+    let wish = with(&[T4], |wish| {
+        wish.flavour = Some(Flavour::Proprietary);
+        wish.branch = Some("615".parse().unwrap());
+    });
+    assert_eq!(refused(&wish).reasons[0].rule, Rule::BranchFlavour);
+    // GSP boards on a branch where the open modules were not the default yet.
+    let on_535 = |id| with(&[id], |wish| wish.branch = Some("535".parse().unwrap()));
+    assert_eq!(brief(&on_535(T4)), "535 proprietary");
+    assert_eq!(brief(&on_535(GH200)), "535 open");
+}
+
+#[test]
+fn cuda() {
+    let wish = |id: &'static str, cuda: &str| {
+        let list = cuda.split(' ').map(|text| text.parse().unwrap()).collect();
+        with(&[id], |wish| wish.cuda = list)
+    };
+    let refusal = refused(&wish(V100, "13.0"));
+    assert_eq!(refusal.reasons[0].rule, Rule::CudaArchitecture);
+    assert!(
+        reasons(&refusal).contains("its last toolkit is 12.9"),
+        "{}",
+        reasons(&refusal)
+    );
+    assert!(
+        refusal.nearest[0].contains("without the wished CUDA versions"),
+        "{refusal:?}"
+    );
+    assert_eq!(brief(&wish(V100, "11.8 12.9")), "580 proprietary");
+    assert_eq!(brief(&wish(H100, "12.4 13.0")), "580 open");
+    // Newer than the long-term branch, within its major version.
+    let pick = picked(&wish(H100, "13.2"));
+    assert_eq!(pick.branch.to_string(), "580");
+    assert!(
+        pick.warnings
+            .iter()
+            .any(|w| w.contains("minor-version compatibility")),
+        "{pick:?}"
+    );
+    // Older than the GPU.
+    let pick = picked(&wish(H100, "11.4"));
+    assert!(pick.warnings.iter().any(|w| w.contains("PTX")), "{pick:?}");
+    // No row: said, not refused.
+    let pick = picked(&wish(H100, "14.0"));
+    assert!(
+        pick.doubtful && pick.warnings.iter().any(|w| w.contains("CUDA 14.0")),
+        "{pick:?}"
+    );
+    // An old branch and a new CUDA: refused, with the package that would serve.
+    let on_535 = Wish {
+        branch: Some("535".parse().unwrap()),
+        ..wish(A100, "13.0")
+    };
+    let refusal = refused(&on_535);
+    assert_eq!(refusal.reasons[0].rule, Rule::ForwardCompat);
+    assert!(
+        reasons(&refusal).contains("cuda-compat-13-0"),
+        "{}",
+        reasons(&refusal)
+    );
+    // Before CUDA 11 each release needs its own minimum.
+    let on_418 = Wish {
+        branch: Some("418".parse().unwrap()),
+        ..wish(V100, "10.2")
+    };
+    assert!(reasons(&refused(&on_418)).contains("440.33"));
+}
+
+#[test]
+fn kernels_per_branch() {
+    let wish = |kernel: &str, version: &str| {
+        with(&[A100], |wish| {
+            wish.kernel = Some(kernel.parse().unwrap());
+            wish.version = Some(version.parse().unwrap());
+        })
+    };
+    for (kernel, version, why) in [
+        ("6.19", "535.274.02", "535.309.01"),
+        ("6.19.3", "580.65.06", "580.119.02"),
+        ("6.4", "530.41.03", "branch 530 ended without the fix"),
+        ("6.4.12", "525.105.17", "525.116.03"),
+        ("6.15", "550.163.01", "needs patches from Linux 6.15 on"),
+        ("6.10", "470.256.02", "needs patches from Linux 6.10 on"),
+        ("4.14", "580.178.04", "asks for Linux 4.15"),
+    ] {
+        let refusal = refused(&wish(kernel, version));
+        assert!(
+            refusal.reasons.iter().all(|r| r.rule == Rule::Kernel),
+            "{refusal:?}"
+        );
+        assert!(
+            reasons(&refusal).contains(why),
+            "{kernel} {version}: {}",
+            reasons(&refusal)
+        );
+    }
+    for (kernel, version) in [
+        ("6.4", "525.116.03"),
+        ("6.4", "535.54.03"),
+        ("6.18", "535.274.02"),
+        ("6.19", "535.309.01"),
+    ] {
+        assert!(
+            resolve(matrix(), &wish(kernel, version)).is_ok(),
+            "{kernel} {version}"
+        );
+    }
+    // The numbers of a vendor kernel are evidence, no proof.
+    for (kernel, version) in [
+        ("6.19.6-1-amd64", "535.274.02"),
+        ("6.4.0-150600.23-default", "530.41.03"),
+        ("5.14.0-687.12.1.el9_8.x86_64", "575.57.08"),
+        ("3.10.0-1160.el7.x86_64", "580.178.04"),
+    ] {
+        let pick = picked(&wish(kernel, version));
+        assert!(
+            pick.doubtful && !pick.warnings.is_empty(),
+            "{kernel} {version}: {pick:?}"
+        );
+    }
+    let pick = picked(&wish("6.1.0-44-amd64", "535.261.03"));
+    assert!(!pick.doubtful, "{pick:?}");
+}
+
+#[test]
+fn both_kernels_count_and_move_the_pick() {
+    let wish = with(&[A100], |wish| {
+        wish.kernel = Some("6.1.0-44-amd64".parse().unwrap());
+        wish.next_kernel = Some("6.19.6-1-amd64".parse().unwrap());
+        wish.candidates = candidates(&["535.274.02", "550.163.01", "570.211.01", "580.65.06"]);
+    });
+    // The long-term branch is there, too old for the next kernel; 570 has the fix.
+    assert_eq!(picked(&wish).version.unwrap().to_string(), "570.211.01");
+    let only_now = Wish {
+        next_kernel: None,
+        ..wish
+    };
+    assert_eq!(picked(&only_now).version.unwrap().to_string(), "580.65.06");
+}
+
+#[test]
+fn what_a_repository_has_decides_the_version() {
+    let debian = candidates(&["535.261.03", "535.247.01"]);
+    let pick = picked(&with(&[A100], |wish| wish.candidates = debian.clone()));
+    assert_eq!(pick.version.unwrap().to_string(), "535.261.03");
+    assert_eq!(pick.flavour, Flavour::Proprietary);
+    let refusal = refused(&with(&[B200], |wish| wish.candidates = debian.clone()));
+    assert!(
+        reasons(&refusal).contains("570.86.15"),
+        "{}",
+        reasons(&refusal)
+    );
+    assert!(
+        refusal.nearest[0].contains("from another repository"),
+        "{:?}",
+        refusal.nearest
+    );
+    let refusal = refused(&with(&[A100], |wish| {
+        wish.candidates = debian;
+        wish.version = Some("580.65.06".parse().unwrap());
+    }));
+    assert_eq!(refusal.reasons[0].rule, Rule::Offered);
+    assert!(
+        reasons(&refusal).contains("535.261.03"),
+        "{}",
+        reasons(&refusal)
+    );
+    let empty = refused(&with(&[A100], |wish| wish.candidates = candidates(&[])));
+    assert!(reasons(&empty).contains("no driver"));
+    let torn = refused(&with(&[A100], |wish| {
+        wish.branch = Some("570".parse().unwrap());
+        wish.version = Some("580.65.06".parse().unwrap());
+    }));
+    assert_eq!(torn.reasons[0].rule, Rule::Wish);
+}
+
+#[test]
+fn unlisted_gpus() {
+    let pick = picked(&gpus(&["10de:3fff"]));
+    assert!(pick.assumed && pick.doubtful);
+    assert_eq!(
+        (pick.branch.to_string().as_str(), pick.flavour),
+        ("595", Flavour::Open)
+    );
+    assert!(
+        pick.reasons
+            .iter()
+            .any(|r| r.contains("verified after the module was loaded"))
+    );
+    let refusal = refused(&gpus(&["10de:0fff"]));
+    assert!(refusal.unknown, "{refusal:?}");
+    let titan = GpuRef {
+        chip_name: Some("GV100 [TITAN V]".to_owned()),
+        ..gpu("10de:1d81")
+    };
+    let pick = picked(&Wish {
+        gpus: vec![titan.clone()],
+        ..Wish::default()
+    });
+    assert!(pick.assumed);
+    assert_eq!(
+        (pick.branch.to_string().as_str(), pick.flavour),
+        ("580", Flavour::Proprietary)
+    );
+    let both = Wish {
+        gpus: vec![titan, gpu(B200)],
+        ..Wish::default()
+    };
+    assert_eq!(refused(&both).reasons[0].rule, Rule::Pair);
+    // A branch that is not known is a doubt where its version is, else a refusal for want of a row.
+    let new = with(&[H100], |wish| {
+        wish.version = Some("640.10.01".parse().unwrap())
+    });
+    assert!(picked(&new).doubtful && picked(&new).flavour == Flavour::Open);
+    let new = with(&[H100], |wish| wish.branch = Some("640".parse().unwrap()));
+    assert!(refused(&new).unknown);
+    let new = with(&[V100], |wish| {
+        wish.version = Some("640.10.01".parse().unwrap())
+    });
+    assert_eq!(refused(&new).reasons[0].rule, Rule::LastBranch);
+}
+
+#[test]
+fn slices_need_the_grid_driver() {
+    let slice = GpuRef {
+        subsystem_id: Some("10de:1733".parse().unwrap()),
+        ..gpu("10de:27b8")
+    };
+    let refusal = refused(&Wish {
+        gpus: vec![slice],
+        ..Wish::default()
+    });
+    assert_eq!(refusal.reasons[0].rule, Rule::Vgpu);
+    assert!(reasons(&refusal).contains("L4-3Q"), "{}", reasons(&refusal));
+    assert!(refusal.nearest[0].contains("GRID guest driver"));
+    let whole = GpuRef {
+        subsystem_id: Some("10de:16ca".parse().unwrap()),
+        ..gpu("10de:27b8")
+    };
+    assert_eq!(
+        brief(&Wish {
+            gpus: vec![whole],
+            ..Wish::default()
+        }),
+        "580 open"
+    );
+    let azure = Some(("azure".to_owned(), "Standard_NV36ads_A10_v5".to_owned()));
+    let refusal = refused(&with(&["10de:2236"], |wish| wish.instance = azure));
+    assert_eq!(refusal.reasons[0].rule, Rule::Vgpu);
+    let aws = Some(("aws".to_owned(), "p5.48xlarge".to_owned()));
+    assert_eq!(
+        brief(&with(&[H100], |wish| wish.instance = aws)),
+        "580 open"
+    );
+}
+
+#[test]
+fn the_fabric_needs_a_visible_switch() {
+    let seen = |id: &str, seen| picked(&with(&[id], |wish| wish.nvswitch = seen)).fabric;
+    assert_eq!(seen(H100, Some(true)), Fabric::Fm);
+    assert_eq!(seen(H100, None), Fabric::Fm);
+    assert_eq!(seen(H100, Some(false)), Fabric::None);
+    assert_eq!(seen(B200, Some(true)), Fabric::FmNvlsm);
+    assert_eq!(seen(GB200, Some(false)), Fabric::Imex);
+    assert_eq!(seen(T4, Some(true)), Fabric::None);
+}
