@@ -29,7 +29,10 @@ fn floor(module: &str) -> Option<usize> {
 }
 
 fn sources(folder: &Path, found: &mut Vec<std::path::PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder of the source").flatten() {
+    for entry in fs::read_dir(folder)
+        .expect("a folder of the source")
+        .flatten()
+    {
         let path = entry.path();
         if path.is_dir() {
             sources(&path, found);
@@ -41,7 +44,10 @@ fn sources(folder: &Path, found: &mut Vec<std::path::PathBuf>) {
 
 /// Top-level modules named after `crate::` in production code; tests may use fixtures of others.
 fn imports(text: &str) -> Vec<String> {
-    let production = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
+    let production = text
+        .split("#[cfg(test)]\nmod tests {")
+        .next()
+        .unwrap_or(text);
     let mut found = Vec::new();
     for (at, _) in production.match_indices("crate::") {
         let rest = &production[at + "crate::".len()..];
@@ -72,7 +78,11 @@ fn imports(text: &str) -> Vec<String> {
                 }
             }
         } else {
-            found.push(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+            found.push(
+                rest.chars()
+                    .take_while(|c| c.is_alphanumeric() || *c == '_')
+                    .collect(),
+            );
         }
     }
     found
@@ -96,22 +106,35 @@ fn imports_go_down_only() {
             continue;
         }
         let Some(own) = floor(module) else {
-            wrong.push(format!("{}: `{module}` has no floor in this test", relative.display()));
+            wrong.push(format!(
+                "{}: `{module}` has no floor in this test",
+                relative.display()
+            ));
             continue;
         };
         for import in imports(&fs::read_to_string(&file).expect("a source file")) {
             match floor(&import) {
                 Some(other) if other > own => {
-                    wrong.push(format!("{}: uses `{import}`, which is above", relative.display()));
+                    wrong.push(format!(
+                        "{}: uses `{import}`, which is above",
+                        relative.display()
+                    ));
                 }
                 Some(other) if other == own && import != module => {
-                    wrong.push(format!("{}: uses `{import}`, of its own floor", relative.display()));
+                    wrong.push(format!(
+                        "{}: uses `{import}`, of its own floor",
+                        relative.display()
+                    ));
                 }
                 _ => {}
             }
         }
     }
-    assert!(wrong.is_empty(), "imports that do not go down:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "imports that do not go down:\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]
@@ -128,11 +151,18 @@ fn no_file_is_too_long_to_read() {
     let long: Vec<String> = files
         .iter()
         .filter_map(|file| {
-            let lines = fs::read_to_string(file).expect("a source file").lines().count();
+            let lines = fs::read_to_string(file)
+                .expect("a source file")
+                .lines()
+                .count();
             (lines > LIMIT).then(|| format!("{}: {lines} lines", file.display()))
         })
         .collect();
-    assert!(long.is_empty(), "longer than {LIMIT} lines:\n{}", long.join("\n"));
+    assert!(
+        long.is_empty(),
+        "longer than {LIMIT} lines:\n{}",
+        long.join("\n")
+    );
 }
 
 /// The mode of a run is the engine's alone: a step or verb that knew of dry runs could forget one.
@@ -144,7 +174,11 @@ fn only_the_engine_knows_the_mode() {
         sources(&root.join(folder), &mut files);
         for file in files {
             let text = fs::read_to_string(&file).expect("a source file");
-            assert!(!text.contains("dry_run"), "{} knows of dry runs", file.display());
+            assert!(
+                !text.contains("dry_run"),
+                "{} knows of dry runs",
+                file.display()
+            );
         }
     }
 }

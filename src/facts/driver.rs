@@ -107,9 +107,16 @@ fn linker_folders(look: &mut Look<'_>) -> Vec<String> {
             folders.push(line.to_owned());
             continue;
         };
+        // Red Hat's children write the path relative to the file that it stands in.
+        let included = match included.strip_prefix('/') {
+            Some(_) => included.to_owned(),
+            None => format!("/etc/{included}"),
+        };
         let Some((folder, names)) = included.rsplit_once('/') else {
             continue;
         };
+        // Before the first folder there is the root itself.
+        let folder = if folder.is_empty() { "/" } else { folder };
         for name in look.list(fact, folder) {
             if pattern::matches(names, &name) {
                 let text = look.text(fact, &format!("{folder}/{name}"));
@@ -286,7 +293,7 @@ mod tests {
         // The administrator's folders come before the distribution's.
         files.put("/opt/gpu/libnvidia-ml.so.595.91.07", "x");
         files.put_link("/opt/gpu/libnvidia-ml.so.1", "libnvidia-ml.so.595.91.07");
-        files.put("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
+        files.put("/etc/ld.so.conf", "include ld.so.conf.d/*.conf\n");
         files.put("/etc/ld.so.conf.d/gpu.conf", "# ours\n/opt/gpu\n");
         assert_eq!(found(), (Some(Some("595.91.07".to_owned())), 0));
     }

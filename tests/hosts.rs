@@ -1,0 +1,266 @@
+//! Facts of the machines in `tests/hosts`, compared with what was found there before.
+
+use std::fs;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use gpu_bootstrap::{
+    compat::matrix::Matrix,
+    facts::{self, Facts, Scope},
+    host::{
+        fake::{self, Fakes},
+        files::Room,
+        rooted,
+    },
+};
+
+const GIB: u64 = 1 << 30;
+
+fn hosts() -> Vec<(String, Utf8PathBuf)> {
+    let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts");
+    let mut hosts: Vec<(String, Utf8PathBuf)> = folder
+        .read_dir_utf8()
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().join("root").is_dir())
+        .map(|entry| (entry.file_name().to_owned(), entry.path().to_owned()))
+        .collect();
+    hosts.sort();
+    hosts
+}
+
+/// Puts a tree of the disk into a machine in memory, whose filesystems have sizes that stay.
+fn load(root: &Utf8Path) -> Fakes {
+    let (_, fakes) = fake::host();
+    let room = |total| Room {
+        total,
+        free: total / 2,
+        read_only: false,
+    };
+    fakes.files.mount("/", room(100 * GIB));
+    copy(root, root, &fakes);
+    let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap();
+    for path in mounts.lines().filter_map(|line| line.split(' ').nth(4)) {
+        if path != "/" {
+            fakes.files.mount(path, room(50 * GIB));
+        }
+    }
+    fakes
+}
+
+fn copy(root: &Utf8Path, folder: &Utf8Path, to: &Fakes) {
+    for entry in folder.read_dir_utf8().unwrap() {
+        let entry = entry.unwrap();
+        let path = format!("/{}", entry.path().strip_prefix(root).unwrap());
+        let kind = entry.file_type().unwrap();
+        if kind.is_symlink() {
+            let target = entry.path().read_link_utf8().unwrap();
+            to.files.put_link(&path, target.as_str());
+        } else if kind.is_dir() {
+            to.files.put_folder(&path, 0o755);
+            copy(root, entry.path(), to);
+        } else {
+            to.files.put(&path, fs::read(entry.path()).unwrap());
+        }
+    }
+}
+
+async fn gather(fakes: &Fakes, executes: bool) -> Facts {
+    let matrix = Matrix::builtin().unwrap();
+    let host = fakes.host();
+    let mut facts = facts::gather(host.reader(), Some(&matrix), Scope { executes }).await;
+    // How much is free in the machine in memory depends on the size of every file in the tree.
+    for disk in &mut facts.disks {
+        disk.free_bytes = disk.total_bytes / 2;
+    }
+    facts
+}
+
+fn compare(name: &str, facts: &Facts) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("hosts/snapshots");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_json_snapshot!(name, facts));
+}
+
+#[tokio::test]
+async fn below_a_root_nothing_is_run() {
+    for (name, folder) in hosts() {
+        let fakes = load(&folder.join("root"));
+        let facts = gather(&fakes, false).await;
+        assert_eq!(fakes.exec.lines(), Vec::<String>::new(), "{name}");
+        compare(&name, &facts);
+    }
+}
+
+/// The same through the real files of a `--root` tree, whose links are the kernel's business.
+#[tokio::test]
+async fn a_tree_on_disk_gives_the_same_facts() {
+    let matrix = Matrix::builtin().unwrap();
+    for (name, folder) in hosts() {
+        let root = folder.join("root");
+        let host = rooted::host(&root).unwrap();
+        let scope = Scope { executes: false };
+        let mut on_disk = facts::gather(host.reader(), Some(&matrix), scope).await;
+        let mut in_memory = gather(&load(&root), false).await;
+        // Sizes are those of the disk that the tree is on.
+        for facts in [&mut on_disk, &mut in_memory] {
+            assert!(!facts.disks.is_empty(), "{name}");
+            facts.disks.clear();
+        }
+        assert_eq!(on_disk, in_memory, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn where_programs_may_run_rpm_is_asked() {
+    for (name, folder) in hosts() {
+        let Ok(packages) = fs::read_to_string(folder.join("rpm-qa.txt")) else {
+            continue;
+        };
+        let fakes = load(&folder.join("root"));
+        fakes.exec.on("rpm", move |_, _| fake::ok(packages.clone()));
+        compare(&format!("{name}.live"), &gather(&fakes, true).await);
+    }
+}
+
+/// The keys that the mission promises, whatever was found.
+#[tokio::test]
+async fn the_contract_holds_even_for_an_empty_machine() {
+    let (_, fakes) = fake::host();
+    let facts = gather(&fakes, false).await;
+    let json = serde_json::to_value(&facts).unwrap();
+    for (object, keys) in [
+        (
+            "",
+            &[
+                "schema",
+                "os",
+                "kernel",
+                "secure-boot",
+                "cloud",
+                "gpus",
+                "nvswitches",
+                "driver",
+                "runtimes",
+                "unknown",
+            ][..],
+        ),
+        ("/kernel", &["running", "next-boot", "arch"]),
+        ("/cloud", &["provider", "instance-type", "lifecycle"]),
+        (
+            "/driver",
+            &[
+                "loaded-version",
+                "library-version",
+                "package-version",
+                "origin",
+            ],
+        ),
+    ] {
+        let object = json.pointer(object).unwrap();
+        for key in keys {
+            assert!(object.get(key).is_some(), "{key}");
+        }
+    }
+    assert_eq!(json["secure-boot"], "unknown");
+    let facts_unknown: Vec<&str> = facts.unknown.iter().map(|u| u.fact.as_str()).collect();
+    for fact in [
+        "os",
+        "kernel.running",
+        "kernel.next-boot",
+        "kernel.arch",
+        "kernel.compiler",
+        "secure-boot",
+        "lockdown",
+        "cloud.provider",
+        "virtualization",
+        "init",
+        "boot-id",
+        "instance-id",
+        "memory-bytes",
+        "gpus",
+        "driver.package-version",
+        "driver.module-version",
+        "nvml",
+    ] {
+        assert!(facts_unknown.contains(&fact), "{fact}: {facts_unknown:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_keys_of_a_gpu_are_those_of_the_contract() {
+    let (_, folder) = hosts()
+        .into_iter()
+        .find(|(name, _)| name == "ubuntu-24.04-h100x8")
+        .unwrap();
+    let fakes = load(&folder.join("root"));
+    let json = serde_json::to_value(gather(&fakes, false).await).unwrap();
+    let gpu = &json["gpus"][0];
+    for key in [
+        "pci-address",
+        "pci-id",
+        "name",
+        "architecture",
+        "compute-capability",
+        "module-flavour",
+        "bound-driver",
+        "vgpu",
+    ] {
+        assert!(gpu.get(key).is_some(), "{key}");
+    }
+    let back: Facts = serde_json::from_value(json).unwrap();
+    assert_eq!(back.gpus.len(), 8);
+}
+
+mod garbage {
+    //! Whatever a file holds, looking at it ends without a panic.
+
+    use super::*;
+    use proptest::prelude::*;
+
+    const PATHS: &[&str] = &[
+        "/etc/os-release",
+        "/proc/sys/kernel/osrelease",
+        "/proc/sys/kernel/arch",
+        "/proc/version",
+        "/proc/meminfo",
+        "/proc/self/mountinfo",
+        "/proc/cpuinfo",
+        "/proc/driver/nvidia/version",
+        "/boot/grub/grub.cfg",
+        "/boot/grub/grubenv",
+        "/sys/kernel/security/lockdown",
+        "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c",
+        "/sys/class/dmi/id/product_name",
+        "/sys/bus/pci/devices/0000:01:00.0/vendor",
+        "/sys/bus/pci/devices/0000:01:00.0/device",
+        "/sys/bus/pci/devices/0000:01:00.0/class",
+        "/run/cloud-init/instance-data.json",
+        "/usr/share/misc/pci.ids",
+        "/var/lib/dpkg/status",
+        "/lib/modules/6.1.0-44-cloud-amd64/modules.dep",
+        "/lib/modules/6.1.0-44-cloud-amd64/updates/dkms/nvidia-current.ko",
+        "/etc/ld.so.conf",
+        "/etc/containerd/config.toml",
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn never_panics(files in prop::collection::vec(
+            (prop::sample::select(PATHS), prop::collection::vec(any::<u8>(), 0..200)), 0..8,
+        )) {
+            let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("tests/hosts/debian-12-driver-535/root");
+            let fakes = load(&folder);
+            for (path, content) in files {
+                fakes.files.put(path, content);
+            }
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let facts = runtime.block_on(gather(&fakes, false));
+            prop_assert!(serde_json::to_string(&facts).is_ok());
+        }
+    }
+}
