@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 
 use crate::model::secret::Secret;
 
@@ -43,7 +44,8 @@ pub enum Stream {
 }
 
 /// How a command ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Status {
     /// It exited with this status.
     Exited(i32),
@@ -61,7 +63,8 @@ impl std::fmt::Display for Status {
 }
 
 /// What a command left.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct Output {
     /// How it ended.
     pub status: Status,
@@ -222,6 +225,16 @@ impl Output {
     #[must_use]
     pub fn ok(&self) -> bool {
         self.status == Status::Exited(0)
+    }
+
+    /// Hands out the lines of an output that is there already: standard output first, because how
+    /// the two were mixed is not known any more.
+    pub fn hand_out(&self, on_line: &mut OnLine<'_>) {
+        for (stream, text) in [(Stream::Out, &self.stdout), (Stream::Err, &self.stderr)] {
+            for line in text.lines() {
+                on_line(stream, line);
+            }
+        }
     }
 
     /// The output if the command exited with 0.

@@ -1,9 +1,11 @@
 //! Files: reading never writes, writing is atomic and durable.
 
 use camino::{Utf8Path, Utf8PathBuf};
+use serde::{Deserialize, Serialize};
 
 /// What kind of thing a path names.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A regular file.
     File,
@@ -18,7 +20,8 @@ pub enum Kind {
 }
 
 /// What is known about a path, without following a final link.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct Stat {
     /// Its kind.
     pub kind: Kind,
@@ -35,7 +38,8 @@ pub struct Stat {
 }
 
 /// Room on the filesystem of a path, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct Room {
     /// Size of the filesystem.
     pub total: u64,

@@ -11,6 +11,7 @@ pub mod http;
 mod os;
 pub mod read_only;
 pub mod real;
+pub mod record;
 pub mod rooted;
 
 use std::sync::Arc;

@@ -108,7 +108,7 @@ impl RootedFiles {
         let file = self.open_at(path, OFlag::O_PATH)?;
         // The kernel's own answer to where an open file is.
         let at = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-        let at = text(at.into())?;
+        let at = text(at)?;
         let inside = at.strip_prefix(&self.prefix).map_err(io::Error::other)?;
         Ok(Utf8Path::new("/").join(inside))
     }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::files::Mutation;
 use super::{FakeFiles, locked};
 use crate::host::exec::{OnLine, Status};
-use crate::host::{Cmd, Exec, ExecError, Output, Stream};
+use crate::host::{Cmd, Exec, ExecError, Output};
 
 type Handler = Arc<Mutex<dyn FnMut(&Cmd, &FakeFiles) -> Result<Output, ExecError> + Send>>;
 type Changes = Arc<dyn Fn(&Cmd) -> bool + Send + Sync>;
@@ -138,12 +138,7 @@ impl Exec for FakeExec {
             why: error.to_string(),
         })?;
         let output = (locked(&handler))(cmd, &self.files)?;
-        for line in output.stdout.lines() {
-            on_line(Stream::Out, line);
-        }
-        for line in output.stderr.lines() {
-            on_line(Stream::Err, line);
-        }
+        output.hand_out(on_line);
         Ok(output)
     }
 }

@@ -1,0 +1,318 @@
+//! A host that answers as the one it wraps, and remembers.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{Answer, Command, Content, End, FILES, MANIFEST, Manifest, RecordError, SCHEMA};
+use super::{below, sensitive};
+use crate::host::exec::OnLine;
+use crate::host::files::Room;
+use crate::host::os::failed;
+use crate::host::real::RealFiles;
+use crate::host::{
+    Cmd, Exec, ExecError, Files, FilesError, Gpu, Host, Kind, Nvml, Output, ReadFiles, Stat,
+};
+
+/// A larger file is left out: no fixture needs it.
+const LARGEST: usize = 32 << 20;
+
+/// What was seen so far; [`Recording::finish`] writes it.
+#[derive(Clone)]
+pub struct Recording {
+    folder: Utf8PathBuf,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    manifest: Manifest,
+    contents: BTreeMap<Utf8PathBuf, Vec<u8>>,
+    links: BTreeMap<Utf8PathBuf, Utf8PathBuf>,
+}
+
+/// Wraps a host so that everything that is read, asked and answered is kept. Only the first answer
+/// to a question is: a recording is one moment. Requests to the network are not kept.
+///
+/// # Errors
+/// When the folder is not empty, or cannot be made.
+pub fn record(host: &Host, folder: &Utf8Path) -> Result<(Host, Recording), RecordError> {
+    RealFiles.create_folder(folder, 0o700)?;
+    if !RealFiles.list(folder)?.is_empty() {
+        return Err(RecordError::NotEmpty {
+            folder: folder.to_owned(),
+        });
+    }
+    let manifest = Manifest {
+        schema: SCHEMA,
+        tool: concat!("gpu-bootstrap ", env!("CARGO_PKG_VERSION")).to_owned(),
+        recorded_at: host.clock.now(),
+        ..Manifest::default()
+    };
+    let recording = Recording {
+        folder: folder.to_owned(),
+        state: Arc::new(Mutex::new(State {
+            manifest,
+            ..State::default()
+        })),
+    };
+    let wrapped = Host {
+        files: Arc::new(Recorder {
+            inner: host.files.clone(),
+            recording: recording.clone(),
+        }),
+        exec: Arc::new(Recorder {
+            inner: host.exec.clone(),
+            recording: recording.clone(),
+        }),
+        gpu: Arc::new(Recorder {
+            inner: host.gpu.clone(),
+            recording: recording.clone(),
+        }),
+        http: host.http.clone(),
+        clock: host.clock.clone(),
+    };
+    Ok((wrapped, recording))
+}
+
+impl Recording {
+    /// Writes what was seen: contents first, the manifest last, so that a folder with a manifest is
+    /// whole.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn finish(&self) -> Result<(), RecordError> {
+        let state = self.state();
+        let files = self.folder.join(FILES);
+        RealFiles.create_folder(&files, 0o755)?;
+        for (path, content) in &state.contents {
+            let place = below(&files, path);
+            put(&place, |place| fs::write(place, content)).map_err(failed("write", &place))?;
+        }
+        for (path, target) in &state.links {
+            let place = below(&files, path);
+            put(&place, |place| symlink(target, place)).map_err(failed("link", &place))?;
+        }
+        let path = self.folder.join(MANIFEST);
+        let text = serde_json::to_string_pretty(&state.manifest).map_err(|source| {
+            RecordError::Manifest {
+                path: path.clone(),
+                source,
+            }
+        })?;
+        RealFiles.write(&path, (text + "\n").as_bytes(), 0o600)?;
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn put(place: &Utf8Path, make: impl FnOnce(&Utf8Path) -> io::Result<()>) -> io::Result<()> {
+    if let Some(parent) = place.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    make(place)
+}
+
+struct Recorder<T: ?Sized> {
+    recording: Recording,
+    inner: Arc<T>,
+}
+
+impl Recorder<dyn Files> {
+    /// The content's place in the recording, or why it has none.
+    fn keep(&self, path: &Utf8Path, content: &[u8]) -> Content {
+        let real = match self.inner.resolve(path) {
+            Ok(Some(real)) => real,
+            // Gone meanwhile, or a path that cannot be resolved, as some below `/proc`.
+            Ok(None) | Err(_) => path.to_owned(),
+        };
+        let left_out = sensitive::path(path)
+            .or_else(|| sensitive::path(&real))
+            .or_else(|| sensitive::content(content))
+            .or_else(|| (content.len() > LARGEST).then_some("it is too large"));
+        if let Some(why) = left_out {
+            return Content::LeftOut(why.to_owned());
+        }
+        if real != path {
+            self.keep_links(path);
+        }
+        self.recording
+            .state()
+            .contents
+            .entry(real.clone())
+            .or_insert_with(|| content.to_vec());
+        Content::At(real)
+    }
+
+    /// Keeps the links on the way to a path, for `--root` on the recording. They are no answers to
+    /// a question, so what cannot be looked at is simply not there.
+    fn keep_links(&self, path: &Utf8Path) {
+        for at in path.ancestors() {
+            let (Some(parent), Some(name)) = (at.parent(), at.file_name()) else {
+                continue;
+            };
+            if let Ok(Some(Stat {
+                kind: Kind::Link(target),
+                ..
+            })) = self.inner.stat(at)
+                && let Ok(Some(parent)) = self.inner.resolve(parent)
+            {
+                self.recording
+                    .state()
+                    .links
+                    .insert(parent.join(name), target.clone());
+                // A link may lead to a link.
+                let next = parent.join(target);
+                self.keep_next_link(&next);
+            }
+        }
+    }
+
+    fn keep_next_link(&self, path: &Utf8Path) {
+        let known = self.recording.state().links.contains_key(path);
+        if !known
+            && self
+                .inner
+                .resolve(path)
+                .is_ok_and(|real| real.as_deref() != Some(path))
+        {
+            self.keep_links(path);
+        }
+    }
+}
+
+/// Remembers the first answer to a question.
+fn first<T: Clone>(
+    answers: &mut BTreeMap<Utf8PathBuf, Answer<T>>,
+    path: &Utf8Path,
+    result: &Result<T, FilesError>,
+) {
+    answers
+        .entry(path.to_owned())
+        .or_insert_with(|| Answer::of(result));
+}
+
+impl ReadFiles for Recorder<dyn Files> {
+    fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
+        let result = self.inner.read(path);
+        if !self.recording.state().manifest.reads.contains_key(path) {
+            let answer = match &result {
+                Ok(Some(content)) => Answer::Is(self.keep(path, content)),
+                Ok(None) => Answer::Is(Content::Absent),
+                Err(error) => Answer::Error(super::Fault::of(error)),
+            };
+            let mut state = self.recording.state();
+            state.manifest.reads.insert(path.to_owned(), answer);
+        }
+        result
+    }
+
+    fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
+        let result = self.inner.stat(path);
+        first(&mut self.recording.state().manifest.stats, path, &result);
+        result
+    }
+
+    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        let result = self.inner.list(folder);
+        first(&mut self.recording.state().manifest.lists, folder, &result);
+        result
+    }
+
+    fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
+        let result = self.inner.resolve(path);
+        first(&mut self.recording.state().manifest.resolved, path, &result);
+        result
+    }
+
+    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+        let result = self.inner.room(path);
+        first(&mut self.recording.state().manifest.rooms, path, &result);
+        result
+    }
+}
+
+/// Writing goes through unseen: who records, looks.
+impl Files for Recorder<dyn Files> {
+    fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
+        self.inner.write(path, content, mode)
+    }
+
+    fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
+        self.inner.append(path, content, mode)
+    }
+
+    fn link(&self, path: &Utf8Path, target: &Utf8Path) -> Result<(), FilesError> {
+        self.inner.link(path, target)
+    }
+
+    fn chown(&self, path: &Utf8Path, uid: u32, gid: u32) -> Result<(), FilesError> {
+        self.inner.chown(path, uid, gid)
+    }
+
+    fn remove(&self, path: &Utf8Path) -> Result<(), FilesError> {
+        self.inner.remove(path)
+    }
+
+    fn remove_empty_folder(&self, path: &Utf8Path) -> Result<bool, FilesError> {
+        self.inner.remove_empty_folder(path)
+    }
+
+    fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
+        self.inner.create_folder(path, mode)
+    }
+
+    fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {
+        self.inner.try_lock(path)
+    }
+}
+
+#[async_trait]
+impl Exec for Recorder<dyn Exec> {
+    async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError> {
+        let result = self.inner.run(cmd, on_line).await;
+        let said = result.as_ref().ok().and_then(|output| {
+            sensitive::content(output.stdout.as_bytes())
+                .or_else(|| sensitive::content(output.stderr.as_bytes()))
+        });
+        let mut state = self.recording.state();
+        if state.manifest.commands.iter().any(|known| known.is(cmd)) {
+            return result;
+        }
+        let env = cmd.env.iter().map(|(_, value)| value);
+        let command = match sensitive::args(cmd.args.iter().chain(env)) {
+            // The command line itself must not be kept either.
+            Some(why) => Command {
+                program: cmd.program.clone(),
+                args: Vec::new(),
+                env: Vec::new(),
+                end: End::LeftOut(why.to_owned()),
+            },
+            None => Command {
+                program: cmd.program.clone(),
+                args: cmd.args.clone(),
+                env: cmd.env.clone(),
+                end: said.map_or_else(|| End::of(&result), |why| End::LeftOut(why.to_owned())),
+            },
+        };
+        state.manifest.commands.push(command);
+        result
+    }
+}
+
+#[async_trait]
+impl Gpu for Recorder<dyn Gpu> {
+    async fn survey(&self) -> Nvml {
+        let answer = self.inner.survey().await;
+        let mut state = self.recording.state();
+        state.manifest.nvml.get_or_insert_with(|| answer.clone());
+        answer
+    }
+}

@@ -1,0 +1,182 @@
+//! A host that answers as the recorded one did. What was not asked then is an error that names it:
+//! a guess would make a test pass for the wrong reason.
+
+use std::io;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{Answer, Content, FILES, MANIFEST, Manifest, RecordError, SCHEMA, below};
+use crate::host::exec::OnLine;
+use crate::host::fake::FakeClock;
+use crate::host::files::Room;
+use crate::host::read_only::{ReadOnly, Refusing};
+use crate::host::real::RealFiles;
+use crate::host::{Cmd, Exec, ExecError, FilesError, Gpu, Host, Nvml, Output, ReadFiles, Stat};
+
+/// Why nothing can be changed.
+const WHY: &str = "a recorded machine cannot be changed";
+
+/// Why there is no answer.
+const UNKNOWN: &str = "it is not in the recording";
+
+/// The recorded machine, at the time of the recording.
+///
+/// # Errors
+/// When there is no recording in the folder, or a later version wrote it.
+pub fn replay(folder: &Utf8Path) -> Result<Host, RecordError> {
+    let path = folder.join(MANIFEST);
+    let text = RealFiles.read(&path)?.ok_or_else(|| RecordError::Missing {
+        folder: folder.to_owned(),
+    })?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|source| RecordError::Manifest {
+            path: path.clone(),
+            source,
+        })?;
+    if manifest.schema > SCHEMA {
+        return Err(RecordError::Schema {
+            path,
+            found: manifest.schema,
+        });
+    }
+    let clock = FakeClock::default();
+    clock.set(manifest.recorded_at);
+    let replay = Replay(Arc::new(Recorded {
+        manifest,
+        files: folder.join(FILES),
+    }));
+    Ok(Host {
+        files: Arc::new(ReadOnly::new(replay.clone(), WHY)),
+        exec: Arc::new(replay.clone()),
+        gpu: Arc::new(replay),
+        http: Arc::new(Refusing {
+            why: "a recording holds nothing of the network",
+        }),
+        clock: Arc::new(clock),
+    })
+}
+
+#[derive(Clone)]
+struct Replay(Arc<Recorded>);
+
+struct Recorded {
+    manifest: Manifest,
+    files: Utf8PathBuf,
+}
+
+impl Recorded {
+    /// Whether the answers that are there say that nothing is at the path.
+    fn absent(&self, path: &Utf8Path) -> bool {
+        path.ancestors().any(|at| self.says_absent(at))
+    }
+
+    fn says_absent(&self, path: &Utf8Path) -> bool {
+        let manifest = &self.manifest;
+        let listed_without = path
+            .parent()
+            .zip(path.file_name())
+            .and_then(|(parent, name)| match manifest.lists.get(parent)? {
+                Answer::Is(names) => Some(!names.iter().any(|known| known == name)),
+                Answer::Error(_) => None,
+            });
+        listed_without == Some(true) || matches!(manifest.stats.get(path), Some(Answer::Is(None)))
+    }
+
+    fn answer<T: Clone>(
+        &self,
+        answer: Option<&Answer<T>>,
+        verb: &'static str,
+        path: &Utf8Path,
+        absent: impl FnOnce() -> Option<T>,
+    ) -> Result<T, FilesError> {
+        match answer {
+            Some(answer) => answer.give(verb, path),
+            None if self.absent(path) => absent().ok_or_else(|| unknown(verb, path)),
+            None => Err(unknown(verb, path)),
+        }
+    }
+}
+
+fn unknown(verb: &'static str, path: &Utf8Path) -> FilesError {
+    other(verb, path, UNKNOWN.to_owned())
+}
+
+fn other(verb: &'static str, path: &Utf8Path, why: String) -> FilesError {
+    FilesError::Io {
+        verb,
+        path: path.to_owned(),
+        source: io::Error::other(why),
+    }
+}
+
+impl ReadFiles for Replay {
+    fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
+        let answer = self.0.manifest.reads.get(path);
+        match self
+            .0
+            .answer(answer, "read", path, || Some(Content::Absent))?
+        {
+            Content::Absent => Ok(None),
+            Content::LeftOut(why) => {
+                let why = format!("left out of the recording: {why}");
+                Err(other("read", path, why))
+            }
+            Content::At(real) => match RealFiles.read(&below(&self.0.files, &real))? {
+                Some(content) => Ok(Some(content)),
+                None => Err(other(
+                    "read",
+                    path,
+                    "its recorded content is lost".to_owned(),
+                )),
+            },
+        }
+    }
+
+    fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
+        let answer = self.0.manifest.stats.get(path);
+        self.0.answer(answer, "stat", path, || Some(None))
+    }
+
+    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        let answer = self.0.manifest.lists.get(folder);
+        self.0.answer(answer, "list", folder, || Some(Vec::new()))
+    }
+
+    fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
+        let answer = self.0.manifest.resolved.get(path);
+        self.0.answer(answer, "resolve", path, || Some(None))
+    }
+
+    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+        let answer = self.0.manifest.rooms.get(path);
+        self.0.answer(answer, "ask for the room at", path, || None)
+    }
+}
+
+#[async_trait]
+impl Exec for Replay {
+    async fn run(&self, cmd: &Cmd, on_line: &mut OnLine<'_>) -> Result<Output, ExecError> {
+        let known = self.0.manifest.commands.iter().find(|known| known.is(cmd));
+        let Some(known) = known else {
+            return Err(ExecError::Spawn {
+                command: cmd.line(),
+                why: UNKNOWN.to_owned(),
+            });
+        };
+        let output = known.end.give(cmd)?;
+        output.hand_out(on_line);
+        Ok(output)
+    }
+}
+
+#[async_trait]
+impl Gpu for Replay {
+    async fn survey(&self) -> Nvml {
+        self.0.manifest.nvml.clone().unwrap_or(Nvml::Failed {
+            code: None,
+            why: UNKNOWN.to_owned(),
+        })
+    }
+}

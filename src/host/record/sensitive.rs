@@ -1,0 +1,189 @@
+//! What must not leave the machine in a recording. In doubt it is left out: a recording that lacks
+//! a file is a nuisance, one that holds a password is an incident.
+
+use camino::Utf8Path;
+
+/// Texts that only a secret contains.
+const MARKS: [&str; 4] = [
+    "private key-----",
+    "age-secret-key-",
+    "client-key-data",
+    "certificate-key",
+];
+
+/// Names whose value is a secret, in whatever syntax the value follows.
+const NAMES: [&str; 8] = [
+    "password",
+    "passwd",
+    "passphrase",
+    "token",
+    "secret",
+    "secret_key",
+    "api_key",
+    "apikey",
+];
+
+/// Why a file is left out for its path, if it is.
+pub(super) fn path(path: &Utf8Path) -> Option<&'static str> {
+    let text = path.as_str();
+    let name = path.file_name().unwrap_or_default();
+    if ["shadow", "gshadow", "opasswd"]
+        .iter()
+        .any(|file| name.trim_end_matches('-') == *file)
+    {
+        return Some("it holds password hashes");
+    }
+    if matches!(
+        path.extension(),
+        Some("key" | "p12" | "pfx" | "jks" | "keytab")
+    ) || (name.starts_with("ssh_host_") && name.ends_with("_key"))
+        || (text.contains("/.ssh/") && !name.ends_with(".pub"))
+    {
+        return Some("it is named like a private key");
+    }
+    if text.starts_with("/etc/apt/auth.conf")
+        || text.contains("/.docker/")
+        || text.contains("/backups/")
+        || text.starts_with("/var/lib/kubelet/config.json")
+        || name == ".netrc"
+        || name == "environ"
+        || name.starts_with("user-data")
+    {
+        return Some("it may hold credentials");
+    }
+    None
+}
+
+/// Why a text is left out for what it says, if it is.
+pub(super) fn content(content: &[u8]) -> Option<&'static str> {
+    let text = String::from_utf8_lossy(content).to_ascii_lowercase();
+    if MARKS.iter().any(|mark| text.contains(mark)) {
+        return Some("it holds a private key");
+    }
+    if has_user_in_address(&text) {
+        return Some("it holds an address with a password");
+    }
+    if NAMES.iter().any(|name| {
+        text.match_indices(name)
+            .any(|(at, _)| has_value(&text[at + name.len()..]))
+    }) {
+        return Some("it may hold a password or a token");
+    }
+    None
+}
+
+/// Why a command is left out for its arguments, if it is.
+pub(super) fn args<'a>(args: impl IntoIterator<Item = &'a String>) -> Option<&'static str> {
+    args.into_iter()
+        .any(|arg| {
+            let arg = arg.to_ascii_lowercase();
+            content(arg.as_bytes()).is_some()
+                || (arg.starts_with('-') && NAMES.iter().any(|name| arg.ends_with(name)))
+        })
+        .then_some("its arguments may hold a password or a token")
+}
+
+/// Whether what follows a name is `= value` or `: value`, quoted or not.
+fn has_value(rest: &str) -> bool {
+    let line = rest.lines().next().unwrap_or_default();
+    let after_name = line.trim_start_matches(['"', '\'']).trim_start();
+    let Some(value) = after_name
+        .strip_prefix('=')
+        .or_else(|| after_name.strip_prefix(':'))
+    else {
+        return false;
+    };
+    let value = value.trim_start_matches([' ', '\t', '"', '\'']);
+    // Empty, `null`, and the beginning of a nested value are no secrets.
+    let word: String = value
+        .chars()
+        .take_while(|letter| !matches!(letter, ' ' | ',' | '}' | '"' | '\''))
+        .collect();
+    !matches!(
+        word.as_str(),
+        "" | "null" | "none" | "{" | "[" | "[]" | "true" | "false"
+    )
+}
+
+/// Whether there is a `scheme://user:password@host`.
+fn has_user_in_address(text: &str) -> bool {
+    text.match_indices("://").any(|(at, mark)| {
+        let authority = text[at + mark.len()..]
+            .split(['/', ' ', '\n', '"', '\'', '\t'])
+            .next()
+            .unwrap_or_default();
+        authority
+            .split_once('@')
+            .is_some_and(|(user, _)| user.contains(':'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_found_in_every_syntax() {
+        for text in [
+            "-----BEGIN OPENSSH PRIVATE KEY-----\n",
+            "users:\n- user:\n    client-key-data: LS0t\n",
+            "{\"a\":1,\"join-token\":\"abcdef.0123\"}",
+            "password = \"x\"",
+            "deb https://user:hush@mirror.example/ stable main\n",
+            "K3S_TOKEN=abc",
+            "  aws_secret: abc",
+        ] {
+            assert!(content(text.as_bytes()).is_some(), "{text}");
+        }
+    }
+
+    #[test]
+    fn ordinary_files_are_kept() {
+        for text in [
+            "ID=debian\n",
+            "token-file = \"/run/token\"\n",
+            "auth: {password: null, token: \"\"}",
+            "deb [signed-by=/usr/share/keyrings/x.gpg] https://mirror.example/debian stable main",
+            "root:x:0:0:root:/root:/bin/bash",
+            "the token must be given",
+            "-----BEGIN CERTIFICATE-----\n",
+            "https://example/?q=a@b:c",
+        ] {
+            assert_eq!(content(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn paths_of_secrets_are_known() {
+        for text in [
+            "/etc/shadow",
+            "/etc/shadow-",
+            "/etc/ssh/ssh_host_ed25519_key",
+            "/root/.ssh/id_rsa",
+            "/etc/kubernetes/pki/ca.key",
+            "/root/.docker/config.json",
+            "/proc/1/environ",
+            "/var/lib/cloud/instance/user-data.txt",
+        ] {
+            assert!(path(Utf8Path::new(text)).is_some(), "{text}");
+        }
+        for text in [
+            "/etc/passwd",
+            "/etc/ssh/ssh_host_ed25519_key.pub",
+            "/etc/docker/daemon.json",
+        ] {
+            assert_eq!(path(Utf8Path::new(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_looked_at() {
+        let args_of = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+            args(&words)
+        };
+        assert!(args_of(&["join", "--token", "abc"]).is_some());
+        assert!(args_of(&["join", "--token=abc"]).is_some());
+        assert_eq!(args_of(&["-W", "-f", "${Package}\\t${Version}\\n"]), None);
+    }
+}

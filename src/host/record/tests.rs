@@ -1,0 +1,178 @@
+//! A machine, recorded and replayed.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use nix::errno::Errno;
+
+use super::{RecordError, record, replay};
+use crate::host::fake::{self, Damage, Fakes, failed, ok};
+use crate::host::{Cmd, Host, Nvml, ReadFiles, chain, rooted};
+
+fn machine() -> (Host, Fakes) {
+    let (host, fakes) = fake::host();
+    let files = &fakes.files;
+    files.put("/usr/lib/os-release", "ID=debian\n");
+    files.put_link("/etc/os-release", "../usr/lib/os-release");
+    files.put_mode("/etc/shadow", "root:hash", 0o600);
+    files.put("/etc/join.toml", "token = \"abcdef.0123\"\n");
+    files.put("/sys/bus/pci/devices/0000:18:00.0/vendor", "0x10de\n");
+    files.put_device("/dev/nvidia0", 195, 0);
+    files.put("/sys/sick", "");
+    files.damage("/sys/sick", Damage::Reads, Errno::EIO);
+    fakes.exec.on("uname", |_, _| ok("6.1.0\n"));
+    fakes.exec.on("docker", |_, _| failed(1, "no daemon\n"));
+    fakes.exec.on("kubectl", |_, _| ok("token: abc\n"));
+    fakes.gpu.set(Nvml::VersionMismatch);
+    (host, fakes)
+}
+
+/// Every question of a little audit, with its answer as text.
+async fn look(host: &Host) -> Vec<String> {
+    let files = &host.files;
+    let mut seen = Vec::new();
+    for path in [
+        "/etc/os-release",
+        "/etc/os-release",
+        "/etc/none",
+        "/sys/sick",
+        "/sys/bus/pci/devices/0000:18:00.0/vendor",
+    ] {
+        let path = Utf8Path::new(path);
+        seen.push(format!("{:?}", files.read_text(path)));
+        seen.push(format!("{:?}", files.stat(path)));
+        seen.push(format!("{:?}", files.resolve(path)));
+    }
+    let device = Utf8Path::new("/dev/nvidia0");
+    seen.push(format!("{:?}", files.stat(device)));
+    for folder in ["/sys/bus/pci/devices", "/none", "/etc/os-release"] {
+        seen.push(format!("{:?}", files.list(folder.into())));
+    }
+    seen.push(format!("{:?}", files.room("/var/lib".into())));
+    for (program, args) in [
+        ("uname", vec!["-r"]),
+        ("docker", vec!["info"]),
+        ("dnf", vec![]),
+    ] {
+        let mut lines = Vec::new();
+        let cmd = Cmd::new(program, args);
+        let output = host
+            .exec
+            .run(&cmd, &mut |_, line| lines.push(line.to_owned()))
+            .await;
+        seen.push(format!("{output:?} {lines:?}"));
+    }
+    seen.push(format!(
+        "{:?} {}",
+        host.gpu.survey().await,
+        host.clock.now()
+    ));
+    seen
+}
+
+fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = Utf8PathBuf::from_path_buf(temporary.path().join("recording")).unwrap();
+    (temporary, path)
+}
+
+#[tokio::test]
+async fn a_replay_answers_as_the_machine_did() {
+    let (_keep, folder) = folder();
+    let (host, fakes) = machine();
+    let (recorded, recording) = record(&host, &folder).unwrap();
+    let seen = look(&recorded).await;
+    assert_eq!(seen, look(&host).await);
+    // What changes after it was seen does not change the recording.
+    fakes.files.put("/usr/lib/os-release", "ID=ubuntu\n");
+    assert!(recorded.files.read("/etc/os-release".into()).is_ok());
+    recording.finish().unwrap();
+    let replayed = replay(&folder).unwrap();
+    assert_eq!(look(&replayed).await, seen);
+    // The recording is a tree for `--root` as well.
+    let tree = rooted::host(&folder.join("files")).unwrap();
+    let text = tree.files.read_text("/etc/os-release".into()).unwrap();
+    assert_eq!(text.unwrap(), "ID=debian\n");
+}
+
+#[tokio::test]
+async fn secrets_stay_on_the_machine() {
+    let (_keep, folder) = folder();
+    let (host, _fakes) = machine();
+    let (recorded, recording) = record(&host, &folder).unwrap();
+    let shadow = Utf8Path::new("/etc/shadow");
+    let join = Utf8Path::new("/etc/join.toml");
+    let tokens = Cmd::new("kubectl", ["get", "token"]);
+    let login = Cmd::new("docker", ["login", "--password", "hush"]);
+    assert!(recorded.files.read(shadow).unwrap().is_some());
+    assert!(recorded.files.read(join).unwrap().is_some());
+    assert!(recorded.exec.run(&tokens, &mut |_, _| {}).await.is_ok());
+    assert!(recorded.exec.run(&login, &mut |_, _| {}).await.is_ok());
+    recording.finish().unwrap();
+
+    let manifest = std::fs::read_to_string(folder.join("manifest.json")).unwrap();
+    assert!(!manifest.contains("hush") && !manifest.contains("abc"));
+    assert_eq!(
+        crate::host::real::RealFiles
+            .list(&folder.join("files"))
+            .unwrap(),
+        Vec::<String>::new()
+    );
+    let replayed = replay(&folder).unwrap();
+    for path in [shadow, join] {
+        let error = chain(&replayed.files.read(path).unwrap_err());
+        assert!(error.contains("left out of the recording"), "{error}");
+    }
+    let error = replayed
+        .exec
+        .run(&tokens, &mut |_, _| {})
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("left out"), "{error}");
+}
+
+#[tokio::test]
+async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
+    let (_keep, folder) = folder();
+    let (host, _fakes) = machine();
+    let (recorded, recording) = record(&host, &folder).unwrap();
+    recorded.files.list("/etc".into()).unwrap();
+    recorded.files.stat("/opt".into()).unwrap();
+    recording.finish().unwrap();
+
+    let replayed = replay(&folder).unwrap();
+    let error = chain(&replayed.files.read("/etc/os-release".into()).unwrap_err());
+    assert_eq!(error, "read `/etc/os-release`: it is not in the recording");
+    assert!(replayed.files.read("/var/x".into()).is_err());
+    // `/etc` was listed without it, and there is no `/opt`.
+    assert_eq!(replayed.files.read("/etc/none/x".into()).unwrap(), None);
+    assert_eq!(replayed.files.stat("/opt/nvidia".into()).unwrap(), None);
+    assert_eq!(
+        replayed.files.list("/opt/nvidia".into()).unwrap(),
+        Vec::<String>::new()
+    );
+    assert!(replayed.files.write("/etc/x".into(), b"", 0o644).is_err());
+    let cmd = Cmd::new("uname", ["-r"]);
+    let error = replayed.exec.run(&cmd, &mut |_, _| {}).await.unwrap_err();
+    assert!(error.to_string().contains("`uname -r`"));
+    assert!(matches!(replayed.gpu.survey().await, Nvml::Failed { .. }));
+}
+
+#[test]
+fn a_recording_overwrites_nothing_and_knows_its_version() {
+    let (keep, folder) = folder();
+    let (host, _fakes) = machine();
+    let (_, recording) = record(&host, &folder).unwrap();
+    recording.finish().unwrap();
+    assert!(matches!(
+        record(&host, &folder),
+        Err(RecordError::NotEmpty { .. })
+    ));
+    let manifest = folder.join("manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace("\"schema\": 1", "\"schema\": 99")).unwrap();
+    assert!(matches!(
+        replay(&folder),
+        Err(RecordError::Schema { found: 99, .. })
+    ));
+    let empty = Utf8Path::from_path(keep.path()).unwrap();
+    assert!(matches!(replay(empty), Err(RecordError::Missing { .. })));
+}
