@@ -1,3 +1,14 @@
 //! Layers of configuration in, one validated [`desired::Desired`] out. All validation is here.
+//!
+//! [`layers`] reads what people wrote and remembers where; [`profile`] is what we know about an
+//! operating system; [`resolve`] joins both with the facts and the matrix.
 
+pub mod archive;
 pub mod desired;
+pub mod error;
+pub mod file;
+pub mod keys;
+pub mod layers;
+pub mod place;
+pub mod profile;
+pub mod values;

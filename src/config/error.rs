@@ -1,0 +1,209 @@
+//! What can be wrong with configuration: always with the place and, where there is one, the way out.
+
+use camino::Utf8PathBuf;
+
+use crate::{config::place::Place, error::Report, exit::Exit, host::FilesError};
+
+/// A profile or a setting that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file could not be read.
+    #[error("read the configuration")]
+    Files(#[from] FilesError),
+    /// A file that was asked for is not there.
+    #[error("read `{path}`: there is no such file")]
+    MissingFile {
+        /// Which.
+        path: Utf8PathBuf,
+    },
+    /// Not TOML, or not of the form of a profile.
+    #[error("read {place}: {why}")]
+    Syntax {
+        /// Where.
+        place: Place,
+        /// What the parser says.
+        why: String,
+    },
+    /// A key that does not exist.
+    #[error("read {place}: there is no key `{key}`")]
+    UnknownKey {
+        /// Where.
+        place: Place,
+        /// The whole key, dotted.
+        key: String,
+        /// The nearest key that exists.
+        nearest: Option<String>,
+    },
+    /// A value that does not fit its key.
+    #[error("read {place}: `{key}` cannot be {value}: {why}")]
+    Value {
+        /// Where.
+        place: Place,
+        /// The whole key, dotted.
+        key: String,
+        /// The value, as it would be written in TOML.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+        /// What to write instead, where that can be said.
+        hint: Option<String>,
+    },
+    /// A profile that contradicts itself.
+    #[error("use profile {file}: {why}")]
+    Profile {
+        /// Its file.
+        file: String,
+        /// What refers to nothing.
+        why: String,
+    },
+    /// No profile of this name.
+    #[error("find profile `{name}`")]
+    NoSuchProfile {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        known: Vec<String>,
+    },
+    /// `os-release` could not be read and no profile was named.
+    #[error("choose a profile: the operating system is not known")]
+    UnknownOs,
+    /// No profile serves this operating system.
+    #[error("choose a profile: {os} is not supported")]
+    UnsupportedOs {
+        /// What runs.
+        os: String,
+        /// What is supported.
+        supported: Vec<String>,
+    },
+}
+
+impl Report for ConfigError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::UnknownOs | Self::UnsupportedOs { .. } => Exit::Blocked,
+            _ => Exit::Config,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Files(_) => "config-unreadable",
+            Self::MissingFile { .. } => "config-missing",
+            Self::Syntax { .. } => "config-syntax",
+            Self::UnknownKey { .. } => "config-unknown-key",
+            Self::Value { .. } => "config-value",
+            Self::Profile { .. } => "profile-invalid",
+            Self::NoSuchProfile { .. } => "profile-unknown",
+            Self::UnknownOs => "os-unknown",
+            Self::UnsupportedOs { .. } => "os-unsupported",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::UnknownKey { nearest, .. } => Some(match nearest {
+                Some(key) => format!("did you mean `{key}`?"),
+                None => "docs/configuration.md lists every key".into(),
+            }),
+            Self::Value { hint, .. } => hint.clone(),
+            Self::NoSuchProfile { name, known } => {
+                let nearest = nearest(name, known.iter().map(String::as_str));
+                Some(match nearest {
+                    Some(nearest) => format!("did you mean `{nearest}`?"),
+                    None => format!(
+                        "profiles are {}; a path to a file works too",
+                        known.join(", ")
+                    ),
+                })
+            }
+            Self::UnknownOs => Some("name the profile with `--profile`".into()),
+            Self::UnsupportedOs { supported, .. } => Some(format!(
+                "supported are {}; for a close relative of one, name its profile with `--profile`",
+                supported.join("; ")
+            )),
+            Self::Files(_) | Self::MissingFile { .. } | Self::Syntax { .. } => None,
+            Self::Profile { .. } => Some("profiles are described in docs/configuration.md".into()),
+        }
+    }
+}
+
+/// The nearest of some words, if any is near enough to be meant.
+#[must_use]
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    const NEAR_ENOUGH: f64 = 0.7;
+    known
+        .map(|candidate| (strsim::jaro_winkler(word, candidate), candidate))
+        .filter(|(likeness, _)| *likeness >= NEAR_ENOUGH)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
+}
+
+/// The machine cannot be what the configuration wants; nothing was changed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("decide what this machine shall be: {why}")]
+pub struct Refusal {
+    /// A stable word for scripts.
+    pub reason: &'static str,
+    /// With the values compared.
+    pub why: String,
+    /// What would help.
+    pub hint: Option<String>,
+}
+
+impl Refusal {
+    pub(super) fn new(reason: &'static str, why: String, hint: impl Into<String>) -> Self {
+        Self {
+            reason,
+            why,
+            hint: Some(hint.into()),
+        }
+    }
+}
+
+/// Why nothing could be resolved.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolveError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The machine does not allow it.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+impl Report for Refusal {
+    fn exit(&self) -> Exit {
+        Exit::Blocked
+    }
+
+    fn reason(&self) -> &'static str {
+        self.reason
+    }
+
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
+
+impl Report for ResolveError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Config(error) => error.exit(),
+            Self::Refused(error) => error.exit(),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Config(error) => error.reason(),
+            Self::Refused(error) => error.reason(),
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Config(error) => error.hint(),
+            Self::Refused(error) => error.hint(),
+        }
+    }
+}

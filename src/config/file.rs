@@ -1,0 +1,182 @@
+//! What people write: the configuration file, and with it the environment and `--set`, which are
+//! other ways to write the same keys. Every key is optional; the profile has the defaults.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::{
+    compat::Flavour,
+    config::{
+        desired::RuntimeKind,
+        values::{
+            AbsolutePath, BranchKey, Build, Fingerprint, PackagePattern, Proxy, Url,
+            VersionPattern, Word,
+        },
+    },
+    model::version::{CudaVersion, DriverVersion},
+};
+
+/// The configuration of gpu-bootstrap. See docs/configuration.md.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+#[schemars(title = "gpu-bootstrap configuration")]
+pub struct Config {
+    /// The profile, by name or path; `--profile` goes before it.
+    pub profile: Option<Word>,
+    /// The NVIDIA driver.
+    pub driver: DriverConfig,
+    /// Container runtimes.
+    pub runtime: RuntimeConfig,
+    /// NVIDIA Container Toolkit.
+    pub toolkit: ToolkitConfig,
+    /// Container Device Interface.
+    pub cdi: CdiConfig,
+    /// Persistence of the driver's state.
+    pub persistence: PersistenceConfig,
+    /// Package repositories, by name.
+    pub repositories: BTreeMap<String, RepositoryConfig>,
+    /// How packages are installed.
+    pub packages: PackagesConfig,
+    /// What must hold before anything is changed.
+    pub preflight: PreflightConfig,
+    /// The proof at the end.
+    pub validation: ValidationConfig,
+    /// What stays at its version.
+    pub hold: HoldConfig,
+}
+
+/// The NVIDIA driver.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct DriverConfig {
+    /// The series, such as 580.
+    pub branch: Option<BranchKey>,
+    /// An exact version, such as "580.159.04".
+    pub version: Option<DriverVersion>,
+    /// Kernel modules: "open" or "proprietary".
+    pub flavour: Option<Flavour>,
+    /// Where packages come from: "distribution" or "nvidia".
+    pub source: Option<Word>,
+    /// Kernel modules packaged for the kernel ("precompiled") or compiled here ("dkms").
+    pub build: Option<Build>,
+    /// Keep a working driver of another origin instead of refusing.
+    pub adopt: Option<bool>,
+    /// Remove a driver of another origin instead of refusing.
+    pub replace: Option<bool>,
+    /// CUDA versions that containers will bring, such as ["12.4"].
+    pub cuda: Option<Vec<CudaVersion>>,
+}
+
+/// Container runtimes.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct RuntimeConfig {
+    /// Which to install and configure: "docker", "containerd"; an empty list for none.
+    pub r#use: Option<Vec<RuntimeKind>>,
+    /// Where their packages come from: "distribution" or "docker".
+    pub source: Option<Word>,
+    /// Make the nvidia runtime the default one.
+    pub nvidia_default: Option<bool>,
+}
+
+/// NVIDIA Container Toolkit.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct ToolkitConfig {
+    /// Install it.
+    pub enabled: Option<bool>,
+    /// A version such as "1.20.0", or a pattern such as "1.20.*".
+    pub version: Option<VersionPattern>,
+}
+
+/// Container Device Interface.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct CdiConfig {
+    /// Write a specification.
+    pub enabled: Option<bool>,
+    /// Where.
+    pub path: Option<AbsolutePath>,
+}
+
+/// Persistence.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct PersistenceConfig {
+    /// Run the persistence daemon.
+    pub enabled: Option<bool>,
+}
+
+/// A package repository.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct RepositoryConfig {
+    /// Add it.
+    pub enabled: Option<bool>,
+    /// Its address.
+    pub url: Option<Url>,
+    /// Where its key is fetched.
+    pub key_url: Option<Url>,
+    /// Fingerprints of acceptable keys, each whole.
+    pub fingerprints: Option<Vec<Fingerprint>>,
+    /// A key file that is already on the machine, instead of `key-url` and `fingerprints`.
+    pub keyring: Option<AbsolutePath>,
+    /// deb: suites; "/" for a flat repository.
+    pub suites: Option<Vec<Word>>,
+    /// deb: components.
+    pub components: Option<Vec<Word>>,
+    /// apt: pin priority of everything in it.
+    pub priority: Option<i32>,
+}
+
+/// How packages are installed.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct PackagesConfig {
+    /// Seconds to wait for another package manager to end.
+    pub lock_timeout_seconds: Option<u64>,
+    /// An HTTP proxy, for the package manager and for keys.
+    pub proxy: Option<Proxy>,
+    /// Packages that may be removed on the way.
+    pub may_remove: Option<Vec<PackagePattern>>,
+}
+
+/// Preconditions.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct PreflightConfig {
+    /// Free bytes wanted on `/`.
+    pub min_free_root_bytes: Option<u64>,
+    /// Free bytes wanted on `/boot`.
+    pub min_free_boot_bytes: Option<u64>,
+    /// Memory wanted, in bytes.
+    pub min_memory_bytes: Option<u64>,
+    /// A machine without an NVIDIA GPU is acceptable; it gets no driver.
+    pub allow_no_gpu: Option<bool>,
+}
+
+/// The proof.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct ValidationConfig {
+    /// Run a container.
+    pub container: Option<bool>,
+    /// The image; without it an own one that needs no registry.
+    pub image: Option<Word>,
+    /// Seconds that the container may take.
+    pub timeout_seconds: Option<u64>,
+}
+
+/// Holds.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct HoldConfig {
+    /// Hold anything.
+    pub enabled: Option<bool>,
+    /// Hold the kernel and its headers too.
+    pub kernel: Option<bool>,
+    /// More packages to hold, as names or patterns.
+    pub extra: Option<Vec<PackagePattern>>,
+}

@@ -1,0 +1,446 @@
+//! Layers of configuration: each setting with the place it was written, later layers over earlier.
+//!
+//! Later wins: `/etc/gpu-bootstrap/config.toml`, `config.d/*.toml` by name, files of `--config` in
+//! their order, the environment, `--set`. The profile's defaults lie below all of them. A list
+//! replaces the list of an earlier layer as a whole.
+
+use std::collections::BTreeMap;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::{Deserialize, Serialize, de::IntoDeserializer};
+use toml::{
+    Spanned, Table, Value,
+    de::{DeTable, DeValue},
+};
+
+use crate::{
+    config::{
+        error::ConfigError,
+        file::Config,
+        keys::{self, Node, TREE},
+        place::{Place, syntax_error},
+        values::redact,
+    },
+    host::ReadFiles,
+};
+
+/// The main file.
+pub const FILE: &str = "/etc/gpu-bootstrap/config.toml";
+/// The folder of drop-ins.
+pub const DROP_INS: &str = "/etc/gpu-bootstrap/config.d";
+/// What environment variables start with; `__` stands for the dot, `_` for the dash.
+pub const PREFIX: &str = "GPU_BOOTSTRAP_";
+
+/// Variables of the program that are no settings.
+const NOT_SETTINGS: [&str; 1] = ["GPU_BOOTSTRAP_LOG"];
+
+/// One setting.
+#[derive(Debug, Clone, PartialEq)]
+struct Setting {
+    path: Vec<String>,
+    value: Value,
+    place: Place,
+}
+
+/// All settings of all layers.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Layers {
+    settings: BTreeMap<String, Setting>,
+}
+
+/// A setting and where it comes from, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Provenance {
+    /// The key, dotted.
+    pub key: String,
+    /// The value as TOML; passwords left out.
+    pub value: String,
+    /// Where it was written.
+    pub place: Place,
+}
+
+impl std::fmt::Display for Provenance {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{} = {} (from {})", self.key, self.value, self.place)
+    }
+}
+
+impl Layers {
+    /// Reads all layers of this machine.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is wrong, a file of `--config` that is not there, a wrong
+    /// variable, a wrong `--set`.
+    pub fn read(
+        files: &dyn ReadFiles,
+        config: &[Utf8PathBuf],
+        env: impl IntoIterator<Item = (String, String)>,
+        set: &[String],
+    ) -> Result<Self, ConfigError> {
+        let mut layers = Self::default();
+        let drop_ins = Utf8Path::new(DROP_INS);
+        let standard = std::iter::once(Utf8PathBuf::from(FILE)).chain(
+            files
+                .list(drop_ins)?
+                .into_iter()
+                .filter(|name| name.ends_with(".toml"))
+                .map(|name| drop_ins.join(name)),
+        );
+        for path in standard {
+            if let Some(text) = files.read_text(&path)? {
+                layers.file(path.as_str(), &text)?;
+            }
+        }
+        for path in config {
+            let text = files
+                .read_text(path)?
+                .ok_or_else(|| ConfigError::MissingFile { path: path.clone() })?;
+            layers.file(path.as_str(), &text)?;
+        }
+        layers.env(env)?;
+        for assignment in set {
+            layers.set(assignment)?;
+        }
+        Ok(layers)
+    }
+
+    /// Puts a file on top.
+    ///
+    /// # Errors
+    /// Wrong syntax, an unknown key, a value that does not fit.
+    pub fn file(&mut self, file: &str, text: &str) -> Result<(), ConfigError> {
+        let table = DeTable::parse(text).map_err(|error| syntax_error(file, text, &error))?;
+        let place = |byte| Place::in_file(file, text, byte);
+        let mut found = Vec::new();
+        walk(
+            table.into_inner(),
+            &TREE,
+            &mut Vec::new(),
+            &place,
+            &mut found,
+        )?;
+        for setting in found {
+            self.add(setting)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the environment on top.
+    ///
+    /// # Errors
+    /// A variable with our prefix that names no key, or whose value does not fit.
+    pub fn env(
+        &mut self,
+        env: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<(), ConfigError> {
+        let mut ours: Vec<(String, String)> = env
+            .into_iter()
+            .filter(|(name, _)| name.starts_with(PREFIX) && !NOT_SETTINGS.contains(&name.as_str()))
+            .collect();
+        ours.sort();
+        for (variable, value) in ours {
+            let path = variable[PREFIX.len()..]
+                .split("__")
+                .map(|part| part.to_ascii_lowercase().replace('_', "-"))
+                .collect();
+            self.text(path, &value, Place::Env { variable })?;
+        }
+        Ok(())
+    }
+
+    /// Puts `KEY=VALUE` on top.
+    ///
+    /// # Errors
+    /// No `=`, an unknown key, a value that does not fit.
+    pub fn set(&mut self, assignment: &str) -> Result<(), ConfigError> {
+        let place = |shown: &str| Place::Flag {
+            flag: format!("--set {shown}"),
+        };
+        let (key, value) = assignment
+            .split_once('=')
+            .ok_or_else(|| ConfigError::Syntax {
+                place: place(assignment),
+                why: "write `KEY=VALUE`, for example `driver.branch=580`".into(),
+            })?;
+        // The value is left out: it may be a secret.
+        let path = dotted(key).ok_or_else(|| ConfigError::Syntax {
+            place: place(key),
+            why: "the key is no dotted TOML key".into(),
+        })?;
+        self.text(path, value.trim(), place(key.trim()))
+    }
+
+    /// The settings that hold in the end, by key.
+    #[must_use]
+    pub fn provenance(&self) -> Vec<Provenance> {
+        let of = |(key, setting): (&String, &Setting)| Provenance {
+            key: key.clone(),
+            value: shown(&setting.value),
+            place: setting.place.clone(),
+        };
+        self.settings.iter().map(of).collect()
+    }
+
+    /// Where a key was set, if it was.
+    #[must_use]
+    pub fn place(&self, key: &str) -> Option<&Place> {
+        self.settings.get(key).map(|setting| &setting.place)
+    }
+
+    /// The layers as one.
+    ///
+    /// # Errors
+    /// None that the layers did not show before.
+    pub fn merged(&self) -> Result<Config, ConfigError> {
+        let mut all = Table::new();
+        for setting in self.settings.values() {
+            insert(&mut all, &setting.path, setting.value.clone());
+        }
+        Config::deserialize(all).map_err(|error| ConfigError::Value {
+            place: Place::File {
+                file: "all layers together".into(),
+                line: 0,
+                column: 0,
+            },
+            key: "configuration".into(),
+            value: "as it is".into(),
+            why: error.message().to_owned(),
+            hint: None,
+        })
+    }
+
+    /// An error about the value of a key that was set.
+    pub(super) fn wrong(&self, key: &str, why: String, hint: Option<String>) -> ConfigError {
+        let unset = || Place::Flag {
+            flag: "the profile".into(),
+        };
+        ConfigError::Value {
+            place: self.place(key).cloned().unwrap_or_else(unset),
+            key: key.to_owned(),
+            value: self
+                .settings
+                .get(key)
+                .map_or_else(|| "unset".to_owned(), |setting| shown(&setting.value)),
+            why,
+            hint,
+        }
+    }
+
+    /// A setting whose value came as text: TOML if it fits as that, else the text itself, else a
+    /// list of what stands between commas.
+    fn text(&mut self, path: Vec<String>, value: &str, place: Place) -> Result<(), ConfigError> {
+        check(&path, &place)?;
+        let text = Value::String(value.to_owned());
+        let list = Value::Array(
+            value
+                .split(',')
+                .map(|item| Value::String(item.trim().to_owned()))
+                .filter(|item| item.as_str() != Some(""))
+                .collect(),
+        );
+        let typed: Option<Value> = toml::from_str::<Table>(&format!("value = {value}"))
+            .ok()
+            .filter(|table| table.len() == 1)
+            .and_then(|mut table| table.remove("value"));
+        let candidates = typed.iter().chain([&text, &list]);
+        for candidate in candidates {
+            if fits(&path, candidate).is_ok() {
+                return self.add(Setting {
+                    path,
+                    value: candidate.clone(),
+                    place,
+                });
+            }
+        }
+        self.add(Setting {
+            path,
+            value: typed.unwrap_or(text),
+            place,
+        })
+    }
+
+    fn add(&mut self, setting: Setting) -> Result<(), ConfigError> {
+        let key = setting.path.join(".");
+        match fits(&setting.path, &setting.value) {
+            Ok(()) => {
+                self.settings.insert(key, setting);
+                Ok(())
+            }
+            Err(why) => Err(ConfigError::Value {
+                hint: quote_hint(&setting.value),
+                value: shown_in_error(&setting),
+                place: setting.place,
+                key,
+                why,
+            }),
+        }
+    }
+}
+
+/// Collects the settings of a table, each with its place.
+fn walk(
+    table: DeTable<'_>,
+    node: &Node,
+    path: &mut Vec<String>,
+    place: &dyn Fn(usize) -> Place,
+    found: &mut Vec<Setting>,
+) -> Result<(), ConfigError> {
+    for (name, value) in table {
+        let at = place(name.span().start);
+        path.push(name.into_inner().into_owned());
+        let child = child(node, path, &at)?;
+        match (child, value) {
+            (Node::Leaf, value) => found.push(leaf(path, value, place)?),
+            (child, value) => match value.into_inner() {
+                DeValue::Table(table) => walk(table, child, path, place, found)?,
+                other => {
+                    return Err(ConfigError::Value {
+                        place: at,
+                        key: path.join("."),
+                        value: format!("a {}", other.type_str()),
+                        why: "it is a table of further keys".into(),
+                        hint: None,
+                    });
+                }
+            },
+        }
+        path.pop();
+    }
+    Ok(())
+}
+
+fn leaf(
+    path: &[String],
+    value: Spanned<DeValue<'_>>,
+    place: &dyn Fn(usize) -> Place,
+) -> Result<Setting, ConfigError> {
+    let at = place(value.span().start);
+    let value =
+        Value::deserialize(value.into_deserializer()).map_err(|error| ConfigError::Syntax {
+            place: at.clone(),
+            why: error.message().to_owned(),
+        })?;
+    Ok(Setting {
+        path: path.to_vec(),
+        value,
+        place: at,
+    })
+}
+
+/// The node of the last part of a path, given the node of what is before it.
+fn child<'n>(node: &'n Node, path: &[String], place: &Place) -> Result<&'n Node, ConfigError> {
+    let (name, before) = path
+        .split_last()
+        .map_or(("", &[][..]), |(name, before)| (name.as_str(), before));
+    let unknown = |nearest| ConfigError::UnknownKey {
+        place: place.clone(),
+        key: path.join("."),
+        nearest,
+    };
+    match node {
+        Node::Table(children) => children
+            .get(name)
+            .ok_or_else(|| unknown(keys::suggestion(children, &before.join("."), name))),
+        Node::Map(child) if is_name(name) => Ok(child),
+        Node::Map(_) => Err(ConfigError::Value {
+            place: place.clone(),
+            key: before.join("."),
+            value: format!("named `{name}`"),
+            why: "names have lower-case letters, digits and dashes".into(),
+            hint: None,
+        }),
+        Node::Leaf => Err(unknown(Some(before.join(".")))),
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_lowercase())
+        && (name.bytes()).all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}
+
+/// Whether a path names a key with a value.
+fn check(path: &[String], place: &Place) -> Result<(), ConfigError> {
+    let mut node = &*TREE;
+    for end in 1..=path.len() {
+        node = child(node, &path[..end], place)?;
+    }
+    if *node == Node::Leaf {
+        return Ok(());
+    }
+    let prefix = format!("{}.", path.join("."));
+    Err(ConfigError::UnknownKey {
+        place: place.clone(),
+        key: path.join("."),
+        nearest: keys::all().into_iter().find(|key| key.starts_with(&prefix)),
+    })
+}
+
+/// Whether a value can be read for its key; the reason if it cannot.
+fn fits(path: &[String], value: &Value) -> Result<(), String> {
+    let mut table = Table::new();
+    insert(&mut table, path, value.clone());
+    match Config::deserialize(table) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.message().trim().replace('\n', "; ")),
+    }
+}
+
+fn insert(table: &mut Table, path: &[String], value: Value) {
+    match path {
+        [] => {}
+        [last] => {
+            table.insert(last.clone(), value);
+        }
+        [first, rest @ ..] => {
+            let entry = (table.entry(first.clone())).or_insert_with(|| Value::Table(Table::new()));
+            if let Value::Table(inner) = entry {
+                insert(inner, rest, value);
+            }
+        }
+    }
+}
+
+/// The parts of a key as TOML reads them, quotes included.
+fn dotted(key: &str) -> Option<Vec<String>> {
+    if key.contains(['\n', '\r', '=', '#']) {
+        return None;
+    }
+    let mut table = toml::from_str::<Table>(&format!("{key} = 0")).ok()?;
+    let mut path = Vec::new();
+    loop {
+        let (name, value) = std::mem::take(&mut table).into_iter().next()?;
+        path.push(name);
+        match value {
+            Value::Table(inner) => table = inner,
+            _ => return Some(path),
+        }
+    }
+}
+
+/// A value as TOML, without passwords.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => Value::String(redact(text)).to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// A value for an error: a proxy that does not even parse as one is not shown at all.
+fn shown_in_error(setting: &Setting) -> String {
+    let secret = setting.path.last().is_some_and(|last| last == "proxy");
+    if secret {
+        "this value".to_owned()
+    } else {
+        shown(&setting.value)
+    }
+}
+
+/// The commonest slip: a version without quotes is a number to TOML.
+fn quote_hint(value: &Value) -> Option<String> {
+    let holds_number = match value {
+        Value::Array(items) => items.iter().any(|item| matches!(item, Value::Float(_))),
+        other => matches!(other, Value::Float(_)),
+    };
+    holds_number.then(|| "write versions in quotes: without them TOML drops zeros".to_owned())
+}

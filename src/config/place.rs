@@ -1,0 +1,86 @@
+//! Where a setting was written: file, line and column, a variable or a flag.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::config::error::ConfigError;
+
+/// Where a setting comes from.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "from")]
+pub enum Place {
+    /// A file; lines and columns count from 1, columns in characters.
+    File {
+        /// Its path.
+        file: String,
+        /// The line.
+        line: usize,
+        /// The column.
+        column: usize,
+    },
+    /// An environment variable.
+    Env {
+        /// Its name.
+        variable: String,
+    },
+    /// A flag.
+    Flag {
+        /// As it was given.
+        flag: String,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { file, line, column } => write!(to, "{file}:{line}:{column}"),
+            Self::Env { variable } => write!(to, "environment variable {variable}"),
+            Self::Flag { flag } => write!(to, "`{flag}`"),
+        }
+    }
+}
+
+impl Place {
+    /// The place of a byte in a file.
+    #[must_use]
+    pub fn in_file(file: &str, text: &str, byte: usize) -> Self {
+        let mut end = byte.min(text.len());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let before = &text[..end];
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        Self::File {
+            file: file.to_owned(),
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+        }
+    }
+}
+
+/// A parser's error with its place.
+pub(super) fn syntax_error(file: &str, text: &str, error: &toml::de::Error) -> ConfigError {
+    let byte = error.span().map_or(0, |span| span.start);
+    ConfigError::Syntax {
+        place: Place::in_file(file, text, byte),
+        why: error.message().trim().replace('\n', "; "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Place;
+
+    #[test]
+    fn places_count_from_one_in_characters() {
+        let text = "a = 1\n# ü\nü = 2\n";
+        let place = |byte| Place::in_file("f", text, byte).to_string();
+        assert_eq!(place(0), "f:1:1");
+        assert_eq!(place(6), "f:2:1");
+        assert_eq!(place(text.find("ü = 2").unwrap() + 3), "f:3:3");
+        // Within a character, and past the end.
+        assert_eq!(place(text.find("ü = 2").unwrap() + 1), "f:3:1");
+        assert_eq!(place(1000), "f:4:1");
+    }
+}

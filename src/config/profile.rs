@@ -1,0 +1,547 @@
+//! Profiles: per operating system, what is installed, from where, and under which names. All of it
+//! is data; the three that we keep are built into the program.
+
+use std::collections::BTreeMap;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::{
+    compat::Flavour,
+    config::{
+        desired::{Manager, RuntimeKind},
+        error::ConfigError,
+        place,
+        values::{Build, Fingerprint},
+    },
+    facts::Os,
+    host::ReadFiles,
+    model::version::Branch,
+};
+
+/// The schema version of profile files.
+pub const SCHEMA: u32 = 1;
+
+/// Where a file with the name of a built-in profile takes its place.
+pub const FOLDER: &str = "/etc/gpu-bootstrap/profiles";
+
+const BUILT_IN: [(&str, &str); 3] = [
+    ("debian", include_str!("../../profiles/debian.toml")),
+    ("ubuntu", include_str!("../../profiles/ubuntu.toml")),
+    ("almalinux", include_str!("../../profiles/almalinux.toml")),
+];
+
+/// A profile as it is written.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Profile {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Its name.
+    pub name: String,
+    /// `ID`s of `os-release` that it is made for.
+    pub os_ids: Vec<String>,
+    /// Families (`ID_LIKE`) for whose members it may do, with a warning.
+    #[serde(default)]
+    pub like: Vec<String>,
+    /// The package manager.
+    pub manager: Manager,
+    /// Architectures, by the kernel's name for them.
+    pub architecture: BTreeMap<String, Architecture>,
+    /// Preconditions.
+    pub preflight: PreflightDefaults,
+    /// The package manager's surroundings.
+    pub packages: PackageDefaults,
+    /// Kernel modules.
+    pub modules: Modules,
+    /// Persistence of the driver's state.
+    pub persistence: PersistenceDefaults,
+    /// The CDI specification.
+    pub cdi: CdiDefaults,
+    /// The proof.
+    pub validation: ValidationDefaults,
+    /// What is held.
+    pub hold: HoldDefaults,
+    /// Releases served.
+    pub release: Vec<Release>,
+    /// Repositories.
+    pub repository: Vec<RepositoryRow>,
+    /// Driver package sets, in order of preference.
+    pub driver: Vec<DriverRow>,
+    /// Runtime package sets.
+    pub runtime: Vec<RuntimeRow>,
+    /// NVIDIA Container Toolkit.
+    pub toolkit: ToolkitRow,
+}
+
+/// What an architecture is called elsewhere.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Architecture {
+    /// By the package manager.
+    pub package: String,
+    /// In NVIDIA's CUDA repositories.
+    pub cuda: String,
+}
+
+/// Defaults of the preconditions.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct PreflightDefaults {
+    /// Free bytes on `/`.
+    pub min_free_root_bytes: u64,
+    /// Free bytes on `/boot`.
+    pub min_free_boot_bytes: u64,
+    /// Memory in bytes.
+    pub min_memory_bytes: u64,
+}
+
+/// Defaults of package handling.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct PackageDefaults {
+    /// Seconds to wait for another package manager.
+    pub lock_timeout_seconds: u64,
+    /// Units that start a package manager by themselves.
+    pub pause_units: Vec<String>,
+}
+
+/// Kernel modules.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Modules {
+    /// In-tree drivers that must not take the GPU.
+    pub deny: Vec<String>,
+    /// What is loaded at boot, in order.
+    pub load: Vec<String>,
+}
+
+/// Persistence.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct PersistenceDefaults {
+    /// The unit of the daemon.
+    pub unit: String,
+}
+
+/// CDI.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct CdiDefaults {
+    /// Where the specification is written.
+    #[schemars(with = "String")]
+    pub path: Utf8PathBuf,
+}
+
+/// Defaults of the proof.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct ValidationDefaults {
+    /// Run a container.
+    pub container: bool,
+    /// Seconds that it may take.
+    pub timeout_seconds: u64,
+}
+
+/// What is held.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct HoldDefaults {
+    /// Shell patterns over package names: driver, runtime, toolkit.
+    pub patterns: Vec<String>,
+    /// Shell patterns over package names: kernels and headers.
+    pub kernel: Vec<String>,
+    /// Regular expressions for unattended upgrades: driver, runtime, toolkit.
+    pub blacklist: Vec<String>,
+    /// Regular expressions for unattended upgrades: kernels and headers.
+    pub kernel_blacklist: Vec<String>,
+}
+
+/// A release of the operating system.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Release {
+    /// `VERSION_ID`, whole (`24.04`) or its major number (`9`).
+    pub version_id: String,
+    /// The archive's name for it.
+    pub codename: Option<String>,
+    /// Architectures served.
+    pub architectures: Vec<String>,
+    /// Where the driver comes from unless told otherwise.
+    pub driver_source: String,
+    /// Where runtimes come from unless told otherwise.
+    pub runtime_source: String,
+    /// Kernel headers and build tools, for modules that are compiled; with placeholders.
+    pub headers: Vec<String>,
+    /// The flavour in the names of packaged modules, where it is not the kernel's own.
+    #[serde(default)]
+    pub kernel_flavour: Vec<KernelFlavour>,
+}
+
+/// How a kernel's flavour is called in the names of packaged modules.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct KernelFlavour {
+    /// The flavour at the end of the kernel's release.
+    pub kernel: String,
+    /// The kernel series that this row is about, such as `6.8`; without it every other one.
+    pub series: Option<String>,
+    /// The flavour in package names.
+    pub package: String,
+}
+
+/// A repository, for some releases.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RepositoryRow {
+    /// Our name for it.
+    pub name: String,
+    /// `version-id`s of the releases.
+    pub releases: Vec<String>,
+    /// Its address, or `distribution` for the archive that the machine already uses.
+    pub url: String,
+    /// deb: suites.
+    #[serde(default)]
+    pub suites: Vec<String>,
+    /// deb: components.
+    #[serde(default)]
+    pub components: Vec<String>,
+    /// Where the key is fetched; `{url}` stands for the address.
+    pub key_url: Option<String>,
+    /// Fingerprints of acceptable keys; none where they are not known.
+    #[serde(default)]
+    pub fingerprints: Vec<Fingerprint>,
+    /// apt: pin priority.
+    pub priority: Option<i32>,
+    /// Why it cannot be used as it is, where it cannot.
+    pub refused: Option<String>,
+    /// Where this was read and how far it can be trusted.
+    pub source: String,
+}
+
+/// A set of driver packages.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct DriverRow {
+    /// `distribution` or `nvidia`.
+    pub source: String,
+    /// `version-id`s of the releases.
+    pub releases: Vec<String>,
+    /// Architectures; all of the release where none is named.
+    #[serde(default)]
+    pub architectures: Vec<String>,
+    /// Branches, preferred first.
+    pub branches: Vec<Branch>,
+    /// Kernel module flavour.
+    pub flavour: Flavour,
+    /// Compiled on the machine or packaged.
+    pub build: Build,
+    /// Kernel flavours for which there are packaged modules; any where none is named.
+    #[serde(default)]
+    pub kernel_flavours: Vec<String>,
+    /// The DKMS name of the module.
+    pub dkms: Option<String>,
+    /// The module's file name.
+    pub module: String,
+    /// dnf: module stream.
+    pub stream: Option<String>,
+    /// Repositories needed.
+    #[serde(default)]
+    pub repositories: Vec<String>,
+    /// Packages.
+    pub packages: Vec<PackageRow>,
+    /// Patterns over package names whose version is pinned to the branch, where several branches
+    /// share the names.
+    #[serde(default)]
+    pub pin: Vec<String>,
+    /// Where this was read and how far it can be trusted.
+    pub facts: String,
+}
+
+/// A package and what its version follows.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct PackageRow {
+    /// Its name, with placeholders.
+    pub name: String,
+    /// What its version follows.
+    #[serde(default)]
+    pub at: At,
+}
+
+/// What the version of a package follows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum At {
+    /// The driver's version where one is asked for, else its branch.
+    #[default]
+    Version,
+    /// The driver's branch.
+    Branch,
+    /// Nothing of the driver's.
+    Any,
+}
+
+/// Packages of a container runtime.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RuntimeRow {
+    /// Which runtime.
+    pub kind: RuntimeKind,
+    /// `distribution` or `docker`.
+    pub source: String,
+    /// `version-id`s of the releases.
+    pub releases: Vec<String>,
+    /// Packages.
+    pub packages: Vec<String>,
+    /// Packages any of which means that the runtime is there from elsewhere.
+    pub alternatives: Vec<String>,
+    /// Its unit.
+    pub unit: String,
+    /// Repositories needed.
+    #[serde(default)]
+    pub repositories: Vec<String>,
+    /// Where this was read and how far it can be trusted.
+    pub facts: String,
+}
+
+/// NVIDIA Container Toolkit.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct ToolkitRow {
+    /// Packages, all at one version.
+    pub packages: Vec<String>,
+    /// Repositories needed.
+    pub repositories: Vec<String>,
+    /// Where this was read and how far it can be trusted.
+    pub facts: String,
+}
+
+/// The profile that was chosen, and the doubts about the choice.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    /// The profile.
+    pub profile: Profile,
+    /// Doubts, for people.
+    pub warnings: Vec<String>,
+}
+
+impl Profile {
+    /// Reads a profile.
+    ///
+    /// # Errors
+    /// When it does not parse, or one part refers to another that is not there.
+    pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
+        let profile: Self =
+            toml::from_str(text).map_err(|error| place::syntax_error(file, text, &error))?;
+        profile.validate().map_err(|why| ConfigError::Profile {
+            file: file.to_owned(),
+            why,
+        })?;
+        Ok(profile)
+    }
+
+    /// One of the built-in profiles.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn built_in(name: &str) -> Result<Self, ConfigError> {
+        let (_, text) = BUILT_IN
+            .iter()
+            .find(|(known, _)| *known == name)
+            .ok_or_else(|| ConfigError::NoSuchProfile {
+                name: name.to_owned(),
+                known: built_in_names().map(str::to_owned).collect(),
+            })?;
+        Self::parse(text, &format!("profiles/{name}.toml (built in)"))
+    }
+
+    /// The profile that was asked for by name or path, or else the one for the operating system.
+    /// A file in [`FOLDER`] takes the place of the built-in one of its name.
+    ///
+    /// # Errors
+    /// When there is no such profile, it does not parse, or none serves the operating system.
+    pub fn choose(
+        asked: Option<&str>,
+        os: Option<&Os>,
+        files: &dyn ReadFiles,
+    ) -> Result<Chosen, ConfigError> {
+        if let Some(asked) = asked {
+            return Ok(Chosen {
+                profile: Self::named(asked, files)?,
+                warnings: Vec::new(),
+            });
+        }
+        let os = os.ok_or(ConfigError::UnknownOs)?;
+        let all = built_in_names()
+            .map(|name| Self::named(name, files))
+            .collect::<Result<Vec<_>, _>>()?;
+        if let Some(profile) = all.iter().find(|profile| profile.os_ids.contains(&os.id)) {
+            return Ok(Chosen {
+                profile: profile.clone(),
+                warnings: Vec::new(),
+            });
+        }
+        // A profile for the whole family, by the nearest relative that has one.
+        let relative = os.id_like.iter().find_map(|family| {
+            all.iter()
+                .find(|profile| profile.os_ids.contains(family) || profile.like.contains(family))
+        });
+        match relative {
+            Some(profile) => Ok(Chosen {
+                profile: profile.clone(),
+                warnings: vec![format!(
+                    "there is no profile for `{}`; `{}` is taken because the system calls itself \
+                     like `{}`",
+                    os.id,
+                    profile.name,
+                    os.id_like.join(" ")
+                )],
+            }),
+            None => Err(ConfigError::UnsupportedOs {
+                os: described(os),
+                supported: all.iter().map(Self::serves).collect(),
+            }),
+        }
+    }
+
+    fn named(asked: &str, files: &dyn ReadFiles) -> Result<Self, ConfigError> {
+        let is_path = asked.contains('/') || asked.ends_with(".toml");
+        let path = if is_path {
+            Utf8PathBuf::from(asked)
+        } else {
+            Utf8Path::new(FOLDER).join(format!("{asked}.toml"))
+        };
+        match files.read_text(&path)? {
+            Some(text) => Self::parse(&text, path.as_str()),
+            None if is_path => Err(ConfigError::MissingFile { path }),
+            None => Self::built_in(asked),
+        }
+    }
+
+    /// The release that the machine runs.
+    #[must_use]
+    pub fn release_for(&self, version_id: &str) -> Option<&Release> {
+        self.release.iter().find(|release| {
+            version_id == release.version_id
+                || version_id
+                    .strip_prefix(&release.version_id)
+                    .is_some_and(|rest| rest.starts_with('.'))
+        })
+    }
+
+    /// What it serves, for people: `debian 12, 13 (x86_64, aarch64)`.
+    #[must_use]
+    pub fn serves(&self) -> String {
+        let releases: Vec<&str> = self
+            .release
+            .iter()
+            .map(|release| release.version_id.as_str())
+            .collect();
+        let architectures: Vec<&str> = self.architecture.keys().map(String::as_str).collect();
+        format!(
+            "{} {} ({})",
+            self.os_ids.join("/"),
+            releases.join(", "),
+            architectures.join(", ")
+        )
+    }
+
+    /// The repository of this name for a release.
+    #[must_use]
+    pub fn repository_for(&self, name: &str, release: &Release) -> Option<&RepositoryRow> {
+        self.repository
+            .iter()
+            .find(|row| row.name == name && row.releases.contains(&release.version_id))
+    }
+
+    /// What refers to something that is not there, in words.
+    fn validate(&self) -> Result<(), String> {
+        if self.schema != SCHEMA {
+            return Err(format!(
+                "`schema = {}` is not known; this program reads {SCHEMA}",
+                self.schema
+            ));
+        }
+        let rows = (self.repository.iter().map(|row| (&row.name, &row.releases)))
+            .chain(self.driver.iter().map(|row| (&row.source, &row.releases)))
+            .chain(self.runtime.iter().map(|row| (&row.source, &row.releases)));
+        for (name, releases) in rows {
+            for id in releases {
+                if !self.release.iter().any(|release| release.version_id == *id) {
+                    return Err(format!(
+                        "`{name}` names release `{id}`, which is not listed"
+                    ));
+                }
+            }
+        }
+        for release in &self.release {
+            for architecture in &release.architectures {
+                if !self.architecture.contains_key(architecture) {
+                    return Err(format!(
+                        "release `{}` names architecture `{architecture}`, which is not listed",
+                        release.version_id
+                    ));
+                }
+            }
+            let served = |names: &[String], of: &[String]| {
+                let missing = names
+                    .iter()
+                    .find(|name| self.repository_for(name, release).is_none());
+                match missing {
+                    Some(name) if of.contains(&release.version_id) => Err(format!(
+                        "repository `{name}` is not listed for release `{}`",
+                        release.version_id
+                    )),
+                    _ => Ok(()),
+                }
+            };
+            for row in &self.driver {
+                served(&row.repositories, &row.releases)?;
+            }
+            for row in &self.runtime {
+                served(&row.repositories, &row.releases)?;
+            }
+            served(
+                &self.toolkit.repositories,
+                std::slice::from_ref(&release.version_id),
+            )?;
+        }
+        for row in &self.repository {
+            if row.url != DISTRIBUTION && row.fingerprints.is_empty() && row.refused.is_none() {
+                return Err(format!(
+                    "repository `{}` has no fingerprint and does not say why (`refused`)",
+                    row.name
+                ));
+            }
+        }
+        for row in &self.driver {
+            if (row.build == Build::Dkms) != row.dkms.is_some() {
+                return Err(format!(
+                    "driver set `{}` {}: `dkms` belongs to `build = \"dkms\"`",
+                    row.source, row.flavour
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The address that stands for the archive which the machine already uses, and the source of
+/// packages that are in it.
+pub const DISTRIBUTION: &str = "distribution";
+
+/// The names of the built-in profiles.
+pub fn built_in_names() -> impl Iterator<Item = &'static str> {
+    BUILT_IN.iter().map(|(name, _)| *name)
+}
+
+/// An operating system, for people.
+#[must_use]
+pub fn described(os: &Os) -> String {
+    match &os.version_id {
+        Some(version) => format!("{} {version}", os.id),
+        None => os.id.clone(),
+    }
+}
