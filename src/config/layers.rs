@@ -171,6 +171,16 @@ impl Layers {
         self.text(path, value.trim(), place(key.trim()))
     }
 
+    /// Puts a flag that has a key of its own on top.
+    ///
+    /// # Errors
+    /// A value that does not fit.
+    pub fn flag(&mut self, flag: &str, key: &str, value: &str) -> Result<(), ConfigError> {
+        let path = key.split('.').map(str::to_owned).collect();
+        let flag = flag.to_owned();
+        self.text(path, value, Place::Flag { flag })
+    }
+
     /// The settings that hold in the end, by key.
     #[must_use]
     pub fn provenance(&self) -> Vec<Provenance> {

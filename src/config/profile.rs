@@ -17,7 +17,7 @@ use crate::{
     },
     facts::Os,
     host::ReadFiles,
-    model::version::Branch,
+    model::version::{Branch, DriverVersion},
 };
 
 /// The schema version of profile files.
@@ -233,6 +233,8 @@ pub struct DriverRow {
     pub architectures: Vec<String>,
     /// Branches, preferred first.
     pub branches: Vec<Branch>,
+    /// What the release carried when this was read, for a row of one branch.
+    pub newest: Option<DriverVersion>,
     /// Kernel module flavour.
     pub flavour: Flavour,
     /// Compiled on the machine or packaged.
@@ -517,6 +519,12 @@ impl Profile {
             }
         }
         for row in &self.driver {
+            if row.newest.is_some() && row.branches.len() != 1 {
+                return Err(format!(
+                    "driver set `{}` {}: `newest` belongs to a row of one branch",
+                    row.source, row.flavour
+                ));
+            }
             if (row.build == Build::Dkms) != row.dkms.is_some() {
                 return Err(format!(
                     "driver set `{}` {}: `dkms` belongs to `build = \"dkms\"`",

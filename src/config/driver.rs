@@ -1,0 +1,338 @@
+//! Which driver, and which packages are it: the matrix decides among what the profile's sources
+//! offer.
+
+use crate::{
+    compat::{
+        Flavour,
+        gpu::GpuRef,
+        matrix::Matrix,
+        resolve::{self as compat, Pick, Wish},
+        rules::Rule,
+    },
+    config::{
+        desired::{DriverWish, PackageWish, Pin},
+        error::{Refusal, ResolveError, nearest},
+        file::DriverConfig,
+        layers::Layers,
+        profile::{At, DriverRow, Profile, Release},
+        template::Terms,
+        values::Build,
+    },
+    facts::Facts,
+    model::version::{Branch, DriverVersion},
+};
+
+/// Priority of the pin: above 1000, so that an older version of the wished branch wins over a
+/// newer one of another.
+const PIN_PRIORITY: i32 = 1001;
+
+/// The driver and what comes with it.
+pub(super) struct Chosen<'p> {
+    pub wish: DriverWish,
+    pub row: &'p DriverRow,
+    pub pin: Option<Pin>,
+}
+
+/// What the choice depends on.
+pub(super) struct Question<'a> {
+    pub profile: &'a Profile,
+    pub release: &'a Release,
+    pub config: &'a DriverConfig,
+    pub layers: &'a Layers,
+    pub facts: &'a Facts,
+    pub matrix: &'a Matrix,
+    pub terms: &'a Terms,
+    pub gpus: Vec<GpuRef>,
+    pub image: bool,
+}
+
+impl<'a> Question<'a> {
+    /// Answers it.
+    pub(super) fn answer(&self) -> Result<Chosen<'a>, ResolveError> {
+        let rows = self.rows()?;
+        let pick = self.pick(&rows)?;
+        let row = self.row(&rows, &pick)?;
+        let version = self.config.version.clone();
+        let packages = row
+            .packages
+            .iter()
+            .filter_map(|package| {
+                let name = self.terms.driver_package(&package.name, pick.branch)?;
+                let version = match package.at {
+                    At::Version => Some(pattern(version.as_ref(), pick.branch)),
+                    At::Branch => Some(pattern(None, pick.branch)),
+                    At::Any => None,
+                };
+                Some(PackageWish { name, version })
+            })
+            .collect();
+        let pin = (!row.pin.is_empty()).then(|| Pin {
+            name: "driver".into(),
+            packages: row.pin.clone(),
+            version: pattern(version.as_ref(), pick.branch),
+            priority: PIN_PRIORITY,
+        });
+        let mut reasons = pick.reasons;
+        reasons.push(format!(
+            "packages from `{}`, module {}",
+            row.source,
+            match row.build {
+                Build::Precompiled => "packaged for the kernel",
+                Build::Dkms => "compiled on the machine by DKMS",
+            }
+        ));
+        let branch = pick.branch.to_string();
+        Ok(Chosen {
+            wish: DriverWish {
+                branch: pick.branch,
+                version,
+                flavour: pick.flavour,
+                assumed: pick.assumed,
+                source: row.source.clone(),
+                stream: (row.stream.as_ref()).map(|stream| stream.replace("{branch}", &branch)),
+                packages,
+                dkms: row.dkms.clone(),
+                module: row.module.clone(),
+                load_modules: self.profile.modules.load.clone(),
+                adopt: self.config.adopt.unwrap_or(false),
+                replace: self.config.replace.unwrap_or(false),
+                reasons,
+                warnings: pick.warnings,
+            },
+            row,
+            pin,
+        })
+    }
+
+    fn source(&self) -> &str {
+        (self.config.source.as_ref()).map_or(self.release.driver_source.as_str(), |s| s.as_str())
+    }
+
+    fn served(&self, row: &DriverRow) -> bool {
+        row.releases.contains(&self.release.version_id)
+            && (row.architectures.is_empty() || row.architectures.contains(&self.terms.arch))
+    }
+
+    /// The rows of the source for this machine.
+    fn rows(&self) -> Result<Vec<&'a DriverRow>, ResolveError> {
+        let source = self.source();
+        let all: Vec<&DriverRow> = self.profile.driver.iter().collect();
+        if !all.iter().any(|row| row.source == source) {
+            let mut known: Vec<&str> = all.iter().map(|row| row.source.as_str()).collect();
+            known.dedup();
+            let hint = nearest(source, known.iter().copied())
+                .map(|nearest| format!("did you mean `{nearest}`?"));
+            let why = format!(
+                "profile `{}` has drivers from {}",
+                self.profile.name,
+                known.join(" and ")
+            );
+            return Err(self.layers.wrong("driver.source", why, hint).into());
+        }
+        let rows: Vec<&DriverRow> = all
+            .into_iter()
+            .filter(|row| row.source == source && self.served(row))
+            .collect();
+        if rows.is_empty() {
+            return Err(Refusal::new(
+                "driver-not-offered",
+                format!(
+                    "`{source}` has no driver packages for {} {} on {}",
+                    self.profile.name, self.release.version_id, self.terms.arch
+                ),
+                self.other_sources(|_| true)
+                    .unwrap_or_else(|| "no other source has any either".into()),
+            )
+            .into());
+        }
+        Ok(rows)
+    }
+
+    /// What the other sources offer that satisfies a condition, as a hint.
+    fn other_sources(&self, condition: impl Fn(&DriverRow) -> bool) -> Option<String> {
+        let source = self.source();
+        let row = self
+            .profile
+            .driver
+            .iter()
+            .find(|row| row.source != source && self.served(row) && condition(row))?;
+        Some(format!(
+            "set `driver.source = \"{}\"`, which has {} ({} modules)",
+            row.source,
+            branches(&[row]),
+            row.flavour
+        ))
+    }
+
+    fn wish(&self) -> Wish {
+        let kernel = &self.terms.kernels;
+        let cloud = &self.facts.cloud;
+        let switch = !self.facts.nvswitches.is_empty();
+        Wish {
+            gpus: self.gpus.clone(),
+            kernel: kernel.first().cloned(),
+            next_kernel: kernel.get(1).cloned(),
+            arch: Some(self.terms.arch.clone()),
+            // The builder of an image runs on another instance type than the instances.
+            instance: (!self.image)
+                .then(|| cloud.provider.clone().zip(cloud.instance_type.clone()))
+                .flatten(),
+            nvswitch: (!self.image).then_some(switch),
+            branch: (self.config.branch.map(|key| key.0))
+                .or_else(|| self.config.version.as_ref().map(DriverVersion::branch)),
+            version: self.config.version.clone(),
+            flavour: self.config.flavour,
+            cuda: self.config.cuda.clone().unwrap_or_default(),
+            candidates: None,
+        }
+    }
+
+    fn pick(&self, rows: &[&DriverRow]) -> Result<Pick, ResolveError> {
+        let wish = self.wish();
+        if let (Some(branch), Some(version)) = (self.config.branch, &self.config.version)
+            && version.branch() != branch.0
+        {
+            let why = format!("it does not belong to `driver.branch = {}`", branch.0);
+            return Err(self.layers.wrong("driver.version", why, None).into());
+        }
+        if let Some(branch) = wish.branch
+            && !rows.iter().any(|row| row.branches.contains(&branch))
+        {
+            return Err(self.not_offered(rows, branch).into());
+        }
+        let offered = |pick: &Pick| {
+            rows.iter()
+                .any(|row| row.branches.contains(&pick.branch) && row.flavour == pick.flavour)
+        };
+        // What is best for the machine, if the source has it.
+        if wish.branch.is_none() {
+            let pick = compat::resolve(self.matrix, &wish).map_err(|refusal| refused(&refusal))?;
+            if offered(&pick) {
+                return Ok(pick);
+            }
+        }
+        // Else the best of what the source has; else of that, the best of one flavour.
+        let mut first_refusal = None;
+        for flavour in [
+            wish.flavour,
+            Some(Flavour::Open),
+            Some(Flavour::Proprietary),
+        ] {
+            if wish.flavour.is_some() && flavour != wish.flavour {
+                continue;
+            }
+            let candidates = self.candidates(rows, flavour);
+            let narrowed = Wish {
+                flavour,
+                candidates: wish.version.is_none().then_some(candidates),
+                ..wish.clone()
+            };
+            match compat::resolve(self.matrix, &narrowed) {
+                Ok(pick) if offered(&pick) => return Ok(pick),
+                Ok(_) => {}
+                Err(refusal) => first_refusal = first_refusal.or(Some(refusal)),
+            }
+        }
+        Err(first_refusal
+            .map_or_else(
+                || {
+                    let version = wish.version.as_ref();
+                    let what = version.map_or("driver".into(), |v| format!("driver {v}"));
+                    Refusal::new(
+                        "driver-not-offered",
+                        format!("`{}` has no {what} in a flavour that fits", self.source()),
+                        "choose another `driver.source`, or leave `driver.flavour` out",
+                    )
+                },
+                |refusal| refused(&refusal),
+            )
+            .into())
+    }
+
+    /// The newest version of each branch that the source has: as the profile knows it, or else the
+    /// newest that the matrix knows.
+    fn candidates(&self, rows: &[&DriverRow], flavour: Option<Flavour>) -> Vec<DriverVersion> {
+        rows.iter()
+            .filter(|row| flavour.is_none_or(|flavour| row.flavour == flavour))
+            .flat_map(|row| {
+                row.branches.iter().filter_map(|branch| {
+                    let known = self.matrix.branch(*branch);
+                    (row.newest.clone()).or_else(|| known.map(|known| known.newest_version.clone()))
+                })
+            })
+            .collect()
+    }
+
+    fn not_offered(&self, rows: &[&DriverRow], branch: Branch) -> Refusal {
+        let why = format!(
+            "driver branch {branch} is not in `{}` for {} {}: it has {}",
+            self.source(),
+            self.profile.name,
+            self.release.version_id,
+            branches(rows)
+        );
+        let hint = self
+            .other_sources(|row| row.branches.contains(&branch))
+            .unwrap_or_else(|| "leave `driver.branch` out and the matrix decides".into());
+        Refusal::new("driver-not-offered", why, hint)
+    }
+
+    /// The row whose packages are the pick.
+    fn row(&self, rows: &[&'a DriverRow], pick: &Pick) -> Result<&'a DriverRow, ResolveError> {
+        let fits = |row: &&DriverRow| {
+            row.branches.contains(&pick.branch)
+                && row.flavour == pick.flavour
+                && self.config.build.is_none_or(|build| row.build == build)
+                && (row.kernel_flavours.is_empty()
+                    || (self.terms.kernel_flavour.as_ref())
+                        .is_some_and(|flavour| row.kernel_flavours.contains(flavour)))
+        };
+        rows.iter().copied().find(|row| fits(row)).ok_or_else(|| {
+            let kernel = self.terms.kernels.last();
+            let build = self.config.build.map_or("any".into(), |b| b.to_string());
+            Refusal::new(
+                "driver-not-offered",
+                format!(
+                    "`{}` has no {} modules of branch {} for kernel {} with `driver.build` {build}",
+                    self.source(),
+                    pick.flavour,
+                    pick.branch,
+                    kernel.map_or("(unknown)", |kernel| kernel.as_str()),
+                ),
+                "leave `driver.build` and `driver.flavour` out, or choose another `driver.source`",
+            )
+            .into()
+        })
+    }
+}
+
+/// A version pattern for the package manager: all of a branch, or all revisions of a version.
+fn pattern(version: Option<&DriverVersion>, branch: Branch) -> String {
+    version.map_or_else(|| format!("{branch}.*"), |version| format!("{version}-*"))
+}
+
+fn branches(rows: &[&DriverRow]) -> String {
+    let mut all: Vec<Branch> = rows
+        .iter()
+        .flat_map(|row| row.branches.iter().copied())
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    let names: Vec<String> = all.iter().map(ToString::to_string).collect();
+    format!("branch {}", names.join(", "))
+}
+
+/// The matrix's refusal as ours.
+fn refused(refusal: &compat::Refusal) -> Refusal {
+    let reasons: Vec<&str> = refusal.reasons.iter().map(|r| r.text.as_str()).collect();
+    let is_vgpu = refusal.reasons.iter().any(|r| r.rule == Rule::Vgpu);
+    Refusal {
+        reason: if is_vgpu {
+            "vgpu"
+        } else {
+            "driver-incompatible"
+        },
+        why: format!("no driver fits: {}", reasons.join("; ")),
+        hint: (!refusal.nearest.is_empty()).then(|| refusal.nearest.join("; ")),
+    }
+}

@@ -1,0 +1,70 @@
+//! From what was asked on the command line to what the machine shall be: reads the files, then
+//! resolves.
+
+use camino::Utf8PathBuf;
+
+use crate::{
+    compat::matrix::Matrix,
+    config::{
+        archive,
+        desired::Manager,
+        error::{ConfigError, ResolveError},
+        layers::Layers,
+        profile::Profile,
+        resolve::{self, Flags, Inputs, Resolution},
+    },
+    facts::Facts,
+    host::ReadFiles,
+};
+
+/// What was asked on the command line and in the environment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// `--profile`.
+    pub profile: Option<String>,
+    /// `--config`, in order.
+    pub config: Vec<Utf8PathBuf>,
+    /// The environment, whole; variables without our prefix are passed over.
+    pub env: Vec<(String, String)>,
+    /// `--set`, in order.
+    pub set: Vec<String>,
+    /// `--lock-timeout`.
+    pub lock_timeout_seconds: Option<u64>,
+    /// `--image` and `--assume-gpu`.
+    pub flags: Flags,
+}
+
+/// Reads profile and configuration and resolves them for a machine.
+///
+/// # Errors
+/// Configuration that is wrong (exit 3), or a machine that cannot be what is wanted (exit 5).
+pub fn load(
+    files: &dyn ReadFiles,
+    ask: &Ask,
+    facts: &Facts,
+    matrix: &Matrix,
+) -> Result<Resolution, ResolveError> {
+    let mut layers = Layers::read(files, &ask.config, ask.env.iter().cloned(), &ask.set)?;
+    if let Some(seconds) = ask.lock_timeout_seconds {
+        layers.flag(
+            "--lock-timeout",
+            "packages.lock-timeout-seconds",
+            &seconds.to_string(),
+        )?;
+    }
+    let configured = layers.merged()?.profile.map(|profile| profile.to_string());
+    let asked = ask.profile.clone().or(configured);
+    let chosen = Profile::choose(asked.as_deref(), facts.os.as_ref(), files)?;
+    let sources = match chosen.profile.manager {
+        Manager::Apt => archive::read(files).map_err(ConfigError::Files)?,
+        Manager::Dnf => Vec::new(),
+    };
+    resolve::resolve(Inputs {
+        chosen: &chosen,
+        layers: &layers,
+        facts,
+        matrix,
+        sources: &sources,
+        flags: &ask.flags,
+    })
+}

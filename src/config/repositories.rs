@@ -1,0 +1,243 @@
+//! Which repositories are added: those that the chosen packages need, as the profile knows them and
+//! the configuration overrides them, and those that the configuration adds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use camino::Utf8PathBuf;
+
+use crate::config::{
+    archive::{self, ArchiveError, Entry},
+    desired::{Manager, Repository},
+    error::{ConfigError, Refusal, ResolveError, nearest},
+    file::RepositoryConfig,
+    layers::Layers,
+    profile::{DISTRIBUTION, Profile, Release, RepositoryRow},
+    template::Terms,
+    values::{AbsolutePath, Fingerprint, Url, Word},
+};
+
+/// What the choice depends on.
+pub(super) struct Question<'a> {
+    pub profile: &'a Profile,
+    pub release: &'a Release,
+    pub terms: &'a Terms,
+    pub config: &'a BTreeMap<String, RepositoryConfig>,
+    pub layers: &'a Layers,
+    pub sources: &'a [Entry],
+}
+
+impl Question<'_> {
+    /// The repositories: needed ones in the order given, then further ones of the configuration.
+    pub(super) fn answer(&self, needed: &[&str]) -> Result<Vec<Repository>, ResolveError> {
+        let known: BTreeSet<&str> = (self.profile.repository.iter())
+            .map(|row| row.name.as_str())
+            .collect();
+        let wanted_too = self.config.iter().filter(|(name, config)| {
+            let unasked = !known.contains(name.as_str()) && config.enabled != Some(false);
+            unasked || config.enabled == Some(true)
+        });
+        let mut names: Vec<&str> = Vec::new();
+        let needed = needed.iter().copied();
+        for name in needed.chain(wanted_too.map(|(name, _)| name.as_str())) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let none = RepositoryConfig::default();
+        let mut found = Vec::new();
+        for name in names {
+            let config = self.config.get(name).unwrap_or(&none);
+            if config.enabled == Some(false) {
+                continue;
+            }
+            match self.profile.repository_for(name, self.release) {
+                Some(row) => found.extend(self.known(row, config)?),
+                None if known.contains(name) && config.url.is_none() => {
+                    return Err(self.elsewhere(name).into());
+                }
+                None => found.push(self.foreign(name, config, &known)?),
+            }
+        }
+        Ok(found)
+    }
+
+    /// A repository of the profile. `None`: the machine has it already.
+    fn known(
+        &self,
+        row: &RepositoryRow,
+        config: &RepositoryConfig,
+    ) -> Result<Option<Repository>, ResolveError> {
+        let words = |own: &Option<Vec<Word>>, row: &[String]| match own {
+            Some(words) => texts(words),
+            None => row.iter().map(|text| self.terms.fill(text)).collect(),
+        };
+        let mut repository = Repository {
+            name: row.name.clone(),
+            url: self
+                .terms
+                .fill(config.url.as_ref().map_or(row.url.as_str(), Url::as_str)),
+            suites: words(&config.suites, &row.suites),
+            components: words(&config.components, &row.components),
+            architectures: vec![self.terms.package_arch.clone()],
+            key_url: None,
+            fingerprints: Vec::new(),
+            keyring: config.keyring.clone().map(AbsolutePath::into_inner),
+            priority: config.priority.or(row.priority),
+        };
+        if repository.url == DISTRIBUTION {
+            return self.of_the_archive(repository);
+        }
+        if repository.keyring.is_some() {
+            return Ok(Some(repository));
+        }
+        let key = |prefix: &str| format!("repositories.{}.{prefix}", row.name);
+        repository.key_url = (config.key_url.as_ref().map(Url::as_str))
+            .or(row.key_url.as_deref())
+            .map(|text| {
+                self.terms
+                    .fill(&text.replace("{url}", &with_slash(&repository.url)))
+            });
+        repository.fingerprints = match &config.fingerprints {
+            Some(own) => prints(own),
+            None => prints(&row.fingerprints),
+        };
+        if repository.fingerprints.is_empty() && config.fingerprints.is_some() {
+            let why = "without a fingerprint any key would do".to_owned();
+            let hint = "name the key's whole fingerprint, or a `keyring` on the machine".to_owned();
+            return Err(self
+                .layers
+                .wrong(&key("fingerprints"), why, Some(hint))
+                .into());
+        }
+        match (&row.refused, repository.fingerprints.is_empty()) {
+            (Some(why), true) => Err(Refusal::new(
+                "repository-key-unknown",
+                format!(
+                    "repository `{}` for {} {} cannot be trusted: {why}",
+                    row.name, self.profile.name, self.release.version_id
+                ),
+                format!(
+                    "verify its key yourself and set `{}` to the whole fingerprint, or set `{}` to \
+                     a key file on the machine",
+                    key("fingerprints"),
+                    key("keyring")
+                ),
+            )
+            .into()),
+            // An archive of the distribution that was moved elsewhere: apt's own keyrings hold.
+            _ if repository.fingerprints.is_empty() && row.url == DISTRIBUTION => {
+                repository.key_url = None;
+                Ok(Some(repository))
+            }
+            _ => Ok(Some(repository)),
+        }
+    }
+
+    /// Further components of the distribution's archive, from where the machine has it.
+    fn of_the_archive(&self, wish: Repository) -> Result<Option<Repository>, ResolveError> {
+        let found = archive::further(self.sources, &wish.suites, &wish.components);
+        let further = found.map_err(|error| self.no_archive(&wish, &error))?;
+        Ok(further.map(|further| Repository {
+            url: further.url,
+            suites: further.suites,
+            components: further.components,
+            keyring: wish.keyring.or(further.keyring.map(Utf8PathBuf::from)),
+            ..wish
+        }))
+    }
+
+    fn no_archive(&self, wish: &Repository, error: &ArchiveError) -> Refusal {
+        let key = |name: &str| format!("`repositories.{}.{name}`", wish.name);
+        let hint = match error {
+            ArchiveError::NoEntry { .. } => format!(
+                "packages of {} are needed: set {} to the address of the archive",
+                wish.components.join(", "),
+                key("url")
+            ),
+            ArchiveError::EmbeddedKey { .. } => format!(
+                "put the key into a file of its own and name it there and in {}",
+                key("keyring")
+            ),
+        };
+        Refusal::new("archive-unknown", error.to_string(), hint)
+    }
+
+    /// The profile has it for another release only.
+    fn elsewhere(&self, name: &str) -> Refusal {
+        Refusal::new(
+            "repository-not-offered",
+            format!(
+                "repository `{name}` is not known for {} {}",
+                self.profile.name, self.release.version_id
+            ),
+            format!("set `repositories.{name}.url` and its key, or leave it out"),
+        )
+    }
+
+    /// A repository that the configuration adds.
+    fn foreign(
+        &self,
+        name: &str,
+        config: &RepositoryConfig,
+        known: &BTreeSet<&str>,
+    ) -> Result<Repository, ConfigError> {
+        let key = |part: &str| format!("repositories.{name}.{part}");
+        let set = self.layers.provenance();
+        let prefix = key("");
+        let first = set.iter().find(|setting| setting.key.starts_with(&prefix));
+        let wrong = |missing: &str| {
+            let at = first.map_or_else(|| key(missing), |setting| setting.key.clone());
+            let why = format!(
+                "the profile has no repository `{name}`, so `{}` is needed too",
+                key(missing)
+            );
+            let hint = nearest(name, known.iter().copied())
+                .map(|nearest| format!("did you mean `repositories.{nearest}`?"));
+            self.layers.wrong(&at, why, hint)
+        };
+        let url = config.url.as_ref().ok_or_else(|| wrong("url"))?;
+        let has_key = config.keyring.is_some() || config.key_url.is_some();
+        if !has_key {
+            return Err(wrong("key-url"));
+        }
+        let fingerprints = prints(config.fingerprints.as_deref().unwrap_or_default());
+        if config.keyring.is_none() && fingerprints.is_empty() {
+            return Err(wrong("fingerprints"));
+        }
+        let suites = config.suites.as_deref().map(texts).unwrap_or_default();
+        if self.profile.manager == Manager::Apt && suites.is_empty() {
+            return Err(wrong("suites"));
+        }
+        let url = self.terms.fill(url.as_str());
+        Ok(Repository {
+            name: name.to_owned(),
+            suites,
+            components: config.components.as_deref().map(texts).unwrap_or_default(),
+            architectures: vec![self.terms.package_arch.clone()],
+            key_url: (config.keyring.is_none())
+                .then(|| {
+                    config
+                        .key_url
+                        .as_ref()
+                        .map(|key| self.terms.fill(key.as_str()))
+                })
+                .flatten(),
+            fingerprints,
+            keyring: config.keyring.clone().map(AbsolutePath::into_inner),
+            priority: config.priority,
+            url,
+        })
+    }
+}
+
+fn with_slash(url: &str) -> String {
+    format!("{}/", url.trim_end_matches('/'))
+}
+
+fn texts(words: &[Word]) -> Vec<String> {
+    words.iter().map(ToString::to_string).collect()
+}
+
+fn prints(fingerprints: &[Fingerprint]) -> Vec<String> {
+    fingerprints.iter().map(ToString::to_string).collect()
+}

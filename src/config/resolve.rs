@@ -1,0 +1,414 @@
+//! Joins profile, configuration, facts and matrix into what the machine shall be. Pure: everything
+//! was read before.
+
+use camino::Utf8PathBuf;
+use serde::Serialize;
+
+use crate::{
+    compat::{gpu::GpuRef, matrix::Matrix},
+    config::{
+        archive::Entry,
+        desired::{
+            Cdi, Desired, Hold, Manager, PackagePolicy, PackageWish, Persistence, Preflight,
+            RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+        },
+        driver,
+        error::{Refusal, ResolveError, nearest},
+        file::Config,
+        layers::{Layers, Provenance},
+        profile::{Chosen, Profile, Release, RuntimeRow, described},
+        repositories,
+        template::Terms,
+        values::{AbsolutePath, PackagePattern},
+    },
+    facts::{Facts, GpuFact, Os},
+    model::pci::PciId,
+};
+
+/// What flags say that no file can.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// `--image`: this machine becomes an image.
+    pub image: bool,
+    /// `--assume-gpu`: the GPUs that the instances of the image will have.
+    pub assume_gpus: Vec<PciId>,
+}
+
+/// Everything that decides.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
+    /// The profile.
+    pub chosen: &'a Chosen,
+    /// The configuration.
+    pub layers: &'a Layers,
+    /// The machine.
+    pub facts: &'a Facts,
+    /// What fits what.
+    pub matrix: &'a Matrix,
+    /// The machine's own package sources, for further components of its archive.
+    pub sources: &'a [Entry],
+    /// Flags.
+    pub flags: &'a Flags,
+}
+
+/// What the machine shall be, and why.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Resolution {
+    /// What it shall be.
+    pub desired: Desired,
+    /// What was set by people, and where; the rest is the profile's.
+    pub provenance: Vec<Provenance>,
+    /// Doubts, for people.
+    pub warnings: Vec<String>,
+}
+
+/// Resolves.
+///
+/// # Errors
+/// A setting that fits no profile, or a machine that cannot be what is wanted.
+pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
+    let profile = &inputs.chosen.profile;
+    let config = inputs.layers.merged()?;
+    let (release, terms) = machine(profile, inputs.facts, inputs.flags)?;
+    let gpus = gpus(inputs, &config)?;
+    let driver = gpus
+        .map(|gpus| {
+            driver::Question {
+                profile,
+                release,
+                config: &config.driver,
+                layers: inputs.layers,
+                facts: inputs.facts,
+                matrix: inputs.matrix,
+                terms: &terms,
+                gpus,
+                image: inputs.flags.image,
+            }
+            .answer()
+        })
+        .transpose()?;
+    let runtimes = runtimes(inputs, &config, release)?;
+    let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
+
+    let mut needed: Vec<&str> = Vec::new();
+    if let Some(driver) = &driver {
+        needed.extend(driver.row.repositories.iter().map(String::as_str));
+    }
+    needed.extend(
+        runtimes
+            .iter()
+            .flat_map(|row| row.repositories.iter().map(String::as_str)),
+    );
+    if with_toolkit {
+        needed.extend(profile.toolkit.repositories.iter().map(String::as_str));
+    }
+    let repositories = repositories::Question {
+        profile,
+        release,
+        terms: &terms,
+        config: &config.repositories,
+        layers: inputs.layers,
+        sources: inputs.sources,
+    }
+    .answer(&needed)?;
+
+    let compiles = driver
+        .as_ref()
+        .is_some_and(|driver| driver.row.dkms.is_some());
+    let headers = if compiles {
+        terms.headers(&release.headers)
+    } else {
+        Vec::new()
+    };
+    let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
+    let has_driver = driver.is_some();
+    let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.wish), chosen.pin));
+    let desired = Desired {
+        profile: profile.name.clone(),
+        image: inputs.flags.image,
+        assume_gpus: inputs.flags.assume_gpus.clone(),
+        preflight: preflight(profile, &config),
+        packages: packages(profile, &config),
+        repositories,
+        pins: pin.into_iter().collect(),
+        deny_modules: profile.modules.deny.clone(),
+        headers: wishes(&headers, None),
+        driver,
+        persistence: (has_driver && config.persistence.enabled.unwrap_or(true)).then(|| {
+            Persistence {
+                unit: profile.persistence.unit.clone(),
+                packages: Vec::new(),
+            }
+        }),
+        runtimes: runtimes
+            .into_iter()
+            .map(|row| RuntimeWish {
+                kind: row.kind,
+                packages: wishes(&row.packages, None),
+                alternatives: row.alternatives.clone(),
+                unit: row.unit.clone(),
+                nvidia_default,
+            })
+            .collect(),
+        toolkit: with_toolkit.then(|| ToolkitWish {
+            packages: wishes(&profile.toolkit.packages, toolkit_version(&config)),
+        }),
+        cdi: (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
+            path: path(config.cdi.path.clone(), &profile.cdi.path),
+        }),
+        validation: Validation {
+            container: config
+                .validation
+                .container
+                .unwrap_or(profile.validation.container),
+            image: config.validation.image.as_ref().map(ToString::to_string),
+            timeout_seconds: (config.validation.timeout_seconds)
+                .unwrap_or(profile.validation.timeout_seconds),
+        },
+        hold: hold(profile, &config),
+    };
+    let mut warnings = inputs.chosen.warnings.clone();
+    if terms.kernels.is_empty() {
+        warnings.push("neither the running kernel nor the next one is known".into());
+    }
+    Ok(Resolution {
+        desired,
+        provenance: inputs.layers.provenance(),
+        warnings,
+    })
+}
+
+/// The release and the terms of this machine, or why it is not supported.
+fn machine<'p>(
+    profile: &'p Profile,
+    facts: &Facts,
+    flags: &Flags,
+) -> Result<(&'p Release, Terms), Refusal> {
+    let supported = || format!("profile `{}` serves {}", profile.name, profile.serves());
+    let unsupported = |os: &Os| {
+        Refusal::new(
+            "os-unsupported",
+            format!("{} is not supported", described(os)),
+            supported(),
+        )
+    };
+    let os = (facts.os.as_ref()).ok_or_else(|| {
+        Refusal::new(
+            "os-unknown",
+            "the operating system is not known".into(),
+            supported(),
+        )
+    })?;
+    let release = (os.version_id.as_ref())
+        .and_then(|version| profile.release_for(version))
+        .ok_or_else(|| unsupported(os))?;
+    let arch = facts.kernel.arch.as_deref().ok_or_else(|| {
+        Refusal::new(
+            "arch-unknown",
+            "the architecture is not known".into(),
+            supported(),
+        )
+    })?;
+    let names = (profile.architecture.get(arch))
+        .filter(|_| release.architectures.iter().any(|served| served == arch))
+        .ok_or_else(|| {
+            Refusal::new(
+                "arch-unsupported",
+                format!("{} on {arch} is not supported", described(os)),
+                supported(),
+            )
+        })?;
+    let terms = Terms::new(release, arch, names, &facts.kernel, flags.image);
+    Ok((release, terms))
+}
+
+/// The GPUs to serve; `None` where the machine may do without.
+fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuRef>>, Refusal> {
+    let Inputs { facts, flags, .. } = inputs;
+    if !flags.assume_gpus.is_empty() {
+        let assumed = flags.assume_gpus.iter().map(|id| GpuRef {
+            pci_id: *id,
+            subsystem_id: None,
+            chip_name: None,
+        });
+        return Ok(Some(assumed.collect()));
+    }
+    if let Some(slice) = facts.gpus.iter().find(|gpu| gpu.vgpu) {
+        return Err(Refusal::new(
+            "vgpu",
+            format!(
+                "{} at {} is a vGPU, which needs the licensed GRID guest driver",
+                slice.name.as_deref().unwrap_or("a GPU"),
+                slice.pci_address
+            ),
+            "install the GRID guest driver that belongs to the hypervisor's vGPU release",
+        ));
+    }
+    if !facts.gpus.is_empty() {
+        let found = facts.gpus.iter().map(reference);
+        return Ok(Some(found.collect()));
+    }
+    if config.preflight.allow_no_gpu == Some(true) {
+        return Ok(None);
+    }
+    // Whoever names branch and flavour needs no matrix to build an image.
+    if flags.image && config.driver.branch.is_some() && config.driver.flavour.is_some() {
+        return Ok(Some(Vec::new()));
+    }
+    Err(Refusal::new(
+        "no-gpu",
+        "no NVIDIA GPU is on the PCI bus".into(),
+        "look at `lspci -d 10de:`; for an image name the GPUs of its instances with `--image \
+         --assume-gpu PCI-ID`, for a pool with CPU nodes set `preflight.allow-no-gpu = true`",
+    ))
+}
+
+fn reference(gpu: &GpuFact) -> GpuRef {
+    GpuRef {
+        pci_id: gpu.pci_id,
+        subsystem_id: gpu.subsystem_id,
+        chip_name: gpu.name.clone(),
+    }
+}
+
+fn runtimes<'a>(
+    inputs: Inputs<'a>,
+    config: &Config,
+    release: &Release,
+) -> Result<Vec<&'a RuntimeRow>, ResolveError> {
+    let profile = &inputs.chosen.profile;
+    let default = vec![RuntimeKind::Docker, RuntimeKind::Containerd];
+    let kinds = config.runtime.r#use.clone().unwrap_or(default);
+    let source = (config.runtime.source.as_ref())
+        .map_or(release.runtime_source.as_str(), |source| source.as_str());
+    let served = |row: &&RuntimeRow| row.releases.contains(&release.version_id);
+    let mut rows: Vec<&RuntimeRow> = Vec::new();
+    for kind in kinds {
+        let of_kind = profile
+            .runtime
+            .iter()
+            .filter(served)
+            .filter(|row| row.kind == kind);
+        let row = of_kind
+            .clone()
+            .find(|row| row.source == source)
+            .ok_or_else(|| {
+                let known: Vec<&str> = of_kind.map(|row| row.source.as_str()).collect();
+                let why = format!(
+                    "{} {} has this runtime from {}",
+                    profile.name,
+                    release.version_id,
+                    known.join(" and ")
+                );
+                let hint = nearest(source, known.iter().copied())
+                    .map(|nearest| format!("did you mean `{nearest}`?"));
+                inputs.layers.wrong("runtime.source", why, hint)
+            })?;
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    Ok(rows)
+}
+
+fn preflight(profile: &Profile, config: &Config) -> Preflight {
+    let (own, default) = (&config.preflight, &profile.preflight);
+    Preflight {
+        releases: profile
+            .release
+            .iter()
+            .map(|r| r.version_id.clone())
+            .collect(),
+        os_ids: profile.os_ids.clone(),
+        architectures: profile.architecture.keys().cloned().collect(),
+        min_free_root_bytes: own
+            .min_free_root_bytes
+            .unwrap_or(default.min_free_root_bytes),
+        min_free_boot_bytes: own
+            .min_free_boot_bytes
+            .unwrap_or(default.min_free_boot_bytes),
+        min_memory_bytes: own.min_memory_bytes.unwrap_or(default.min_memory_bytes),
+        allow_no_gpu: own.allow_no_gpu.unwrap_or(false),
+    }
+}
+
+fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
+    let own = &config.packages;
+    PackagePolicy {
+        manager: profile.manager,
+        lock_timeout_seconds: own
+            .lock_timeout_seconds
+            .unwrap_or(profile.packages.lock_timeout_seconds),
+        proxy: own.proxy.as_ref().map(|proxy| proxy.expose().to_owned()),
+        pause_units: profile.packages.pause_units.clone(),
+        may_remove: own.may_remove.as_deref().map(patterns).unwrap_or_default(),
+    }
+}
+
+fn hold(profile: &Profile, config: &Config) -> Hold {
+    let (own, default) = (&config.hold, &profile.hold);
+    if own.enabled == Some(false) {
+        return Hold {
+            patterns: Vec::new(),
+            blacklist: Vec::new(),
+        };
+    }
+    let kernel = own.kernel.unwrap_or(true);
+    let with = |base: &[String], of_kernel: &[String]| {
+        let further = if kernel { of_kernel } else { &[] };
+        base.iter().chain(further).cloned().collect::<Vec<String>>()
+    };
+    let extra = own.extra.as_deref().map(patterns).unwrap_or_default();
+    let mut hold = Hold {
+        patterns: with(&default.patterns, &default.kernel),
+        blacklist: with(&default.blacklist, &default.kernel_blacklist),
+    };
+    if profile.manager == Manager::Apt {
+        hold.blacklist
+            .extend(extra.iter().map(|pattern| as_regex(pattern)));
+    }
+    hold.patterns.extend(extra);
+    hold
+}
+
+/// A shell pattern as the regular expression that unattended-upgrades wants.
+fn as_regex(pattern: &str) -> String {
+    let mut regex = String::from("^");
+    for c in pattern.chars() {
+        match c {
+            '*' => regex.push_str(".*"),
+            '?' => regex.push('.'),
+            '.' | '+' => regex.extend(['\\', c]),
+            c => regex.push(c),
+        }
+    }
+    regex.push('$');
+    regex
+}
+
+fn patterns(patterns: &[PackagePattern]) -> Vec<String> {
+    patterns.iter().map(ToString::to_string).collect()
+}
+
+fn path(own: Option<AbsolutePath>, default: &Utf8PathBuf) -> Utf8PathBuf {
+    own.map_or_else(|| default.clone(), AbsolutePath::into_inner)
+}
+
+/// `1.20.0` means any revision of it; `1.20.0-1` and `1.20.*` mean what they say.
+fn toolkit_version(config: &Config) -> Option<String> {
+    let version = config.toolkit.version.as_ref()?.as_str();
+    if version.contains(['-', '*', '?']) {
+        Some(version.to_owned())
+    } else {
+        Some(format!("{version}-*"))
+    }
+}
+
+fn wishes(names: &[String], version: Option<String>) -> Vec<PackageWish> {
+    let wish = |name: &String| PackageWish {
+        name: name.clone(),
+        version: version.clone(),
+    };
+    names.iter().map(wish).collect()
+}
