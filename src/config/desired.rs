@@ -82,8 +82,13 @@ pub struct PackagePolicy {
     pub proxy: Option<String>,
     /// Timers and services that start the package manager by themselves; paused during a run.
     pub pause_units: Vec<String>,
-    /// Packages whose removal the plan accepts.
+    /// Packages whose removal the plan accepts (shell patterns).
     pub may_remove: Vec<String>,
+    /// Installed packages that the plan does not name and that may still be upgraded where a
+    /// dependency demands it (shell patterns); all others stay at their version.
+    pub may_upgrade: Vec<String>,
+    /// Install recommended packages too, not only needed ones.
+    pub recommends: bool,
 }
 
 /// A package manager.

@@ -104,6 +104,8 @@ pub(crate) fn desired() -> Desired {
             proxy: None,
             pause_units: vec![],
             may_remove: vec![],
+            may_upgrade: vec![],
+            recommends: false,
         },
         repositories: vec![Repository {
             name: "toolkit".into(),
