@@ -343,6 +343,8 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
         proxy: own.proxy.as_ref().map(|proxy| proxy.expose().to_owned()),
         pause_units: profile.packages.pause_units.clone(),
         may_remove: own.may_remove.as_deref().map(patterns).unwrap_or_default(),
+        may_upgrade: Vec::new(),
+        recommends: false,
     }
 }
 
