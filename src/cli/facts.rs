@@ -1,0 +1,92 @@
+//! `facts`: what was detected.
+
+use std::fmt::Write as _;
+
+use super::{Failure, args, look, matrix, print, world::World};
+use crate::{
+    exit::Exit,
+    facts::{Facts, SecureBoot},
+    host::Nvml,
+};
+
+pub(super) async fn run(world: &mut World<'_>, args: &args::Facts) -> Result<Exit, Failure> {
+    let matrix = matrix(world)?;
+    let host = look::host(world, args.root.as_deref())?;
+    let facts = look::facts(&host, &matrix, args.root.is_none()).await;
+    match args.output.format {
+        args::Format::Json => print::json(world.out, &facts)?,
+        args::Format::Human => print::text(world.out, &human(&facts))?,
+    }
+    Ok(Exit::Ok)
+}
+
+fn human(facts: &Facts) -> String {
+    let mut text = String::new();
+    let or_unknown = |value: Option<String>| value.unwrap_or_else(|| "unknown".to_owned());
+    let mut row = |name: &str, value: String| {
+        let _ = writeln!(text, "{name:<16} {value}");
+    };
+    let os = facts.os.as_ref();
+    row(
+        "system",
+        or_unknown(os.map(|os| os.pretty_name.clone().unwrap_or_else(|| os.id.clone()))),
+    );
+    let kernel = &facts.kernel;
+    row("kernel", or_unknown(kernel.running.as_ref().map(ToString::to_string)));
+    if kernel.next_boot != kernel.running {
+        row("next boot", or_unknown(kernel.next_boot.as_ref().map(ToString::to_string)));
+    }
+    row("architecture", or_unknown(kernel.arch.clone()));
+    let secure_boot = match facts.secure_boot {
+        SecureBoot::Enabled => "on",
+        SecureBoot::Disabled => "off",
+        SecureBoot::Unsupported => "no UEFI",
+        SecureBoot::Unknown => "unknown",
+    };
+    row("secure boot", secure_boot.into());
+    if let Some(provider) = &facts.cloud.provider {
+        let instance = or_unknown(facts.cloud.instance_type.clone());
+        row("cloud", format!("{provider}, {instance}"));
+    }
+    if let Some(memory) = facts.memory_bytes {
+        row("memory", format!("{:.1} GiB", memory as f64 / f64::from(1 << 30)));
+    }
+    for gpu in &facts.gpus {
+        let name = gpu.name.as_deref().unwrap_or("unknown GPU");
+        let driver = gpu.bound_driver.as_deref().unwrap_or("no driver");
+        row("gpu", format!("{} {name} [{}], {driver}", gpu.pci_address, gpu.pci_id));
+    }
+    if facts.gpus.is_empty() {
+        row("gpu", "none on the PCI bus".into());
+    }
+    for switch in &facts.nvswitches {
+        let name = switch.name.as_deref().unwrap_or("NVSwitch");
+        row("nvswitch", format!("{} {name}", switch.pci_address));
+    }
+    let driver = &facts.driver;
+    for (name, version) in [
+        ("driver loaded", &driver.loaded_version),
+        ("library", &driver.library_version),
+        ("packages", &driver.package_version),
+        ("module on disk", &driver.module_version),
+    ] {
+        if let Some(version) = version {
+            row(name, version.to_string());
+        }
+    }
+    match &facts.nvml {
+        Some(Nvml::Ready(view)) => row("nvml", format!("{} GPUs", view.devices.len())),
+        Some(Nvml::NotLoadable { .. } | Nvml::DriverNotLoaded) | None => {}
+        Some(Nvml::VersionMismatch) => row("nvml", "driver/library version mismatch".into()),
+        Some(Nvml::NoDevices) => row("nvml", "no devices".into()),
+        Some(Nvml::Hung { after_seconds }) => row("nvml", format!("hung for {after_seconds} s")),
+        Some(Nvml::Failed { why, .. }) => row("nvml", why.clone()),
+    }
+    for runtime in &facts.runtimes {
+        row(&runtime.name, or_unknown(runtime.version.clone()));
+    }
+    for unknown in &facts.unknown {
+        row("unknown", format!("{}: {}", unknown.fact, unknown.why));
+    }
+    text
+}

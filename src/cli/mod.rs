@@ -1,0 +1,91 @@
+//! The command line: parses it, calls what it asks for, and prints the one error that may come of
+//! it.
+
+pub mod args;
+mod compat;
+mod facts;
+mod failure;
+mod look;
+mod print;
+pub mod world;
+
+use std::ffi::OsString;
+
+use camino::Utf8Path;
+use clap::Parser;
+
+pub use failure::Failure;
+pub use world::World;
+
+use self::args::{Cli, Command};
+use crate::{
+    compat::{load::MatrixError, matrix::Matrix},
+    exit::Exit,
+    host::Nvml,
+};
+
+/// The matrix that takes the place of the built-in one.
+pub const MATRIX: &str = "/etc/gpu-bootstrap/cuda-driver-matrix.toml";
+
+/// Runs a command line.
+pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error, world),
+    };
+    match dispatch(cli.command, world).await {
+        Ok(exit) => exit,
+        Err(failure) => {
+            let report = failure.report();
+            // Standard error is the last resort: if it is gone there is nobody to tell.
+            let _ = crate::report::error::write(world.err, report);
+            report.exit()
+        }
+    }
+}
+
+/// Help and version are data; everything else that clap says is talk.
+fn usage(error: &clap::Error, world: &mut World<'_>) -> Exit {
+    let (sink, exit) =
+        if error.use_stderr() { (&mut world.err, Exit::Usage) } else { (&mut world.out, Exit::Ok) };
+    let _ = write!(sink, "{}", error.render());
+    exit
+}
+
+async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failure> {
+    match command {
+        Command::Facts(args) => facts::run(world, &args).await,
+        Command::Compat(args) => compat::run(world, &args),
+        Command::NvmlView => {
+            let view: Nvml = crate::host::real::gpu::nvml_view();
+            print::json(world.out, &view).map(|()| Exit::Ok)
+        }
+        _ => unreachable!("written next"),
+    }
+}
+
+/// The matrix: an administrator's, else the built-in one.
+pub(crate) fn matrix(world: &World<'_>) -> Result<Matrix, Failure> {
+    let failed = |error: MatrixError| {
+        Failure::caused(
+            Exit::Config,
+            "matrix-invalid",
+            "failed to read the compatibility matrix",
+            error,
+            Some("mend the lines named, or remove the file to use the built-in matrix"),
+        )
+    };
+    let own = world.host.files.read_text(Utf8Path::new(MATRIX)).map_err(|error| {
+        Failure::caused(
+            Exit::Config,
+            "matrix-unreadable",
+            "failed to read the compatibility matrix",
+            error,
+            None,
+        )
+    })?;
+    match own {
+        Some(text) => Matrix::parse(&text, MATRIX).map_err(failed),
+        None => Matrix::builtin().map_err(failed),
+    }
+}

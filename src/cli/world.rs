@@ -1,0 +1,44 @@
+//! What a command line runs in: the machine, and where it talks to. Tests give it another one.
+
+use std::{collections::BTreeMap, io::Write};
+
+use crate::host::Host;
+
+/// The surroundings of a run.
+pub struct World<'w> {
+    /// The machine.
+    pub host: Host,
+    /// Effective user id 0.
+    pub root: bool,
+    /// Environment variables.
+    pub vars: BTreeMap<String, String>,
+    /// Where documents go: data.
+    pub out: &'w mut (dyn Write + Send),
+    /// Where talk goes.
+    pub err: &'w mut (dyn Write + Send),
+    /// `out` is a terminal.
+    pub out_terminal: bool,
+    /// `err` is a terminal.
+    pub err_terminal: bool,
+    /// The running program, for the unit that goes on after a reboot.
+    pub exe: camino::Utf8PathBuf,
+}
+
+impl World<'_> {
+    /// Colour on standard error: a terminal, and `NO_COLOR` unset or empty (<https://no-color.org>).
+    #[must_use]
+    pub fn err_colour(&self) -> bool {
+        self.err_terminal && self.wants_colour()
+    }
+
+    /// Colour on standard output.
+    #[must_use]
+    pub fn out_colour(&self) -> bool {
+        self.out_terminal && self.wants_colour()
+    }
+
+    fn wants_colour(&self) -> bool {
+        self.vars.get("NO_COLOR").is_none_or(String::is_empty)
+            && self.vars.get("TERM").is_none_or(|term| term != "dumb")
+    }
+}
