@@ -3,7 +3,7 @@
 //! The rows speak of mainline kernels. A vendor's kernel carries backports, in both directions, so
 //! for it the rows are evidence and the build is the proof.
 
-use crate::compat::matrix::{Confidence, Matrix};
+use crate::compat::matrix::{Confidence, KernelFix, Matrix};
 use crate::compat::rules::{Judgement, Offer, Rule, Ruling, say};
 use crate::model::version::{DriverVersion, KernelVersion};
 
@@ -48,9 +48,12 @@ fn fixes(
 ) {
     let version = &offer.version;
     let branch = version.branch();
-    // Of the rows that do not mention the branch the newest speaks for all.
-    let mut untold = None;
-    let concerned = matrix.kernel_fixes.iter().filter(|row| {
+    // Of the rows that say the same the newest, which asks for most, speaks for all.
+    let mut older: Option<Ruling> = None;
+    let mut untold: Option<Ruling> = None;
+    let mut rows: Vec<&KernelFix> = matrix.kernel_fixes.iter().collect();
+    rows.sort_by_key(|row| &row.kernel);
+    let concerned = rows.into_iter().filter(|row| {
         kernel.series() >= row.kernel.series()
             && row
                 .arch
@@ -72,12 +75,18 @@ fn fixes(
                 .cloned()
         };
         match of_branch(&row.first_fixed) {
-            Some(first) if *version < first => add(
-                against(kernel, row.confidence),
-                format!(
-                    "{since}; branch {branch} builds for it from {first} on, {version} is older"
-                ),
-            ),
+            Some(first) if *version < first => {
+                let judgement = against(kernel, row.confidence);
+                if older
+                    .as_ref()
+                    .is_none_or(|known| known.judgement <= judgement)
+                {
+                    let text = format!(
+                        "{since}; branch {branch} builds for it from {first} on, {version} is older"
+                    );
+                    older = Some(say(Rule::Kernel, judgement, text, &row.sources));
+                }
+            }
             Some(_) => {
                 if let Some(complete) = of_branch(&row.complete).filter(|v| version < v) {
                     let text = format!(
@@ -96,15 +105,12 @@ fn fixes(
                 let newest = row.first_fixed.iter().map(DriverVersion::branch).max();
                 if newest.is_some_and(|newest| branch < newest) {
                     let text = format!("{since}; no row tells whether branch {branch} has the fix");
-                    if untold.as_ref().is_none_or(|(known, _)| *known < row.kernel) {
-                        let ruling = say(Rule::Kernel, Judgement::Unknown, text, &row.sources);
-                        untold = Some((row.kernel.clone(), ruling));
-                    }
+                    untold = Some(say(Rule::Kernel, Judgement::Unknown, text, &row.sources));
                 }
             }
         }
     }
-    said.extend(untold.map(|(_, ruling)| ruling));
+    said.extend(older.into_iter().chain(untold));
 }
 
 fn limits(

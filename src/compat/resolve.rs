@@ -13,6 +13,7 @@ use crate::compat::matrix::{
 };
 use crate::compat::refuse;
 use crate::compat::rules::{self, Judgement, Needs, Offer, Rule, Ruling};
+use crate::facts::Facts;
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 
 /// A machine and what is wanted of it. Everything may be left out.
@@ -28,9 +29,11 @@ pub struct Wish {
     pub arch: Option<String>,
     /// The cloud and the instance type.
     pub instance: Option<(String, String)>,
-    /// Whether the machine shows an NVSwitch, on PCI or as an NVLink management device; `None`
-    /// where nobody looked.
+    /// Whether an NVSwitch is on PCI; `None` where nobody looked.
     pub nvswitch: Option<bool>,
+    /// Whether an InfiniBand device manages NVLink switches, as on boards whose switches are not on
+    /// PCI; `None` where nobody looked.
+    pub nvlink_management: Option<bool>,
     /// This branch and no other.
     pub branch: Option<Branch>,
     /// This version and no other.
@@ -41,6 +44,28 @@ pub struct Wish {
     pub cuda: Vec<CudaVersion>,
     /// The versions that a repository really has; `None` where nobody asked it.
     pub candidates: Option<Vec<DriverVersion>>,
+}
+
+impl Wish {
+    /// What the facts say of a machine, with nothing wished yet.
+    pub fn of(facts: &Facts) -> Self {
+        let gpus = facts.gpus.iter().map(|gpu| GpuRef {
+            pci_id: gpu.pci_id,
+            subsystem_id: gpu.subsystem_id,
+            // For a GPU without a row the name is that of `pci.ids`, which begins with the chip.
+            chip_name: gpu.name.clone(),
+        });
+        let cloud = &facts.cloud;
+        Self {
+            gpus: gpus.collect(),
+            kernel: facts.kernel.running.clone(),
+            next_kernel: facts.kernel.next_boot.clone(),
+            arch: facts.kernel.arch.clone(),
+            instance: cloud.provider.clone().zip(cloud.instance_type.clone()),
+            nvswitch: Some(!facts.nvswitches.is_empty()),
+            ..Self::default()
+        }
+    }
 }
 
 /// The driver that fits.
@@ -463,23 +488,29 @@ fn fabric(wish: &Wish, needs: &Needs<'_>) -> (Fabric, Option<String>) {
         return (Fabric::None, None);
     };
     let (label, fabric) = (&board.label, board.fabric());
-    let (what, needs_switch) = match fabric {
-        Fabric::None => ("nothing", false),
-        Fabric::Fm => ("the fabric manager of exactly the driver's version", true),
-        Fabric::FmNvlsm => ("the fabric manager and the NVLink subnet manager", true),
-        Fabric::Imex => ("IMEX on the node", false),
+    let (what, seen) = match fabric {
+        Fabric::None => ("nothing", Some(true)),
+        Fabric::Fm => (
+            "the fabric manager of exactly the driver's version",
+            wish.nvswitch,
+        ),
+        Fabric::FmNvlsm => (
+            "the fabric manager and the NVLink subnet manager",
+            wish.nvlink_management,
+        ),
+        Fabric::Imex => ("IMEX on the node", Some(true)),
     };
-    match wish.nvswitch {
-        Some(false) if needs_switch => (
+    match seen {
+        Some(false) => (
             Fabric::None,
             Some(format!("no fabric manager: {label} shows no NVSwitch here")),
         ),
-        None if needs_switch => (
+        None => (
             fabric,
             Some(format!(
                 "{label} needs {what} where the machine has its NVSwitches"
             )),
         ),
-        _ => (fabric, Some(format!("{label} needs {what}"))),
+        Some(true) => (fabric, Some(format!("{label} needs {what}"))),
     }
 }
