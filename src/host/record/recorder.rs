@@ -1,6 +1,6 @@
 //! A host that answers as the one it wraps, and remembers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
@@ -33,6 +33,7 @@ struct State {
     manifest: Manifest,
     contents: BTreeMap<Utf8PathBuf, Vec<u8>>,
     links: BTreeMap<Utf8PathBuf, Utf8PathBuf>,
+    folders: BTreeSet<Utf8PathBuf>,
 }
 
 /// Wraps a host so that everything that is read, asked and answered is kept. Only the first answer
@@ -89,6 +90,10 @@ impl Recording {
         let state = self.state();
         let files = self.folder.join(FILES);
         RealFiles.create_folder(&files, 0o755)?;
+        for path in &state.folders {
+            let place = below(&files, path);
+            fs::create_dir_all(&place).map_err(failed("create the folder", &place))?;
+        }
         for (path, content) in &state.contents {
             let place = below(&files, path);
             put(&place, |place| fs::write(place, content)).map_err(failed("write", &place))?;
@@ -149,6 +154,19 @@ impl Recorder<dyn Files> {
             .entry(real.clone())
             .or_insert_with(|| content.to_vec());
         Content::At(real)
+    }
+
+    /// Keeps a folder that was seen, and the links on the way to it, for `--root` on the recording.
+    fn keep_folder(&self, path: &Utf8Path, real: &Utf8Path) {
+        if real != path {
+            self.keep_links(path);
+        }
+        if let Ok(Some(Stat {
+            kind: Kind::Folder, ..
+        })) = self.inner.stat(real)
+        {
+            self.recording.state().folders.insert(real.to_owned());
+        }
     }
 
     /// Keeps the links on the way to a path, for `--root` on the recording. They are no answers to
@@ -223,12 +241,18 @@ impl ReadFiles for Recorder<dyn Files> {
     fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
         let result = self.inner.list(folder);
         first(&mut self.recording.state().manifest.lists, folder, &result);
+        if let Ok(Some(real)) = self.inner.resolve(folder) {
+            self.keep_folder(folder, &real);
+        }
         result
     }
 
     fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
         let result = self.inner.resolve(path);
         first(&mut self.recording.state().manifest.resolved, path, &result);
+        if let Ok(Some(real)) = &result {
+            self.keep_folder(path, real);
+        }
         result
     }
 

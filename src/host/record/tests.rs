@@ -91,6 +91,10 @@ async fn a_replay_answers_as_the_machine_did() {
     let tree = rooted::host(&folder.join("files")).unwrap();
     let text = tree.files.read_text("/etc/os-release".into()).unwrap();
     assert_eq!(text.unwrap(), "ID=debian\n");
+    assert_eq!(
+        tree.files.list("/sys/bus/pci/devices".into()).unwrap(),
+        ["0000:18:00.0"]
+    );
 }
 
 #[tokio::test]
