@@ -178,6 +178,7 @@ impl<'a> Question<'a> {
                 .then(|| cloud.provider.clone().zip(cloud.instance_type.clone()))
                 .flatten(),
             nvswitch: (!self.image).then_some(switch),
+            nvlink_management: None,
             branch: (self.config.branch.map(|key| key.0))
                 .or_else(|| self.config.version.as_ref().map(DriverVersion::branch)),
             version: self.config.version.clone(),
