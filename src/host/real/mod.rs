@@ -3,7 +3,7 @@
 mod clock;
 mod exec;
 mod files;
-mod gpu;
+pub mod gpu;
 mod http;
 mod lines;
 mod lock;
