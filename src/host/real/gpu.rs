@@ -233,6 +233,8 @@ fn code(error: &NvmlError) -> Option<i32> {
         NvmlError::NoData => 21,
         NvmlError::VgpuEccNotSupported => 22,
         NvmlError::Unknown => 999,
+        // A code that the wrapper has no name for.
+        NvmlError::UnexpectedVariant(code) => return i32::try_from(*code).ok(),
         _ => return None,
     })
 }
@@ -333,6 +335,10 @@ mod tests {
         assert!(matches!(
             state(NvmlError::GpuLost),
             Nvml::Failed { code: Some(15), .. }
+        ));
+        assert!(matches!(
+            state(NvmlError::UnexpectedVariant(25)),
+            Nvml::Failed { code: Some(25), .. }
         ));
     }
 }
