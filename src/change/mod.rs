@@ -5,6 +5,7 @@
 //! can forget the dry run or the undo.
 
 mod describe;
+pub mod probe;
 pub mod source;
 pub mod undo;
 

@@ -1,6 +1,7 @@
 //! What is known about each external tool and its files: argument vectors and pure parsers.
 
 pub mod apt_policy;
+pub mod container_view;
 pub mod containerd;
 pub mod docker;
 pub mod dpkg_status;

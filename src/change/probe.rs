@@ -1,0 +1,381 @@
+//! The container proof: our own program runs in a container beside nothing but its libraries, and
+//! tells which devices and driver libraries it sees. No registry is needed.
+
+use std::time::Duration;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::{
+    change::{Probe, Sink},
+    config::desired::RuntimeKind,
+    error::Report,
+    exit::Exit,
+    host::{Cmd, ExecError, FilesError, Host},
+    tools::container_view::{self, ContainerView, LIBRARIES},
+};
+
+/// The image made for the proof, removed after it.
+const IMAGE: &str = "gpu-bootstrap/probe:local";
+/// The name of its container.
+const CONTAINER: &str = "gpu-bootstrap-probe";
+/// Where the program lies in it.
+const PROGRAM: &str = "/gpu-bootstrap";
+/// Where its libraries lie: a place that no distribution and no toolkit uses.
+const LIBRARY_FOLDER: &str = "/gpu-bootstrap-lib";
+/// What the program is asked for.
+const SUBCOMMAND: &str = "container-probe";
+/// Packing and importing a few megabytes.
+const PREPARE_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Why the proof failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// Its files could not be made.
+    #[error("prepare the container")]
+    Files(#[from] FilesError),
+    /// A command failed.
+    #[error("run the container")]
+    Exec(#[from] ExecError),
+    /// This process does not know what it consists of.
+    #[error("find the libraries of this program: {why}")]
+    Unknown {
+        /// What is missing.
+        why: String,
+    },
+    /// The container ran and does not see what it should.
+    #[error("the container sees {seen}, expected {expected}")]
+    Blind {
+        /// What it sees.
+        seen: String,
+        /// What it should.
+        expected: String,
+    },
+}
+
+impl Report for ProbeError {
+    fn exit(&self) -> Exit {
+        Exit::StepFailed
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Files(_) | Self::Unknown { .. } => "proof-not-prepared",
+            Self::Exec(_) => "container-failed",
+            Self::Blind { .. } => "container-sees-no-gpu",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Files(_) | Self::Unknown { .. } => {
+                "free some room below `/var/lib`, and run again".to_owned()
+            }
+            Self::Exec(_) => {
+                "`gpu-bootstrap check` names the layer at fault: driver, CDI, runtime".to_owned()
+            }
+            Self::Blind { .. } => {
+                "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`, and look at \
+                 `/etc/nvidia-container-runtime/config.toml`"
+                    .to_owned()
+            }
+        })
+    }
+}
+
+/// Runs a proof to its end. Nothing stays of it but a folder below `state`.
+///
+/// # Errors
+/// See [`ProbeError`].
+pub async fn run(
+    host: &Host,
+    state: &Utf8Path,
+    probe: &Probe,
+    sink: &dyn Sink,
+) -> Result<(), ProbeError> {
+    let Probe::ContainerSeesGpus {
+        runtime,
+        image,
+        gpus,
+        driver,
+        timeout_seconds,
+    } = probe;
+    let root = Root::prepare(host, state)?;
+    let deadline = Duration::from_secs(*timeout_seconds);
+    let view = match runtime {
+        RuntimeKind::Docker => docker(host, &root, image.as_deref(), deadline, sink).await?,
+        RuntimeKind::Containerd => containerd(host, &root, deadline, sink).await?,
+    };
+    judge(&view, *gpus, driver)
+}
+
+fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeError> {
+    let missing: Vec<&str> = LIBRARIES
+        .into_iter()
+        .filter(|name| !view.has_library(name, driver))
+        .collect();
+    if view.gpus() == gpus && missing.is_empty() {
+        return Ok(());
+    }
+    let libraries = if view.libraries.is_empty() {
+        "no driver libraries".to_owned()
+    } else {
+        view.libraries.join(", ")
+    };
+    Err(ProbeError::Blind {
+        seen: format!("{} GPUs and {libraries}", view.gpus()),
+        expected: format!("{gpus} GPUs and {} of {driver}", LIBRARIES.join(", ")),
+    })
+}
+
+/// A root filesystem with nothing but this program.
+struct Root {
+    folder: Utf8PathBuf,
+    /// Path of the dynamic loader in it.
+    loader: String,
+}
+
+impl Root {
+    fn prepare(host: &Host, state: &Utf8Path) -> Result<Self, ProbeError> {
+        let unknown = |why: &str| ProbeError::Unknown {
+            why: why.to_owned(),
+        };
+        let maps = host
+            .files
+            .read_text("/proc/self/maps".into())?
+            .ok_or_else(|| unknown("`/proc/self/maps` is missing"))?;
+        let objects = container_view::mapped_objects(&maps);
+        let [_, libraries @ ..] = &objects[..] else {
+            return Err(unknown("`/proc/self/maps` names no program"));
+        };
+        let folder = state.join("probe").join("rootfs");
+        // The toolkit's hooks write the loader's cache in `etc`.
+        for place in ["dev", "proc", "sys", "etc", "tmp", "usr/lib"] {
+            host.files.create_folder(&folder.join(place), 0o755)?;
+        }
+        let program = host
+            .files
+            .read("/proc/self/exe".into())?
+            .ok_or_else(|| unknown("`/proc/self/exe` is missing"))?;
+        host.files
+            .write(&folder.join(&PROGRAM[1..]), &program, 0o755)?;
+        let mut loader = None;
+        for library in libraries {
+            let Some(name) = Utf8Path::new(library).file_name() else {
+                continue;
+            };
+            let content = host
+                .files
+                .read(Utf8Path::new(library))?
+                .ok_or_else(|| unknown(&format!("`{library}` is missing")))?;
+            host.files.write(
+                &folder.join(&LIBRARY_FOLDER[1..]).join(name),
+                &content,
+                0o755,
+            )?;
+            if name.starts_with("ld-") {
+                loader = Some(format!("{LIBRARY_FOLDER}/{name}"));
+            }
+        }
+        let loader = loader.ok_or_else(|| unknown("no dynamic loader is mapped"))?;
+        Ok(Self { folder, loader })
+    }
+
+    /// The command line inside.
+    fn command(&self) -> [&str; 5] {
+        [
+            &self.loader,
+            "--library-path",
+            LIBRARY_FOLDER,
+            PROGRAM,
+            SUBCOMMAND,
+        ]
+    }
+}
+
+/// What asks the nvidia runtime for all GPUs, and the driver's compute libraries.
+const ENVIRONMENT: [&str; 2] = [
+    "NVIDIA_VISIBLE_DEVICES=all",
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+];
+
+async fn docker(
+    host: &Host,
+    root: &Root,
+    image: Option<&str>,
+    deadline: Duration,
+    sink: &dyn Sink,
+) -> Result<ContainerView, ProbeError> {
+    let own = image.is_none();
+    if own {
+        let archive = root.folder.with_extension("tar");
+        let pack = Cmd::new(
+            "tar",
+            [
+                "--create",
+                "--file",
+                archive.as_str(),
+                "--directory",
+                root.folder.as_str(),
+                ".",
+            ],
+        );
+        quiet(host, &pack.deadline(PREPARE_DEADLINE), sink).await?;
+        let import = Cmd::new("docker", ["import", archive.as_str(), IMAGE]);
+        quiet(host, &import.deadline(PREPARE_DEADLINE), sink).await?;
+    }
+    // A container of a proof that was cut off would take the name.
+    host.exec
+        .run(
+            &Cmd::new("docker", ["rm", "--force", CONTAINER]),
+            &mut |_, _| {},
+        )
+        .await?;
+    let mut args: Vec<String> = ["run", "--rm", "--network=none", "--runtime=nvidia"]
+        .into_iter()
+        .map(str::to_owned)
+        .collect();
+    args.push(format!("--name={CONTAINER}"));
+    args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
+    if !own {
+        for place in [PROGRAM, LIBRARY_FOLDER] {
+            let source = root.folder.join(&place[1..]);
+            args.push(format!(
+                "--mount=type=bind,source={source},target={place},readonly"
+            ));
+        }
+    }
+    let [loader, rest @ ..] = root.command();
+    args.push(format!("--entrypoint={loader}"));
+    args.push(image.unwrap_or(IMAGE).to_owned());
+    args.extend(rest.iter().map(|&part| part.to_owned()));
+    let ran = view(host, &Cmd::new("docker", args).deadline(deadline), sink).await;
+    if own {
+        let remove = Cmd::new("docker", ["rmi", "--force", IMAGE]);
+        let removed = quiet(host, &remove, sink).await;
+        // What the container said comes first; a left image is told only if that went well.
+        return ran.and_then(|view| removed.map(|()| view));
+    }
+    ran
+}
+
+async fn containerd(
+    host: &Host,
+    root: &Root,
+    deadline: Duration,
+    sink: &dyn Sink,
+) -> Result<ContainerView, ProbeError> {
+    let mut args: Vec<String> = ["--namespace", CONTAINER, "run", "--rm", "--rootfs"]
+        .into_iter()
+        .map(str::to_owned)
+        .collect();
+    args.push("--runc-binary=/usr/bin/nvidia-container-runtime".to_owned());
+    args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
+    args.push(root.folder.to_string());
+    args.push(CONTAINER.to_owned());
+    args.extend(root.command().iter().map(|&part| part.to_owned()));
+    view(host, &Cmd::new("ctr", args).deadline(deadline), sink).await
+}
+
+/// Runs a command whose output is for people only.
+async fn quiet(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ProbeError> {
+    host.exec
+        .run(cmd, &mut |_, line| sink.line(line))
+        .await?
+        .success(cmd)?;
+    Ok(())
+}
+
+/// Runs the container; the last line that it prints is what it saw.
+async fn view(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<ContainerView, ProbeError> {
+    let output = host
+        .exec
+        .run(cmd, &mut |_, line| sink.line(line))
+        .await?
+        .success(cmd)?;
+    serde_json::from_str(output.stdout.trim()).map_err(|error| {
+        ProbeError::Exec(ExecError::Unexpected {
+            command: cmd.line(),
+            why: format!("{error} in {:?}", crate::host::exec::tail(&output.stdout)),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ProbeError, judge, run};
+    use crate::{
+        change::{Probe, Sink},
+        config::desired::RuntimeKind,
+        host::fake::{self, ok},
+        tools::container_view::ContainerView,
+    };
+
+    struct Silent;
+
+    impl Sink for Silent {
+        fn line(&self, _: &str) {}
+        fn progress(&self, _: u64, _: Option<u64>, _: &str) {}
+        fn retry(&self, _: &str, _: f64) {}
+    }
+
+    #[test]
+    fn all_gpus_and_both_libraries_of_the_driver() {
+        let mut view = ContainerView {
+            devices: vec!["nvidia0".into(), "nvidia1".into(), "nvidiactl".into()],
+            libraries: vec![
+                "/usr/lib64/libcuda.so.535.261.03".into(),
+                "/usr/lib64/libnvidia-ml.so.535.261.03".into(),
+            ],
+        };
+        assert!(judge(&view, 2, "535.261.03").is_ok());
+        assert!(judge(&view, 8, "535.261.03").is_err());
+        assert!(judge(&view, 2, "535.309.01").is_err());
+        view.libraries.clear();
+        let Err(ProbeError::Blind { seen, expected }) = judge(&view, 2, "535.261.03") else {
+            panic!("must be blind");
+        };
+        assert_eq!(seen, "2 GPUs and no driver libraries");
+        assert_eq!(
+            expected,
+            "2 GPUs and libcuda.so, libnvidia-ml.so of 535.261.03"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_image_is_made_run_and_removed() {
+        let (host, fakes) = fake::host();
+        fakes.files.put(
+            "/proc/self/maps",
+            "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n\
+             3-4 r--p 0 fe:01 9 /usr/lib/ld-linux-x86-64.so.2\n",
+        );
+        fakes.files.put("/proc/self/exe", "program");
+        fakes.files.put("/usr/lib/ld-linux-x86-64.so.2", "loader");
+        fakes.exec.on("tar", |_, _| ok(""));
+        fakes
+            .exec
+            .on("docker", |cmd, _| match cmd.args[0].as_str() {
+                "run" => ok(r#"{"devices":["nvidia0","nvidiactl"],
+                "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#),
+                _ => ok(""),
+            });
+        let probe = Probe::ContainerSeesGpus {
+            runtime: RuntimeKind::Docker,
+            image: None,
+            gpus: 1,
+            driver: "1.2".into(),
+            timeout_seconds: 60,
+        };
+        run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
+            .await
+            .expect("a proof");
+        let verbs: Vec<String> = fakes
+            .exec
+            .log()
+            .iter()
+            .filter(|cmd| cmd.program == "docker")
+            .map(|cmd| cmd.args[0].clone())
+            .collect();
+        assert_eq!(verbs, ["import", "rm", "run", "rmi"]);
+    }
+}

@@ -1,0 +1,130 @@
+//! What a container sees of GPUs: devices and driver libraries. Our own program looks from inside
+//! and prints it; the proof reads it outside.
+
+use serde::{Deserialize, Serialize};
+
+use crate::host::{FilesError, ReadFiles};
+
+/// Folders in which the container toolkit puts driver libraries, by distribution and architecture
+/// of the host: it keeps the host's own paths.
+const LIBRARY_FOLDERS: [&str; 7] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib/aarch64-linux-gnu/nvidia/current",
+];
+
+/// What CUDA programs and monitoring open.
+pub const LIBRARIES: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
+
+/// The view from inside.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct ContainerView {
+    /// Names below `/dev` that begin with `nvidia`.
+    pub devices: Vec<String>,
+    /// Paths of the driver's libraries.
+    pub libraries: Vec<String>,
+}
+
+impl ContainerView {
+    /// How many GPU nodes there are (`nvidia0`, `nvidia1`, …).
+    #[must_use]
+    pub fn gpus(&self) -> usize {
+        self.devices
+            .iter()
+            .filter_map(|name| name.strip_prefix("nvidia"))
+            .filter(|rest| rest.parse::<u32>().is_ok())
+            .count()
+    }
+
+    /// Whether a file of this library and version is there.
+    #[must_use]
+    pub fn has_library(&self, name: &str, version: &str) -> bool {
+        let file = format!("{name}.{version}");
+        self.libraries
+            .iter()
+            .any(|path| path.rsplit('/').next() == Some(&file))
+    }
+}
+
+/// Looks.
+///
+/// # Errors
+/// When a folder that is there cannot be read.
+pub fn look(files: &dyn ReadFiles) -> Result<ContainerView, FilesError> {
+    let devices = files
+        .list("/dev".into())?
+        .into_iter()
+        .filter(|name| name.starts_with("nvidia"))
+        .collect();
+    let mut libraries = Vec::new();
+    for folder in LIBRARY_FOLDERS {
+        for name in files.list(folder.into())? {
+            if LIBRARIES.iter().any(|library| name.starts_with(library)) {
+                libraries.push(format!("{folder}/{name}"));
+            }
+        }
+    }
+    Ok(ContainerView { devices, libraries })
+}
+
+/// Shared objects that a process has mapped, by `proc_pid_maps(5)`: what it takes to run the same
+/// program in a place where nothing else is. The first is the program itself.
+#[must_use]
+pub fn mapped_objects(maps: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for line in maps.lines() {
+        let Some(at) = line.find('/') else { continue };
+        let path = &line[at..];
+        let is_object = path.contains(".so") || found.is_empty();
+        if is_object && !path.ends_with("(deleted)") && !found.iter().any(|known| known == path) {
+            found.push(path.to_owned());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ContainerView, look, mapped_objects};
+    use crate::host::fake;
+
+    #[test]
+    fn devices_and_libraries_are_found() {
+        let (host, fakes) = fake::host();
+        fakes.files.put_device("/dev/nvidia0", 195, 0);
+        fakes.files.put_device("/dev/nvidiactl", 195, 255);
+        fakes
+            .files
+            .put("/usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03", "");
+        fakes.files.put("/usr/lib/x86_64-linux-gnu/libc.so.6", "");
+        let view = look(&*host.files).expect("a view");
+        assert_eq!(view.gpus(), 1);
+        assert!(view.has_library("libcuda.so", "535.261.03"));
+        assert!(!view.has_library("libcuda.so", "535.261"));
+        assert!(!view.has_library("libnvidia-ml.so", "535.261.03"));
+        assert_eq!(ContainerView::default().gpus(), 0);
+    }
+
+    #[test]
+    fn mapped_objects_are_the_program_and_its_libraries() {
+        let maps = "55d0-55d1 r--p 00000000 fe:01 7 /usr/local/bin/gpu-bootstrap\n\
+                    55d1-55d2 r-xp 00001000 fe:01 7 /usr/local/bin/gpu-bootstrap\n\
+                    55d9-55da rw-p 00000000 00:00 0 [heap]\n\
+                    7f00-7f01 r--p 00000000 fe:01 9 /usr/lib/x86_64-linux-gnu/libc.so.6\n\
+                    7f02-7f03 r--p 00000000 fe:01 9 /usr/lib/locale/C.utf8/LC_CTYPE\n\
+                    7f04-7f05 r--p 00000000 fe:01 9 /usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2\n";
+        assert_eq!(
+            mapped_objects(maps),
+            [
+                "/usr/local/bin/gpu-bootstrap",
+                "/usr/lib/x86_64-linux-gnu/libc.so.6",
+                "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
+            ]
+        );
+    }
+}
