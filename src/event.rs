@@ -112,6 +112,13 @@ pub enum Event {
         seconds: f64,
         /// The chain of causes of a failure, outermost first.
         causes: Vec<String>,
+        /// What would help, if something stands in the way.
+        hint: Option<String>,
+    },
+    /// Something worth knowing that belongs to no step.
+    Note {
+        /// In words.
+        message: String,
     },
     /// The machine must be rebooted.
     RebootRequired {
@@ -164,6 +171,32 @@ pub enum Outcome {
     AwaitingBoot,
 }
 
+impl Outcome {
+    /// The word for it, the same for people, events and documents.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Satisfied => "satisfied",
+            Self::Changed => "changed",
+            Self::WouldChange => "would-change",
+            Self::NotApplicable => "not-applicable",
+            Self::Blocked => "blocked",
+            Self::Failed => "failed",
+            Self::NotRun => "not-run",
+            Self::AwaitingBoot => "awaiting-boot",
+        }
+    }
+
+    /// Whether what depends on the step may go on.
+    #[must_use]
+    pub const fn lets_go_on(self) -> bool {
+        matches!(
+            self,
+            Self::Satisfied | Self::Changed | Self::NotApplicable | Self::AwaitingBoot
+        )
+    }
+}
+
 /// Outcomes, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -184,4 +217,37 @@ pub struct Summary {
     pub not_run: usize,
     /// See [`Outcome::AwaitingBoot`].
     pub awaiting_boot: usize,
+}
+
+impl Summary {
+    /// Counts outcomes.
+    #[must_use]
+    pub fn of(outcomes: impl IntoIterator<Item = Outcome>) -> Self {
+        let mut summary = Self::default();
+        for outcome in outcomes {
+            *match outcome {
+                Outcome::Satisfied => &mut summary.satisfied,
+                Outcome::Changed => &mut summary.changed,
+                Outcome::WouldChange => &mut summary.would_change,
+                Outcome::NotApplicable => &mut summary.not_applicable,
+                Outcome::Blocked => &mut summary.blocked,
+                Outcome::Failed => &mut summary.failed,
+                Outcome::NotRun => &mut summary.not_run,
+                Outcome::AwaitingBoot => &mut summary.awaiting_boot,
+            } += 1;
+        }
+        summary
+    }
+}
+
+/// Sees every event in order. It may be slow or break: the run goes on without it.
+pub trait Subscriber: Send {
+    /// Its name, for the note that tells when it was dropped.
+    fn name(&self) -> &'static str;
+
+    /// Takes an event.
+    ///
+    /// # Errors
+    /// When it can take no more; it is dropped then.
+    fn event(&mut self, envelope: &Envelope) -> std::io::Result<()>;
 }

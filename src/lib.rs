@@ -24,5 +24,9 @@ pub mod steps;
 
 pub mod event;
 
+pub mod journal;
+
+pub mod engine;
+
 pub mod error;
 pub mod exit;

@@ -1,0 +1,553 @@
+//! The scheduler: one loop that starts what may start and takes in what has ended. All decisions
+//! are made here, in one task; the work is done in tasks of its own.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use tokio::task::{Id as TaskId, JoinSet};
+
+use super::{
+    Session,
+    gate::{due, gate},
+    job::{End, Job},
+    ledger::Ledger,
+    survey::Answer,
+    verbs::Failure,
+};
+use crate::{
+    change::{Change, Lock},
+    event::Outcome,
+    exit::Exit,
+    step::Assessment,
+};
+
+/// After so many reboots without a complete run something is wrong that no reboot mends.
+pub(super) const MOST_REBOOTS: u32 = 3;
+
+/// The scheduler's state.
+pub(super) struct Applying<'s> {
+    session: &'s Session,
+    ledger: Ledger,
+    /// Reboots since the last complete run.
+    reboots: u32,
+    pub(super) jobs: Vec<Job>,
+    tasks: JoinSet<Done>,
+    /// For whom each task works.
+    workers: HashMap<TaskId, Worker>,
+    /// Rises whenever a change starts or ends: an older assessment is out of date.
+    epoch: u64,
+    /// The package lists are as new as the repositories.
+    lists_are_new: bool,
+    pub(super) stop: Option<Stop>,
+}
+
+struct Worker {
+    steps: Vec<usize>,
+    locks: BTreeSet<Lock>,
+}
+
+/// Why nothing new starts.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Stop {
+    /// A step failed, or is blocked.
+    Step(String),
+    /// Somebody asked.
+    Cancelled(Exit),
+    /// A reboot is due.
+    Reboot(String),
+}
+
+/// What a task brings home.
+enum Done {
+    Assessed {
+        at: usize,
+        answer: Answer,
+    },
+    Applied {
+        steps: Vec<usize>,
+        count: usize,
+        failed: Option<(String, Failure)>,
+    },
+}
+
+impl<'s> Applying<'s> {
+    pub(super) fn new(session: &'s Session, ledger: Ledger, reboots: u32, jobs: Vec<Job>) -> Self {
+        Self {
+            session,
+            ledger,
+            reboots,
+            jobs,
+            tasks: JoinSet::new(),
+            workers: HashMap::new(),
+            epoch: 0,
+            lists_are_new: false,
+            stop: None,
+        }
+    }
+
+    /// Runs to the end: of the work, or of what may still be done.
+    pub(super) async fn run(&mut self) {
+        loop {
+            if self.stop.is_none()
+                && let Some(exit) = self.session.tools.cancel.exit()
+            {
+                self.stop = Some(Stop::Cancelled(exit));
+            }
+            while self.advance() {}
+            if self.tasks.is_empty() {
+                break;
+            }
+            let cancel = self.session.tools.cancel.clone();
+            tokio::select! {
+                ended = self.tasks.join_next_with_id() => match ended {
+                    Some(Ok((task, done))) => {
+                        self.workers.remove(&task);
+                        self.take_in(done);
+                    }
+                    Some(Err(error)) => self.crashed(&error),
+                    None => {}
+                },
+                () = cancel.cancelled(), if self.stop.is_none() => {}
+            }
+        }
+        self.give_up_the_rest();
+    }
+
+    /// Starts or ends what can be; says whether the steps stand differently now.
+    fn advance(&mut self) -> bool {
+        let mut moved = false;
+        for at in self.session.inner.graph.order.clone() {
+            if self.jobs[at].ended.is_none() && !self.jobs[at].busy {
+                moved |= self.advance_step(at);
+            }
+        }
+        if self.stop.is_none() {
+            moved |= self.advance_packages();
+        }
+        moved
+    }
+
+    fn advance_step(&mut self, at: usize) -> bool {
+        let upstream = &self.session.inner.graph.up[at];
+        let ends: Vec<Option<Outcome>> = upstream
+            .iter()
+            .map(|up| self.jobs[*up].ended.as_ref().map(|end| end.outcome))
+            .collect();
+        if let Some(dead) = ends
+            .iter()
+            .position(|end| end.is_some_and(|outcome| !outcome.lets_go_on()))
+        {
+            let why = self.jobs[upstream[dead]].not_because_of();
+            self.end(at, End::new(Outcome::NotRun, why));
+            return true;
+        }
+        if ends.iter().any(Option::is_none) {
+            return false;
+        }
+        let job = &self.jobs[at];
+        if !job.decided {
+            if self.stop.is_some() {
+                return false;
+            }
+            let usable = job.answered_at == self.epoch
+                && !matches!(
+                    job.answer,
+                    None | Some(Err(_)) | Some(Ok(Assessment::After { .. }))
+                );
+            if usable {
+                self.decide(at);
+            } else {
+                self.assess(at);
+            }
+            return true;
+        }
+        match job.pending().first() {
+            None => {
+                // Looking is allowed even when nothing new may start: what is done is done.
+                self.assess(at);
+                true
+            }
+            Some(_) if self.stop.is_some() => false,
+            Some(Change::Reboot { why }) => {
+                let why = why.clone();
+                self.jobs[at].applied += 1;
+                self.reboot(at, why);
+                true
+            }
+            Some(change) if gate(change).is_some() => false,
+            Some(_) => self.stretch(at),
+        }
+    }
+
+    /// Looks again: to decide, or to verify once its changes are applied.
+    fn assess(&mut self, at: usize) {
+        let job = &mut self.jobs[at];
+        let now = self.session.tools.events.elapsed();
+        job.since.get_or_insert(now);
+        job.busy = true;
+        job.answered_at = self.epoch;
+        let inner = Arc::clone(&self.session.inner);
+        self.start(vec![at], BTreeSet::new(), async move {
+            Done::Assessed {
+                at,
+                answer: inner.assess(at).await,
+            }
+        });
+    }
+
+    /// Applies the changes of a step up to its end, a gate or a reboot, holding its locks.
+    fn stretch(&mut self, at: usize) -> bool {
+        let changes: Vec<Change> = self.jobs[at]
+            .pending()
+            .iter()
+            .take_while(|change| gate(change).is_none() && !matches!(change, Change::Reboot { .. }))
+            .cloned()
+            .collect();
+        let mut locks: BTreeSet<Lock> = self.jobs[at].locks.iter().copied().collect();
+        if changes.iter().any(needs_package_lock) {
+            locks.insert(Lock::Packages);
+        }
+        if !self.free(&locks) {
+            return false;
+        }
+        self.begin(&[at]);
+        let ledger = self.ledger.clone();
+        let cancel = self.session.tools.cancel.clone();
+        let id = self.jobs[at].id.clone();
+        self.start(vec![at], locks, async move {
+            let mut count = 0;
+            let mut failed = None;
+            for change in &changes {
+                if cancel.exit().is_some() {
+                    break;
+                }
+                if let Err(failure) = ledger.perform(std::slice::from_ref(&id), change).await {
+                    failed = Some((change.summary(), failure));
+                    break;
+                }
+                count += 1;
+            }
+            Done::Applied {
+                steps: vec![at],
+                count,
+                failed,
+            }
+        });
+        true
+    }
+
+    /// Opens the gate when all are there who can come.
+    fn advance_packages(&mut self) -> bool {
+        let Some(shared) = due(&self.jobs, &self.session.inner.graph) else {
+            return false;
+        };
+        if shared.change == Change::RefreshRepositories && self.lists_are_new {
+            for at in shared.steps {
+                self.jobs[at].applied += 1;
+            }
+            return true;
+        }
+        let mut locks = BTreeSet::from([Lock::Packages]);
+        for at in &shared.steps {
+            locks.extend(self.jobs[*at].locks.iter().copied());
+        }
+        if !self.free(&locks) {
+            return false;
+        }
+        self.begin(&shared.steps);
+        let ledger = self.ledger.clone();
+        let ids: Vec<_> = shared
+            .steps
+            .iter()
+            .map(|at| self.jobs[*at].id.clone())
+            .collect();
+        self.start(shared.steps.clone(), locks, async move {
+            let failed = ledger
+                .perform(&ids, &shared.change)
+                .await
+                .err()
+                .map(|failure| (shared.change.summary(), failure));
+            Done::Applied {
+                steps: shared.steps,
+                count: usize::from(failed.is_none()),
+                failed,
+            }
+        });
+        true
+    }
+
+    fn begin(&mut self, steps: &[usize]) {
+        self.epoch += 1;
+        for at in steps {
+            self.jobs[*at].busy = true;
+        }
+    }
+
+    fn start(
+        &mut self,
+        steps: Vec<usize>,
+        locks: BTreeSet<Lock>,
+        work: impl Future<Output = Done> + Send + 'static,
+    ) {
+        let task = self.tasks.spawn(work);
+        self.workers.insert(task.id(), Worker { steps, locks });
+    }
+
+    fn free(&self, locks: &BTreeSet<Lock>) -> bool {
+        self.workers
+            .values()
+            .all(|worker| worker.locks.is_disjoint(locks))
+    }
+
+    fn take_in(&mut self, done: Done) {
+        match done {
+            Done::Assessed { at, answer } => {
+                self.jobs[at].busy = false;
+                let changed = match (&self.jobs[at].answer, &answer) {
+                    (Some(Ok(before)), Ok(now)) => before != now,
+                    _ => true,
+                };
+                if changed {
+                    let event = self.jobs[at].heard(&answer);
+                    self.session.tools.events.emit(event);
+                }
+                if self.jobs[at].decided {
+                    self.verify(at, answer);
+                } else {
+                    self.jobs[at].answer = Some(answer);
+                    self.decide(at);
+                }
+            }
+            Done::Applied {
+                steps,
+                count,
+                failed,
+            } => {
+                self.epoch += 1;
+                for at in &steps {
+                    let job = &mut self.jobs[*at];
+                    job.busy = false;
+                    let done = &job.changes[job.applied..job.applied + count];
+                    if done.contains(&Change::RefreshRepositories) {
+                        self.lists_are_new = true;
+                    }
+                    if done
+                        .iter()
+                        .any(|change| matches!(change, Change::AddRepository { .. }))
+                    {
+                        self.lists_are_new = false;
+                    }
+                    job.applied += count;
+                }
+                if let Some((summary, failure)) = failed {
+                    for at in steps {
+                        self.fail(at, End::failed(&summary, &failure));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a fresh assessment means before anything was applied for the step.
+    fn decide(&mut self, at: usize) {
+        let now = self.session.tools.events.elapsed();
+        self.jobs[at].since.get_or_insert(now);
+        let Some(answer) = &self.jobs[at].answer else {
+            return;
+        };
+        match answer {
+            Ok(Assessment::Satisfied { why }) => {
+                let why = why.clone();
+                self.end(at, End::new(Outcome::Satisfied, why));
+            }
+            Ok(Assessment::NotApplicable { why }) => {
+                let why = why.clone();
+                self.end(at, End::new(Outcome::NotApplicable, why));
+            }
+            Ok(Assessment::AwaitingBoot { why }) => {
+                let why = why.clone();
+                self.end(at, End::new(Outcome::AwaitingBoot, why));
+            }
+            Ok(Assessment::Needs { changes, .. }) if changes.is_empty() => {
+                self.fail(at, End::bug("it needs something, but names no change"));
+            }
+            Ok(Assessment::Needs { changes, .. }) => {
+                self.jobs[at].changes = changes.clone();
+                self.jobs[at].decided = true;
+            }
+            Ok(Assessment::Blocked { why, hint }) => {
+                let end = End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()));
+                self.fail(at, end);
+            }
+            Ok(Assessment::After { upstream, why, .. }) => {
+                let awaits = self.jobs.iter().any(|job| {
+                    job.id == *upstream
+                        && job
+                            .ended
+                            .as_ref()
+                            .is_some_and(|end| end.outcome == Outcome::AwaitingBoot)
+                });
+                let why = format!("after `{upstream}`: {why}");
+                if awaits {
+                    self.end(at, End::new(Outcome::AwaitingBoot, why));
+                } else {
+                    let bug = format!("it still cannot tell what it needs, {why}");
+                    self.fail(at, End::bug(&bug));
+                }
+            }
+            Err(error) => {
+                let end = End::could_not_look(error);
+                self.fail(at, end);
+            }
+        }
+    }
+
+    /// What an assessment means once all changes of the step are applied.
+    fn verify(&mut self, at: usize, answer: Answer) {
+        let before = match &self.jobs[at].answer {
+            Some(Ok(Assessment::Needs { why, .. })) => why.clone(),
+            _ => String::new(),
+        };
+        match answer {
+            Ok(Assessment::Satisfied { why } | Assessment::NotApplicable { why }) => {
+                self.end(at, End::new(Outcome::Changed, why));
+            }
+            Ok(Assessment::AwaitingBoot { why }) => {
+                self.end(at, End::new(Outcome::AwaitingBoot, why));
+            }
+            Ok(Assessment::Needs { why, changes }) => {
+                if let [Change::Reboot { why }] = changes.as_slice() {
+                    self.reboot(at, why.clone());
+                } else {
+                    self.not_verified(at, &before, &why);
+                }
+            }
+            Ok(Assessment::Blocked { why, .. } | Assessment::After { why, .. }) => {
+                self.not_verified(at, &before, &why);
+            }
+            Err(error) => {
+                let mut end = End::could_not_look(&error);
+                end.why = format!("its changes are applied, but verifying {}", end.why);
+                self.fail(at, end);
+            }
+        }
+    }
+
+    fn not_verified(&mut self, at: usize, before: &str, now: &str) {
+        let mut end = End::new(
+            Outcome::Failed,
+            "its changes are applied, and yet it is not as wanted".to_owned(),
+        );
+        end.causes = vec![format!("before: {before}"), format!("now: {now}")];
+        end.reason = Some("not-verified");
+        self.fail(at, end);
+    }
+
+    /// A step cannot go on before a reboot.
+    fn reboot(&mut self, at: usize, why: String) {
+        if self.session.inner.desired.image {
+            // The first boot of the image is that reboot; the others go on.
+            self.end(at, End::new(Outcome::AwaitingBoot, why));
+        } else if self.reboots >= MOST_REBOOTS {
+            let mut end = End::new(
+                Outcome::Failed,
+                format!("{MOST_REBOOTS} reboots have not helped: {why}"),
+            )
+            .hint(Some(
+                "find out what comes back at boot (`journalctl -b`, `lsmod`), then run \
+                 `gpu-bootstrap install` again; `gpu-bootstrap uninstall` resets the count"
+                    .to_owned(),
+            ));
+            end.reason = Some("reboot-loop");
+            self.fail(at, end);
+        } else {
+            self.end(at, End::new(Outcome::AwaitingBoot, why.clone()));
+            self.stop.get_or_insert(Stop::Reboot(why));
+        }
+    }
+
+    fn fail(&mut self, at: usize, end: End) {
+        let word = if end.outcome == Outcome::Blocked {
+            "is blocked"
+        } else {
+            "failed"
+        };
+        let why = format!("`{}` {word}", self.jobs[at].id);
+        match self.stop {
+            Some(Stop::Step(_) | Stop::Cancelled(_)) => {}
+            // A failure weighs more than a reboot.
+            None | Some(Stop::Reboot(_)) => self.stop = Some(Stop::Step(why)),
+        }
+        self.end(at, end);
+    }
+
+    fn crashed(&mut self, error: &tokio::task::JoinError) {
+        tracing::error!(%error, "a task of the engine ended with a panic");
+        let Some(worker) = self.workers.remove(&error.id()) else {
+            return;
+        };
+        self.epoch += 1;
+        for at in worker.steps {
+            self.jobs[at].busy = false;
+            self.fail(at, End::bug("its work ended with a panic"));
+        }
+    }
+
+    fn end(&mut self, at: usize, end: End) {
+        let now = self.session.tools.events.elapsed();
+        let job = &mut self.jobs[at];
+        if let Some(since) = job.since.take() {
+            job.spent += now.saturating_sub(since);
+        }
+        job.ended = Some(end);
+        if let Some(event) = job.finished(job.spent.as_secs_f64()) {
+            self.session.tools.events.emit(event);
+        }
+    }
+
+    /// Nothing runs and nothing can start: what has no end now was not run.
+    fn give_up_the_rest(&mut self) {
+        let because = match &self.stop {
+            Some(Stop::Step(why)) => why.clone(),
+            Some(Stop::Cancelled(Exit::Interrupted)) => "stopped by SIGINT".to_owned(),
+            Some(Stop::Cancelled(_)) => "stopped by SIGTERM".to_owned(),
+            Some(Stop::Reboot(why)) => format!("a reboot comes first: {why}"),
+            None => "nothing lets it go on, which is a bug".to_owned(),
+        };
+        for at in self.session.inner.graph.order.clone() {
+            let job = &self.jobs[at];
+            if job.ended.is_some() {
+                continue;
+            }
+            let why = if job.applied == 0 {
+                because.clone()
+            } else {
+                format!(
+                    "{because}, after {} of {} changes",
+                    job.applied,
+                    job.changes.len()
+                )
+            };
+            let outcome = if self.stop.is_some() {
+                Outcome::NotRun
+            } else {
+                Outcome::Failed
+            };
+            self.end(at, End::new(outcome, why));
+        }
+    }
+}
+
+const fn needs_package_lock(change: &Change) -> bool {
+    matches!(
+        change,
+        Change::AddRepository { .. }
+            | Change::RefreshRepositories
+            | Change::InstallPackages { .. }
+            | Change::RemovePackages { .. }
+            | Change::RepairPackages
+            | Change::HoldPackages { .. }
+    )
+}

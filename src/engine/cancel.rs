@@ -1,0 +1,64 @@
+//! Stopping at a safe point: the running change ends, nothing new starts.
+
+use std::sync::{Arc, OnceLock};
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::exit::Exit;
+
+/// A request to stop. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel {
+    token: CancellationToken,
+    by: Arc<OnceLock<Exit>>,
+}
+
+impl Cancel {
+    /// Nobody has asked yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Asks to stop; the first reason is kept.
+    pub fn cancel(&self, by: Exit) {
+        self.by.get_or_init(|| by);
+        self.token.cancel();
+    }
+
+    /// The exit status, once somebody has asked to stop.
+    #[must_use]
+    pub fn exit(&self) -> Option<Exit> {
+        self.by.get().copied()
+    }
+
+    /// Waits until somebody asks.
+    pub async fn cancelled(&self) {
+        self.token.cancelled().await;
+    }
+
+    /// Stops at the first SIGINT or SIGTERM. Further signals do nothing: a package manager that
+    /// is at work is never ended half way. The task lives as long as the runtime.
+    ///
+    /// # Errors
+    /// When the operating system refuses the handlers.
+    pub fn on_signals(&self) -> std::io::Result<()> {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let cancel = self.clone();
+        tokio::spawn(async move {
+            loop {
+                let by = tokio::select! {
+                    got = interrupt.recv() => got.map(|()| Exit::Interrupted),
+                    got = terminate.recv() => got.map(|()| Exit::Terminated),
+                };
+                match by {
+                    Some(by) => cancel.cancel(by),
+                    None => return,
+                }
+            }
+        });
+        Ok(())
+    }
+}

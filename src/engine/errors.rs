@@ -1,0 +1,84 @@
+//! Why a run did not begin, or could not be recorded.
+
+use super::{apply::MOST_REBOOTS, graph::GraphError};
+use crate::{
+    error::Report,
+    exit::Exit,
+    host::FilesError,
+    journal::{Awaited, JournalError},
+};
+
+/// Why a run did not begin, or could not be recorded. What goes wrong within a step is in the
+/// report of the run.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A bug in the list of steps.
+    #[error("begin the run")]
+    Graph(#[from] GraphError),
+    /// The journal cannot be read or written.
+    #[error("record the run")]
+    Journal(#[from] JournalError),
+    /// The run lock cannot be tried.
+    #[error("take the run lock")]
+    Lock(#[source] FilesError),
+    /// Another run holds the lock.
+    #[error("begin the run: another one is under way ({holder})")]
+    Busy {
+        /// Its pid, command, and since when.
+        holder: String,
+    },
+    /// The reboot that is awaited has not happened.
+    #[error("begin the run: a reboot is awaited since {} ({})", .awaited.since, .awaited.why)]
+    RebootFirst {
+        /// Which.
+        awaited: Awaited,
+        /// How many were awaited since the last complete run.
+        reboots: u32,
+    },
+}
+
+impl Report for EngineError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Graph(_) => Exit::Internal,
+            Self::Journal(error) => error.exit(),
+            Self::Lock(FilesError::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                Exit::NotPermitted
+            }
+            Self::Lock(_) => Exit::Internal,
+            Self::Busy { .. } => Exit::Busy,
+            Self::RebootFirst { .. } => Exit::RebootRequired,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Graph(_) => "steps-out-of-order",
+            Self::Journal(error) => error.reason(),
+            Self::Lock(_) => "run-lock",
+            Self::Busy { .. } => "busy",
+            Self::RebootFirst { .. } => "reboot-first",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Graph(_) => Some("this is a bug; please report it".to_owned()),
+            Self::Journal(error) => error.hint(),
+            Self::Lock(_) if self.exit() == Exit::NotPermitted => Some("run it as root".to_owned()),
+            Self::Lock(_) => None,
+            Self::Busy { .. } => {
+                Some("wait for it, or watch it with `gpu-bootstrap status`".to_owned())
+            }
+            Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
+                format!("the machine is about to reboot by itself ({reboots} of {MOST_REBOOTS})")
+            } else {
+                "reboot, then run `gpu-bootstrap install` again; with `--reboot` it does both by \
+                 itself"
+                    .to_owned()
+            }),
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! From the engine to the subscribers: one ordered queue, one thread that empties it. The engine
+//! never waits for a subscriber. What a slow one cannot follow is coalesced, but only progress
+//! and output; everything else is kept however long the queue gets.
+
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    change::Sink,
+    event::{Envelope, Event, SCHEMA, Subscriber},
+    host::Clock,
+    model::id::StepId,
+};
+
+/// How many lines of output may wait before the oldest of them is dropped.
+const WAITING_OUTPUT: usize = 512;
+
+/// How long the end of a run waits for subscribers that do not keep up.
+const LAST_WAIT: Duration = Duration::from_secs(5);
+
+/// Where events are put. Clones share the queue.
+#[derive(Clone)]
+pub struct Events {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    run: String,
+    clock: Arc<dyn Clock>,
+    began: Duration,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    next: u64,
+    waiting: VecDeque<Envelope>,
+    outputs: usize,
+    closed: bool,
+    /// The thread has handed everything out and is gone.
+    done: bool,
+}
+
+/// The thread that hands events to subscribers.
+pub struct Reporter {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+/// Starts a stream for a run.
+///
+/// # Errors
+/// When the operating system gives no thread.
+pub fn start(
+    run: &str,
+    clock: Arc<dyn Clock>,
+    subscribers: Vec<Box<dyn Subscriber>>,
+) -> std::io::Result<(Events, Reporter)> {
+    let events = Events::new(run, clock);
+    let shared = Arc::clone(&events.shared);
+    let theirs = Arc::clone(&shared);
+    let thread = std::thread::Builder::new()
+        .name("events".to_owned())
+        .spawn(move || hand_out(&theirs, subscribers))?;
+    Ok((events, Reporter { shared, thread }))
+}
+
+impl Events {
+    fn new(run: &str, clock: Arc<dyn Clock>) -> Self {
+        let began = clock.monotonic();
+        Self {
+            shared: Arc::new(Shared {
+                run: run.to_owned(),
+                clock,
+                began,
+                queue: Mutex::default(),
+                changed: Condvar::new(),
+            }),
+        }
+    }
+
+    /// The run's id.
+    #[must_use]
+    pub fn run(&self) -> &str {
+        &self.shared.run
+    }
+
+    /// Time since the stream began.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.shared.elapsed()
+    }
+
+    /// Puts an event; never waits.
+    pub fn emit(&self, event: Event) {
+        self.shared.put(event);
+    }
+}
+
+impl Reporter {
+    /// Ends the stream: everything is handed out first, unless a subscriber hangs.
+    pub fn finish(self) {
+        let deadline = Instant::now() + LAST_WAIT;
+        let mut queue = self.shared.queue();
+        queue.closed = true;
+        self.shared.changed.notify_all();
+        while !queue.done {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::warn!("a subscriber of events hangs; the rest of its events is lost");
+                return;
+            }
+            queue = self
+                .shared
+                .changed
+                .wait_timeout(queue, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        drop(queue);
+        if self.thread.join().is_err() {
+            tracing::warn!("the thread that hands out events ended with a panic");
+        }
+    }
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // The queue is whole between statements; a panic of a holder leaves it usable.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.clock.monotonic().saturating_sub(self.began)
+    }
+
+    fn put(&self, event: Event) {
+        let mut queue = self.queue();
+        if queue.closed && queue.done {
+            return;
+        }
+        let seq = queue.next;
+        queue.next += 1;
+        let envelope = Envelope {
+            schema: SCHEMA,
+            seq,
+            at: self.clock.now(),
+            elapsed_ms: u64::try_from(self.elapsed().as_millis()).unwrap_or(u64::MAX),
+            run: self.run.clone(),
+            event,
+        };
+        match &envelope.event {
+            Event::Progress { steps, .. } => {
+                let stale = queue.waiting.iter().position(
+                    |other| matches!(&other.event, Event::Progress { steps: theirs, .. } if theirs == steps),
+                );
+                if let Some(stale) = stale {
+                    queue.waiting.remove(stale);
+                }
+            }
+            Event::Output { .. } => {
+                if queue.outputs >= WAITING_OUTPUT {
+                    let oldest = queue
+                        .waiting
+                        .iter()
+                        .position(|other| matches!(other.event, Event::Output { .. }));
+                    if let Some(oldest) = oldest {
+                        queue.waiting.remove(oldest);
+                        queue.outputs -= 1;
+                    }
+                }
+                queue.outputs += 1;
+            }
+            _ => {}
+        }
+        queue.waiting.push_back(envelope);
+        self.changed.notify_all();
+    }
+
+    /// The next event, or `None` at the end of the stream.
+    fn take(&self) -> Option<Envelope> {
+        let mut queue = self.queue();
+        loop {
+            if let Some(envelope) = queue.waiting.pop_front() {
+                if matches!(envelope.event, Event::Output { .. }) {
+                    queue.outputs -= 1;
+                }
+                return Some(envelope);
+            }
+            if queue.closed {
+                return None;
+            }
+            queue = self
+                .changed
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn hand_out(shared: &Shared, mut subscribers: Vec<Box<dyn Subscriber>>) {
+    while let Some(envelope) = shared.take() {
+        let mut kept = Vec::with_capacity(subscribers.len());
+        for mut subscriber in subscribers {
+            let name = subscriber.name();
+            let broken = match catch_unwind(AssertUnwindSafe(|| subscriber.event(&envelope))) {
+                Ok(Ok(())) => {
+                    kept.push(subscriber);
+                    continue;
+                }
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "it panicked".to_owned(),
+            };
+            tracing::warn!(subscriber = name, %broken, "a subscriber of events was dropped");
+            shared.put(Event::Note {
+                message: format!("no more events go to {name}: {broken}"),
+            });
+        }
+        subscribers = kept;
+    }
+    drop(subscribers);
+    shared.queue().done = true;
+    shared.changed.notify_all();
+}
+
+/// Passes on what a change says while it is applied.
+pub(super) struct Said<'a> {
+    pub(super) events: &'a Events,
+    pub(super) steps: &'a [StepId],
+}
+
+impl Sink for Said<'_> {
+    fn line(&self, line: &str) {
+        self.events.emit(Event::Output {
+            steps: self.steps.to_vec(),
+            line: line.to_owned(),
+        });
+    }
+
+    fn progress(&self, current: u64, total: Option<u64>, unit: &str) {
+        self.events.emit(Event::Progress {
+            steps: self.steps.to_vec(),
+            current,
+            total,
+            unit: unit.to_owned(),
+        });
+    }
+
+    fn retry(&self, message: &str, in_seconds: f64) {
+        self.events.emit(Event::AttemptFailed {
+            steps: self.steps.to_vec(),
+            message: message.to_owned(),
+            retry_in_seconds: in_seconds,
+        });
+    }
+}

@@ -1,0 +1,126 @@
+//! Which package work is done together, and when: a pure function of where the steps stand.
+//!
+//! A step whose next change refreshes repositories or installs packages waits at a gate. It opens
+//! when nobody who holds the package lock can come to it any more, and then all who wait go
+//! through as one: one refresh, one transaction.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{graph::Graph, job::Job};
+use crate::{
+    change::{Change, Lock},
+    config::desired::PackageWish,
+};
+
+/// What a step waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gate {
+    /// Repositories are read anew.
+    Refresh,
+    /// Packages are installed.
+    Install,
+}
+
+/// Where a step waits with this change, if it does.
+pub(super) const fn gate(change: &Change) -> Option<Gate> {
+    match change {
+        Change::RefreshRepositories => Some(Gate::Refresh),
+        Change::InstallPackages { .. } => Some(Gate::Install),
+        _ => None,
+    }
+}
+
+/// Package work that is due now: one change for several steps.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Shared {
+    /// The steps, by index.
+    pub(super) steps: Vec<usize>,
+    /// The change.
+    pub(super) change: Change,
+}
+
+/// The package work that is due now.
+pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
+    let waiting: Vec<(usize, Gate)> = jobs
+        .iter()
+        .enumerate()
+        .filter(|(_, job)| job.ended.is_none() && job.decided && !job.busy)
+        .filter_map(|(at, job)| Some((at, gate(job.pending().first()?)?)))
+        .collect();
+    if waiting.is_empty() {
+        return None;
+    }
+    let behind: BTreeSet<usize> = waiting
+        .iter()
+        .flat_map(|(at, _)| graph.below[*at].iter().copied())
+        .collect();
+    let may_come = jobs.iter().enumerate().any(|(at, job)| {
+        job.ended.is_none()
+            && job.locks.contains(&Lock::Packages)
+            && !waiting.iter().any(|(waiting, _)| *waiting == at)
+            && !behind.contains(&at)
+    });
+    if may_come {
+        return None;
+    }
+    let at_gate = |wanted: Gate| {
+        waiting
+            .iter()
+            .filter(move |(_, gate)| *gate == wanted)
+            .map(|(at, _)| *at)
+    };
+    let refresh: Vec<usize> = at_gate(Gate::Refresh).collect();
+    if !refresh.is_empty() {
+        return Some(Shared {
+            steps: refresh,
+            change: Change::RefreshRepositories,
+        });
+    }
+    Some(union(jobs, at_gate(Gate::Install)))
+}
+
+/// One transaction of as many steps as agree; the others come next.
+fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
+    let mut steps = Vec::new();
+    let mut wishes: BTreeMap<&str, &PackageWish> = BTreeMap::new();
+    let mut order: Vec<&str> = Vec::new();
+    let mut gone: Vec<String> = Vec::new();
+    for at in waiting {
+        let Some(Change::InstallPackages { packages, removing }) = jobs[at].pending().first()
+        else {
+            continue;
+        };
+        let disagrees = packages.iter().any(|wish| {
+            wishes.get(wish.name.as_str()).is_some_and(|other| {
+                wish.version.is_some() && other.version.is_some() && wish.version != other.version
+            }) || gone.contains(&wish.name)
+        }) || removing
+            .iter()
+            .any(|name| wishes.contains_key(name.as_str()));
+        if disagrees && !steps.is_empty() {
+            continue;
+        }
+        for wish in packages {
+            let known = wishes.entry(&wish.name).or_insert_with(|| {
+                order.push(&wish.name);
+                wish
+            });
+            if known.version.is_none() {
+                *known = wish;
+            }
+        }
+        for name in removing {
+            if !gone.contains(name) {
+                gone.push(name.clone());
+            }
+        }
+        steps.push(at);
+    }
+    Shared {
+        steps,
+        change: Change::InstallPackages {
+            packages: order.iter().map(|name| wishes[name].clone()).collect(),
+            removing: gone,
+        },
+    }
+}

@@ -1,0 +1,125 @@
+//! The order of steps: who comes after whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{model::id::StepId, step::Step};
+
+/// A list of steps that has no order.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GraphError {
+    /// Two steps of one name.
+    #[error("put the steps in order: `{id}` is there twice")]
+    Twice {
+        /// The name.
+        id: StepId,
+    },
+    /// A step comes after one that does not exist.
+    #[error("put the steps in order: `{id}` comes after `{unknown}`, which does not exist")]
+    Unknown {
+        /// The step.
+        id: StepId,
+        /// What it names.
+        unknown: StepId,
+    },
+    /// Steps that wait for each other.
+    #[error("put the steps in order: {} wait for each other", names(.ids))]
+    Cycle {
+        /// All steps on and after the cycle.
+        ids: Vec<StepId>,
+    },
+}
+
+fn names(ids: &[StepId]) -> String {
+    let names: Vec<String> = ids.iter().map(|id| format!("`{id}`")).collect();
+    names.join(", ")
+}
+
+/// The order, by index into the list of steps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Graph {
+    /// For each step those it names in `after`.
+    pub up: Vec<Vec<usize>>,
+    /// For each step all that come after it, directly or not.
+    pub below: Vec<BTreeSet<usize>>,
+    /// Every step, upstreams first; else in the order of the list.
+    pub order: Vec<usize>,
+}
+
+impl Graph {
+    /// Puts steps in order.
+    ///
+    /// # Errors
+    /// See [`GraphError`].
+    pub fn new(steps: &[Box<dyn Step>]) -> Result<Self, GraphError> {
+        let mut index = BTreeMap::new();
+        for (at, step) in steps.iter().enumerate() {
+            if index.insert(step.id(), at).is_some() {
+                return Err(GraphError::Twice { id: step.id() });
+            }
+        }
+        let mut up = Vec::with_capacity(steps.len());
+        for step in steps {
+            let mut mine = Vec::new();
+            for name in step.after() {
+                mine.push(*index.get(name).ok_or_else(|| GraphError::Unknown {
+                    id: step.id(),
+                    unknown: name.clone(),
+                })?);
+            }
+            up.push(mine);
+        }
+
+        let mut order = Vec::with_capacity(steps.len());
+        let mut placed = vec![false; steps.len()];
+        while let Some(next) = (0..steps.len())
+            .find(|at| !placed[*at] && up[*at].iter().all(|upstream| placed[*upstream]))
+        {
+            placed[next] = true;
+            order.push(next);
+        }
+        if order.len() < steps.len() {
+            let ids = (0..steps.len())
+                .filter(|at| !placed[*at])
+                .map(|at| steps[at].id())
+                .collect();
+            return Err(GraphError::Cycle { ids });
+        }
+
+        let below = below(&up, &order);
+        Ok(Self { up, below, order })
+    }
+
+    /// The order of a part of the steps; edges through the others are kept.
+    #[must_use]
+    pub fn only(&self, keep: &[bool]) -> Self {
+        let kept: Vec<usize> = (0..keep.len()).filter(|at| keep[*at]).collect();
+        let place = |at: usize| kept.iter().position(|kept| *kept == at);
+        let up: Vec<Vec<usize>> = kept
+            .iter()
+            .map(|at| {
+                (0..keep.len())
+                    .filter(|other| self.below[*other].contains(at))
+                    .filter_map(place)
+                    .collect()
+            })
+            .collect();
+        let order: Vec<usize> = self.order.iter().copied().filter_map(place).collect();
+        Self {
+            below: below(&up, &order),
+            up,
+            order,
+        }
+    }
+}
+
+fn below(up: &[Vec<usize>], order: &[usize]) -> Vec<BTreeSet<usize>> {
+    let mut below = vec![BTreeSet::new(); up.len()];
+    for at in order.iter().rev() {
+        for upstream in &up[*at] {
+            let mine = below[*at].clone();
+            below[*upstream].insert(*at);
+            below[*upstream].extend(mine);
+        }
+    }
+    below
+}

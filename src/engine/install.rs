@@ -1,0 +1,290 @@
+//! `install`: look at everything, and only if nothing stands in the way begin to change.
+
+use super::{
+    EngineError, Session,
+    apply::{Applying, Stop},
+    job::{End, Job},
+    ledger::Ledger,
+    result::{ChangeReport, Mode, Reboot, RunReport},
+    resume,
+};
+use crate::{
+    event::{Event, Outcome, Summary},
+    exit::Exit,
+    journal::{History, Journal, Record},
+};
+
+impl Session {
+    /// Makes the machine what is wanted, or says why not. Every change is recorded before and
+    /// after; what was cut off is taken up again.
+    ///
+    /// After a report whose [`RunReport::reboot`] is automatic, the caller calls
+    /// [`super::reboot`] once it has told what there is to tell.
+    ///
+    /// # Errors
+    /// When the run cannot begin (another one is under way, a reboot comes first) or cannot be
+    /// recorded. What goes wrong within steps is in the report.
+    pub async fn install(&self) -> Result<RunReport, EngineError> {
+        let lock = self.tools.lock()?;
+        let (journal, history) = Journal::open(&self.tools.host, self.tools.events.run())?;
+        self.reboot_first(&journal)?;
+        self.announce(Mode::Install);
+        let mut notes = Vec::new();
+        self.look_back(&journal, &history, &mut notes);
+        let reboots = journal.receipt().reboots;
+        let ledger = Ledger {
+            journal,
+            verbs: self.tools.verbs.clone(),
+            events: self.tools.events.clone(),
+        };
+        // A machine that was never touched stays so until it is known that nothing stands in
+        // the way.
+        let known = !history.lines.is_empty();
+        if known {
+            self.begin(&ledger)?;
+        }
+        for note in ledger.reconcile().await? {
+            self.tools.note(&mut notes, note);
+        }
+
+        let mut jobs = self.survey().await;
+        self.conclude(Mode::Install, &mut jobs);
+        let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {
+            nothing_changes(&mut jobs);
+            self.emit_ends(&jobs);
+            (jobs, exit, None)
+        } else {
+            if !known {
+                self.begin(&ledger)?;
+            }
+            jobs.iter_mut().for_each(|job| job.ended = None);
+            let mut applying = Applying::new(self, ledger.clone(), reboots, jobs);
+            applying.run().await;
+            let exit = exit_of(&applying);
+            let jobs = applying.jobs;
+            let reboot = match (&applying.stop, exit) {
+                (Some(Stop::Reboot(why)), Exit::RebootRequired) => {
+                    Some(self.await_reboot(&ledger, why, &mut notes).await?)
+                }
+                _ => None,
+            };
+            self.settle_resume(&ledger, &jobs, exit, &mut notes).await?;
+            (jobs, exit, reboot)
+        };
+
+        let report = RunReport {
+            mode: Mode::Install,
+            run: self.tools.events.run().to_owned(),
+            exit,
+            steps: jobs.iter().map(|job| job.report(done(job))).collect(),
+            findings: Vec::new(),
+            notes,
+            reboot,
+            left: Vec::new(),
+            seconds: self.tools.events.elapsed().as_secs_f64(),
+        };
+        if known
+            || ledger
+                .journal
+                .receipt()
+                .runs
+                .iter()
+                .any(|run| run.ended.is_none())
+        {
+            finish(&ledger.journal, exit, report.summary())?;
+        }
+        self.tools.finished(&report);
+        drop(lock);
+        Ok(report)
+    }
+
+    fn reboot_first(&self, journal: &Journal) -> Result<(), EngineError> {
+        let receipt = journal.receipt();
+        match receipt.awaited {
+            Some(awaited)
+                if awaited.boot_id.is_some() && awaited.boot_id == self.tools.options.boot_id =>
+            {
+                Err(EngineError::RebootFirst {
+                    awaited,
+                    reboots: receipt.reboots,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the journal has to say before anything is looked at.
+    fn look_back(&self, journal: &Journal, history: &History, notes: &mut Vec<String>) {
+        if let Some(torn) = &history.torn {
+            self.tools.note(
+                notes,
+                format!(
+                    "the journal's last line ({}) was cut off half way, as by a power cut; its \
+                     {} bytes are dropped",
+                    torn.line, torn.bytes
+                ),
+            );
+        }
+        let before = journal.receipt().instance_id;
+        if let (Some(before), Some(now)) = (&before, &self.tools.options.instance_id)
+            && before != now
+        {
+            self.tools.note(
+                notes,
+                format!(
+                    "this is a clone: the journal was written on instance `{before}`, this is \
+                     `{now}`"
+                ),
+            );
+        }
+    }
+
+    fn begin(&self, ledger: &Ledger) -> Result<(), EngineError> {
+        ledger.journal.append(Record::RunStarted {
+            tool: self.tools.options.version.clone(),
+            mode: Mode::Install.word().to_owned(),
+            instance_id: self.tools.options.instance_id.clone(),
+            boot_id: self.tools.options.boot_id.clone(),
+            request: self.tools.options.request.clone(),
+        })?;
+        Ok(())
+    }
+
+    async fn await_reboot(
+        &self,
+        ledger: &Ledger,
+        why: &str,
+        notes: &mut Vec<String>,
+    ) -> Result<Reboot, EngineError> {
+        let mut automatic = self.tools.options.request.reboot;
+        if automatic && let Err(note) = resume::ensure(ledger, &self.tools.options.exe).await {
+            // Rebooting without coming back to the work would be worse than asking.
+            automatic = false;
+            self.tools.note(notes, note);
+        }
+        ledger.journal.append(Record::RebootAwaited {
+            boot_id: self.tools.options.boot_id.clone(),
+            why: why.to_owned(),
+            automatic,
+        })?;
+        self.tools.events.emit(Event::RebootRequired {
+            why: why.to_owned(),
+            automatic,
+        });
+        Ok(Reboot {
+            why: why.to_owned(),
+            automatic,
+        })
+    }
+
+    /// The resume unit stays while something awaits a boot, and goes when all is done.
+    async fn settle_resume(
+        &self,
+        ledger: &Ledger,
+        jobs: &[Job],
+        exit: Exit,
+        notes: &mut Vec<String>,
+    ) -> Result<(), EngineError> {
+        if exit != Exit::Ok {
+            return Ok(());
+        }
+        let awaiting = jobs.iter().any(|job| {
+            job.ended
+                .as_ref()
+                .is_some_and(|end| end.outcome == Outcome::AwaitingBoot)
+        });
+        if awaiting {
+            if let Err(note) = resume::ensure(ledger, &self.tools.options.exe).await {
+                self.tools.note(notes, note);
+            }
+        } else if let Some(note) = resume::dismiss(ledger).await? {
+            self.tools.note(notes, note);
+        }
+        Ok(())
+    }
+}
+
+/// Ends a run in the journal and writes the receipt anew.
+pub(super) fn finish(journal: &Journal, exit: Exit, summary: Summary) -> Result<(), EngineError> {
+    journal.append(Record::RunFinished {
+        exit: exit.code(),
+        summary,
+    })?;
+    journal.write_receipt()?;
+    Ok(())
+}
+
+/// Whether the look already says no.
+fn refusal(jobs: &[Job]) -> Option<Exit> {
+    let any = |outcome| {
+        jobs.iter()
+            .filter_map(|job| job.ended.as_ref())
+            .any(|end| end.outcome == outcome)
+    };
+    if any(Outcome::Blocked) {
+        Some(Exit::Blocked)
+    } else if any(Outcome::Failed) {
+        Some(Exit::StepFailed)
+    } else {
+        None
+    }
+}
+
+/// Everything that would have changed is not run, with the reason.
+fn nothing_changes(jobs: &mut [Job]) {
+    let culprit = jobs.iter().find(|job| {
+        job.ended
+            .as_ref()
+            .is_some_and(|end| matches!(end.outcome, Outcome::Blocked | Outcome::Failed))
+    });
+    let Some(why) = culprit.map(Job::not_because_of) else {
+        return;
+    };
+    for job in jobs {
+        if job
+            .ended
+            .as_ref()
+            .is_some_and(|end| end.outcome == Outcome::WouldChange)
+        {
+            job.ended = Some(End::new(Outcome::NotRun, why.clone()));
+        }
+    }
+}
+
+/// What was applied for a step.
+fn done(job: &Job) -> Vec<ChangeReport> {
+    job.changes[..job.applied.min(job.changes.len())]
+        .iter()
+        .map(|change| ChangeReport {
+            kind: change.kind(),
+            summary: change.summary(),
+            diff: None,
+        })
+        .collect()
+}
+
+fn exit_of(applying: &Applying<'_>) -> Exit {
+    let ends = || applying.jobs.iter().filter_map(|job| job.ended.as_ref());
+    let changed = applying.jobs.iter().any(|job| job.applied > 0);
+    if let Some(end) = ends().find(|end| end.outcome == Outcome::Failed) {
+        return match end.exit {
+            // Only a run that changed nothing may say that it did not.
+            Some(Exit::Blocked) if changed => Exit::StepFailed,
+            Some(exit) => exit,
+            None => Exit::StepFailed,
+        };
+    }
+    if ends().any(|end| end.outcome == Outcome::Blocked) {
+        return if changed {
+            Exit::StepFailed
+        } else {
+            Exit::Blocked
+        };
+    }
+    match &applying.stop {
+        Some(Stop::Cancelled(exit)) if ends().any(|end| end.outcome == Outcome::NotRun) => *exit,
+        Some(Stop::Reboot(_)) => Exit::RebootRequired,
+        Some(Stop::Step(_)) => Exit::StepFailed,
+        _ => Exit::Ok,
+    }
+}

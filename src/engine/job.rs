@@ -1,0 +1,194 @@
+//! A step on its way through a run.
+
+use std::time::Duration;
+
+use super::{
+    result::{ChangeReport, StepReport},
+    survey::Answer,
+    verbs::Failure,
+};
+use crate::{
+    change::{Change, Lock},
+    error::causes,
+    event::{Event, Outcome},
+    exit::Exit,
+    model::id::StepId,
+    step::{Assessment, Step, StepError},
+};
+
+/// A step on its way through a run.
+pub(super) struct Job {
+    pub(super) id: StepId,
+    pub(super) title: &'static str,
+    pub(super) locks: Vec<Lock>,
+    /// The last assessment.
+    pub(super) answer: Option<Answer>,
+    /// How many changes had been started on the machine when it was made.
+    pub(super) answered_at: u64,
+    /// What is to be applied, in order.
+    pub(super) changes: Vec<Change>,
+    /// How many of them are applied.
+    pub(super) applied: usize,
+    /// A task works for it right now.
+    pub(super) busy: bool,
+    /// It has changes, and they are agreed on.
+    pub(super) decided: bool,
+    /// Since when it is under way in the part that applies.
+    pub(super) since: Option<Duration>,
+    /// Time spent before.
+    pub(super) spent: Duration,
+    pub(super) ended: Option<End>,
+}
+
+/// How a step ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct End {
+    pub(super) outcome: Outcome,
+    pub(super) why: String,
+    pub(super) causes: Vec<String>,
+    pub(super) hint: Option<String>,
+    pub(super) reason: Option<&'static str>,
+    /// The class of a failure.
+    pub(super) exit: Option<Exit>,
+}
+
+impl End {
+    pub(super) fn new(outcome: Outcome, why: String) -> Self {
+        Self {
+            outcome,
+            why,
+            causes: Vec::new(),
+            hint: None,
+            reason: None,
+            exit: None,
+        }
+    }
+
+    pub(super) fn hint(mut self, hint: Option<String>) -> Self {
+        self.hint = hint;
+        self
+    }
+
+    pub(super) fn failed(what: &str, failure: &Failure) -> Self {
+        let mut chain = vec![failure.to_string()];
+        chain.extend(causes(&**failure));
+        Self {
+            outcome: Outcome::Failed,
+            why: format!("failed to {what}"),
+            causes: chain,
+            hint: failure.hint(),
+            reason: Some(failure.reason()),
+            exit: Some(failure.exit()),
+        }
+    }
+
+    pub(super) fn could_not_look(error: &StepError) -> Self {
+        Self {
+            outcome: Outcome::Failed,
+            why: format!("failed to {error}"),
+            causes: causes(error),
+            hint: None,
+            reason: Some("assessment-failed"),
+            exit: None,
+        }
+    }
+
+    pub(super) fn bug(what: &str) -> Self {
+        Self {
+            outcome: Outcome::Failed,
+            why: what.to_owned(),
+            causes: Vec::new(),
+            hint: Some("this is a bug; please report it with the events of the run".to_owned()),
+            reason: Some("bug"),
+            exit: Some(Exit::Internal),
+        }
+    }
+}
+
+impl Job {
+    pub(super) fn new(step: &dyn Step) -> Self {
+        Self {
+            id: step.id(),
+            title: step.title(),
+            locks: step.locks().to_vec(),
+            answer: None,
+            answered_at: 0,
+            changes: Vec::new(),
+            applied: 0,
+            busy: false,
+            decided: false,
+            since: None,
+            spent: Duration::ZERO,
+            ended: None,
+        }
+    }
+
+    /// The changes that are still to be applied.
+    pub(super) fn pending(&self) -> &[Change] {
+        &self.changes[self.applied.min(self.changes.len())..]
+    }
+
+    /// What it answered, as an event.
+    pub(super) fn heard(&self, answer: &Answer) -> Event {
+        let (why, changes) = match answer {
+            Ok(
+                Assessment::Satisfied { why }
+                | Assessment::NotApplicable { why }
+                | Assessment::Blocked { why, .. }
+                | Assessment::AwaitingBoot { why },
+            ) => (why.clone(), 0),
+            Ok(Assessment::Needs { why, changes }) => (why.clone(), changes.len()),
+            Ok(Assessment::After {
+                upstream,
+                why,
+                expected,
+            }) => (format!("after `{upstream}`: {why}"), expected.len()),
+            Err(error) => (format!("failed to {error}"), 0),
+        };
+        Event::StepAssessed {
+            step: self.id.clone(),
+            why,
+            changes,
+        }
+    }
+
+    /// Why what depends on it is not run.
+    pub(super) fn not_because_of(&self) -> String {
+        match self.ended.as_ref().map(|end| (end.outcome, &end.why)) {
+            Some((Outcome::Blocked, _)) => format!("`{}` is blocked", self.id),
+            Some((Outcome::Failed, _)) => format!("`{}` failed", self.id),
+            // The reason travels: the reader wants the root of it.
+            Some((Outcome::NotRun, why)) => why.clone(),
+            _ => format!("`{}` has not ended", self.id),
+        }
+    }
+
+    pub(super) fn finished(&self, seconds: f64) -> Option<Event> {
+        self.ended.as_ref().map(|end| Event::StepFinished {
+            step: self.id.clone(),
+            outcome: end.outcome,
+            why: end.why.clone(),
+            seconds,
+            causes: end.causes.clone(),
+            hint: end.hint.clone(),
+        })
+    }
+
+    pub(super) fn report(&self, changes: Vec<ChangeReport>) -> StepReport {
+        let end = self
+            .ended
+            .clone()
+            .unwrap_or_else(|| End::bug("the step has no end"));
+        StepReport {
+            id: self.id.clone(),
+            title: self.title.to_owned(),
+            outcome: end.outcome,
+            why: end.why,
+            hint: end.hint,
+            causes: end.causes,
+            reason: end.reason,
+            seconds: self.spent.as_secs_f64(),
+            changes,
+        }
+    }
+}

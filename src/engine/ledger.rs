@@ -1,0 +1,168 @@
+//! Write ahead, then act: the only way by which the engine changes a machine.
+
+use std::sync::Arc;
+
+use super::{
+    events::{Events, Said},
+    survey::one_line,
+    verbs::{Failure, Verbs},
+};
+use crate::{
+    change::{Change, Reverted, Undo},
+    error::causes,
+    event::Event,
+    journal::{Journal, JournalError, Record, Standing},
+    model::id::StepId,
+};
+
+/// Applies and undoes changes, with a record before and after each.
+#[derive(Clone)]
+pub(super) struct Ledger {
+    pub(super) journal: Journal,
+    pub(super) verbs: Arc<dyn Verbs>,
+    pub(super) events: Events,
+}
+
+impl Ledger {
+    /// Applies a change: undo captured, intent synced, applied, end synced.
+    pub(super) async fn perform(&self, steps: &[StepId], change: &Change) -> Result<(), Failure> {
+        let began = self.events.elapsed();
+        let summary = change.summary();
+        self.events.emit(Event::ChangeStarted {
+            steps: steps.to_vec(),
+            summary: summary.clone(),
+        });
+        let undo = self.verbs.capture(change).await?;
+        let intent = self.append(Record::Intent {
+            steps: steps.to_vec(),
+            change: change.clone(),
+            undo: undo.clone(),
+        })?;
+        let sink = Said {
+            events: &self.events,
+            steps,
+        };
+        match self.verbs.apply(change, undo.clone(), &sink).await {
+            Ok(undo) => {
+                self.append(Record::Applied { intent, undo })?;
+                self.events.emit(Event::ChangeApplied {
+                    steps: steps.to_vec(),
+                    summary,
+                    seconds: self.events.elapsed().saturating_sub(began).as_secs_f64(),
+                });
+                Ok(())
+            }
+            Err(failure) => {
+                // What it did all the same must be undone by `uninstall`.
+                let undo = self.exact(&summary, undo).await;
+                self.append(Record::Failed {
+                    intent,
+                    message: failure.to_string(),
+                    causes: causes(&*failure),
+                    undo,
+                })?;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Ends the intents that a former run left open: it was cut off while applying them.
+    pub(super) async fn reconcile(&self) -> Result<Vec<String>, JournalError> {
+        let mut notes = Vec::new();
+        for open in self.journal.receipt().standing.iter().filter(|s| s.open) {
+            let summary = open.change.summary();
+            match self.verbs.reconcile(&open.undo).await {
+                Ok(undo) => {
+                    self.journal.append(Record::Interrupted {
+                        intent: open.intent,
+                        undo,
+                    })?;
+                    notes.push(format!(
+                        "a former run was cut off in the middle of: {summary}; the machine is \
+                         looked at again"
+                    ));
+                }
+                Err(failure) => notes.push(format!(
+                    "a former run was cut off in the middle of: {summary}; what it left cannot \
+                     be told yet: {}",
+                    one_line(&*failure)
+                )),
+            }
+        }
+        Ok(notes)
+    }
+
+    /// Undoes what stands; several at once where their undo was merged into `undo`.
+    pub(super) async fn revert(
+        &self,
+        standing: &[Standing],
+        undo: &Undo,
+    ) -> Result<Reverted, JournalError> {
+        let steps = steps_of(standing);
+        let sink = Said {
+            events: &self.events,
+            steps: &steps,
+        };
+        let reverted = match self.verbs.revert(undo, &sink).await {
+            Ok(reverted) => reverted,
+            Err(failure) => Reverted::Left {
+                what: standing
+                    .iter()
+                    .map(|standing| standing.change.summary())
+                    .collect::<Vec<_>>()
+                    .join("; "),
+                why: one_line(&*failure),
+            },
+        };
+        for standing in standing {
+            let intent = standing.intent;
+            self.journal.append(match &reverted {
+                Reverted::Done { what } => Record::Reverted {
+                    intent,
+                    what: what.clone(),
+                },
+                Reverted::Nothing { why } => Record::Reverted {
+                    intent,
+                    what: format!("nothing to do: {why}"),
+                },
+                Reverted::Left { what, why } => Record::Left {
+                    intent,
+                    why: format!("{what}: {why}"),
+                },
+            })?;
+        }
+        Ok(reverted)
+    }
+
+    async fn exact(&self, summary: &str, undo: Undo) -> Undo {
+        match self.verbs.reconcile(&undo).await {
+            Ok(undo) => undo,
+            Err(failure) => {
+                self.events.emit(Event::Note {
+                    message: format!(
+                        "what is left of the failed change ({summary}) cannot be told: {}",
+                        one_line(&*failure)
+                    ),
+                });
+                undo
+            }
+        }
+    }
+
+    fn append(&self, record: Record) -> Result<u64, Failure> {
+        self.journal
+            .append(record)
+            .map_err(|error| Box::new(error) as Failure)
+    }
+}
+
+/// The steps that changes were made for, each once.
+pub(super) fn steps_of(standing: &[Standing]) -> Vec<StepId> {
+    let mut steps: Vec<StepId> = Vec::new();
+    for step in standing.iter().flat_map(|standing| &standing.steps) {
+        if !steps.contains(step) {
+            steps.push(step.clone());
+        }
+    }
+    steps
+}

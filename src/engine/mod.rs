@@ -1,0 +1,271 @@
+//! One loop for `check`, `plan` and `install`: assess, and then tell, or apply and verify. The
+//! undo of `install` is `uninstall`: the journal read backwards.
+//!
+//! [`survey`] looks at every step, [`apply`] schedules the changes, [`gate`] merges the package
+//! work of several steps, [`ledger`] writes ahead, [`resume`] goes on after a reboot.
+
+mod apply;
+mod cancel;
+mod check;
+mod errors;
+pub mod events;
+mod gate;
+mod graph;
+mod install;
+mod job;
+mod ledger;
+mod plan;
+mod result;
+mod resume;
+mod runfile;
+mod status;
+mod survey;
+#[cfg(test)]
+mod tests;
+mod uninstall;
+mod verbs;
+
+use std::{sync::Arc, time::Duration};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+pub use cancel::Cancel;
+pub use errors::EngineError;
+pub use events::Events;
+pub use graph::GraphError;
+pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
+pub use resume::{UNIT, reboot, request};
+pub use runfile::{Progress, RunFile, StepProgress};
+pub use status::{Current, Status, status};
+pub use uninstall::uninstall;
+pub use verbs::{Failure, Verbs};
+
+use crate::{
+    check::Check,
+    config::desired::Desired,
+    event::{Event, StepTitle},
+    facts::Facts,
+    host::{Clock, Host},
+    journal::Request,
+    model::paths::RUN,
+    step::{Cx, Step},
+};
+use graph::Graph;
+use survey::Answer;
+
+/// Everything that a run works with, whatever it is for.
+#[derive(Clone)]
+pub struct Tools {
+    /// The machine.
+    pub host: Host,
+    /// Applies and undoes changes.
+    pub verbs: Arc<dyn Verbs>,
+    /// Where events go.
+    pub events: Events,
+    /// Whether somebody has asked to stop.
+    pub cancel: Cancel,
+    /// The rest.
+    pub options: Options,
+}
+
+/// What was asked for, and who asks.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Version of this program.
+    pub version: String,
+    /// This program, absolute: the resume unit starts it.
+    pub exe: Utf8PathBuf,
+    /// To ask for the same again after a reboot.
+    pub request: Request,
+    /// From the facts.
+    pub instance_id: Option<String>,
+    /// From the facts.
+    pub boot_id: Option<String>,
+    /// `check`: only these, by name or by the part before a dot.
+    pub only: Vec<String>,
+    /// `check`: not these.
+    pub skip: Vec<String>,
+}
+
+/// Steps and checks on a machine.
+pub struct Session {
+    tools: Tools,
+    inner: Arc<Inner>,
+}
+
+/// What tasks share.
+struct Inner {
+    host: Host,
+    steps: Vec<Box<dyn Step>>,
+    checks: Vec<Box<dyn Check>>,
+    facts: Facts,
+    desired: Desired,
+    graph: Graph,
+}
+
+impl Inner {
+    async fn assess(&self, at: usize) -> Answer {
+        self.steps[at].assess(&self.cx()).await
+    }
+
+    fn cx(&self) -> Cx<'_> {
+        Cx {
+            host: self.host.reader(),
+            facts: &self.facts,
+            desired: &self.desired,
+        }
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.host.clock.monotonic()
+    }
+}
+
+impl Session {
+    /// Puts the steps in order.
+    ///
+    /// # Errors
+    /// [`EngineError::Graph`] when there is none.
+    pub fn new(
+        tools: Tools,
+        mut steps: Vec<Box<dyn Step>>,
+        mut checks: Vec<Box<dyn Check>>,
+        facts: Facts,
+        desired: Desired,
+    ) -> Result<Self, EngineError> {
+        // The whole list must have an order, whatever part of it is looked at.
+        let mut graph = Graph::new(&steps)?;
+        let wanted = |id: &str| tools.options.wants(id);
+        if !steps.iter().all(|step| wanted(step.id().as_str())) {
+            let keep: Vec<bool> = steps
+                .iter()
+                .map(|step| wanted(step.id().as_str()))
+                .collect();
+            graph = graph.only(&keep);
+            let mut kept = keep.iter();
+            steps.retain(|_| kept.next().copied().unwrap_or(true));
+        }
+        checks.retain(|check| check.ids().iter().any(|id| wanted(id.as_str())));
+        Ok(Self {
+            inner: Arc::new(Inner {
+                host: tools.host.clone(),
+                steps,
+                checks,
+                facts,
+                desired,
+                graph,
+            }),
+            tools,
+        })
+    }
+
+    /// Looks, and tells what is wrong; changes nothing and leaves no trace.
+    pub async fn check(&self) -> RunReport {
+        self.look(Mode::Check).await
+    }
+
+    /// Looks, and tells what `install` would do; changes nothing and leaves no trace.
+    pub async fn plan(&self) -> RunReport {
+        self.look(Mode::Plan).await
+    }
+
+    async fn look(&self, mode: Mode) -> RunReport {
+        self.announce(mode);
+        let mut jobs = self.survey().await;
+        self.conclude(mode, &mut jobs);
+        // The one place where the modes that change nothing part.
+        let report = match mode {
+            Mode::Check => self.findings(jobs).await,
+            _ => self.planned(jobs).await,
+        };
+        self.tools.finished(&report);
+        report
+    }
+
+    fn announce(&self, mode: Mode) {
+        self.tools.announce(mode, self.titles());
+    }
+
+    fn titles(&self) -> Vec<StepTitle> {
+        self.inner
+            .steps
+            .iter()
+            .map(|step| StepTitle {
+                id: step.id(),
+                title: step.title().to_owned(),
+            })
+            .collect()
+    }
+}
+
+impl Options {
+    /// Whether a step or a finding of this name was asked for.
+    #[must_use]
+    pub fn wants(&self, id: &str) -> bool {
+        let named = |names: &[String]| {
+            names.iter().any(|name| {
+                id.strip_prefix(name.as_str())
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            })
+        };
+        (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
+    }
+}
+
+impl Tools {
+    fn announce(&self, mode: Mode, steps: Vec<StepTitle>) {
+        self.events.emit(Event::RunStarted {
+            version: self.options.version.clone(),
+            mode: mode.word().to_owned(),
+            steps,
+        });
+    }
+
+    fn note(&self, notes: &mut Vec<String>, message: String) {
+        self.events.emit(Event::Note {
+            message: message.clone(),
+        });
+        notes.push(message);
+    }
+
+    fn finished(&self, report: &RunReport) {
+        self.events.emit(Event::RunFinished {
+            summary: report.summary(),
+            exit: report.exit.code(),
+            seconds: report.seconds,
+        });
+    }
+
+    /// Takes the run lock.
+    fn lock(&self) -> Result<Box<dyn Send + Sync>, EngineError> {
+        let folder = Utf8Path::new(RUN);
+        let path = folder.join("lock");
+        self.host
+            .files
+            .create_folder(folder, 0o755)
+            .map_err(EngineError::Lock)?;
+        match self.host.files.try_lock(&path).map_err(EngineError::Lock)? {
+            Some(guard) => Ok(guard),
+            None => {
+                let holder = self
+                    .host
+                    .files
+                    .read_text(&path)
+                    .map_err(EngineError::Lock)?;
+                Err(EngineError::Busy {
+                    holder: holder.unwrap_or_default().trim().to_owned(),
+                })
+            }
+        }
+    }
+}
+
+/// A name for a run: when it began and which process it is.
+#[must_use]
+pub fn run_id(clock: &dyn Clock) -> String {
+    format!(
+        "{}-{}",
+        clock.now().strftime("%Y%m%dT%H%M%SZ"),
+        std::process::id()
+    )
+}

@@ -1,0 +1,160 @@
+//! Going on after a reboot: a unit that runs `install --resume` at the next boot, itself two
+//! recorded changes.
+
+use std::time::Duration;
+
+use camino::Utf8Path;
+
+use super::{EngineError, ledger::Ledger, survey::one_line};
+use crate::{
+    change::{Change, Reverted},
+    host::{Cmd, ExecError, Host},
+    journal::{Journal, Request, Standing, fold},
+    model::id::StepId,
+};
+
+/// The unit's name.
+pub const UNIT: &str = "gpu-bootstrap-resume.service";
+
+/// Its changes carry this name in the journal.
+const RESUME: StepId = StepId::new("resume");
+
+/// How long `systemctl reboot` may take to hand the request over.
+const REBOOT_DEADLINE: Duration = Duration::from_secs(60);
+
+/// The unit. `Type=exec`: the boot does not wait for it, so nothing that it starts or waits for
+/// can wait for it in turn. It is not ordered after cloud-init, whose last stage comes after
+/// `multi-user.target`. Only the main process gets SIGTERM (it ends at a safe point), and it gets
+/// the time that a package manager needs for that.
+///
+/// Of systemd's sandbox only what neither package scripts nor kernel modules can need is closed:
+/// they write everywhere, make setuid files and load modules.
+fn unit(exe: &Utf8Path) -> String {
+    format!(
+        "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
+         [Unit]\n\
+         Description=Finish the GPU set-up that gpu-bootstrap began\n\
+         Wants=network-online.target\n\
+         After=network-online.target\n\
+         ConditionPathExists={journal}\n\
+         StartLimitIntervalSec=1h\n\
+         StartLimitBurst=3\n\
+         \n\
+         [Service]\n\
+         Type=exec\n\
+         ExecStart={exe} install --resume\n\
+         SuccessExitStatus=8\n\
+         Restart=on-failure\n\
+         RestartPreventExitStatus=2 3 5 9 10\n\
+         RestartSec=30\n\
+         TimeoutStartSec=2min\n\
+         RuntimeMaxSec=2h\n\
+         TimeoutStopSec=30min\n\
+         KillMode=mixed\n\
+         StandardInput=null\n\
+         UMask=0022\n\
+         LockPersonality=yes\n\
+         RestrictRealtime=yes\n\
+         \n\
+         [Install]\n\
+         WantedBy=multi-user.target\n",
+        exe = quoted(exe),
+        journal = crate::journal::path(),
+    )
+}
+
+/// A path as a word of `ExecStart`, by systemd.service(5): quotes, and `%` and `$` doubled.
+fn quoted(exe: &Utf8Path) -> String {
+    let text = exe
+        .as_str()
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('%', "%%")
+        .replace('$', "$$");
+    if text.contains(char::is_whitespace) {
+        format!("\"{text}\"")
+    } else {
+        text
+    }
+}
+
+fn changes(exe: &Utf8Path) -> [Change; 2] {
+    [
+        Change::WriteFile {
+            path: Utf8Path::new("/etc/systemd/system").join(UNIT),
+            content: unit(exe),
+            mode: 0o644,
+        },
+        Change::EnableUnit {
+            unit: UNIT.to_owned(),
+            start: false,
+        },
+    ]
+}
+
+/// Makes sure that the next boot goes on; the error is a note for people.
+pub(super) async fn ensure(ledger: &Ledger, exe: &Utf8Path) -> Result<(), String> {
+    let standing = standing(ledger);
+    for change in changes(exe) {
+        if standing.iter().any(|standing| standing.change == change) {
+            continue;
+        }
+        ledger
+            .perform(&[RESUME], &change)
+            .await
+            .map_err(|failure| {
+                format!(
+                    "the next boot will not go on by itself, run `gpu-bootstrap install` then: \
+                     failed to {}: {}",
+                    change.summary(),
+                    one_line(&*failure)
+                )
+            })?;
+    }
+    Ok(())
+}
+
+/// Takes the unit away; the answer is a note for people if that did not work.
+pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineError> {
+    let mut note = None;
+    for standing in standing(ledger) {
+        let undo = standing.undo.clone();
+        if let Reverted::Left { what, why } = ledger.revert(&[standing], &undo).await? {
+            note = Some(format!("`{UNIT}` is no longer needed, but {what}: {why}"));
+        }
+    }
+    Ok(note)
+}
+
+fn standing(ledger: &Ledger) -> Vec<Standing> {
+    let mut standing = ledger.journal.receipt().standing;
+    standing.retain(|standing| standing.steps == [RESUME]);
+    standing
+}
+
+/// What the last `install` was asked for, to ask for the same at the boot that it awaits. The
+/// image is an instance by then: its GPUs are seen, not assumed.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub fn request(host: &Host) -> Result<Option<Request>, EngineError> {
+    let request = fold(&Journal::read(host)?.lines).request;
+    Ok(request.map(|request| Request {
+        image: false,
+        assume_gpus: Vec::new(),
+        ..request
+    }))
+}
+
+/// Reboots the machine; returns while it goes down.
+///
+/// # Errors
+/// When it cannot be asked to.
+pub async fn reboot(host: &Host) -> Result<(), ExecError> {
+    let reboot = Cmd::new("systemctl", ["reboot"]).deadline(REBOOT_DEADLINE);
+    host.exec
+        .run(&reboot, &mut |_, _| {})
+        .await?
+        .success(&reboot)?;
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! What another process can see of a run: a small file, written anew when something moves.
+
+use std::{io, sync::Arc};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    event::{Envelope, Event, Outcome, Subscriber},
+    host::{Files, FilesError, ReadFiles},
+    model::{id::StepId, paths::RUN},
+};
+
+/// The schema version of [`Progress`].
+pub const SCHEMA: u32 = 1;
+
+/// How often a change's own progress is written.
+const EVERY_MS: u64 = 1000;
+
+/// A run under way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Progress {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The run's id.
+    pub run: String,
+    /// `install` or `uninstall`.
+    pub mode: String,
+    /// The process.
+    pub pid: u32,
+    /// When the process began, in clock ticks since boot: a pid alone may be somebody else's.
+    pub pid_started: Option<u64>,
+    /// Its command line.
+    pub command: String,
+    /// Since when.
+    pub since: jiff::Timestamp,
+    /// When this was written.
+    pub at: jiff::Timestamp,
+    /// All steps, in order.
+    pub steps: Vec<StepProgress>,
+    /// The changes being applied, in words.
+    pub changes: Vec<String>,
+    /// How far they are, where that is known.
+    pub detail: Option<String>,
+}
+
+/// A step of a run under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct StepProgress {
+    /// Its name.
+    pub id: StepId,
+    /// For people.
+    pub title: String,
+    /// How it ended; `None`: it has not.
+    pub outcome: Option<Outcome>,
+    /// One of its changes is being applied.
+    pub active: bool,
+}
+
+/// Where it is.
+#[must_use]
+pub fn path() -> Utf8PathBuf {
+    Utf8Path::new(RUN).join("run.json")
+}
+
+/// Writes the file; a subscriber of runs that hold the run lock, and of no others.
+pub struct RunFile {
+    files: Arc<dyn Files>,
+    command: String,
+    pid: u32,
+    progress: Option<Progress>,
+    written_ms: u64,
+}
+
+impl RunFile {
+    /// For this process.
+    #[must_use]
+    pub fn new(files: Arc<dyn Files>, command: String) -> Self {
+        Self {
+            files,
+            command,
+            pid: std::process::id(),
+            progress: None,
+            written_ms: 0,
+        }
+    }
+
+    fn remove(&self, run: &str) -> Result<(), FilesError> {
+        // Only our own: the next run may have begun already.
+        match read(&*self.files)? {
+            Some(there) if there.run == run => self.files.remove(&path()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Subscriber for RunFile {
+    fn name(&self) -> &'static str {
+        "the file for `status`"
+    }
+
+    fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
+        match &envelope.event {
+            Event::RunStarted { mode, steps, .. } => {
+                self.progress = Some(Progress {
+                    schema: SCHEMA,
+                    run: envelope.run.clone(),
+                    mode: mode.clone(),
+                    pid: self.pid,
+                    pid_started: began(&*self.files, self.pid),
+                    command: self.command.clone(),
+                    since: envelope.at,
+                    at: envelope.at,
+                    steps: steps
+                        .iter()
+                        .map(|step| StepProgress {
+                            id: step.id.clone(),
+                            title: step.title.clone(),
+                            outcome: None,
+                            active: false,
+                        })
+                        .collect(),
+                    changes: Vec::new(),
+                    detail: None,
+                });
+            }
+            Event::RunFinished { .. } => {
+                self.progress = None;
+                return self.remove(&envelope.run).map_err(io::Error::other);
+            }
+            _ => {}
+        }
+        let Some(progress) = &mut self.progress else {
+            return Ok(());
+        };
+        let moved = take_in(progress, &envelope.event);
+        let often = matches!(
+            envelope.event,
+            Event::Progress { .. } | Event::Output { .. }
+        );
+        if !moved || (often && envelope.elapsed_ms < self.written_ms + EVERY_MS) {
+            return Ok(());
+        }
+        progress.at = envelope.at;
+        self.written_ms = envelope.elapsed_ms;
+        let text = serde_json::to_vec_pretty(progress)?;
+        self.files
+            .write(&path(), &text, 0o644)
+            .map_err(io::Error::other)
+    }
+}
+
+/// Folds an event in; says whether the file should show it.
+fn take_in(progress: &mut Progress, event: &Event) -> bool {
+    let mut active = |steps: &[StepId], now: bool| {
+        for step in &mut progress.steps {
+            if steps.contains(&step.id) {
+                step.active = now;
+            }
+        }
+    };
+    match event {
+        Event::RunStarted { .. } => {}
+        Event::ChangeStarted { steps, summary } => {
+            active(steps, true);
+            progress.changes.push(summary.clone());
+            progress.detail = None;
+        }
+        Event::ChangeApplied { steps, summary, .. } => {
+            active(steps, false);
+            progress.changes.retain(|change| change != summary);
+            progress.detail = None;
+        }
+        Event::Progress {
+            current,
+            total,
+            unit,
+            ..
+        } => {
+            progress.detail = Some(match total {
+                Some(total) => format!("{current} of {total} {unit}"),
+                None => format!("{current} {unit}"),
+            });
+        }
+        Event::Output { line, .. } => progress.detail = Some(line.clone()),
+        Event::AttemptFailed {
+            message,
+            retry_in_seconds,
+            ..
+        } => progress.detail = Some(format!("{message}; again in {retry_in_seconds:.0} s")),
+        Event::StepFinished { step, outcome, .. } => {
+            active(std::slice::from_ref(step), false);
+            for mine in &mut progress.steps {
+                if mine.id == *step {
+                    mine.outcome = Some(*outcome);
+                }
+            }
+        }
+        Event::StepStarted { .. }
+        | Event::StepAssessed { .. }
+        | Event::Note { .. }
+        | Event::RebootRequired { .. }
+        | Event::RunFinished { .. } => return false,
+    }
+    true
+}
+
+/// What is there; a file that makes no sense is treated as none, it is only for eyes.
+pub(super) fn read(files: &dyn ReadFiles) -> Result<Option<Progress>, FilesError> {
+    let Some(text) = files.read(&path())? else {
+        return Ok(None);
+    };
+    match serde_json::from_slice(&text) {
+        Ok(progress) => Ok(Some(progress)),
+        Err(error) => {
+            tracing::warn!(%error, path = %path(), "the file of the run under way makes no sense");
+            Ok(None)
+        }
+    }
+}
+
+/// When a process began, in clock ticks since boot; `None`: there is no such process.
+pub(super) fn began(files: &dyn ReadFiles, pid: u32) -> Option<u64> {
+    let path = Utf8PathBuf::from(format!("/proc/{pid}/stat"));
+    match files.read_text(&path) {
+        Ok(text) => ticks(&text?),
+        // A process that ended while we looked reads as an error; it is as good as gone.
+        Err(error) => {
+            tracing::debug!(%error, "no word about a process");
+            None
+        }
+    }
+}
+
+/// Field 22 of proc_pid_stat(5); the second, in parentheses, may hold spaces and parentheses.
+fn ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ticks;
+
+    #[test]
+    fn a_name_with_parentheses_does_not_shift_the_fields() {
+        let stat = "42 (a) b (c)) S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 1";
+        assert_eq!(ticks(stat), Some(98765));
+        assert_eq!(ticks("42 (x) S 1"), None);
+    }
+}

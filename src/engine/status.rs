@@ -1,0 +1,80 @@
+//! `status`: the run under way, the last run, and what is awaited.
+
+use serde::Serialize;
+
+use super::{
+    EngineError,
+    runfile::{self, Progress},
+};
+use crate::{
+    host::Host,
+    journal::{Awaited, Journal, Request, Run, fold},
+};
+
+/// What there is to tell.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Status {
+    /// A run under way, or the trace of one that was cut off.
+    pub current: Option<Current>,
+    /// The last run that the journal knows, the one under way included.
+    pub last: Option<Run>,
+    /// A reboot that is awaited.
+    pub awaited_reboot: Option<Awaited>,
+    /// The machine has not rebooted since.
+    pub reboot_due: bool,
+    /// Reboots since the last complete run.
+    pub reboots: u32,
+    /// What the last `install` was asked for.
+    pub request: Option<Request>,
+    /// How many changes stand that `uninstall` would undo.
+    pub changes_standing: usize,
+    /// The steps that they were made for, newest first.
+    pub steps_standing: Vec<String>,
+    /// A change was cut off; the next `install` or `uninstall` takes care of it.
+    pub interrupted: bool,
+}
+
+/// A run under way.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Current {
+    /// Its process is alive.
+    pub alive: bool,
+    /// Where it is.
+    pub progress: Progress,
+}
+
+/// Reads what there is to tell; `boot_id` is the current boot's.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError> {
+    let receipt = fold(&Journal::read(host)?.lines);
+    let current = runfile::read(&*host.files)
+        .map_err(EngineError::Lock)?
+        .map(|progress| Current {
+            alive: runfile::began(&*host.files, progress.pid)
+                .is_some_and(|began| progress.pid_started.is_none_or(|then| then == began)),
+            progress,
+        });
+    let alive = current.as_ref().is_some_and(|current| current.alive);
+    let reboot_due = receipt
+        .awaited
+        .as_ref()
+        .is_some_and(|awaited| awaited.boot_id.is_some() && awaited.boot_id.as_deref() == boot_id);
+    Ok(Status {
+        interrupted: !alive && receipt.standing.iter().any(|standing| standing.open),
+        changes_standing: receipt.standing.len(),
+        steps_standing: super::ledger::steps_of(&receipt.standing)
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
+        current,
+        last: receipt.runs.last().cloned(),
+        awaited_reboot: receipt.awaited,
+        reboot_due,
+        reboots: receipt.reboots,
+        request: receipt.request,
+    })
+}

@@ -1,0 +1,138 @@
+//! The look before anything is done: every step is assessed, and the answers are put together in
+//! the order of the steps. Nothing changes meanwhile, so all steps look at the same time.
+
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use super::{
+    Session,
+    job::{End, Job},
+    result::Mode,
+};
+use crate::{
+    error::causes,
+    event::{Event, Outcome},
+    step::{Assessment, StepError},
+};
+
+/// A step's answer, and how long it took.
+pub(super) type Answer = Result<Assessment, StepError>;
+
+impl Session {
+    /// Assesses every step that is wanted.
+    pub(super) async fn survey(&self) -> Vec<Job> {
+        let mut jobs: Vec<Job> = self
+            .inner
+            .steps
+            .iter()
+            .map(|step| Job::new(&**step))
+            .collect();
+        let mut tasks = JoinSet::new();
+        for at in 0..jobs.len() {
+            let inner = Arc::clone(&self.inner);
+            let id = jobs[at].id.clone();
+            self.tools.events.emit(Event::StepStarted { step: id });
+            tasks.spawn(async move {
+                let began = inner.monotonic();
+                let answer = inner.assess(at).await;
+                (at, answer, inner.monotonic().saturating_sub(began))
+            });
+        }
+        let mut answered = 0;
+        while let Some(ended) = tasks.join_next().await {
+            match ended {
+                Ok((at, answer, took)) => {
+                    jobs[at].spent += took;
+                    self.tools.events.emit(jobs[at].heard(&answer));
+                    jobs[at].answer = Some(answer);
+                    answered += 1;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "an assessment ended with a panic");
+                }
+            }
+        }
+        if answered < jobs.len() {
+            for job in jobs.iter_mut().filter(|job| job.answer.is_none()) {
+                job.answer = Some(Err(StepError::Unexpected {
+                    what: "its own assessment".to_owned(),
+                    why: "it panicked, which is a bug".to_owned(),
+                }));
+            }
+        }
+        jobs
+    }
+
+    /// What the answers mean where nothing is applied.
+    pub(super) fn conclude(&self, mode: Mode, jobs: &mut [Job]) {
+        for at in self.inner.graph.order.clone() {
+            let upstream = &self.inner.graph.up[at];
+            let dead = upstream
+                .iter()
+                .map(|up| &jobs[*up])
+                .find(|up| {
+                    up.ended
+                        .as_ref()
+                        .is_some_and(|end| stands_in_the_way(end.outcome))
+                })
+                .map(|up| up.not_because_of());
+            let pending = upstream
+                .iter()
+                .map(|up| &jobs[*up])
+                .find(|up| {
+                    up.ended
+                        .as_ref()
+                        .is_some_and(|end| end.outcome == Outcome::WouldChange)
+                })
+                .map(|up| up.id.clone());
+            let end = match (jobs[at].answer.as_ref(), dead) {
+                // `check` tells everything that it saw; a plan goes no further than it can.
+                (_, Some(why)) if mode != Mode::Check => End::new(Outcome::NotRun, why),
+                (Some(answer), _) => match (answer, pending) {
+                    (Err(error), Some(upstream)) => End::new(
+                        Outcome::WouldChange,
+                        format!(
+                            "after `{upstream}`; now it cannot be looked at: {}",
+                            one_line(error)
+                        ),
+                    ),
+                    (answer, _) => conclusion(answer),
+                },
+                (None, _) => End::new(Outcome::NotRun, "it was not asked".to_owned()),
+            };
+            jobs[at].ended = Some(end);
+        }
+    }
+}
+
+const fn stands_in_the_way(outcome: Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Blocked | Outcome::Failed | Outcome::NotRun
+    )
+}
+
+fn conclusion(answer: &Answer) -> End {
+    match answer {
+        Ok(Assessment::Satisfied { why }) => End::new(Outcome::Satisfied, why.clone()),
+        Ok(Assessment::NotApplicable { why }) => End::new(Outcome::NotApplicable, why.clone()),
+        Ok(Assessment::AwaitingBoot { why }) => End::new(Outcome::AwaitingBoot, why.clone()),
+        Ok(Assessment::Needs { why, .. }) => End::new(Outcome::WouldChange, why.clone()),
+        Ok(Assessment::After { upstream, why, .. }) => {
+            End::new(Outcome::WouldChange, format!("after `{upstream}`: {why}"))
+        }
+        Ok(Assessment::Blocked { why, hint }) => {
+            End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()))
+        }
+        Err(error) => End::could_not_look(error),
+    }
+}
+
+/// An error with its causes, for a place that has one line.
+pub(super) fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
+    std::iter::once(error.to_string())
+        .chain(causes(error))
+        .collect::<Vec<_>>()
+        .join(": ")
+}

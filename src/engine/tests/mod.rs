@@ -1,0 +1,1 @@
+//! The engine on small steps and a fake machine.

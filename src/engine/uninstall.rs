@@ -1,0 +1,268 @@
+//! `uninstall`: the journal read backwards. Only what we changed is undone, and what cannot be is
+//! named and stays recorded.
+
+use camino::Utf8Path;
+
+use super::{
+    EngineError, Tools,
+    install::finish,
+    ledger::{Ledger, steps_of},
+    result::{ChangeReport, Mode, RunReport, StepReport},
+};
+use crate::{
+    change::{Reverted, Undo},
+    event::{Event, Outcome, StepTitle},
+    exit::Exit,
+    host::{Files, FilesError, Kind},
+    journal::{Journal, JournalError, Record, Standing, path},
+    model::{id::StepId, paths::STATE},
+};
+
+/// Changes that are undone at once.
+struct Group {
+    standing: Vec<Standing>,
+    undo: Undo,
+}
+
+/// How a group ended.
+enum Fate {
+    Gone(String),
+    Stays(String),
+    NotTried,
+}
+
+/// Undoes every change that stands, newest first; `titles` are words for the steps.
+///
+/// # Errors
+/// When the run cannot begin or cannot be recorded. What could not be undone is in the report.
+pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport, EngineError> {
+    let lock = tools.lock()?;
+    let (journal, history) = Journal::open(&tools.host, tools.events.run())?;
+    let title = |id: &StepId| {
+        titles
+            .iter()
+            .find(|title| title.id == *id)
+            .map_or_else(|| id.to_string(), |title| title.title.clone())
+    };
+    let ids = steps_of(&journal.receipt().standing);
+    tools.announce(
+        Mode::Uninstall,
+        ids.iter()
+            .map(|id| StepTitle {
+                id: id.clone(),
+                title: title(id),
+            })
+            .collect(),
+    );
+    let mut report = RunReport {
+        mode: Mode::Uninstall,
+        run: tools.events.run().to_owned(),
+        exit: Exit::Ok,
+        steps: Vec::new(),
+        findings: Vec::new(),
+        notes: Vec::new(),
+        reboot: None,
+        left: Vec::new(),
+        seconds: 0.0,
+    };
+    if history.lines.is_empty() {
+        tools.note(
+            &mut report.notes,
+            "nothing was ever changed here, so there is nothing to undo".to_owned(),
+        );
+    } else {
+        let ledger = Ledger {
+            journal,
+            verbs: tools.verbs.clone(),
+            events: tools.events.clone(),
+        };
+        undo_all(tools, &ledger, &title, &mut report).await?;
+    }
+    report.seconds = tools.events.elapsed().as_secs_f64();
+    tools.finished(&report);
+    drop(lock);
+    Ok(report)
+}
+
+async fn undo_all(
+    tools: &Tools,
+    ledger: &Ledger,
+    title: &dyn Fn(&StepId) -> String,
+    report: &mut RunReport,
+) -> Result<(), EngineError> {
+    ledger.journal.append(Record::RunStarted {
+        tool: tools.options.version.clone(),
+        mode: Mode::Uninstall.word().to_owned(),
+        instance_id: tools.options.instance_id.clone(),
+        boot_id: tools.options.boot_id.clone(),
+        request: tools.options.request.clone(),
+    })?;
+    for note in ledger.reconcile().await? {
+        tools.note(&mut report.notes, note);
+    }
+    let mut groups: Vec<(Group, Fate, f64)> = group(ledger.journal.receipt().standing)
+        .into_iter()
+        .map(|group| (group, Fate::NotTried, 0.0))
+        .collect();
+    for (group, fate, seconds) in &mut groups {
+        if tools.cancel.exit().is_some() {
+            break;
+        }
+        let began = tools.events.elapsed();
+        let steps = steps_of(&group.standing);
+        let summary = format!("undo: {}", summary(&group.standing));
+        tools.events.emit(Event::ChangeStarted {
+            steps: steps.clone(),
+            summary: summary.clone(),
+        });
+        *fate = match ledger.revert(&group.standing, &group.undo).await? {
+            Reverted::Done { what } => Fate::Gone(what),
+            Reverted::Nothing { why } => Fate::Gone(format!("nothing to undo: {why}")),
+            Reverted::Left { what, why } => Fate::Stays(format!("{what}: {why}")),
+        };
+        *seconds = tools.events.elapsed().saturating_sub(began).as_secs_f64();
+        if matches!(fate, Fate::Gone(_)) {
+            tools.events.emit(Event::ChangeApplied {
+                steps,
+                summary,
+                seconds: *seconds,
+            });
+        }
+    }
+
+    for (_, fate, _) in &groups {
+        if let Fate::Stays(what) = fate {
+            report.left.push(what.clone());
+        }
+    }
+    let all: Vec<Standing> = groups
+        .iter()
+        .flat_map(|(group, ..)| group.standing.clone())
+        .collect();
+    for id in steps_of(&all) {
+        let step = of_step(&id, title(&id), &groups);
+        tools.events.emit(Event::StepFinished {
+            step: id,
+            outcome: step.outcome,
+            why: step.why.clone(),
+            seconds: step.seconds,
+            causes: step.causes.clone(),
+            hint: None,
+        });
+        report.steps.push(step);
+    }
+    let untried = groups
+        .iter()
+        .any(|(_, fate, _)| matches!(fate, Fate::NotTried));
+    report.exit = match tools.cancel.exit() {
+        Some(exit) if untried => exit,
+        _ if report.left.is_empty() => Exit::Ok,
+        _ => Exit::Partial,
+    };
+    finish(&ledger.journal, report.exit, report.summary())?;
+    if report.exit == Exit::Ok {
+        wipe(&*tools.host.files).map_err(JournalError::from)?;
+    }
+    Ok(())
+}
+
+/// Neighbours that can be undone at once are; the order stays.
+fn group(standing: Vec<Standing>) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for next in standing {
+        if let Some(last) = groups.last_mut()
+            && let Some(undo) = last.undo.merge(&next.undo)
+        {
+            last.undo = undo;
+            last.standing.push(next);
+            continue;
+        }
+        groups.push(Group {
+            undo: next.undo.clone(),
+            standing: vec![next],
+        });
+    }
+    groups
+}
+
+fn summary(standing: &[Standing]) -> String {
+    standing
+        .iter()
+        .map(|standing| standing.change.summary())
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+fn of_step(id: &StepId, title: String, groups: &[(Group, Fate, f64)]) -> StepReport {
+    let mine: Vec<&(Group, Fate, f64)> = groups
+        .iter()
+        .filter(|(group, ..)| group.standing.iter().any(|s| s.steps.contains(id)))
+        .collect();
+    let stays: Vec<String> = mine
+        .iter()
+        .filter_map(|(_, fate, _)| match fate {
+            Fate::Stays(what) => Some(what.clone()),
+            _ => None,
+        })
+        .collect();
+    let untried = mine
+        .iter()
+        .filter(|(_, fate, _)| matches!(fate, Fate::NotTried))
+        .count();
+    let (outcome, why) = if !stays.is_empty() {
+        (Outcome::Failed, "not everything could be undone".to_owned())
+    } else if untried > 0 {
+        (Outcome::NotRun, "stopped by a signal".to_owned())
+    } else {
+        (Outcome::Changed, "put back as it was".to_owned())
+    };
+    StepReport {
+        id: id.clone(),
+        title,
+        outcome,
+        why,
+        hint: None,
+        causes: stays,
+        reason: None,
+        seconds: mine.iter().map(|(.., seconds)| seconds).sum(),
+        changes: mine
+            .iter()
+            .filter_map(|(group, fate, _)| match (fate, group.standing.first()) {
+                (Fate::Gone(what), Some(standing)) => Some(ChangeReport {
+                    kind: standing.change.kind(),
+                    summary: what.clone(),
+                    diff: None,
+                }),
+                _ => None,
+            })
+            .collect(),
+    }
+}
+
+/// Removes the state folder. The journal goes last: cut off in between, the next `uninstall`
+/// finds that nothing stands and goes on here.
+fn wipe(files: &dyn Files) -> Result<(), FilesError> {
+    let folder = Utf8Path::new(STATE);
+    remove_below(files, folder, &path())?;
+    files.remove(&path())?;
+    files.remove_empty_folder(folder)?;
+    Ok(())
+}
+
+fn remove_below(files: &dyn Files, folder: &Utf8Path, except: &Utf8Path) -> Result<(), FilesError> {
+    for name in files.list(folder)? {
+        let at = folder.join(name);
+        if at == except {
+            continue;
+        }
+        match files.stat(&at)?.map(|stat| stat.kind) {
+            Some(Kind::Folder) => {
+                remove_below(files, &at, except)?;
+                files.remove_empty_folder(&at)?;
+            }
+            Some(_) => files.remove(&at)?,
+            None => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! What the engine asks of the verbs. `change::Applier` answers on a machine; tests answer from
+//! memory.
+
+use async_trait::async_trait;
+
+use crate::{
+    change::{Change, Reverted, Sink, Undo},
+    error::Report,
+};
+
+/// Any error that can be shown.
+pub type Failure = Box<dyn Report>;
+
+/// Describes, applies and undoes changes.
+#[async_trait]
+pub trait Verbs: Send + Sync {
+    /// A unified diff or the package manager's simulation; changes nothing.
+    ///
+    /// # Errors
+    /// When the machine could not be looked at, or the simulation was refused.
+    async fn preview(&self, change: &Change) -> Result<Option<String>, Failure>;
+
+    /// How the change will be undone, as far as can be said before; may store backups.
+    ///
+    /// # Errors
+    /// When the machine could not be looked at.
+    async fn capture(&self, change: &Change) -> Result<Undo, Failure>;
+
+    /// Applies it; gives the exact undo.
+    ///
+    /// # Errors
+    /// When it failed, whatever it did until then.
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Failure>;
+
+    /// The exact undo of a change that was cut off: before compared with now.
+    ///
+    /// # Errors
+    /// When the machine could not be looked at.
+    async fn reconcile(&self, undo: &Undo) -> Result<Undo, Failure>;
+
+    /// Undoes it.
+    ///
+    /// # Errors
+    /// When it failed; it stands then.
+    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure>;
+}

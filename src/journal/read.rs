@@ -1,0 +1,95 @@
+//! Text to records. Strict everywhere but in one place: the last line may be torn, since a power
+//! cut can leave half of it, and nothing was done yet on the strength of a record that was not
+//! whole.
+
+use camino::Utf8Path;
+use serde_json::Value;
+
+use super::{JournalError, Line, SCHEMA};
+
+/// What a journal says.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct History {
+    /// Its records, oldest first.
+    pub lines: Vec<Line>,
+    /// A last line that a power cut left half written.
+    pub torn: Option<Torn>,
+    /// How many bytes of the file are whole records.
+    pub whole: usize,
+}
+
+/// A half-written last line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Torn {
+    /// Which line, from 1.
+    pub line: usize,
+    /// How long it is.
+    pub bytes: usize,
+}
+
+/// Reads a journal; `path` is for messages.
+///
+/// # Errors
+/// See [`JournalError`]: a newer schema, or a line that is no record.
+pub fn parse(path: &Utf8Path, content: &[u8]) -> Result<History, JournalError> {
+    let mut history = History::default();
+    let mut rest = content;
+    let mut number = 0;
+    while !rest.is_empty() {
+        number += 1;
+        let end = rest.iter().position(|byte| *byte == b'\n');
+        let (line, after) = match end {
+            Some(end) => (&rest[..end], &rest[end + 1..]),
+            None => (rest, &rest[rest.len()..]),
+        };
+        let value: Value = match serde_json::from_slice(line) {
+            Ok(value) => value,
+            Err(_) if after.is_empty() => {
+                history.torn = Some(Torn {
+                    line: number,
+                    bytes: rest.len(),
+                });
+                break;
+            }
+            Err(error) => {
+                return Err(JournalError::Garbage {
+                    path: path.to_owned(),
+                    line: number,
+                    why: error.to_string(),
+                });
+            }
+        };
+        let record = understand(path, number, value)?;
+        let expected = history.lines.len() as u64;
+        if record.seq != expected {
+            return Err(JournalError::OutOfOrder {
+                path: path.to_owned(),
+                line: number,
+                found: record.seq,
+                expected,
+            });
+        }
+        history.lines.push(record);
+        history.whole = content.len() - after.len();
+        rest = after;
+    }
+    Ok(history)
+}
+
+fn understand(path: &Utf8Path, line: usize, value: Value) -> Result<Line, JournalError> {
+    // The schema first: a newer record need not look like ours at all.
+    if let Some(found) = value.get("schema").and_then(Value::as_u64)
+        && found > u64::from(SCHEMA)
+    {
+        return Err(JournalError::Newer {
+            path: path.to_owned(),
+            line,
+            found,
+        });
+    }
+    serde_json::from_value(value).map_err(|error| JournalError::Garbage {
+        path: path.to_owned(),
+        line,
+        why: error.to_string(),
+    })
+}

@@ -1,0 +1,114 @@
+//! Appending, one synced record at a time.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use camino::Utf8Path;
+
+use super::{
+    History, JournalError, Line, Receipt, Record, SCHEMA, fold, parse, path, receipt_path,
+};
+use crate::{host::Host, model::paths::STATE};
+
+/// The journal, open for a run. Clones share it.
+#[derive(Clone)]
+pub struct Journal {
+    host: Host,
+    run: String,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    lines: Vec<Line>,
+    /// The last line lacks its line feed.
+    unended: bool,
+}
+
+impl Journal {
+    /// Reads what is there, without any change to it; nothing there is an empty history.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn read(host: &Host) -> Result<History, JournalError> {
+        let path = path();
+        let content = host.files.read(&path)?.unwrap_or_default();
+        parse(&path, &content)
+    }
+
+    /// Opens it for a run; the first record makes it, not this. A torn last line is cut off, so that the next record begins on a line
+    /// of its own; the history says that there was one.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn open(host: &Host, run: &str) -> Result<(Self, History), JournalError> {
+        let path = path();
+        let content = host.files.read(&path)?.unwrap_or_default();
+        let history = parse(&path, &content)?;
+        if history.torn.is_some() {
+            host.files.write(&path, &content[..history.whole], 0o600)?;
+        }
+        let whole = &content[..history.whole];
+        let journal = Self {
+            host: host.clone(),
+            run: run.to_owned(),
+            state: Arc::new(Mutex::new(State {
+                lines: history.lines.clone(),
+                unended: !whole.is_empty() && !whole.ends_with(b"\n"),
+            })),
+        };
+        Ok((journal, history))
+    }
+
+    /// Writes a record and syncs it; gives its number.
+    ///
+    /// # Errors
+    /// See [`JournalError`]. The caller must then not do what it was about to do.
+    pub fn append(&self, record: Record) -> Result<u64, JournalError> {
+        let mut state = self.state();
+        let line = Line {
+            schema: SCHEMA,
+            seq: state.lines.len() as u64,
+            at: self.host.clock.now(),
+            run: self.run.clone(),
+            record,
+        };
+        let mut text = serde_json::to_string(&line).map_err(JournalError::Encode)?;
+        text.push('\n');
+        if state.unended {
+            text.insert(0, '\n');
+        }
+        if state.lines.is_empty() {
+            let folder = Utf8Path::new(STATE);
+            self.host.files.create_folder(folder, 0o700)?;
+        }
+        self.host.files.append(&path(), text.as_bytes(), 0o600)?;
+        state.unended = false;
+        let seq = line.seq;
+        state.lines.push(line);
+        Ok(seq)
+    }
+
+    /// What stands now.
+    #[must_use]
+    pub fn receipt(&self) -> Receipt {
+        fold(&self.state().lines)
+    }
+
+    /// Writes the receipt beside the journal, for people: nothing here reads it.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn write_receipt(&self) -> Result<(), JournalError> {
+        let mut text =
+            serde_json::to_string_pretty(&self.receipt()).map_err(JournalError::Encode)?;
+        text.push('\n');
+        self.host
+            .files
+            .write(&receipt_path(), text.as_bytes(), 0o600)?;
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves whole records here: they are pushed last.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
