@@ -70,6 +70,22 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
             &mut report.notes,
             "nothing was ever changed here, so there is nothing to undo".to_owned(),
         );
+        // An `uninstall` that was cut off at its very last write left the empty folder.
+        let folder = Utf8Path::new(STATE);
+        if history.torn.is_none()
+            && tools
+                .host
+                .files
+                .stat(folder)
+                .map_err(JournalError::from)?
+                .is_some()
+        {
+            tools
+                .host
+                .files
+                .remove_empty_folder(folder)
+                .map_err(JournalError::from)?;
+        }
     } else {
         let ledger = Ledger {
             journal,

@@ -1,1 +1,9 @@
 //! The engine on small steps and a fake machine.
+
+mod install;
+mod journal;
+mod kit;
+mod look;
+mod reboot;
+mod stream;
+mod undo;

@@ -1,0 +1,303 @@
+//! Scheduling: order, merging, locks, failure, cancellation.
+
+use super::kit::{
+    Rig, blocked, exists, file, fixed, install, needs, outcome, outcomes, packages, satisfied,
+    step, why, write,
+};
+use crate::{
+    change::{Change, Lock},
+    engine::{EngineError, GraphError, Session},
+    error::Report,
+    event::{Event, Outcome},
+    exit::Exit,
+    step::Assessment,
+    steps::fixtures,
+};
+
+#[tokio::test]
+async fn package_work_of_all_ready_steps_is_one_refresh_and_one_transaction() {
+    let rig = Rig::new([
+        file("first", "/first", "x").locks(&[Lock::Packages]),
+        packages("a", &["libc", "one"]).after(&["first"]),
+        packages("b", &["two", "libc"]).after(&["first"]),
+        packages("c", &["three"]).after(&["first"]),
+    ]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok, "{report:#?}");
+    assert_eq!(
+        rig.log(),
+        [
+            "write `/first`",
+            "refresh the package lists",
+            "install libc, one, two, three"
+        ]
+    );
+    assert_eq!(
+        outcomes(&report),
+        ["first changed", "a changed", "b changed", "c changed"]
+    );
+    let journal = rig.fakes.files.text("/var/lib/gpu-bootstrap/journal.jsonl");
+    let transaction = journal
+        .lines()
+        .find(|line| line.contains("install-packages"))
+        .unwrap();
+    assert!(transaction.contains(r#""steps":["a","b","c"]"#));
+
+    let again = rig.install().await.unwrap();
+    assert_eq!(again.exit, Exit::Ok);
+    assert!(rig.log().is_empty());
+    assert!(
+        again
+            .steps
+            .iter()
+            .all(|step| step.outcome == Outcome::Satisfied)
+    );
+}
+
+#[tokio::test]
+async fn what_comes_after_a_transaction_gets_one_of_its_own_without_a_second_refresh() {
+    let rig = Rig::new([
+        packages("headers", &["headers"]),
+        packages("driver", &["driver"]).after(&["headers"]),
+        packages("docker", &["docker"]),
+    ]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    assert_eq!(
+        rig.log(),
+        [
+            "refresh the package lists",
+            "install headers, docker",
+            "install driver"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn versions_that_disagree_are_not_merged() {
+    let wish = |id, version: &'static str| {
+        step(id, move |host| {
+            if exists(host, "/packages/p") && exists(host, "/stop") {
+                return satisfied("there");
+            }
+            needs(vec![Change::InstallPackages {
+                packages: vec![crate::config::desired::PackageWish {
+                    name: "p".to_owned(),
+                    version: Some(version.to_owned()),
+                }],
+                removing: Vec::new(),
+            }])
+        })
+        .locks(&[Lock::Packages])
+    };
+    let rig = Rig::new([wish("a", "1"), wish("b", "2")]);
+    rig.install().await.unwrap();
+    assert_eq!(rig.log()[0], "install p=1");
+}
+
+#[tokio::test]
+async fn blocked_means_that_nothing_was_changed_and_all_reasons_are_told() {
+    let rig = Rig::new([
+        file("a", "/a", "x"),
+        fixed("b", blocked("no GPU")),
+        fixed("c", blocked("Secure Boot is on")).after(&["a"]),
+        file("d", "/d", "x").after(&["c"]),
+        fixed("e", satisfied("fine")),
+    ]);
+    let before = rig.fakes.files.snapshot().without(&["/run"]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Blocked);
+    assert_eq!(
+        outcomes(&report),
+        [
+            "a not-run",
+            "b blocked",
+            "c blocked",
+            "d not-run",
+            "e satisfied"
+        ]
+    );
+    assert_eq!(why(&report, "a"), "`b` is blocked");
+    assert_eq!(why(&report, "d"), "`c` is blocked");
+    assert!(rig.log().is_empty());
+    assert_eq!(before, rig.fakes.files.snapshot().without(&["/run"]));
+}
+
+#[tokio::test]
+async fn a_failed_change_stops_new_work_and_its_dependents_say_why() {
+    let rig = Rig::new([
+        file("a", "/a", "x"),
+        file("b", "/b", "x").after(&["a"]),
+        file("c", "/c", "x").after(&["b"]),
+        fixed("d", satisfied("fine")),
+    ]);
+    *rig.verbs.fails.lock().unwrap() = Some("`/a`".to_owned());
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(
+        outcomes(&report),
+        ["a failed", "b not-run", "c not-run", "d satisfied"]
+    );
+    assert_eq!(why(&report, "a"), "failed to write `/a`");
+    assert_eq!(report.steps[0].causes, ["exited with status 100"]);
+    assert_eq!(report.steps[0].hint.as_deref(), Some("mend it"));
+    assert_eq!(why(&report, "c"), "`a` failed");
+    assert!(!rig.fakes.files.snapshot().text().contains("/c"));
+}
+
+#[tokio::test]
+async fn a_step_that_is_not_as_wanted_after_its_changes_failed() {
+    let rig = Rig::new([step("a", |_| needs(vec![write("/a", "x")]))]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(
+        report.steps[0].causes,
+        ["before: not there", "now: not there"]
+    );
+}
+
+#[tokio::test]
+async fn what_was_unknown_is_assessed_again_once_its_upstream_has_ended() {
+    let rig = Rig::new([
+        file("up", "/up", "x"),
+        step("down", |host| {
+            if exists(host, "/down") {
+                satisfied("there")
+            } else if exists(host, "/up") {
+                needs(vec![write("/down", "y")])
+            } else {
+                Assessment::After {
+                    upstream: crate::model::id::Id::new("up"),
+                    why: "no module yet".to_owned(),
+                    expected: vec![write("/down", "?")],
+                }
+            }
+        })
+        .after(&["up"]),
+        step("never", |_| Assessment::After {
+            upstream: crate::model::id::Id::new("up"),
+            why: "for ever".to_owned(),
+            expected: Vec::new(),
+        })
+        .after(&["down"]),
+    ]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(
+        outcomes(&report),
+        ["up changed", "down changed", "never failed"]
+    );
+    assert_eq!(report.exit, Exit::Internal);
+}
+
+#[tokio::test]
+async fn a_signal_lets_the_running_change_end_and_starts_nothing_new() {
+    let rig = Rig::new([
+        step("a", |host| {
+            if exists(host, "/2") {
+                satisfied("both")
+            } else {
+                needs(vec![write("/1", ""), write("/2", "")])
+            }
+        }),
+        file("b", "/b", "").after(&["a"]),
+    ]);
+    let cancel = rig.cancel.clone();
+    *rig.verbs.before.lock().unwrap() = Box::new(move |_| cancel.cancel(Exit::Terminated));
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Terminated);
+    assert_eq!(rig.log(), ["write `/1`"]);
+    assert_eq!(
+        why(&report, "a"),
+        "stopped by SIGTERM, after 1 of 2 changes"
+    );
+    assert_eq!(outcomes(&report), ["a not-run", "b not-run"]);
+    let journal = rig.fakes.files.text("/var/lib/gpu-bootstrap/journal.jsonl");
+    assert!(journal.contains(r#""kind":"run-finished","exit":143"#));
+}
+
+#[tokio::test]
+async fn a_second_run_is_told_who_holds_the_lock() {
+    let rig = Rig::new([file("a", "/a", "x")]);
+    rig.fakes.files.hold_lock(
+        "/run/gpu-bootstrap/lock",
+        "pid 812, `gpu-bootstrap install`, since 2026-01-01T00:00:00Z\n",
+    );
+    let error = rig.install().await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Busy);
+    assert!(error.to_string().contains("pid 812"), "{error}");
+    assert!(rig.log().is_empty());
+}
+
+#[tokio::test]
+async fn a_panic_in_a_step_is_its_failure_and_no_more() {
+    let rig = Rig::new([
+        step("a", |_| panic!("a bug")),
+        fixed("b", satisfied("fine")),
+    ]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(outcome(&report, "a"), Outcome::Failed);
+    assert_eq!(outcome(&report, "b"), Outcome::Satisfied);
+}
+
+#[tokio::test]
+async fn a_change_of_one_step_does_not_wait_for_the_lock_of_another() {
+    let rig = Rig::new([
+        file("a", "/a", "").locks(&[Lock::Modules]),
+        file("b", "/b", "").locks(&[Lock::Containers]),
+        file("c", "/c", "").locks(&[Lock::Modules]),
+    ]);
+    rig.install().await.unwrap();
+    let started: Vec<String> = rig
+        .seen()
+        .iter()
+        .filter_map(|event| match event {
+            Event::ChangeStarted { steps, .. } => Some(format!("start {}", steps[0])),
+            Event::ChangeApplied { steps, .. } => Some(format!("end {}", steps[0])),
+            _ => None,
+        })
+        .collect();
+    let at = |what: &str| started.iter().position(|line| line == what).unwrap();
+    assert!(at("start b") < at("end a"), "{started:?}");
+    assert!(at("end a") < at("start c"), "{started:?}");
+}
+
+#[tokio::test]
+async fn a_list_without_an_order_is_refused() {
+    let order = |steps: Vec<super::kit::Small>| {
+        let rig = Rig::new(steps);
+        let boxed = rig
+            .steps
+            .iter()
+            .map(|step| Box::new(step.clone()) as Box<dyn crate::step::Step>)
+            .collect();
+        let (tools, reporter) = rig.tools("x");
+        let error = Session::new(
+            tools,
+            boxed,
+            Vec::new(),
+            fixtures::facts(),
+            fixtures::desired(),
+        )
+        .err()
+        .unwrap();
+        reporter.finish();
+        match error {
+            EngineError::Graph(error) => error,
+            other => panic!("{other}"),
+        }
+    };
+    let one = |id| fixed(id, satisfied(""));
+    assert!(matches!(
+        order(vec![one("a").after(&["b"]), one("b").after(&["a"])]),
+        GraphError::Cycle { ids } if ids.len() == 2
+    ));
+    assert!(matches!(
+        order(vec![one("a").after(&["nowhere"])]),
+        GraphError::Unknown { .. }
+    ));
+    assert!(matches!(
+        order(vec![one("a"), one("a")]),
+        GraphError::Twice { .. }
+    ));
+    assert_eq!(install(&["x"]).summary(), "install x");
+}

@@ -1,0 +1,148 @@
+//! Cut off anywhere, then run again: the same end.
+
+use super::kit::{Rig, file, packages};
+use crate::{engine::status, error::Report, exit::Exit};
+
+const JOURNAL: &str = "/var/lib/gpu-bootstrap/journal.jsonl";
+
+fn rig() -> Rig {
+    let rig = Rig::new([
+        file("a", "/etc/a", "new"),
+        packages("p", &["mine"]).after(&["a"]),
+        file("b", "/etc/b", "new").after(&["p"]),
+    ]);
+    rig.fakes.files.put("/etc/a", "old");
+    rig
+}
+
+/// The number of mutations of an undisturbed run.
+async fn mutations() -> u64 {
+    let rig = rig();
+    rig.install().await.unwrap();
+    rig.fakes.files.mutations()
+}
+
+#[tokio::test]
+async fn killed_before_any_write_and_installed_again_ends_the_same() {
+    let wanted = {
+        let rig = rig();
+        rig.install().await.unwrap();
+        rig.fakes
+            .files
+            .snapshot()
+            .without(&["/run", "/var/lib/gpu-bootstrap"])
+    };
+    let bare = rig().fakes.files.snapshot().without(&["/run"]);
+    for n in 1..=mutations().await {
+        let rig = rig();
+        rig.fakes.files.kill_at(n);
+        // The process is dead: whatever it says, nobody hears it.
+        let _said = rig.install().await;
+        rig.fakes.files.revive();
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, Exit::Ok, "killed at {n}");
+        let now = rig
+            .fakes
+            .files
+            .snapshot()
+            .without(&["/run", "/var/lib/gpu-bootstrap"]);
+        assert_eq!(now, wanted, "killed at {n}");
+        let told = status(&rig.fakes.host(), None).unwrap();
+        assert!(!told.interrupted, "killed at {n}");
+        assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+        assert_eq!(
+            rig.fakes.files.snapshot().without(&["/run"]),
+            bare,
+            "killed at {n}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn killed_while_undoing_and_undone_again_ends_as_before() {
+    let bare = rig().fakes.files.snapshot().without(&["/run"]);
+    for n in 1..40 {
+        let rig = rig();
+        rig.install().await.unwrap();
+        rig.fakes.files.kill_at(n);
+        let _said = rig.uninstall().await;
+        let killed = rig.fakes.files.killed();
+        rig.fakes.files.revive();
+        assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok, "{n}");
+        assert_eq!(rig.fakes.files.snapshot().without(&["/run"]), bare, "{n}");
+        if !killed {
+            return;
+        }
+    }
+    panic!("undoing writes more often than expected");
+}
+
+#[tokio::test]
+async fn nothing_is_done_that_cannot_be_recorded() {
+    let rig = rig();
+    rig.install().await.unwrap();
+    rig.fakes.files.put("/etc/a", "drifted");
+    rig.log();
+    rig.fakes.files.damage(
+        JOURNAL,
+        crate::host::fake::Damage::Writes,
+        nix::errno::Errno::ENOSPC,
+    );
+    let error = rig.install().await.unwrap_err();
+    assert_eq!(error.reason(), "journal-unavailable");
+    assert!(rig.log().is_empty());
+    assert_eq!(rig.fakes.files.text("/etc/a"), "drifted");
+}
+
+#[tokio::test]
+async fn a_torn_last_line_is_told_and_dropped() {
+    let rig = rig();
+    rig.install().await.unwrap();
+    let whole = rig.fakes.files.text(JOURNAL);
+    rig.fakes
+        .files
+        .put_mode(JOURNAL, format!("{whole}{{\"schema\":1,\"se"), 0o600);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    assert!(
+        report.notes[0].contains("cut off half way"),
+        "{:?}",
+        report.notes
+    );
+    let now = rig.fakes.files.text(JOURNAL);
+    assert!(now.starts_with(&whole));
+    assert!(
+        now.lines()
+            .all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok())
+    );
+}
+
+#[tokio::test]
+async fn a_damaged_journal_stops_the_run_before_anything_is_changed() {
+    let rig = rig();
+    rig.fakes.files.put(JOURNAL, "not json\n{}\n");
+    let error = rig.install().await.unwrap_err();
+    assert_eq!(error.reason(), "journal-damaged");
+    assert!(error.hint().unwrap().contains("mv "));
+    assert!(rig.log().is_empty());
+}
+
+#[tokio::test]
+async fn receipt_and_journal_are_for_root_alone() {
+    let rig = rig();
+    rig.install().await.unwrap();
+    let tree = rig.fakes.files.snapshot().text();
+    let mode = |path: &str| {
+        tree.lines()
+            .find(|line| line.contains(&format!("{path} ")) || line.ends_with(path))
+            .map(ToOwned::to_owned)
+            .unwrap_or_else(|| panic!("{path} in:\n{tree}"))
+    };
+    assert!(mode("/var/lib/gpu-bootstrap").contains("700"));
+    assert!(mode("/var/lib/gpu-bootstrap/journal.jsonl").contains("600"));
+    assert!(mode("/var/lib/gpu-bootstrap/receipt.json").contains("600"));
+    let receipt: crate::journal::Receipt =
+        serde_json::from_str(&rig.fakes.files.text("/var/lib/gpu-bootstrap/receipt.json")).unwrap();
+    assert_eq!(receipt.standing.len(), 3);
+    assert_eq!(receipt.standing[0].steps[0].as_str(), "b");
+}

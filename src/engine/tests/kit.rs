@@ -1,0 +1,516 @@
+//! Small steps, verbs that act on a fake machine's files, and a subscriber that remembers.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    sync::{Arc, Mutex},
+};
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::{
+    change::{Change, FileBefore, Lock, Reverted, Saved, Sink, Undo},
+    check::Check,
+    config::desired::PackageWish,
+    engine::{
+        Cancel, EngineError, Failure, Options, RunReport, Session, Tools, Verbs, events, uninstall,
+    },
+    error::Report,
+    event::{Envelope, Event, Outcome, Subscriber},
+    exit::Exit,
+    host::{
+        Host, Reader,
+        fake::{self, Fakes},
+    },
+    model::id::{Id, StepId},
+    step::{Assessment, Cx, Step, StepError},
+    steps::fixtures,
+};
+
+type Decide = Arc<dyn Fn(Reader<'_>) -> Result<Assessment, StepError> + Send + Sync>;
+
+/// A step made of a closure.
+#[derive(Clone)]
+pub struct Small {
+    id: StepId,
+    after: Vec<StepId>,
+    locks: Vec<Lock>,
+    decide: Decide,
+}
+
+pub fn step(
+    id: &'static str,
+    decide: impl Fn(Reader<'_>) -> Assessment + Send + Sync + 'static,
+) -> Small {
+    Small {
+        id: Id::new(id),
+        after: Vec::new(),
+        locks: Vec::new(),
+        decide: Arc::new(move |host| Ok(decide(host))),
+    }
+}
+
+/// Wants packages, which are files in `/packages`.
+pub fn packages(id: &'static str, names: &'static [&'static str]) -> Small {
+    let mut step = step(id, move |host| {
+        let there = |name: &&str| exists(host, &format!("/packages/{name}"));
+        if names.iter().all(there) {
+            return satisfied("all installed");
+        }
+        needs(vec![Change::RefreshRepositories, install(names)])
+    });
+    step.locks = vec![Lock::Packages];
+    step
+}
+
+/// Wants a file with this content.
+pub fn file(id: &'static str, path: &'static str, content: &'static str) -> Small {
+    step(id, move |host| {
+        match host.files().read_text(Utf8Path::new(path)) {
+            Ok(Some(there)) if there == content => satisfied("it says so"),
+            Ok(there) => needs_why(
+                &format!("{there:?} is there, {content:?} is wanted"),
+                vec![write(path, content)],
+            ),
+            Err(error) => panic!("{error}"),
+        }
+    })
+}
+
+pub fn fixed(id: &'static str, answer: Assessment) -> Small {
+    step(id, move |_| answer.clone())
+}
+
+impl Small {
+    pub fn after(mut self, ids: &[&'static str]) -> Self {
+        self.after = ids.iter().map(|id| Id::new(id)).collect();
+        self
+    }
+
+    /// Makes looking fail.
+    pub fn fails(&mut self) {
+        self.decide = Arc::new(|_| {
+            Err(StepError::Unexpected {
+                what: "the tool".to_owned(),
+                why: "it said nothing".to_owned(),
+            })
+        });
+    }
+
+    pub fn locks(mut self, locks: &[Lock]) -> Self {
+        self.locks = locks.to_vec();
+        self
+    }
+}
+
+#[async_trait]
+impl Step for Small {
+    fn id(&self) -> StepId {
+        self.id.clone()
+    }
+
+    fn title(&self) -> &'static str {
+        "a small step"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &self.after
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &self.locks
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        (self.decide)(cx.host)
+    }
+}
+
+pub fn exists(host: Reader<'_>, path: &str) -> bool {
+    host.files().exists(Utf8Path::new(path)).unwrap()
+}
+
+pub fn satisfied(why: &str) -> Assessment {
+    Assessment::Satisfied {
+        why: why.to_owned(),
+    }
+}
+
+pub fn blocked(why: &str) -> Assessment {
+    Assessment::Blocked {
+        why: why.to_owned(),
+        hint: "get another machine".to_owned(),
+    }
+}
+
+pub fn needs(changes: Vec<Change>) -> Assessment {
+    needs_why("not there", changes)
+}
+
+fn needs_why(why: &str, changes: Vec<Change>) -> Assessment {
+    Assessment::Needs {
+        why: why.to_owned(),
+        changes,
+    }
+}
+
+pub fn write(path: &str, content: &str) -> Change {
+    Change::WriteFile {
+        path: path.into(),
+        content: content.to_owned(),
+        mode: 0o644,
+    }
+}
+
+pub fn install(names: &[&str]) -> Change {
+    Change::InstallPackages {
+        packages: names
+            .iter()
+            .map(|name| PackageWish {
+                name: (*name).to_owned(),
+                version: None,
+            })
+            .collect(),
+        removing: Vec::new(),
+    }
+}
+
+/// An error of the fake verbs.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Broken(String);
+
+impl Report for Broken {
+    fn exit(&self) -> Exit {
+        Exit::StepFailed
+    }
+
+    fn reason(&self) -> &'static str {
+        "broken"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("mend it".to_owned())
+    }
+}
+
+fn broken(error: impl ToString) -> Failure {
+    Box::new(Broken(error.to_string()))
+}
+
+/// Verbs on the files of the fake machine: packages are files in `/packages`, enabled units are
+/// files in `/enabled`. A saved file is kept whole in the place of its digest.
+pub struct FileVerbs {
+    pub host: Host,
+    pub log: Mutex<Vec<String>>,
+    /// A change whose summary contains this fails after it has done its work.
+    pub fails: Mutex<Option<String>>,
+    /// Called before each change is applied.
+    pub before: Mutex<Box<dyn FnMut(&Change) + Send>>,
+}
+
+impl FileVerbs {
+    fn names(&self) -> Result<Vec<String>, Failure> {
+        self.host
+            .files
+            .list(Utf8Path::new("/packages"))
+            .map_err(broken)
+    }
+
+    fn act(&self, change: &Change) -> Result<(), Failure> {
+        let files = &self.host.files;
+        match change {
+            Change::WriteFile { path, content, .. } => files
+                .write(path, content.as_bytes(), 0o644)
+                .map_err(broken)?,
+            Change::InstallPackages { packages, .. } => {
+                for package in packages {
+                    let path = Utf8PathBuf::from(format!("/packages/{}", package.name));
+                    files.write(&path, b"", 0o644).map_err(broken)?;
+                }
+            }
+            Change::EnableUnit { unit, .. } => {
+                let path = Utf8PathBuf::from(format!("/enabled/{unit}"));
+                files.write(&path, b"", 0o644).map_err(broken)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Verbs for FileVerbs {
+    async fn preview(&self, change: &Change) -> Result<Option<String>, Failure> {
+        match change {
+            Change::WriteFile { content, .. } => Ok(Some(format!("+{content}"))),
+            Change::InstallPackages { .. } => Err(broken("unable to locate package")),
+            _ => Ok(None),
+        }
+    }
+
+    async fn capture(&self, change: &Change) -> Result<Undo, Failure> {
+        Ok(match change {
+            Change::WriteFile { path, .. } => Undo::RestoreFiles {
+                files: vec![FileBefore {
+                    path: path.clone(),
+                    before: self
+                        .host
+                        .files
+                        .read_text(path)
+                        .map_err(broken)?
+                        .map(|content| Saved {
+                            sha256: content,
+                            mode: 0o644,
+                            uid: 0,
+                            gid: 0,
+                            link: None,
+                        }),
+                    written: None,
+                }],
+                created_folders: Vec::new(),
+            },
+            Change::InstallPackages { .. } => Undo::RemovePackages {
+                before: self.names()?,
+                appeared: None,
+            },
+            Change::EnableUnit { unit, .. } => Undo::RestoreUnit {
+                unit: unit.clone(),
+                enabled: false,
+                masked: false,
+                active: false,
+            },
+            _ => Undo::Nothing {
+                why: "nothing stays".to_owned(),
+            },
+        })
+    }
+
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Failure> {
+        let summary = change.summary();
+        self.log.lock().unwrap().push(summary.clone());
+        (self.before.lock().unwrap())(change);
+        sink.line("working");
+        self.act(change)?;
+        tokio::task::yield_now().await;
+        let fails = self.fails.lock().unwrap().clone();
+        if fails.is_some_and(|fails| summary.contains(&fails)) {
+            return Err(broken("exited with status 100"));
+        }
+        self.reconcile(&undo).await
+    }
+
+    async fn reconcile(&self, undo: &Undo) -> Result<Undo, Failure> {
+        Ok(match undo {
+            Undo::RemovePackages { before, .. } => {
+                let before: BTreeSet<&String> = before.iter().collect();
+                Undo::RemovePackages {
+                    before: Vec::new(),
+                    appeared: Some(
+                        self.names()?
+                            .into_iter()
+                            .filter(|name| !before.contains(name))
+                            .collect(),
+                    ),
+                }
+            }
+            other => other.clone(),
+        })
+    }
+
+    async fn revert(&self, undo: &Undo, _sink: &dyn Sink) -> Result<Reverted, Failure> {
+        let files = &self.host.files;
+        let what = match undo {
+            Undo::RestoreFiles { files: saved, .. } => {
+                for one in saved {
+                    match &one.before {
+                        Some(before) => {
+                            files.write(&one.path, before.sha256.as_bytes(), before.mode)
+                        }
+                        None => files.remove(&one.path),
+                    }
+                    .map_err(broken)?;
+                }
+                format!("restore {}", saved[0].path)
+            }
+            Undo::RemovePackages { appeared, .. } => {
+                let names = appeared.clone().unwrap_or_default();
+                for name in &names {
+                    let path = Utf8PathBuf::from(format!("/packages/{name}"));
+                    files.remove(&path).map_err(broken)?;
+                }
+                format!("purge {}", names.join(" "))
+            }
+            Undo::RestoreUnit { unit, .. } => {
+                let path = Utf8PathBuf::from(format!("/enabled/{unit}"));
+                files.remove(&path).map_err(broken)?;
+                format!("disable {unit}")
+            }
+            _ => "nothing".to_owned(),
+        };
+        self.log.lock().unwrap().push(what.clone());
+        let fails = self.fails.lock().unwrap().clone();
+        if fails.is_some_and(|fails| what.contains(&fails)) {
+            return Ok(Reverted::Left {
+                what,
+                why: "somebody uses it".to_owned(),
+            });
+        }
+        Ok(Reverted::Done { what })
+    }
+}
+
+struct Memory(Arc<Mutex<Vec<Envelope>>>);
+
+impl Subscriber for Memory {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
+        self.0.lock().unwrap().push(envelope.clone());
+        Ok(())
+    }
+}
+
+/// A fake machine with steps and verbs.
+pub struct Rig {
+    pub fakes: Fakes,
+    pub verbs: Arc<FileVerbs>,
+    pub cancel: Cancel,
+    pub options: Options,
+    pub image: bool,
+    pub steps: Vec<Small>,
+    pub checks: fn() -> Vec<Box<dyn Check>>,
+    pub events: Arc<Mutex<Vec<Envelope>>>,
+}
+
+impl Rig {
+    pub fn new(steps: impl IntoIterator<Item = Small>) -> Self {
+        let (host, fakes) = fake::host();
+        fakes.files.put_folder("/packages", 0o755);
+        fakes.files.put_folder("/enabled", 0o755);
+        // The folders that writing would make; uninstall of the real verbs removes them itself.
+        fakes.files.put_folder("/etc/systemd/system", 0o755);
+        fakes.files.put_folder("/var/lib", 0o755);
+        fakes.files.put_folder("/run", 0o755);
+        Self {
+            verbs: Arc::new(FileVerbs {
+                host,
+                log: Mutex::default(),
+                fails: Mutex::default(),
+                before: Mutex::new(Box::new(|_| {})),
+            }),
+            fakes,
+            cancel: Cancel::new(),
+            options: Options {
+                version: "0.0.0".to_owned(),
+                exe: "/usr/local/bin/gpu-bootstrap".into(),
+                boot_id: Some("boot-1".to_owned()),
+                instance_id: Some("i-1".to_owned()),
+                ..Options::default()
+            },
+            image: false,
+            steps: steps.into_iter().collect(),
+            checks: Vec::new,
+            events: Arc::default(),
+        }
+    }
+
+    pub fn log(&self) -> Vec<String> {
+        std::mem::take(&mut self.verbs.log.lock().unwrap())
+    }
+
+    /// The events' kinds since the last call.
+    pub fn kinds(&self) -> Vec<String> {
+        std::mem::take(&mut *self.events.lock().unwrap())
+            .into_iter()
+            .map(|envelope| {
+                let value = serde_json::to_value(&envelope.event).unwrap();
+                value["kind"].as_str().unwrap().to_owned()
+            })
+            .collect()
+    }
+
+    pub fn seen(&self) -> Vec<Event> {
+        self.events
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|envelope| envelope.event.clone())
+            .collect()
+    }
+
+    pub fn tools(&self, run: &str) -> (Tools, events::Reporter) {
+        let host = self.fakes.host();
+        let memory: Box<dyn Subscriber> = Box::new(Memory(Arc::clone(&self.events)));
+        let (events, reporter) = events::start(run, host.clock.clone(), vec![memory]).unwrap();
+        let tools = Tools {
+            host,
+            verbs: self.verbs.clone(),
+            events,
+            cancel: self.cancel.clone(),
+            options: self.options.clone(),
+        };
+        (tools, reporter)
+    }
+
+    fn session(&self, tools: Tools) -> Session {
+        let steps: Vec<Box<dyn Step>> = self
+            .steps
+            .iter()
+            .map(|step| Box::new(step.clone()) as Box<dyn Step>)
+            .collect();
+        let mut desired = fixtures::desired();
+        desired.image = self.image;
+        Session::new(tools, steps, (self.checks)(), fixtures::facts(), desired).unwrap()
+    }
+
+    pub async fn install(&self) -> Result<RunReport, EngineError> {
+        let (tools, reporter) = self.tools("run");
+        let report = self.session(tools).install().await;
+        reporter.finish();
+        report
+    }
+
+    pub async fn plan(&self) -> RunReport {
+        let (tools, reporter) = self.tools("plan");
+        let report = self.session(tools).plan().await;
+        reporter.finish();
+        report
+    }
+
+    pub async fn check(&self) -> RunReport {
+        let (tools, reporter) = self.tools("check");
+        let report = self.session(tools).check().await;
+        reporter.finish();
+        report
+    }
+
+    pub async fn uninstall(&self) -> Result<RunReport, EngineError> {
+        let (tools, reporter) = self.tools("undo");
+        let report = uninstall(&tools, &[]).await;
+        reporter.finish();
+        report
+    }
+}
+
+/// `id outcome` of every step.
+pub fn outcomes(report: &RunReport) -> Vec<String> {
+    report
+        .steps
+        .iter()
+        .map(|step| format!("{} {}", step.id, step.outcome.word()))
+        .collect()
+}
+
+pub fn why<'r>(report: &'r RunReport, id: &str) -> &'r str {
+    let step = report.steps.iter().find(|step| step.id.as_str() == id);
+    &step.unwrap().why
+}
+
+pub fn outcome(report: &RunReport, id: &str) -> Outcome {
+    let step = report.steps.iter().find(|step| step.id.as_str() == id);
+    step.unwrap().outcome
+}

@@ -1,0 +1,208 @@
+//! `check` and `plan`: looking leaves no trace.
+
+use async_trait::async_trait;
+
+use super::kit::{Rig, blocked, file, fixed, outcomes, packages, satisfied, step, why, write};
+use crate::{
+    check::{Check, Finding, Verdict},
+    event::Outcome,
+    exit::Exit,
+    model::id::Id,
+    step::{Assessment, Cx, StepError},
+};
+
+fn after(up: &'static str) -> Assessment {
+    Assessment::After {
+        upstream: Id::new(up),
+        why: "no module yet".to_owned(),
+        expected: vec![write("/later", "?")],
+    }
+}
+
+#[tokio::test]
+async fn a_plan_tells_what_it_would_do_and_what_it_cannot_know() {
+    let rig = Rig::new([
+        fixed("ok", satisfied("fine")),
+        file("a", "/a", "x"),
+        fixed("b", after("a")).after(&["a"]),
+        packages("c", &["p"]).after(&["a"]),
+    ]);
+    let before = rig.fakes.files.snapshot();
+    let report = rig.plan().await;
+    assert_eq!(report.exit, Exit::Drift);
+    assert_eq!(
+        outcomes(&report),
+        [
+            "ok satisfied",
+            "a would-change",
+            "b would-change",
+            "c would-change"
+        ]
+    );
+    assert_eq!(why(&report, "b"), "after `a`: no module yet");
+    let a = &report.steps[1].changes[0];
+    assert_eq!(
+        (a.kind, a.diff.as_deref()),
+        ("write-file", Some("+x")),
+        "{a:?}"
+    );
+    assert_eq!(report.steps[2].changes[0].diff, None);
+    // The simulation cannot work before `a`: that is no news.
+    assert!(report.notes.is_empty(), "{:?}", report.notes);
+    assert_eq!(before, rig.fakes.files.snapshot());
+    assert_eq!(rig.fakes.files.mutations(), 0);
+}
+
+#[tokio::test]
+async fn a_plan_goes_no_further_than_what_is_blocked() {
+    let rig = Rig::new([
+        fixed("a", blocked("no GPU")),
+        file("b", "/b", "x").after(&["a"]),
+        file("c", "/c", "x").after(&["b"]),
+    ]);
+    let report = rig.plan().await;
+    assert_eq!(report.exit, Exit::Blocked);
+    assert_eq!(outcomes(&report), ["a blocked", "b not-run", "c not-run"]);
+    assert_eq!(why(&report, "c"), "`a` is blocked");
+    assert!(report.steps[1].changes.is_empty());
+}
+
+#[tokio::test]
+async fn nothing_pending_is_a_good_plan() {
+    let rig = Rig::new([
+        fixed("a", satisfied("fine")),
+        fixed(
+            "b",
+            Assessment::AwaitingBoot {
+                why: "no kernel here".to_owned(),
+            },
+        ),
+    ]);
+    assert_eq!(rig.plan().await.exit, Exit::Ok);
+}
+
+struct Family;
+
+#[async_trait]
+impl Check for Family {
+    fn ids(&self) -> &[Id] {
+        const { &[Id::new("pci.presence")] }
+    }
+
+    async fn examine(&self, _cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
+        Ok(vec![Finding {
+            id: Id::new("pci.presence"),
+            title: "GPUs on the bus".to_owned(),
+            status: Verdict::Fail,
+            why: "a GPU without a driver".to_owned(),
+            observed: None,
+            expected: None,
+            remedy: Some("install one".to_owned()),
+            links: Vec::new(),
+        }])
+    }
+}
+
+struct Blind;
+
+#[async_trait]
+impl Check for Blind {
+    fn ids(&self) -> &[Id] {
+        const { &[Id::new("ecc")] }
+    }
+
+    async fn examine(&self, _cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
+        Err(StepError::Unexpected {
+            what: "NVML".to_owned(),
+            why: "it hung".to_owned(),
+        })
+    }
+}
+
+#[tokio::test]
+async fn steps_and_checks_are_one_list() {
+    let mut rig = Rig::new([
+        fixed("a", satisfied("fine")),
+        file("b", "/b", "x"),
+        fixed("c", blocked("no room")).after(&["b"]),
+        // What is behind a blocked step is still looked at.
+        file("d", "/d", "x").after(&["c"]),
+        fixed("e", after("d")).after(&["d"]),
+    ]);
+    rig.checks = || vec![Box::new(Family), Box::new(Blind)];
+    let report = rig.check().await;
+    let lines: Vec<String> = report
+        .findings
+        .iter()
+        .map(|finding| format!("{} {:?}", finding.id, finding.status))
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            "a Pass",
+            "b Fail",
+            "c Fail",
+            "d Fail",
+            "e Unknown",
+            "pci.presence Fail",
+            "ecc Unknown"
+        ]
+    );
+    assert_eq!(
+        report.findings[1].remedy.as_deref(),
+        Some("run `gpu-bootstrap install`; it would write `/b`")
+    );
+    assert_eq!(report.findings[6].why, "failed to understand NVML: it hung");
+    assert_eq!(report.exit, Exit::Drift);
+    assert_eq!(rig.fakes.files.mutations(), 0);
+}
+
+#[tokio::test]
+async fn what_could_not_be_looked_at_is_no_pass() {
+    let mut rig = Rig::new([fixed("a", satisfied("fine"))]);
+    assert_eq!(rig.check().await.exit, Exit::Ok);
+    rig.checks = || vec![Box::new(Blind)];
+    assert_eq!(rig.check().await.exit, Exit::Drift);
+    rig.options.skip = vec!["ecc".to_owned()];
+    assert_eq!(rig.check().await.exit, Exit::Ok);
+}
+
+#[tokio::test]
+async fn only_and_skip_go_by_name_or_family() {
+    let mut rig = Rig::new([
+        fixed("driver.packages", satisfied("")),
+        fixed("driver.module", satisfied("")).after(&["driver.packages"]),
+        fixed("driverless", satisfied("")),
+        fixed("cdi", satisfied("")).after(&["driver.module"]),
+    ]);
+    rig.options.only = vec!["driver".to_owned(), "cdi".to_owned()];
+    rig.options.skip = vec!["driver.module".to_owned()];
+    let report = rig.check().await;
+    assert_eq!(
+        outcomes(&report),
+        ["driver.packages satisfied", "cdi satisfied"]
+    );
+}
+
+#[tokio::test]
+async fn a_look_that_fails_behind_a_pending_step_waits_for_it() {
+    let mut rig = Rig::new([
+        file("a", "/a", "x"),
+        step("b", |_| satisfied("")).after(&["a"]),
+        step("c", |_| satisfied("")),
+    ]);
+    for small in &mut rig.steps[1..] {
+        small.fails();
+    }
+    let report = rig.plan().await;
+    assert_eq!(
+        outcomes(&report),
+        ["a would-change", "b would-change", "c failed"]
+    );
+    assert!(why(&report, "b").starts_with("after `a`"));
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(outcomes(&report), ["a not-run", "b not-run", "c failed"]);
+    assert_eq!(report.summary().failed, 1);
+    assert_eq!(Outcome::Failed.word(), "failed");
+}

@@ -1,0 +1,215 @@
+//! The stream of events: its order, its subscribers, and the file for `status`.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use super::kit::{Rig, file, packages};
+use crate::{
+    engine::{RunFile, events, status},
+    event::{Envelope, Event, Subscriber},
+    host::fake,
+};
+
+#[tokio::test]
+async fn events_come_in_order_and_without_gaps() {
+    let rig = Rig::new([file("a", "/a", "x"), packages("p", &["one"]).after(&["a"])]);
+    rig.install().await.unwrap();
+    let numbers: Vec<u64> = rig
+        .events
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|envelope| envelope.seq)
+        .collect();
+    assert_eq!(numbers, (0..numbers.len() as u64).collect::<Vec<_>>());
+    let Event::RunStarted { steps, mode, .. } = rig.seen()[0].clone() else {
+        panic!("the first event lists the steps");
+    };
+    assert_eq!((steps.len(), mode.as_str()), (2, "install"));
+    let kinds = rig.kinds();
+    assert_eq!(
+        kinds[5..],
+        [
+            "change-started",
+            "output",
+            "change-applied",
+            "step-assessed",
+            "step-finished",
+            "change-started",
+            "output",
+            "change-applied",
+            "change-started",
+            "output",
+            "change-applied",
+            "step-assessed",
+            "step-finished",
+            "run-finished"
+        ],
+        "{kinds:?}"
+    );
+}
+
+struct Breaks(&'static str);
+
+impl Subscriber for Breaks {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn event(&mut self, _envelope: &Envelope) -> io::Result<()> {
+        if self.0 == "a panic" {
+            panic!("a bug in a view");
+        }
+        Err(io::Error::from(io::ErrorKind::BrokenPipe))
+    }
+}
+
+struct Keeps(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Keeps {
+    fn name(&self) -> &'static str {
+        "keeps"
+    }
+
+    fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
+        self.0.lock().unwrap().push(match &envelope.event {
+            Event::Note { message } => message.clone(),
+            other => serde_json::to_value(other).unwrap()["kind"].to_string(),
+        });
+        Ok(())
+    }
+}
+
+fn output(line: usize) -> Event {
+    Event::Output {
+        steps: Vec::new(),
+        line: line.to_string(),
+    }
+}
+
+fn note(message: &str) -> Event {
+    Event::Note {
+        message: message.to_owned(),
+    }
+}
+
+#[test]
+fn a_broken_subscriber_is_dropped_and_the_others_are_told() {
+    let (host, _) = fake::host();
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let (stream, reporter) = events::start(
+        "r",
+        host.clock,
+        vec![
+            Box::new(Breaks("a pipe")),
+            Box::new(Breaks("a panic")),
+            Box::new(Keeps(Arc::clone(&kept))),
+        ],
+    )
+    .unwrap();
+    stream.emit(note("one"));
+    reporter.finish();
+    let kept = kept.lock().unwrap();
+    assert_eq!(kept[0], "one");
+    assert_eq!(kept[1], "no more events go to a pipe: broken pipe");
+    assert_eq!(kept[2], "no more events go to a panic: it panicked");
+}
+
+struct Slow(Arc<AtomicBool>, Keeps);
+
+impl Subscriber for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
+        while !self.0.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        self.1.event(envelope)
+    }
+}
+
+#[test]
+fn only_output_and_progress_are_dropped_for_a_slow_subscriber() {
+    let (host, _) = fake::host();
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let go = Arc::new(AtomicBool::new(false));
+    let slow = Slow(Arc::clone(&go), Keeps(Arc::clone(&kept)));
+    let (stream, reporter) = events::start("r", host.clock, vec![Box::new(slow)]).unwrap();
+    for at in 0..5000 {
+        stream.emit(output(at));
+        stream.emit(Event::Progress {
+            steps: Vec::new(),
+            current: at as u64,
+            total: None,
+            unit: "bytes".to_owned(),
+        });
+        if at % 10 == 0 {
+            stream.emit(note("kept"));
+        }
+    }
+    go.store(true, Ordering::Release);
+    reporter.finish();
+    let kept = kept.lock().unwrap();
+    let count = |what: &str| kept.iter().filter(|line| *line == what).count();
+    assert_eq!(count("kept"), 500);
+    assert!(count("\"output\"") < 600, "{}", count("\"output\""));
+    assert!(count("\"progress\"") < 5, "{}", count("\"progress\""));
+}
+
+#[tokio::test]
+async fn another_process_sees_a_run_and_knows_when_it_is_dead() {
+    let (host, fakes) = fake::host();
+    let pid = std::process::id();
+    let stat = |ticks: u64| {
+        format!("{pid} (gpu-bootstrap) S 1 1 1 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 {ticks} 1 1")
+    };
+    fakes.files.put(&format!("/proc/{pid}/stat"), stat(77));
+    let view = RunFile::new(host.files.clone(), "gpu-bootstrap install".to_owned());
+    let (stream, reporter) =
+        events::start("r-1", host.clock.clone(), vec![Box::new(view)]).unwrap();
+    stream.emit(Event::RunStarted {
+        version: "1".to_owned(),
+        mode: "install".to_owned(),
+        steps: Vec::new(),
+    });
+    stream.emit(Event::ChangeStarted {
+        steps: Vec::new(),
+        summary: "write `/a`".to_owned(),
+    });
+    reporter.finish();
+
+    let current = status(&host, None).unwrap().current.unwrap();
+    assert!(current.alive);
+    assert_eq!(current.progress.changes, ["write `/a`"]);
+    assert_eq!(current.progress.command, "gpu-bootstrap install");
+    // The pid is somebody else's now.
+    fakes.files.put(&format!("/proc/{pid}/stat"), stat(99));
+    assert!(!status(&host, None).unwrap().current.unwrap().alive);
+}
+
+#[tokio::test]
+async fn the_file_goes_with_the_run() {
+    let (host, _) = fake::host();
+    let view = RunFile::new(host.files.clone(), "x".to_owned());
+    let (stream, reporter) =
+        events::start("r-1", host.clock.clone(), vec![Box::new(view)]).unwrap();
+    stream.emit(Event::RunStarted {
+        version: "1".to_owned(),
+        mode: "install".to_owned(),
+        steps: Vec::new(),
+    });
+    stream.emit(Event::RunFinished {
+        summary: crate::event::Summary::default(),
+        exit: 0,
+        seconds: 0.0,
+    });
+    reporter.finish();
+    assert!(status(&host, None).unwrap().current.is_none());
+}

@@ -1,0 +1,103 @@
+//! `uninstall`: newest first, only ours, and what stays is named.
+
+use super::kit::{Rig, file, packages, satisfied, step};
+use crate::{engine::status, event::Outcome, exit::Exit};
+
+fn rig() -> Rig {
+    let rig = Rig::new([
+        file("a", "/etc/a", "new"),
+        packages("p", &["mine", "theirs"]).after(&["a"]),
+        packages("q", &["also-mine"]).after(&["p"]),
+        file("b", "/etc/b", "new").after(&["q"]),
+    ]);
+    rig.fakes.files.put("/etc/a", "old");
+    rig.fakes.files.put("/packages/theirs", "");
+    rig
+}
+
+#[tokio::test]
+async fn everything_is_put_back_newest_first_and_no_trace_stays() {
+    let rig = rig();
+    let before = rig.fakes.files.snapshot().without(&["/run"]);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    rig.log();
+    let report = rig.uninstall().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    // Two transactions are purged as one.
+    assert_eq!(
+        rig.log(),
+        ["restore /etc/b", "purge also-mine mine", "restore /etc/a"]
+    );
+    assert_eq!(before, rig.fakes.files.snapshot().without(&["/run"]));
+    assert!(
+        report
+            .steps
+            .iter()
+            .all(|step| step.outcome == Outcome::Changed)
+    );
+    let again = rig.uninstall().await.unwrap();
+    assert_eq!(again.exit, Exit::Ok);
+    assert!(again.notes[0].contains("nothing to undo"));
+}
+
+#[tokio::test]
+async fn what_stays_is_named_and_tried_again() {
+    let rig = rig();
+    rig.install().await.unwrap();
+    *rig.verbs.fails.lock().unwrap() = Some("purge".to_owned());
+    let report = rig.uninstall().await.unwrap();
+    assert_eq!(report.exit, Exit::Partial);
+    assert_eq!(report.left, ["purge also-mine mine: somebody uses it"]);
+    let failed: Vec<&str> = report
+        .steps
+        .iter()
+        .filter(|step| step.outcome == Outcome::Failed)
+        .map(|step| step.id.as_str())
+        .collect();
+    assert_eq!(failed, ["q", "p"]);
+    let told = status(&rig.fakes.host(), None).unwrap();
+    assert_eq!(told.changes_standing, 2);
+
+    *rig.verbs.fails.lock().unwrap() = None;
+    rig.log();
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.log(), ["purge also-mine mine"]);
+}
+
+#[tokio::test]
+async fn what_a_failed_change_did_all_the_same_is_undone() {
+    let rig = Rig::new([packages("p", &["half"])]);
+    *rig.verbs.fails.lock().unwrap() = Some("install".to_owned());
+    assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
+    *rig.verbs.fails.lock().unwrap() = None;
+    rig.log();
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.log(), ["purge half"]);
+}
+
+#[tokio::test]
+async fn a_signal_stops_between_two_undos() {
+    let rig = rig();
+    rig.install().await.unwrap();
+    rig.cancel.cancel(Exit::Interrupted);
+    rig.log();
+    let report = rig.uninstall().await.unwrap();
+    assert_eq!(report.exit, Exit::Interrupted);
+    assert!(rig.log().is_empty());
+}
+
+#[tokio::test]
+async fn a_machine_that_was_as_wanted_has_nothing_to_undo() {
+    let rig = Rig::new([step("a", |_| satisfied("fine"))]);
+    rig.install().await.unwrap();
+    let report = rig.uninstall().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    assert!(report.steps.is_empty());
+    assert!(
+        !rig.fakes
+            .files
+            .snapshot()
+            .text()
+            .contains("/var/lib/gpu-bootstrap")
+    );
+}
