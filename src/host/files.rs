@@ -35,6 +35,9 @@ pub struct Stat {
     pub size: u64,
     /// Time of last modification, seconds since 1970.
     pub mtime: i64,
+    /// Number of the inode; 0 where it is not known.
+    #[serde(default)]
+    pub inode: u64,
 }
 
 /// Room on the filesystem of a path, in bytes.

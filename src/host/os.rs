@@ -92,6 +92,7 @@ pub(super) fn stat(
         gid: about.gid(),
         size: about.size(),
         mtime: about.mtime(),
+        inode: about.ino(),
     })
 }
 

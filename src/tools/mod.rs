@@ -7,5 +7,6 @@ pub mod docker;
 pub mod dpkg_status;
 pub mod initramfs;
 pub mod openpgp;
+pub mod pkg_lock;
 pub mod rpm_query;
 pub mod systemctl;

@@ -15,6 +15,7 @@ impl Snapshot {
     pub(super) fn of(tree: &Tree) -> Self {
         let timeless = |node: &Node| Node {
             mtime: 0,
+            inode: 0,
             ..node.clone()
         };
         Self(

@@ -31,6 +31,7 @@ pub(super) struct Node {
     pub uid: u32,
     pub gid: u32,
     pub mtime: i64,
+    pub inode: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -51,6 +52,7 @@ impl Node {
             uid: 0,
             gid: 0,
             mtime: 0,
+            inode: 0,
         }
     }
 
@@ -76,6 +78,7 @@ impl Node {
             gid: self.gid,
             size: self.size(),
             mtime: self.mtime,
+            inode: self.inode,
         }
     }
 }
@@ -190,13 +193,17 @@ impl Tree {
     /// Puts a node at a real path, taking its size out of the room there.
     pub fn put(&mut self, real: Utf8PathBuf, mut node: Node) -> io::Result<()> {
         let (mount, room) = self.mount(&real);
-        let before = self.nodes.get(&real).map_or(0, Node::size);
+        let there = self.nodes.get(&real);
+        let before = there.map_or(0, Node::size);
+        let inode = there.map(|node| node.inode);
         let Some(free) = (room.free + before).checked_sub(node.size()) else {
             return Err(os::error(Errno::ENOSPC));
         };
         self.mounts.insert(mount, Room { free, ..room });
         self.tick += 1;
         node.mtime = self.tick;
+        // No two ticks are equal, so no two files have the same number.
+        node.inode = inode.unwrap_or(self.tick.unsigned_abs());
         self.nodes.insert(real, node);
         Ok(())
     }
