@@ -120,14 +120,16 @@ impl<'a> Question<'a> {
         if !all.iter().any(|row| row.source == source) {
             let mut known: Vec<&str> = all.iter().map(|row| row.source.as_str()).collect();
             known.dedup();
-            let hint = nearest(source, known.iter().copied())
-                .map(|nearest| format!("did you mean `{nearest}`?"));
+            let hint = nearest(source, known.iter().copied()).map_or_else(
+                || "leave `driver.source` out".to_owned(),
+                |nearest| format!("did you mean `{nearest}`?"),
+            );
             let why = format!(
                 "profile `{}` has drivers from {}",
                 self.profile.name,
                 known.join(" and ")
             );
-            return Err(self.layers.wrong("driver.source", why, hint).into());
+            return Err(self.layers.wrong("driver.source", why, Some(hint)).into());
         }
         let rows: Vec<&DriverRow> = all
             .into_iter()

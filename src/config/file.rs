@@ -18,6 +18,12 @@ use crate::{
     model::version::{CudaVersion, DriverVersion},
 };
 
+/// The JSON schema of the configuration, as it is kept in `docs/config.schema.json`.
+#[must_use]
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(Config).to_value()
+}
+
 /// The configuration of gpu-bootstrap. See docs/configuration.md.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]

@@ -1,0 +1,186 @@
+//! What people see when configuration is wrong: the place, the key, the way out.
+
+use std::fmt::Write as _;
+
+use gpu_bootstrap::{config::error::ResolveError, error::Report, error::causes, exit::Exit};
+
+use super::machine::{B200, H100, Machine, V100};
+
+fn shown(error: &ResolveError) -> String {
+    let mut text = format!("error: failed to {error}\n");
+    for cause in causes(error) {
+        writeln!(text, "  caused by: {cause}").unwrap();
+    }
+    if let Some(hint) = error.hint() {
+        writeln!(text, "hint: {hint}").unwrap();
+    }
+    writeln!(
+        text,
+        "exit {}, reason {}",
+        error.exit().code(),
+        error.reason()
+    )
+    .unwrap();
+    text
+}
+
+fn refused(machine: &Machine) -> ResolveError {
+    match machine.load() {
+        Err(error) => error,
+        Ok(resolution) => panic!("accepted: {:?}", resolution.desired),
+    }
+}
+
+#[test]
+fn wrong_configuration() {
+    let cases = [
+        "[driver]\nbrnach = 580\n",
+        "[drivr]\nbranch = 580\n",
+        "branch = 580\n",
+        "[repositories.docker]\nkeyurl = \"https://example.com\"\n",
+        "[driver]\n# comment\nbranch = \"five\"\n",
+        "driver.version = 580.65\n",
+        "driver.cuda = [12.4]\n",
+        "driver = 580\n",
+        "driver.branch.number = 580\n",
+        "[driver\nbranch = 580\n",
+        "driver.branch = 580\ndriver.branch = 595\n",
+        "driver.source = \"nvida\"\n",
+        "runtime.use = [\"podman\"]\n",
+        "runtime.source = \"dockr\"\n",
+        "profile = \"debain\"\n",
+        "profile = \"/etc/mine.toml\"\n",
+        "packages.proxy = \"joe:s3cret@proxy\"\n",
+        "packages.lock-timeout-seconds = -1\n",
+        "repositories.docker.fingerprints = [\"0EBFCD88\"]\n",
+        "repositories.docker.enabled = true\nrepositories.docker.fingerprints = []\n",
+        "repositories.nvidia-container-tookit.url = \"http://127.0.0.1/\"\n",
+        "repositories.\"../x\".url = \"http://127.0.0.1/\"\n",
+        "driver.branch = 580\ndriver.version = \"535.261.03\"\n",
+    ];
+    let mut all = String::new();
+    for text in cases {
+        let error = refused(&Machine::debian().config(text));
+        assert_eq!(error.exit(), Exit::Config, "{text}: {error}");
+        let shown = shown(&error);
+        assert!(!shown.contains("s3cret"), "{shown}");
+        writeln!(all, "---\n{text}\n{shown}").unwrap();
+    }
+    insta::assert_snapshot!(all);
+}
+
+#[test]
+fn wrong_environment_and_flags() {
+    let mut all = String::new();
+    for machine in [
+        Machine::debian().env("GPU_BOOTSTRAP_DRIVER__BRANHC", "580"),
+        Machine::debian().env("GPU_BOOTSTRAP_DRIVER__BRANCH", "new"),
+        Machine::debian().env("GPU_BOOTSTRAP_DRIVER", "580"),
+        Machine::debian().set("driver.branch"),
+        Machine::debian().set("driver.flavor=open"),
+        Machine::debian().set("driver.flavour=closed"),
+        Machine::debian().set("driver.adopt=maybe"),
+        Machine::debian().set("=1"),
+        Machine::debian().set("a b=1"),
+        Machine::debian().set("packages.proxy=ftp://joe:s3cret@proxy"),
+    ] {
+        let error = refused(&machine);
+        assert_eq!(error.exit(), Exit::Config, "{error}");
+        writeln!(all, "---\n{}", shown(&error)).unwrap();
+    }
+    assert!(!all.contains("s3cret"));
+    insta::assert_snapshot!(all);
+}
+
+#[test]
+fn machines_that_cannot_be_what_is_wanted() {
+    let mut vgpu = Machine::debian();
+    vgpu.facts.gpus[0].vgpu = true;
+    let mut unknown_os = Machine::debian();
+    unknown_os.facts.os = None;
+    let mut unreadable_arch = Machine::debian();
+    unreadable_arch.facts.kernel.arch = None;
+    let mut no_archive = Machine::debian().config("driver = { source = \"distribution\" }");
+    no_archive.files = gpu_bootstrap::host::fake::FakeFiles::new();
+    no_archive.files.put(
+        "/etc/gpu-bootstrap/config.toml",
+        "driver = { source = \"distribution\" }",
+    );
+    let cases = [
+        Machine::new("debian", "12", "x86_64", &[]),
+        Machine::new("debian", "11", "x86_64", &[H100]),
+        Machine::new("debian", "12", "riscv64", &[H100]),
+        Machine::new("gentoo", "2.15", "x86_64", &[H100]),
+        Machine::new("almalinux", "10.1", "x86_64", &[H100]),
+        Machine::new("debian", "12", "x86_64", &[V100, B200]),
+        Machine::debian().set("driver.branch=535"),
+        Machine::debian()
+            .set("driver.branch=470")
+            .set("driver.source=distribution"),
+        Machine::new("debian", "12", "x86_64", &[B200]).set("driver.source=distribution"),
+        Machine::new("debian", "12", "x86_64", &[V100]).set("driver.branch=595"),
+        Machine::new("debian", "12", "x86_64", &[V100]).set("driver.flavour=open"),
+        Machine::debian().set("driver.build=precompiled"),
+        vgpu,
+        unknown_os,
+        unreadable_arch,
+        no_archive,
+    ];
+    let mut all = String::new();
+    for machine in cases {
+        let error = refused(&machine);
+        assert_eq!(error.exit(), Exit::Blocked, "{error}");
+        assert!(error.hint().is_some(), "{error}");
+        writeln!(all, "---\n{}", shown(&error)).unwrap();
+    }
+    insta::assert_snapshot!(all);
+}
+
+/// Whatever is written, the answer is an error or a resolution.
+#[test]
+fn garbage_does_not_panic() {
+    let pieces = [
+        "driver",
+        ".",
+        "branch",
+        " = ",
+        "580",
+        "\"",
+        "[",
+        "]",
+        "\n",
+        "repositories",
+        "url",
+        "{",
+        "}",
+        ",",
+        "\u{0}",
+        "é",
+        "1e999",
+        "99999999999999999999",
+        "'''",
+        "-",
+        "inf",
+        "true",
+        "2020-01-01",
+        "#",
+        "\\u0000",
+    ];
+    // A fixed sequence of numbers, so that a failure is the same again.
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state >> 33).unwrap()
+    };
+    for _ in 0..3000 {
+        let length = next() % 12;
+        let text: String = (0..length).map(|_| pieces[next() % pieces.len()]).collect();
+        let _answer = Machine::debian().config(&text).load();
+        let _answer = Machine::debian().set(&text).load();
+        let _answer = Machine::debian()
+            .env(&format!("GPU_BOOTSTRAP_{text}"), &text)
+            .load();
+    }
+}

@@ -1,0 +1,8 @@
+//! Configuration from files to the desired state: every supported release, architecture, source and
+//! GPU resolves or is refused with a reason; layers go in order; errors say where and what to do.
+
+mod combinations;
+mod docs;
+mod errors;
+mod machine;
+mod resolution;

@@ -1,0 +1,339 @@
+//! What layers, profiles and facts come to.
+
+use gpu_bootstrap::config::{
+    desired::{Repository, RuntimeKind},
+    profile::Profile,
+};
+use gpu_bootstrap::error::Report as _;
+
+use super::machine::{H100, Machine, T4};
+
+fn repository<'a>(all: &'a [Repository], name: &str) -> &'a Repository {
+    let found = all.iter().find(|repository| repository.name == name);
+    found.unwrap_or_else(|| panic!("no `{name}` in {all:?}"))
+}
+
+#[test]
+fn later_layers_win_and_say_where_they_are() {
+    let branch = |machine: &Machine| {
+        let resolution = machine.resolution();
+        let places: Vec<String> = resolution
+            .provenance
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        (
+            resolution.desired.driver.unwrap().branch.to_string(),
+            places.join("\n"),
+        )
+    };
+    let mut machine = Machine::debian();
+    assert_eq!(branch(&machine), ("580".into(), String::new()));
+    machine = machine.config("# first\n[driver]\nbranch = 595\n");
+    assert_eq!(
+        branch(&machine),
+        (
+            "595".into(),
+            "driver.branch = 595 (from /etc/gpu-bootstrap/config.toml:3:10)".into()
+        )
+    );
+    machine = machine
+        .file(
+            "/etc/gpu-bootstrap/config.d/10-a.toml",
+            "driver.branch = 610\n",
+        )
+        .file(
+            "/etc/gpu-bootstrap/config.d/20-b.toml",
+            "driver = { branch = \"R580\" }\n",
+        )
+        .file("/etc/gpu-bootstrap/config.d/README", "not ours\n");
+    let drop_in = "driver.branch = \"R580\" (from /etc/gpu-bootstrap/config.d/20-b.toml:1:21)";
+    assert_eq!(branch(&machine), ("580".into(), drop_in.into()));
+    machine = machine.file("/root/mine.toml", "[driver]\nbranch = 610");
+    machine.ask.config.push("/root/mine.toml".into());
+    assert_eq!(branch(&machine).0, "610");
+    machine = machine.env("GPU_BOOTSTRAP_DRIVER__BRANCH", "595");
+    let (picked, place) = branch(&machine);
+    assert_eq!(picked, "595");
+    assert!(
+        place.contains("environment variable GPU_BOOTSTRAP_DRIVER__BRANCH"),
+        "{place}"
+    );
+    machine = machine
+        .env("PATH", "/bin")
+        .env("GPU_BOOTSTRAP_LOG", "debug")
+        .set("driver.branch=580");
+    let (picked, place) = branch(&machine);
+    assert_eq!(picked, "580");
+    assert_eq!(place, "driver.branch = 580 (from `--set driver.branch`)");
+}
+
+#[test]
+fn text_values_are_toml_or_text_or_a_list() {
+    let desired = Machine::debian()
+        .set("driver.cuda=12.4,12.8")
+        .set("driver.version=580.159.04")
+        .set("driver.adopt=true")
+        .set("runtime.use=docker")
+        .set("toolkit.version=1.20")
+        .set("hold.extra=[\"cuda-toolkit-*\"]")
+        .set("repositories.\"docker\".enabled = true")
+        .resolution()
+        .desired;
+    let driver = desired.driver.unwrap();
+    assert!(driver.adopt);
+    assert_eq!(driver.version.unwrap().as_str(), "580.159.04");
+    assert_eq!(driver.packages[0].version.as_deref(), Some("580.159.04-*"));
+    assert_eq!(desired.pins[0].version, "580.159.04-*");
+    assert_eq!(desired.runtimes.len(), 1);
+    assert_eq!(
+        desired.toolkit.unwrap().packages[3].version.as_deref(),
+        Some("1.20-*")
+    );
+    assert_eq!(
+        desired.hold.patterns.last().map(String::as_str),
+        Some("cuda-toolkit-*")
+    );
+    assert_eq!(
+        desired.hold.blacklist.last().map(String::as_str),
+        Some("^cuda-toolkit-.*$")
+    );
+    repository(&desired.repositories, "docker");
+    let none = Machine::debian().set("runtime.use=").resolution().desired;
+    assert!(none.runtimes.is_empty());
+}
+
+#[test]
+fn debian_with_its_own_packages_and_a_local_toolkit() {
+    let text = r#"
+[driver]
+source = "distribution"
+branch = 535
+
+[repositories.nvidia-container-toolkit]
+url = "http://127.0.0.1:8099/toolkit/"
+key-url = "http://127.0.0.1:8099/key.asc"
+fingerprints = ["0123 4567 89ab cdef 0123  4567 89ab cdef 0123 4567"]
+"#;
+    let desired = Machine::debian().config(text).resolution().desired;
+    insta::assert_json_snapshot!(desired);
+}
+
+#[test]
+fn debian_by_default() {
+    let resolution = Machine::debian().resolution();
+    let desired = resolution.desired;
+    let cuda = repository(&desired.repositories, "nvidia-cuda");
+    assert_eq!(
+        cuda.url,
+        "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
+    );
+    assert_eq!(
+        cuda.key_url.as_deref(),
+        Some(format!("{}3bf863cc.pub", cuda.url).as_str())
+    );
+    assert_eq!(desired.pins[0].priority, 1001);
+    let kinds: Vec<RuntimeKind> = desired
+        .runtimes
+        .iter()
+        .map(|runtime| runtime.kind)
+        .collect();
+    assert_eq!(kinds, [RuntimeKind::Docker, RuntimeKind::Containerd]);
+    assert!(resolution.warnings.is_empty());
+}
+
+#[test]
+fn repositories_are_moved_replaced_added_and_left_out() {
+    let text = r#"
+[repositories.nvidia-cuda]
+url = "https://mirror.example/{cuda-arch}"
+[repositories.nvidia-container-toolkit]
+keyring = "/usr/share/keyrings/mine.gpg"
+[repositories.own]
+url = "http://127.0.0.1/own"
+suites = ["{codename}"]
+keyring = "/usr/share/keyrings/own.gpg"
+"#;
+    let desired = Machine::debian().config(text).resolution().desired;
+    let moved = repository(&desired.repositories, "nvidia-cuda");
+    assert_eq!(moved.url, "https://mirror.example/x86_64");
+    assert_eq!(
+        moved.key_url.as_deref(),
+        Some("https://mirror.example/x86_64/3bf863cc.pub")
+    );
+    assert_eq!(
+        moved.fingerprints,
+        ["EB693B3035CD5710E231E123A4B469963BF863CC"]
+    );
+    let own_key = repository(&desired.repositories, "nvidia-container-toolkit");
+    assert_eq!(own_key.key_url, None);
+    assert!(own_key.fingerprints.is_empty() && own_key.keyring.is_some());
+    repository(&desired.repositories, "own");
+    let without = Machine::debian()
+        .config("repositories.nvidia-cuda.enabled = false")
+        .resolution()
+        .desired;
+    assert!(
+        without
+            .repositories
+            .iter()
+            .all(|repository| repository.name != "nvidia-cuda")
+    );
+    // A key that somebody verified opens a repository that is refused otherwise.
+    let verified = "repositories.nvidia-cuda.fingerprints = \
+                    [\"0123456789ABCDEF0123456789ABCDEF01234567\"]";
+    let desired = Machine::new("almalinux", "10.1", "x86_64", &[H100])
+        .config(verified)
+        .resolution()
+        .desired;
+    repository(&desired.repositories, "nvidia-cuda");
+}
+
+#[test]
+fn the_archive_of_the_machine_is_extended() {
+    let distribution = |machine: Machine| {
+        machine
+            .set("driver.source=distribution")
+            .resolution()
+            .desired
+            .repositories
+    };
+    let added = distribution(Machine::debian());
+    let non_free = repository(&added, "debian-non-free");
+    assert_eq!(non_free.url, "http://mirror.example/debian");
+    assert_eq!(non_free.suites, ["bookworm", "bookworm-updates"]);
+    assert_eq!(
+        non_free.components,
+        ["contrib", "non-free", "non-free-firmware"]
+    );
+    assert_eq!(
+        non_free.keyring.as_ref().map(|path| path.as_str()),
+        Some("/usr/share/keyrings/debian-archive-keyring.gpg")
+    );
+    // What we wrote ourselves does not count as there.
+    let ours = "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm\n\
+                Components: contrib non-free non-free-firmware\n";
+    let again = Machine::debian().file(
+        "/etc/apt/sources.list.d/gpu-bootstrap-debian-non-free.sources",
+        ours,
+    );
+    assert_eq!(distribution(again), added);
+    let complete = Machine::debian().file(
+        "/etc/apt/sources.list",
+        "deb http://mirror.example/debian bookworm contrib non-free non-free-firmware\n",
+    );
+    assert!(
+        distribution(complete)
+            .iter()
+            .all(|r| r.name != "debian-non-free")
+    );
+}
+
+#[test]
+fn machines_without_a_gpu() {
+    let bare = || Machine::new("debian", "12", "x86_64", &[]);
+    let desired = bare()
+        .config("preflight.allow-no-gpu = true")
+        .resolution()
+        .desired;
+    assert!(desired.driver.is_none() && desired.toolkit.is_none() && desired.cdi.is_none());
+    assert!(!desired.runtimes.is_empty());
+
+    let mut image = bare();
+    image.ask.flags.image = true;
+    assert_eq!(
+        image.load().err().map(|error| error.reason()),
+        Some("no-gpu")
+    );
+    image.ask.flags.assume_gpus = vec![H100.parse().unwrap(), T4.parse().unwrap()];
+    let desired = image.resolution().desired;
+    assert!(desired.image && desired.driver.is_some());
+    image.ask.flags.assume_gpus.clear();
+    let named = image.config("driver = { branch = 580, flavour = \"open\" }");
+    assert!(named.resolution().desired.driver.is_some());
+}
+
+#[test]
+fn relatives_are_taken_with_a_warning() {
+    let mut rocky = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
+    let os = rocky.facts.os.as_mut().unwrap();
+    os.id = "rocky".into();
+    os.id_like = vec!["rhel".into(), "centos".into(), "fedora".into()];
+    let resolution = rocky.resolution();
+    assert_eq!(resolution.desired.profile, "almalinux");
+    assert!(
+        resolution.warnings[0].contains("rocky"),
+        "{:?}",
+        resolution.warnings
+    );
+    let driver = resolution.desired.driver.unwrap();
+    assert_eq!(driver.stream.as_deref(), Some("nvidia-driver:580-open"));
+    // Named, it is meant.
+    rocky.ask.profile = Some("almalinux".into());
+    assert!(rocky.resolution().warnings.is_empty());
+}
+
+#[test]
+fn profiles_by_name_path_and_in_etc() {
+    let built_in = include_str!("../../profiles/debian.toml");
+    let changed = built_in.replace("lock-timeout-seconds = 900", "lock-timeout-seconds = 7");
+    let timeout = |machine: Machine| machine.resolution().desired.packages.lock_timeout_seconds;
+    let in_etc = Machine::debian().file("/etc/gpu-bootstrap/profiles/debian.toml", &changed);
+    assert_eq!(timeout(in_etc), 7);
+    let mut by_path = Machine::debian().file("/root/mine.toml", &changed);
+    by_path.ask.profile = Some("/root/mine.toml".into());
+    assert_eq!(timeout(by_path), 7);
+    let mut flag = Machine::debian().set("packages.lock-timeout-seconds=5");
+    flag.ask.lock_timeout_seconds = Some(3);
+    assert_eq!(timeout(flag), 3);
+    // A broken one says where.
+    let broken = built_in.replace("codename = \"bookworm\"", "codenam = \"bookworm\"");
+    let broken = Machine::debian().file("/etc/gpu-bootstrap/profiles/debian.toml", &broken);
+    let error = broken
+        .load()
+        .err()
+        .map(|error| error.to_string())
+        .unwrap_or_default();
+    assert!(
+        error.contains("debian.toml:") && error.contains("codenam"),
+        "{error}"
+    );
+}
+
+#[test]
+fn profiles_refer_only_to_what_is_there() {
+    let built_in = include_str!("../../profiles/debian.toml");
+    for (from, to, about) in [
+        ("schema = 1", "schema = 2", "schema"),
+        (
+            "releases = [\"12\", \"13\"]",
+            "releases = [\"12\", \"14\"]",
+            "`14`",
+        ),
+        (
+            "repositories = [\"docker\"]",
+            "repositories = [\"dokcer\"]",
+            "dokcer",
+        ),
+        (
+            "architectures = [\"x86_64\", \"aarch64\"]",
+            "architectures = [\"mips\"]",
+            "mips",
+        ),
+        (
+            "fingerprints = [\"EB693B3035CD5710E231E123A4B469963BF863CC\"]",
+            "",
+            "no fingerprint",
+        ),
+        (
+            "fingerprints = [\"EB693B3035CD5710E231E123A4B469963BF863CC\"]",
+            "fingerprints = [\"3BF863CC\"]",
+            "fingerprint",
+        ),
+        ("dkms = \"nvidia\"\n", "", "dkms"),
+    ] {
+        assert!(built_in.contains(from), "{from}");
+        let error = Profile::parse(&built_in.replacen(from, to, 1), "x.toml").unwrap_err();
+        assert!(error.to_string().contains(about), "{about}: {error}");
+    }
+}
