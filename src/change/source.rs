@@ -7,15 +7,17 @@ use crate::config::desired::{Pin, Repository};
 /// First line of every file that we write and people may read.
 pub const HEADER: &str = "# Written by gpu-bootstrap; `gpu-bootstrap uninstall` removes it.\n";
 
-/// Where the key of a repository is kept: ours, or one that the distribution ships.
+/// Where the key of a repository is kept: ours, or one that the distribution ships; `None` where
+/// apt's own keyrings hold.
 #[must_use]
-pub fn keyring_path(repository: &Repository) -> Utf8PathBuf {
-    repository.keyring.clone().unwrap_or_else(|| {
+pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
+    let ours = || {
         Utf8PathBuf::from(format!(
             "/usr/share/keyrings/gpu-bootstrap-{}.gpg",
             repository.name
         ))
-    })
+    };
+    (repository.keyring.clone()).or_else(|| repository.key_url.is_some().then(ours))
 }
 
 /// Where apt finds the repository.
@@ -41,7 +43,8 @@ pub fn apt_source(repository: &Repository) -> String {
     field("Suites", &repository.suites);
     field("Components", &repository.components);
     field("Architectures", &repository.architectures);
-    field("Signed-By", &[keyring_path(repository).into_string()]);
+    let keyring = keyring_path(repository).map(Utf8PathBuf::into_string);
+    field("Signed-By", keyring.as_slice());
     text
 }
 
@@ -69,13 +72,13 @@ mod tests {
 
     #[test]
     fn a_flat_repository_has_no_components() {
-        let repository = Repository {
+        let mut repository = Repository {
             name: "toolkit".into(),
             url: "https://example.org/deb/amd64".into(),
             suites: vec!["/".into()],
             components: vec![],
             architectures: vec!["amd64".into()],
-            key_url: None,
+            key_url: Some("https://example.org/key".into()),
             fingerprints: vec![],
             keyring: None,
             priority: None,
@@ -90,6 +93,9 @@ mod tests {
                 "Signed-By: /usr/share/keyrings/gpu-bootstrap-toolkit.gpg"
             ]
         );
+        // Further components of an archive that the machine trusts by apt's own keyrings.
+        repository.key_url = None;
+        assert!(!apt_source(&repository).contains("Signed-By"));
     }
 
     #[test]

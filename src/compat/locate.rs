@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::compat::load::{Problem, nearest};
+use crate::compat::load::Problem;
+use crate::model::text::nearest;
 
 /// The text of a matrix with the lines of its tables.
 pub(super) struct Locator<'a> {

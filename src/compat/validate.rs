@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::compat::load::{Problem, SCHEMA, nearest};
+use crate::compat::load::{Problem, SCHEMA};
 use crate::compat::locate::Locator;
 use crate::compat::matrix::{Confidence, Matrix, Modules, OpenModules};
+use crate::model::text::nearest;
 use crate::model::version::{Branch, DriverVersion};
 
 /// Everything that is wrong with a matrix, in the order of the file.

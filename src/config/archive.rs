@@ -50,9 +50,9 @@ pub enum ArchiveError {
         /// The suite looked for.
         suite: String,
     },
-    /// The key stands in the file itself.
-    #[error("the source in `{file}` has its key written into `Signed-By`")]
-    EmbeddedKey {
+    /// The key is written out, or named by its fingerprint.
+    #[error("the source in `{file}` does not name one key file in `Signed-By`")]
+    NoKeyFile {
         /// The file.
         file: String,
     },
@@ -215,8 +215,8 @@ pub fn further(
         return Ok(None);
     }
     let keyring = match &entry.signed_by {
-        Some(key) if key.contains("PGP PUBLIC KEY") => {
-            return Err(ArchiveError::EmbeddedKey {
+        Some(key) if !key.starts_with('/') || key.contains([' ', '\n', ',']) => {
+            return Err(ArchiveError::NoKeyFile {
                 file: entry.file.clone(),
             });
         }
@@ -334,7 +334,7 @@ Signed-By:
         let entries = parse_stanzas("x.sources", embedded);
         assert!(matches!(
             wanted(&entries),
-            Err(ArchiveError::EmbeddedKey { .. })
+            Err(ArchiveError::NoKeyFile { .. })
         ));
     }
 

@@ -115,9 +115,11 @@ pub struct Repository {
     pub components: Vec<String>,
     /// Architectures as the package manager names them.
     pub architectures: Vec<String>,
-    /// Where the key is fetched; `None`: a keyring that the distribution ships is used.
+    /// Where the key is fetched. `None`, and no `keyring` either: apt's own keyrings hold, as they
+    /// do for the machine's source of the same archive; apt refuses sources of one suite that
+    /// differ in their `Signed-By`.
     pub key_url: Option<String>,
-    /// Fingerprints of acceptable keys, 40 hex digits. Empty only with `keyring`.
+    /// Fingerprints of acceptable keys, 40 hex digits. Empty only without `key-url`.
     pub fingerprints: Vec<String>,
     /// A keyring already on the machine, for components of the distribution's own archive.
     #[schemars(with = "Option<String>")]

@@ -5,13 +5,13 @@ use crate::{
     compat::{
         Flavour,
         gpu::GpuRef,
-        matrix::Matrix,
+        matrix::{Fabric, Matrix},
         resolve::{self as compat, Pick, Wish},
         rules::Rule,
     },
     config::{
         desired::{DriverWish, PackageWish, Pin},
-        error::{Refusal, ResolveError, nearest},
+        error::{Refusal, ResolveError},
         file::DriverConfig,
         layers::Layers,
         profile::{At, DriverRow, Profile, Release},
@@ -19,7 +19,10 @@ use crate::{
         values::Build,
     },
     facts::Facts,
-    model::version::{Branch, DriverVersion},
+    model::{
+        text::nearest,
+        version::{Branch, DriverVersion},
+    },
 };
 
 /// Priority of the pin: above 1000, so that an older version of the wished branch wins over a
@@ -81,6 +84,16 @@ impl<'a> Question<'a> {
                 Build::Dkms => "compiled on the machine by DKMS",
             }
         ));
+        let mut warnings = pick.warnings;
+        if pick.fabric != Fabric::None {
+            warnings.push(format!(
+                "the GPUs need {}, which is not set up by this version",
+                match pick.fabric {
+                    Fabric::Imex => "IMEX",
+                    _ => "the fabric manager",
+                }
+            ));
+        }
         let branch = pick.branch.to_string();
         Ok(Chosen {
             wish: DriverWish {
@@ -97,7 +110,7 @@ impl<'a> Question<'a> {
                 adopt: self.config.adopt.unwrap_or(false),
                 replace: self.config.replace.unwrap_or(false),
                 reasons,
-                warnings: pick.warnings,
+                warnings,
             },
             row,
             pin,
@@ -168,18 +181,14 @@ impl<'a> Question<'a> {
 
     fn wish(&self) -> Wish {
         let kernel = &self.terms.kernels;
-        let cloud = &self.facts.cloud;
-        let switch = !self.facts.nvswitches.is_empty();
+        let facts = Wish::of(self.facts);
         Wish {
             gpus: self.gpus.clone(),
             kernel: kernel.first().cloned(),
             next_kernel: kernel.get(1).cloned(),
-            arch: Some(self.terms.arch.clone()),
-            // The builder of an image runs on another instance type than the instances.
-            instance: (!self.image)
-                .then(|| cloud.provider.clone().zip(cloud.instance_type.clone()))
-                .flatten(),
-            nvswitch: (!self.image).then_some(switch),
+            // The builder of an image is another machine than the instances.
+            instance: facts.instance.filter(|_| !self.image),
+            nvswitch: facts.nvswitch.filter(|_| !self.image),
             nvlink_management: None,
             branch: (self.config.branch.map(|key| key.0))
                 .or_else(|| self.config.version.as_ref().map(DriverVersion::branch)),
@@ -187,6 +196,7 @@ impl<'a> Question<'a> {
             flavour: self.config.flavour,
             cuda: self.config.cuda.clone().unwrap_or_default(),
             candidates: None,
+            arch: facts.arch,
         }
     }
 

@@ -2,7 +2,9 @@
 
 use camino::Utf8PathBuf;
 
-use crate::{config::place::Place, error::Report, exit::Exit, host::FilesError};
+use crate::{
+    config::place::Place, error::Report, exit::Exit, host::FilesError, model::text::nearest,
+};
 
 /// A profile or a setting that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +40,7 @@ pub enum ConfigError {
     #[error("read {place}: `{key}` cannot be {value}: {why}")]
     Value {
         /// Where.
-        place: Place,
+        place: Box<Place>,
         /// The whole key, dotted.
         key: String,
         /// The value, as it would be written in TOML.
@@ -125,17 +127,6 @@ impl Report for ConfigError {
             Self::Profile { .. } => Some("profiles are described in docs/configuration.md".into()),
         }
     }
-}
-
-/// The nearest of some words, if any is near enough to be meant.
-#[must_use]
-pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    const NEAR_ENOUGH: f64 = 0.7;
-    known
-        .map(|candidate| (strsim::jaro_winkler(word, candidate), candidate))
-        .filter(|(likeness, _)| *likeness >= NEAR_ENOUGH)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, candidate)| candidate)
 }
 
 /// The machine cannot be what the configuration wants; nothing was changed.

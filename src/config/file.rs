@@ -147,6 +147,10 @@ pub struct PackagesConfig {
     pub proxy: Option<Proxy>,
     /// Packages that may be removed on the way.
     pub may_remove: Option<Vec<PackagePattern>>,
+    /// Installed packages that may be upgraded where a dependency demands it.
+    pub may_upgrade: Option<Vec<PackagePattern>>,
+    /// Install recommended packages too.
+    pub recommends: Option<bool>,
 }
 
 /// Preconditions.

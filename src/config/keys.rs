@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
-use crate::config::{error::nearest, file::Config};
+use crate::{config::file::Config, model::text::nearest};
 
 /// A part of the tree of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -208,13 +208,10 @@ impl Layers {
             insert(&mut all, &setting.path, setting.value.clone());
         }
         Config::deserialize(all).map_err(|error| ConfigError::Value {
-            place: Place::File {
-                file: "all layers together".into(),
-                line: 0,
-                column: 0,
-            },
+            // Each setting was read alone before, so this names no single place.
+            place: Box::new(Place::Profile),
             key: "configuration".into(),
-            value: "as it is".into(),
+            value: "all of its layers together".into(),
             why: error.message().to_owned(),
             hint: None,
         })
@@ -222,11 +219,8 @@ impl Layers {
 
     /// An error about the value of a key that was set.
     pub(super) fn wrong(&self, key: &str, why: String, hint: Option<String>) -> ConfigError {
-        let unset = || Place::Flag {
-            flag: "the profile".into(),
-        };
         ConfigError::Value {
-            place: self.place(key).cloned().unwrap_or_else(unset),
+            place: Box::new(self.place(key).cloned().unwrap_or(Place::Profile)),
             key: key.to_owned(),
             value: self
                 .settings
@@ -280,7 +274,7 @@ impl Layers {
             Err(why) => Err(ConfigError::Value {
                 hint: quote_hint(&setting.value),
                 value: shown_in_error(&setting),
-                place: setting.place,
+                place: Box::new(setting.place),
                 key,
                 why,
             }),
@@ -306,9 +300,9 @@ fn walk(
                 DeValue::Table(table) => walk(table, child, path, place, found)?,
                 other => {
                     return Err(ConfigError::Value {
-                        place: at,
+                        place: Box::new(at),
                         key: path.join("."),
-                        value: format!("a {}", other.type_str()),
+                        value: format!("of type {}", other.type_str()),
                         why: "it is a table of further keys".into(),
                         hint: None,
                     });
@@ -354,7 +348,7 @@ fn child<'n>(node: &'n Node, path: &[String], place: &Place) -> Result<&'n Node,
             .ok_or_else(|| unknown(keys::suggestion(children, &before.join("."), name))),
         Node::Map(child) if is_name(name) => Ok(child),
         Node::Map(_) => Err(ConfigError::Value {
-            place: place.clone(),
+            place: Box::new(place.clone()),
             key: before.join("."),
             value: format!("named `{name}`"),
             why: "names have lower-case letters, digits and dashes".into(),
@@ -392,7 +386,7 @@ fn fits(path: &[String], value: &Value) -> Result<(), String> {
     insert(&mut table, path, value.clone());
     match Config::deserialize(table) {
         Ok(_) => Ok(()),
-        Err(error) => Err(error.message().trim().replace('\n', "; ")),
+        Err(error) => Err(for_people(error.message())),
     }
 }
 
@@ -409,6 +403,17 @@ fn insert(table: &mut Table, path: &[String], value: Value) {
             }
         }
     }
+}
+
+/// The parser's words without the names of our types.
+fn for_people(message: &str) -> String {
+    let line = message.trim().replace('\n', "; ");
+    let expected = line
+        .replace("expected u64", "expected a whole number, not below 0")
+        .replace("expected i32", "expected a whole number");
+    expected
+        .replace("invalid type: ", "it is a ")
+        .replace("a integer", "an integer")
 }
 
 /// The parts of a key as TOML reads them, quotes included.

@@ -24,6 +24,8 @@ pub enum Place {
         /// Its name.
         variable: String,
     },
+    /// The profile's own default.
+    Profile,
     /// A flag.
     Flag {
         /// As it was given.
@@ -36,6 +38,7 @@ impl fmt::Display for Place {
         match self {
             Self::File { file, line, column } => write!(to, "{file}:{line}:{column}"),
             Self::Env { variable } => write!(to, "environment variable {variable}"),
+            Self::Profile => to.write_str("the profile"),
             Self::Flag { flag } => write!(to, "`{flag}`"),
         }
     }

@@ -5,15 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use camino::Utf8PathBuf;
 
-use crate::config::{
-    archive::{self, ArchiveError, Entry},
-    desired::{Manager, Repository},
-    error::{ConfigError, Refusal, ResolveError, nearest},
-    file::RepositoryConfig,
-    layers::Layers,
-    profile::{DISTRIBUTION, Profile, Release, RepositoryRow},
-    template::Terms,
-    values::{AbsolutePath, Fingerprint, Url, Word},
+use crate::{
+    config::{
+        archive::{self, ArchiveError, Entry},
+        desired::{Manager, Repository},
+        error::{ConfigError, Refusal, ResolveError},
+        file::RepositoryConfig,
+        layers::Layers,
+        profile::{DISTRIBUTION, Profile, Release, RepositoryRow},
+        template::Terms,
+        values::{AbsolutePath, Fingerprint, Url, Word},
+    },
+    model::text::nearest,
 };
 
 /// What the choice depends on.
@@ -154,7 +157,7 @@ impl Question<'_> {
                 wish.components.join(", "),
                 key("url")
             ),
-            ArchiveError::EmbeddedKey { .. } => format!(
+            ArchiveError::NoKeyFile { .. } => format!(
                 "put the key into a file of its own and name it there and in {}",
                 key("keyring")
             ),

@@ -5,7 +5,7 @@ use camino::Utf8PathBuf;
 use serde::Serialize;
 
 use crate::{
-    compat::{gpu::GpuRef, matrix::Matrix},
+    compat::{gpu::GpuRef, matrix::Matrix, resolve::Wish},
     config::{
         archive::Entry,
         desired::{
@@ -13,7 +13,7 @@ use crate::{
             RuntimeKind, RuntimeWish, ToolkitWish, Validation,
         },
         driver,
-        error::{Refusal, ResolveError, nearest},
+        error::{Refusal, ResolveError},
         file::Config,
         layers::{Layers, Provenance},
         profile::{Chosen, Profile, Release, RuntimeRow, described},
@@ -21,8 +21,8 @@ use crate::{
         template::Terms,
         values::{AbsolutePath, PackagePattern},
     },
-    facts::{Facts, GpuFact, Os},
-    model::pci::PciId,
+    facts::{Facts, Os},
+    model::{pci::PciId, text::nearest},
 };
 
 /// What flags say that no file can.
@@ -246,8 +246,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuRef>>, Refu
         ));
     }
     if !facts.gpus.is_empty() {
-        let found = facts.gpus.iter().map(reference);
-        return Ok(Some(found.collect()));
+        return Ok(Some(Wish::of(facts).gpus));
     }
     if config.preflight.allow_no_gpu == Some(true) {
         return Ok(None);
@@ -262,14 +261,6 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuRef>>, Refu
         "look at `lspci -d 10de:`; for an image name the GPUs of its instances with `--image \
          --assume-gpu PCI-ID`, for a pool with CPU nodes set `preflight.allow-no-gpu = true`",
     ))
-}
-
-fn reference(gpu: &GpuFact) -> GpuRef {
-    GpuRef {
-        pci_id: gpu.pci_id,
-        subsystem_id: gpu.subsystem_id,
-        chip_name: gpu.name.clone(),
-    }
 }
 
 fn runtimes<'a>(
@@ -343,8 +334,8 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
         proxy: own.proxy.as_ref().map(|proxy| proxy.expose().to_owned()),
         pause_units: profile.packages.pause_units.clone(),
         may_remove: own.may_remove.as_deref().map(patterns).unwrap_or_default(),
-        may_upgrade: Vec::new(),
-        recommends: false,
+        may_upgrade: own.may_upgrade.as_deref().map(patterns).unwrap_or_default(),
+        recommends: own.recommends.unwrap_or(false),
     }
 }
 

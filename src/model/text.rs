@@ -1,4 +1,16 @@
-//! Values that are written as text wherever people see them: configuration, JSON, journal.
+//! Text that people write and read: the nearest known word to a mistyped one, and values that are
+//! text wherever people see them.
+
+/// The name nearest to a mistyped one.
+#[must_use]
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .into_iter()
+        .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
+        .filter(|(likeness, _)| *likeness > 0.7)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, candidate)| candidate)
+}
 
 /// Gives a type that has `FromStr` and `Display` its serde and schema forms as one string, so that
 /// the form in files is the form in messages. The last argument is the pattern for the schema.

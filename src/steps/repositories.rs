@@ -32,7 +32,10 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
     let files = cx.host.files();
     let mut state = RepositoriesState::default();
     for repository in &cx.desired.repositories {
-        let keyring = files.read(&source::keyring_path(repository))?;
+        let keyring = match source::keyring_path(repository) {
+            Some(path) => files.read(&path)?,
+            None => None,
+        };
         state.repositories.push(OnDisk {
             source: files.read_text(&look::source_path(cx.desired, repository))?,
             keys: keyring
@@ -55,6 +58,9 @@ fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<St
             return Some(format!("{name} is configured in another way"));
         }
         _ => {}
+    }
+    if source::keyring_path(repository).is_none() {
+        return None;
     }
     let Some(keys) = &found.keys else {
         return Some(format!(
