@@ -74,16 +74,19 @@ impl Machine {
         };
         let group = Group::of(name)?;
         group.create()?;
-        Cmd::new([
+        let disk = dir.join("root").to_string_lossy().into_owned();
+        let copy = [
             "cp",
             "-a",
             "--reflink=auto",
             "--",
             &root.to_string_lossy(),
-            &dir.join("root").to_string_lossy(),
-        ])
-        .ok()
-        .context("cannot copy the root filesystem")?;
+            &disk,
+        ]
+        .map(String::from);
+        Cmd::new(group.inside(Part::Support, &copy))
+            .ok()
+            .context("cannot copy the root filesystem")?;
         let kernel = crate::rootfs::kernel(root)?;
         let net = Net::create(&run, &group, &dir.join("slirp.log"))?;
         let machine = Machine {

@@ -90,7 +90,10 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    match run() {
+    let result = run();
+    // A run that a signal ended fails here, too, while another thread cleans up.
+    stop::wait_if_stopping();
+    match result {
         Ok(code) => code,
         Err(error) => {
             out::say(format!("error: {error:#}"));
@@ -187,20 +190,9 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         keep,
     };
     let outcome = run::run(&stage, case);
-    let mut rows = vec![vec!["step".to_string(), "seconds".into(), "result".into()]];
-    rows.push(vec!["prepare".into(), out::seconds(prepared), "ok".into()]);
-    for row in &outcome.rows {
-        rows.push(vec![
-            row.title.clone(),
-            out::seconds(row.took),
-            row.result.clone(),
-        ]);
-    }
-    rows.push(vec![
-        "all".into(),
-        out::seconds(start.elapsed()),
-        verdict(&outcome).into(),
-    ]);
+    let mut rows = step_rows(&outcome);
+    rows.insert(1, row("prepare", prepared, "ok"));
+    rows.push(row("all", start.elapsed(), verdict(&outcome)));
     out::say(format!("\n{}", out::table(&rows)));
     out::say(
         "Simulated: the GPU on the PCI bus, the loaded kernel module, its device nodes and what NVML\n\
@@ -210,6 +202,21 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         Some(error) => bail!("the demo failed: {error:#}"),
         None => Ok(ExitCode::SUCCESS),
     }
+}
+
+fn step_rows(outcome: &Outcome) -> Vec<Vec<String>> {
+    let mut rows = vec![vec!["step".into(), "seconds".into(), "result".into()]];
+    rows.extend(
+        outcome
+            .rows
+            .iter()
+            .map(|step| row(&step.title, step.took, &step.result)),
+    );
+    rows
+}
+
+fn row(title: &str, took: Duration, result: &str) -> Vec<String> {
+    vec![title.into(), out::seconds(took), result.into()]
 }
 
 fn test(
@@ -237,6 +244,10 @@ fn test(
     for case in cases {
         let begin = Instant::now();
         let outcome = run::run(&stage, case);
+        stop::wait_if_stopping();
+        if tell {
+            out::say(format!("\n{}", out::table(&step_rows(&outcome))));
+        }
         out::say(format!(
             "{:<5} {:<28} {:>6} s",
             verdict(&outcome),
@@ -254,10 +265,7 @@ fn test(
             }
         }
     }
-    out::say(format!(
-        "\nall in {} s",
-        out::seconds(start.elapsed().max(Duration::ZERO))
-    ));
+    out::say(format!("\nall in {} s", out::seconds(start.elapsed())));
     out::say(format!("{passed} passed, {failed} failed"));
     Ok(if failed == 0 && passed > 0 {
         ExitCode::SUCCESS

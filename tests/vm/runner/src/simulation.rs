@@ -123,9 +123,11 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[PciFunction]) -> Result
              GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n"
         ),
     )?;
+    // With 1, NVIDIA's container hook binds a file over this one in the container's own /proc,
+    // where a bind of ours does not reach; 0 is what an administrator sets who manages the nodes.
     write(
         &dir.join("proc/nvidia/params"),
-        "ModifyDeviceFiles: 1\nDeviceFileMode: 438\n",
+        "ModifyDeviceFiles: 0\nDeviceFileMode: 438\n",
     )?;
     let mut nodes = String::from("/dev/nvidiactl 195 255\n/dev/nvidia-modeset 195 254\n");
     // The major numbers of nvidia-uvm are given out by the kernel as it loads; any free ones do.
@@ -282,6 +284,9 @@ fn uuid(address: &str) -> String {
     )
 }
 
+/// The main module's file, by packager: NVIDIA's own, Debian's, Debian's of the open flavour.
+const MODULES: [&str; 3] = ["nvidia", "nvidia-current", "nvidia-current-open"];
+
 /// The driver's main module below `modules`, whatever its packager calls it.
 fn find_module(modules: &Path) -> Result<PathBuf> {
     let mut dirs = vec![modules.to_path_buf()];
@@ -298,7 +303,7 @@ fn find_module(modules: &Path) -> Result<PathBuf> {
             let stem = name.split(".ko").next().unwrap_or_default();
             if path.is_dir() && !path.is_symlink() {
                 dirs.push(path);
-            } else if name.contains(".ko") && matches!(stem, "nvidia" | "nvidia-current") {
+            } else if name.contains(".ko") && MODULES.contains(&stem) {
                 return Ok(path);
             }
         }

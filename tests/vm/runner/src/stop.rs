@@ -49,6 +49,13 @@ pub fn stopping() -> bool {
     STOPPING.load(Ordering::SeqCst)
 }
 
+/// After a signal, leaves the end of the process to the thread that cleans up.
+pub fn wait_if_stopping() {
+    while stopping() {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+}
+
 /// Makes SIGINT, SIGTERM and SIGHUP undo everything before the process ends. To be called
 /// before any thread is started, because threads inherit the blocked signals.
 pub fn on_signals() -> Result<()> {
