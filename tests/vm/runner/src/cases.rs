@@ -72,6 +72,21 @@ pub struct Step {
     /// JSON pointers into its standard output, and the values that must be there.
     #[serde(default)]
     pub json: BTreeMap<String, serde_json::Value>,
+    /// JSON pointers at which there must be `null`.
+    #[serde(default)]
+    pub null: Vec<String>,
+    /// Exactly these findings of `check` fail, in any order.
+    pub fails: Option<Vec<String>>,
+    /// At least these findings of `check` fail.
+    #[serde(default)]
+    pub fails_with: Vec<String>,
+    /// Keeps its standard output, a document of `plan`, under this name.
+    pub save: Option<String>,
+    /// Its standard output is the events of an `install` that did what this saved plan says.
+    pub did: Option<String>,
+    /// Its standard output is a document of `plan` without any change.
+    #[serde(default)]
+    pub did_nothing: bool,
     /// Its output is shown as it comes.
     #[serde(default)]
     pub show: bool,

@@ -6,6 +6,7 @@
 mod assets;
 mod bed;
 mod cases;
+mod documents;
 mod group;
 mod image;
 mod machine;

@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::sh::Done;
 use crate::snapshot::Snapshot;
 use crate::tables::Machines;
-use crate::{out, simulation, watch};
+use crate::{documents, out, simulation, watch};
 
 /// What a case needs around it.
 pub struct Stage<'a> {
@@ -46,6 +46,7 @@ struct Running<'a> {
     machine: Machine,
     values: BTreeMap<&'static str, String>,
     before: Option<Snapshot>,
+    plans: BTreeMap<String, String>,
     rows: Vec<Row>,
 }
 
@@ -60,6 +61,7 @@ pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
                 machine,
                 values: values(stage.assets),
                 before: None,
+                plans: BTreeMap::new(),
                 rows: Vec::new(),
             };
             running.row("make the machine", start, "ok");
@@ -161,7 +163,7 @@ impl Running<'_> {
         result.map(drop)
     }
 
-    fn command(&self, step: &Step, script: &str) -> Result<String> {
+    fn command(&mut self, step: &Step, script: &str) -> Result<String> {
         let script = fill(script, &self.values)?;
         if self.stage.tell && step.show {
             out::say(format!("  # {}", script.trim().replace('\n', "\n  # ")));
@@ -176,7 +178,7 @@ impl Running<'_> {
         if self.stage.tell && step.show {
             // A person at a terminal sees the product as on their own machine; that leaves
             // nothing to look through, so that only steps which expect no text do it.
-            let text = !(step.stdout.is_empty() && step.stderr.is_empty() && step.json.is_empty());
+            let text = !(step.stdout.is_empty() && step.stderr.is_empty());
             command = match std::io::stdout().is_terminal() && !text {
                 true => command.terminal(),
                 false => command.show("  | "),
@@ -193,7 +195,7 @@ impl Running<'_> {
             }
             result = format!("{result}, {} package queries", calls.len());
         }
-        expect(step, &done, &self.values)?;
+        expect(step, &done, &self.values, &mut self.plans)?;
         Ok(result)
     }
 
@@ -321,7 +323,12 @@ fn failed(title: &str, start: Instant) -> Row {
 }
 
 /// Compares what a command did with what the case expects.
-fn expect(step: &Step, done: &Done, values: &BTreeMap<&'static str, String>) -> Result<()> {
+fn expect(
+    step: &Step,
+    done: &Done,
+    values: &BTreeMap<&'static str, String>,
+    plans: &mut BTreeMap<String, String>,
+) -> Result<()> {
     if done.late || done.code != step.exit {
         bail!(
             "expected exit {}, but it {}\n{}",
@@ -341,23 +348,5 @@ fn expect(step: &Step, done: &Done, values: &BTreeMap<&'static str, String>) -> 
             }
         }
     }
-    if step.json.is_empty() {
-        return Ok(());
-    }
-    let document: serde_json::Value = serde_json::from_str(&done.stdout).with_context(|| {
-        format!(
-            "stdout is no JSON document:\n{}",
-            out::tail(&done.stdout, 20)
-        )
-    })?;
-    for (pointer, wanted) in &step.json {
-        let found = document.pointer(pointer);
-        if found != Some(wanted) {
-            bail!(
-                "{pointer} is {}, not {wanted}",
-                found.map_or("absent".into(), ToString::to_string)
-            );
-        }
-    }
-    Ok(())
+    documents::expect(step, &done.stdout, plans)
 }
