@@ -28,5 +28,7 @@ pub mod journal;
 
 pub mod engine;
 
+pub mod report;
+
 pub mod error;
 pub mod exit;

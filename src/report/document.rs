@@ -1,0 +1,210 @@
+//! One JSON document per command; the keys are a contract and only grow.
+
+use serde::Serialize;
+
+use crate::{
+    check::{Finding, Verdict},
+    engine::{ChangeReport, Mode, Reboot, RunReport, Status, StepReport},
+    event::{Outcome, Summary},
+    facts::Facts,
+    model::id::StepId,
+};
+
+/// The schema version of all documents here.
+pub const SCHEMA: u32 = 1;
+
+/// This program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Tool {
+    /// Its name.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+}
+
+/// The program that this library is.
+pub const TOOL: Tool = Tool {
+    name: env!("CARGO_PKG_NAME"),
+    version: env!("CARGO_PKG_VERSION"),
+};
+
+/// The machine, in short; `facts` tells more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Machine {
+    /// As `debian 12`.
+    pub os: Option<String>,
+    /// The running one.
+    pub kernel: Option<String>,
+    /// As `x86_64`.
+    pub arch: Option<String>,
+    /// As `aws`.
+    pub cloud: Option<String>,
+    /// As `p5.48xlarge`.
+    pub instance_type: Option<String>,
+    /// The cloud's id of it, or the DMI UUID.
+    pub instance_id: Option<String>,
+    /// NVIDIA GPUs on the bus.
+    pub gpus: usize,
+}
+
+impl Machine {
+    fn of(facts: &Facts) -> Self {
+        Self {
+            os: facts.os.as_ref().map(|os| match &os.version_id {
+                Some(version) => format!("{} {version}", os.id),
+                None => os.id.clone(),
+            }),
+            kernel: facts.kernel.running.as_ref().map(ToString::to_string),
+            arch: facts.kernel.arch.clone(),
+            cloud: facts.cloud.provider.clone(),
+            instance_type: facts.cloud.instance_type.clone(),
+            instance_id: facts.instance_id.clone(),
+            gpus: facts.gpus.len(),
+        }
+    }
+}
+
+/// Verdicts, counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Verdicts {
+    /// As it should be.
+    pub pass: usize,
+    /// Worth a look.
+    pub warn: usize,
+    /// Wrong.
+    pub fail: usize,
+    /// Not for this machine.
+    pub skip: usize,
+    /// Could not be determined.
+    pub unknown: usize,
+}
+
+impl Verdicts {
+    /// Counts.
+    #[must_use]
+    pub fn of(findings: &[Finding]) -> Self {
+        let count = |verdict| {
+            findings
+                .iter()
+                .filter(|finding| finding.status == verdict)
+                .count()
+        };
+        Self {
+            pass: count(Verdict::Pass),
+            warn: count(Verdict::Warn),
+            fail: count(Verdict::Fail),
+            skip: count(Verdict::Skip),
+            unknown: count(Verdict::Unknown),
+        }
+    }
+}
+
+/// `check`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CheckDocument<'r> {
+    schema: u32,
+    tool: Tool,
+    host: Machine,
+    summary: Verdicts,
+    findings: &'r [Finding],
+}
+
+/// `plan`, `install` and `uninstall`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RunDocument<'r> {
+    schema: u32,
+    tool: Tool,
+    /// Not for `uninstall`, which looks at the journal alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<Machine>,
+    mode: Mode,
+    run: &'r str,
+    exit: u8,
+    seconds: f64,
+    summary: Summary,
+    steps: Vec<StepDocument<'r>>,
+    notes: &'r [String],
+    reboot: Option<&'r Reboot>,
+    left: &'r [String],
+}
+
+/// A step in a document.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct StepDocument<'r> {
+    id: &'r StepId,
+    title: &'r str,
+    outcome: Outcome,
+    why: &'r str,
+    hint: Option<&'r str>,
+    reason: Option<&'static str>,
+    causes: &'r [String],
+    seconds: f64,
+    changes: &'r [ChangeReport],
+}
+
+impl<'r> StepDocument<'r> {
+    fn of(step: &'r StepReport) -> Self {
+        Self {
+            id: &step.id,
+            title: &step.title,
+            outcome: step.outcome,
+            why: &step.why,
+            hint: step.hint.as_deref(),
+            reason: step.reason,
+            causes: &step.causes,
+            seconds: step.seconds,
+            changes: &step.changes,
+        }
+    }
+}
+
+/// `status`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StatusDocument<'r> {
+    schema: u32,
+    tool: Tool,
+    status: &'r Status,
+}
+
+/// What `check` found.
+#[must_use]
+pub fn check<'r>(report: &'r RunReport, facts: &Facts) -> CheckDocument<'r> {
+    CheckDocument {
+        schema: SCHEMA,
+        tool: TOOL,
+        host: Machine::of(facts),
+        summary: Verdicts::of(&report.findings),
+        findings: &report.findings,
+    }
+}
+
+/// What `plan` would do, what `install` or `uninstall` did.
+#[must_use]
+pub fn run<'r>(report: &'r RunReport, facts: Option<&Facts>) -> RunDocument<'r> {
+    RunDocument {
+        schema: SCHEMA,
+        tool: TOOL,
+        host: facts.map(Machine::of),
+        mode: report.mode,
+        run: &report.run,
+        exit: report.exit.code(),
+        seconds: report.seconds,
+        summary: report.summary(),
+        steps: report.steps.iter().map(StepDocument::of).collect(),
+        notes: &report.notes,
+        reboot: report.reboot.as_ref(),
+        left: &report.left,
+    }
+}
+
+/// What `status` tells.
+#[must_use]
+pub fn status(status: &Status) -> StatusDocument<'_> {
+    StatusDocument {
+        schema: SCHEMA,
+        tool: TOOL,
+        status,
+    }
+}

@@ -1,0 +1,58 @@
+//! The one error that a process ends with, in words.
+
+use std::io::{self, Write};
+
+use super::Style;
+use super::style::Ink;
+use crate::error::{Report, causes};
+
+/// Writes an error with its causes and its hint, without colour.
+///
+/// # Errors
+/// The writer's.
+pub fn write(to: &mut dyn Write, error: &dyn Report) -> io::Result<()> {
+    styled(to, error, Style::default())
+}
+
+/// The same, in colour where the style says so.
+///
+/// # Errors
+/// The writer's.
+pub fn styled(to: &mut dyn Write, error: &dyn Report, style: Style) -> io::Result<()> {
+    block(
+        to,
+        style,
+        &failed_to(&error.to_string()),
+        &causes(error),
+        error.hint().as_deref(),
+    )
+}
+
+/// Errors are fragments that complete "failed to".
+fn failed_to(message: &str) -> String {
+    if message.starts_with("failed to ") {
+        message.to_owned()
+    } else {
+        format!("failed to {message}")
+    }
+}
+
+/// `error:`, `caused by:` and `hint:`.
+pub(super) fn block(
+    to: &mut dyn Write,
+    style: Style,
+    message: &str,
+    causes: &[String],
+    hint: Option<&str>,
+) -> io::Result<()> {
+    writeln!(to, "{} {message}", style.paint(Ink::Bad, "error:"))?;
+    for cause in causes {
+        // The further lines of a tool's output stand under its first.
+        let cause = cause.trim_end().replace('\n', "\n             ");
+        writeln!(to, "  {} {cause}", style.paint(Ink::Bad, "caused by:"))?;
+    }
+    if let Some(hint) = hint {
+        writeln!(to, "\n{} {hint}", style.paint(Ink::Hint, "hint:"))?;
+    }
+    to.flush()
+}

@@ -1,0 +1,221 @@
+//! Events on a terminal: what has ended stays as a line, what goes on has a spinner with its
+//! time and the last thing it said.
+
+use std::{io, time::Duration};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::{
+    Style,
+    plain::{amount, names},
+    style::{Ink, of_outcome},
+};
+use crate::{
+    event::{Envelope, Event, Outcome, StepTitle, Subscriber},
+    model::id::StepId,
+};
+
+/// How often spinners turn.
+const TICK: Duration = Duration::from_millis(120);
+
+/// Draws on a terminal.
+pub struct Terminal {
+    bars: MultiProgress,
+    style: Style,
+    titles: Vec<StepTitle>,
+    /// The whole run; the last line.
+    whole: Option<ProgressBar>,
+    running: Vec<Running>,
+}
+
+/// A change that is being applied.
+struct Running {
+    steps: Vec<StepId>,
+    summary: String,
+    bar: ProgressBar,
+    said: ProgressBar,
+}
+
+impl Terminal {
+    /// On standard error.
+    #[must_use]
+    pub fn new(style: Style) -> Self {
+        Self::on(ProgressDrawTarget::stderr(), style)
+    }
+
+    /// On something else.
+    #[must_use]
+    pub fn on(target: ProgressDrawTarget, style: Style) -> Self {
+        Self {
+            bars: MultiProgress::with_draw_target(target),
+            style,
+            titles: Vec::new(),
+            whole: None,
+            running: Vec::new(),
+        }
+    }
+
+    fn begin(&mut self, mode: &str, steps: &[StepTitle]) -> io::Result<()> {
+        self.titles = steps.to_vec();
+        let whole = self.bars.add(ProgressBar::new(steps.len() as u64));
+        whole.set_style(template(if self.style.colour {
+            "{spinner:.cyan} {prefix} {bar:24.cyan/dim} {pos}/{len} {elapsed} {wide_msg:.dim}"
+        } else {
+            "{spinner} {prefix} {bar:24} {pos}/{len} {elapsed} {wide_msg}"
+        })?);
+        whole.set_prefix(mode.to_owned());
+        whole.enable_steady_tick(TICK);
+        self.whole = Some(whole);
+        Ok(())
+    }
+
+    fn change_started(&mut self, steps: &[StepId], summary: &str) -> io::Result<()> {
+        let place = |bar: ProgressBar| match &self.whole {
+            Some(whole) => self.bars.insert_before(whole, bar),
+            None => self.bars.add(bar),
+        };
+        let bar = place(ProgressBar::new_spinner());
+        bar.set_style(template(if self.style.colour {
+            "{spinner:.cyan} {prefix:.bold} {wide_msg} {elapsed}"
+        } else {
+            "{spinner} {prefix} {wide_msg} {elapsed}"
+        })?);
+        bar.set_prefix(names(steps));
+        bar.set_message(summary.to_owned());
+        bar.enable_steady_tick(TICK);
+        let said = place(ProgressBar::new_spinner());
+        said.set_style(template(if self.style.colour {
+            "    {wide_msg:.dim}"
+        } else {
+            "    {wide_msg}"
+        })?);
+        self.running.push(Running {
+            steps: steps.to_vec(),
+            summary: summary.to_owned(),
+            bar,
+            said,
+        });
+        Ok(())
+    }
+
+    fn said(&self, steps: &[StepId], text: &str) {
+        for running in self.running.iter().filter(|running| running.steps == steps) {
+            running.said.set_message(printable(text));
+        }
+    }
+
+    fn clear(&mut self, ended: impl Fn(&Running) -> bool) {
+        self.running.retain(|running| {
+            let ended = ended(running);
+            if ended {
+                running.said.finish_and_clear();
+                running.bar.finish_and_clear();
+            }
+            !ended
+        });
+    }
+
+    fn step_finished(
+        &mut self,
+        step: &StepId,
+        outcome: Outcome,
+        why: &str,
+        seconds: f64,
+    ) -> io::Result<()> {
+        self.clear(|running| running.steps.contains(step) && outcome == Outcome::Failed);
+        if let Some(whole) = &self.whole {
+            whole.inc(1);
+        }
+        let title = self
+            .titles
+            .iter()
+            .find(|known| known.id == *step)
+            .map_or(step.as_str(), |known| known.title.as_str());
+        let word = self.style.column(of_outcome(outcome), outcome.word(), 14);
+        let title = self.style.paint(Ink::Strong, title);
+        let time = if seconds >= 1.0 {
+            format!(" ({seconds:.0} s)")
+        } else {
+            String::new()
+        };
+        self.bars
+            .println(format!("{word}  {title}{time}: {}", printable(why)))
+    }
+}
+
+impl Subscriber for Terminal {
+    fn name(&self) -> &'static str {
+        "the terminal"
+    }
+
+    fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
+        match &envelope.event {
+            Event::RunStarted { mode, steps, .. } => self.begin(mode, steps)?,
+            Event::StepStarted { step } => {
+                if let Some(whole) = &self.whole {
+                    whole.set_message(format!("looking at {step}"));
+                }
+            }
+            Event::StepAssessed { step, why, .. } => {
+                if let Some(whole) = &self.whole {
+                    whole.set_message(printable(&format!("{step}: {why}")));
+                }
+            }
+            Event::ChangeStarted { steps, summary } => {
+                if let Some(whole) = &self.whole {
+                    whole.set_message("");
+                }
+                self.change_started(steps, summary)?;
+            }
+            Event::Progress {
+                steps,
+                current,
+                total,
+                unit,
+            } => self.said(steps, &amount(*current, *total, unit)),
+            Event::Output { steps, line } => self.said(steps, line),
+            Event::AttemptFailed {
+                steps,
+                message,
+                retry_in_seconds,
+            } => self.said(
+                steps,
+                &format!("{message}; again in {retry_in_seconds:.0} s"),
+            ),
+            Event::ChangeApplied { steps, summary, .. } => {
+                self.clear(|running| running.steps == *steps && running.summary == *summary);
+            }
+            Event::StepFinished {
+                step,
+                outcome,
+                why,
+                seconds,
+                ..
+            } => self.step_finished(step, *outcome, why, *seconds)?,
+            Event::Note { message } => {
+                let note = self.style.paint(Ink::Doubt, "note:");
+                self.bars
+                    .println(format!("{note} {}", printable(message)))?;
+            }
+            Event::RebootRequired { .. } => {}
+            Event::RunFinished { .. } => {
+                self.clear(|_| true);
+                if let Some(whole) = self.whole.take() {
+                    whole.finish_and_clear();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tools print control characters; here they would move the cursor.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+fn template(text: &str) -> io::Result<ProgressStyle> {
+    ProgressStyle::with_template(text).map_err(io::Error::other)
+}

@@ -1,0 +1,396 @@
+//! What people get to read, word for word.
+
+use super::{Style, document, error, human, lines::JsonLines, plain::Plain, status, terminal};
+use crate::{
+    check::{Finding, Verdict},
+    engine::{ChangeReport, Mode, Reboot, RunReport, Status, StepReport},
+    error::Report,
+    event::{Envelope, Event, Outcome, SCHEMA, StepTitle, Subscriber, Summary},
+    exit::Exit,
+    model::id::Id,
+    steps::fixtures,
+};
+
+fn step(id: &'static str, outcome: Outcome, why: &str) -> StepReport {
+    StepReport {
+        id: Id::new(id),
+        title: "A step".to_owned(),
+        outcome,
+        why: why.to_owned(),
+        hint: None,
+        causes: Vec::new(),
+        reason: None,
+        seconds: 1.25,
+        changes: Vec::new(),
+    }
+}
+
+fn report(mode: Mode, exit: Exit, steps: Vec<StepReport>) -> RunReport {
+    RunReport {
+        mode,
+        run: "20260101T000000Z-1".to_owned(),
+        exit,
+        steps,
+        findings: Vec::new(),
+        notes: Vec::new(),
+        reboot: None,
+        left: Vec::new(),
+        seconds: 12.5,
+    }
+}
+
+fn text(write: impl FnOnce(&mut dyn std::io::Write) -> std::io::Result<()>) -> String {
+    let mut text = Vec::new();
+    write(&mut text).unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+fn finding(id: &'static str, status: Verdict, why: &str) -> Finding {
+    Finding {
+        id: Id::new(id),
+        title: "A look".to_owned(),
+        status,
+        why: why.to_owned(),
+        observed: None,
+        expected: None,
+        remedy: None,
+        links: Vec::new(),
+    }
+}
+
+fn checked() -> RunReport {
+    let mut checked = report(Mode::Check, Exit::Drift, Vec::new());
+    checked.findings = vec![
+        finding("preflight", Verdict::Pass, "Debian 12 on x86_64"),
+        Finding {
+            remedy: Some("run `gpu-bootstrap install`".to_owned()),
+            observed: Some("535.247.01".to_owned()),
+            expected: Some("535.261.03".to_owned()),
+            ..finding("driver.module", Verdict::Fail, "another one is loaded")
+        },
+        finding("nvswitch", Verdict::Skip, "none on this machine"),
+    ];
+    checked
+}
+
+#[test]
+fn a_check_for_people() {
+    let plain = text(|to| human::check(to, &checked(), Style::default()));
+    assert_eq!(
+        plain,
+        "pass     preflight      Debian 12 on x86_64\n\
+         fail     driver.module  another one is loaded\n         \
+         observed: 535.247.01\n         \
+         expected: 535.261.03\n         \
+         remedy: run `gpu-bootstrap install`\n\
+         skip     nvswitch       none on this machine\n\
+         \n\
+         1 pass, 1 fail, 1 skip\n"
+    );
+    let coloured = text(|to| human::check(to, &checked(), Style::new(true)));
+    assert!(coloured.contains("\u{1b}[31;1mfail   \u{1b}[0m"));
+    assert_eq!(bare(&coloured), plain);
+}
+
+/// Without colour.
+fn bare(text: &str) -> String {
+    let mut parts = text.split('\u{1b}');
+    let mut bare = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        bare.push_str(part.split_once('m').map_or("", |(_, rest)| rest));
+    }
+    bare
+}
+
+#[test]
+fn a_check_as_a_document() {
+    let document = serde_json::to_value(document::check(&checked(), &fixtures::facts())).unwrap();
+    let keys: Vec<&String> = document.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["schema", "tool", "host", "summary", "findings"]);
+    assert_eq!(document["tool"]["name"], "gpu-bootstrap");
+    assert_eq!(
+        document["summary"],
+        serde_json::json!({"pass": 1, "warn": 0, "fail": 1, "skip": 1, "unknown": 0})
+    );
+    let keys: Vec<&String> = document["findings"][0]
+        .as_object()
+        .unwrap()
+        .keys()
+        .collect();
+    assert_eq!(
+        keys,
+        [
+            "id", "title", "status", "why", "observed", "expected", "remedy", "links"
+        ]
+    );
+}
+
+fn planned() -> RunReport {
+    let mut needs = step("driver.packages", Outcome::WouldChange, "not installed");
+    needs.changes = vec![ChangeReport {
+        kind: "write-file",
+        summary: "write `/etc/a`".to_owned(),
+        diff: Some("@@ -1 +1 @@\n-old\n+new\n".to_owned()),
+    }];
+    let mut blocked = step("secure-boot", Outcome::Blocked, "Secure Boot is on");
+    blocked.hint = Some("switch it off".to_owned());
+    report(Mode::Plan, Exit::Drift, vec![needs, blocked])
+}
+
+#[test]
+fn a_plan_for_people() {
+    assert_eq!(
+        text(|to| human::plan(to, &planned(), Style::default())),
+        "would-change    driver.packages  not installed\n  \
+         - write `/etc/a`\n    \
+         @@ -1 +1 @@\n    \
+         -old\n    \
+         +new\n\
+         blocked         secure-boot      Secure Boot is on\n  \
+         hint: switch it off\n\
+         \n\
+         1 would change, 1 blocked\n\
+         Nothing was changed. `gpu-bootstrap install` does it.\n"
+    );
+}
+
+#[test]
+fn a_plan_as_a_document() {
+    let document =
+        serde_json::to_value(document::run(&planned(), Some(&fixtures::facts()))).unwrap();
+    assert_eq!(document["schema"], 1);
+    let step = &document["steps"][0];
+    for key in ["id", "outcome", "why", "changes"] {
+        assert!(!step[key].is_null(), "{key}");
+    }
+    assert_eq!(
+        step["changes"][0],
+        serde_json::json!({
+            "kind": "write-file",
+            "summary": "write `/etc/a`",
+            "diff": "@@ -1 +1 @@\n-old\n+new\n"
+        })
+    );
+}
+
+#[test]
+fn an_install_for_people() {
+    let mut failed = step("driver.packages", Outcome::Failed, "failed to install x");
+    failed.causes = vec!["`apt-get` exited with status 100:\nE: one\nE: two".to_owned()];
+    failed.hint = Some("wait".to_owned());
+    let mut report = report(
+        Mode::Install,
+        Exit::StepFailed,
+        vec![
+            step("preflight", Outcome::Satisfied, "fine"),
+            failed,
+            step("cdi", Outcome::NotRun, "`driver.packages` failed"),
+        ],
+    );
+    report.notes = vec!["this is a clone".to_owned()];
+    assert_eq!(
+        text(|to| human::run(to, &report, Style::default())),
+        "outcome         seconds  step             why\n\
+         satisfied           1.2  preflight        fine\n\
+         failed              1.2  driver.packages  failed to install x\n\
+         not-run             1.2  cdi              `driver.packages` failed\n\
+         \n\
+         1 satisfied, 1 failed, 1 not run in 12.5 s\n\
+         note: this is a clone\n"
+    );
+    assert_eq!(
+        text(|to| human::troubles(to, &report, Style::default())),
+        "error: driver.packages: failed to install x\n  \
+         caused by: `apt-get` exited with status 100:\n             \
+         E: one\n             \
+         E: two\n\
+         \n\
+         hint: wait\n"
+    );
+    report.steps.clear();
+    report.exit = Exit::RebootRequired;
+    report.reboot = Some(Reboot {
+        why: "nouveau must go".to_owned(),
+        automatic: false,
+    });
+    assert_eq!(
+        text(|to| human::troubles(to, &report, Style::default())),
+        "a reboot is needed: nouveau must go\n\
+         \n\
+         hint: reboot, then run `gpu-bootstrap install` again\n"
+    );
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("install NVIDIA driver packages")]
+struct Outer(#[source] Inner);
+
+#[derive(Debug, thiserror::Error)]
+#[error("`apt-get` exited with status 100")]
+struct Inner;
+
+impl Report for Outer {
+    fn exit(&self) -> Exit {
+        Exit::StepFailed
+    }
+
+    fn reason(&self) -> &'static str {
+        "apt"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("wait, or pass `--lock-timeout 600`".to_owned())
+    }
+}
+
+#[test]
+fn an_error_with_its_causes_and_hint() {
+    assert_eq!(
+        text(|to| error::write(to, &Outer(Inner))),
+        "error: failed to install NVIDIA driver packages\n  \
+         caused by: `apt-get` exited with status 100\n\
+         \n\
+         hint: wait, or pass `--lock-timeout 600`\n"
+    );
+}
+
+#[test]
+fn a_status_where_nothing_ever_happened() {
+    let none = Status {
+        current: None,
+        last: None,
+        awaited_reboot: None,
+        reboot_due: false,
+        reboots: 0,
+        request: None,
+        changes_standing: 0,
+        steps_standing: Vec::new(),
+        interrupted: false,
+    };
+    assert_eq!(
+        text(|to| status::write(to, &none, Style::default())),
+        "no run is under way\nnothing was ever run here\n"
+    );
+    let document = serde_json::to_value(document::status(&none)).unwrap();
+    assert_eq!(document["status"]["changes-standing"], 0);
+}
+
+/// A short run, as events.
+fn events() -> Vec<Envelope> {
+    let id = || Id::new("driver.packages");
+    let events = [
+        Event::RunStarted {
+            version: "0.1.0".to_owned(),
+            mode: "install".to_owned(),
+            steps: vec![StepTitle {
+                id: id(),
+                title: "NVIDIA driver packages".to_owned(),
+            }],
+        },
+        Event::StepStarted { step: id() },
+        Event::StepAssessed {
+            step: id(),
+            why: "not installed".to_owned(),
+            changes: 1,
+        },
+        Event::ChangeStarted {
+            steps: vec![id()],
+            summary: "install nvidia-driver".to_owned(),
+        },
+        Event::Output {
+            steps: vec![id()],
+            line: "Get:1 …\r\u{1b}[2K".to_owned(),
+        },
+        Event::Progress {
+            steps: vec![id()],
+            current: 3,
+            total: Some(9),
+            unit: "packages".to_owned(),
+        },
+        Event::AttemptFailed {
+            steps: vec![id()],
+            message: "the mirror answered 503".to_owned(),
+            retry_in_seconds: 2.0,
+        },
+        Event::ChangeApplied {
+            steps: vec![id()],
+            summary: "install nvidia-driver".to_owned(),
+            seconds: 160.0,
+        },
+        Event::StepFinished {
+            step: id(),
+            outcome: Outcome::Changed,
+            why: "535.261.03 is installed".to_owned(),
+            seconds: 161.0,
+            causes: Vec::new(),
+            hint: None,
+        },
+        Event::Note {
+            message: "a word".to_owned(),
+        },
+        Event::RunFinished {
+            summary: Summary {
+                changed: 1,
+                ..Summary::default()
+            },
+            exit: 0,
+            seconds: 162.0,
+        },
+    ];
+    events
+        .into_iter()
+        .enumerate()
+        .map(|(seq, event)| Envelope {
+            schema: SCHEMA,
+            seq: seq as u64,
+            at: jiff::Timestamp::UNIX_EPOCH,
+            elapsed_ms: seq as u64 * 16_000,
+            run: "r".to_owned(),
+            event,
+        })
+        .collect()
+}
+
+#[test]
+fn events_as_plain_lines() {
+    let mut to = Vec::new();
+    let mut plain = Plain::new(&mut to, Style::default());
+    for envelope in events() {
+        plain.event(&envelope).unwrap();
+    }
+    assert_eq!(
+        String::from_utf8(to).unwrap(),
+        "[    0.0] gpu-bootstrap 0.1.0: install, 1 steps\n\
+         [   48.0] driver.packages: install nvidia-driver\n\
+         [   80.0] driver.packages: … 3 of 9 packages\n\
+         [   96.0] driver.packages: the mirror answered 503; again in 2 s\n\
+         [  112.0] driver.packages: done in 160.0 s: install nvidia-driver\n\
+         [  128.0] driver.packages: changed: 535.261.03 is installed\n\
+         [  144.0] note: a word\n\
+         [  160.0] ended with status 0 after 162.0 s\n"
+    );
+}
+
+#[test]
+fn events_as_json_lines_read_back() {
+    let mut to = Vec::new();
+    let mut lines = JsonLines::new(&mut to);
+    for envelope in events() {
+        lines.event(&envelope).unwrap();
+    }
+    let read: Vec<Envelope> = String::from_utf8(to)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(read, events());
+}
+
+#[test]
+fn the_terminal_view_takes_every_event() {
+    let mut view =
+        terminal::Terminal::on(indicatif::ProgressDrawTarget::hidden(), Style::new(true));
+    for envelope in events() {
+        view.event(&envelope).unwrap();
+    }
+}
