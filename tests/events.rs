@@ -23,8 +23,8 @@ fn schema_is_current() {
 #[test]
 fn every_kind_is_documented() {
     let schema = schemars::schema_for!(Envelope).to_value();
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/events.md"))
-        .unwrap();
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/events.md")).unwrap();
     let kinds = schema["$defs"]["Event"]["oneOf"].as_array().unwrap();
     for kind in kinds {
         let kind = kind["properties"]["kind"]["const"].as_str().unwrap();

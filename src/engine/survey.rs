@@ -29,10 +29,10 @@ impl Session {
             .map(|step| Job::new(&**step))
             .collect();
         let mut tasks = JoinSet::new();
-        for at in 0..jobs.len() {
+        for (at, job) in jobs.iter().enumerate() {
             let inner = Arc::clone(&self.inner);
-            let id = jobs[at].id.clone();
-            self.tools.events.emit(Event::StepStarted { step: id });
+            let step = job.id.clone();
+            self.tools.events.emit(Event::StepStarted { step });
             tasks.spawn(async move {
                 let began = inner.monotonic();
                 let answer = inner.assess(at).await;

@@ -28,6 +28,7 @@ use crate::{
     steps::fixtures,
 };
 
+type Hook = Box<dyn FnMut(&Change) + Send>;
 type Decide = Arc<dyn Fn(Reader<'_>) -> Result<Assessment, StepError> + Send + Sync>;
 
 /// A step made of a closure.
@@ -207,7 +208,7 @@ pub struct FileVerbs {
     /// A change whose summary contains this fails after it has done its work.
     pub fails: Mutex<Option<String>>,
     /// Called before each change is applied.
-    pub before: Mutex<Box<dyn FnMut(&Change) + Send>>,
+    pub before: Mutex<Hook>,
 }
 
 impl FileVerbs {

@@ -1,0 +1,159 @@
+//! Old journals are read for ever, and what they say stays the same.
+
+use std::{fs, path::Path};
+
+use camino::Utf8Path;
+use gpu_bootstrap::{
+    error::Report,
+    journal::{History, JournalError, Receipt, fold, parse},
+};
+
+fn folder() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/journals")
+}
+
+fn read(name: &str) -> History {
+    let content = fs::read(folder().join(name)).unwrap();
+    parse(Utf8Path::new(name), &content).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn receipt(name: &str) -> Receipt {
+    fold(&read(name).lines)
+}
+
+/// `intent step` of what stands, newest first; `?` marks an intent without an end.
+fn standing(receipt: &Receipt) -> Vec<String> {
+    receipt
+        .standing
+        .iter()
+        .map(|standing| {
+            let open = if standing.open { "?" } else { "" };
+            format!("{} {}{open}", standing.intent, standing.steps[0])
+        })
+        .collect()
+}
+
+#[test]
+fn every_sample_is_read() {
+    let mut count = 0;
+    for entry in fs::read_dir(folder()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if name.ends_with(".jsonl") {
+            assert!(!read(&name).lines.is_empty(), "{name}");
+            count += 1;
+        }
+    }
+    assert!(count >= 7);
+}
+
+#[test]
+fn a_receipt_survives_its_own_file() {
+    for name in ["complete.jsonl", "uninstalled-in-part.jsonl"] {
+        let receipt = receipt(name);
+        let text = serde_json::to_string(&receipt).unwrap();
+        assert_eq!(serde_json::from_str::<Receipt>(&text).unwrap(), receipt);
+    }
+}
+
+#[test]
+fn a_complete_run() {
+    let receipt = receipt("complete.jsonl");
+    // What leaves nothing behind does not stand.
+    assert_eq!(
+        standing(&receipt),
+        ["7 driver.persistence", "3 packages.hold", "1 driver.module"]
+    );
+    assert_eq!(receipt.runs[0].ended.as_ref().unwrap().exit, 0);
+    assert_eq!(
+        receipt.request.unwrap().set,
+        ["driver.branch=535".to_owned()]
+    );
+}
+
+#[test]
+fn a_run_that_was_cut_off() {
+    let receipt = receipt("cut-off.jsonl");
+    assert_eq!(standing(&receipt)[0], "7 driver.persistence?");
+    assert!(receipt.runs[0].ended.is_none());
+}
+
+#[test]
+fn a_torn_last_line_is_no_record() {
+    let history = read("torn.jsonl");
+    let torn = history.torn.unwrap();
+    assert_eq!((torn.line, history.lines.len()), (5, 4));
+    assert_eq!(
+        standing(&fold(&history.lines)),
+        ["3 packages.hold?", "1 driver.module"]
+    );
+}
+
+#[test]
+fn a_last_line_that_lacks_only_its_line_feed_is_a_record() {
+    let history = read("whole-without-line-feed.jsonl");
+    assert_eq!((history.lines.len(), history.torn), (3, None));
+}
+
+#[test]
+fn a_failure_and_an_interruption() {
+    let receipt = receipt("failed-then-interrupted.jsonl");
+    assert_eq!(receipt.standing[0].intent, 5);
+    assert!(receipt.standing.iter().all(|standing| !standing.open));
+    assert_eq!(receipt.runs.len(), 3);
+}
+
+#[test]
+fn an_awaited_reboot() {
+    let receipt = receipt("reboot-awaited.jsonl");
+    let awaited = receipt.awaited.unwrap();
+    assert_eq!(awaited.boot_id.as_deref(), Some("b-1"));
+    assert!(awaited.automatic);
+    assert_eq!(receipt.reboots, 1);
+}
+
+#[test]
+fn what_was_left_still_stands() {
+    let receipt = receipt("uninstalled-in-part.jsonl");
+    assert_eq!(standing(&receipt), ["1 driver.module"]);
+    assert_eq!(receipt.runs[1].mode, "uninstall");
+}
+
+#[test]
+fn garbage_is_refused_with_its_line_and_a_remedy() {
+    let good = fs::read_to_string(folder().join("complete.jsonl")).unwrap();
+    let path = Utf8Path::new("/var/lib/gpu-bootstrap/journal.jsonl");
+    let lines: Vec<&str> = good.lines().collect();
+    let refused = |text: String| parse(path, text.as_bytes()).unwrap_err();
+
+    let torn_inside = format!("{}\n{{\"sch\n{}\n", lines[0], lines[1]);
+    assert!(matches!(
+        refused(torn_inside),
+        JournalError::Garbage { line: 2, .. }
+    ));
+    let missing = format!("{}\n{}\n", lines[0], lines[2]);
+    assert!(matches!(
+        refused(missing),
+        JournalError::OutOfOrder {
+            line: 2,
+            found: 2,
+            expected: 1,
+            ..
+        }
+    ));
+    // Whole JSON is never what a power cut leaves, not even at the end.
+    let strange = format!("{}\n{{\"schema\":1,\"seq\":1}}\n", lines[0]);
+    let error = refused(strange);
+    assert!(matches!(error, JournalError::Garbage { line: 2, .. }));
+    assert!(error.hint().unwrap().contains("journal.jsonl.damaged"));
+    let newer = format!("{}\n{{\"schema\":2,\"anything\":true}}\n", lines[0]);
+    let error = refused(newer);
+    assert!(matches!(
+        error,
+        JournalError::Newer {
+            line: 2,
+            found: 2,
+            ..
+        }
+    ));
+    assert_eq!(error.reason(), "journal-newer");
+}
