@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    event::Outcome,
+    event::{Event, Outcome},
     exit::Exit,
     step::Assessment,
 };
@@ -94,6 +94,12 @@ impl<'s> Applying<'s> {
                 && let Some(exit) = self.session.tools.cancel.exit()
             {
                 self.stop = Some(Stop::Cancelled(exit));
+                if !self.tasks.is_empty() {
+                    self.session.tools.events.emit(Event::Note {
+                        message: "asked to stop: what is being done ends first, nothing new starts"
+                            .to_owned(),
+                    });
+                }
             }
             while self.advance() {}
             if self.tasks.is_empty() {
@@ -109,7 +115,7 @@ impl<'s> Applying<'s> {
                     Some(Err(error)) => self.crashed(&error),
                     None => {}
                 },
-                () = cancel.cancelled(), if self.stop.is_none() => {}
+                _ = cancel.cancelled(), if self.stop.is_none() => {}
             }
         }
         self.give_up_the_rest();

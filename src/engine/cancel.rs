@@ -33,9 +33,11 @@ impl Cancel {
         self.by.get().copied()
     }
 
-    /// Waits until somebody asks.
-    pub async fn cancelled(&self) {
+    /// Waits until somebody asks; gives the exit status.
+    pub async fn cancelled(&self) -> Exit {
         self.token.cancelled().await;
+        // The reason is set before the token.
+        self.exit().unwrap_or(Exit::Terminated)
     }
 
     /// Stops at the first SIGINT or SIGTERM. Further signals do nothing: a package manager that

@@ -171,12 +171,30 @@ impl Session {
 
     async fn look(&self, mode: Mode) -> RunReport {
         self.announce(mode);
-        let mut jobs = self.survey().await;
-        self.conclude(mode, &mut jobs);
-        // The one place where the modes that change nothing part.
-        let report = match mode {
-            Mode::Check => self.findings(jobs).await,
-            _ => self.planned(jobs).await,
+        let look = async {
+            let mut jobs = self.survey().await;
+            self.conclude(mode, &mut jobs);
+            // The one place where the modes that change nothing part.
+            match mode {
+                Mode::Check => self.findings(jobs).await,
+                _ => self.planned(jobs).await,
+            }
+        };
+        // Looking can be left at any moment.
+        let report = tokio::select! {
+            biased;
+            exit = self.tools.cancel.cancelled() => RunReport {
+                mode,
+                run: self.tools.events.run().to_owned(),
+                exit,
+                steps: Vec::new(),
+                findings: Vec::new(),
+                notes: Vec::new(),
+                reboot: None,
+                left: Vec::new(),
+                seconds: self.tools.events.elapsed().as_secs_f64(),
+            },
+            report = look => report,
         };
         self.tools.finished(&report);
         report

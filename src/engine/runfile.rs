@@ -97,6 +97,17 @@ impl RunFile {
     }
 }
 
+impl Drop for RunFile {
+    /// A run that ends without a last event leaves no file either.
+    fn drop(&mut self) {
+        if let Some(progress) = self.progress.take()
+            && let Err(error) = self.remove(&progress.run)
+        {
+            tracing::warn!(%error, "the file of the run under way stays");
+        }
+    }
+}
+
 impl Subscriber for RunFile {
     fn name(&self) -> &'static str {
         "the file for `status`"

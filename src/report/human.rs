@@ -145,19 +145,27 @@ pub fn run(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<(
 /// # Errors
 /// The writer's.
 pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
-    let mut first = true;
+    let mut told: Vec<&StepReport> = Vec::new();
     for step in &report.steps {
-        if !matches!(step.outcome, Outcome::Failed | Outcome::Blocked) {
+        let same = |other: &&StepReport| other.why == step.why && other.causes == step.causes;
+        if !matches!(step.outcome, Outcome::Failed | Outcome::Blocked) || told.iter().any(same) {
             continue;
         }
-        if !first {
+        if !told.is_empty() {
             writeln!(to)?;
         }
-        first = false;
+        told.push(step);
+        // A transaction that served several steps failed for all of them: that is one story.
+        let ids: Vec<&str> = report
+            .steps
+            .iter()
+            .filter(same)
+            .map(|step| step.id.as_str())
+            .collect();
         block(
             to,
             style,
-            &format!("{}: {}", step.id, step.why),
+            &format!("{}: {}", ids.join(", "), step.why),
             &step.causes,
             step.hint.as_deref(),
         )?;

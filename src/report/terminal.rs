@@ -34,6 +34,20 @@ struct Running {
     summary: String,
     bar: ProgressBar,
     said: ProgressBar,
+    amount: String,
+    line: String,
+}
+
+impl Running {
+    fn show(&self) {
+        let gap = if self.amount.is_empty() || self.line.is_empty() {
+            ""
+        } else {
+            ": "
+        };
+        let text = printable(&format!("{}{gap}{}", self.amount, self.line));
+        self.said.set_message(text);
+    }
 }
 
 impl Terminal {
@@ -80,7 +94,10 @@ impl Terminal {
         } else {
             "{spinner} {prefix} {wide_msg} {elapsed}"
         })?);
-        bar.set_prefix(names(steps));
+        bar.set_prefix(match steps {
+            [first, others @ ..] if !others.is_empty() => format!("{first} +{}", others.len()),
+            steps => names(steps),
+        });
         bar.set_message(summary.to_owned());
         bar.enable_steady_tick(TICK);
         let said = place(ProgressBar::new_spinner());
@@ -94,13 +111,17 @@ impl Terminal {
             summary: summary.to_owned(),
             bar,
             said,
+            amount: String::new(),
+            line: String::new(),
         });
         Ok(())
     }
 
-    fn said(&self, steps: &[StepId], text: &str) {
-        for running in self.running.iter().filter(|running| running.steps == steps) {
-            running.said.set_message(printable(text));
+    fn said(&mut self, steps: &[StepId], take_in: impl Fn(&mut Running)) {
+        let here = |running: &&mut Running| running.steps == steps;
+        for running in self.running.iter_mut().filter(here) {
+            take_in(running);
+            running.show();
         }
     }
 
@@ -172,16 +193,19 @@ impl Subscriber for Terminal {
                 current,
                 total,
                 unit,
-            } => self.said(steps, &amount(*current, *total, unit)),
-            Event::Output { steps, line } => self.said(steps, line),
+            } => self.said(steps, |running| {
+                running.amount = amount(*current, *total, unit);
+            }),
+            Event::Output { steps, line } => self.said(steps, |running| {
+                running.line.clone_from(line);
+            }),
             Event::AttemptFailed {
                 steps,
                 message,
                 retry_in_seconds,
-            } => self.said(
-                steps,
-                &format!("{message}; again in {retry_in_seconds:.0} s"),
-            ),
+            } => self.said(steps, |running| {
+                running.line = format!("{message}; again in {retry_in_seconds:.0} s");
+            }),
             Event::ChangeApplied { steps, summary, .. } => {
                 self.clear(|running| running.steps == *steps && running.summary == *summary);
             }

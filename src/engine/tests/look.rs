@@ -206,3 +206,11 @@ async fn a_look_that_fails_behind_a_pending_step_waits_for_it() {
     assert_eq!(report.summary().failed, 1);
     assert_eq!(Outcome::Failed.word(), "failed");
 }
+
+#[tokio::test]
+async fn looking_can_be_left_at_any_moment() {
+    let rig = Rig::new([fixed("a", satisfied("fine"))]);
+    rig.cancel.cancel(Exit::Interrupted);
+    assert_eq!(rig.check().await.exit, Exit::Interrupted);
+    assert_eq!(rig.plan().await.exit, Exit::Interrupted);
+}

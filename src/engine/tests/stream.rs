@@ -172,18 +172,31 @@ async fn another_process_sees_a_run_and_knows_when_it_is_dead() {
     };
     fakes.files.put(&format!("/proc/{pid}/stat"), stat(77));
     let view = RunFile::new(host.files.clone(), "gpu-bootstrap install".to_owned());
-    let (stream, reporter) =
-        events::start("r-1", host.clock.clone(), vec![Box::new(view)]).unwrap();
-    stream.emit(Event::RunStarted {
-        version: "1".to_owned(),
-        mode: "install".to_owned(),
-        steps: Vec::new(),
-    });
-    stream.emit(Event::ChangeStarted {
-        steps: Vec::new(),
-        summary: "write `/a`".to_owned(),
-    });
-    reporter.finish();
+    let mut view = std::mem::ManuallyDrop::new(view);
+    for (seq, event) in [
+        Event::RunStarted {
+            version: "1".to_owned(),
+            mode: "install".to_owned(),
+            steps: Vec::new(),
+        },
+        Event::ChangeStarted {
+            steps: Vec::new(),
+            summary: "write `/a`".to_owned(),
+        },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        view.event(&Envelope {
+            schema: 1,
+            seq: seq as u64,
+            at: host.clock.now(),
+            elapsed_ms: 0,
+            run: "r-1".to_owned(),
+            event,
+        })
+        .unwrap();
+    }
 
     let current = status(&host, None).unwrap().current.unwrap();
     assert!(current.alive);
@@ -205,11 +218,7 @@ async fn the_file_goes_with_the_run() {
         mode: "install".to_owned(),
         steps: Vec::new(),
     });
-    stream.emit(Event::RunFinished {
-        summary: crate::event::Summary::default(),
-        exit: 0,
-        seconds: 0.0,
-    });
+    // Even when the run ends without a last event.
     reporter.finish();
     assert!(status(&host, None).unwrap().current.is_none());
 }
