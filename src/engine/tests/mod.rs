@@ -4,6 +4,7 @@ mod install;
 mod journal;
 mod kit;
 mod look;
+mod random;
 mod reboot;
 mod stream;
 mod undo;
