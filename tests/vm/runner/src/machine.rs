@@ -14,7 +14,7 @@ use crate::group::{Group, Part};
 use crate::net::{self, Net};
 use crate::sh::{Cmd, Done, daemon};
 use crate::tables::MachineSpec;
-use crate::{out, simulation, stop};
+use crate::{claim, out, simulation, stop};
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -39,39 +39,22 @@ struct Booted {
 }
 
 impl Machine {
-    /// Makes a machine with a fresh copy of `root`. With `keep` its disk stays after the end.
-    pub fn create(
-        bed: &Bed,
-        name: &str,
-        spec: &MachineSpec,
-        root: &Path,
-        keep: bool,
-    ) -> Result<Machine> {
+    /// Makes a machine with a fresh copy of `root`.
+    pub fn create(bed: &Bed, name: &str, spec: &MachineSpec, root: &Path) -> Result<Machine> {
         clean_stale(bed)?;
         let dir = bed.cache.join("machines").join(name);
-        let run = bed.run.join(name);
-        if run.exists() {
-            bail!(
-                "a machine `{name}` runs already, of process {}",
-                owner(&run).unwrap_or_default()
-            );
-        }
-        remove_tree(&dir)?;
-        for path in [&dir, &run] {
-            fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
-        }
-        fs::write(run.join("owner"), std::process::id().to_string())
-            .context("cannot say whose machine it is")?;
-        fs::write(run.join("disk"), dir.to_string_lossy().as_bytes())
-            .context("cannot say where its disk lies")?;
+        let claim = claim::take(bed, name, &dir)?;
+        let run = claim.run.clone();
         let undo = {
-            let (name, run, dir) = (name.to_string(), run.clone(), dir.clone());
+            let (name, dir) = (name.to_string(), dir.clone());
             stop::guard(move || {
-                if let Err(error) = destroy(&name, &run, if keep { None } else { Some(&dir) }) {
+                if let Err(error) = destroy(&name, &claim.run, Some(&dir)) {
                     out::say(format!("machine {name} is not all gone: {error:#}"));
                 }
             })
         };
+        remove_tree(&dir)?;
+        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let group = Group::of(name)?;
         group.create()?;
         let disk = dir.join("root").to_string_lossy().into_owned();
@@ -318,10 +301,6 @@ fn is_init(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "systemd")
 }
 
-fn owner(run: &Path) -> Option<String> {
-    fs::read_to_string(run.join("owner")).ok()
-}
-
 fn destroy(name: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
     Group::of(name)?.destroy()?;
     net::destroy(run)?;
@@ -335,23 +314,8 @@ fn destroy(name: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
 
 /// Removes what a bed left behind that was ended without a chance to clean up.
 pub fn clean_stale(bed: &Bed) -> Result<()> {
-    let Ok(entries) = fs::read_dir(&bed.run) else {
-        return Ok(());
-    };
-    for entry in entries {
-        let run = entry.context("cannot read the run folder")?.path();
-        let alive = owner(&run).is_some_and(|pid| Path::new("/proc").join(pid.trim()).exists());
-        if alive {
-            continue;
-        }
-        let name = run
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+    claim::orphans(bed, |name, run, disk| {
         out::say(format!("removing what is left of machine {name}"));
-        let disk = fs::read_to_string(run.join("disk")).ok().map(PathBuf::from);
-        destroy(&name, &run, disk.as_deref())?;
-    }
-    Ok(())
+        destroy(name, run, disk)
+    })
 }

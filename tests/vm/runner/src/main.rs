@@ -6,6 +6,7 @@
 mod assets;
 mod bed;
 mod cases;
+mod claim;
 mod documents;
 mod group;
 mod image;
@@ -28,10 +29,13 @@ mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use crate::bed::Bed;
 use crate::cases::Case;
@@ -65,19 +69,7 @@ enum Verb {
         keep: bool,
     },
     /// Runs cases and prints a line for each.
-    Test {
-        /// Names of cases [default: the quick ones].
-        cases: Vec<String>,
-        /// Every case, not the quick ones alone.
-        #[arg(long)]
-        all: bool,
-        /// Tells each step, with its output.
-        #[arg(long)]
-        tell: bool,
-        /// A machine that failed stays up until Ctrl-C.
-        #[arg(long)]
-        keep: bool,
-    },
+    Test(How),
     /// Lists the machines and the cases.
     List,
     /// Removes what a bed left behind that was ended without a chance to clean up.
@@ -88,6 +80,25 @@ enum Verb {
         #[arg(long)]
         listen: String,
     },
+}
+
+/// How cases are run.
+#[derive(Args)]
+struct How {
+    /// Names of cases [default: the quick ones].
+    cases: Vec<String>,
+    /// Every case, not the quick ones alone.
+    #[arg(long)]
+    all: bool,
+    /// Tells each step, with its output; one case at a time.
+    #[arg(long)]
+    tell: bool,
+    /// A machine that failed stays up until Ctrl-C.
+    #[arg(long)]
+    keep: bool,
+    /// How many machines run side by side.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
 }
 
 fn main() -> ExitCode {
@@ -141,13 +152,9 @@ fn run() -> Result<ExitCode> {
             let cases = chosen(&cases, &[DEMO.to_string()], true)?;
             return demo(&bed, &machines, cases[0], keep);
         }
-        Verb::Test {
-            cases: names,
-            all,
-            tell,
-            keep,
-        } => {
-            return test(&bed, &machines, &chosen(&cases, &names, all)?, tell, keep);
+        Verb::Test(how) => {
+            let cases = chosen(&cases, &how.cases, how.all)?;
+            return test(&bed, &machines, &cases, &how);
         }
         Verb::Serve { .. } => {}
     }
@@ -220,13 +227,7 @@ fn row(title: &str, took: Duration, result: &str) -> Vec<String> {
     vec![title.into(), out::seconds(took), result.into()]
 }
 
-fn test(
-    bed: &Bed,
-    machines: &Machines,
-    cases: &[&Case],
-    tell: bool,
-    keep: bool,
-) -> Result<ExitCode> {
+fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<ExitCode> {
     let start = Instant::now();
     let assets = assets::prepare(bed, machines, &roots(machines, cases)?, true)?;
     out::say(format!(
@@ -238,34 +239,26 @@ fn test(
         bed,
         machines,
         assets: &assets,
-        tell,
-        keep,
+        tell: how.tell,
+        keep: how.keep,
     };
-    let (mut passed, mut failed) = (0, 0);
-    for case in cases {
-        let begin = Instant::now();
-        let outcome = run::run(&stage, case);
-        stop::wait_if_stopping();
-        if tell {
-            out::say(format!("\n{}", out::table(&step_rows(&outcome))));
+    let queue = Mutex::new(cases.iter());
+    let failed = AtomicUsize::new(0);
+    let workers = if how.tell { 1 } else { how.jobs.max(1) };
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                let next = || queue.lock().ok()?.next().copied();
+                while let Some(case) = next() {
+                    if !one(&stage, case) {
+                        failed.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
         }
-        out::say(format!(
-            "{:<5} {:<28} {:>6} s",
-            verdict(&outcome),
-            case.name,
-            out::seconds(begin.elapsed())
-        ));
-        match outcome.error {
-            None => passed += 1,
-            Some(error) => {
-                failed += 1;
-                out::say(format!(
-                    "      {}",
-                    format!("{error:#}").replace('\n', "\n      ")
-                ));
-            }
-        }
-    }
+    });
+    let failed = failed.into_inner();
+    let passed = cases.len() - failed;
     out::say(format!("\nall in {} s", out::seconds(start.elapsed())));
     out::say(format!("{passed} passed, {failed} failed"));
     Ok(if failed == 0 && passed > 0 {
@@ -273,6 +266,28 @@ fn test(
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Runs a case and prints its line; whether it passed.
+fn one(stage: &Stage<'_>, case: &Case) -> bool {
+    let begin = Instant::now();
+    let outcome = run::run(stage, case);
+    stop::wait_if_stopping();
+    if stage.tell {
+        out::say(format!("\n{}", out::table(&step_rows(&outcome))));
+    }
+    let mut text = format!(
+        "{:<5} {:<28} {:>6} s",
+        verdict(&outcome),
+        case.name,
+        out::seconds(begin.elapsed())
+    );
+    if let Some(error) = &outcome.error {
+        text.push_str("\n      ");
+        text.push_str(&format!("{error:#}").replace('\n', "\n      "));
+    }
+    out::say(text);
+    outcome.error.is_none()
 }
 
 fn verdict(outcome: &Outcome) -> &'static str {

@@ -88,7 +88,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<Machine> {
         .roots
         .get(&spec.root)
         .with_context(|| format!("no root {}", spec.root))?;
-    let machine = Machine::create(stage.bed, &case.name, spec, root, false)?;
+    let machine = Machine::create(stage.bed, &case.name, spec, root)?;
     machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
     machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
     // The stand-in's inventory has its place from the start, so that it never looks like a change.
