@@ -68,7 +68,7 @@ impl Session {
                 }
                 _ => None,
             };
-            self.settle_resume(&ledger, &jobs, exit, &mut notes).await?;
+            let exit = self.settle_resume(&ledger, &jobs, exit, &mut notes).await?;
             (jobs, exit, reboot)
         };
 
@@ -177,16 +177,17 @@ impl Session {
         })
     }
 
-    /// The resume unit stays while something awaits a boot, and goes when all is done.
+    /// The resume unit stays while something awaits a boot, and goes when all is done. An image
+    /// whose first boot would not finish is no good image.
     async fn settle_resume(
         &self,
         ledger: &Ledger,
         jobs: &[Job],
         exit: Exit,
         notes: &mut Vec<String>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Exit, EngineError> {
         if exit != Exit::Ok {
-            return Ok(());
+            return Ok(exit);
         }
         let awaiting = jobs.iter().any(|job| {
             job.ended
@@ -196,11 +197,12 @@ impl Session {
         if awaiting {
             if let Err(note) = resume::ensure(ledger, &self.tools.options.exe).await {
                 self.tools.note(notes, note);
+                return Ok(Exit::StepFailed);
             }
         } else if let Some(note) = resume::dismiss(ledger).await? {
             self.tools.note(notes, note);
         }
-        Ok(())
+        Ok(exit)
     }
 }
 

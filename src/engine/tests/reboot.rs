@@ -7,7 +7,6 @@ use crate::{
     error::Report,
     exit::Exit,
     journal::Request,
-    model::id::Id,
     step::Assessment,
 };
 
@@ -191,5 +190,9 @@ async fn without_the_unit_there_is_no_reboot_by_itself() {
     assert_eq!(report.exit, Exit::RebootRequired);
     assert!(!report.reboot.unwrap().automatic);
     assert!(report.notes[0].contains("will not go on by itself"));
-    assert_eq!(Id::new("x").as_str(), "x");
+
+    let mut rig = Rig::new([module()]);
+    rig.image = true;
+    *rig.verbs.fails.lock().unwrap() = Some("enable".to_owned());
+    assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
 }
