@@ -5,6 +5,7 @@ here=/usr/lib/testbed
 mount --bind "$here/pci/devices" /sys/bus/pci/devices
 mount --bind "$here/pci/drivers" /sys/bus/pci/drivers
 mount --bind "$here/osrelease" /proc/sys/kernel/osrelease
+mount --bind "$here/version" /proc/version
 [ -d "$here/driver" ] || exit 0
 mount --bind "$here/driver/proc" /proc/driver
 mount -t overlay -o "lowerdir=$here/driver/module:/sys/module" testbed /sys/module

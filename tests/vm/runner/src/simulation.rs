@@ -28,6 +28,7 @@ pub fn prepare(root: &Path, kernel: &str, functions: &[PciFunction]) -> Result<(
     fs::set_permissions(here.join("start"), fs::Permissions::from_mode(0o755))
         .context("cannot make the start script executable")?;
     write(&here.join("osrelease"), &format!("{kernel}\n"))?;
+    write(&here.join("version"), &proc_version(root, kernel)?)?;
     pci::fabricate(&here.join("pci"), functions, false)?;
     let units = root.join("usr/lib/systemd/system");
     write(&units.join("testbed.service"), UNIT)?;
@@ -40,6 +41,22 @@ pub fn prepare(root: &Path, kernel: &str, functions: &[PciFunction]) -> Result<(
         &units.join("systemd-modules-load.service.d/testbed.conf"),
         "[Unit]\nConditionPathExists=!/usr/lib/testbed\n",
     )
+}
+
+/// What `/proc/version` says of the kernel on the disk, whose compiler modules must be built with.
+fn proc_version(root: &Path, kernel: &str) -> Result<String> {
+    let path = root.join(format!("boot/config-{kernel}"));
+    let config =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let compiler = config
+        .lines()
+        .find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT="))
+        .with_context(|| format!("{} names no compiler", path.display()))?
+        .trim_matches('"');
+    Ok(format!(
+        "Linux version {kernel} (debian-kernel@lists.debian.org) ({compiler}, GNU ld) \
+         #1 SMP PREEMPT_DYNAMIC Debian (simulated by the test bed)\n"
+    ))
 }
 
 /// A driver that looks loaded.
