@@ -1,6 +1,13 @@
 //! Docker's client.
 
-use crate::host::Query;
+use std::time::Duration;
+
+use camino::Utf8Path;
+
+use crate::host::{Cmd, Query};
+
+/// Big images take a while.
+const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
 /// What the daemon says about itself, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
@@ -24,6 +31,53 @@ pub struct Info {
 #[must_use]
 pub fn info() -> Query {
     Query::new("docker", ["info", "--format", "{{json .}}"])
+}
+
+/// Asks for an image; a status other than 0 says that it is not there.
+#[must_use]
+pub fn inspect_image(image: &str) -> Query {
+    Query::new("docker", ["image", "inspect", "--format", "{{.Id}}", image])
+}
+
+/// Pulls an image.
+#[must_use]
+pub fn pull(image: &str) -> Cmd {
+    Cmd::new("docker", ["pull", image]).deadline(PULL_DEADLINE)
+}
+
+/// Reads an image from an archive.
+#[must_use]
+pub fn load(archive: &Utf8Path) -> Cmd {
+    Cmd::new("docker", ["load", "--input", archive.as_str()]).deadline(Duration::from_secs(300))
+}
+
+/// Removes an image.
+#[must_use]
+pub fn remove_image(image: &str) -> Cmd {
+    Cmd::new("docker", ["image", "rm", "--force", image]).deadline(Duration::from_secs(120))
+}
+
+/// Runs a container by NVIDIA's runtime with all GPUs, to its end, without a network.
+#[must_use]
+pub fn run_with_gpus(image: &str, name: &str, command: &[&str]) -> Cmd {
+    let args = [
+        "run",
+        "--rm",
+        "--name",
+        name,
+        "--network=none",
+        "--runtime=nvidia",
+        "--env=NVIDIA_VISIBLE_DEVICES=all",
+        "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        image,
+    ];
+    Cmd::new("docker", args.iter().chain(command).copied())
+}
+
+/// Ends and removes a container, if it is still there.
+#[must_use]
+pub fn remove_container(name: &str) -> Cmd {
+    Cmd::new("docker", ["rm", "--force", name]).deadline(Duration::from_secs(120))
 }
 
 /// Reads the answer to [`info`].

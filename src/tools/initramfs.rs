@@ -2,12 +2,18 @@
 
 use std::time::Duration;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::host::{Cmd, Query};
 
 /// Building takes some 10 to 30 s on a healthy machine.
 const BUILD_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Where a kernel's image is.
+#[must_use]
+pub fn image(kernel: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("/boot/initrd.img-{kernel}"))
+}
 
 /// Lists what an image holds, one path a line.
 #[must_use]

@@ -93,6 +93,23 @@ pub fn parse_show(text: &str) -> Option<UnitState> {
     })
 }
 
+/// Asks whether files of a unit changed since systemd read them. A unit that systemd has never
+/// heard of is asked for by name, and looked up on the disk, so it needs no reload either.
+#[must_use]
+pub fn needs_reload(unit: &str) -> Query {
+    Query::new(
+        "systemctl",
+        ["show", "--property=NeedDaemonReload", "--", unit],
+    )
+}
+
+/// Reads the answer to [`needs_reload`].
+#[must_use]
+pub fn parse_needs_reload(text: &str) -> bool {
+    text.lines()
+        .any(|line| line.trim() == "NeedDaemonReload=yes")
+}
+
 /// A verb on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
 #[must_use]
 pub fn act(verb: &str, unit: &str) -> Cmd {
@@ -116,7 +133,14 @@ pub fn last_words(unit: &str) -> Query {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_show;
+    use super::{parse_needs_reload, parse_show};
+
+    #[test]
+    fn a_reload_is_asked_for_in_so_many_words() {
+        assert!(parse_needs_reload("NeedDaemonReload=yes\n"));
+        assert!(!parse_needs_reload("NeedDaemonReload=no\n"));
+        assert!(!parse_needs_reload(""));
+    }
 
     #[test]
     fn states_are_read_and_told() {

@@ -1,0 +1,298 @@
+//! Why apt or dpkg failed, told from what they printed: a class that decides whether to try again
+//! and what to advise.
+
+use super::dkms;
+
+/// A class of failures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Another package manager has a lock.
+    Locked,
+    /// A former run was interrupted.
+    Interrupted,
+    /// The disk is full.
+    NoSpace,
+    /// A repository is not signed by the key that belongs to it, or the key has expired.
+    Key,
+    /// Two source files name different keys for one repository.
+    SignedBy,
+    /// A mirror is in the middle of its sync, or the package lists are older than it.
+    Stale,
+    /// No connection, or a broken one.
+    Network,
+    /// The package lists do not know a package or version.
+    NotFound,
+    /// A held package stands in the way.
+    Held,
+    /// Dependencies cannot be met.
+    Unmet,
+    /// A kernel module did not compile.
+    Build,
+    /// A package's script failed.
+    Script,
+    /// Anything else.
+    Other,
+}
+
+/// What is printed, and what it means. The first match counts, so causes stand before their
+/// consequences: a script that failed for want of space is told by the lack of space.
+const SIGNS: &[(&str, Fault)] = &[
+    ("Could not get lock", Fault::Locked),
+    ("Unable to acquire the dpkg frontend lock", Fault::Locked),
+    ("Unable to lock directory", Fault::Locked),
+    ("Unable to lock the", Fault::Locked),
+    ("is locked by another process", Fault::Locked),
+    (
+        "dpkg was interrupted, you must manually run",
+        Fault::Interrupted,
+    ),
+    ("No space left on device", Fault::NoSpace),
+    ("You don't have enough free space", Fault::NoSpace),
+    ("NO_PUBKEY", Fault::Key),
+    ("EXPKEYSIG", Fault::Key),
+    ("KEYEXPIRED", Fault::Key),
+    ("REVKEYSIG", Fault::Key),
+    ("BADSIG", Fault::Key),
+    ("is not signed", Fault::Key),
+    ("The following signatures couldn't be verified", Fault::Key),
+    (
+        "Conflicting values set for option Signed-By",
+        Fault::SignedBy,
+    ),
+    ("Hash Sum mismatch", Fault::Stale),
+    ("File has unexpected size", Fault::Stale),
+    ("Mirror sync in progress", Fault::Stale),
+    ("404  Not Found", Fault::Stale),
+    ("404 Not Found", Fault::Stale),
+    ("Temporary failure resolving", Fault::Network),
+    ("Could not resolve", Fault::Network),
+    ("Could not connect", Fault::Network),
+    ("Unable to connect", Fault::Network),
+    ("Connection failed", Fault::Network),
+    ("Connection timed out", Fault::Network),
+    ("connection timed out", Fault::Network),
+    ("Connection refused", Fault::Network),
+    ("Connection reset", Fault::Network),
+    ("Network is unreachable", Fault::Network),
+    ("Could not handshake", Fault::Network),
+    ("Error reading from server", Fault::Network),
+    ("Clearsigned file isn't valid", Fault::Network),
+    (" 502 ", Fault::Network),
+    (" 503 ", Fault::Network),
+    ("Unable to locate package", Fault::NotFound),
+    ("has no installation candidate", Fault::NotFound),
+    ("' was not found", Fault::NotFound),
+    ("Held packages were changed", Fault::Held),
+    ("Bad return status for module build on kernel", Fault::Build),
+    ("you have held broken packages", Fault::Unmet),
+    ("unmet dependencies", Fault::Unmet),
+    ("Unable to correct problems", Fault::Unmet),
+    ("pkgProblemResolver::Resolve generated breaks", Fault::Unmet),
+    ("dependency problems", Fault::Unmet),
+    (
+        "script subprocess returned error exit status",
+        Fault::Script,
+    ),
+    ("Failed to fetch", Fault::Network),
+];
+
+impl Fault {
+    /// Reads what was printed.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        if dkms::log_named_in(text).is_some() {
+            return Self::Build;
+        }
+        SIGNS
+            .iter()
+            .find(|(sign, _)| text.contains(sign))
+            .map_or(Self::Other, |(_, fault)| *fault)
+    }
+
+    /// Another attempt may succeed without anybody doing anything.
+    #[must_use]
+    pub fn passes(self) -> bool {
+        matches!(self, Self::Locked | Self::Stale | Self::Network)
+    }
+
+    /// The stable word for scripts.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Locked => "apt-lock-timeout",
+            Self::Interrupted => "package-database-interrupted",
+            Self::NoSpace => "no-disk-space",
+            Self::Key => "repository-key",
+            Self::SignedBy => "repository-conflict",
+            Self::Stale => "repository-stale",
+            Self::Network => "network",
+            Self::NotFound => "package-not-found",
+            Self::Held => "package-held",
+            Self::Unmet => "unmet-dependencies",
+            Self::Build => "module-build",
+            Self::Script => "package-script",
+            Self::Other => "package-manager",
+        }
+    }
+
+    /// What to do.
+    #[must_use]
+    pub fn hint(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Locked => {
+                "another package manager is running; wait for it, or pass a longer \
+                 `--lock-timeout`"
+            }
+            Self::Interrupted => {
+                "run `gpu-bootstrap install` again: it finishes what was interrupted first"
+            }
+            Self::NoSpace => "free space on the filesystems of `/usr`, `/var` and `/boot`",
+            Self::Key => {
+                "the repository's key has expired or changed; ask its vendor for the new \
+                 fingerprint and set it in the configuration. A signature is never ignored"
+            }
+            Self::SignedBy => {
+                "remove the older source file that names the same repository with another key"
+            }
+            Self::Stale => "the mirror is in the middle of an update; try again in some minutes",
+            Self::Network => {
+                "check name resolution, proxy (`packages.proxy`) and firewall for the addresses \
+                 above"
+            }
+            Self::NotFound => {
+                "check that the repository is enabled and carries the package for this release \
+                 and architecture (`apt-cache policy NAME`)"
+            }
+            Self::Held => "release the hold with `apt-mark unhold`, if it is yours to release",
+            Self::Unmet => {
+                "look at what apt says about the dependencies above; packages of two \
+                 repositories mixed are the usual cause"
+            }
+            Self::Build => {
+                "the compiler's words are above; the driver may be too old for the kernel, or \
+                 the kernel's headers or compiler are missing"
+            }
+            Self::Script | Self::Other => return None,
+        })
+    }
+}
+
+/// Failures that older versions of apt report as warnings of `update` that exits with 0.
+#[must_use]
+pub fn failed_sources(text: &str) -> Option<String> {
+    let failed: Vec<&str> = text
+        .lines()
+        .filter(|line| {
+            line.starts_with("W: Failed to fetch")
+                || line.starts_with("E: ")
+                || line.starts_with("W: GPG error")
+                || line.starts_with("W: Some index files failed to download")
+        })
+        .collect();
+    (!failed.is_empty()).then(|| failed.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Fault, failed_sources};
+
+    #[test]
+    fn what_was_printed_has_a_class() {
+        for (text, fault) in [
+            (
+                "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812 (unattended-upgr)",
+                Fault::Locked,
+            ),
+            (
+                "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?",
+                Fault::Locked,
+            ),
+            (
+                "dpkg: error: dpkg frontend lock was locked by another process with pid 12\nE: Unable to lock the administration directory (/var/lib/dpkg/), is another process using it?",
+                Fault::Locked,
+            ),
+            (
+                "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem.",
+                Fault::Interrupted,
+            ),
+            (
+                "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data: No space left on device\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
+                Fault::NoSpace,
+            ),
+            (
+                "E: You don't have enough free space in /var/cache/apt/archives/.",
+                Fault::NoSpace,
+            ),
+            (
+                "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B469963BF863CC",
+                Fault::Key,
+            ),
+            (
+                "E: Conflicting values set for option Signed-By regarding source https://x/ /: /a.gpg != /b.gpg",
+                Fault::SignedBy,
+            ),
+            (
+                "E: Failed to fetch http://x/Packages.gz  File has unexpected size (1 != 2). Mirror sync in progress? [IP: 1.2.3.4 80]",
+                Fault::Stale,
+            ),
+            (
+                "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]",
+                Fault::Stale,
+            ),
+            (
+                "E: Failed to fetch http://x/a.deb  Hash Sum mismatch",
+                Fault::Stale,
+            ),
+            (
+                "E: Failed to fetch http://deb.debian.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'deb.debian.org'",
+                Fault::Network,
+            ),
+            (
+                "E: Failed to fetch http://x/InRelease  503  Service Unavailable",
+                Fault::Network,
+            ),
+            ("E: Unable to locate package nosuchpackage", Fault::NotFound),
+            ("E: Version '1.0' for 'gcc' was not found", Fault::NotFound),
+            (
+                "E: Package 'gcc:i386' has no installation candidate",
+                Fault::NotFound,
+            ),
+            (
+                "E: Held packages were changed and -y was used without --allow-change-held-packages.",
+                Fault::Held,
+            ),
+            (
+                "The following packages have unmet dependencies:\n a : Depends: b (>= 2)\nE: Unable to correct problems, you have held broken packages.",
+                Fault::Unmet,
+            ),
+            (
+                "E: Error, pkgProblemResolver::Resolve generated breaks, this may be caused by held packages.",
+                Fault::Unmet,
+            ),
+            (
+                "Error! Bad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\nConsult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\ndpkg: error processing package nvidia-kernel-dkms (--configure):\n installed nvidia-kernel-dkms package post-installation script subprocess returned error exit status 10",
+                Fault::Build,
+            ),
+            (
+                "dpkg: error processing package x (--configure):\n installed x package post-installation script subprocess returned error exit status 1",
+                Fault::Script,
+            ),
+            ("Segmentation fault", Fault::Other),
+        ] {
+            assert_eq!(Fault::of(text), fault, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_what_passes_by_itself_is_tried_again() {
+        assert!(Fault::Locked.passes() && Fault::Stale.passes() && Fault::Network.passes());
+        assert!(!Fault::Key.passes() && !Fault::NoSpace.passes() && !Fault::Build.passes());
+    }
+
+    #[test]
+    fn a_warning_about_a_source_is_a_failure() {
+        let text = "Hit:1 http://a\nW: Failed to fetch http://b/InRelease  Could not connect\n";
+        assert!(failed_sources(text).unwrap().contains("http://b"));
+        assert_eq!(failed_sources("Reading package lists...\n"), None);
+    }
+}

@@ -1,0 +1,46 @@
+//! Which packages are there for others' sake only: apt's own file, read without a process.
+
+use std::collections::BTreeSet;
+
+/// Where apt keeps it.
+pub const PATH: &str = "/var/lib/apt/extended_states";
+
+/// Reads it: names of packages that are marked as automatically installed. Those of an
+/// architecture other than `native` are called `name:architecture`.
+#[must_use]
+pub fn parse(text: &str, native: &str) -> BTreeSet<String> {
+    text.split("\n\n")
+        .filter_map(|paragraph| {
+            let field = |key: &str| {
+                paragraph
+                    .lines()
+                    .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
+                    .map(str::trim)
+            };
+            let name = field("Package")?;
+            let architecture = field("Architecture").unwrap_or(native);
+            (field("Auto-Installed")? == "1").then(|| {
+                if architecture == native || architecture == "all" {
+                    name.to_owned()
+                } else {
+                    format!("{name}:{architecture}")
+                }
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn marked_ones_only() {
+        let text = "Package: dpkg\nArchitecture: amd64\nAuto-Installed: 1\n\n\
+                    Package: bash\nArchitecture: amd64\nAuto-Installed: 0\n\n\
+                    Package: libc6\nArchitecture: i386\nAuto-Installed: 1\n";
+        let found: Vec<String> = parse(text, "amd64").into_iter().collect();
+        assert_eq!(found, ["dpkg", "libc6:i386"]);
+        assert!(parse("", "amd64").is_empty());
+    }
+}

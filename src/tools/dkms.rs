@@ -1,0 +1,123 @@
+//! `dkms`: modules compiled on the machine.
+
+use std::time::Duration;
+
+use camino::Utf8PathBuf;
+
+use crate::host::{Cmd, Query};
+
+/// Compiling NVIDIA's module takes 80 to 275 s; this is for a sick machine.
+const DEADLINE: Duration = Duration::from_secs(45 * 60);
+
+/// One line of `dkms status`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// The module.
+    pub module: String,
+    /// Its version.
+    pub version: String,
+    /// For which kernel, where it is built for one.
+    pub kernel: Option<String>,
+    /// `added`, `built`, `installed`, with what follows it.
+    pub state: String,
+}
+
+/// Asks what is known about a module.
+#[must_use]
+pub fn status(module: &str) -> Query {
+    Query::new("dkms", ["status", "-m", module])
+}
+
+/// Reads the answer to [`status`], in the forms of dkms 2 (`name, version, kernel, arch: state`)
+/// and 3 (`name/version, kernel, arch: state`).
+#[must_use]
+pub fn parse_status(text: &str) -> Vec<Status> {
+    text.lines()
+        .filter_map(|line| {
+            let (what, state) = line.split_once(": ")?;
+            let mut fields: Vec<&str> = what.split(',').map(str::trim).collect();
+            let first = fields.remove(0);
+            let (module, version) = match first.split_once('/') {
+                Some(pair) => pair,
+                None if fields.is_empty() => return None,
+                None => (first, fields.remove(0)),
+            };
+            Some(Status {
+                module: module.to_owned(),
+                version: version.to_owned(),
+                kernel: fields.first().map(|kernel| (*kernel).to_owned()),
+                state: state.trim().to_owned(),
+            })
+        })
+        .collect()
+}
+
+/// Builds and installs a module for a kernel.
+#[must_use]
+pub fn install(module: &str, version: &str, kernel: &str) -> Cmd {
+    Cmd::new(
+        "dkms",
+        ["install", "-m", module, "-v", version, "-k", kernel],
+    )
+    .deadline(DEADLINE)
+}
+
+/// Removes a module from a kernel.
+#[must_use]
+pub fn remove(module: &str, version: &str, kernel: &str) -> Cmd {
+    Cmd::new(
+        "dkms",
+        ["remove", "-m", module, "-v", version, "-k", kernel],
+    )
+    .deadline(Duration::from_secs(300))
+}
+
+/// Where the compiler's words are, when a build failed.
+#[must_use]
+pub fn log_path(module: &str, version: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("/var/lib/dkms/{module}/{version}/build/make.log"))
+}
+
+/// The log that a failed build names in its output: "Consult /var/lib/dkms/…/make.log for more
+/// information."
+#[must_use]
+pub fn log_named_in(text: &str) -> Option<Utf8PathBuf> {
+    text.split_whitespace()
+        .map(|word| word.trim_end_matches(['.', ',', ')']))
+        .filter(|word| word.starts_with("/var/lib/dkms/") && word.ends_with("make.log"))
+        .next_back()
+        .map(Utf8PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_of_status() {
+        let text = "nvidia-current/535.261.03, 6.1.0-44-amd64, x86_64: installed\n\
+                    nvidia-current, 470.1, 5.4.0-1, x86_64: installed (WARNING! Diff)\n\
+                    nvidia-current/550.163.01: added\nnonsense\n";
+        let all = parse_status(text);
+        assert_eq!(all.len(), 3);
+        assert_eq!(all[0].version, "535.261.03");
+        assert_eq!(all[0].kernel.as_deref(), Some("6.1.0-44-amd64"));
+        assert_eq!(all[1].version, "470.1");
+        assert_eq!(all[1].kernel.as_deref(), Some("5.4.0-1"));
+        assert_eq!(
+            (all[2].kernel.as_deref(), all[2].state.as_str()),
+            (None, "added")
+        );
+    }
+
+    #[test]
+    fn a_failed_build_names_its_log() {
+        let text = "Building module:\nBad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\n\
+                    Consult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\n";
+        assert_eq!(
+            log_named_in(text).as_deref(),
+            Some("/var/lib/dkms/nvidia-current/535.261.03/build/make.log".into())
+        );
+        assert_eq!(log_named_in("all is well"), None);
+    }
+}

@@ -1,0 +1,154 @@
+//! Kernel modules: `modprobe`, and what the kernel says about what is loaded.
+
+use std::time::Duration;
+
+use crate::host::{Cmd, Query};
+
+/// What is loaded.
+pub const MODULES: &str = "/proc/modules";
+
+/// Initialising eight GPUs takes tens of seconds; a sick one hangs.
+const DEADLINE: Duration = Duration::from_secs(180);
+
+/// A loaded module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// Its name, with underscores.
+    pub name: String,
+    /// How many users it has: other modules, open files.
+    pub users: u32,
+    /// The modules among them.
+    pub used_by: Vec<String>,
+}
+
+/// Why a module was not loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The kernel wants a signature and does not know the signer's key.
+    KeyRejected,
+    /// There is no such module for this kernel.
+    NotFound,
+    /// It was built for another kernel.
+    WrongKernel,
+    /// There is no device for it, or another driver has it.
+    NoDevice,
+    /// It is in use.
+    InUse,
+    /// Anything else.
+    Other,
+}
+
+impl Fault {
+    /// Reads what `modprobe` printed.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        for (part, fault) in [
+            ("Key was rejected by service", Self::KeyRejected),
+            ("Required key not available", Self::KeyRejected),
+            ("Operation not permitted", Self::KeyRejected),
+            ("Loading of unsigned module is rejected", Self::KeyRejected),
+            ("not found in directory", Self::NotFound),
+            ("not found.", Self::NotFound),
+            ("Exec format error", Self::WrongKernel),
+            ("Invalid module format", Self::WrongKernel),
+            ("Unknown symbol", Self::WrongKernel),
+            ("No such device", Self::NoDevice),
+            ("is in use", Self::InUse),
+            ("resource busy", Self::InUse),
+        ] {
+            if text.contains(part) {
+                return fault;
+            }
+        }
+        Self::Other
+    }
+}
+
+/// The name as the kernel writes it.
+#[must_use]
+pub fn canonical(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+/// Reads [`MODULES`].
+#[must_use]
+pub fn parse_loaded(text: &str) -> Vec<Loaded> {
+    text.lines()
+        .filter_map(|line| {
+            // `nvidia 62853120 3 nvidia_uvm,nvidia_modeset, Live 0x… (POE)`
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [name, _, users, by, ..] = fields[..] else {
+                return None;
+            };
+            Some(Loaded {
+                name: name.to_owned(),
+                users: users.parse().ok()?,
+                used_by: by
+                    .split(',')
+                    .filter(|by| !by.is_empty() && *by != "-")
+                    .map(str::to_owned)
+                    .collect(),
+            })
+        })
+        .collect()
+}
+
+/// Loads a module and what it needs.
+#[must_use]
+pub fn load(module: &str) -> Cmd {
+    Cmd::new("modprobe", ["--", module]).deadline(DEADLINE)
+}
+
+/// Unloads a module.
+#[must_use]
+pub fn unload(module: &str) -> Cmd {
+    Cmd::new("modprobe", ["-r", "--", module]).deadline(DEADLINE)
+}
+
+/// The last words of the kernel, which say why a module was refused.
+#[must_use]
+pub fn kernel_log() -> Query {
+    Query::new("dmesg", ["--nopager", "--level=emerg,alert,crit,err,warn"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loaded_modules() {
+        let text = "nvidia_uvm 4956160 0 - Live 0x0000000000000000 (POE)\n\
+                    nvidia 62853120 3 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (POE)\n";
+        let loaded = parse_loaded(text);
+        assert_eq!(loaded[0].users, 0);
+        assert!(loaded[0].used_by.is_empty());
+        assert_eq!(loaded[1].used_by, ["nvidia_uvm", "nvidia_modeset"]);
+        assert_eq!(canonical("nvidia-uvm"), "nvidia_uvm");
+    }
+
+    #[test]
+    fn refusals_have_classes() {
+        for (text, fault) in [
+            (
+                "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service",
+                Fault::KeyRejected,
+            ),
+            (
+                "modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.1.0-44-amd64",
+                Fault::NotFound,
+            ),
+            (
+                "modprobe: ERROR: could not insert 'nvidia': Exec format error",
+                Fault::WrongKernel,
+            ),
+            (
+                "modprobe: ERROR: could not insert 'nvidia_current': No such device",
+                Fault::NoDevice,
+            ),
+            ("modprobe: FATAL: Module nouveau is in use.", Fault::InUse),
+            ("modprobe: FATAL: something else", Fault::Other),
+        ] {
+            assert_eq!(Fault::of(text), fault, "{text}");
+        }
+    }
+}
