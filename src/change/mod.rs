@@ -4,16 +4,36 @@
 //! The set is closed on purpose: a step cannot invent a way of changing the machine, so no step
 //! can forget the dry run or the undo.
 
+mod applier;
+mod apt_run;
+mod backup;
 mod describe;
+mod error;
+mod file;
+mod hold;
+mod image;
+mod inventory;
+mod lock;
+mod module;
+mod packages;
 pub mod probe;
+mod proof;
+mod purge;
+mod repository;
 pub mod source;
+mod tool;
+pub mod traces;
+mod transaction;
 pub mod undo;
+mod unit;
 
 use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use undo::{FileBefore, Reverted, Saved, Undo};
+pub use applier::Applier;
+pub use error::ChangeError;
+pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
 
 use crate::config::desired::{PackageWish, Repository};
 

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The image made for the proof, removed after it.
-const IMAGE: &str = "gpu-bootstrap/probe:local";
+pub(super) const IMAGE: &str = "gpu-bootstrap/probe:local";
 /// The name of its container.
 const CONTAINER: &str = "gpu-bootstrap-probe";
 /// Where the program lies in it.

@@ -65,29 +65,59 @@ pub fn pin(pin: &Pin) -> String {
     )
 }
 
+/// The priority of everything from a repository, with the file that says so; `None` leaves apt's
+/// default. `apt_preferences(5)`: `origin` is the host name of its address.
+#[must_use]
+pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
+    let priority = repository.priority?;
+    let (_, rest) = repository.url.split_once("://")?;
+    let host = rest.split(['/', ':']).next().unwrap_or_default();
+    Some((
+        Utf8PathBuf::from(format!(
+            "/etc/apt/preferences.d/gpu-bootstrap-repository-{}",
+            repository.name
+        )),
+        format!("{HEADER}Package: *\nPin: origin \"{host}\"\nPin-Priority: {priority}\n"),
+    ))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{apt_source, pin};
+    use super::{apt_source, pin, priority};
     use crate::config::desired::{Pin, Repository};
 
-    #[test]
-    fn a_flat_repository_has_no_components() {
-        let mut repository = Repository {
+    fn toolkit() -> Repository {
+        Repository {
             name: "toolkit".into(),
-            url: "https://example.org/deb/amd64".into(),
+            url: "https://example.org:8077/deb/amd64".into(),
             suites: vec!["/".into()],
             components: vec![],
             architectures: vec!["amd64".into()],
             key_url: Some("https://example.org/key".into()),
             fingerprints: vec![],
             keyring: None,
-            priority: None,
-        };
+            priority: Some(600),
+        }
+    }
+
+    #[test]
+    fn a_priority_goes_by_the_host() {
+        let (path, text) = priority(&toolkit()).expect("a priority");
+        assert_eq!(
+            path,
+            "/etc/apt/preferences.d/gpu-bootstrap-repository-toolkit"
+        );
+        assert!(text.ends_with("Pin: origin \"example.org\"\nPin-Priority: 600\n"));
+    }
+
+    #[test]
+    fn a_flat_repository_has_no_components() {
+        let mut repository = toolkit();
         assert_eq!(
             apt_source(&repository).lines().skip(1).collect::<Vec<_>>(),
             [
                 "Types: deb",
-                "URIs: https://example.org/deb/amd64",
+                "URIs: https://example.org:8077/deb/amd64",
                 "Suites: /",
                 "Architectures: amd64",
                 "Signed-By: /usr/share/keyrings/gpu-bootstrap-toolkit.gpg"

@@ -5,7 +5,8 @@ use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::desired::PackageWish;
+use super::traces::Traces;
+use crate::config::desired::RuntimeKind;
 
 /// How one change is undone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -20,6 +21,13 @@ pub enum Undo {
         /// Why there is nothing to undo.
         why: String,
     },
+    /// There is no way back.
+    Impossible {
+        /// What stays.
+        what: String,
+        /// Why.
+        why: String,
+    },
     /// Put files back as they were.
     RestoreFiles {
         /// Each file that the change writes or removes.
@@ -27,18 +35,16 @@ pub enum Undo {
         /// Folders that the change created, outermost first; removed where empty.
         #[schemars(with = "Vec<String>")]
         created_folders: Vec<Utf8PathBuf>,
+        /// What must follow so that the restored files count.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        then: Vec<Afterwards>,
     },
-    /// Purge the packages that came with the change.
-    RemovePackages {
-        /// Names of everything installed before; kept only until `appeared` is known.
-        before: Vec<String>,
-        /// Absent before and present after; `None` while the change has not ended.
-        appeared: Option<Vec<String>>,
-    },
-    /// Install packages again that the change removed.
-    ReinstallPackages {
-        /// With the versions that were there.
-        packages: Vec<PackageWish>,
+    /// Take back what a transaction of the package manager did.
+    Packages {
+        /// SHA-256 of the inventory that was taken before, among the backups.
+        before: String,
+        /// What the transaction did; `None` while it has not ended.
+        traces: Option<Box<Traces>>,
     },
     /// Take holds away that the change set.
     Unhold {
@@ -58,6 +64,11 @@ pub enum Undo {
         /// It was running.
         active: bool,
     },
+    /// Let something read again what older undos put back.
+    Afterwards {
+        /// What follows, in order.
+        then: Vec<Afterwards>,
+    },
     /// Unload a module that the change loaded.
     UnloadModule {
         /// Which.
@@ -68,16 +79,50 @@ pub enum Undo {
         /// Which.
         module: String,
     },
+    /// Remove a DKMS module from one kernel.
+    RemoveModuleBuild {
+        /// Its DKMS name.
+        module: String,
+        /// Its version.
+        version: String,
+        /// The kernel release.
+        kernel: String,
+    },
     /// Remove an image that the change pulled.
     RemoveImage {
         /// By which runtime.
-        runtime: crate::config::desired::RuntimeKind,
+        runtime: RuntimeKind,
         /// Which.
         image: String,
     },
+    /// Several, the first to be undone first.
+    Several {
+        /// Which.
+        undos: Vec<Undo>,
+    },
 }
 
-/// A file before a change.
+/// What follows when files are back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(
+    tag = "then",
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case"
+)]
+pub enum Afterwards {
+    /// A unit that runs reads its configuration anew.
+    RestartUnit {
+        /// Which.
+        unit: String,
+    },
+    /// The initial RAM filesystem of a kernel holds a copy of them.
+    RebuildInitramfs {
+        /// The kernel release.
+        kernel: String,
+    },
+}
+
+/// A file before a change, and after.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct FileBefore {
@@ -86,16 +131,41 @@ pub struct FileBefore {
     pub path: Utf8PathBuf,
     /// What was there; `None`: nothing.
     pub before: Option<Saved>,
-    /// SHA-256 of what the change left there, once it has ended: if the file is another by the
-    /// time of undoing, somebody else has edited it.
-    pub written: Option<String>,
+    /// What the change leaves there: if it is something else by the time of undoing, somebody
+    /// else has been at it.
+    pub after: FileAfter,
+}
+
+/// A file after a change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(
+    tag = "is",
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case"
+)]
+pub enum FileAfter {
+    /// The change has not ended and does not say.
+    Unknown,
+    /// Nothing is there.
+    Absent,
+    /// A file with this content.
+    File {
+        /// SHA-256 of the content.
+        sha256: String,
+    },
+    /// A symbolic link.
+    Link {
+        /// To where.
+        #[schemars(with = "String")]
+        target: Utf8PathBuf,
+    },
 }
 
 /// A saved file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Saved {
-    /// SHA-256 of the content: its name among the backups.
+    /// SHA-256 of the content: its name among the backups. Of a link, of its target.
     pub sha256: String,
     /// Permission bits.
     pub mode: u32,
@@ -134,32 +204,163 @@ impl Undo {
     /// Whether nothing stays of the change.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
-        matches!(self, Self::Nothing { .. })
+        match self {
+            Self::Nothing { .. } => true,
+            Self::Packages {
+                traces: Some(traces),
+                ..
+            } => traces.is_empty(),
+            Self::Unhold {
+                held: Some(held), ..
+            } => held.is_empty(),
+            Self::Several { undos } => undos.iter().all(Self::is_nothing),
+            _ => false,
+        }
     }
 
-    /// This and the undo of the change just before it as one, where both are purges: one run of
-    /// the package manager instead of two.
+    /// This and the undo of the change just before it as one, where one does the work of both: two
+    /// purges are one run of the package manager, and a restart must come after the file it is for.
     #[must_use]
     pub fn merge(&self, older: &Self) -> Option<Self> {
-        let (
-            Self::RemovePackages {
-                appeared: Some(mine),
-                ..
-            },
-            Self::RemovePackages {
-                appeared: Some(theirs),
-                ..
-            },
-        ) = (self, older)
-        else {
-            return None;
+        match (self, older) {
+            (
+                Self::Packages {
+                    traces: Some(mine), ..
+                },
+                Self::Packages {
+                    before,
+                    traces: Some(theirs),
+                },
+            ) => Some(Self::Packages {
+                before: before.clone(),
+                traces: Some(Box::new(theirs.and_then(mine))),
+            }),
+            (
+                Self::Afterwards { then: mine },
+                Self::RestoreFiles {
+                    files,
+                    created_folders,
+                    then: theirs,
+                },
+            ) => Some(Self::RestoreFiles {
+                files: files.clone(),
+                created_folders: created_folders.clone(),
+                then: both(theirs, mine),
+            }),
+            // The newer files go back first, which also sets the order when one file is in both.
+            (
+                Self::RestoreFiles {
+                    files: mine,
+                    created_folders: my_folders,
+                    then: my_then,
+                },
+                Self::RestoreFiles {
+                    files,
+                    created_folders,
+                    then,
+                },
+            ) if !my_then.is_empty() => Some(Self::RestoreFiles {
+                files: mine.iter().chain(files).cloned().collect(),
+                created_folders: created_folders.iter().chain(my_folders).cloned().collect(),
+                then: both(then, my_then),
+            }),
+            (Self::Afterwards { then: mine }, Self::Afterwards { then: theirs }) => {
+                Some(Self::Afterwards {
+                    then: both(theirs, mine),
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Each of both once.
+fn both(older: &[Afterwards], newer: &[Afterwards]) -> Vec<Afterwards> {
+    let mut all: Vec<Afterwards> = Vec::new();
+    for one in older.iter().chain(newer) {
+        if !all.contains(one) {
+            all.push(one.clone());
+        }
+    }
+    all
+}
+
+impl Reverted {
+    /// Several endings as one: what stays outweighs what is done, and that outweighs nothing.
+    #[must_use]
+    pub fn of(endings: Vec<Self>) -> Self {
+        let (mut done, mut nothing, mut left, mut whys) = (vec![], vec![], vec![], vec![]);
+        for ending in endings {
+            match ending {
+                Self::Done { what } => done.push(what),
+                Self::Nothing { why } => nothing.push(why),
+                Self::Left { what, why } => {
+                    left.push(what);
+                    whys.push(why);
+                }
+            }
+        }
+        if !left.is_empty() {
+            whys.dedup();
+            Self::Left {
+                what: left.join("; "),
+                why: whys.join("; "),
+            }
+        } else if !done.is_empty() {
+            Self::Done {
+                what: done.join("; "),
+            }
+        } else {
+            nothing.dedup();
+            Self::Nothing {
+                why: nothing.join("; "),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn restart(unit: &str) -> Afterwards {
+        Afterwards::RestartUnit { unit: unit.into() }
+    }
+
+    #[test]
+    fn a_restart_follows_the_files_it_is_for() {
+        let newer = Undo::Afterwards {
+            then: vec![restart("docker.service")],
         };
-        let mut all: Vec<String> = mine.iter().chain(theirs).cloned().collect();
-        all.sort();
-        all.dedup();
-        Some(Self::RemovePackages {
-            before: Vec::new(),
-            appeared: Some(all),
-        })
+        let older = Undo::RestoreFiles {
+            files: vec![],
+            created_folders: vec!["/etc/docker".into()],
+            then: vec![],
+        };
+        assert_eq!(
+            newer.merge(&older),
+            Some(Undo::RestoreFiles {
+                files: vec![],
+                created_folders: vec!["/etc/docker".into()],
+                then: vec![restart("docker.service")],
+            })
+        );
+        assert_eq!(older.merge(&newer), None);
+    }
+
+    #[test]
+    fn what_stays_outweighs_the_rest() {
+        let done = Reverted::Done { what: "a".into() };
+        let left = Reverted::Left {
+            what: "b".into(),
+            why: "c".into(),
+        };
+        let nothing = Reverted::Nothing { why: "d".into() };
+        assert_eq!(Reverted::of(vec![done.clone(), left.clone()]), left);
+        assert_eq!(Reverted::of(vec![nothing.clone(), done.clone()]), done);
+        assert_eq!(
+            Reverted::of(vec![nothing.clone(), nothing.clone()]),
+            nothing
+        );
     }
 }

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use camino::Utf8Path;
-
 use crate::host::{Cmd, Query};
 
 /// Big images take a while.
@@ -45,39 +43,10 @@ pub fn pull(image: &str) -> Cmd {
     Cmd::new("docker", ["pull", image]).deadline(PULL_DEADLINE)
 }
 
-/// Reads an image from an archive.
-#[must_use]
-pub fn load(archive: &Utf8Path) -> Cmd {
-    Cmd::new("docker", ["load", "--input", archive.as_str()]).deadline(Duration::from_secs(300))
-}
-
 /// Removes an image.
 #[must_use]
 pub fn remove_image(image: &str) -> Cmd {
     Cmd::new("docker", ["image", "rm", "--force", image]).deadline(Duration::from_secs(120))
-}
-
-/// Runs a container by NVIDIA's runtime with all GPUs, to its end, without a network.
-#[must_use]
-pub fn run_with_gpus(image: &str, name: &str, command: &[&str]) -> Cmd {
-    let args = [
-        "run",
-        "--rm",
-        "--name",
-        name,
-        "--network=none",
-        "--runtime=nvidia",
-        "--env=NVIDIA_VISIBLE_DEVICES=all",
-        "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-        image,
-    ];
-    Cmd::new("docker", args.iter().chain(command).copied())
-}
-
-/// Ends and removes a container, if it is still there.
-#[must_use]
-pub fn remove_container(name: &str) -> Cmd {
-    Cmd::new("docker", ["rm", "--force", name]).deadline(Duration::from_secs(120))
 }
 
 /// Reads the answer to [`info`].

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    change::{Change, FileBefore, Lock, Reverted, Saved, Sink, Undo},
+    change::{Change, FileAfter, FileBefore, Lock, Reverted, Saved, Sink, Undo, traces::Traces},
     check::Check,
     config::desired::PackageWish,
     engine::{
@@ -268,13 +268,14 @@ impl Verbs for FileVerbs {
                             gid: 0,
                             link: None,
                         }),
-                    written: None,
+                    after: FileAfter::Unknown,
                 }],
                 created_folders: Vec::new(),
+                then: Vec::new(),
             },
-            Change::InstallPackages { .. } => Undo::RemovePackages {
-                before: self.names()?,
-                appeared: None,
+            Change::InstallPackages { .. } => Undo::Packages {
+                before: self.names()?.join(" "),
+                traces: None,
             },
             Change::EnableUnit { unit, .. } => Undo::RestoreUnit {
                 unit: unit.clone(),
@@ -304,16 +305,18 @@ impl Verbs for FileVerbs {
 
     async fn reconcile(&self, undo: &Undo) -> Result<Undo, Failure> {
         Ok(match undo {
-            Undo::RemovePackages { before, .. } => {
-                let before: BTreeSet<&String> = before.iter().collect();
-                Undo::RemovePackages {
-                    before: Vec::new(),
-                    appeared: Some(
-                        self.names()?
+            Undo::Packages { before, .. } => {
+                let names: BTreeSet<&str> = before.split(' ').collect();
+                Undo::Packages {
+                    before: before.clone(),
+                    traces: Some(Box::new(Traces {
+                        appeared: self
+                            .names()?
                             .into_iter()
-                            .filter(|name| !before.contains(name))
+                            .filter(|name| !names.contains(name.as_str()))
                             .collect(),
-                    ),
+                        ..Traces::default()
+                    })),
                 }
             }
             other => other.clone(),
@@ -335,8 +338,11 @@ impl Verbs for FileVerbs {
                 }
                 format!("restore {}", saved[0].path)
             }
-            Undo::RemovePackages { appeared, .. } => {
-                let names = appeared.clone().unwrap_or_default();
+            Undo::Packages { traces, .. } => {
+                let names: Vec<String> = traces
+                    .iter()
+                    .flat_map(|traces| traces.appeared.clone())
+                    .collect();
                 for name in &names {
                     let path = Utf8PathBuf::from(format!("/packages/{name}"));
                     files.remove(&path).map_err(broken)?;

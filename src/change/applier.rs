@@ -1,0 +1,259 @@
+//! Describes, applies and undoes changes on a machine: one arm per verb, the work of each in the
+//! file of its family.
+
+use std::sync::Arc;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{
+    Change, ChangeError, FileAfter, Reverted, Sink, Undo, backup::Backups, file, packages::Lists,
+};
+use crate::{
+    config::desired::PackagePolicy,
+    host::{Cmd, ExecError, Host, Output, ReadFiles, digest::sha256},
+};
+
+/// Does what changes say. One per run: it remembers that the package lists are fresh.
+#[derive(Clone)]
+pub struct Applier {
+    pub(super) host: Host,
+    pub(super) policy: PackagePolicy,
+    pub(super) state: Utf8PathBuf,
+    pub(super) backups: Backups,
+    pub(super) lists: Arc<Lists>,
+}
+
+impl Applier {
+    /// For one run on a machine. Backups go below the state folder.
+    #[must_use]
+    pub fn new(host: Host, policy: PackagePolicy, state: Utf8PathBuf) -> Self {
+        Self {
+            backups: Backups::new(host.files.clone(), &state),
+            host,
+            policy,
+            state,
+            lists: Arc::default(),
+        }
+    }
+
+    /// A unified diff of files, or the package manager's simulation; changes nothing.
+    ///
+    /// # Errors
+    /// When the machine could not be looked at, or when applying would be refused.
+    pub async fn preview(&self, change: &Change) -> Result<Option<String>, ChangeError> {
+        let files: &dyn ReadFiles = &*self.host.files;
+        let text = |path: &Utf8Path| -> Result<Option<String>, ChangeError> {
+            Ok(files
+                .read(path)?
+                .map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+        };
+        Ok(match change {
+            Change::WriteFile { path, content, .. } => {
+                Some(file::diff(path, text(path)?.as_deref(), Some(content)))
+            }
+            Change::RemoveFile { path } => {
+                text(path)?.map(|before| file::diff(path, Some(&before), None))
+            }
+            Change::AddRepository { repository } => Some(self.preview_repository(repository)?),
+            Change::InstallPackages { packages, removing } => {
+                Some(self.preview_install(packages, removing).await?)
+            }
+            Change::RemovePackages { packages } => Some(self.preview_remove(packages).await?),
+            Change::HoldPackages { patterns } => Some(self.preview_hold(patterns)?),
+            Change::RepairPackages => Some(self.preview_repair().await?),
+            _ => None,
+        })
+    }
+
+    /// How the change will be undone, as far as can be said before; may store backups.
+    ///
+    /// # Errors
+    /// When the machine could not be looked at.
+    pub async fn capture(&self, change: &Change) -> Result<Undo, ChangeError> {
+        match change {
+            Change::WriteFile { path, content, .. } => {
+                self.capture_files(std::slice::from_ref(path), |_| FileAfter::File {
+                    sha256: sha256(content.as_bytes()),
+                })
+            }
+            Change::RemoveFile { path } => {
+                self.capture_files(std::slice::from_ref(path), |_| FileAfter::Absent)
+            }
+            Change::AddRepository { repository } => self.capture_repository(repository),
+            Change::RefreshRepositories => Ok(Undo::Nothing {
+                why: "package lists are a cache".to_owned(),
+            }),
+            Change::InstallPackages { .. }
+            | Change::RemovePackages { .. }
+            | Change::RepairPackages => self.capture_packages(),
+            Change::HoldPackages { .. } => self.capture_hold(),
+            Change::EnableUnit { unit, .. } => self.capture_unit(unit).await,
+            Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
+            Change::LoadModule { module } => self.capture_load(module),
+            Change::UnloadModule { module } => self.capture_unload(module),
+            Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
+            Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
+            Change::RunTool {
+                purpose, writes, ..
+            } => self.capture_tool(purpose, writes),
+            Change::PullImage { runtime, image } => self.capture_image(*runtime, image).await,
+            Change::RunProbe { probe, record, .. } => self.capture_probe(probe, record).await,
+            Change::Reboot { .. } => Ok(Undo::Nothing {
+                why: "a reboot leaves nothing".to_owned(),
+            }),
+        }
+    }
+
+    /// Applies it; gives the exact undo.
+    ///
+    /// # Errors
+    /// When it failed, whatever it did until then; [`Applier::reconcile`] tells what that is.
+    pub async fn apply(
+        &self,
+        change: &Change,
+        undo: Undo,
+        sink: &dyn Sink,
+    ) -> Result<Undo, ChangeError> {
+        match change {
+            Change::WriteFile {
+                path,
+                content,
+                mode,
+            } => self.write_file(path, content.as_bytes(), *mode)?,
+            Change::RemoveFile { path } => self.host.files.remove(path)?,
+            Change::AddRepository { repository } => self.add_repository(repository).await?,
+            Change::RefreshRepositories => self.refresh(sink).await?,
+            Change::InstallPackages { packages, removing } => {
+                self.install(packages, removing, sink).await?;
+            }
+            Change::RemovePackages { packages } => self.remove(packages, sink).await?,
+            Change::RepairPackages => self.repair(sink).await?,
+            Change::HoldPackages { patterns } => self.hold(patterns, sink).await?,
+            Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
+            Change::RestartUnit { unit } => self.restart_unit(unit, sink).await?,
+            Change::LoadModule { module } => self.load_module(module, sink).await?,
+            Change::UnloadModule { module } => self.unload_module(module, sink).await?,
+            Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
+            Change::BuildModule { module, kernel } => {
+                self.build_module(module, kernel, sink).await?;
+            }
+            Change::RunTool {
+                purpose,
+                command,
+                writes,
+            } => self.run_tool(purpose, command, writes, sink).await?,
+            Change::PullImage { runtime, image } => self.pull_image(*runtime, image, sink).await?,
+            Change::RunProbe {
+                probe,
+                record,
+                inputs,
+            } => self.run_probe(probe, record, inputs, sink).await?,
+            Change::Reboot { why } => self.reboot(why, sink).await?,
+        }
+        self.refine(undo)
+    }
+
+    /// The exact undo of a change that was cut off or failed: before compared with now.
+    ///
+    /// # Errors
+    /// When the machine could not be looked at.
+    pub async fn reconcile(&self, undo: &Undo) -> Result<Undo, ChangeError> {
+        // Whoever was cut off in the middle of a transaction left timers paused.
+        self.resume_paused().await?;
+        self.refine(undo.clone())
+    }
+
+    /// Undoes it.
+    ///
+    /// # Errors
+    /// When it failed; it stands then.
+    pub async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+        match undo {
+            Undo::Nothing { why } => Ok(Reverted::Nothing { why: why.clone() }),
+            Undo::Impossible { what, why } => Ok(Reverted::Left {
+                what: what.clone(),
+                why: why.clone(),
+            }),
+            Undo::RestoreFiles {
+                files,
+                created_folders,
+                then,
+            } => {
+                let restored = self.restore_files(files, created_folders)?;
+                if matches!(restored, Reverted::Nothing { .. }) {
+                    return Ok(restored);
+                }
+                let followed = self.afterwards(then, sink).await?;
+                Ok(Reverted::of(vec![restored, followed]))
+            }
+            Undo::Packages { before, traces } => {
+                self.revert_packages(before, traces.as_deref(), sink).await
+            }
+            Undo::Unhold { before, held } => self.unhold(before, held.as_deref(), sink).await,
+            Undo::RestoreUnit {
+                unit,
+                enabled,
+                masked,
+                active,
+            } => {
+                self.restore_unit(unit, *enabled, *masked, *active, sink)
+                    .await
+            }
+            Undo::Afterwards { then } => self.afterwards(then, sink).await,
+            Undo::UnloadModule { module } => self.revert_load(module, sink).await,
+            Undo::LoadModule { module } => self.revert_unload(module, sink).await,
+            Undo::RemoveModuleBuild {
+                module,
+                version,
+                kernel,
+            } => self.revert_build(module, version, kernel, sink).await,
+            Undo::RemoveImage { runtime, image } => self.remove_image(*runtime, image, sink).await,
+            Undo::Several { undos } => {
+                let mut endings = Vec::new();
+                for undo in undos {
+                    endings.push(Box::pin(self.revert(undo, sink)).await?);
+                }
+                Ok(Reverted::of(endings))
+            }
+        }
+    }
+
+    fn refine(&self, undo: Undo) -> Result<Undo, ChangeError> {
+        match undo {
+            Undo::RestoreFiles { .. } => self.refine_files(undo),
+            Undo::Packages { .. } => self.refine_packages(undo),
+            Undo::Unhold { .. } => self.refine_hold(undo),
+            Undo::Several { undos } => Ok(Undo::Several {
+                undos: undos
+                    .into_iter()
+                    .map(|undo| self.refine(undo))
+                    .collect::<Result<_, _>>()?,
+            }),
+            other => Ok(other),
+        }
+    }
+
+    /// Runs a command to its end, line by line to the sink.
+    pub(super) async fn exec(&self, cmd: &Cmd, sink: &dyn Sink) -> Result<Output, ExecError> {
+        self.host
+            .exec
+            .run(cmd, &mut |_, line| sink.line(line))
+            .await
+    }
+
+    /// Runs a command that must exit with 0.
+    pub(super) async fn tool(
+        &self,
+        what: &str,
+        cmd: &Cmd,
+        sink: &dyn Sink,
+    ) -> Result<Output, ChangeError> {
+        self.exec(cmd, sink)
+            .await
+            .and_then(|output| output.success(cmd))
+            .map_err(|source| ChangeError::Tool {
+                what: what.to_owned(),
+                source,
+            })
+    }
+}

@@ -1,0 +1,164 @@
+//! Running apt and dpkg: progress told apart from words, passing faults tried again, other faults
+//! with their class and with what a person needs to see.
+
+use std::time::Duration;
+
+use camino::Utf8Path;
+
+use super::{Applier, ChangeError, Sink};
+use crate::{
+    host::{Cmd, ExecError, Output, Stream, exec::tail},
+    tools::{
+        apt_fault::{Fault, failed_sources},
+        apt_progress::{Said, read},
+        dkms,
+    },
+};
+
+/// Waiting times between attempts at what passes by itself.
+const BACKOFF: [Duration; 3] = [
+    Duration::from_secs(5),
+    Duration::from_secs(20),
+    Duration::from_secs(60),
+];
+
+/// How much of a compiler's log an error carries.
+const LOG_LINES: usize = 30;
+
+impl Applier {
+    /// Runs apt or dpkg; faults that pass by themselves are tried again.
+    pub(super) async fn apt_run(
+        &self,
+        what: &str,
+        cmd: Cmd,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let mut pauses = BACKOFF.iter();
+        loop {
+            let error = match self.apt_once(what, &cmd, sink).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let ChangeError::Packages { fault, .. } = &error else {
+                return Err(error);
+            };
+            let (true, Some(pause)) = (fault.passes(), pauses.next()) else {
+                return Err(error);
+            };
+            let fault = *fault;
+            sink.retry(&sentence(&error), pause.as_secs_f64());
+            self.host.clock.sleep(*pause).await;
+            match fault {
+                Fault::Locked => self.wait_for_locks(sink).await?,
+                // The lists are older than the mirror, or a cache on the way is; new ones mend both.
+                Fault::Stale => {
+                    let update = self.apt()?.update_past_caches();
+                    if let Err(error) = self
+                        .apt_once("fetch the package lists", &update, sink)
+                        .await
+                    {
+                        sink.line(&sentence(&error));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    async fn apt_once(&self, what: &str, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let ran = self
+            .host
+            .exec
+            .run(cmd, &mut |stream, line| match (stream, read(line)) {
+                (Stream::Out, Said::Progress(percent, _)) => {
+                    // Between 0 and 100, so nothing is lost that matters.
+                    #[expect(
+                        clippy::cast_possible_truncation,
+                        clippy::cast_sign_loss,
+                        reason = "a percentage, checked by its parser"
+                    )]
+                    sink.progress(percent as u64, Some(100), "percent");
+                }
+                (Stream::Out, Said::Noise) => {}
+                (Stream::Out, Said::Line(line)) => sink.line(line),
+                (Stream::Err, _) => sink.line(line),
+            })
+            .await;
+        let output = match ran {
+            Ok(output) => output,
+            Err(source) => {
+                return Err(ChangeError::Packages {
+                    what: what.to_owned(),
+                    fault: Fault::Other,
+                    attachment: None,
+                    source,
+                });
+            }
+        };
+        let words = words(&output);
+        let failed_quietly = failed_sources(&words).filter(|_| is_update(cmd));
+        let source = match (output.success(cmd), failed_quietly) {
+            (Ok(_), None) => return Ok(()),
+            (Ok(output), Some(failed)) => ExecError::Failed {
+                command: cmd.line(),
+                status: output.status,
+                tail: tail(&failed),
+            },
+            (Err(source), _) => source,
+        };
+        let fault = Fault::of(&words);
+        Err(ChangeError::Packages {
+            what: what.to_owned(),
+            fault,
+            attachment: self.attachment(fault, &words)?,
+            source,
+        })
+    }
+
+    /// What else a person needs to see: the compiler's words, or the lines before the failure.
+    fn attachment(&self, fault: Fault, words: &str) -> Result<Option<String>, ChangeError> {
+        match fault {
+            Fault::Build => match dkms::log_named_in(words) {
+                Some(path) => self.log_tail(&path),
+                None => Ok(Some(tail(words))),
+            },
+            Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => {
+                Ok(Some(tail(words)).filter(|text| !text.is_empty()))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The end of a log, with its name.
+    pub(super) fn log_tail(&self, path: &Utf8Path) -> Result<Option<String>, ChangeError> {
+        Ok(self.host.files.read(path)?.map(|bytes| {
+            let text = String::from_utf8_lossy(&bytes);
+            let lines: Vec<&str> = text.trim_end().lines().collect();
+            let end = &lines[lines.len().saturating_sub(LOG_LINES)..];
+            format!("the end of `{path}`:\n{}", end.join("\n"))
+        }))
+    }
+}
+
+/// An error and its cause on one line, for words in between.
+fn sentence(error: &ChangeError) -> String {
+    let chain: Vec<String> = std::iter::once(error.to_string())
+        .chain(crate::error::causes(error))
+        .collect();
+    chain.join(": ").replace('\n', " ")
+}
+
+/// What was printed, without lines that are for progress bars.
+fn words(output: &Output) -> String {
+    output
+        .stdout
+        .lines()
+        .filter(|line| matches!(read(line), Said::Line(_)))
+        .chain(output.stderr.lines())
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn is_update(cmd: &Cmd) -> bool {
+    cmd.args.iter().any(|arg| arg == "update")
+}

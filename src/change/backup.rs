@@ -1,0 +1,84 @@
+//! Backups of files and inventories: below the state folder, named by the SHA-256 of what is in
+//! them, so that one content is stored once and damage is noticed.
+
+use std::sync::Arc;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::ChangeError;
+use crate::host::{Files, digest::sha256};
+
+/// Where backups are kept.
+#[derive(Clone)]
+pub(super) struct Backups {
+    files: Arc<dyn Files>,
+    folder: Utf8PathBuf,
+}
+
+impl Backups {
+    pub(super) fn new(files: Arc<dyn Files>, state: &Utf8Path) -> Self {
+        Self {
+            files,
+            folder: state.join("backups"),
+        }
+    }
+
+    /// Stores a content; gives its name.
+    pub(super) fn save(&self, content: &[u8]) -> Result<String, ChangeError> {
+        let name = sha256(content);
+        let path = self.folder.join(&name);
+        let whole = self
+            .files
+            .read(&path)?
+            .is_some_and(|stored| stored == content);
+        if !whole {
+            // What people put into files below `/etc` is for root alone, so the folder is, too.
+            self.files.create_folder(&self.folder, 0o700)?;
+            self.files.write(&path, content, 0o600)?;
+        }
+        Ok(name)
+    }
+
+    /// Gives a content back.
+    pub(super) fn load(&self, name: &str) -> Result<Vec<u8>, ChangeError> {
+        let path = self.folder.join(name);
+        let content = self.files.read(&path)?;
+        match content {
+            Some(content) if sha256(&content) == name => Ok(content),
+            found => Err(ChangeError::Backup {
+                path,
+                why: match found {
+                    None => "it is not there",
+                    Some(_) => "it is not what was stored",
+                },
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::{ReadFiles, fake};
+
+    #[test]
+    fn stored_once_for_root_alone_and_damage_is_noticed() {
+        let (host, fakes) = fake::host();
+        let backups = Backups::new(host.files.clone(), "/var/lib/gpu-bootstrap".into());
+        let name = backups.save(b"secret").unwrap();
+        let writes = fakes.files.mutations();
+        assert_eq!(backups.save(b"secret").unwrap(), name);
+        assert_eq!(fakes.files.mutations(), writes);
+        assert_eq!(backups.load(&name).unwrap(), b"secret");
+        let path = format!("/var/lib/gpu-bootstrap/backups/{name}");
+        let mode = |path: &str| fakes.files.stat(path.into()).unwrap().unwrap().mode;
+        assert_eq!(mode(&path), 0o600);
+        assert_eq!(mode("/var/lib/gpu-bootstrap/backups"), 0o700);
+        fakes.files.put(&path, "other");
+        assert!(backups.load(&name).is_err());
+        assert!(backups.load("00").is_err());
+        // A damaged backup is mended when the content comes by again.
+        assert_eq!(backups.save(b"secret").unwrap(), name);
+        assert_eq!(backups.load(&name).unwrap(), b"secret");
+    }
+}

@@ -1,0 +1,334 @@
+//! Kernel modules and what the kernel boots with: load, unload, build, initial RAM filesystems.
+
+use camino::Utf8PathBuf;
+
+use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo};
+use crate::{
+    host::ExecError,
+    tools::{dkms, initramfs, kmod},
+};
+
+impl Applier {
+    fn is_loaded(&self, module: &str) -> Result<bool, ChangeError> {
+        let path = Utf8PathBuf::from(format!("/sys/module/{}", kmod::canonical(module)));
+        Ok(self.host.files.exists(&path)?)
+    }
+
+    pub(super) fn capture_load(&self, module: &str) -> Result<Undo, ChangeError> {
+        Ok(if self.is_loaded(module)? {
+            Undo::Nothing {
+                why: format!("`{module}` was loaded before"),
+            }
+        } else {
+            Undo::UnloadModule {
+                module: module.to_owned(),
+            }
+        })
+    }
+
+    pub(super) fn capture_unload(&self, module: &str) -> Result<Undo, ChangeError> {
+        Ok(if self.is_loaded(module)? {
+            Undo::LoadModule {
+                module: module.to_owned(),
+            }
+        } else {
+            Undo::Nothing {
+                why: format!("`{module}` was not loaded before"),
+            }
+        })
+    }
+
+    pub(super) async fn load_module(
+        &self,
+        module: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        if self.is_loaded(module)? {
+            return Ok(());
+        }
+        self.modprobe(
+            &format!("load kernel module `{module}`"),
+            &kmod::load(module),
+            sink,
+        )
+        .await?;
+        if self.is_loaded(module)? {
+            Ok(())
+        } else {
+            Err(ChangeError::Unreadable {
+                what: format!("load kernel module `{module}`"),
+                why: "`modprobe` succeeded, and the module is not loaded".to_owned(),
+            })
+        }
+    }
+
+    async fn modprobe(
+        &self,
+        what: &str,
+        cmd: &crate::host::Cmd,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let module = |text: &str, source: ExecError| ChangeError::Module {
+            what: what.to_owned(),
+            fault: kmod::Fault::of(text),
+            source,
+        };
+        let output = self
+            .exec(cmd, sink)
+            .await
+            .map_err(|source| module("", source))?;
+        let said = output.stderr.clone();
+        output
+            .success(cmd)
+            .map(drop)
+            .map_err(|source| module(&said, source))
+    }
+
+    /// Who uses a loaded module; `None` when nobody does.
+    fn users_of(&self, module: &str) -> Result<Option<String>, ChangeError> {
+        let text = self
+            .host
+            .files
+            .read_text(kmod::MODULES.into())?
+            .unwrap_or_default();
+        let name = kmod::canonical(module);
+        Ok(kmod::parse_loaded(&text)
+            .into_iter()
+            .find(|loaded| loaded.name == name && loaded.users > 0)
+            .map(|loaded| {
+                let by_modules = loaded.used_by.len() as u64;
+                let others = u64::from(loaded.users).saturating_sub(by_modules);
+                let mut by = loaded.used_by;
+                if others > 0 {
+                    by.push(format!("{others} open file(s) or device(s)"));
+                }
+                by.join(", ")
+            }))
+    }
+
+    pub(super) async fn unload_module(
+        &self,
+        module: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        if !self.is_loaded(module)? {
+            return Ok(());
+        }
+        if let Some(by) = self.users_of(module)? {
+            return Err(ChangeError::InUse {
+                module: module.to_owned(),
+                by,
+            });
+        }
+        self.modprobe(
+            &format!("unload kernel module `{module}`"),
+            &kmod::unload(module),
+            sink,
+        )
+        .await
+    }
+
+    pub(super) async fn revert_load(
+        &self,
+        module: &str,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        if !self.is_loaded(module)? {
+            return Ok(Reverted::Nothing {
+                why: format!("`{module}` is not loaded"),
+            });
+        }
+        Ok(match self.unload_module(module, sink).await {
+            Ok(()) => Reverted::Done {
+                what: format!("unloaded `{module}`"),
+            },
+            Err(error) => Reverted::Left {
+                what: format!("kernel module `{module}`, until the next boot"),
+                why: error.to_string(),
+            },
+        })
+    }
+
+    pub(super) async fn revert_unload(
+        &self,
+        module: &str,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        if self.is_loaded(module)? {
+            return Ok(Reverted::Nothing {
+                why: format!("`{module}` is loaded"),
+            });
+        }
+        Ok(match self.load_module(module, sink).await {
+            Ok(()) => Reverted::Done {
+                what: format!("loaded `{module}`"),
+            },
+            Err(error) => Reverted::Left {
+                what: format!("`{module}` unloaded, until the next boot"),
+                why: error.to_string(),
+            },
+        })
+    }
+
+    pub(super) fn capture_initramfs(kernels: &[String]) -> Undo {
+        Undo::Afterwards {
+            then: kernels
+                .iter()
+                .map(|kernel| Afterwards::RebuildInitramfs {
+                    kernel: kernel.clone(),
+                })
+                .collect(),
+        }
+    }
+
+    pub(super) async fn rebuild_initramfs(
+        &self,
+        kernels: &[String],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        for kernel in kernels {
+            let cmd = initramfs::update(kernel);
+            let what = format!("rebuild the initramfs of {kernel}");
+            match self.tool(&what, &cmd, sink).await {
+                Err(ChangeError::Tool {
+                    source: ExecError::NotFound { .. },
+                    ..
+                }) => {
+                    return Err(ChangeError::Unsupported {
+                        what: format!("to {what} without `update-initramfs`"),
+                    });
+                }
+                done => done?,
+            };
+            if self.host.files.stat(&initramfs::image(kernel))?.is_none() {
+                return Err(ChangeError::Unreadable {
+                    what,
+                    why: format!("`{}` is not there", initramfs::image(kernel)),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What DKMS knows about a module.
+    async fn builds(&self, module: &str) -> Result<Vec<dkms::Status>, ChangeError> {
+        let query = dkms::status(module);
+        let output = self
+            .host
+            .reader()
+            .query(&query)
+            .await
+            .and_then(|output| output.success(query.cmd()))
+            .map_err(|source| ChangeError::Tool {
+                what: format!("ask DKMS about `{module}`"),
+                source,
+            })?;
+        Ok(dkms::parse_status(&output.stdout)
+            .into_iter()
+            .filter(|status| status.module == module)
+            .collect())
+    }
+
+    pub(super) async fn capture_build(
+        &self,
+        module: &str,
+        kernel: &str,
+    ) -> Result<Undo, ChangeError> {
+        let builds = self.builds(module).await?;
+        let there = builds.iter().any(|status| is_installed(status, kernel));
+        Ok(match builds.first() {
+            Some(status) if !there => Undo::RemoveModuleBuild {
+                module: module.to_owned(),
+                version: status.version.clone(),
+                kernel: kernel.to_owned(),
+            },
+            _ => Undo::Nothing {
+                why: if there {
+                    format!("`{module}` was built for {kernel} before")
+                } else {
+                    format!("DKMS does not know `{module}`")
+                },
+            },
+        })
+    }
+
+    pub(super) async fn build_module(
+        &self,
+        module: &str,
+        kernel: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let builds = self.builds(module).await?;
+        if builds.iter().any(|status| is_installed(status, kernel)) {
+            return Ok(());
+        }
+        let error = |log: Option<String>, source: Option<ExecError>| ChangeError::Build {
+            module: module.to_owned(),
+            kernel: kernel.to_owned(),
+            log,
+            source,
+        };
+        let Some(version) = builds.first().map(|status| status.version.clone()) else {
+            return Err(error(
+                Some("DKMS does not know the module; its source package is not installed".into()),
+                None,
+            ));
+        };
+        let cmd = dkms::install(module, &version, kernel);
+        let ran = self
+            .exec(&cmd, sink)
+            .await
+            .and_then(|output| output.success(&cmd));
+        if let Err(source) = ran {
+            let log = self.log_tail(&dkms::log_path(module, &version))?;
+            return Err(error(log, Some(source)));
+        }
+        if self
+            .builds(module)
+            .await?
+            .iter()
+            .any(|status| is_installed(status, kernel))
+        {
+            Ok(())
+        } else {
+            // Some versions of DKMS skip a kernel without headers and succeed.
+            let log = self.log_tail(&dkms::log_path(module, &version))?;
+            Err(error(log, None))
+        }
+    }
+
+    pub(super) async fn revert_build(
+        &self,
+        module: &str,
+        version: &str,
+        kernel: &str,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let builds = match self.builds(module).await {
+            Ok(builds) => builds,
+            Err(ChangeError::Tool {
+                source: ExecError::NotFound { .. },
+                ..
+            }) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let there = builds
+            .iter()
+            .any(|status| status.version == version && status.kernel.as_deref() == Some(kernel));
+        if !there {
+            return Ok(Reverted::Nothing {
+                why: format!("`{module}` {version} is not built for {kernel} any more"),
+            });
+        }
+        let what = format!("remove `{module}` {version} from {kernel}");
+        self.tool(&what, &dkms::remove(module, version, kernel), sink)
+            .await?;
+        Ok(Reverted::Done {
+            what: format!("removed `{module}` {version} from {kernel}"),
+        })
+    }
+}
+
+fn is_installed(status: &dkms::Status, kernel: &str) -> bool {
+    status.kernel.as_deref() == Some(kernel) && status.state.starts_with("installed")
+}

@@ -1,0 +1,423 @@
+//! The one place that starts a package manager. Every transaction waits for others with a bound,
+//! is simulated first, refused if it does what the plan does not name, downloaded before anything
+//! is touched, run without questions, and verified afterwards.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use super::{
+    Applier, ChangeError, Sink,
+    inventory::{full_name, held, native},
+    transaction::{Agreed, choose, objections},
+};
+use crate::{
+    config::desired::{Manager, PackageWish},
+    host::Query,
+    tools::{
+        apt::Apt,
+        apt_fault::Fault,
+        apt_policy,
+        apt_simulation::{self, Action},
+        dpkg, dpkg_status,
+    },
+};
+
+/// Whether the package lists were fetched in this run, and no repository was added since.
+#[derive(Debug, Default)]
+pub(super) struct Lists(AtomicBool);
+
+impl Lists {
+    pub(super) fn set_fresh(&self, fresh: bool) {
+        self.0.store(fresh, Ordering::SeqCst);
+    }
+
+    pub(super) fn are_fresh(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Applier {
+    /// The settings of every call of apt.
+    pub(super) fn apt(&self) -> Result<Apt, ChangeError> {
+        match self.policy.manager {
+            Manager::Apt => Ok(Apt {
+                lock_timeout_seconds: self.policy.lock_timeout_seconds.min(120),
+                proxy: self.policy.proxy.clone(),
+                recommends: self.policy.recommends,
+            }),
+            Manager::Dnf => Err(ChangeError::Unsupported {
+                what: "changing packages with dnf".to_owned(),
+            }),
+        }
+    }
+
+    /// Fetches the package lists, unless they are fresh.
+    pub(super) async fn refresh(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+        self.apt()?;
+        if self.lists.are_fresh() {
+            sink.line("the package lists were fetched in this run already");
+            return Ok(());
+        }
+        self.exclusively(sink, self.update(sink)).await
+    }
+
+    pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let apt = self.apt()?;
+        self.lists.set_fresh(false);
+        self.apt_run("fetch the package lists", apt.update(), sink)
+            .await?;
+        self.lists.set_fresh(true);
+        Ok(())
+    }
+
+    /// Installs what is wished for; what is installed as wished stays untouched.
+    pub(super) async fn install(
+        &self,
+        wishes: &[PackageWish],
+        removing: &[String],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        self.apt()?;
+        self.exclusively(sink, async {
+            self.check_consistent()?;
+            let resolved = match self.resolve(wishes).await {
+                // Lists as old as the image may not know what the mirror has.
+                Err(ChangeError::NoVersion { .. }) if !self.lists.are_fresh() => {
+                    self.update(sink).await?;
+                    self.resolve(wishes).await?
+                }
+                resolved => resolved?,
+            };
+            let mut specs = self.specs(&resolved)?;
+            specs.extend(
+                self.present(removing)?
+                    .iter()
+                    .map(|name| format!("{name}-")),
+            );
+            if !specs.is_empty() {
+                let actions = self.simulate(&["install"], &specs).await?;
+                self.agree(&actions, wishes, removing)?;
+                let apt = self.apt()?;
+                self.apt_run("download packages", apt.download(&specs), sink)
+                    .await?;
+                self.apt_run("install packages", apt.install(&specs), sink)
+                    .await?;
+            }
+            self.verify(&resolved)
+        })
+        .await
+    }
+
+    pub(super) async fn preview_install(
+        &self,
+        wishes: &[PackageWish],
+        removing: &[String],
+    ) -> Result<String, ChangeError> {
+        if self.policy.manager == Manager::Dnf {
+            return Ok("installing with dnf is not available in this version".to_owned());
+        }
+        let resolved = match self.resolve(wishes).await {
+            Ok(resolved) => resolved,
+            // A plan may add the repository, or fetch newer lists, before it comes to this.
+            Err(error @ ChangeError::NoVersion { .. }) => {
+                return Ok(format!("cannot be simulated yet: {error}"));
+            }
+            Err(error) => return Err(error),
+        };
+        let mut specs = self.specs(&resolved)?;
+        specs.extend(
+            self.present(removing)?
+                .iter()
+                .map(|name| format!("{name}-")),
+        );
+        if specs.is_empty() {
+            return Ok(String::new());
+        }
+        let actions = self.simulate(&["install"], &specs).await?;
+        self.agree(&actions, wishes, removing)?;
+        Ok(apt_simulation::tell(&actions))
+    }
+
+    /// Removes packages with their configuration.
+    pub(super) async fn remove(
+        &self,
+        packages: &[String],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        self.apt()?;
+        self.exclusively(sink, async {
+            let present = self.present(packages)?;
+            if present.is_empty() {
+                return Ok(());
+            }
+            self.agree_to_removal(&present).await?;
+            self.apt_run("remove packages", self.apt()?.purge(&present), sink)
+                .await?;
+            match self.present(packages)?.first() {
+                None => Ok(()),
+                Some(left) => Err(ChangeError::NotVerified {
+                    package: left.clone(),
+                    found: "still installed".to_owned(),
+                    wanted: "its removal".to_owned(),
+                }),
+            }
+        })
+        .await
+    }
+
+    pub(super) async fn preview_remove(&self, packages: &[String]) -> Result<String, ChangeError> {
+        if self.policy.manager == Manager::Dnf {
+            return Ok("removing with dnf is not available in this version".to_owned());
+        }
+        let present = self.present(packages)?;
+        if present.is_empty() {
+            return Ok(String::new());
+        }
+        let actions = self.agree_to_removal(&present).await?;
+        Ok(apt_simulation::tell(&actions))
+    }
+
+    /// Simulates a removal and refuses it if anything else would happen.
+    pub(super) async fn agree_to_removal(
+        &self,
+        packages: &[String],
+    ) -> Result<Vec<Action>, ChangeError> {
+        let actions = self.simulate(&["purge"], packages).await?;
+        let agreed = Agreed {
+            removing: packages
+                .iter()
+                .chain(&self.policy.may_remove)
+                .map(String::as_str)
+                .collect(),
+            only_removals: true,
+            ..Agreed::default()
+        };
+        refuse(objections(&actions, &agreed))?;
+        Ok(actions)
+    }
+
+    /// Finishes what an interrupted package manager left.
+    pub(super) async fn repair(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+        self.apt()?;
+        self.exclusively(sink, async {
+            let configured = self
+                .apt_run("configure what is unpacked", dpkg::configure_all(), sink)
+                .await;
+            match configured {
+                Ok(()) if self.half_done()?.is_empty() => return Ok(()),
+                Ok(()) => {}
+                // Only what is missing can be added; a script or build that fails would fail again.
+                Err(ChangeError::Packages {
+                    fault: Fault::Unmet,
+                    ..
+                }) => {}
+                Err(error) => return Err(error),
+            }
+            let apt = self.apt()?;
+            let actions = self.simulate(&["install", "--fix-broken"], &[]).await?;
+            let half_done = self.half_done()?;
+            let agreed = Agreed {
+                named: half_done.iter().map(String::as_str).collect(),
+                removing: self.policy.may_remove.iter().map(String::as_str).collect(),
+                upgrading: self.policy.may_upgrade.iter().map(String::as_str).collect(),
+                held: held(&self.database()?),
+                only_removals: false,
+            };
+            refuse(objections(&actions, &agreed))?;
+            self.apt_run("complete broken dependencies", apt.fix(), sink)
+                .await?;
+            self.check_consistent()
+        })
+        .await
+    }
+
+    pub(super) async fn preview_repair(&self) -> Result<String, ChangeError> {
+        let query = dpkg::audit();
+        let output = self.ask("look for half-done packages", &query).await?;
+        Ok(dpkg::parse_audit(&output)
+            .iter()
+            .map(|name| format!("~ {name}"))
+            .collect::<Vec<_>>()
+            .join("\n"))
+    }
+
+    /// Packages that are neither installed nor gone.
+    pub(super) fn half_done(&self) -> Result<Vec<String>, ChangeError> {
+        let database = self.database()?;
+        let mut names: Vec<String> = database
+            .iter()
+            .filter(|package| package.needs_repair())
+            .map(|package| full_name(package, native(&database)))
+            .collect();
+        let updates = self.host.files.list(dpkg_status::UPDATES.into())?;
+        if names.is_empty() && dpkg_status::interrupted(&updates) {
+            names.push("dpkg's own records".to_owned());
+        }
+        Ok(names)
+    }
+
+    fn check_consistent(&self) -> Result<(), ChangeError> {
+        let packages = self.half_done()?;
+        if packages.is_empty() {
+            Ok(())
+        } else {
+            Err(ChangeError::HalfDone { packages })
+        }
+    }
+
+    /// Each wish with its version: the installed one where it is as wished, else the one to take.
+    async fn resolve(
+        &self,
+        wishes: &[PackageWish],
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
+        let installed = self.installed()?;
+        let mut resolved = BTreeMap::new();
+        let mut open: Vec<&PackageWish> = Vec::new();
+        for wish in wishes {
+            let wanted = wish.version.as_deref().unwrap_or("*");
+            match installed.get(&wish.name) {
+                Some(version) if crate::model::pattern::matches(wanted, version) => {
+                    resolved.insert(wish.name.clone(), version.clone());
+                }
+                _ => open.push(wish),
+            }
+        }
+        if open.is_empty() {
+            return Ok(resolved);
+        }
+        let names: BTreeSet<&str> = open.iter().map(|wish| wish.name.as_str()).collect();
+        let query = apt_policy::candidates(&names.into_iter().collect::<Vec<_>>());
+        let answer = self.ask("look packages up", &query).await?;
+        let offers = apt_policy::parse_offers(&answer);
+        for wish in open {
+            let offer = offers.iter().find(|offer| offer.name == wish.name);
+            resolved.insert(wish.name.clone(), choose(wish, offer)?);
+        }
+        Ok(resolved)
+    }
+
+    /// What apt must be asked for: what is not installed in the resolved version.
+    fn specs(&self, resolved: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
+        let installed = self.installed()?;
+        Ok(resolved
+            .iter()
+            .filter(|(name, version)| installed.get(*name) != Some(version))
+            .map(|(name, version)| format!("{name}={version}"))
+            .collect())
+    }
+
+    /// Which of the names are there, in whatever state but gone.
+    pub(super) fn present(&self, names: &[String]) -> Result<Vec<String>, ChangeError> {
+        let inventory = self.database()?;
+        let native = native(&inventory);
+        let there: BTreeSet<String> = inventory
+            .iter()
+            .filter(|package| {
+                !matches!(
+                    package.state,
+                    dpkg_status::State::NotInstalled | dpkg_status::State::ConfigFiles
+                )
+            })
+            .map(|package| full_name(package, native))
+            .collect();
+        Ok(names
+            .iter()
+            .filter(|name| there.contains(*name))
+            .cloned()
+            .collect())
+    }
+
+    fn installed(&self) -> Result<BTreeMap<String, String>, ChangeError> {
+        let database = self.database()?;
+        Ok(database
+            .iter()
+            .filter(|package| package.is_installed())
+            .map(|package| {
+                (
+                    full_name(package, native(&database)),
+                    package.version.clone(),
+                )
+            })
+            .collect())
+    }
+
+    async fn simulate(&self, verb: &[&str], specs: &[String]) -> Result<Vec<Action>, ChangeError> {
+        let query = self.apt()?.simulate(verb, specs);
+        Ok(apt_simulation::parse(
+            &self.ask("simulate the package transaction", &query).await?,
+        ))
+    }
+
+    fn agree(
+        &self,
+        actions: &[Action],
+        wishes: &[PackageWish],
+        removing: &[String],
+    ) -> Result<(), ChangeError> {
+        let agreed = Agreed {
+            named: wishes.iter().map(|wish| wish.name.as_str()).collect(),
+            removing: removing
+                .iter()
+                .chain(&self.policy.may_remove)
+                .map(String::as_str)
+                .collect(),
+            upgrading: self.policy.may_upgrade.iter().map(String::as_str).collect(),
+            held: held(&self.database()?),
+            only_removals: false,
+        };
+        refuse(objections(actions, &agreed))
+    }
+
+    fn verify(&self, resolved: &BTreeMap<String, String>) -> Result<(), ChangeError> {
+        self.check_consistent()?;
+        let installed = self.installed()?;
+        for (name, wanted) in resolved {
+            let found = installed.get(name);
+            if found != Some(wanted) {
+                return Err(ChangeError::NotVerified {
+                    package: name.clone(),
+                    found: found.map_or("not installed", String::as_str).to_owned(),
+                    wanted: wanted.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the package manager something; its refusals have classes.
+    async fn ask(&self, what: &str, query: &Query) -> Result<String, ChangeError> {
+        let output =
+            self.host
+                .reader()
+                .query(query)
+                .await
+                .map_err(|source| ChangeError::Packages {
+                    what: what.to_owned(),
+                    fault: Fault::Other,
+                    attachment: None,
+                    source,
+                })?;
+        let said = format!("{}\n{}", output.stderr, output.stdout);
+        let stdout = output.stdout.clone();
+        output
+            .success(query.cmd())
+            .map_err(|source| ChangeError::Packages {
+                what: what.to_owned(),
+                fault: Fault::of(&said),
+                // What cannot be met is told on standard output.
+                attachment: Some(crate::host::exec::tail(&stdout)).filter(|text| !text.is_empty()),
+                source,
+            })?;
+        Ok(stdout)
+    }
+}
+
+fn refuse(reasons: Vec<String>) -> Result<(), ChangeError> {
+    if reasons.is_empty() {
+        Ok(())
+    } else {
+        Err(ChangeError::Refused { reasons })
+    }
+}

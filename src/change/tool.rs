@@ -1,0 +1,57 @@
+//! Tools that write files which the change names, and the reboot.
+
+use std::time::Duration;
+
+use camino::Utf8PathBuf;
+
+use super::{Applier, ChangeError, FileAfter, Sink, Undo};
+use crate::host::Cmd;
+
+/// `nvidia-ctk` and its like answer in seconds; on a sick GPU they hang.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+impl Applier {
+    pub(super) fn capture_tool(
+        &self,
+        purpose: &str,
+        writes: &[Utf8PathBuf],
+    ) -> Result<Undo, ChangeError> {
+        if writes.is_empty() {
+            return Ok(Undo::Impossible {
+                what: format!("what this did: {purpose}"),
+                why: "the tool that did it has no way back".to_owned(),
+            });
+        }
+        self.capture_files(writes, |_| FileAfter::Unknown)
+    }
+
+    pub(super) async fn run_tool(
+        &self,
+        purpose: &str,
+        command: &[String],
+        writes: &[Utf8PathBuf],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let Some((program, args)) = command.split_first() else {
+            return Err(ChangeError::Unreadable {
+                what: purpose.to_owned(),
+                why: "the command is empty".to_owned(),
+            });
+        };
+        for folder in writes.iter().filter_map(|path| path.parent()) {
+            // Not every tool makes the folders that it writes to.
+            if self.host.files.stat(folder)?.is_none() {
+                self.host.files.create_folder(folder, 0o755)?;
+            }
+        }
+        let cmd = Cmd::new(program, args.iter().cloned()).deadline(DEADLINE);
+        self.tool(purpose, &cmd, sink).await.map(drop)
+    }
+
+    pub(super) async fn reboot(&self, why: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let cmd = Cmd::new("systemctl", ["reboot"]);
+        self.tool(&format!("reboot ({why})"), &cmd, sink)
+            .await
+            .map(drop)
+    }
+}

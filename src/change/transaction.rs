@@ -1,0 +1,263 @@
+//! What a package transaction may do, decided from data alone: which versions are asked for, and
+//! whether the simulation does what the plan says and nothing else.
+
+use std::{cmp::Ordering, collections::BTreeSet};
+
+use debversion::Version;
+
+use super::ChangeError;
+use crate::{
+    config::desired::PackageWish,
+    model::pattern,
+    tools::{apt_policy::Offer, apt_simulation::Action},
+};
+
+/// What the plan agrees to.
+#[derive(Debug, Default)]
+pub(super) struct Agreed<'p> {
+    /// Packages that it names.
+    pub named: BTreeSet<&'p str>,
+    /// Patterns of packages that may be removed.
+    pub removing: Vec<&'p str>,
+    /// Patterns of packages that may be upgraded beside the named ones.
+    pub upgrading: Vec<&'p str>,
+    /// Packages that are held.
+    pub held: BTreeSet<String>,
+    /// Nothing may be installed: the transaction is a removal.
+    pub only_removals: bool,
+}
+
+/// The version to ask for.
+///
+/// The candidate is taken where it matches, because it is what pins and priorities say; else the
+/// newest version of the highest priority among those that match.
+pub(super) fn choose(wish: &PackageWish, offer: Option<&Offer>) -> Result<String, ChangeError> {
+    let wanted = wish.version.as_deref().unwrap_or("*");
+    let none = |offered: String| ChangeError::NoVersion {
+        package: wish.name.clone(),
+        wanted: wish.version.clone().unwrap_or_else(|| "any".to_owned()),
+        offered,
+    };
+    let Some(offer) = offer else {
+        return Err(none("the package lists do not know the package".to_owned()));
+    };
+    if let Some(candidate) = &offer.candidate
+        && pattern::matches(wanted, candidate)
+    {
+        return Ok(candidate.clone());
+    }
+    offer
+        .versions
+        .iter()
+        // apt_preferences(5): a negative priority prevents the installation.
+        .filter(|(version, priority)| *priority >= 0 && pattern::matches(wanted, version))
+        .max_by(|(a, a_priority), (b, b_priority)| {
+            a_priority.cmp(b_priority).then_with(|| compare(a, b))
+        })
+        .map(|(version, _)| version.clone())
+        .ok_or_else(|| {
+            none(if offer.versions.is_empty() {
+                "no version is offered".to_owned()
+            } else {
+                let all: Vec<&str> = offer.versions.iter().map(|(v, _)| v.as_str()).collect();
+                format!("offered: {}", all.join(", "))
+            })
+        })
+}
+
+/// Debian's order of versions. Text that is no version sorts as text: apt will say so better.
+pub(super) fn compare(a: &str, b: &str) -> Ordering {
+    match (a.parse::<Version>(), b.parse::<Version>()) {
+        (Ok(a), Ok(b)) => a.cmp(&b),
+        _ => a.cmp(b),
+    }
+}
+
+/// What the simulation does that was not agreed to, each as `would …`.
+pub(super) fn objections(actions: &[Action], agreed: &Agreed<'_>) -> Vec<String> {
+    let any = |patterns: &[&str], name: &str| {
+        let bare = name.split(':').next().unwrap_or(name);
+        patterns
+            .iter()
+            .any(|pattern| pattern::matches(pattern, name) || pattern::matches(pattern, bare))
+    };
+    let mut reasons = Vec::new();
+    for action in actions {
+        match action {
+            Action::Remove { name, version, .. } => {
+                if agreed.held.contains(name) {
+                    reasons.push(format!("would remove {name} {version}, which is held"));
+                } else if !any(&agreed.removing, name) {
+                    reasons.push(format!("would remove {name} {version}"));
+                }
+            }
+            Action::Install { name, from, to } => match from {
+                _ if agreed.only_removals => {
+                    reasons.push(format!("would install {name} {to}"));
+                }
+                None => {}
+                Some(from) if from == to => {}
+                Some(from) if agreed.held.contains(name) => {
+                    reasons.push(format!(
+                        "would change {name}, which is held, from {from} to {to}"
+                    ));
+                }
+                Some(from) if compare(from, to) == Ordering::Greater => {
+                    reasons.push(format!("would downgrade {name} from {from} to {to}"));
+                }
+                Some(from)
+                    if !agreed.named.contains(name.as_str()) && !any(&agreed.upgrading, name) =>
+                {
+                    reasons.push(format!("would upgrade {name} from {from} to {to}"));
+                }
+                Some(_) => {}
+            },
+        }
+    }
+    reasons
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(version: Option<&str>) -> PackageWish {
+        PackageWish {
+            name: "nvidia-kernel-dkms".into(),
+            version: version.map(str::to_owned),
+        }
+    }
+
+    fn offer(candidate: Option<&str>, versions: &[(&str, i32)]) -> Offer {
+        Offer {
+            name: "nvidia-kernel-dkms".into(),
+            installed: None,
+            candidate: candidate.map(str::to_owned),
+            versions: versions
+                .iter()
+                .map(|(version, priority)| ((*version).to_owned(), *priority))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn versions_are_chosen_by_pattern_then_priority_then_age() {
+        let two = offer(
+            Some("580.178.04-1"),
+            &[
+                ("580.178.04-1", 500),
+                ("535.261.03-1~deb12u1", 500),
+                ("535.183.01-1", 500),
+                ("535.9.1-1", 500),
+                ("535.300.1-1", -1),
+            ],
+        );
+        for (pattern, expected) in [
+            (None, "580.178.04-1"),
+            (Some("535.*"), "535.261.03-1~deb12u1"),
+            (Some("535.9.*"), "535.9.1-1"),
+            (Some("535.183.01-1"), "535.183.01-1"),
+        ] {
+            assert_eq!(choose(&wish(pattern), Some(&two)).unwrap(), expected);
+        }
+        let pinned = offer(Some("2"), &[("2", 500), ("1.2", 100), ("1.1", 600)]);
+        assert_eq!(choose(&wish(Some("1.*")), Some(&pinned)).unwrap(), "1.1");
+    }
+
+    #[test]
+    fn what_is_not_offered_is_told() {
+        for (pattern, offered, text) in [
+            (None, None, "do not know the package"),
+            (None, Some(offer(None, &[])), "no version is offered"),
+            (
+                Some("535.*"),
+                Some(offer(Some("550.1-1"), &[("550.1-1", 500)])),
+                "offered: 550.1-1",
+            ),
+            (
+                Some("535.*"),
+                Some(offer(None, &[("535.1-1", -10)])),
+                "offered: 535.1-1",
+            ),
+        ] {
+            let error = choose(&wish(pattern), offered.as_ref()).unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn debian_order() {
+        for (older, newer) in [
+            ("1.0~rc1-1", "1.0-1"),
+            ("535.9-1", "535.10-1"),
+            ("2.0", "1:1.0"),
+            ("1.0-1", "1.0-1+b1"),
+        ] {
+            assert_eq!(compare(older, newer), Ordering::Less, "{older} < {newer}");
+        }
+    }
+
+    fn install(name: &str, from: Option<&str>, to: &str) -> Action {
+        Action::Install {
+            name: name.into(),
+            from: from.map(str::to_owned),
+            to: to.into(),
+        }
+    }
+
+    fn remove(name: &str) -> Action {
+        Action::Remove {
+            name: name.into(),
+            version: "1".into(),
+            purge: false,
+        }
+    }
+
+    #[test]
+    fn only_what_the_plan_names_happens() {
+        let agreed = Agreed {
+            named: ["docker.io"].into(),
+            removing: vec!["busybox-*"],
+            upgrading: vec!["libc6*"],
+            held: ["containerd".to_owned(), "podman".to_owned()].into(),
+            only_removals: false,
+        };
+        for (action, objection) in [
+            (install("runc", None, "1"), None),
+            (install("docker.io", Some("1"), "2"), None),
+            (install("libc6-dev:i386", Some("1"), "2"), None),
+            (install("gcc", Some("1"), "1"), None),
+            (
+                install("gcc", Some("1"), "2"),
+                Some("would upgrade gcc from 1 to 2"),
+            ),
+            (
+                install("docker.io", Some("2"), "1"),
+                Some("would downgrade docker.io from 2 to 1"),
+            ),
+            (
+                install("containerd", Some("1"), "2"),
+                Some("would change containerd, which is held, from 1 to 2"),
+            ),
+            (remove("busybox-static"), None),
+            (
+                remove("podman"),
+                Some("would remove podman 1, which is held"),
+            ),
+            (remove("bash"), Some("would remove bash 1")),
+        ] {
+            let found = objections(std::slice::from_ref(&action), &agreed);
+            assert_eq!(found.first().map(String::as_str), objection, "{action:?}");
+        }
+        let removal = Agreed {
+            removing: vec!["a"],
+            only_removals: true,
+            ..Agreed::default()
+        };
+        assert!(objections(&[remove("a")], &removal).is_empty());
+        assert_eq!(
+            objections(&[install("b", None, "1")], &removal),
+            ["would install b 1"]
+        );
+    }
+}

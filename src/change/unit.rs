@@ -1,0 +1,276 @@
+//! Units: enabled, started, restarted, and put back.
+
+use std::time::Duration;
+
+use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo};
+use crate::{
+    host::{ExecError, Output},
+    tools::{
+        initramfs,
+        systemctl::{self, UnitState},
+    },
+};
+
+/// How long a unit may take to come up after systemd said that it started it.
+const SETTLE: Duration = Duration::from_secs(60);
+
+/// Between two looks.
+const POLL: Duration = Duration::from_millis(500);
+
+impl Applier {
+    async fn unit_state(&self, unit: &str) -> Result<UnitState, ChangeError> {
+        let query = systemctl::show(unit);
+        let what = || format!("ask for the state of `{unit}`");
+        let output = self
+            .host
+            .reader()
+            .query(&query)
+            .await
+            .and_then(|output| output.success(query.cmd()))
+            .map_err(|source| ChangeError::Tool {
+                what: what(),
+                source,
+            })?;
+        systemctl::parse_show(&output.stdout).ok_or_else(|| ChangeError::Unreadable {
+            what: what(),
+            why: format!("`{}` is no answer", output.stdout.trim()),
+        })
+    }
+
+    pub(super) async fn capture_unit(&self, unit: &str) -> Result<Undo, ChangeError> {
+        let state = self.unit_state(unit).await?;
+        Ok(Undo::RestoreUnit {
+            unit: unit.to_owned(),
+            enabled: state.file == "enabled",
+            masked: state.load == "masked",
+            active: state.is_active(),
+        })
+    }
+
+    pub(super) fn capture_restart(unit: &str) -> Undo {
+        Undo::Afterwards {
+            then: vec![Afterwards::RestartUnit {
+                unit: unit.to_owned(),
+            }],
+        }
+    }
+
+    pub(super) async fn enable_unit(
+        &self,
+        unit: &str,
+        start: bool,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        self.reload_if_needed(unit, sink).await?;
+        let state = self.unit_state(unit).await?;
+        let what = format!("enable `{unit}`");
+        if !state.exists() || state.load == "masked" {
+            return Err(ChangeError::Unit {
+                what,
+                state: if state.exists() {
+                    "masked"
+                } else {
+                    "not installed"
+                }
+                .to_owned(),
+                last_words: None,
+            });
+        }
+        if !state.is_enabled() {
+            self.tool(&what, &systemctl::act("enable", unit), sink)
+                .await?;
+        }
+        if start && !state.is_active() {
+            self.bring_up("start", unit, sink).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn restart_unit(
+        &self,
+        unit: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        self.reload_if_needed(unit, sink).await?;
+        self.bring_up("restart", unit, sink).await
+    }
+
+    /// systemd reads unit files again only where it must: it re-applies the device rules of all
+    /// running containers then, and some lose their GPUs by that.
+    async fn reload_if_needed(&self, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let query = systemctl::needs_reload(unit);
+        let what = "ask whether unit files changed";
+        let output = self
+            .host
+            .reader()
+            .query(&query)
+            .await
+            .and_then(|output| output.success(query.cmd()))
+            .map_err(|source| ChangeError::Tool {
+                what: what.to_owned(),
+                source,
+            })?;
+        if systemctl::parse_needs_reload(&output.stdout) {
+            self.tool(
+                "make systemd read its units again",
+                &systemctl::daemon_reload(),
+                sink,
+            )
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn bring_up(&self, verb: &str, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let what = format!("{verb} `{unit}`");
+        if self.unit_state(unit).await?.active == "failed" {
+            // Without this a unit that failed often may not be started for a while.
+            self.tool(&what, &systemctl::act("reset-failed", unit), sink)
+                .await?;
+        }
+        let cmd = systemctl::act(verb, unit);
+        let ran = self
+            .exec(&cmd, sink)
+            .await
+            .map_err(|source| ChangeError::Tool {
+                what: what.clone(),
+                source,
+            })?;
+        let clock = &self.host.clock;
+        let started = clock.monotonic();
+        loop {
+            let state = self.unit_state(unit).await?;
+            // A unit that does its work and ends is as good as one that runs.
+            let ended_well = state.active == "inactive" && state.result == "success" && ran.ok();
+            if ran.ok() && (state.is_active() || ended_well) {
+                return Ok(());
+            }
+            let waiting = ran.ok()
+                && matches!(state.active.as_str(), "activating" | "deactivating")
+                && clock.monotonic().saturating_sub(started) < SETTLE;
+            if !waiting {
+                return Err(ChangeError::Unit {
+                    what,
+                    state: state.to_string(),
+                    last_words: self.last_words(unit, &ran).await?,
+                });
+            }
+            clock.sleep(POLL).await;
+        }
+    }
+
+    /// What the unit wrote last; without a journal, what systemctl said.
+    async fn last_words(&self, unit: &str, ran: &Output) -> Result<Option<String>, ChangeError> {
+        let journal = match self.host.reader().query(&systemctl::last_words(unit)).await {
+            Ok(output) => output.stdout,
+            Err(ExecError::NotFound { .. }) => String::new(),
+            Err(source) => {
+                return Err(ChangeError::Tool {
+                    what: format!("read what `{unit}` wrote to the journal"),
+                    source,
+                });
+            }
+        };
+        Ok([journal.trim(), ran.stderr.trim()]
+            .into_iter()
+            .find(|text| !text.is_empty())
+            .map(str::to_owned))
+    }
+
+    pub(super) async fn restore_unit(
+        &self,
+        unit: &str,
+        enabled: bool,
+        masked: bool,
+        active: bool,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let Some(now) = self.unit_state_if_any(unit).await? else {
+            return Ok(Reverted::Nothing {
+                why: "systemd does not run here".to_owned(),
+            });
+        };
+        if !now.exists() {
+            return Ok(Reverted::Nothing {
+                why: format!("`{unit}` is not installed any more"),
+            });
+        }
+        let mut done = Vec::new();
+        let verbs = [
+            (
+                "stop",
+                !active && now.active != "inactive" && now.active != "failed",
+            ),
+            ("disable", !enabled && now.file == "enabled"),
+            ("enable", enabled && now.file == "disabled"),
+            ("mask", masked && now.load != "masked"),
+            ("start", active && !now.is_active()),
+        ];
+        for (verb, needed) in verbs {
+            if needed {
+                let what = format!("{verb} `{unit}`");
+                self.tool(&what, &systemctl::act(verb, unit), sink).await?;
+                done.push(what);
+            }
+        }
+        Ok(if done.is_empty() {
+            Reverted::Nothing {
+                why: format!("`{unit}` is as it was"),
+            }
+        } else {
+            Reverted::Done {
+                what: done.join(", "),
+            }
+        })
+    }
+
+    /// Lets units and initial RAM filesystems read files that were put back.
+    pub(super) async fn afterwards(
+        &self,
+        then: &[Afterwards],
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let mut endings = Vec::new();
+        for one in then {
+            endings.push(match one {
+                Afterwards::RestartUnit { unit } => self.restart_again(unit, sink).await?,
+                Afterwards::RebuildInitramfs { kernel } => {
+                    if self.host.files.stat(&initramfs::image(kernel))?.is_none() {
+                        Reverted::Nothing {
+                            why: format!("kernel {kernel} is not there any more"),
+                        }
+                    } else {
+                        self.rebuild_initramfs(std::slice::from_ref(kernel), sink)
+                            .await?;
+                        Reverted::Done {
+                            what: format!("rebuilt the initramfs of {kernel}"),
+                        }
+                    }
+                }
+            });
+        }
+        Ok(Reverted::of(endings))
+    }
+
+    async fn restart_again(&self, unit: &str, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+        let running = self
+            .unit_state_if_any(unit)
+            .await?
+            .is_some_and(|state| state.is_active());
+        if !running {
+            return Ok(Reverted::Nothing {
+                why: format!("`{unit}` does not run"),
+            });
+        }
+        Ok(match self.restart_unit(unit, sink).await {
+            Ok(()) => Reverted::Done {
+                what: format!("restarted `{unit}`"),
+            },
+            // The files are back all the same.
+            Err(error) => Reverted::Left {
+                what: format!("`{unit}` with its old configuration unread"),
+                why: error.to_string(),
+            },
+        })
+    }
+}
