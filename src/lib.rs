@@ -30,5 +30,7 @@ pub mod engine;
 
 pub mod report;
 
+pub mod cli;
+
 pub mod error;
 pub mod exit;

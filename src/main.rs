@@ -1,1 +1,57 @@
-fn main() {}
+//! The binary: gives the command line a real machine to run on.
+
+use std::{
+    io::{IsTerminal, stderr, stdout},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use camino::Utf8PathBuf;
+use gpu_bootstrap::{
+    cli::{self, World},
+    exit::Exit,
+    host::real,
+};
+
+fn main() -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return fail("failed to start the runtime", &error),
+    };
+    let exe = match std::env::current_exe().map(Utf8PathBuf::try_from) {
+        Ok(Ok(exe)) => exe,
+        Ok(Err(error)) => return fail("failed to name this program", &error),
+        Err(error) => return fail("failed to name this program", &error),
+    };
+    let (mut out, mut err) = (stdout(), stderr());
+    let (out_terminal, err_terminal) = (out.is_terminal(), err.is_terminal());
+    let mut world = World {
+        host: real::host(None),
+        root: nix::unistd::geteuid().is_root(),
+        vars: std::env::vars_os()
+            .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
+            .collect(),
+        out: &mut out,
+        err: &mut err,
+        out_terminal,
+        err_terminal,
+        exe,
+        command: std::env::args().nth(1).unwrap_or_default(),
+        talk: Arc::new(|| Box::new(stderr())),
+    };
+    let exit = runtime.block_on(cli::run(std::env::args_os().collect(), &mut world));
+    // Reading threads of the runtime may still wait for children that outlive us.
+    runtime.shutdown_background();
+    ExitCode::from(exit.code())
+}
+
+/// Before there is a command line to report through.
+fn fail(what: &str, error: &dyn std::error::Error) -> ExitCode {
+    use std::io::Write;
+    // Nobody is left to tell if standard error is gone, too.
+    let _ = writeln!(stderr(), "error: {what}\n  caused by: {error}");
+    ExitCode::from(Exit::Internal.code())
+}

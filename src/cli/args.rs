@@ -14,7 +14,12 @@ use crate::{
 
 /// Makes a bare Linux VM with NVIDIA GPUs a pinned, validated, audited node.
 #[derive(Debug, Parser)]
-#[command(name = "gpu-bootstrap", version, max_term_width = 80, arg_required_else_help = true)]
+#[command(
+    name = "gpu-bootstrap",
+    version,
+    max_term_width = 80,
+    arg_required_else_help = true
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -176,7 +181,10 @@ pub struct Compat {
     pub output: Output,
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "clap wants a parser that may fail")]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "clap wants a parser that may fail"
+)]
 fn id(text: &str) -> Result<Id, std::convert::Infallible> {
     Ok(Id::owned(text))
 }

@@ -2,7 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::{Failure, args::{Compat, Format}, matrix, print, world::World};
+use super::{
+    Failure,
+    args::{Compat, Format},
+    matrix, print,
+    world::World,
+};
 use crate::{
     compat::question::{Answer, Question, QuestionError, Verdict, answer},
     exit::Exit,
@@ -28,7 +33,11 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
         Format::Json => print::json(world.out, &answer)?,
         Format::Human => print::text(world.out, &human(&answer))?,
     }
-    Ok(if answer.is_compatible() { Exit::Ok } else { Exit::Blocked })
+    Ok(if answer.is_compatible() {
+        Exit::Ok
+    } else {
+        Exit::Blocked
+    })
 }
 
 fn human(answer: &Answer) -> String {
@@ -48,15 +57,27 @@ fn human(answer: &Answer) -> String {
             let _ = writeln!(text, "{name:<20} {value}");
         }
     };
-    row("oldest driver", answer.driver.min.as_ref().map(ToString::to_string));
-    row("last branch", answer.driver.max_branch.map(|branch| branch.to_string()));
-    row("recommended driver", answer.driver.recommended.as_ref().map(ToString::to_string));
+    row(
+        "oldest driver",
+        answer.driver.min.as_ref().map(ToString::to_string),
+    );
+    row(
+        "last branch",
+        answer.driver.max_branch.map(|branch| branch.to_string()),
+    );
+    row(
+        "recommended driver",
+        answer.driver.recommended.as_ref().map(ToString::to_string),
+    );
     let flavour = answer.module_flavour.map(|flavour| match flavour {
         crate::compat::question::ModuleFlavour::Open => "open",
         crate::compat::question::ModuleFlavour::Proprietary => "proprietary",
         crate::compat::question::ModuleFlavour::Either => "open or proprietary",
     });
     row("kernel modules", flavour.map(str::to_owned));
-    row("sources", (!answer.sources.is_empty()).then(|| answer.sources.join(", ")));
+    row(
+        "sources",
+        (!answer.sources.is_empty()).then(|| answer.sources.join(", ")),
+    );
     text
 }

@@ -32,9 +32,15 @@ fn human(facts: &Facts) -> String {
         or_unknown(os.map(|os| os.pretty_name.clone().unwrap_or_else(|| os.id.clone()))),
     );
     let kernel = &facts.kernel;
-    row("kernel", or_unknown(kernel.running.as_ref().map(ToString::to_string)));
+    row(
+        "kernel",
+        or_unknown(kernel.running.as_ref().map(ToString::to_string)),
+    );
     if kernel.next_boot != kernel.running {
-        row("next boot", or_unknown(kernel.next_boot.as_ref().map(ToString::to_string)));
+        row(
+            "next boot",
+            or_unknown(kernel.next_boot.as_ref().map(ToString::to_string)),
+        );
     }
     row("architecture", or_unknown(kernel.arch.clone()));
     let secure_boot = match facts.secure_boot {
@@ -49,12 +55,18 @@ fn human(facts: &Facts) -> String {
         row("cloud", format!("{provider}, {instance}"));
     }
     if let Some(memory) = facts.memory_bytes {
-        row("memory", format!("{:.1} GiB", memory as f64 / f64::from(1 << 30)));
+        row(
+            "memory",
+            format!("{:.1} GiB", memory as f64 / f64::from(1 << 30)),
+        );
     }
     for gpu in &facts.gpus {
         let name = gpu.name.as_deref().unwrap_or("unknown GPU");
         let driver = gpu.bound_driver.as_deref().unwrap_or("no driver");
-        row("gpu", format!("{} {name} [{}], {driver}", gpu.pci_address, gpu.pci_id));
+        row(
+            "gpu",
+            format!("{} {name} [{}], {driver}", gpu.pci_address, gpu.pci_id),
+        );
     }
     if facts.gpus.is_empty() {
         row("gpu", "none on the PCI bus".into());

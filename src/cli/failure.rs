@@ -44,11 +44,14 @@ impl Failure {
     }
 
     /// What was asked for cannot be answered as it was put.
-    pub fn usage(
-        error: impl std::error::Error + Send + Sync + 'static,
-        hint: &str,
-    ) -> Self {
-        Self::caused(Exit::Usage, "usage", "failed to understand the question", error, Some(hint))
+    pub fn usage(error: impl std::error::Error + Send + Sync + 'static, hint: &str) -> Self {
+        Self::caused(
+            Exit::Usage,
+            "usage",
+            "failed to understand the question",
+            error,
+            Some(hint),
+        )
     }
 
     /// With a cause.

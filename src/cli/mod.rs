@@ -2,11 +2,17 @@
 //! it.
 
 pub mod args;
+mod check;
 mod compat;
 mod facts;
 mod failure;
+mod install;
 mod look;
+mod plan;
+mod prepare;
 mod print;
+mod status;
+mod uninstall;
 pub mod world;
 
 use std::ffi::OsString;
@@ -21,7 +27,8 @@ use self::args::{Cli, Command};
 use crate::{
     compat::{load::MatrixError, matrix::Matrix},
     exit::Exit,
-    host::Nvml,
+    host::real,
+    tools::container_view,
 };
 
 /// The matrix that takes the place of the built-in one.
@@ -38,7 +45,8 @@ pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
         Err(failure) => {
             let report = failure.report();
             // Standard error is the last resort: if it is gone there is nobody to tell.
-            let _ = crate::report::error::write(world.err, report);
+            let style = world.err_style();
+            let _ = crate::report::error::styled(world.err, report, style);
             report.exit()
         }
     }
@@ -46,21 +54,37 @@ pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
 
 /// Help and version are data; everything else that clap says is talk.
 fn usage(error: &clap::Error, world: &mut World<'_>) -> Exit {
-    let (sink, exit) =
-        if error.use_stderr() { (&mut world.err, Exit::Usage) } else { (&mut world.out, Exit::Ok) };
+    let (sink, exit) = if error.use_stderr() {
+        (&mut world.err, Exit::Usage)
+    } else {
+        (&mut world.out, Exit::Ok)
+    };
     let _ = write!(sink, "{}", error.render());
     exit
 }
 
 async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failure> {
     match command {
+        Command::Check(args) => check::run(world, &args).await,
+        Command::Plan(args) => plan::run(world, &args).await,
+        Command::Install(args) => install::run(world, &args).await,
+        Command::Uninstall(args) => uninstall::run(world, &args).await,
+        Command::Status(args) => status::run(world, &args),
         Command::Facts(args) => facts::run(world, &args).await,
         Command::Compat(args) => compat::run(world, &args),
-        Command::NvmlView => {
-            let view: Nvml = crate::host::real::gpu::nvml_view();
+        Command::NvmlView => print::json(world.out, &real::nvml_view()).map(|()| Exit::Ok),
+        Command::ContainerProbe => {
+            let view = container_view::look(&*world.host.files).map_err(|error| {
+                Failure::caused(
+                    Exit::Internal,
+                    "container-unreadable",
+                    "failed to look at this container",
+                    error,
+                    None,
+                )
+            })?;
             print::json(world.out, &view).map(|()| Exit::Ok)
         }
-        _ => unreachable!("written next"),
     }
 }
 
@@ -75,15 +99,19 @@ pub(crate) fn matrix(world: &World<'_>) -> Result<Matrix, Failure> {
             Some("mend the lines named, or remove the file to use the built-in matrix"),
         )
     };
-    let own = world.host.files.read_text(Utf8Path::new(MATRIX)).map_err(|error| {
-        Failure::caused(
-            Exit::Config,
-            "matrix-unreadable",
-            "failed to read the compatibility matrix",
-            error,
-            None,
-        )
-    })?;
+    let own = world
+        .host
+        .files
+        .read_text(Utf8Path::new(MATRIX))
+        .map_err(|error| {
+            Failure::caused(
+                Exit::Config,
+                "matrix-unreadable",
+                "failed to read the compatibility matrix",
+                error,
+                None,
+            )
+        })?;
     match own {
         Some(text) => Matrix::parse(&text, MATRIX).map_err(failed),
         None => Matrix::builtin().map_err(failed),

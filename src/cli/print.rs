@@ -8,7 +8,13 @@ use super::Failure;
 use crate::exit::Exit;
 
 fn failed(error: std::io::Error) -> Failure {
-    Failure::caused(Exit::Internal, "output", "failed to write to standard output", error, None)
+    Failure::caused(
+        Exit::Internal,
+        "output",
+        "failed to write to standard output",
+        error,
+        None,
+    )
 }
 
 /// One JSON document with a line end.
@@ -22,5 +28,15 @@ pub(super) fn json(out: &mut dyn Write, document: &impl Serialize) -> Result<(),
 
 /// Text that ends with a line end.
 pub(super) fn text(out: &mut dyn Write, text: &str) -> Result<(), Failure> {
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(failed)
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(failed)
+}
+
+/// What a report writes.
+pub(super) fn show(
+    out: &mut dyn Write,
+    write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
+) -> Result<(), Failure> {
+    write(out).and_then(|()| out.flush()).map_err(failed)
 }

@@ -1,8 +1,8 @@
 //! What a command line runs in: the machine, and where it talks to. Tests give it another one.
 
-use std::{collections::BTreeMap, io::Write};
+use std::{collections::BTreeMap, io::Write, sync::Arc};
 
-use crate::host::Host;
+use crate::{host::Host, report::Style};
 
 /// The surroundings of a run.
 pub struct World<'w> {
@@ -22,19 +22,26 @@ pub struct World<'w> {
     pub err_terminal: bool,
     /// The running program, for the unit that goes on after a reboot.
     pub exe: camino::Utf8PathBuf,
+    /// This command in words, for others who find the run lock taken.
+    pub command: String,
+    /// Opens another way to where talk goes, for the thread that tells about a run under way.
+    pub talk: Talk,
 }
+
+/// See [`World::talk`].
+pub type Talk = Arc<dyn Fn() -> Box<dyn Write + Send> + Send + Sync>;
 
 impl World<'_> {
     /// Colour on standard error: a terminal, and `NO_COLOR` unset or empty (<https://no-color.org>).
     #[must_use]
-    pub fn err_colour(&self) -> bool {
-        self.err_terminal && self.wants_colour()
+    pub fn err_style(&self) -> Style {
+        Style::new(self.err_terminal && self.wants_colour())
     }
 
     /// Colour on standard output.
     #[must_use]
-    pub fn out_colour(&self) -> bool {
-        self.out_terminal && self.wants_colour()
+    pub fn out_style(&self) -> Style {
+        Style::new(self.out_terminal && self.wants_colour())
     }
 
     fn wants_colour(&self) -> bool {

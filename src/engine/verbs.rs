@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 
 use crate::{
-    change::{Change, Reverted, Sink, Undo},
+    change::{Applier, Change, Reverted, Sink, Undo},
     error::Report,
 };
 
@@ -43,4 +43,33 @@ pub trait Verbs: Send + Sync {
     /// # Errors
     /// When it failed; it stands then.
     async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure>;
+}
+
+#[async_trait]
+impl Verbs for Applier {
+    async fn preview(&self, change: &Change) -> Result<Option<String>, Failure> {
+        Applier::preview(self, change).await.map_err(boxed)
+    }
+
+    async fn capture(&self, change: &Change) -> Result<Undo, Failure> {
+        Applier::capture(self, change).await.map_err(boxed)
+    }
+
+    async fn apply(&self, change: &Change, undo: Undo, sink: &dyn Sink) -> Result<Undo, Failure> {
+        Applier::apply(self, change, undo, sink)
+            .await
+            .map_err(boxed)
+    }
+
+    async fn reconcile(&self, undo: &Undo) -> Result<Undo, Failure> {
+        Applier::reconcile(self, undo).await.map_err(boxed)
+    }
+
+    async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure> {
+        Applier::revert(self, undo, sink).await.map_err(boxed)
+    }
+}
+
+fn boxed(error: impl Report) -> Failure {
+    Box::new(error)
 }

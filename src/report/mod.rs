@@ -12,4 +12,7 @@ pub mod terminal;
 #[cfg(test)]
 mod tests;
 
+pub use lines::JsonLines;
+pub use plain::Plain;
 pub use style::Style;
+pub use terminal::Terminal;

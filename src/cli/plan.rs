@@ -1,0 +1,53 @@
+//! `plan`: says what `install` would change.
+
+use serde_json::json;
+
+use super::{
+    Failure,
+    args::{self, Format},
+    prepare, print,
+    world::World,
+};
+use crate::{
+    engine::Cancel,
+    exit::Exit,
+    report::{document, human},
+};
+
+pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit, Failure> {
+    let request = prepare::request(&args.target, &args.image, false, None);
+    let target = prepare::target(world, world.host.clone(), request, true).await?;
+    prepare::warn(world, &target.resolution);
+    let (events, reporter) = prepare::events(&target.host, Vec::new())?;
+    let tools = target.tools(world, events, Cancel::new());
+    let report = target.session(tools)?.plan().await;
+    reporter.finish();
+    let driver = target.resolution.desired.driver.as_ref();
+    let style = world.out_style();
+    match args.output.format {
+        Format::Json => {
+            let mut document = json!(document::run(&report, Some(&target.facts)));
+            document["driver"] = json!(driver);
+            document["warnings"] = json!(target.resolution.warnings);
+            print::json(world.out, &document)?;
+        }
+        Format::Human => {
+            if let Some(driver) = driver {
+                let text = format!(
+                    "driver branch {}, {} modules, from {}\n{}\n",
+                    driver.branch,
+                    driver.flavour,
+                    driver.source,
+                    driver
+                        .reasons
+                        .iter()
+                        .map(|why| format!("  {why}\n"))
+                        .collect::<String>()
+                );
+                print::text(world.out, &text)?;
+            }
+            print::show(world.out, |to| human::plan(to, &report, style))?;
+        }
+    }
+    Ok(report.exit)
+}

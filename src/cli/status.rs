@@ -1,0 +1,32 @@
+//! `status`: the run under way, the last one, and an awaited reboot.
+
+use super::{Failure, args, print, world::World};
+use crate::{engine, exit::Exit, report};
+
+/// New at every boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+pub(super) fn run(world: &mut World<'_>, args: &args::Output) -> Result<Exit, Failure> {
+    let boot = world
+        .host
+        .files
+        .read_text(BOOT_ID.into())
+        .map_err(|error| {
+            Failure::caused(
+                Exit::Internal,
+                "no-boot-id",
+                "failed to read the boot id",
+                error,
+                None,
+            )
+        })?;
+    let status = engine::status(&world.host, boot.as_deref().map(str::trim))?;
+    let style = world.out_style();
+    match args.format {
+        args::Format::Json => print::json(world.out, &report::document::status(&status))?,
+        args::Format::Human => {
+            print::show(world.out, |to| report::status::write(to, &status, style))?;
+        }
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,34 @@
+//! `uninstall`: puts back what was there. It reads the journal and nothing else: no configuration
+//! that was broken since can stand in its way.
+
+use super::{Failure, args, install, look, matrix, prepare, world::World};
+use crate::{engine, event::StepTitle, exit::Exit, journal::Request, steps};
+
+pub(super) async fn run(world: &mut World<'_>, args: &args::Output) -> Result<Exit, Failure> {
+    prepare::root(world, "uninstall")?;
+    let facts = look::facts(&world.host, &matrix(world)?, true).await;
+    let cancel = install::cancel()?;
+    let policy = prepare::bare_policy(&world.host, &facts)?;
+    let (events, reporter) = prepare::events(&world.host, install::subscribers(world, None)?)?;
+    let request = Request::default();
+    let tools = prepare::tools(
+        world,
+        &world.host,
+        policy,
+        &facts,
+        request,
+        (events, cancel),
+    );
+    let titles: Vec<StepTitle> = steps::all()
+        .iter()
+        .map(|step| StepTitle {
+            id: step.id(),
+            title: step.title().to_owned(),
+        })
+        .collect();
+    let ended = engine::uninstall(&tools, &titles).await;
+    reporter.finish();
+    let report = ended?;
+    install::tell(world, args.format, &report)?;
+    Ok(report.exit)
+}
