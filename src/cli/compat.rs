@@ -75,9 +75,9 @@ fn human(answer: &Answer) -> String {
         crate::compat::question::ModuleFlavour::Either => "open or proprietary",
     });
     row("kernel modules", flavour.map(str::to_owned));
-    row(
-        "sources",
-        (!answer.sources.is_empty()).then(|| answer.sources.join(", ")),
-    );
+    for (at, source) in answer.sources.iter().enumerate() {
+        let name = if at == 0 { "sources" } else { "" };
+        let _ = writeln!(text, "{name:<20} {source}");
+    }
     text
 }
