@@ -4,16 +4,25 @@ use async_trait::async_trait;
 
 use super::{
     REPOSITORIES, SECURE_BOOT, look,
-    wishes::{Packages, compare, install},
+    wishes::{Comparison, Packages, compare, install},
 };
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish},
     facts::{Facts, Origin},
-    model::{id::StepId, version::DriverVersion},
+    model::{
+        id::StepId,
+        pattern,
+        version::{Branch, DriverVersion},
+    },
     step::{Assessment, Cx, Step, StepError},
 };
 
+/// The source that stands for the system's own archive.
+const DISTRIBUTION: &str = "distribution";
+/// Versions of other packages whose names match are far below; the oldest branch of the matrix
+/// is above.
+const OLDEST_BRANCH: Branch = Branch(300);
 /// NVIDIA's installer leaves this behind; it removes what the installer put there.
 const RUNFILE_UNINSTALLER: &str = "/usr/bin/nvidia-uninstall";
 
@@ -52,6 +61,10 @@ fn decide(state: &DriverPackagesState, desired: &Desired, facts: &Facts) -> Asse
             hint: comparison.held_hint(),
         };
     }
+    let others = others(driver, desired, state, facts, &comparison);
+    if !others.is_empty() {
+        return instead_of(&others, driver);
+    }
     if !comparison.all_met() {
         return Assessment::Needs {
             why: comparison.unmet_text(),
@@ -77,6 +90,70 @@ fn decide(state: &DriverPackagesState, desired: &Desired, facts: &Facts) -> Asse
     }
     Assessment::Satisfied {
         why: comparison.met_text(),
+    }
+}
+
+/// Driver packages of another branch or origin, as `name version`: they and ours exclude each
+/// other, file by file or by the version that library and module must share.
+fn others(
+    driver: &DriverWish,
+    desired: &Desired,
+    state: &DriverPackagesState,
+    facts: &Facts,
+    comparison: &Comparison,
+) -> Vec<(String, String)> {
+    let wanted_origin = if driver.source == DISTRIBUTION {
+        Origin::Distribution
+    } else {
+        Origin::Vendor
+    };
+    // What a run installs itself is not in its facts; met wishes are of the wanted origin.
+    let other_origin = !comparison.all_met()
+        && facts
+            .driver
+            .origin
+            .is_some_and(|origin| origin != wanted_origin);
+    state
+        .installed
+        .iter()
+        .filter(|(name, _)| {
+            desired
+                .hold
+                .patterns
+                .iter()
+                .any(|p| pattern::matches(p, name))
+        })
+        .filter(|(_, package)| {
+            DriverVersion::from_package(&package.version).is_ok_and(|version| {
+                let branch = version.branch();
+                branch >= OLDEST_BRANCH && (branch != driver.branch || other_origin)
+            })
+        })
+        .map(|(name, package)| (name.clone(), package.version.clone()))
+        .collect()
+}
+
+/// What to do about them: keep, replace or refuse, as was asked.
+fn instead_of(others: &[(String, String)], driver: &DriverWish) -> Assessment {
+    let named: Vec<String> = others
+        .iter()
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    let named = look::some(&named.iter().map(String::as_str).collect::<Vec<_>>());
+    let wanted = format!("branch {} from {} is wanted", driver.branch, driver.source);
+    if driver.replace {
+        let names = others.iter().map(|(name, _)| name.clone());
+        return Assessment::Needs {
+            why: format!("{named} are to be replaced: {wanted}"),
+            changes: install(&driver.packages, names.collect()),
+        };
+    }
+    Assessment::Blocked {
+        why: format!("another driver is installed ({named}), {wanted}"),
+        hint: format!(
+            "set `driver.replace = true` to replace it, or keep it: set `driver.branch` and \
+             `driver.source` to what is there (source `{DISTRIBUTION}` is the system's archive)"
+        ),
     }
 }
 
@@ -210,6 +287,38 @@ mod tests {
         };
         assert!(why.contains("525.147.05") && why.contains("held"), "{why}");
         assert!(hint.contains("unhold"), "{hint}");
+    }
+
+    #[test]
+    fn packages_of_another_branch_or_origin_are_refused_or_replaced() {
+        let (mut want, mut found) = (desired(), facts());
+        let old = state(
+            &["nvidia-smi=470.256.02-1", "libnvidia-ml1=470.256.02-1"],
+            &[],
+        );
+        let Assessment::Blocked { why, hint } = decide(&old, &want, &found) else {
+            panic!("two branches exclude each other");
+        };
+        assert!(why.contains("nvidia-smi 470.256.02-1"), "{why}");
+        assert!(hint.contains("driver.replace"), "{hint}");
+        let same_branch = state(&["libnvidia-ml1=535.261.03-1"], &[]);
+        assert!(matches!(
+            decide(&same_branch, &want, &found),
+            Assessment::Needs { .. }
+        ));
+        found.driver.origin = Some(Origin::Vendor);
+        assert!(matches!(
+            decide(&same_branch, &want, &found),
+            Assessment::Blocked { .. }
+        ));
+        want.driver.as_mut().expect("a driver").replace = true;
+        let Assessment::Needs { changes, .. } = decide(&old, &want, &found) else {
+            panic!("must be replaced");
+        };
+        let Change::InstallPackages { removing, .. } = &changes[1] else {
+            panic!("install")
+        };
+        assert_eq!(removing, &["libnvidia-ml1", "nvidia-smi"]);
     }
 
     #[test]

@@ -70,18 +70,19 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
         _ if desired.image => Assessment::AwaitingBoot {
             why: "modules are loaded at the first boot of the image".into(),
         },
-        Some(loaded) => {
-            let installed = state
-                .packaged
-                .as_ref()
-                .map_or_else(|| "another one".to_owned(), DriverVersion::to_string);
-            Assessment::Needs {
+        Some(loaded) => match &state.packaged {
+            None => Assessment::After {
+                upstream: DRIVER_PACKAGES,
+                why: format!("module {loaded} is loaded, its packages are not installed"),
+                expected: Vec::new(),
+            },
+            Some(installed) => Assessment::Needs {
                 why: format!("module {loaded} is loaded, {installed} is installed"),
                 changes: vec![Change::Reboot {
                     why: format!("driver {loaded} is loaded and {installed} is installed"),
                 }],
-            }
-        }
+            },
+        },
         None if facts.gpus.is_empty() => Assessment::NotApplicable {
             why: "no NVIDIA GPU is on the PCI bus, so the module has nothing to drive".into(),
         },
