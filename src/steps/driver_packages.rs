@@ -142,7 +142,11 @@ fn instead_of(others: &[(String, String)], driver: &DriverWish) -> Assessment {
     let named = look::some(&named.iter().map(String::as_str).collect::<Vec<_>>());
     let wanted = format!("branch {} from {} is wanted", driver.branch, driver.source);
     if driver.replace {
-        let names = others.iter().map(|(name, _)| name.clone());
+        // What is wanted at another version is upgraded, not removed.
+        let names = others
+            .iter()
+            .map(|(name, _)| name.clone())
+            .filter(|name| !driver.packages.iter().any(|wish| wish.name == *name));
         return Assessment::Needs {
             why: format!("{named} are to be replaced: {wanted}"),
             changes: install(&driver.packages, names.collect()),
@@ -318,7 +322,7 @@ mod tests {
         let Change::InstallPackages { removing, .. } = &changes[1] else {
             panic!("install")
         };
-        assert_eq!(removing, &["libnvidia-ml1", "nvidia-smi"]);
+        assert_eq!(removing, &["libnvidia-ml1"]);
     }
 
     #[test]
