@@ -10,7 +10,7 @@ use camino::Utf8PathBuf;
 use gpu_bootstrap::{
     cli::{self, World},
     exit::Exit,
-    host::real,
+    host::real::{self, HttpProxy, RealClock, RealHttp},
 };
 
 fn main() -> ExitCode {
@@ -40,6 +40,15 @@ fn main() -> ExitCode {
         err_terminal,
         exe,
         command: std::env::args().nth(1).unwrap_or_default(),
+        proxied: Arc::new(|url| {
+            let proxy = HttpProxy {
+                url: url.to_owned(),
+                no_proxy: std::env::var("no_proxy")
+                    .or_else(|_| std::env::var("NO_PROXY"))
+                    .ok(),
+            };
+            Arc::new(RealHttp::new(Arc::new(RealClock::default()), Some(proxy)))
+        }),
         talk: Arc::new(|| Box::new(stderr())),
     };
     let exit = runtime.block_on(cli::run(std::env::args_os().collect(), &mut world));

@@ -60,7 +60,7 @@ pub(super) fn request(
 /// Configuration that is wrong, or a machine that cannot be what is wanted.
 pub(super) async fn target(
     world: &World<'_>,
-    host: Host,
+    mut host: Host,
     request: Request,
     executes: bool,
 ) -> Result<Target, Failure> {
@@ -93,6 +93,9 @@ pub(super) async fn target(
         },
     };
     let resolution = load::load(&*host.files, &ask, &facts, &matrix)?;
+    if let (Some(proxy), true) = (&resolution.desired.packages.proxy, executes) {
+        host.http = (world.proxied)(proxy);
+    }
     Ok(Target {
         host,
         facts,

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
-use crate::{host::Host, report::Style};
+use crate::{
+    host::{Host, Http},
+    report::Style,
+};
 
 /// The surroundings of a run.
 pub struct World<'w> {
@@ -24,9 +27,14 @@ pub struct World<'w> {
     pub exe: camino::Utf8PathBuf,
     /// This command in words, for others who find the run lock taken.
     pub command: String,
+    /// The network behind a proxy that the configuration names.
+    pub proxied: Proxied,
     /// Opens another way to where talk goes, for the thread that tells about a run under way.
     pub talk: Talk,
 }
+
+/// See [`World::proxied`].
+pub type Proxied = Arc<dyn Fn(&str) -> Arc<dyn Http> + Send + Sync>;
 
 /// See [`World::talk`].
 pub type Talk = Arc<dyn Fn() -> Box<dyn Write + Send> + Send + Sync>;
