@@ -87,7 +87,7 @@ impl Applier {
             | Change::RemovePackages { .. }
             | Change::RepairPackages => self.capture_packages(),
             Change::HoldPackages { .. } => self.capture_hold(),
-            Change::EnableUnit { unit, .. } => self.capture_unit(unit).await,
+            Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
             Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
             Change::LoadModule { module } => self.capture_load(module),
             Change::UnloadModule { module } => self.capture_unload(module),

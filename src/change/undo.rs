@@ -61,8 +61,9 @@ pub enum Undo {
         enabled: bool,
         /// It was masked.
         masked: bool,
-        /// It was running.
-        active: bool,
+        /// It was running; `None`: the change neither started nor stopped it, and undoing it does
+        /// not either. The unit that goes on after a reboot is undone from within itself.
+        active: Option<bool>,
     },
     /// Let something read again what older undos put back.
     Afterwards {

@@ -37,13 +37,13 @@ impl Applier {
         })
     }
 
-    pub(super) async fn capture_unit(&self, unit: &str) -> Result<Undo, ChangeError> {
+    pub(super) async fn capture_unit(&self, unit: &str, start: bool) -> Result<Undo, ChangeError> {
         let state = self.unit_state(unit).await?;
         Ok(Undo::RestoreUnit {
             unit: unit.to_owned(),
             enabled: state.file == "enabled",
             masked: state.load == "masked",
-            active: state.is_active(),
+            active: start.then(|| state.is_active()),
         })
     }
 
@@ -182,7 +182,7 @@ impl Applier {
         unit: &str,
         enabled: bool,
         masked: bool,
-        active: bool,
+        active: Option<bool>,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let Some(now) = self.unit_state_if_any(unit).await? else {
@@ -199,12 +199,12 @@ impl Applier {
         let verbs = [
             (
                 "stop",
-                !active && now.active != "inactive" && now.active != "failed",
+                active == Some(false) && now.active != "inactive" && now.active != "failed",
             ),
             ("disable", !enabled && now.file == "enabled"),
             ("enable", enabled && now.file == "disabled"),
             ("mask", masked && now.load != "masked"),
-            ("start", active && !now.is_active()),
+            ("start", active == Some(true) && !now.is_active()),
         ];
         for (verb, needed) in verbs {
             if needed {

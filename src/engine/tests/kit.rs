@@ -277,11 +277,11 @@ impl Verbs for FileVerbs {
                 before: self.names()?.join(" "),
                 traces: None,
             },
-            Change::EnableUnit { unit, .. } => Undo::RestoreUnit {
+            Change::EnableUnit { unit, start } => Undo::RestoreUnit {
                 unit: unit.clone(),
                 enabled: false,
                 masked: false,
-                active: false,
+                active: start.then_some(false),
             },
             _ => Undo::Nothing {
                 why: "nothing stays".to_owned(),
