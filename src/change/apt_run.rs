@@ -1,4 +1,4 @@
-//! Running apt and dpkg: progress told apart from words, passing faults tried again, other faults
+//! Running apt and dpkg: progress told from their words, passing faults tried again, other faults
 //! with their class and with what a person needs to see.
 
 use std::time::Duration;
@@ -7,11 +7,10 @@ use camino::Utf8Path;
 
 use super::{Applier, ChangeError, Sink};
 use crate::{
-    host::{Cmd, ExecError, Output, Stream, exec::tail},
+    host::{Cmd, ExecError, Stream, exec::tail},
     tools::{
         apt_fault::{Fault, failed_sources},
-        apt_progress::{Said, read},
-        dkms,
+        apt_progress, dkms,
     },
 };
 
@@ -33,9 +32,20 @@ impl Applier {
         cmd: Cmd,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
+        self.apt_stages(what, cmd, 0, sink).await
+    }
+
+    /// The same where it is known how many stages it will print, see [`apt_progress`].
+    pub(super) async fn apt_stages(
+        &self,
+        what: &str,
+        cmd: Cmd,
+        stages: usize,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let mut pauses = BACKOFF.iter();
         loop {
-            let error = match self.apt_once(what, &cmd, sink).await {
+            let error = match self.apt_once(what, &cmd, stages, sink).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
@@ -54,7 +64,7 @@ impl Applier {
                 Fault::Stale => {
                     let update = self.apt()?.update_past_caches();
                     if let Err(error) = self
-                        .apt_once("fetch the package lists", &update, sink)
+                        .apt_once("fetch the package lists", &update, 0, sink)
                         .await
                     {
                         sink.line(&sentence(&error));
@@ -65,23 +75,26 @@ impl Applier {
         }
     }
 
-    async fn apt_once(&self, what: &str, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
+    async fn apt_once(
+        &self,
+        what: &str,
+        cmd: &Cmd,
+        stages: usize,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let mut done = 0;
         let ran = self
             .host
             .exec
-            .run(cmd, &mut |stream, line| match (stream, read(line)) {
-                (Stream::Out, Said::Progress(percent, _)) => {
-                    // Between 0 and 100, so nothing is lost that matters.
-                    #[expect(
-                        clippy::cast_possible_truncation,
-                        clippy::cast_sign_loss,
-                        reason = "a percentage, checked by its parser"
-                    )]
-                    sink.progress(percent as u64, Some(100), "percent");
+            .run(cmd, &mut |stream, line| {
+                if !line.trim().is_empty() {
+                    sink.line(line);
                 }
-                (Stream::Out, Said::Noise) => {}
-                (Stream::Out, Said::Line(line)) => sink.line(line),
-                (Stream::Err, _) => sink.line(line),
+                if stages > 0 && stream == Stream::Out && apt_progress::read(line).is_some() {
+                    // A script may have words of its own that look like a stage.
+                    done = (done + 1).min(stages);
+                    sink.progress((done * 100 / stages) as u64, Some(100), "percent");
+                }
             })
             .await;
         let output = match ran {
@@ -95,7 +108,7 @@ impl Applier {
                 });
             }
         };
-        let words = words(&output);
+        let words = format!("{}\n{}", output.stdout, output.stderr);
         let failed_quietly = failed_sources(&words).filter(|_| is_update(cmd));
         let source = match (output.success(cmd), failed_quietly) {
             (Ok(_), None) => return Ok(()),
@@ -146,17 +159,6 @@ fn sentence(error: &ChangeError) -> String {
         .chain(crate::error::causes(error))
         .collect();
     chain.join(": ").replace('\n', " ")
-}
-
-/// What was printed, without lines that are for progress bars.
-fn words(output: &Output) -> String {
-    output
-        .stdout
-        .lines()
-        .filter(|line| matches!(read(line), Said::Line(_)))
-        .chain(output.stderr.lines())
-        .collect::<Vec<_>>()
-        .join("\n")
 }
 
 fn is_update(cmd: &Cmd) -> bool {

@@ -100,10 +100,19 @@ impl Applier {
                 let actions = self.simulate(&["install"], &specs).await?;
                 self.agree(&actions, wishes, removing)?;
                 let apt = self.apt()?;
-                self.apt_run("download packages", apt.download(&specs), sink)
+                let arrivals = actions
+                    .iter()
+                    .filter(|action| matches!(action, Action::Install { .. }))
+                    .count();
+                self.apt_stages("download packages", apt.download(&specs), arrivals, sink)
                     .await?;
-                self.apt_run("install packages", apt.install(&specs), sink)
-                    .await?;
+                self.apt_stages(
+                    "install packages",
+                    apt.install(&specs),
+                    stages(&actions),
+                    sink,
+                )
+                .await?;
             }
             self.verify(&resolved)
         })
@@ -152,9 +161,14 @@ impl Applier {
             if present.is_empty() {
                 return Ok(());
             }
-            self.agree_to_removal(&present).await?;
-            self.apt_run("remove packages", self.apt()?.purge(&present), sink)
-                .await?;
+            let actions = self.agree_to_removal(&present).await?;
+            self.apt_stages(
+                "remove packages",
+                self.apt()?.purge(&present),
+                stages(&actions),
+                sink,
+            )
+            .await?;
             match self.present(packages)?.first() {
                 None => Ok(()),
                 Some(left) => Err(ChangeError::NotVerified {
@@ -412,6 +426,17 @@ impl Applier {
             })?;
         Ok(stdout)
     }
+}
+
+/// How many stages a transaction will print: a package that comes is unpacked and set up.
+pub(super) fn stages(actions: &[Action]) -> usize {
+    actions
+        .iter()
+        .map(|action| match action {
+            Action::Install { .. } => 2,
+            Action::Remove { .. } => 1,
+        })
+        .sum()
 }
 
 fn refuse(reasons: Vec<String>) -> Result<(), ChangeError> {

@@ -75,10 +75,11 @@ impl Apt {
         }
     }
 
-    /// A verb that reports progress on its standard output, where [`super::apt_progress`] finds it.
+    /// A verb. Progress is told from the lines that dpkg prints, [`super::apt_progress`]:
+    /// `APT::Status-Fd=1` would close the standard output of the packages' scripts, and those that
+    /// check what they print fail.
     fn get(&self, verb: &[&str], packages: &[String]) -> Cmd {
         let mut args = vec!["-q".to_owned(), "-y".to_owned()];
-        args.push("-oAPT::Status-Fd=1".to_owned());
         args.extend(self.options());
         args.extend(verb.iter().map(|word| (*word).to_owned()));
         if !packages.is_empty() {
@@ -194,6 +195,7 @@ mod tests {
             assert!(!line.contains("proxy:3128"), "{line}");
             assert!(!line.contains("--allow-"), "{line}");
             assert!(!line.contains("Unauthenticated"), "{line}");
+            assert!(!line.contains("Status-Fd"), "{line}");
         }
         let install = apt.install(&specs);
         assert!(install.line().ends_with("install -- docker.io"));

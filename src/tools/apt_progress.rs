@@ -1,79 +1,85 @@
-//! Progress as apt reports it on `APT::Status-Fd`: `dlstatus:N:PERCENT:TEXT` while it downloads,
-//! `pmstatus:PACKAGE:PERCENT:TEXT` while dpkg works.
+//! Progress of a transaction, told from the lines that apt and dpkg print for people.
 
-/// What a line of output means.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Said<'l> {
-    /// How far it is, in percent, and what it does.
-    Progress(f64, &'l str),
-    /// A line for people.
-    Line(&'l str),
-    /// Nothing for anybody.
-    Noise,
+/// What a line tells about the way that is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// An archive is fetched.
+    Fetching,
+    /// A package's files are put in place.
+    Unpacking,
+    /// A package is configured.
+    SettingUp,
+    /// A package's files are taken away.
+    Removing,
+    /// What a removed package configured is taken away.
+    Purging,
 }
 
-/// Reads a line of output.
+/// What each stage's lines begin with.
+const SIGNS: [(&str, Stage); 5] = [
+    // `Get:3 http://deb.debian.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]`
+    ("Get:", Stage::Fetching),
+    // `Unpacking libx:amd64 (1.2-3) over (1.2-2) ...`
+    ("Unpacking ", Stage::Unpacking),
+    // `Setting up libx:amd64 (1.2-3) ...`
+    ("Setting up ", Stage::SettingUp),
+    // `Removing libx:amd64 (1.2-3) ...`
+    ("Removing ", Stage::Removing),
+    // `Purging configuration files for libx:amd64 (1.2-3) ...`
+    ("Purging configuration files for ", Stage::Purging),
+];
+
+/// Reads a line of output. dpkg's own lines end with three dots and name a version, which tells
+/// them from what a package's script says in similar words.
 #[must_use]
-pub fn read(line: &str) -> Said<'_> {
-    let Some((word, rest)) = line.split_once(':') else {
-        return Said::Line(line);
+pub fn read(line: &str) -> Option<Stage> {
+    let (sign, stage) = SIGNS.iter().find(|(sign, _)| line.starts_with(sign))?;
+    let genuine = match stage {
+        Stage::Fetching => line[sign.len()..].starts_with(|c: char| c.is_ascii_digit()),
+        _ => line.ends_with(") ..."),
     };
-    match word {
-        "dlstatus" | "pmstatus" => {
-            // A package name may carry `:i386`, so the fields are counted from the number.
-            let mut fields = rest.split(':');
-            let percent = fields.by_ref().find_map(|field| {
-                field
-                    .parse::<f64>()
-                    .ok()
-                    .filter(|_| field.contains('.'))
-                    .filter(|percent| (0.0..=100.0).contains(percent))
-            });
-            let Some(percent) = percent else {
-                return Said::Noise;
-            };
-            // What is left of the line, colons and all.
-            let left: usize = fields.map(|field| field.len() + 1).sum();
-            Said::Progress(percent, &rest[rest.len() + 1 - left.max(1)..])
-        }
-        // Errors are repeated in plain words; questions about conffiles are never asked.
-        "pmerror" | "pmconffile" | "media-change" => Said::Noise,
-        _ => Said::Line(line),
-    }
+    genuine.then_some(*stage)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Said, read};
+    use super::{Stage, read};
 
     #[test]
-    fn lines_of_the_status_descriptor() {
+    fn lines_of_apt_and_dpkg() {
         for (line, expected) in [
             (
-                "dlstatus:1:12.5:Retrieving file 1 of 8",
-                Said::Progress(12.5, "Retrieving file 1 of 8"),
+                "Get:3 http://deb.debian.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]",
+                Some(Stage::Fetching),
             ),
             (
-                "pmstatus:dkms:45.4545:Installing dkms (amd64)",
-                Said::Progress(45.4545, "Installing dkms (amd64)"),
+                "Unpacking libnvidia-ml1:amd64 (535.261.03-1~deb12u1) ...",
+                Some(Stage::Unpacking),
             ),
             (
-                "pmstatus:libc6:i386:1.0000:Preparing libc6:i386",
-                Said::Progress(1.0, "Preparing libc6:i386"),
-            ),
-            ("pmerror:dkms:45.4:subprocess failed", Said::Noise),
-            (
-                "Setting up dkms (3.0.10-8+deb12u1) ...",
-                Said::Line("Setting up dkms (3.0.10-8+deb12u1) ..."),
+                "Unpacking libx:amd64 (1.2-3) over (1.2-2) ...",
+                Some(Stage::Unpacking),
             ),
             (
-                "E: Sub-process /usr/bin/dpkg returned an error code (1)",
-                Said::Line("E: Sub-process /usr/bin/dpkg returned an error code (1)"),
+                "Setting up docker.io (20.10.24+dfsg1-1+deb12u1) ...",
+                Some(Stage::SettingUp),
             ),
-            ("pmstatus", Said::Line("pmstatus")),
-            ("pmstatus:", Said::Noise),
+            (
+                "Removing runc (1.1.5+ds1-1+deb12u1) ...",
+                Some(Stage::Removing),
+            ),
+            (
+                "Purging configuration files for docker.io (20.10.24) ...",
+                Some(Stage::Purging),
+            ),
+            ("Removing group `docker' ...", None),
+            ("Removing all DKMS Modules", None),
+            ("Get: cloud", None),
+            ("Preparing to unpack .../libx_1_amd64.deb ...", None),
+            ("Building initial module for 6.1.0-44-amd64", None),
+            ("", None),
         ] {
-            assert_eq!(read(line), expected);
+            assert_eq!(read(line), expected, "{line}");
         }
     }
 }
