@@ -161,7 +161,7 @@ impl Applier {
             if present.is_empty() {
                 return Ok(());
             }
-            let actions = self.agree_to_removal(&present).await?;
+            let actions = self.agree_to_removal(&present, &[]).await?;
             self.apt_stages(
                 "remove packages",
                 self.apt()?.purge(&present),
@@ -189,19 +189,27 @@ impl Applier {
         if present.is_empty() {
             return Ok(String::new());
         }
-        let actions = self.agree_to_removal(&present).await?;
+        let actions = self.agree_to_removal(&present, &[]).await?;
         Ok(apt_simulation::tell(&actions))
     }
 
-    /// Simulates a removal and refuses it if anything else would happen.
+    /// Simulates what brings packages back, and refuses it if it would take others.
+    pub(super) async fn agree_to_reinstall(&self, specs: &[String]) -> Result<(), ChangeError> {
+        let actions = self.simulate(&["install"], specs).await?;
+        self.agree(&actions, &[], &[])
+    }
+
+    /// Simulates a removal and refuses it if anything but the packages and `along` would go.
     pub(super) async fn agree_to_removal(
         &self,
         packages: &[String],
+        along: &[String],
     ) -> Result<Vec<Action>, ChangeError> {
         let actions = self.simulate(&["purge"], packages).await?;
         let agreed = Agreed {
             removing: packages
                 .iter()
+                .chain(along)
                 .chain(&self.policy.may_remove)
                 .map(String::as_str)
                 .collect(),

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     config::desired::PackageWish,
-    host::{Cmd, ExecError},
-    tools::{accounts, apt, dpkg, systemctl},
+    host::{Cmd, ExecError, Kind},
+    tools::{accounts, apt, apt_fault::Fault, dpkg, systemctl},
 };
 
 /// Paths below `/etc` that others write at any time, so that their coming during a transaction
@@ -37,6 +37,12 @@ const OTHERS: [&str; 13] = [
 /// Part of the names of all files of ours.
 const OURS: &str = "gpu-bootstrap";
 
+/// Packages that cannot be taken back.
+struct Kept {
+    names: Vec<String>,
+    why: Option<String>,
+}
+
 impl Applier {
     pub(super) async fn revert_packages(
         &self,
@@ -58,11 +64,19 @@ impl Applier {
             });
         }
         self.apt()?;
-        let mut endings = self
+        let (mut endings, all_gone) = self
             .exclusively(sink, self.undo_packages(traces, sink))
             .await?;
-        endings.extend(self.remove_accounts(traces, sink).await?);
-        endings.extend(self.remove_leftovers(traces)?);
+        // Packages that stay use their accounts, and nobody owns the links of their alternatives.
+        if all_gone {
+            endings.extend(self.remove_accounts(traces, sink).await?);
+            endings.extend(self.remove_leftovers(traces)?);
+        } else if !(traces.users.is_empty() && traces.groups.is_empty() && traces.etc.is_empty()) {
+            endings.push(Reverted::Left {
+                what: "accounts and files below `/etc` that came with the packages".to_owned(),
+                why: "some of the packages stay".to_owned(),
+            });
+        }
         self.reload_units(sink).await?;
         Ok(Reverted::of(endings))
     }
@@ -71,7 +85,7 @@ impl Applier {
         &self,
         traces: &Traces,
         sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, ChangeError> {
+    ) -> Result<(Vec<Reverted>, bool), ChangeError> {
         let mut endings = Vec::new();
         if !self.half_done()?.is_empty() {
             // What is half done may be what is about to go; if it cannot be finished, its removal
@@ -99,39 +113,75 @@ impl Applier {
             .cloned()
             .collect();
         let both: Vec<String> = purge.iter().chain(&remove).cloned().collect();
-        if !both.is_empty() {
-            match self.agree_to_removal(&both).await {
-                Ok(_) => {}
-                Err(ChangeError::Refused { reasons }) => {
-                    endings.push(Reverted::Left {
-                        what: format!("{} packages ({})", both.len(), some(&both)),
-                        why: format!("their removal {}", reasons.join("; it ")),
-                    });
-                    purge.clear();
-                    remove.clear();
-                }
-                Err(error) => return Err(error),
-            }
+        let kept = self.needed_by_others(&both).await?;
+        if let Some(why) = &kept.why {
+            endings.push(Reverted::Left {
+                what: format!("{} ({})", count(&kept.names), some(&kept.names)),
+                why: why.clone(),
+            });
         }
+        purge.retain(|name| !kept.names.contains(name));
+        remove.retain(|name| !kept.names.contains(name));
         let apt = self.apt()?;
         if !purge.is_empty() {
             self.apt_run("purge packages", apt.purge(&purge), sink)
                 .await?;
             endings.push(Reverted::Done {
-                what: format!("purged {} packages ({})", purge.len(), some(&purge)),
+                what: format!("purged {} ({})", count(&purge), some(&purge)),
             });
         }
         if !remove.is_empty() {
             self.apt_run("remove packages", apt.remove(&remove), sink)
                 .await?;
             endings.push(Reverted::Done {
-                what: format!("removed {} packages ({})", remove.len(), some(&remove)),
+                what: format!("removed {} ({})", count(&remove), some(&remove)),
             });
         }
         endings.extend(self.reinstall(&traces.disappeared, sink).await?);
         endings.extend(self.restore_marks(traces, sink).await?);
         endings.extend(self.tell_moved(&traces.moved)?);
-        Ok(endings)
+        Ok((endings, kept.names.is_empty()))
+    }
+
+    /// Which of the packages must stay, because something that came later needs them.
+    async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, ChangeError> {
+        let why = self.objection_to_removal(packages, packages).await?;
+        let mut names = Vec::new();
+        if why.is_some() {
+            // Alone, each takes with it what needs it; what takes nothing else may go.
+            for name in packages {
+                let alone = self.objection_to_removal(std::slice::from_ref(name), packages);
+                if alone.await?.is_some() {
+                    names.push(name.clone());
+                }
+            }
+        }
+        Ok(Kept { names, why })
+    }
+
+    /// Why a removal that takes nothing but `along` with it is not possible.
+    async fn objection_to_removal(
+        &self,
+        packages: &[String],
+        along: &[String],
+    ) -> Result<Option<String>, ChangeError> {
+        if packages.is_empty() {
+            return Ok(None);
+        }
+        match self.agree_to_removal(packages, along).await {
+            Ok(_) => Ok(None),
+            Err(ChangeError::Refused { reasons }) => {
+                Ok(Some(format!("their removal {}", reasons.join("; it "))))
+            }
+            // Something else that must not go needs them.
+            Err(
+                error @ ChangeError::Packages {
+                    fault: Fault::Unmet | Fault::Held,
+                    ..
+                },
+            ) => Ok(Some(error.to_string().replace('\n', " "))),
+            Err(error) => Err(error),
+        }
     }
 
     /// Brings back what the transaction removed, at the version that was there.
@@ -153,13 +203,14 @@ impl Applier {
             return Ok(Vec::new());
         }
         let what = format!("removed packages ({})", some(&specs));
-        let installed = self
-            .apt_run(
-                "install removed packages again",
-                self.apt()?.install(&specs),
-                sink,
-            )
-            .await;
+        let installed = match self.agree_to_reinstall(&specs).await {
+            Ok(()) => {
+                let cmd = self.apt()?.install(&specs);
+                self.apt_run("install removed packages again", cmd, sink)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
         Ok(vec![match installed {
             Ok(()) => Reverted::Done {
                 what: format!("brought back {what}"),
@@ -276,6 +327,14 @@ impl Applier {
 
     fn has_process(&self, uid: u32) -> Result<bool, ChangeError> {
         let files = &self.host.files;
+        let namespace = |process: &str| -> Result<Option<Utf8PathBuf>, ChangeError> {
+            let path = Utf8PathBuf::from(format!("/proc/{process}/ns/pid"));
+            Ok(match files.stat(&path)?.map(|stat| stat.kind) {
+                Some(Kind::Link(target)) => Some(target),
+                _ => None,
+            })
+        };
+        let own = namespace("self")?;
         for name in files.list("/proc".into())? {
             if !name.bytes().all(|byte| byte.is_ascii_digit()) {
                 continue;
@@ -283,7 +342,11 @@ impl Applier {
             let path = Utf8PathBuf::from(format!("/proc/{name}/status"));
             let status = files.read(&path)?.unwrap_or_default();
             if accounts::uid_of_process(&String::from_utf8_lossy(&status)) == Some(uid) {
-                return Ok(true);
+                // The same number in a container is somebody else.
+                let theirs = namespace(&name)?;
+                if own.is_none() || theirs.is_none() || theirs == own {
+                    return Ok(true);
+                }
             }
         }
         Ok(false)
@@ -361,6 +424,13 @@ impl Applier {
                 source,
             }),
         }
+    }
+}
+
+fn count(packages: &[String]) -> String {
+    match packages.len() {
+        1 => "1 package".to_owned(),
+        more => format!("{more} packages"),
     }
 }
 

@@ -62,6 +62,8 @@ impl Apt {
             "-oDpkg::Options::=--force-confdef".to_owned(),
             "-oDpkg::Options::=--force-confold".to_owned(),
             format!("-oAPT::Install-Recommends={}", self.recommends),
+            // Whatever the administrator's default is: what nobody needs any more is not ours.
+            "-oAPT::Get::AutomaticRemove=false".to_owned(),
         ]
     }
 
