@@ -22,7 +22,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         let (recorded, begun) = record::record(&host, folder).map_err(not_recorded)?;
         (host, recording) = (recorded, Some(begun));
     }
-    let request: Request = prepare::request(&args.target, &args::Image::default(), false, None);
+    let request: Request = prepare::request(&args.target, &args::Image::default(), false, None)?;
     let target = prepare::target(world, host, request, args.root.is_none()).await?;
     let (events, reporter) = prepare::events(&target.host, Vec::new())?;
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();

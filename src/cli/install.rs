@@ -16,7 +16,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     let request = if args.resume {
         resumed(world)?
     } else {
-        prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)
+        prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)?
     };
     let automatic = request.reboot;
     let target = prepare::target(world, world.host.clone(), request, true).await?;
@@ -32,6 +32,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     // Events have standard output for themselves when they were asked for there.
     if !events_to_stdout {
         tell(world, args.output.format, &report)?;
+    } else {
+        troubles(world, &report);
     }
     if automatic
         && report
@@ -130,7 +132,16 @@ pub(super) fn tell(
 ) -> Result<(), Failure> {
     let style = world.out_style();
     match format {
-        args::Format::Json => print::json(world.out, &document::run(report, None)),
-        args::Format::Human => print::show(world.out, |to| human::run(to, report, style)),
+        args::Format::Json => print::json(world.out, &document::run(report, None))?,
+        args::Format::Human => print::show(world.out, |to| human::run(to, report, style))?,
     }
+    troubles(world, report);
+    Ok(())
+}
+
+/// Causes and hints, as talk.
+fn troubles(world: &mut World<'_>, report: &RunReport) {
+    let style = world.err_style();
+    // Standard error is the last resort: if it is gone there is nobody to tell.
+    let _ = human::troubles(world.err, report, style);
 }

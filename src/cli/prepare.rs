@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use camino::{Utf8Path, Utf8PathBuf};
+
 use super::{Failure, World, args, look, matrix};
 use crate::{
     change::Applier,
@@ -37,21 +39,46 @@ pub(super) struct Target {
 }
 
 /// Turns what was asked into a request that can be kept.
+///
+/// # Errors
+/// When a relative path cannot be made absolute.
 pub(super) fn request(
     target: &args::Target,
     image: &args::Image,
     reboot: bool,
     lock_timeout: Option<u64>,
-) -> Request {
-    Request {
-        profile: target.profile.clone(),
-        config: target.config.clone(),
+) -> Result<Request, Failure> {
+    Ok(Request {
+        profile: match &target.profile {
+            Some(path) if path.contains('/') || path.ends_with(".toml") => {
+                Some(absolute(path.as_ref())?.into())
+            }
+            name => name.clone(),
+        },
+        config: target
+            .config
+            .iter()
+            .map(|path| absolute(path))
+            .collect::<Result<_, _>>()?,
         set: target.set.clone(),
         image: image.image,
         assume_gpus: image.assume_gpu.iter().map(ToString::to_string).collect(),
         reboot,
         lock_timeout_seconds: lock_timeout,
-    }
+    })
+}
+
+/// After a reboot the request is repeated from another working directory.
+fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
+    camino::absolute_utf8(path).map_err(|error| {
+        Failure::caused(
+            Exit::Internal,
+            "no-working-directory",
+            &format!("failed to find the folder of `{path}`"),
+            error,
+            Some("give the whole path"),
+        )
+    })
 }
 
 /// Reads configuration and machine.
