@@ -50,7 +50,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
             .filter(|module| loaded_modules.contains(module))
             .cloned()
             .collect(),
-        on_disk: running.is_some_and(|kernel| !without.contains(&kernel) && true),
+        on_disk: running.is_some_and(|kernel| !without.contains(&kernel)),
     })
 }
 

@@ -59,9 +59,7 @@ fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<St
         }
         _ => {}
     }
-    if source::keyring_path(repository).is_none() {
-        return None;
-    }
+    source::keyring_path(repository)?;
     let Some(keys) = &found.keys else {
         return Some(format!(
             "the keyring of {name} is missing or cannot be read"

@@ -84,8 +84,7 @@ pub fn log_path(module: &str, version: &str) -> Utf8PathBuf {
 pub fn log_named_in(text: &str) -> Option<Utf8PathBuf> {
     text.split_whitespace()
         .map(|word| word.trim_end_matches(['.', ',', ')']))
-        .filter(|word| word.starts_with("/var/lib/dkms/") && word.ends_with("make.log"))
-        .next_back()
+        .rfind(|word| word.starts_with("/var/lib/dkms/") && word.ends_with("make.log"))
         .map(Utf8PathBuf::from)
 }
 
