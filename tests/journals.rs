@@ -13,7 +13,7 @@ fn folder() -> std::path::PathBuf {
 }
 
 fn read(name: &str) -> History {
-    let content = fs::read(folder().join(name)).unwrap();
+    let content = fs::read(folder().join(name)).expect("a sample that can be read");
     parse(Utf8Path::new(name), &content).unwrap_or_else(|error| panic!("{error}"))
 }
 
