@@ -21,6 +21,8 @@ mod proof;
 mod purge;
 mod repository;
 pub mod source;
+#[cfg(test)]
+mod tests;
 mod tool;
 pub mod traces;
 mod transaction;

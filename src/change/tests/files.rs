@@ -1,0 +1,267 @@
+//! Files, repositories, and tools that write files.
+
+use camino::Utf8PathBuf;
+
+use super::kit::{Bed, STATE};
+use crate::{
+    change::{Change, ChangeError, Reverted, Undo},
+    config::desired::Repository,
+    error::Report,
+    exit::Exit,
+    host::{
+        ReadFiles,
+        fake::{diff, ok},
+    },
+};
+
+fn write(path: &str, content: &str) -> Change {
+    Change::WriteFile {
+        path: path.into(),
+        content: content.into(),
+        mode: 0o644,
+    }
+}
+
+#[tokio::test]
+async fn a_new_file_goes_with_its_folders() {
+    let bed = Bed::new();
+    let (_, reverted) = bed.there_and_back(&write("/etc/a/b/c.conf", "new\n")).await;
+    assert!(matches!(reverted, Reverted::Done { .. }));
+}
+
+#[tokio::test]
+async fn a_file_comes_back_with_mode_and_owner() {
+    let bed = Bed::new();
+    bed.fakes
+        .files
+        .put_mode("/etc/docker/daemon.json", "{}\n", 0o600);
+    bed.fakes.files.own("/etc/docker/daemon.json", 7, 8);
+    bed.there_and_back(&write("/etc/docker/daemon.json", "{\"a\":1}\n"))
+        .await;
+    bed.there_and_back(&Change::RemoveFile {
+        path: "/etc/docker/daemon.json".into(),
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_link_comes_back_as_a_link() {
+    let bed = Bed::new();
+    bed.fakes.files.put("/usr/lib/real", "x");
+    bed.fakes.files.put_link("/etc/link", "../usr/lib/real");
+    bed.there_and_back(&Change::RemoveFile {
+        path: "/etc/link".into(),
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_somebody_else_wrote_since_stays() {
+    let bed = Bed::new();
+    bed.fakes.files.put("/etc/a", "before");
+    let undo = bed.apply(&write("/etc/a", "ours")).await.unwrap();
+    bed.fakes.files.put("/etc/a", "theirs");
+    let reverted = bed.revert(&undo).await;
+    assert!(
+        matches!(&reverted, Reverted::Left { what, why }
+            if what == "`/etc/a`" && why.contains("changed")),
+        "{reverted:?}"
+    );
+    assert_eq!(bed.fakes.files.text("/etc/a"), "theirs");
+    bed.fakes.files.take("/etc/a");
+    assert!(
+        matches!(bed.revert(&undo).await, Reverted::Left { why, .. } if why.contains("removed"))
+    );
+}
+
+#[tokio::test]
+async fn cut_off_before_or_after_the_write_undo_is_right() {
+    let bed = Bed::new();
+    bed.fakes.files.put("/etc/a", "before");
+    let before = bed.snapshot();
+    let change = write("/etc/a", "ours");
+    let undo = bed.applier.capture(&change).await.unwrap();
+    let early = bed.restarted().reconcile(&undo).await.unwrap();
+    assert!(matches!(bed.revert(&early).await, Reverted::Nothing { .. }));
+    bed.apply(&change).await.unwrap();
+    let late = bed.restarted().reconcile(&undo).await.unwrap();
+    assert!(matches!(bed.revert(&late).await, Reverted::Done { .. }));
+    assert!(diff(&before, &bed.snapshot()).is_empty());
+}
+
+#[tokio::test]
+async fn a_missing_backup_is_told_and_nothing_is_lost() {
+    let bed = Bed::new();
+    bed.fakes.files.put("/etc/a", "before");
+    let undo = bed.apply(&write("/etc/a", "ours")).await.unwrap();
+    bed.fakes.files.take(&format!("{STATE}/backups"));
+    let error = bed.applier.revert(&undo, &bed.heard).await.unwrap_err();
+    assert_eq!(error.reason(), "backup");
+    assert_eq!(bed.fakes.files.text("/etc/a"), "ours");
+}
+
+#[tokio::test]
+async fn a_tool_may_write_what_it_names() {
+    let bed = Bed::new();
+    bed.fakes.exec.on("nvidia-ctk", |_, files| {
+        files.put("/etc/docker/daemon.json", "{\"runtimes\":{}}");
+        ok("done\n")
+    });
+    let change = Change::RunTool {
+        purpose: "register the nvidia runtime with docker".into(),
+        command: vec!["nvidia-ctk".into(), "runtime".into(), "configure".into()],
+        writes: vec!["/etc/docker/daemon.json".into(), "/etc/other".into()],
+    };
+    bed.there_and_back(&change).await;
+    assert!(bed.heard.text().contains("done"));
+
+    let nothing = Change::RunTool {
+        purpose: "remove the driver".into(),
+        command: vec!["nvidia-ctk".into()],
+        writes: vec![],
+    };
+    let undo = bed.apply(&nothing).await.unwrap();
+    assert!(matches!(bed.revert(&undo).await, Reverted::Left { .. }));
+}
+
+#[tokio::test]
+async fn the_diff_is_shown_first() {
+    let bed = Bed::new();
+    bed.fakes.files.put("/etc/a", "one\ntwo\n");
+    let text = bed
+        .applier
+        .preview(&write("/etc/a", "one\nthree\n"))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(text.contains("-two\n+three"), "{text}");
+    let text = bed
+        .applier
+        .preview(&write("/etc/new", "x\n"))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(text.starts_with("--- /dev/null\n+++ b/etc/new\n"), "{text}");
+}
+
+// --- Repositories -----------------------------------------------------------------------------
+
+const KEYS: &[u8] = include_bytes!("../../../tests/keys/two.asc");
+const FIRST: &str = "8EBE33251F7E6A8E6C2120DD2DE2D3DD7E65B027";
+const URL: &str = "https://example.org/key";
+
+fn repository(fingerprint: &str) -> Repository {
+    Repository {
+        name: "toolkit".into(),
+        url: "https://example.org/deb/".into(),
+        suites: vec!["/".into()],
+        components: vec![],
+        architectures: vec!["amd64".into()],
+        key_url: Some(URL.into()),
+        fingerprints: vec![fingerprint.into()],
+        keyring: None,
+        priority: Some(600),
+    }
+}
+
+fn add(fingerprint: &str) -> Change {
+    Change::AddRepository {
+        repository: repository(fingerprint),
+    }
+}
+
+#[tokio::test]
+async fn a_repository_comes_with_the_named_key_only() {
+    let bed = Bed::new();
+    bed.fakes.http.serve(URL, KEYS);
+    bed.fakes.files.put_folder("/usr/share/keyrings", 0o755);
+    bed.fakes.files.put_folder("/etc/apt/sources.list.d", 0o755);
+    let undo = bed.apply(&add(FIRST)).await.unwrap();
+    let keyring = bed
+        .fakes
+        .files
+        .read("/usr/share/keyrings/gpu-bootstrap-toolkit.gpg".into())
+        .unwrap()
+        .unwrap();
+    let keys = crate::tools::openpgp::parse(&keyring).unwrap();
+    assert_eq!(keys.len(), 1);
+    assert_eq!(keys[0].fingerprint, FIRST);
+    assert!(
+        bed.fakes
+            .files
+            .text("/etc/apt/preferences.d/gpu-bootstrap-repository-toolkit")
+            .contains("Pin-Priority: 600")
+    );
+    bed.revert(&undo).await;
+    bed.there_and_back(&add(FIRST)).await;
+}
+
+#[tokio::test]
+async fn another_key_is_refused_with_both_fingerprints_and_nothing_changes() {
+    let bed = Bed::new();
+    bed.fakes.http.serve(URL, KEYS);
+    let before = bed.snapshot();
+    let wrong = "0".repeat(40);
+    let error = bed.apply(&add(&wrong)).await.unwrap_err();
+    assert!(matches!(&error, ChangeError::KeyMismatch { .. }));
+    let text = error.to_string();
+    assert!(text.contains(FIRST) && text.contains(&wrong), "{text}");
+    assert_eq!(error.exit(), Exit::Blocked);
+    assert!(error.hint().unwrap().contains("vendor"));
+    assert!(diff(&before, &bed.snapshot()).is_empty());
+}
+
+#[tokio::test]
+async fn garbage_and_expired_keys_are_refused() {
+    let bed = Bed::new();
+    bed.fakes.http.serve(URL, "<html>404</html>");
+    let error = bed.apply(&add(FIRST)).await.unwrap_err();
+    assert_eq!(error.reason(), "key-malformed");
+    bed.fakes.http.serve(URL, KEYS);
+    bed.fakes
+        .clock
+        .set(jiff::Timestamp::from_second(1_900_000_000).unwrap());
+    let error = bed.apply(&add(FIRST)).await.unwrap_err();
+    assert_eq!(error.reason(), "key-expired");
+    bed.fakes.http.forget(URL);
+    let error = bed.apply(&add(FIRST)).await.unwrap_err();
+    assert_eq!(error.reason(), "key-fetch");
+}
+
+#[tokio::test]
+async fn a_contradicting_source_is_named() {
+    let bed = Bed::new();
+    bed.fakes.http.serve(URL, KEYS);
+    bed.fakes.files.put(
+        "/etc/apt/sources.list.d/old.list",
+        "deb [signed-by=/old.gpg] https://example.org/deb /\n",
+    );
+    let error = bed.applier.preview(&add(FIRST)).await.unwrap_err();
+    assert_eq!(error.reason(), "repository-conflict");
+    let error = bed.apply(&add(FIRST)).await.unwrap_err();
+    assert!(error.hint().unwrap().contains("old.list"), "{error}");
+}
+
+#[tokio::test]
+async fn components_of_the_own_archive_need_its_keyring() {
+    let bed = Bed::new();
+    let keyring = Utf8PathBuf::from("/usr/share/keyrings/debian-archive-keyring.gpg");
+    let change = Change::AddRepository {
+        repository: Repository {
+            keyring: Some(keyring.clone()),
+            key_url: None,
+            fingerprints: vec![],
+            ..repository(FIRST)
+        },
+    };
+    let error = bed.apply(&change).await.unwrap_err();
+    assert!(error.to_string().contains("is not there"), "{error}");
+    bed.fakes.files.put(keyring.as_str(), "keys");
+    let (undo, _) = bed.there_and_back(&change).await;
+    assert!(bed.fakes.http.log().is_empty());
+    // The distribution's keyring is not ours to touch.
+    let Undo::RestoreFiles { files, .. } = undo else {
+        panic!("files")
+    };
+    assert!(files.iter().all(|file| file.path != keyring));
+}

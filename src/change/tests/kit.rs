@@ -1,0 +1,181 @@
+//! A machine with an applier, and a sink that remembers.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use crate::{
+    change::{Applier, Change, ChangeError, Reverted, Sink, Undo},
+    config::desired::{Manager, PackagePolicy},
+    host::{
+        Host,
+        fake::{self, Fakes, Snapshot, diff, failed, ok},
+    },
+};
+
+pub(super) const STATE: &str = "/var/lib/gpu-bootstrap";
+
+/// Remembers what it heard.
+#[derive(Default)]
+pub(super) struct Heard(pub Mutex<Vec<String>>);
+
+impl Sink for Heard {
+    fn line(&self, line: &str) {
+        self.0.lock().unwrap().push(line.to_owned());
+    }
+
+    fn progress(&self, _: u64, _: Option<u64>, _: &str) {}
+
+    fn retry(&self, message: &str, _: f64) {
+        self.0.lock().unwrap().push(format!("retry: {message}"));
+    }
+}
+
+impl Heard {
+    pub(super) fn text(&self) -> String {
+        self.0.lock().unwrap().join("\n")
+    }
+}
+
+pub(super) fn policy() -> PackagePolicy {
+    PackagePolicy {
+        manager: Manager::Apt,
+        lock_timeout_seconds: 60,
+        proxy: None,
+        pause_units: vec![
+            "apt-daily.timer".into(),
+            "apt-daily.service".into(),
+            "not-there.timer".into(),
+        ],
+        may_remove: vec![],
+        may_upgrade: vec![],
+        recommends: false,
+    }
+}
+
+/// A machine and what changes it.
+pub(super) struct Bed {
+    pub host: Host,
+    pub fakes: Fakes,
+    pub applier: Applier,
+    pub heard: Heard,
+    pub units: Units,
+}
+
+impl Bed {
+    pub(super) fn new() -> Self {
+        let (host, fakes) = fake::host();
+        for folder in ["/etc", "/var/lib", "/proc", "/sys/module", "/boot"] {
+            fakes.files.put_folder(folder, 0o755);
+        }
+        let units = Units::default();
+        units.install(&fakes);
+        Self {
+            applier: Applier::new(host.clone(), policy(), STATE.into()),
+            host,
+            fakes,
+            heard: Heard::default(),
+            units,
+        }
+    }
+
+    /// The same machine after a restart of the program.
+    pub(super) fn restarted(&self) -> Applier {
+        Applier::new(self.host.clone(), policy(), STATE.into())
+    }
+
+    pub(super) fn snapshot(&self) -> Snapshot {
+        self.fakes.files.snapshot().without(&[STATE])
+    }
+
+    pub(super) async fn apply(&self, change: &Change) -> Result<Undo, ChangeError> {
+        let undo = self.applier.capture(change).await?;
+        // What the journal keeps is what comes back.
+        let text = serde_json::to_string(&undo).unwrap();
+        assert_eq!(serde_json::from_str::<Undo>(&text).unwrap(), undo);
+        self.applier.apply(change, undo, &self.heard).await
+    }
+
+    pub(super) async fn revert(&self, undo: &Undo) -> Reverted {
+        self.applier.revert(undo, &self.heard).await.unwrap()
+    }
+
+    /// Applies, checks that something changed, undoes, and checks that nothing stayed.
+    pub(super) async fn there_and_back(&self, change: &Change) -> (Undo, Reverted) {
+        let (before, units) = (self.snapshot(), self.units.all());
+        let undo = self.apply(change).await.unwrap();
+        let changed = self.snapshot() != before || self.units.all() != units;
+        assert!(changed, "{} changed nothing", change.summary());
+        let reverted = self.revert(&undo).await;
+        let left = diff(&before, &self.snapshot());
+        assert!(left.is_empty(), "left by {}: {left:#?}", change.summary());
+        assert_eq!(self.units.all(), units, "{}", change.summary());
+        (undo, reverted)
+    }
+}
+
+/// Units by name: file state and active state.
+#[derive(Clone, Default)]
+pub(super) struct Units(Arc<Mutex<BTreeMap<String, (String, String)>>>);
+
+impl Units {
+    pub(super) fn put(&self, unit: &str, file: &str, active: &str) {
+        self.0
+            .lock()
+            .unwrap()
+            .insert(unit.into(), (file.into(), active.into()));
+    }
+
+    pub(super) fn all(&self) -> BTreeMap<String, (String, String)> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn install(&self, fakes: &Fakes) {
+        let units = self.0.clone();
+        fakes.exec.on("systemctl", move |cmd, _| {
+            let mut units = units.lock().unwrap();
+            let verb = cmd.args[0].as_str();
+            let unit = cmd.args.last().cloned().unwrap_or_default();
+            if cmd.args.iter().any(|arg| arg.contains("NeedDaemonReload")) {
+                return ok("NeedDaemonReload=no\n");
+            }
+            if verb == "daemon-reload" {
+                return ok("");
+            }
+            let Some((file, active)) = units.get_mut(&unit) else {
+                return if verb == "show" {
+                    ok("LoadState=not-found\nActiveState=inactive\nUnitFileState=\nResult=success\n")
+                } else {
+                    failed(5, format!("Unit {unit} not loaded."))
+                };
+            };
+            match verb {
+                "show" => {
+                    let load = if file == "masked" { "masked" } else { "loaded" };
+                    return ok(format!(
+                        "LoadState={load}\nActiveState={active}\nUnitFileState={file}\n\
+                         Result={}\n",
+                        if active == "failed" { "exit-code" } else { "success" }
+                    ));
+                }
+                "enable" => *file = "enabled".into(),
+                "disable" => *file = "disabled".into(),
+                "mask" => *file = "masked".into(),
+                "stop" => *active = "inactive".into(),
+                // A unit that is called so never comes up.
+                "start" | "restart" if unit.starts_with("broken") => {
+                    *active = "failed".into();
+                    return failed(1, "Job for unit failed.");
+                }
+                "start" | "restart" => *active = "active".into(),
+                "reset-failed" => *active = "inactive".into(),
+                _ => return failed(1, format!("Unknown command verb {verb}.")),
+            }
+            ok("")
+        });
+        fakes
+            .exec
+            .on("journalctl", |_, _| ok("cannot open /dev/nvidiactl\n"));
+    }
+}

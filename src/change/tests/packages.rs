@@ -1,0 +1,387 @@
+//! The package chokepoint: there and back, refusals, waiting, faults.
+
+use super::{
+    apt::{Apt, Offered, append},
+    kit::{Bed, STATE},
+};
+use crate::{
+    change::{Change, Reverted, Undo},
+    config::desired::PackageWish,
+    error::Report,
+    exit::Exit,
+    host::{
+        ReadFiles,
+        fake::{Mutation, diff},
+    },
+};
+
+fn wish(name: &str, version: Option<&str>) -> PackageWish {
+    PackageWish {
+        name: name.into(),
+        version: version.map(str::to_owned),
+    }
+}
+
+fn install(names: &[&str]) -> Change {
+    Change::InstallPackages {
+        packages: names.iter().map(|name| wish(name, None)).collect(),
+        removing: vec![],
+    }
+}
+
+/// An archive with docker, whose scripts leave what the real ones leave.
+fn docker() -> (Bed, Apt) {
+    let bed = Bed::new();
+    let apt = Apt::on(&bed);
+    apt.offer("runc", Offered::new("1.1.5", &[]));
+    apt.offer(
+        "docker.io",
+        Offered {
+            conffile: Some("/etc/default/docker"),
+            script: |files| {
+                append(files, "/etc/group", "docker:x:113:");
+                append(
+                    files,
+                    "/etc/passwd",
+                    "dock:x:105:113::/nonexistent:/bin/false",
+                );
+                files.put("/etc/docker/key.json", "{}");
+                files.put_link(
+                    "/etc/systemd/system/multi-user.target.wants/docker.service",
+                    "/lib/systemd/system/docker.service",
+                );
+            },
+            ..Offered::new("20.10.24", &["runc"])
+        },
+    );
+    bed.fakes.files.put_folder("/etc/default", 0o755);
+    (bed, apt)
+}
+
+#[tokio::test]
+async fn everything_that_came_goes() {
+    let (bed, _) = docker();
+    let (undo, reverted) = bed.there_and_back(&install(&["docker.io"])).await;
+    let Undo::Packages {
+        traces: Some(traces),
+        ..
+    } = undo
+    else {
+        panic!("packages");
+    };
+    assert_eq!(
+        traces.appeared.iter().collect::<Vec<_>>(),
+        ["docker.io", "runc"]
+    );
+    assert!(traces.groups.contains("docker") && traces.users.contains("dock"));
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+}
+
+#[tokio::test]
+async fn the_second_time_nothing_runs() {
+    let (bed, _) = docker();
+    bed.apply(&install(&["docker.io"])).await.unwrap();
+    bed.fakes.exec.clear_log();
+    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
+    assert!(undo.is_nothing());
+    assert!(
+        !bed.fakes
+            .exec
+            .lines()
+            .iter()
+            .any(|line| line.contains("apt-get"))
+    );
+}
+
+#[tokio::test]
+async fn what_was_there_before_stays_and_keeps_its_marks() {
+    let (bed, apt) = docker();
+    apt.have("runc", "1.1.5");
+    apt.installed.lock().unwrap().get_mut("runc").unwrap().auto = true;
+    apt.write(&bed.fakes.files);
+    let (undo, _) = bed.there_and_back(&install(&["docker.io", "runc"])).await;
+    assert!(!undo.is_nothing());
+    assert!(apt.installed.lock().unwrap().contains_key("runc"));
+}
+
+#[tokio::test]
+async fn cut_off_in_the_middle_it_is_undone_by_what_came() {
+    let (bed, _) = docker();
+    let before = bed.snapshot();
+    let change = install(&["docker.io"]);
+    let undo = bed.applier.capture(&change).await.unwrap();
+    bed.applier
+        .apply(&change, undo.clone(), &bed.heard)
+        .await
+        .unwrap();
+    // The record of the end was never written.
+    let restarted = bed.restarted();
+    let undo = restarted.reconcile(&undo).await.unwrap();
+    restarted.revert(&undo, &bed.heard).await.unwrap();
+    assert_eq!(diff(&before, &bed.snapshot()), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn removals_upgrades_and_versions_that_nobody_named_are_refused() {
+    let (bed, apt) = docker();
+    apt.have("podman", "4");
+    apt.have("runc", "1.0");
+    apt.offer(
+        "nvidia",
+        Offered {
+            conflicts: &["podman"],
+            ..Offered::new("535.1", &[])
+        },
+    );
+    apt.write(&bed.fakes.files);
+    let before = bed.snapshot();
+    let error = bed.apply(&install(&["nvidia"])).await.unwrap_err();
+    assert_eq!(error.reason(), "transaction-refused");
+    assert_eq!(error.exit(), Exit::Blocked);
+    assert!(error.to_string().contains("would remove podman"), "{error}");
+    assert!(bed.applier.preview(&install(&["nvidia"])).await.is_err());
+    let wanted = Change::InstallPackages {
+        packages: vec![wish("nvidia", Some("580.*"))],
+        removing: vec!["podman".into()],
+    };
+    let error = bed.apply(&wanted).await.unwrap_err();
+    assert_eq!(error.reason(), "package-not-found");
+    assert!(error.to_string().contains("offered: 535.1"), "{error}");
+    assert_eq!(diff(&before, &bed.snapshot()), Vec::<String>::new());
+    let named = Change::InstallPackages {
+        packages: vec![wish("nvidia", Some("535.*"))],
+        removing: vec!["podman".into()],
+    };
+    let undo = bed.apply(&named).await.unwrap();
+    assert!(!apt.installed.lock().unwrap().contains_key("podman"));
+    // It cannot come back: the archive has it no more.
+    let reverted = bed.revert(&undo).await;
+    assert!(matches!(&reverted, Reverted::Left { what, .. } if what.contains("podman")));
+}
+
+#[tokio::test]
+async fn what_others_need_meanwhile_is_left_and_named() {
+    let (bed, apt) = docker();
+    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
+    apt.offer("swarm", Offered::new("1", &["docker.io"]));
+    apt.have("swarm", "1");
+    apt.write(&bed.fakes.files);
+    let reverted = bed.revert(&undo).await;
+    assert!(
+        matches!(&reverted, Reverted::Left { why, .. } if why.contains("would remove swarm")),
+        "{reverted:?}"
+    );
+    assert!(apt.installed.lock().unwrap().contains_key("docker.io"));
+}
+
+#[tokio::test]
+async fn accounts_in_use_stay() {
+    let (bed, _) = docker();
+    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
+    bed.fakes
+        .files
+        .put("/proc/77/status", "Name:\tx\nUid:\t105\t105\t105\t105\n");
+    let group = bed
+        .fakes
+        .files
+        .text("/etc/group")
+        .replace("docker:x:113:", "docker:x:113:bob");
+    bed.fakes.files.put("/etc/group", group);
+    bed.fakes
+        .files
+        .put("/etc/docker/key.json", "{\"theirs\":1}");
+    let Reverted::Left { what, why } = bed.revert(&undo).await else {
+        panic!("something is left");
+    };
+    for part in ["user `dock`", "group `docker`", "key.json"] {
+        assert!(what.contains(part), "{what}");
+    }
+    assert!(why.contains("bob"), "{why}");
+}
+
+#[tokio::test]
+async fn holds_are_ours_to_release_only_where_we_set_them() {
+    let (bed, apt) = docker();
+    bed.apply(&install(&["docker.io"])).await.unwrap();
+    apt.installed.lock().unwrap().get_mut("runc").unwrap().held = true;
+    apt.write(&bed.fakes.files);
+    let (undo, _) = bed
+        .there_and_back(&Change::HoldPackages {
+            patterns: vec!["docker*".into(), "runc".into(), "nvidia-*".into()],
+        })
+        .await;
+    assert_eq!(
+        undo,
+        Undo::Unhold {
+            before: vec!["runc".into()],
+            held: Some(vec!["docker.io".into()])
+        }
+    );
+}
+
+#[tokio::test]
+async fn the_lists_are_fetched_once_until_a_repository_comes() {
+    let (bed, _) = docker();
+    for _ in 0..2 {
+        bed.apply(&Change::RefreshRepositories).await.unwrap();
+    }
+    let updates = || {
+        let lines = bed.fakes.exec.lines();
+        lines.iter().filter(|line| line.ends_with("update")).count()
+    };
+    assert_eq!(updates(), 1);
+    bed.applier.lists.set_fresh(false);
+    bed.apply(&Change::RefreshRepositories).await.unwrap();
+    assert_eq!(updates(), 2);
+}
+
+#[tokio::test]
+async fn passing_faults_are_tried_again_and_others_are_not() {
+    let (bed, apt) = docker();
+    *apt.faults.lock().unwrap() = vec!["E: Failed to fetch http://x/a.deb  Connection timed out"];
+    bed.apply(&install(&["docker.io"])).await.unwrap();
+    assert!(
+        bed.heard.text().contains("retry: download packages"),
+        "{}",
+        bed.heard.text()
+    );
+    assert!(!bed.fakes.clock.slept().is_empty());
+
+    let (bed, apt) = docker();
+    *apt.faults.lock().unwrap() =
+        vec!["E: You don't have enough free space in /var/cache/apt/archives/."];
+    let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
+    assert_eq!(error.reason(), "no-disk-space");
+    assert!(bed.fakes.clock.slept().is_empty());
+}
+
+#[tokio::test]
+async fn half_done_packages_are_repaired_first() {
+    let (bed, apt) = docker();
+    apt.installed.lock().unwrap().get_mut("bash").unwrap().half = true;
+    apt.write(&bed.fakes.files);
+    let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
+    assert_eq!(error.reason(), "package-database-interrupted");
+    let undo = bed.apply(&Change::RepairPackages).await.unwrap();
+    assert!(undo.is_nothing());
+    bed.apply(&install(&["docker.io"])).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_module_that_does_not_compile_shows_the_compilers_words() {
+    let (bed, apt) = docker();
+    let log = "/var/lib/dkms/nvidia-current/535.261.03/build/make.log";
+    bed.fakes.files.put(log, "cc1: error: no such option\n");
+    apt.installed.lock().unwrap().get_mut("bash").unwrap().half = true;
+    apt.write(&bed.fakes.files);
+    *apt.faults.lock().unwrap() = vec![
+        "Error! Bad return status for module build on kernel: 6.1.0 (x86_64)\n\
+         Consult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.",
+    ];
+    let error = bed.apply(&Change::RepairPackages).await.unwrap_err();
+    assert_eq!(error.reason(), "module-build");
+    assert!(error.to_string().contains("no such option"), "{error}");
+}
+
+fn hold_lock(bed: &Bed) {
+    let lock = "/var/lib/dpkg/lock-frontend";
+    bed.fakes.files.put(lock, "");
+    let inode = bed.fakes.files.stat(lock.into()).unwrap().unwrap().inode;
+    bed.fakes.files.put(
+        "/proc/locks",
+        format!("1: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"),
+    );
+    bed.fakes.files.put("/proc/812/comm", "unattended-upgr\n");
+    bed.fakes.files.put_link("/proc/812/fd/5", lock);
+}
+
+#[tokio::test]
+async fn another_package_manager_is_waited_for_by_name_and_with_a_bound() {
+    let (bed, _) = docker();
+    bed.units.put("apt-daily.timer", "enabled", "active");
+    hold_lock(&bed);
+    let before = bed.units.all();
+    let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
+    assert_eq!(error.reason(), "apt-lock-timeout");
+    let text = error.to_string();
+    assert!(
+        text.contains("unattended-upgr") && text.contains("812"),
+        "{text}"
+    );
+    assert!(bed.heard.text().contains("unattended-upgr"));
+    // Whatever happened, the timer runs again.
+    assert_eq!(bed.units.all(), before);
+    assert!(!bed.fakes.files.exists("/proc/1".into()).unwrap());
+    assert!(
+        !bed.fakes
+            .exec
+            .lines()
+            .iter()
+            .any(|line| line.contains("kill"))
+    );
+    bed.fakes.files.put("/proc/locks", "");
+    bed.apply(&install(&["docker.io"])).await.unwrap();
+}
+
+#[tokio::test]
+async fn timers_that_a_cut_off_run_paused_run_again() {
+    let (bed, _) = docker();
+    bed.units.put("apt-daily.timer", "enabled", "active");
+    bed.fakes
+        .exec
+        .changes_when(|cmd| cmd.program == "apt-get" && cmd.args.iter().all(|arg| arg != "-s"));
+    bed.fakes
+        .files
+        .before_mutations(|_, mutation| match mutation {
+            Mutation::Run(_) => Err(std::io::Error::other("the machine lost its power")),
+            Mutation::File(..) => Ok(()),
+        });
+    let change = install(&["docker.io"]);
+    let undo = bed.applier.capture(&change).await.unwrap();
+    // As if the process had ended while it worked: nothing after the pause is done.
+    bed.units.put("apt-daily.timer", "enabled", "inactive");
+    bed.fakes.files.put(
+        &format!("{STATE}/paused.json"),
+        "{\"schema\":1,\"units\":[\"apt-daily.timer\",\"gone.timer\"]}",
+    );
+    let undo = bed.restarted().reconcile(&undo).await.unwrap();
+    assert!(undo.is_nothing());
+    assert_eq!(bed.units.all()["apt-daily.timer"].1, "active");
+    let paused = format!("{STATE}/paused.json");
+    assert!(!bed.fakes.files.exists(paused.as_str().into()).unwrap());
+}
+
+#[tokio::test]
+async fn dnf_is_honest_about_what_it_cannot() {
+    let (bed, _) = docker();
+    let mut policy = super::kit::policy();
+    policy.manager = crate::config::desired::Manager::Dnf;
+    let applier = crate::change::Applier::new(bed.host.clone(), policy, STATE.into());
+    let change = install(&["docker.io"]);
+    assert!(applier.preview(&change).await.unwrap().is_some());
+    let undo = applier.capture(&change).await.unwrap();
+    let error = applier.apply(&change, undo, &bed.heard).await.unwrap_err();
+    assert_eq!(error.reason(), "unsupported");
+    assert_eq!(error.exit(), Exit::Blocked);
+}
+
+#[tokio::test]
+async fn the_plan_shows_what_the_transaction_will_do() {
+    let (bed, _) = docker();
+    let before = bed.fakes.files.mutations();
+    let text = bed
+        .applier
+        .preview(&install(&["docker.io"]))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(text, "+ docker.io 20.10.24\n+ runc 1.1.5");
+    let text = bed
+        .applier
+        .preview(&install(&["unknown"]))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(text.contains("cannot be simulated yet"), "{text}");
+    assert_eq!(bed.fakes.files.mutations(), before);
+}

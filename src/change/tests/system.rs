@@ -1,0 +1,225 @@
+//! Units, kernel modules, initial RAM filesystems.
+
+use super::kit::Bed;
+use crate::{
+    change::{Change, Reverted},
+    error::Report,
+    host::fake::{failed, ok},
+};
+
+fn enable(unit: &str) -> Change {
+    Change::EnableUnit {
+        unit: unit.into(),
+        start: true,
+    }
+}
+
+#[tokio::test]
+async fn a_unit_goes_back_to_what_it_was() {
+    for (file, active) in [
+        ("disabled", "inactive"),
+        ("enabled", "inactive"),
+        ("disabled", "active"),
+    ] {
+        let bed = Bed::new();
+        bed.units.put("docker.service", file, active);
+        bed.there_and_back(&enable("docker.service")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_unit_that_is_gone_needs_no_undo() {
+    let bed = Bed::new();
+    bed.units.put("x.service", "disabled", "inactive");
+    let undo = bed.apply(&enable("x.service")).await.unwrap();
+    let other = Bed::new();
+    assert!(matches!(
+        other.revert(&undo).await,
+        Reverted::Nothing { .. }
+    ));
+}
+
+#[tokio::test]
+async fn a_unit_that_fails_tells_its_last_words() {
+    let bed = Bed::new();
+    bed.units.put("broken.service", "disabled", "inactive");
+    let error = bed.apply(&enable("broken.service")).await.unwrap_err();
+    assert_eq!(error.reason(), "unit-failed");
+    assert!(
+        error.to_string().contains("cannot open /dev/nvidiactl"),
+        "{error}"
+    );
+    for unit in ["masked.service", "absent.service"] {
+        bed.units.put("masked.service", "masked", "inactive");
+        let error = bed.apply(&enable(unit)).await.unwrap_err();
+        assert_eq!(error.reason(), "unit-failed");
+    }
+}
+
+#[tokio::test]
+async fn a_restart_is_undone_only_where_the_unit_still_runs() {
+    let bed = Bed::new();
+    bed.units.put("docker.service", "enabled", "active");
+    let undo = bed
+        .apply(&Change::RestartUnit {
+            unit: "docker.service".into(),
+        })
+        .await
+        .unwrap();
+    assert!(matches!(bed.revert(&undo).await, Reverted::Done { .. }));
+    bed.units.put("docker.service", "enabled", "inactive");
+    assert!(matches!(bed.revert(&undo).await, Reverted::Nothing { .. }));
+}
+
+#[tokio::test]
+async fn restored_configuration_is_read_again() {
+    let bed = Bed::new();
+    bed.units.put("docker.service", "enabled", "active");
+    bed.fakes.files.put("/etc/docker/daemon.json", "{}");
+    let file = bed
+        .apply(&Change::WriteFile {
+            path: "/etc/docker/daemon.json".into(),
+            content: "{\"a\":1}".into(),
+            mode: 0o644,
+        })
+        .await
+        .unwrap();
+    let restart = bed
+        .apply(&Change::RestartUnit {
+            unit: "docker.service".into(),
+        })
+        .await
+        .unwrap();
+    bed.fakes.exec.clear_log();
+    bed.revert(&restart.merge(&file).unwrap()).await;
+    assert_eq!(bed.fakes.files.text("/etc/docker/daemon.json"), "{}");
+    assert!(
+        bed.fakes
+            .exec
+            .lines()
+            .contains(&"systemctl restart -- docker.service".to_owned())
+    );
+}
+
+fn modprobe(bed: &Bed) {
+    bed.fakes.exec.on("modprobe", |cmd, files| {
+        let name = cmd.args.last().unwrap().replace('-', "_");
+        let path = format!("/sys/module/{name}");
+        if cmd.args[0] == "-r" {
+            files.take(&path);
+        } else {
+            files.put_folder(&path, 0o755);
+        }
+        ok("")
+    });
+}
+
+#[tokio::test]
+async fn modules_are_loaded_and_unloaded() {
+    let bed = Bed::new();
+    modprobe(&bed);
+    bed.there_and_back(&Change::LoadModule {
+        module: "nvidia-uvm".into(),
+    })
+    .await;
+    bed.fakes.files.put_folder("/sys/module/nouveau", 0o755);
+    let unload = Change::UnloadModule {
+        module: "nouveau".into(),
+    };
+    bed.there_and_back(&unload).await;
+    // What is in use stays, and is named.
+    bed.fakes
+        .files
+        .put("/proc/modules", "nouveau 1 2 drm_x, Live 0x0\n");
+    let error = bed.apply(&unload).await.unwrap_err();
+    assert_eq!(error.reason(), "module-in-use");
+    assert!(error.to_string().contains("drm_x"), "{error}");
+}
+
+#[tokio::test]
+async fn a_module_that_stays_loaded_is_told_and_goes_with_the_next_boot() {
+    let bed = Bed::new();
+    modprobe(&bed);
+    let undo = bed
+        .apply(&Change::LoadModule {
+            module: "nvidia".into(),
+        })
+        .await
+        .unwrap();
+    bed.fakes
+        .files
+        .put("/proc/modules", "nvidia 1 1 - Live 0x0\n");
+    let reverted = bed.revert(&undo).await;
+    assert!(
+        matches!(&reverted, Reverted::Left { what, .. } if what.contains("until the next boot")),
+        "{reverted:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_rejected_key_advises_on_secure_boot() {
+    let bed = Bed::new();
+    bed.fakes.exec.on("modprobe", |_, _| {
+        failed(
+            1,
+            "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n",
+        )
+    });
+    let error = bed
+        .apply(&Change::LoadModule {
+            module: "nvidia".into(),
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), "module-signature");
+    assert!(error.hint().unwrap().contains("Secure Boot"));
+}
+
+#[tokio::test]
+async fn an_initramfs_is_rebuilt_again_when_its_files_are_back() {
+    let bed = Bed::new();
+    bed.fakes.files.put("/boot/initrd.img-6.1.0", "");
+    bed.fakes.exec.on("update-initramfs", |_, _| ok(""));
+    let change = Change::RebuildInitramfs {
+        kernels: vec!["6.1.0".into()],
+    };
+    let undo = bed.apply(&change).await.unwrap();
+    assert!(matches!(bed.revert(&undo).await, Reverted::Done { .. }));
+    assert_eq!(
+        bed.fakes.exec.lines(),
+        [
+            "update-initramfs -u -k 6.1.0",
+            "update-initramfs -u -k 6.1.0"
+        ]
+    );
+    bed.fakes.files.take("/boot/initrd.img-6.1.0");
+    assert!(matches!(bed.revert(&undo).await, Reverted::Nothing { .. }));
+    assert!(bed.apply(&change).await.is_err());
+}
+
+#[tokio::test]
+async fn a_failed_build_shows_the_compilers_words() {
+    let bed = Bed::new();
+    bed.fakes.exec.on("dkms", |cmd, files| {
+        if cmd.args[0] == "status" {
+            return ok("nvidia-current/535.261.03: added\n");
+        }
+        files.put(
+            "/var/lib/dkms/nvidia-current/535.261.03/build/make.log",
+            "cc: error: unrecognized command-line option\n",
+        );
+        failed(10, "Error! Bad return status for module build\n")
+    });
+    let error = bed
+        .apply(&Change::BuildModule {
+            module: "nvidia-current".into(),
+            kernel: "6.1.0".into(),
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), "module-build");
+    assert!(
+        error.to_string().contains("unrecognized command-line"),
+        "{error}"
+    );
+}
