@@ -104,7 +104,7 @@ impl Applier {
                     what: what.to_owned(),
                     fault: Fault::Other,
                     attachment: None,
-                    source,
+                    source: Box::new(source),
                 });
             }
         };
@@ -124,7 +124,7 @@ impl Applier {
             what: what.to_owned(),
             fault,
             attachment: self.attachment(fault, &words)?,
-            source,
+            source: Box::new(source),
         })
     }
 

@@ -66,7 +66,7 @@ pub enum ChangeError {
         /// More words than the tool's own, as the tail of a compiler's log.
         attachment: Option<String>,
         /// What happened.
-        source: ExecError,
+        source: Box<ExecError>,
     },
     /// The package database is half-configured.
     #[error("start a package transaction: {} half done: {}", are(.packages), .packages.join(", "))]
@@ -205,7 +205,7 @@ pub enum ChangeError {
         /// The end of the compiler's log.
         log: Option<String>,
         /// What happened; nothing where DKMS does not know the module.
-        source: Option<ExecError>,
+        source: Option<Box<ExecError>>,
     },
     /// The proof failed.
     #[error(transparent)]

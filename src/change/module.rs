@@ -266,7 +266,7 @@ impl Applier {
             module: module.to_owned(),
             kernel: kernel.to_owned(),
             log,
-            source,
+            source: source.map(Box::new),
         };
         let Some(version) = builds.first().map(|status| status.version.clone()) else {
             return Err(error(

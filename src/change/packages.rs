@@ -419,7 +419,7 @@ impl Applier {
                     what: what.to_owned(),
                     fault: Fault::Other,
                     attachment: None,
-                    source,
+                    source: Box::new(source),
                 })?;
         let said = format!("{}\n{}", output.stderr, output.stdout);
         let stdout = output.stdout.clone();
@@ -430,7 +430,7 @@ impl Applier {
                 fault: Fault::of(&said),
                 // What cannot be met is told on standard output.
                 attachment: Some(crate::host::exec::tail(&stdout)).filter(|text| !text.is_empty()),
-                source,
+                source: Box::new(source),
             })?;
         Ok(stdout)
     }
