@@ -43,7 +43,7 @@ fn every_sample_is_read() {
             count += 1;
         }
     }
-    assert!(count >= 7);
+    assert!(count >= 8);
 }
 
 #[test]
@@ -68,6 +68,14 @@ fn a_complete_run() {
         receipt.request.unwrap().set,
         ["driver.branch=535".to_owned()]
     );
+}
+
+#[test]
+fn files_and_packages_of_an_image() {
+    let receipt = receipt("files-and-packages.jsonl");
+    assert_eq!(standing(&receipt), ["3 driver.packages", "1 kernel.deny"]);
+    assert_eq!(receipt.standing[0].steps.len(), 2);
+    assert!(receipt.request.unwrap().image);
 }
 
 #[test]
