@@ -20,6 +20,7 @@ struct OnDisk {
     source: Option<String>,
     /// Fingerprints in its keyring; `None` without one that can be read.
     keys: Option<Vec<String>>,
+    priority: Option<String>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -41,6 +42,10 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
             keys: keyring
                 .and_then(|bytes| openpgp::parse(&bytes).ok())
                 .map(|keys| keys.into_iter().map(|key| key.fingerprint).collect()),
+            priority: match source::priority(repository) {
+                Some((path, _)) => files.read_text(&path)?,
+                None => None,
+            },
         });
     }
     for pin in &cx.desired.pins {
@@ -58,6 +63,12 @@ fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<St
             return Some(format!("{name} is configured in another way"));
         }
         _ => {}
+    }
+    if let Some((path, text)) = source::priority(repository)
+        && manager == Manager::Apt
+        && found.priority.as_deref() != Some(&text)
+    {
+        return Some(format!("`{path}` does not give {name} its priority"));
     }
     source::keyring_path(repository)?;
     let Some(keys) = &found.keys else {
@@ -173,6 +184,7 @@ mod tests {
                 .map(|repository| OnDisk {
                     source: Some(source::apt_source(repository)),
                     keys: Some(repository.fingerprints.clone()),
+                    priority: source::priority(repository).map(|(_, text)| text),
                 })
                 .collect(),
             pins: want.pins.iter().map(|pin| Some(source::pin(pin))).collect(),
