@@ -150,7 +150,11 @@ impl Applier {
             } => self.run_probe(probe, record, inputs, sink).await?,
             Change::Reboot { why } => self.reboot(why, sink).await?,
         }
-        self.refine(undo)
+        let undo = self.refine(undo)?;
+        Ok(match change {
+            Change::RunProbe { .. } => Self::settle_probe(undo),
+            _ => undo,
+        })
     }
 
     /// The exact undo of a change that was cut off or failed: before compared with now.

@@ -3,6 +3,7 @@
 use camino::Utf8Path;
 
 use super::{Applier, ChangeError, FileAfter, Probe, Sink, Undo, probe};
+use crate::config::desired::RuntimeKind;
 
 impl Applier {
     pub(super) async fn capture_probe(
@@ -11,18 +12,35 @@ impl Applier {
         record: &Utf8Path,
     ) -> Result<Undo, ChangeError> {
         let Probe::ContainerSeesGpus { runtime, image, .. } = probe;
-        let image = match image {
-            Some(image) => self.capture_image(*runtime, image).await?,
+        let record = self.capture_files(&[record.to_owned()], |_| FileAfter::Unknown)?;
+        let image = match (image, runtime) {
+            (Some(image), _) => self.capture_image(*runtime, image).await?,
             // Made for the proof and removed by it; this is for a proof that is cut off.
-            None => Undo::RemoveImage {
+            (None, RuntimeKind::Docker) => Undo::RemoveImage {
                 runtime: *runtime,
                 image: probe::IMAGE.to_owned(),
             },
+            (None, RuntimeKind::Containerd) => return Ok(record),
         };
-        let record = self.capture_files(&[record.to_owned()], |_| FileAfter::Unknown)?;
         Ok(Undo::Several {
             undos: vec![image, record],
         })
+    }
+
+    /// The undo of a proof that succeeded: the image that was made for it is gone, and asking the
+    /// runtime for it later could fail for other reasons.
+    pub(super) fn settle_probe(undo: Undo) -> Undo {
+        match undo {
+            Undo::Several { undos } => Undo::Several {
+                undos: undos
+                    .into_iter()
+                    .filter(|undo| {
+                        !matches!(undo, Undo::RemoveImage { image, .. } if image == probe::IMAGE)
+                    })
+                    .collect(),
+            },
+            other => other,
+        }
     }
 
     pub(super) async fn run_probe(

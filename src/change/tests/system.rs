@@ -2,9 +2,13 @@
 
 use super::kit::Bed;
 use crate::{
-    change::{Change, Reverted},
+    change::{Change, Probe, Reverted},
+    config::desired::RuntimeKind,
     error::Report,
-    host::fake::{failed, ok},
+    host::{
+        ReadFiles,
+        fake::{failed, ok},
+    },
 };
 
 fn enable(unit: &str) -> Change {
@@ -222,4 +226,47 @@ async fn a_failed_build_shows_the_compilers_words() {
         error.to_string().contains("unrecognized command-line"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn a_proof_leaves_its_record_and_no_image() {
+    let bed = Bed::new();
+    bed.fakes.files.put(
+        "/proc/self/maps",
+        "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n\
+         3-4 r--p 0 fe:01 9 /usr/lib/ld-linux-x86-64.so.2\n",
+    );
+    bed.fakes.files.put("/proc/self/exe", "program");
+    bed.fakes
+        .files
+        .put("/usr/lib/ld-linux-x86-64.so.2", "loader");
+    bed.fakes.exec.on("tar", |_, _| ok(""));
+    bed.fakes
+        .exec
+        .on("docker", |cmd, _| match cmd.args[0].as_str() {
+            "run" => ok(r#"{"devices":["nvidia0","nvidiactl"],
+                "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#),
+            "image" => failed(1, "Error: No such image: gpu-bootstrap/probe:local"),
+            _ => ok(""),
+        });
+    let undo = bed
+        .apply(&Change::RunProbe {
+            probe: Probe::ContainerSeesGpus {
+                runtime: RuntimeKind::Docker,
+                image: None,
+                gpus: 1,
+                driver: "1.2".into(),
+                timeout_seconds: 60,
+            },
+            record: "/var/lib/gpu-bootstrap/proofs/container-docker".into(),
+            inputs: "driver=1.2\n".into(),
+        })
+        .await
+        .unwrap();
+    let record = "/var/lib/gpu-bootstrap/proofs/container-docker";
+    assert_eq!(bed.fakes.files.text(record), "driver=1.2\n");
+    // Undoing asks no runtime, which may be gone by then.
+    bed.fakes.exec.forget("docker");
+    assert!(matches!(bed.revert(&undo).await, Reverted::Done { .. }));
+    assert!(!bed.fakes.files.exists(record.into()).unwrap());
 }
