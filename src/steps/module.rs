@@ -23,6 +23,8 @@ struct ModuleState {
     packaged: Option<DriverVersion>,
     /// Denied in-tree drivers that are loaded now.
     denied_loaded: Vec<String>,
+    /// Wished modules that are not loaded.
+    not_loaded: Vec<String>,
     /// Whether a module is on disk for the running kernel.
     on_disk: bool,
 }
@@ -50,6 +52,13 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
             .filter(|module| loaded_modules.contains(module))
             .cloned()
             .collect(),
+        not_loaded: driver
+            .load_modules
+            .iter()
+            // The kernel writes underscores in the names of loaded modules.
+            .filter(|module| !loaded_modules.contains(&module.replace('-', "_")))
+            .cloned()
+            .collect(),
         on_disk: running.is_some_and(|kernel| !without.contains(&kernel)),
     })
 }
@@ -63,12 +72,26 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
         // An adopted driver has no packages to compare with.
         None => driver.adopt && version.branch() == driver.branch,
     };
+    let load = |modules: &[String]| -> Vec<Change> {
+        let module = |module: &String| Change::LoadModule {
+            module: module.clone(),
+        };
+        modules.iter().map(module).collect()
+    };
     match &state.loaded {
-        Some(loaded) if fits(loaded) => Assessment::Satisfied {
+        Some(loaded) if fits(loaded) && state.not_loaded.is_empty() => Assessment::Satisfied {
             why: format!("module {loaded} is loaded, as installed"),
         },
         _ if desired.image => Assessment::AwaitingBoot {
             why: "modules are loaded at the first boot of the image".into(),
+        },
+        // A run that was cut off between two modules, or somebody who unloaded one.
+        Some(loaded) if fits(loaded) => Assessment::Needs {
+            why: format!(
+                "module {loaded} is loaded, {} is not",
+                state.not_loaded.join(", ")
+            ),
+            changes: load(&state.not_loaded),
         },
         Some(loaded) => match &state.packaged {
             None => Assessment::After {
@@ -96,13 +119,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
             }],
         },
         None => {
-            let changes: Vec<Change> = driver
-                .load_modules
-                .iter()
-                .map(|module| Change::LoadModule {
-                    module: module.clone(),
-                })
-                .collect();
+            let changes = load(&driver.load_modules);
             if state.on_disk {
                 Assessment::Needs {
                     why: "the module is not loaded".into(),
@@ -156,8 +173,20 @@ mod tests {
             loaded: loaded.parse().ok(),
             packaged: packaged.parse().ok(),
             denied_loaded: vec![],
+            not_loaded: vec![],
             on_disk: true,
         }
+    }
+
+    #[test]
+    fn a_module_beside_it_may_be_missing() {
+        let mut cut_off = state("535.261.03", "535.261.03");
+        cut_off.not_loaded = vec!["nvidia-uvm".into()];
+        let Assessment::Needs { why, changes } = decide(&cut_off, &desired(), &facts()) else {
+            panic!("CUDA needs nvidia-uvm");
+        };
+        assert_eq!(why, "module 535.261.03 is loaded, nvidia-uvm is not");
+        assert!(matches!(&changes[..], [Change::LoadModule { module }] if module == "nvidia-uvm"));
     }
 
     #[test]
