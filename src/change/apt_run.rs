@@ -9,7 +9,6 @@ use super::{Applier, ChangeError, Sink};
 use crate::{
     host::{Cmd, ExecError, Stream, exec::tail},
     tools::{
-        apt,
         apt_fault::{Fault, failed_sources},
         apt_progress, dkms,
     },
@@ -40,7 +39,7 @@ impl Applier {
     pub(super) async fn apt_stages(
         &self,
         what: &str,
-        cmd: Cmd,
+        mut cmd: Cmd,
         stages: usize,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
@@ -61,6 +60,7 @@ impl Applier {
             self.host.clock.sleep(*pause).await;
             match fault {
                 Fault::Locked => self.wait_for_locks(sink).await?,
+                Fault::Stale if is_update(&cmd) => cmd = self.apt()?.update_past_caches(),
                 // The lists are older than the mirror, or a cache on the way is; new ones mend both.
                 Fault::Stale => {
                     let update = self.apt()?.update_past_caches();
@@ -105,7 +105,7 @@ impl Applier {
                     what: what.to_owned(),
                     fault: Fault::Other,
                     attachment: None,
-                    source: Box::new(short(source, cmd)),
+                    source: Box::new(source),
                 });
             }
         };
@@ -114,11 +114,11 @@ impl Applier {
         let source = match (output.success(cmd), failed_quietly) {
             (Ok(_), None) => return Ok(()),
             (Ok(output), Some(failed)) => ExecError::Failed {
-                command: apt::told(cmd),
+                command: cmd.line(),
                 status: output.status,
                 tail: tail(&failed),
             },
-            (Err(source), _) => short(source, cmd),
+            (Err(source), _) => source,
         };
         let fault = Fault::of(&words);
         Err(ChangeError::Packages {
@@ -154,30 +154,8 @@ impl Applier {
     }
 }
 
-/// An error of a command with the command line as people want to read it.
-pub(super) fn short(mut error: ExecError, cmd: &Cmd) -> ExecError {
-    match &mut error {
-        ExecError::NotFound { .. } => {}
-        ExecError::Spawn { command, .. }
-        | ExecError::Deadline { command, .. }
-        | ExecError::Silent { command, .. }
-        | ExecError::Failed { command, .. }
-        | ExecError::Unexpected { command, .. } => *command = apt::told(cmd),
-    }
-    error
-}
-
-/// An error on one line, for words in between: what failed, and the tool's own first reason.
+/// An error and its cause on one line, for words in between.
 fn sentence(error: &ChangeError) -> String {
-    if let ChangeError::Packages { what, source, .. } = error
-        && let ExecError::Failed { tail, .. } = &**source
-        && let Some(reason) = tail
-            .lines()
-            .find_map(|line| line.strip_prefix("E: "))
-            .or_else(|| tail.lines().last())
-    {
-        return format!("{what}: {reason}");
-    }
     let chain: Vec<String> = std::iter::once(error.to_string())
         .chain(crate::error::causes(error))
         .collect();

@@ -9,7 +9,6 @@ use std::{
 
 use super::{
     Applier, ChangeError, Sink,
-    apt_run::short,
     inventory::{full_name, held, native},
     transaction::{Agreed, choose, objections},
 };
@@ -420,7 +419,7 @@ impl Applier {
                     what: what.to_owned(),
                     fault: Fault::Other,
                     attachment: None,
-                    source: Box::new(short(source, query.cmd())),
+                    source: Box::new(source),
                 })?;
         let said = format!("{}\n{}", output.stderr, output.stdout);
         let stdout = output.stdout.clone();
@@ -431,7 +430,7 @@ impl Applier {
                 fault: Fault::of(&said),
                 // What cannot be met is told on standard output.
                 attachment: Some(crate::host::exec::tail(&stdout)).filter(|text| !text.is_empty()),
-                source: Box::new(short(source, query.cmd())),
+                source: Box::new(source),
             })?;
         Ok(stdout)
     }
