@@ -1,0 +1,554 @@
+//! `apt-get`, `apt-cache` and `apt-mark` over the files of the machine.
+
+use std::collections::BTreeMap;
+
+use gpu_bootstrap::host::{
+    Cmd, ExecError, Output,
+    fake::{FakeFiles, failed, ok},
+};
+
+use crate::{
+    archive::{Package, candidate, offers, version},
+    dpkg::{self, Entry},
+    state::State,
+};
+
+const OPTIONS: [&str; 12] = [
+    "DPkg::Lock::Timeout=",
+    "Dpkg::Use-Pty=0",
+    "Acquire::Retries=",
+    "Acquire::http::Timeout=",
+    "Acquire::https::Timeout=",
+    "Acquire::http::No-Cache=",
+    "Acquire::https::No-Cache=",
+    "Dpkg::Options::=--force-conf",
+    "APT::Install-Recommends=",
+    "APT::Status-Fd=",
+    "APT::Update::Error-Mode=any",
+    "APT::Get::",
+];
+
+/// A command line of `apt-get`, taken apart.
+#[derive(Debug, Default)]
+struct Line {
+    simulate: bool,
+    yes: bool,
+    recommends: bool,
+    download_only: bool,
+    fix: bool,
+    may_downgrade: bool,
+    may_change_held: bool,
+    verb: String,
+    names: Vec<String>,
+}
+
+fn parse(cmd: &Cmd) -> Line {
+    let mut line = Line {
+        recommends: true,
+        ..Line::default()
+    };
+    let mut only_names = false;
+    for arg in &cmd.args {
+        if only_names {
+            line.names.push(arg.clone());
+            continue;
+        }
+        match arg.as_str() {
+            "-q" | "-qq" => {}
+            "-y" => line.yes = true,
+            "-s" => line.simulate = true,
+            "--" => only_names = true,
+            "--download-only" => line.download_only = true,
+            "--fix-broken" => line.fix = true,
+            "--allow-downgrades" => line.may_downgrade = true,
+            "--allow-change-held-packages" => line.may_change_held = true,
+            "--no-install-recommends" | "-oAPT::Install-Recommends=false" => {
+                line.recommends = false;
+            }
+            option if option.starts_with("-o") => assert!(
+                OPTIONS.iter().any(|known| option[2..].starts_with(known)),
+                "the simulated apt-get knows no `{option}` in `{}`",
+                cmd.line()
+            ),
+            word if !word.starts_with('-') && line.verb.is_empty() => line.verb = word.to_owned(),
+            word => panic!(
+                "the simulated apt-get knows no `{word}` in `{}`",
+                cmd.line()
+            ),
+        }
+    }
+    line
+}
+
+/// Whether a command line of `apt-get` changes the machine.
+pub fn changes(cmd: &Cmd) -> bool {
+    !cmd.args.iter().any(|arg| arg == "-s")
+}
+
+/// `apt-get`.
+pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, ExecError> {
+    let line = parse(cmd);
+    if !line.simulate {
+        assert!(
+            cmd.env
+                .contains(&("DEBIAN_FRONTEND".to_owned(), "noninteractive".to_owned())),
+            "apt-get may ask: {}",
+            cmd.line()
+        );
+        if let Some(lock) = &state.faults.package_lock {
+            return Ok(failed(
+                100,
+                format!(
+                    "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process {} \
+                     ({})\nE: Unable to acquire the dpkg frontend lock \
+                     (/var/lib/dpkg/lock-frontend), is another process using it?\n",
+                    lock.pid, lock.program
+                ),
+            ));
+        }
+    }
+    if line.verb == "update" {
+        return Ok(update(files, state));
+    }
+    assert!(line.yes, "apt-get would ask: {}", cmd.line());
+    let interrupted = !crate::state::list(files, "/var/lib/dpkg/updates").is_empty();
+    if interrupted && !line.fix {
+        return Ok(failed(
+            100,
+            "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the \
+             problem.\n",
+        ));
+    }
+    match line.verb.as_str() {
+        "install" if line.fix => Ok(sub_process(dpkg::configure_pending(files, state, &[]))),
+        "install" => install(cmd, files, state, &line),
+        "purge" | "remove" => Ok(remove(files, state, &line)),
+        verb => panic!(
+            "the simulated apt-get knows no `{verb}` in `{}`",
+            cmd.line()
+        ),
+    }
+}
+
+fn update(files: &FakeFiles, state: &mut State) -> Output {
+    if state.faults.half_synced > 0 {
+        state.faults.half_synced -= 1;
+        return failed(
+            100,
+            "E: Failed to fetch http://deb.debian.org/debian/dists/bookworm/main/Packages.xz  File \
+             has unexpected size (8783164 != 8792560). Mirror sync in progress?\nE: Some index \
+             files failed to download. They have been ignored, or old ones used instead.\n",
+        );
+    }
+    let failures = state.archive.update(files, state.faults.network.as_deref());
+    if failures.is_empty() {
+        ok("Reading package lists...\n")
+    } else {
+        failed(
+            100,
+            failures
+                .iter()
+                .map(|why| format!("E: {why}\n"))
+                .collect::<String>(),
+        )
+    }
+}
+
+/// What a transaction would do.
+#[derive(Debug, Default)]
+struct Transaction {
+    /// Name, version now, version then; dependencies before those that need them.
+    installs: Vec<(String, Option<String>, String)>,
+    removes: Vec<(String, String)>,
+    /// Those that were asked for by name.
+    asked: Vec<String>,
+}
+
+struct Solver<'s> {
+    files: &'s FakeFiles,
+    state: &'s State,
+    database: BTreeMap<String, Entry>,
+    recommends: bool,
+    chosen: BTreeMap<String, String>,
+    order: Vec<String>,
+}
+
+impl Solver<'_> {
+    fn now(&self, name: &str) -> Option<String> {
+        self.database
+            .get(name)
+            .filter(|entry| entry.there())
+            .map(|entry| entry.version.clone())
+    }
+
+    fn choose(&mut self, name: &str, wanted: Option<&str>) -> Result<(), String> {
+        let now = self.now(name);
+        let target = match wanted {
+            Some(version) => {
+                let offered = offers(self.files, name);
+                if offered.is_empty() && now.is_none() {
+                    return Err(format!("E: Unable to locate package {name}\n"));
+                }
+                if now.as_deref() != Some(version) && !offered.iter().any(|o| o.version == version)
+                {
+                    return Err(format!(
+                        "E: Version '{version}' for '{name}' was not found\n"
+                    ));
+                }
+                version.to_owned()
+            }
+            None => match candidate(self.files, name, now.as_deref()) {
+                Some(offer) => offer.version,
+                None => return Err(format!("E: Unable to locate package {name}\n")),
+            },
+        };
+        self.take(name, &target)
+    }
+
+    fn take(&mut self, name: &str, target: &str) -> Result<(), String> {
+        if let Some(chosen) = self.chosen.get(name) {
+            return if chosen == target {
+                Ok(())
+            } else {
+                Err(conflict(name))
+            };
+        }
+        self.chosen.insert(name.to_owned(), target.to_owned());
+        if self.now(name).as_deref() == Some(target) {
+            return Ok(());
+        }
+        let package = self.state.archive.package(name, target).clone();
+        let wishes = package.depends.iter().map(|wish| (wish, true));
+        let more = package.recommends.iter().map(|wish| (wish, false));
+        let recommends = self.recommends;
+        for (wish, needed) in wishes.chain(more.filter(|_| recommends)) {
+            let done = self.depend(&package, wish);
+            if needed {
+                done?;
+            }
+        }
+        self.order.push(name.to_owned());
+        Ok(())
+    }
+
+    fn depend(&mut self, package: &Package, wish: &str) -> Result<(), String> {
+        if let Some((name, rule)) = wish.split_once(" = ") {
+            assert_eq!(rule, "self", "{}: {wish}", package.name);
+            if self.now(name).as_deref() == Some(package.version.as_str()) {
+                return Ok(());
+            }
+            // apt takes a dependency's candidate or nothing.
+            let chosen = self.chosen.get(name).cloned();
+            let target = chosen
+                .or_else(|| candidate(self.files, name, None).map(|offer| offer.version))
+                .ok_or_else(|| conflict(&package.name))?;
+            if target != package.version {
+                return Err(conflict(&package.name));
+            }
+            return self.take(name, &target);
+        }
+        let alternatives: Vec<&str> = wish.split(" | ").collect();
+        if alternatives
+            .iter()
+            .any(|name| self.now(name).is_some() || self.chosen.contains_key(*name))
+        {
+            return Ok(());
+        }
+        for name in &alternatives {
+            if self.choose(name, None).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(conflict(&package.name))
+    }
+}
+
+fn conflict(name: &str) -> String {
+    format!(
+        "The following packages have unmet dependencies:\n {name} : Depends: something that is not \
+         going to be installed\nE: Unable to correct problems, you have held broken packages.\n"
+    )
+}
+
+fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, String> {
+    let mut solver = Solver {
+        files,
+        state,
+        database: dpkg::read(files),
+        recommends: line.recommends,
+        chosen: BTreeMap::new(),
+        order: Vec::new(),
+    };
+    let mut transaction = Transaction::default();
+    // What is asked for with a version comes first, so that dependencies meet it.
+    let wishes: Vec<(&str, Option<&str>)> = line
+        .names
+        .iter()
+        .map(|wish| {
+            wish.split_once('=')
+                .map_or((wish.as_str(), None), |(n, v)| (n, Some(v)))
+        })
+        .collect();
+    for (name, version) in &wishes {
+        solver.choose(name, *version)?;
+        transaction.asked.push((*name).to_owned());
+    }
+    for name in solver.order.clone() {
+        let to = solver.chosen[&name].clone();
+        let now = solver.now(&name);
+        if let Some(now) = &now {
+            if solver.database[&name].want == "hold" && !line.may_change_held {
+                return Err("E: Held packages were changed and -y was used without \
+                            --allow-change-held-packages.\n"
+                    .to_owned());
+            }
+            if version(&to) < version(now) && !line.may_downgrade {
+                return Err("E: Packages were downgraded and -y was used without \
+                            --allow-downgrades.\n"
+                    .to_owned());
+            }
+        }
+        for other in &state.archive.package(&name, &to).conflicts {
+            if let Some(now) = solver.now(other) {
+                transaction.removes.push((other.clone(), now));
+            }
+        }
+        transaction.installs.push((name, now, to));
+    }
+    Ok(transaction)
+}
+
+fn install(
+    cmd: &Cmd,
+    files: &FakeFiles,
+    state: &mut State,
+    line: &Line,
+) -> Result<Output, ExecError> {
+    let transaction = match solve(files, state, line) {
+        Ok(transaction) => transaction,
+        Err(why) => return Ok(failed(100, why)),
+    };
+    if line.simulate {
+        return Ok(ok(tell(state, &transaction)));
+    }
+    if !transaction.installs.is_empty() {
+        let why = state
+            .faults
+            .network
+            .as_ref()
+            .or(state.faults.download.as_ref());
+        let cached = crate::state::exists(files, "/var/cache/apt/archives/simulated");
+        if let (Some(why), false) = (why, cached) {
+            return Ok(failed(
+                100,
+                format!("E: {why}\nE: Unable to fetch some archives\n"),
+            ));
+        }
+    }
+    if line.download_only {
+        files.put("/var/cache/apt/archives/simulated", "");
+        return Ok(ok("Download complete and in download only mode\n"));
+    }
+    for (name, _) in &transaction.removes {
+        dpkg::remove(files, state, name, false);
+    }
+    let mut auto = dpkg::auto(files);
+    let half = transaction.installs.len() / 2;
+    for (at, (name, now, to)) in transaction.installs.iter().enumerate() {
+        if state.faults.power_cut && at >= half {
+            state.faults.power_cut = false;
+            files.put("/var/lib/dpkg/updates/0001", "");
+            return Err(ExecError::Spawn {
+                command: cmd.line(),
+                why: "the test killed it in the middle".to_owned(),
+            });
+        }
+        let package = state.archive.package(name, to).clone();
+        dpkg::unpack(files, &package);
+        if now.is_none() {
+            auto.push(name.clone());
+            dpkg::set_auto(files, auto.clone());
+        }
+    }
+    auto.retain(|name| !transaction.asked.contains(name));
+    dpkg::set_auto(files, auto);
+    let order: Vec<String> = transaction
+        .installs
+        .into_iter()
+        .map(|(name, ..)| name)
+        .collect();
+    Ok(sub_process(dpkg::configure_pending(files, state, &order)))
+}
+
+/// What apt adds when dpkg failed.
+fn sub_process(mut output: Output) -> Output {
+    if !output.ok() {
+        output
+            .stderr
+            .push_str("E: Sub-process /usr/bin/dpkg returned an error code (1)\n");
+        return failed(100, output.stderr);
+    }
+    output
+}
+
+fn tell(state: &State, transaction: &Transaction) -> String {
+    let mut said = String::from("NOTE: This is only a simulation!\n");
+    for (name, version) in &transaction.removes {
+        said.push_str(&format!("Remv {name} [{version}]\n"));
+    }
+    for word in ["Inst", "Conf"] {
+        for (name, now, to) in &transaction.installs {
+            let repo = &state.archive.package(name, to).repo;
+            let now = match (word, now) {
+                ("Inst", Some(now)) => format!(" [{now}]"),
+                _ => String::new(),
+            };
+            said.push_str(&format!(
+                "{word} {name}{now} ({to} {repo}:12/stable [amd64])\n"
+            ));
+        }
+    }
+    said
+}
+
+fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
+    let purge = line.verb == "purge";
+    let database = dpkg::read(files);
+    let mut going: Vec<String> = Vec::new();
+    for name in &line.names {
+        if !database.contains_key(name) && offers(files, name).is_empty() {
+            return failed(100, format!("E: Unable to locate package {name}\n"));
+        }
+        if database.get(name).is_some_and(|entry| entry.want == "hold") && !line.may_change_held {
+            return failed(
+                100,
+                "E: Held packages were changed and -y was used without \
+                 --allow-change-held-packages.\n",
+            );
+        }
+        going.push(name.clone());
+    }
+    // What needs one of them goes with it.
+    loop {
+        let more: Vec<String> = database
+            .iter()
+            .filter(|(name, entry)| entry.there() && !going.contains(name))
+            .filter(|(name, entry)| {
+                state.archive.packages.iter().any(|package| {
+                    package.name == **name
+                        && package.version == entry.version
+                        && package.depends.iter().any(|wish| {
+                            let name = wish.split(" = ").next().unwrap_or(wish);
+                            name.split(" | ").all(|alternative| {
+                                going.iter().any(|gone| gone == alternative)
+                                    || !database.get(alternative).is_some_and(Entry::there)
+                            })
+                        })
+                })
+            })
+            .map(|(name, _)| name.clone())
+            .collect();
+        if more.is_empty() {
+            break;
+        }
+        going.extend(more);
+    }
+    going.retain(|name| {
+        database
+            .get(name)
+            .is_some_and(|entry| entry.there() || purge)
+    });
+    if line.simulate {
+        let word = if purge { "Purg" } else { "Remv" };
+        return ok(going
+            .iter()
+            .map(|name| format!("{word} {name} [{}]\n", database[name].version))
+            .collect::<String>());
+    }
+    for name in &going {
+        dpkg::remove(files, state, name, purge);
+    }
+    // Whatever else is half done is tried again on the way, as by the real one.
+    sub_process(dpkg::configure_pending(files, state, &[]))
+}
+
+/// `apt-cache`.
+pub fn apt_cache(cmd: &Cmd, files: &FakeFiles) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["policy", "--", ..] => ok(args[2..]
+            .iter()
+            .map(|name| policy(files, name))
+            .collect::<String>()),
+        ["madison", "--", ..] => ok(args[2..]
+            .iter()
+            .flat_map(|name| {
+                offers(files, name).into_iter().map(move |offer| {
+                    format!(" {name} | {} | {} Packages\n", offer.version, offer.repo)
+                })
+            })
+            .collect::<String>()),
+        _ => panic!("the simulated apt-cache knows no `{}`", cmd.line()),
+    }
+}
+
+fn policy(files: &FakeFiles, name: &str) -> String {
+    let now = dpkg::installed(files, name);
+    let offers = offers(files, name);
+    if now.is_none() && offers.is_empty() {
+        return String::new();
+    }
+    let best = candidate(files, name, now.as_deref()).map(|offer| offer.version);
+    let or_none = |version: Option<&str>| version.unwrap_or("(none)").to_owned();
+    let mut said = format!(
+        "{name}:\n  Installed: {}\n  Candidate: {}\n  Version table:\n",
+        or_none(now.as_deref()),
+        or_none(best.as_deref())
+    );
+    for offer in &offers {
+        let mark = if now.as_deref() == Some(&offer.version) {
+            " *** "
+        } else {
+            "     "
+        };
+        said.push_str(&format!(
+            "{mark}{} {}\n        {} {} Packages\n",
+            offer.version, offer.priority, offer.priority, offer.repo
+        ));
+    }
+    if let Some(now) = &now
+        && !offers.iter().any(|offer| offer.version == *now)
+    {
+        said.push_str(&format!(
+            " *** {now} 100\n        100 /var/lib/dpkg/status\n"
+        ));
+    }
+    said
+}
+
+/// `apt-mark`.
+pub fn apt_mark(cmd: &Cmd, files: &FakeFiles) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    let [verb, "--", ref names @ ..] = args[..] else {
+        panic!("the simulated apt-mark knows no `{}`", cmd.line());
+    };
+    let mut database = dpkg::read(files);
+    let mut auto = dpkg::auto(files);
+    for name in names {
+        let Some(entry) = database.get_mut(*name) else {
+            return failed(100, format!("E: Unable to locate package {name}\n"));
+        };
+        match verb {
+            "hold" => entry.want = "hold".to_owned(),
+            "unhold" => entry.want = "install".to_owned(),
+            "auto" => auto.push((*name).to_owned()),
+            "manual" => auto.retain(|auto| auto != name),
+            verb => panic!("the simulated apt-mark knows no `{verb}`"),
+        }
+    }
+    match verb {
+        "hold" | "unhold" => dpkg::write(files, &database),
+        _ => dpkg::set_auto(files, auto),
+    }
+    ok("")
+}

@@ -1,0 +1,340 @@
+//! What the simulated mirrors offer, and how apt chooses among it.
+
+use std::collections::BTreeMap;
+
+use camino::Utf8Path;
+use debversion::Version;
+use gpu_bootstrap::{
+    config::archive::{Entry, parse_lines, parse_stanzas},
+    host::{ReadFiles, fake::FakeFiles},
+    model::pattern,
+    tools::openpgp,
+};
+use serde::Deserialize;
+
+use crate::state::{list, text};
+
+/// Everything that can be fetched.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Archive {
+    #[serde(default, rename = "repo")]
+    pub repos: Vec<Repo>,
+    #[serde(default, rename = "package")]
+    pub packages: Vec<Package>,
+}
+
+/// One suite and component of one mirror.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Repo {
+    pub name: String,
+    pub url: String,
+    pub suites: Vec<String>,
+    #[serde(default)]
+    pub component: Option<String>,
+    /// Fingerprint of the key that signs it; without one the distribution's keyring does.
+    #[serde(default)]
+    pub key: Option<String>,
+}
+
+/// A package with what its installation does.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Package {
+    pub name: String,
+    pub version: String,
+    pub repo: String,
+    pub maintainer: String,
+    /// `name`, `a | b`, or `name = self` for the same version as this package.
+    pub depends: Vec<String>,
+    pub recommends: Vec<String>,
+    pub conflicts: Vec<String>,
+    pub provides: Vec<String>,
+    pub files: Vec<String>,
+    pub contents: BTreeMap<String, String>,
+    pub links: BTreeMap<String, String>,
+    pub conffiles: BTreeMap<String, String>,
+    /// Enabled and started by the package's own script.
+    pub units: Vec<String>,
+    pub users: Vec<String>,
+    pub groups: Vec<String>,
+    /// The DKMS module that it brings.
+    pub dkms: Option<String>,
+}
+
+/// A package of a mirror whose list was fetched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offered {
+    pub version: String,
+    pub repo: String,
+    pub priority: i32,
+}
+
+/// Where the lists are.
+pub const LISTS: &str = "/var/lib/apt/lists";
+
+impl Archive {
+    pub fn load(name: &str) -> Self {
+        let path = format!(
+            "{}/tests/machine/archives/{name}.toml",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        toml::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}"))
+    }
+
+    pub fn package(&self, name: &str, version: &str) -> &Package {
+        self.packages
+            .iter()
+            .find(|package| package.name == name && package.version == version)
+            .unwrap_or_else(|| panic!("the archive has no {name} {version}"))
+    }
+
+    /// The newest one, lists or not: what a machine was made from.
+    pub fn newest(&self, name: &str) -> &Package {
+        self.packages
+            .iter()
+            .filter(|package| package.name == name)
+            .max_by(|a, b| version(&a.version).cmp(&version(&b.version)))
+            .unwrap_or_else(|| panic!("the archive has no {name}"))
+    }
+
+    fn repo(&self, uri: &str, suite: &str, component: Option<&str>) -> Option<&Repo> {
+        self.repos.iter().find(|repo| {
+            repo.url.trim_end_matches('/') == uri.trim_end_matches('/')
+                && repo.suites.iter().any(|s| s == suite)
+                && repo.component.as_deref() == component
+        })
+    }
+
+    /// Fetches the lists of every source on the machine; gives what failed, in apt's words.
+    pub fn update(&self, files: &FakeFiles, unreachable: Option<&str>) -> Vec<String> {
+        let mut failures = Vec::new();
+        for entry in sources(files) {
+            for uri in &entry.uris {
+                for suite in &entry.suites {
+                    if let Some(why) = unreachable {
+                        failures.push(format!(
+                            "Failed to fetch {uri}/dists/{suite}/InRelease  {why}"
+                        ));
+                        continue;
+                    }
+                    let components: Vec<Option<&str>> = if entry.components.is_empty() {
+                        vec![None]
+                    } else {
+                        entry.components.iter().map(|c| Some(c.as_str())).collect()
+                    };
+                    for component in components {
+                        let Some(repo) = self.repo(uri, suite, component) else {
+                            failures.push(format!(
+                                "Failed to fetch {uri}/dists/{suite}/{}  404  Not Found",
+                                component.unwrap_or("Packages")
+                            ));
+                            continue;
+                        };
+                        match signed(files, repo, entry.signed_by.as_deref()) {
+                            Ok(()) => self.fetch(files, repo, suite),
+                            Err(why) => failures.push(why),
+                        }
+                    }
+                }
+            }
+        }
+        failures
+    }
+
+    fn fetch(&self, files: &FakeFiles, repo: &Repo, suite: &str) {
+        // What is in a suite's updates is in the suite itself here.
+        let packages = self
+            .packages
+            .iter()
+            .filter(|package| package.repo == repo.name && repo.suites[0] == suite);
+        let mut content = format!("Repo: {}\nUrl: {}\n", repo.name, repo.url);
+        for package in packages {
+            content.push_str(&format!(
+                "\nPackage: {}\nVersion: {}\n",
+                package.name, package.version
+            ));
+        }
+        let host = repo.url.split("://").last().unwrap_or_default();
+        let name = format!(
+            "{}_dists_{suite}_{}_binary-amd64_Packages",
+            host.trim_end_matches('/'),
+            repo.component.as_deref().unwrap_or("flat")
+        );
+        files.put(&format!("{LISTS}/{}", name.replace('/', "_")), content);
+    }
+}
+
+/// All versions that the lists offer of a name, newest first, with the priorities of the
+/// machine's preferences.
+pub fn offers(files: &FakeFiles, name: &str) -> Vec<Offered> {
+    let mut found = Vec::new();
+    let preferences = preferences(files);
+    for file in list(files, LISTS) {
+        let content = text(files, &format!("{LISTS}/{file}")).unwrap_or_default();
+        let mut paragraphs = content.split("\n\n");
+        let head = paragraphs.next().unwrap_or_default();
+        let repo = field(head, "Repo").unwrap_or_default();
+        let url = field(head, "Url").unwrap_or_default();
+        for paragraph in paragraphs {
+            if field(paragraph, "Package").as_deref() == Some(name) {
+                let version = field(paragraph, "Version").expect("a version in a list");
+                let priority = preferences
+                    .iter()
+                    .find(|p| p.of(name, &version, &url))
+                    .map_or(500, |p| p.priority);
+                found.push(Offered {
+                    version,
+                    repo: repo.clone(),
+                    priority,
+                });
+            }
+        }
+    }
+    found.sort_by(|a, b| version(&b.version).cmp(&version(&a.version)));
+    found.dedup();
+    found
+}
+
+/// What `apt-get install NAME` takes: the highest priority, then the newest; never one of a
+/// negative priority, never an older one than installed unless the priority is above 1000.
+pub fn candidate(files: &FakeFiles, name: &str, installed: Option<&str>) -> Option<Offered> {
+    let best = offers(files, name)
+        .into_iter()
+        .filter(|offer| offer.priority >= 0)
+        .min_by(|a, b| {
+            b.priority
+                .cmp(&a.priority)
+                .then(version(&b.version).cmp(&version(&a.version)))
+        });
+    match (installed, best) {
+        (Some(now), Some(best))
+            if version(&best.version) < version(now) && best.priority <= 1000 =>
+        {
+            Some(Offered {
+                version: now.to_owned(),
+                repo: "installed".into(),
+                priority: 100,
+            })
+        }
+        (Some(now), None) => Some(Offered {
+            version: now.to_owned(),
+            repo: "installed".into(),
+            priority: 100,
+        }),
+        (_, best) => best,
+    }
+}
+
+pub fn version(text: &str) -> Version {
+    text.parse()
+        .unwrap_or_else(|_| panic!("{text} is no Debian version"))
+}
+
+struct Preference {
+    packages: Vec<String>,
+    pin: Pin,
+    priority: i32,
+}
+
+enum Pin {
+    Version(String),
+    /// The host name of the mirror.
+    Origin(String),
+}
+
+impl Preference {
+    fn of(&self, name: &str, version: &str, url: &str) -> bool {
+        self.packages.iter().any(|p| pattern::matches(p, name))
+            && match &self.pin {
+                Pin::Version(wanted) => pattern::matches(wanted, version),
+                Pin::Origin(host) => url.split('/').nth(2) == Some(host),
+            }
+    }
+
+    /// apt_preferences(5): a record for named packages goes before one for all of them.
+    fn is_general(&self) -> bool {
+        self.packages == ["*"]
+    }
+}
+
+fn preferences(files: &FakeFiles) -> Vec<Preference> {
+    const FOLDER: &str = "/etc/apt/preferences.d";
+    let mut found = Vec::new();
+    for name in list(files, FOLDER) {
+        let content = text(files, &format!("{FOLDER}/{name}")).unwrap_or_default();
+        for paragraph in content.split("\n\n").filter(|p| p.contains("Package:")) {
+            let pin = field(paragraph, "Pin").expect("a preference has a pin");
+            let pin = match pin.split_once(' ') {
+                Some(("version", version)) => Pin::Version(version.to_owned()),
+                Some(("origin", host)) => Pin::Origin(host.trim_matches('"').to_owned()),
+                _ => panic!("the simulated apt knows no `Pin: {pin}`"),
+            };
+            found.push(Preference {
+                packages: field(paragraph, "Package")
+                    .expect("a preference names packages")
+                    .split_whitespace()
+                    .map(str::to_owned)
+                    .collect(),
+                pin,
+                priority: field(paragraph, "Pin-Priority")
+                    .and_then(|p| p.parse().ok())
+                    .expect("a preference has a priority"),
+            });
+        }
+    }
+    found.sort_by_key(Preference::is_general);
+    found
+}
+
+fn sources(files: &FakeFiles) -> Vec<Entry> {
+    const FOLDER: &str = "/etc/apt/sources.list.d";
+    let mut entries = parse_lines(
+        "sources.list",
+        &text(files, "/etc/apt/sources.list").unwrap_or_default(),
+    );
+    for name in list(files, FOLDER) {
+        let content = text(files, &format!("{FOLDER}/{name}")).unwrap_or_default();
+        if name.ends_with(".list") {
+            entries.extend(parse_lines(&name, &content));
+        } else if name.ends_with(".sources") {
+            entries.extend(parse_stanzas(&name, &content));
+        }
+    }
+    entries
+}
+
+/// What apt says of a list whose signature it cannot check.
+fn signed(files: &FakeFiles, repo: &Repo, keyring: Option<&str>) -> Result<(), String> {
+    let Some(key) = &repo.key else {
+        return Ok(());
+    };
+    let keys = keyring
+        .and_then(|path| {
+            files
+                .read(Utf8Path::new(path))
+                .expect("a keyring can be read")
+        })
+        .and_then(|bytes| openpgp::parse(&bytes).ok())
+        .unwrap_or_default();
+    if keys.iter().any(|found| found.fingerprint == *key) {
+        Ok(())
+    } else {
+        Err(format!(
+            "GPG error: {} {} InRelease: The following signatures couldn't be verified because the \
+             public key is not available: NO_PUBKEY {}",
+            repo.url,
+            repo.suites[0],
+            &key[24..]
+        ))
+    }
+}
+
+pub fn field(paragraph: &str, key: &str) -> Option<String> {
+    paragraph
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))
+        .map(|value| value.trim().to_owned())
+}

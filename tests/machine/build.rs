@@ -1,0 +1,331 @@
+//! A machine from a description in TOML: `bases/*.toml`, with what a scenario says otherwise.
+
+use std::collections::BTreeMap;
+
+use gpu_bootstrap::{
+    host::{fake::Fakes, files::Room},
+    tools::openpgp,
+};
+use serde::Deserialize;
+use toml::Table;
+
+use crate::{
+    archive::{Archive, LISTS},
+    containers::merge,
+    dpkg::{self, Entry},
+    kernel,
+    state::{Faults, State},
+};
+
+const GIB: u64 = 1 << 30;
+
+/// A machine.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Description {
+    /// What `/usr/lib/os-release` says.
+    pub os_release: String,
+    /// Name of a file in `archives/`.
+    pub archive: String,
+    /// The kernel that runs.
+    pub kernel: String,
+    /// The kernel of the next boot, if another.
+    pub next_kernel: Option<String>,
+    /// Architecture as the kernel says it.
+    pub architecture: String,
+    /// `enabled`, `disabled`, or `unsupported` on a machine without UEFI.
+    pub secure_boot: String,
+    /// `VENDOR:DEVICE` of each GPU; with `/SUBVENDOR:SUBDEVICE` where that matters.
+    pub gpus: Vec<String>,
+    /// In-tree drivers that take the GPU at boot unless denied.
+    pub in_tree: Vec<String>,
+    /// In-tree drivers in the initial RAM filesystem.
+    pub initrd: Vec<String>,
+    /// Packages from the archive, with what they need; `name=version` for one that is not newest.
+    pub packages: Vec<String>,
+    /// Packages that are there without anything of them mattering: `name=version`.
+    pub plain: Vec<String>,
+    pub held: Vec<String>,
+    /// Packages that are left half configured.
+    pub half: Vec<String>,
+    pub memory_gib: u64,
+    pub root_free_gib: u64,
+    pub boot_free_mib: u64,
+    /// Mount points that are read-only.
+    pub read_only: Vec<String>,
+    /// Folders on which every write fails for want of room.
+    pub full: Vec<String>,
+    pub files: BTreeMap<String, String>,
+    pub links: BTreeMap<String, String>,
+    /// What the firmware says: `sys_vendor`, `product_name`, ….
+    pub dmi: BTreeMap<String, String>,
+    /// `rpm -qa`, a package a line in the product's format with `|` for tabs.
+    pub rpm: Option<String>,
+    /// The package lists are there already.
+    pub lists: bool,
+    /// The wall clock.
+    pub now: Option<String>,
+    /// Not root.
+    pub unprivileged: bool,
+    pub faults: Faults,
+}
+
+/// Reads a base and lays what differs over it; arrays and values replace, tables merge.
+pub fn describe(base: &str, differs: Table) -> Description {
+    let path = format!(
+        "{}/tests/machine/bases/{base}.toml",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let mut whole: Table = text.parse().unwrap_or_else(|e| panic!("{path}: {e}"));
+    merge(&mut whole, differs);
+    Table::try_into(whole).unwrap_or_else(|e| panic!("a machine on {base}: {e}"))
+}
+
+/// Makes the machine; what its first boot does is done too.
+pub fn build(about: &Description, fakes: &Fakes) -> State {
+    let files = &fakes.files;
+    let room = |free: u64, path: &str| Room {
+        total: 100 * GIB,
+        free,
+        read_only: about.read_only.iter().any(|only| only == path),
+    };
+    // Written before any mount is read-only.
+    let writable = |free| Room {
+        total: 100 * GIB,
+        free,
+        read_only: false,
+    };
+    files.mount("/", writable(about.root_free_gib * GIB));
+    for (path, content) in &about.files {
+        files.put(path, content.clone());
+    }
+    for (path, target) in &about.links {
+        files.put_link(path, target);
+    }
+    files.put("/usr/lib/os-release", about.os_release.clone());
+    files.put_link("/etc/os-release", "../usr/lib/os-release");
+    files.put("/etc/machine-id", "0123456789abcdef0123456789abcdef\n");
+    files.put("/proc/1/comm", "systemd\n");
+    files.put("/proc/modules", "");
+    files.put("/proc/locks", "");
+    files.put(
+        "/proc/meminfo",
+        format!("MemTotal: {} kB\n", about.memory_gib << 20),
+    );
+    files.put(
+        "/proc/self/mountinfo",
+        "20 1 259:0 / / rw shared:1 - ext4 /dev/vda1 rw\n",
+    );
+    files.put("/proc/self/exe", "the program");
+    files.put(
+        "/proc/self/maps",
+        "5500-5600 r-xp 0 fe:01 1 /usr/local/bin/gpu-bootstrap\n\
+         7f00-7f10 r-xp 0 fe:01 2 /lib/x86_64-linux-gnu/libc.so.6\n\
+         7f20-7f30 r-xp 0 fe:01 3 /lib64/ld-linux-x86-64.so.2\n",
+    );
+    for library in [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/lib64/ld-linux-x86-64.so.2",
+    ] {
+        files.put(library, "");
+    }
+    files.put("/proc/sys/kernel/osrelease", format!("{}\n", about.kernel));
+    files.put("/proc/sys/kernel/arch", format!("{}\n", about.architecture));
+    files.put(
+        "/proc/version",
+        format!(
+            "Linux version {} (builder@example) (gcc-12 (Debian 12.2.0-14) 12.2.0, GNU ld) #1\n",
+            about.kernel
+        ),
+    );
+    for (name, value) in &about.dmi {
+        files.put(&format!("/sys/class/dmi/id/{name}"), format!("{value}\n"));
+    }
+    for folder in [
+        "/sys/firmware",
+        "/sys/module",
+        "/proc/driver",
+        "/usr/bin",
+        "/usr/sbin",
+        "/dev",
+    ] {
+        files.put_folder(folder, 0o755);
+    }
+    secure_boot(about, fakes);
+    files.put_folder("/sys/bus/pci/devices", 0o755);
+    for (at, id) in about.gpus.iter().enumerate() {
+        put_gpu(fakes, &format!("0000:{:02x}:00.0", 6 + at), id);
+    }
+    kernel::put(files, &about.kernel, &about.initrd);
+    if let Some(next) = &about.next_kernel {
+        kernel::put(files, next, &about.initrd);
+    }
+    let next = about.next_kernel.as_ref().unwrap_or(&about.kernel);
+    files.put(
+        "/boot/grub/grub.cfg",
+        format!("set default=\"0\"\nmenuentry 'Linux' {{\n\tlinux /boot/vmlinuz-{next} ro\n}}\n"),
+    );
+    files.put("/boot/grub/grubenv", "# GRUB Environment Block\n");
+    let mut state = State {
+        archive: if about.archive.is_empty() {
+            Archive::default()
+        } else {
+            Archive::load(&about.archive)
+        },
+        faults: Faults::default(),
+        secure_boot: about.secure_boot == "enabled",
+        initrd: about.initrd.clone(),
+        rpm: about.rpm.clone().unwrap_or_default().replace('|', "\t"),
+        boots: 0,
+    };
+    if about.rpm.is_some() {
+        files.put("/var/lib/rpm/rpmdb.sqlite", "");
+    } else {
+        packages(about, fakes, &state);
+    }
+    state.faults = about.faults.clone();
+    if let Some(other) = &state.faults.package_lock {
+        crate::gpu::show_lock(files, other.pid, &other.program);
+    }
+    if let Some(now) = &about.now {
+        fakes
+            .clock
+            .set(now.parse().unwrap_or_else(|e| panic!("{now}: {e}")));
+    }
+    crate::machine::boot(files, &mut state, &about.in_tree);
+    files.mount(
+        "/boot",
+        Room {
+            free: about.boot_free_mib << 20,
+            ..room(0, "/boot")
+        },
+    );
+    for path in &about.read_only {
+        if path != "/boot" {
+            files.mount(path, room(about.root_free_gib * GIB, path));
+        }
+    }
+    for folder in &about.full {
+        files.damage(
+            folder,
+            gpu_bootstrap::host::fake::Damage::Writes,
+            nix::errno::Errno::ENOSPC,
+        );
+    }
+    state
+}
+
+fn secure_boot(about: &Description, fakes: &Fakes) {
+    let value = match about.secure_boot.as_str() {
+        "unsupported" => return,
+        "enabled" => 1,
+        "disabled" => 0,
+        other => panic!("secure-boot is `{other}`"),
+    };
+    fakes.files.put(
+        "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c",
+        [6, 0, 0, 0, value],
+    );
+}
+
+fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
+    let (id, subsystem) = id.split_once('/').unwrap_or((id, "10de:16c1"));
+    let (vendor, device) = id.split_once(':').expect("VENDOR:DEVICE");
+    let (sub_vendor, sub_device) = subsystem.split_once(':').expect("VENDOR:DEVICE");
+    let folder = format!("/sys/bus/pci/devices/{address}");
+    for (name, value) in [
+        ("vendor", vendor),
+        ("device", device),
+        ("subsystem_vendor", sub_vendor),
+        ("subsystem_device", sub_device),
+        ("class", "030200"),
+    ] {
+        fakes
+            .files
+            .put(&format!("{folder}/{name}"), format!("0x{value}\n"));
+    }
+    fakes.files.put(&format!("{folder}/numa_node"), "-1\n");
+}
+
+fn packages(about: &Description, fakes: &Fakes, state: &State) {
+    let files = &fakes.files;
+    let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the keys of tests");
+    for distribution in ["debian", "ubuntu"] {
+        files.put(
+            &format!("/usr/share/keyrings/{distribution}-archive-keyring.gpg"),
+            keys[0].binary.clone(),
+        );
+    }
+    files.put("/var/lib/dpkg/lock-frontend", "");
+    files.put("/var/lib/dpkg/lock", "");
+    files.put_folder("/var/lib/dpkg/updates", 0o755);
+    files.put_folder("/var/lib/dpkg/info", 0o755);
+    files.put_folder(LISTS, 0o755);
+    files.put("/var/lib/apt/extended_states", "");
+    let mut database = BTreeMap::new();
+    for plain in &about.plain {
+        let (name, version) = plain.split_once('=').expect("name=version");
+        database.insert(
+            name.to_owned(),
+            Entry {
+                want: "install".to_owned(),
+                state: "installed".to_owned(),
+                version: version.to_owned(),
+                maintainer: "Debian <packages@debian.example>".to_owned(),
+            },
+        );
+    }
+    dpkg::write(files, &database);
+    for wish in &about.packages {
+        let package = match wish.split_once('=') {
+            Some((name, version)) => state.archive.package(name, version),
+            None => state.archive.newest(wish),
+        };
+        with_needs(fakes, state, package);
+    }
+    let mut database = dpkg::read(files);
+    for name in &about.held {
+        database
+            .get_mut(name)
+            .unwrap_or_else(|| panic!("{name} is to be held"))
+            .want = "hold".to_owned();
+    }
+    for name in &about.half {
+        database
+            .get_mut(name)
+            .unwrap_or_else(|| panic!("{name} is to be half there"))
+            .state = "half-configured".to_owned();
+    }
+    dpkg::write(files, &database);
+    if about.lists {
+        let failures = state.archive.update(files, None);
+        assert!(failures.is_empty(), "{failures:?}");
+    }
+}
+
+fn with_needs(fakes: &Fakes, state: &State, package: &crate::archive::Package) {
+    if dpkg::installed(&fakes.files, &package.name).is_some() {
+        return;
+    }
+    for wish in &package.depends {
+        let (name, same) = wish
+            .split_once(" = ")
+            .map_or((wish.as_str(), false), |(n, _)| (n, true));
+        let names: Vec<&str> = name.split(" | ").collect();
+        if names
+            .iter()
+            .any(|name| dpkg::installed(&fakes.files, name).is_some())
+        {
+            continue;
+        }
+        let needed = if same {
+            state.archive.package(names[0], &package.version)
+        } else {
+            state.archive.newest(names[0])
+        };
+        with_needs(fakes, state, needed);
+    }
+    dpkg::unpack(&fakes.files, package);
+    dpkg::configure(&fakes.files, state, package).unwrap_or_else(|why| panic!("{why}"));
+}

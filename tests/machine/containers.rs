@@ -1,0 +1,421 @@
+//! Docker, containerd and the NVIDIA Container Toolkit.
+
+use gpu_bootstrap::{
+    host::{
+        Cmd, Nvml, Output, ReadFiles,
+        fake::{FakeFiles, failed, ok},
+    },
+    tools::container_view::{ContainerView, LIBRARIES},
+};
+use serde_json::{Map, Value, json};
+use toml::Table;
+
+use crate::{
+    dpkg, gpu, kernel,
+    state::{State, exists, list, text},
+    units,
+};
+
+const DAEMON: &str = "/etc/docker/daemon.json";
+const ROOT: &str = "/etc/containerd/config.toml";
+const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
+const IMAGES: &str = "/var/lib/docker/simulated-images";
+const CTR_IMAGES: &str = "/var/lib/containerd/simulated-images";
+const LIBRARY_FOLDERS: [&str; 2] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+];
+
+fn daemon_json(files: &FakeFiles) -> Result<Map<String, Value>, String> {
+    match text(files, DAEMON) {
+        None => Ok(Map::new()),
+        Some(content) if content.trim().is_empty() => Ok(Map::new()),
+        Some(content) => serde_json::from_str(&content).map_err(|error| {
+            format!("unable to configure the Docker daemon with file {DAEMON}: {error}")
+        }),
+    }
+}
+
+/// What Docker reads when it starts.
+pub fn docker_config(files: &FakeFiles) -> Result<String, String> {
+    daemon_json(files).map(|config| Value::Object(config).to_string())
+}
+
+fn running_docker(files: &FakeFiles) -> Option<Map<String, Value>> {
+    let memory = units::memory(files, "docker.service")?;
+    Some(serde_json::from_str(&memory).expect("what docker started with"))
+}
+
+fn has_nvidia(config: &Map<String, Value>) -> bool {
+    config
+        .get("runtimes")
+        .is_some_and(|runtimes| runtimes.get("nvidia").is_some())
+}
+
+/// Whether a command line of `docker` changes the machine.
+pub fn docker_changes(cmd: &Cmd) -> bool {
+    !matches!(
+        cmd.args.first().map(String::as_str),
+        Some("info" | "images" | "image" | "--version")
+    )
+}
+
+/// `docker`.
+pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    let config = running_docker(files);
+    if args == ["info", "--format", "{{json .}}"] {
+        return info(config.as_ref());
+    }
+    let Some(config) = config else {
+        return failed(
+            1,
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker \
+             daemon running?\n",
+        );
+    };
+    match args[..] {
+        ["import", archive, image] => {
+            assert!(exists(files, archive), "{archive} is not there");
+            put_image(files, image);
+            ok("sha256:0\n")
+        }
+        ["pull", image] | ["pull", "--quiet", image] => match &state.faults.network {
+            Some(why) => failed(1, format!("Error response from daemon: {why}\n")),
+            None => {
+                put_image(files, image);
+                ok("")
+            }
+        },
+        ["image", "inspect", "--", image]
+        | ["image", "inspect", image]
+        | ["image", "inspect", "--format", _, image]
+        | ["image", "inspect", "--format", _, "--", image] => {
+            if has_image(files, image) {
+                ok("sha256:0\n")
+            } else {
+                failed(
+                    1,
+                    format!("Error response from daemon: No such image: {image}\n"),
+                )
+            }
+        }
+        ["rmi", "--force", image]
+        | ["image", "rm", "--force", image]
+        | ["rmi", "--", image]
+        | ["rmi", image] => {
+            files.take(&format!("{IMAGES}/{}", image.replace('/', "_")));
+            if list(files, IMAGES).is_empty() {
+                files.take("/var/lib/docker");
+            }
+            ok("")
+        }
+        ["rm", "--force", _] => ok(""),
+        ["run", "--rm", "--network=none", "--runtime=nvidia", ..] => {
+            if has_nvidia(&config) {
+                see(files, state)
+            } else {
+                failed(
+                    125,
+                    "docker: Error response from daemon: unknown or invalid runtime name: nvidia.\n",
+                )
+            }
+        }
+        _ => panic!("the simulated docker knows no `{}`", cmd.line()),
+    }
+}
+
+fn put_image(files: &FakeFiles, image: &str) {
+    files.put(&format!("{IMAGES}/{}", image.replace('/', "_")), "");
+}
+
+fn has_image(files: &FakeFiles, image: &str) -> bool {
+    exists(files, &format!("{IMAGES}/{}", image.replace('/', "_")))
+}
+
+fn info(config: Option<&Map<String, Value>>) -> Output {
+    let Some(config) = config else {
+        let said = json!({"ServerErrors": ["Cannot connect to the Docker daemon at \
+            unix:///var/run/docker.sock. Is the docker daemon running?"]});
+        return Output {
+            stdout: format!("{said}\n"),
+            ..failed(1, "errors pretty printing info\n")
+        };
+    };
+    let mut runtimes = Map::new();
+    runtimes.insert("io.containerd.runc.v2".into(), json!({"path": "runc"}));
+    runtimes.insert("runc".into(), json!({"path": "runc"}));
+    if let Some(Value::Object(more)) = config.get("runtimes") {
+        runtimes.extend(more.clone());
+    }
+    let default = config
+        .get("default-runtime")
+        .and_then(Value::as_str)
+        .unwrap_or("runc");
+    let said = json!({
+        "Runtimes": runtimes,
+        "DefaultRuntime": default,
+        "CgroupDriver": "systemd",
+        "ServerVersion": "20.10.24+dfsg1",
+    });
+    ok(format!("{said}\n"))
+}
+
+/// What a container of the nvidia runtime sees.
+fn see(files: &FakeFiles, state: &State) -> Output {
+    let view = if state.faults.container {
+        ContainerView::default()
+    } else {
+        let devices = list(files, "/dev")
+            .into_iter()
+            .filter(|name| name.starts_with("nvidia"))
+            .collect();
+        let libraries = LIBRARY_FOLDERS
+            .iter()
+            .flat_map(|folder| {
+                list(files, folder)
+                    .into_iter()
+                    .map(move |name| format!("{folder}/{name}"))
+            })
+            .filter(|path| {
+                LIBRARIES
+                    .iter()
+                    .any(|library| path.contains(&format!("/{library}.")))
+            })
+            .collect();
+        ContainerView { devices, libraries }
+    };
+    if !state.faults.container && view.devices.is_empty() {
+        return failed(
+            1,
+            "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown.\n",
+        );
+    }
+    ok(serde_json::to_string(&view).expect("a view is JSON") + "\n")
+}
+
+/// `ctr`.
+pub fn ctr(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    let active = units::active(files, "containerd.service");
+    match args[..] {
+        ["--namespace", ..] if !active => failed(
+            1,
+            "ctr: failed to dial \"/run/containerd/containerd.sock\"\n",
+        ),
+        ["--namespace", _, "images", "list", "--quiet"] => ok(list(files, CTR_IMAGES)
+            .into_iter()
+            .map(|name| name.replace('!', "/") + "\n")
+            .collect::<String>()),
+        ["--namespace", _, "images", "pull", image] => match &state.faults.network {
+            Some(why) => failed(1, format!("ctr: failed to resolve reference: {why}\n")),
+            None => {
+                files.put(&format!("{CTR_IMAGES}/{}", image.replace('/', "!")), "");
+                ok("")
+            }
+        },
+        ["--namespace", _, "images", "remove", "--sync", image] => {
+            dpkg::take(files, &format!("{CTR_IMAGES}/{}", image.replace('/', "!")));
+            ok("")
+        }
+        ["--namespace", _, "run", "--rm", "--rootfs", runc, ..] => {
+            let runtime = runc.strip_prefix("--runc-binary=").unwrap_or_default();
+            if exists(files, runtime) {
+                see(files, state)
+            } else {
+                failed(
+                    1,
+                    format!("ctr: exec: \"{runtime}\": no such file or directory\n"),
+                )
+            }
+        }
+        _ => panic!("the simulated ctr knows no `{}`", cmd.line()),
+    }
+}
+
+fn toml_of(files: &FakeFiles, path: &str) -> Table {
+    text(files, path)
+        .unwrap_or_default()
+        .parse()
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The configuration with what it imports.
+pub fn containerd_merged(files: &FakeFiles) -> String {
+    let mut root = toml_of(files, ROOT);
+    let imports: Vec<String> = root
+        .get("imports")
+        .and_then(|list| list.as_array())
+        .map(|list| {
+            list.iter()
+                .filter_map(|one| one.as_str())
+                .map(str::to_owned)
+                .collect()
+        })
+        .unwrap_or_default();
+    for import in imports {
+        let (folder, names) = import.rsplit_once('/').expect("an import is a path");
+        for name in list(files, folder) {
+            if gpu_bootstrap::model::pattern::matches(names, &name) {
+                merge(&mut root, toml_of(files, &format!("{folder}/{name}")));
+            }
+        }
+    }
+    root.to_string()
+}
+
+pub fn merge(into: &mut Table, from: Table) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(toml::Value::Table(into)), toml::Value::Table(from)) => merge(into, from),
+            (_, value) => {
+                into.insert(key, value);
+            }
+        }
+    }
+}
+
+/// `containerd config dump`: the files as they are now, not what the daemon read.
+pub fn containerd(cmd: &Cmd, files: &FakeFiles) -> Output {
+    match &cmd.args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["config", "dump"] => {
+            let mut merged: Table = containerd_merged(files).parse().expect("merged TOML");
+            let runc = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n\
+                        default_runtime_name = \"runc\"\n[plugins.\"io.containerd.grpc.v1.cri\".\
+                        containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n";
+            let mut whole: Table = runc.parse().expect("the defaults");
+            merge(&mut whole, std::mem::take(&mut merged));
+            ok(whole.to_string())
+        }
+        ["--version"] => ok("containerd github.com/containerd/containerd 1.6.20 1.6.20\n"),
+        _ => panic!("the simulated containerd knows no `{}`", cmd.line()),
+    }
+}
+
+/// `nvidia-ctk`.
+pub fn nvidia_ctk(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["runtime", "configure", runtime, ref rest @ ..] => {
+            let default = match rest {
+                [] => false,
+                ["--nvidia-set-as-default"] => true,
+                _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
+            };
+            match runtime {
+                "--runtime=docker" => configure_docker(files, default),
+                "--runtime=containerd" => configure_containerd(files, default),
+                _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
+            }
+        }
+        ["cdi", "generate", output] => {
+            let path = output
+                .strip_prefix("--output=")
+                .unwrap_or_else(|| panic!("{}", cmd.line()));
+            generate(files, state, path)
+        }
+        _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
+    }
+}
+
+fn configure_docker(files: &FakeFiles, default: bool) -> Output {
+    let mut config = match daemon_json(files) {
+        Ok(config) => config,
+        Err(why) => {
+            return failed(
+                1,
+                format!("unable to load config for runtime docker: {why}\n"),
+            );
+        }
+    };
+    if default {
+        config.insert("default-runtime".into(), json!("nvidia"));
+    }
+    let runtimes = config.entry("runtimes").or_insert_with(|| json!({}));
+    runtimes["nvidia"] = json!({"args": [], "path": "nvidia-container-runtime"});
+    let content = serde_json::to_string_pretty(&Value::Object(config)).expect("JSON");
+    files.put(DAEMON, content);
+    ok("")
+}
+
+fn configure_containerd(files: &FakeFiles, default: bool) -> Output {
+    let mut root = toml_of(files, ROOT);
+    root.entry("version").or_insert(toml::Value::Integer(2));
+    let imports = root
+        .entry("imports")
+        .or_insert_with(|| toml::Value::Array(Vec::new()));
+    let import = toml::Value::String("/etc/containerd/conf.d/*.toml".to_owned());
+    if let toml::Value::Array(list) = imports
+        && !list.contains(&import)
+    {
+        list.push(import);
+    }
+    files.put(ROOT, root.to_string());
+    let default = if default {
+        "default_runtime_name = \"nvidia\"\n"
+    } else {
+        ""
+    };
+    files.put(
+        DROP_IN,
+        format!(
+            "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n{default}\
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\n\
+             runtime_type = \"io.containerd.runc.v2\"\n"
+        ),
+    );
+    ok("")
+}
+
+fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
+    let Nvml::Ready(view) = gpu::survey(files, state) else {
+        return failed(
+            1,
+            "failed to generate CDI spec: failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND\n",
+        );
+    };
+    let mut spec = String::from("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n");
+    for device in &view.devices {
+        spec.push_str(&format!(
+            "- name: \"{0}\"\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia{0}\n",
+            device.index
+        ));
+    }
+    spec.push_str(
+        "- name: all\ncontainerEdits:\n  deviceNodes:\n  - path: /dev/nvidiactl\n  mounts:\n",
+    );
+    for folder in LIBRARY_FOLDERS {
+        for name in list(files, folder) {
+            if name.ends_with(&view.driver_version) {
+                spec.push_str(&format!(
+                    "  - containerPath: {folder}/{name}\n    hostPath: {folder}/{name}\n"
+                ));
+            }
+        }
+    }
+    files.put(path, spec);
+    ok("")
+}
+
+/// Whether a driver library is where programs look for it.
+pub fn library(files: &FakeFiles) -> Option<String> {
+    let path = files
+        .resolve("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1".into())
+        .expect("the library can be looked for")?;
+    path.file_name()?
+        .strip_prefix("libnvidia-ml.so.")
+        .map(str::to_owned)
+}
+
+/// The version of the loaded module.
+pub fn loaded(files: &FakeFiles) -> Option<String> {
+    kernel::loaded(files)
+        .iter()
+        .any(|name| name == "nvidia")
+        .then(|| {
+            text(files, "/sys/module/nvidia/version")
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
+        })
+}

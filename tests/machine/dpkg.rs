@@ -1,0 +1,374 @@
+//! dpkg's database as files, what installing and removing a package does, and the program itself.
+
+use std::collections::BTreeMap;
+
+use gpu_bootstrap::host::{
+    Cmd, Output,
+    fake::{FakeFiles, failed, ok},
+};
+
+use crate::{
+    archive::{Package, field},
+    kernel,
+    state::{State, exists, list, text},
+    units,
+};
+
+pub const STATUS: &str = "/var/lib/dpkg/status";
+const INFO: &str = "/var/lib/dpkg/info";
+const EXTENDED: &str = "/var/lib/apt/extended_states";
+const MAINTAINER: &str = "Debian <packages@debian.example>";
+
+/// One paragraph of the database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    pub want: String,
+    pub state: String,
+    pub version: String,
+    pub maintainer: String,
+}
+
+impl Entry {
+    pub fn there(&self) -> bool {
+        self.state != "config-files"
+    }
+}
+
+/// The database.
+pub fn read(files: &FakeFiles) -> BTreeMap<String, Entry> {
+    let content = text(files, STATUS).unwrap_or_default();
+    content
+        .split("\n\n")
+        .filter_map(|paragraph| {
+            let name = field(paragraph, "Package")?;
+            let status = field(paragraph, "Status").expect("a package has a status");
+            let words: Vec<&str> = status.split(' ').collect();
+            let entry = Entry {
+                want: words[0].to_owned(),
+                state: words[2].to_owned(),
+                version: field(paragraph, "Version").unwrap_or_default(),
+                maintainer: field(paragraph, "Maintainer").unwrap_or_default(),
+            };
+            Some((name, entry))
+        })
+        .collect()
+}
+
+pub fn write(files: &FakeFiles, database: &BTreeMap<String, Entry>) {
+    let content: String = database
+        .iter()
+        .map(|(name, entry)| {
+            format!(
+                "Package: {name}\nStatus: {} ok {}\nMaintainer: {}\nArchitecture: amd64\n\
+                 Version: {}\nDescription: {name}\n\n",
+                entry.want, entry.state, entry.maintainer, entry.version
+            )
+        })
+        .collect();
+    files.put(STATUS, content);
+}
+
+/// The version of a package whose files are there.
+pub fn installed(files: &FakeFiles, name: &str) -> Option<String> {
+    read(files)
+        .remove(name)
+        .filter(Entry::there)
+        .map(|entry| entry.version)
+}
+
+/// Packages that were installed for others' sake.
+pub fn auto(files: &FakeFiles) -> Vec<String> {
+    let content = text(files, EXTENDED).unwrap_or_default();
+    content
+        .split("\n\n")
+        .filter(|paragraph| field(paragraph, "Auto-Installed").as_deref() == Some("1"))
+        .filter_map(|paragraph| field(paragraph, "Package"))
+        .collect()
+}
+
+pub fn set_auto(files: &FakeFiles, mut names: Vec<String>) {
+    names.sort();
+    names.dedup();
+    let content: String = names
+        .iter()
+        .map(|name| format!("Package: {name}\nArchitecture: amd64\nAuto-Installed: 1\n\n"))
+        .collect();
+    files.put(EXTENDED, content);
+}
+
+/// Puts a package's files on the disk; it is not configured yet.
+pub fn unpack(files: &FakeFiles, package: &Package) {
+    let mut database = read(files);
+    let before = database.get(&package.name).cloned();
+    let mut listed = vec!["/.".to_owned()];
+    for path in &package.files {
+        files.put(path, "");
+        listed.push(path.clone());
+    }
+    for (path, content) in &package.contents {
+        files.put(path, content.clone());
+        listed.push(path.clone());
+    }
+    for (path, target) in &package.links {
+        if exists(files, path) {
+            files.take(path);
+        }
+        files.put_link(path, target);
+        listed.push(path.clone());
+    }
+    for (path, content) in &package.conffiles {
+        // As with `--force-confold`: what is there stays.
+        if !exists(files, path) {
+            files.put(path, content.clone());
+        }
+        listed.push(path.clone());
+    }
+    files.put(
+        &format!("{INFO}/{}.list", package.name),
+        listed.join("\n") + "\n",
+    );
+    if !package.conffiles.is_empty() {
+        let names: Vec<&str> = package.conffiles.keys().map(String::as_str).collect();
+        files.put(
+            &format!("{INFO}/{}.conffiles", package.name),
+            names.join("\n") + "\n",
+        );
+    }
+    let want = match before {
+        Some(entry) if entry.want == "hold" => "hold",
+        _ => "install",
+    };
+    database.insert(
+        package.name.clone(),
+        Entry {
+            want: want.to_owned(),
+            state: "unpacked".to_owned(),
+            version: package.version.clone(),
+            maintainer: if package.maintainer.is_empty() {
+                MAINTAINER.to_owned()
+            } else {
+                package.maintainer.clone()
+            },
+        },
+    );
+    write(files, &database);
+}
+
+/// Runs the package's own script; on failure it stays half configured.
+pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<(), String> {
+    let set = |word: &str| {
+        let mut database = read(files);
+        if let Some(entry) = database.get_mut(&package.name) {
+            entry.state = word.to_owned();
+        }
+        write(files, &database);
+    };
+    set("half-configured");
+    for group in &package.groups {
+        add_line(
+            files,
+            "/etc/group",
+            group,
+            &format!("{group}:x:{}:", number(group)),
+        );
+    }
+    for user in &package.users {
+        let number = number(user);
+        add_line(files, "/etc/group", user, &format!("{user}:x:{number}:"));
+        add_line(
+            files,
+            "/etc/passwd",
+            user,
+            &format!("{user}:x:{number}:{number}::/nonexistent:/usr/sbin/nologin"),
+        );
+    }
+    if package.dkms.is_some() {
+        kernel::build_all(files, state)?;
+    }
+    for unit in &package.units {
+        units::enable(files, unit);
+        // `deb-systemd-invoke` lets a unit that does not start pass.
+        let _ = units::start(files, state, unit);
+    }
+    set("installed");
+    Ok(())
+}
+
+/// Takes a package away; with `purge` its configuration too.
+pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
+    let mut database = read(files);
+    let Some(entry) = database.get(name).cloned() else {
+        return;
+    };
+    let conffiles = text(files, &format!("{INFO}/{name}.conffiles")).unwrap_or_default();
+    let conffiles: Vec<&str> = conffiles.lines().collect();
+    if entry.there() {
+        let package = state.archive.package(name, &entry.version).clone();
+        for unit in &package.units {
+            units::stop(files, unit);
+            units::disable(files, unit);
+        }
+        if let Some(module) = &package.dkms {
+            kernel::dkms_remove(files, module);
+        }
+        let listed = text(files, &format!("{INFO}/{name}.list")).unwrap_or_default();
+        for path in listed
+            .lines()
+            .filter(|path| *path != "/." && !conffiles.contains(path))
+        {
+            take(files, path);
+        }
+    }
+    if purge || conffiles.is_empty() {
+        for path in &conffiles {
+            take(files, path);
+        }
+        files.take(&format!("{INFO}/{name}.list"));
+        files.take(&format!("{INFO}/{name}.conffiles"));
+        database = read(files);
+        database.remove(name);
+    } else {
+        database = read(files);
+        if let Some(entry) = database.get_mut(name) {
+            entry.want = "deinstall".to_owned();
+            entry.state = "config-files".to_owned();
+        }
+    }
+    write(files, &database);
+    set_auto(
+        files,
+        auto(files)
+            .into_iter()
+            .filter(|auto| auto != name)
+            .collect(),
+    );
+}
+
+/// Takes a file and the folders that are empty then.
+pub fn take(files: &FakeFiles, path: &str) {
+    files.take(path);
+    let mut folder = path;
+    while let Some((parent, _)) = folder.rsplit_once('/') {
+        // These belong to packages that are always there.
+        let kept = parent.is_empty()
+            || matches!(
+                parent,
+                "/etc" | "/usr" | "/usr/bin" | "/usr/sbin" | "/lib" | "/var/lib"
+            )
+            || parent.starts_with("/etc/systemd")
+            || !list(files, parent).is_empty();
+        if kept {
+            break;
+        }
+        files.take(parent);
+        folder = parent;
+    }
+}
+
+fn number(name: &str) -> usize {
+    100 + name.bytes().map(usize::from).sum::<usize>() % 800
+}
+
+fn add_line(files: &FakeFiles, path: &str, name: &str, line: &str) {
+    let content = text(files, path).unwrap_or_default();
+    if !content.lines().any(|l| l.split(':').next() == Some(name)) {
+        files.put(path, format!("{content}{line}\n"));
+    }
+}
+
+/// `dpkg`.
+pub fn dpkg(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["--audit"] => ok(audit(files)),
+        ["--print-architecture"] => ok("amd64\n"),
+        [
+            "--force-confdef",
+            "--force-confold",
+            "--configure",
+            "--pending",
+        ] => configure_pending(files, state, &[]),
+        _ => panic!("the simulated dpkg knows no `{}`", cmd.line()),
+    }
+}
+
+fn audit(files: &FakeFiles) -> String {
+    let mut said = String::new();
+    for (name, entry) in read(files) {
+        if matches!(
+            entry.state.as_str(),
+            "unpacked" | "half-configured" | "half-installed"
+        ) {
+            said.push_str(&format!(
+                "The following packages are only half configured, probably due to problems\n\
+                 configuring them the first time.  The configuration should be retried using\n\
+                 dpkg --configure <package> or the configure menu option in dselect:\n {name}  {name}\n"
+            ));
+        }
+    }
+    said
+}
+
+/// Configures what is unpacked and not configured, these in their order first. One that fails does
+/// not keep others from it.
+pub fn configure_pending(files: &FakeFiles, state: &State, first: &[String]) -> Output {
+    let database = read(files);
+    let pending = |name: &&String| {
+        database
+            .get(*name)
+            .is_some_and(|entry| matches!(entry.state.as_str(), "unpacked" | "half-configured"))
+    };
+    let rest = database.keys().filter(|name| !first.contains(name));
+    let (mut said, mut errors) = (String::new(), String::new());
+    for name in first.iter().chain(rest).filter(pending) {
+        let version = &database[name].version;
+        let package = state.archive.package(name, version).clone();
+        said.push_str(&format!("Setting up {name} ({version}) ...\n"));
+        if let Err(why) = configure(files, state, &package) {
+            errors.push_str(&broken(name, &why));
+        }
+    }
+    for name in list(files, "/var/lib/dpkg/updates") {
+        files.take(&format!("/var/lib/dpkg/updates/{name}"));
+    }
+    if errors.is_empty() {
+        ok(said)
+    } else {
+        failed(1, errors)
+    }
+}
+
+/// What dpkg says of a script that failed.
+pub fn broken(name: &str, why: &str) -> String {
+    format!(
+        "{why}\ndpkg: error processing package {name} (--configure):\n installed {name} package \
+         post-installation script subprocess returned error exit status 10\nErrors were encountered \
+         while processing:\n {name}\n"
+    )
+}
+
+/// `userdel` and `groupdel`.
+pub fn account(cmd: &Cmd, files: &FakeFiles, paths: &[&str]) -> Output {
+    let [dashes, name] = &cmd.args[..] else {
+        panic!("the simulated `{}` knows no `{}`", cmd.program, cmd.line());
+    };
+    assert_eq!(dashes, "--", "{}", cmd.line());
+    let mut found = false;
+    for path in paths {
+        let content = text(files, path).unwrap_or_default();
+        let kept: String = content
+            .lines()
+            .filter(|line| line.split(':').next() != Some(name))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        if kept != content {
+            found = true;
+            files.put(path, kept);
+        }
+    }
+    if found {
+        ok("")
+    } else {
+        failed(6, format!("{}: '{name}' does not exist\n", cmd.program))
+    }
+}

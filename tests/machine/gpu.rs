@@ -1,0 +1,182 @@
+//! The capabilities that are answered from the state of the machine: NVML, the network and time.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+use gpu_bootstrap::host::{
+    Clock, Gpu, Http, HttpError, Nvml, NvmlDevice, NvmlView,
+    fake::{FakeClock, FakeFiles, FakeHttp},
+};
+
+use crate::{
+    containers, kernel,
+    state::{Shared, State, lock},
+};
+
+/// NVML of the machine.
+pub struct MachineGpu {
+    pub files: FakeFiles,
+    pub state: Shared,
+}
+
+#[async_trait]
+impl Gpu for MachineGpu {
+    async fn survey(&self) -> Nvml {
+        // A process that the test killed asks nobody any more.
+        if self.files.killed() {
+            return Nvml::DriverNotLoaded;
+        }
+        survey(&self.files, &lock(&self.state))
+    }
+}
+
+/// What NVML says of the machine as it is now.
+pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
+    let Some(library) = containers::library(files) else {
+        return Nvml::NotLoadable {
+            why: "libnvidia-ml.so.1: cannot open shared object file".to_owned(),
+        };
+    };
+    let Some(loaded) = containers::loaded(files) else {
+        return Nvml::DriverNotLoaded;
+    };
+    match state.faults.nvml.as_deref() {
+        None => {}
+        Some("hung") => return Nvml::Hung { after_seconds: 30 },
+        Some("no-devices") => return Nvml::NoDevices,
+        Some("failed") => {
+            return Nvml::Failed {
+                code: Some(999),
+                why: "Unknown Error".to_owned(),
+            };
+        }
+        Some(other) => panic!("no fault of NVML is called `{other}`"),
+    }
+    if library != loaded {
+        return Nvml::VersionMismatch;
+    }
+    let addresses = kernel::gpus(files);
+    let up = addresses.len() - state.faults.lost_gpus;
+    let devices = addresses[..up]
+        .iter()
+        .enumerate()
+        .map(|(index, address)| {
+            let index = u32::try_from(index).expect("few GPUs");
+            NvmlDevice {
+                index,
+                uuid: Some(format!("GPU-00000000-0000-0000-0000-{index:012}")),
+                name: Some("NVIDIA simulated".to_owned()),
+                pci_address: address.parse().ok(),
+                pci_id: None,
+                minor: Some(index),
+                memory_bytes: Some(80 << 30),
+                compute_capability: None,
+                persistence: Some(crate::units::active(files, "nvidia-persistenced.service")),
+                mig: Some(false),
+                error: None,
+            }
+        })
+        .collect();
+    Nvml::Ready(NvmlView {
+        driver_version: loaded,
+        cuda_version: None,
+        devices,
+    })
+}
+
+/// The network of the machine.
+pub struct MachineHttp {
+    pub pages: FakeHttp,
+    pub state: Shared,
+}
+
+impl MachineHttp {
+    fn fault(&self, url: &str) -> Result<(), HttpError> {
+        let faults = lock(&self.state).faults.clone();
+        if let Some(why) = faults.network {
+            return Err(HttpError::Transport {
+                url: url.to_owned(),
+                why,
+            });
+        }
+        if faults.gone.iter().any(|gone| url.contains(gone)) {
+            return Err(HttpError::Status {
+                url: url.to_owned(),
+                status: 404,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Http for MachineHttp {
+    async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError> {
+        self.fault(url)?;
+        self.pages.get(url, limit).await
+    }
+
+    async fn download(&self, url: &str, to: &Utf8Path, sha256: &str) -> Result<(), HttpError> {
+        self.fault(url)?;
+        self.pages.download(url, to, sha256).await
+    }
+}
+
+/// Time; another package manager ends when its time has come.
+pub struct MachineClock {
+    pub clock: FakeClock,
+    pub files: FakeFiles,
+    pub state: Shared,
+}
+
+#[async_trait]
+impl Clock for MachineClock {
+    fn now(&self) -> jiff::Timestamp {
+        self.clock.now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        self.clock.sleep(duration).await;
+        let mut state = lock(&self.state);
+        let Some(other) = &mut state.faults.package_lock else {
+            return;
+        };
+        let Some(left) = other.seconds else {
+            return;
+        };
+        let left = left.saturating_sub(duration.as_secs());
+        other.seconds = Some(left);
+        if left == 0 {
+            let pid = other.pid;
+            state.faults.package_lock = None;
+            self.files.put("/proc/locks", "");
+            self.files.take(&format!("/proc/{pid}"));
+        }
+    }
+}
+
+/// Another package manager, as the kernel shows it.
+pub fn show_lock(files: &FakeFiles, pid: u32, program: &str) {
+    use gpu_bootstrap::host::ReadFiles;
+    const PATH: &str = "/var/lib/dpkg/lock-frontend";
+    let inode = files
+        .stat(PATH.into())
+        .expect("the lock can be looked at")
+        .expect("the lock is there")
+        .inode;
+    files.put(
+        "/proc/locks",
+        format!("1: POSIX  ADVISORY  WRITE {pid} fe:01:{inode} 0 EOF\n"),
+    );
+    files.put(&format!("/proc/{pid}/comm"), format!("{program}\n"));
+    files.put(
+        &format!("/proc/{pid}/cmdline"),
+        format!("/usr/bin/{program}\0"),
+    );
+    files.put_link(&format!("/proc/{pid}/fd/4"), PATH);
+}

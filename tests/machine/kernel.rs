@@ -1,0 +1,466 @@
+//! Kernel modules: on disk, compiled by DKMS, loaded, bound to GPUs; and initial RAM filesystems.
+
+use gpu_bootstrap::host::{
+    Cmd, Output,
+    fake::{FakeFiles, failed, ok},
+};
+
+use crate::{
+    dpkg,
+    state::{State, exists, list, text},
+};
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+const NOUVEAU: &str = "kernel/drivers/gpu/drm/nouveau/nouveau.ko:\n";
+
+pub fn running(files: &FakeFiles) -> String {
+    text(files, "/proc/sys/kernel/osrelease")
+        .expect("a kernel runs")
+        .trim()
+        .to_owned()
+}
+
+/// Puts a kernel on the disk, with an initial RAM filesystem that holds these modules.
+pub fn put(files: &FakeFiles, kernel: &str, initrd: &[String]) {
+    files.put(&format!("/boot/vmlinuz-{kernel}"), "");
+    files.put(&format!("/lib/modules/{kernel}/modules.dep"), NOUVEAU);
+    files.put(
+        &format!("/boot/initrd.img-{kernel}"),
+        image(files, kernel, initrd),
+    );
+}
+
+fn image(files: &FakeFiles, kernel: &str, modules: &[String]) -> String {
+    let mut lines = vec!["init".to_owned()];
+    for module in modules {
+        lines.push(format!(
+            "usr/lib/modules/{kernel}/kernel/drivers/gpu/drm/{module}/{module}.ko"
+        ));
+    }
+    for name in list(files, "/etc/modprobe.d") {
+        lines.push(format!("etc/modprobe.d/{name}"));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// `update-initramfs -u -k KERNEL`.
+pub fn update_initramfs(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let [update, of, kernel] = &cmd.args[..] else {
+        panic!("the simulated update-initramfs knows no `{}`", cmd.line());
+    };
+    assert!(update == "-u" && of == "-k", "{}", cmd.line());
+    let path = format!("/boot/initrd.img-{kernel}");
+    if !exists(files, &path) {
+        return failed(1, format!("update-initramfs: {path} has been altered.\n"));
+    }
+    files.put(&path, image(files, kernel, &state.initrd));
+    ok(format!("update-initramfs: Generating {path}\n"))
+}
+
+/// `lsinitramfs IMAGE`.
+pub fn lsinitramfs(cmd: &Cmd, files: &FakeFiles) -> Output {
+    let [path] = &cmd.args[..] else {
+        panic!("the simulated lsinitramfs knows no `{}`", cmd.line());
+    };
+    match text(files, path) {
+        Some(listing) => ok(listing),
+        None => failed(1, format!("W: Argument '{path}' does not exist.\n")),
+    }
+}
+
+/// A DKMS module of an installed package: its name and version.
+fn sources(files: &FakeFiles, state: &State) -> Vec<(String, String)> {
+    dpkg::read(files)
+        .iter()
+        .filter(|(_, entry)| entry.there())
+        .filter_map(|(name, entry)| {
+            let package = state
+                .archive
+                .packages
+                .iter()
+                .find(|package| package.name == *name && package.version == entry.version)?;
+            Some((package.dkms.clone()?, driver_version(&entry.version)))
+        })
+        .collect()
+}
+
+/// `1:580.95.05-1` is driver 580.95.05.
+pub fn driver_version(package: &str) -> String {
+    let version = package.split_once(':').map_or(package, |(_, rest)| rest);
+    version.split('-').next().unwrap_or(version).to_owned()
+}
+
+fn built(module: &str, version: &str, kernel: &str) -> String {
+    format!("/var/lib/dkms/{module}/{version}/{kernel}/x86_64/module/{module}.ko")
+}
+
+/// Compiles what is not compiled for every kernel whose headers are there, as the scripts of
+/// `dkms` and of the header packages do.
+pub fn build_all(files: &FakeFiles, state: &State) -> Result<(), String> {
+    for (module, version) in sources(files, state) {
+        for kernel in list(files, "/lib/modules") {
+            if exists(files, &format!("/lib/modules/{kernel}/build")) {
+                build(files, state, &module, &version, &kernel)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn build(
+    files: &FakeFiles,
+    state: &State,
+    module: &str,
+    version: &str,
+    kernel: &str,
+) -> Result<(), String> {
+    let object = built(module, version, kernel);
+    if exists(files, &object) {
+        return Ok(());
+    }
+    if state.faults.dkms {
+        let log = format!("/var/lib/dkms/{module}/{version}/build/make.log");
+        files.put(
+            &log,
+            "warning: the compiler differs from the one used to build the kernel\nerror: \
+             unrecognized command-line option '-ftrivial-auto-var-init=zero'\n",
+        );
+        return Err(format!(
+            "Error! Bad return status for module build on kernel: {kernel} (x86_64)\nConsult {log} \
+             for more information.\n"
+        ));
+    }
+    files.put(&object, version);
+    let list = format!("/lib/modules/{kernel}/modules.dep");
+    let mut content = text(files, &list).unwrap_or_default();
+    for name in [
+        module.to_owned(),
+        format!("{module}-uvm"),
+        format!("{module}-modeset"),
+    ] {
+        content.push_str(&format!("updates/dkms/{name}.ko:\n"));
+        files.put(&format!("/lib/modules/{kernel}/updates/dkms/{name}.ko"), "");
+    }
+    files.put(&list, content);
+    Ok(())
+}
+
+/// Takes a module out of every kernel.
+pub fn dkms_remove(files: &FakeFiles, module: &str) {
+    if !exists(files, &format!("/var/lib/dkms/{module}")) {
+        return;
+    }
+    files.take(&format!("/var/lib/dkms/{module}"));
+    for kernel in list(files, "/lib/modules") {
+        let path = format!("/lib/modules/{kernel}/modules.dep");
+        let content: String = text(files, &path)
+            .unwrap_or_default()
+            .lines()
+            .filter(|line| !line.starts_with(&format!("updates/dkms/{module}")))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        files.put(&path, content);
+        for name in list(files, &format!("/lib/modules/{kernel}/updates/dkms")) {
+            dpkg::take(files, &format!("/lib/modules/{kernel}/updates/dkms/{name}"));
+        }
+    }
+}
+
+/// `dkms`.
+pub fn dkms(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["status", "-m", module] => {
+            let mut said = String::new();
+            for (name, version) in sources(files, state) {
+                if name != module {
+                    continue;
+                }
+                let mut any = false;
+                for kernel in list(files, "/lib/modules") {
+                    if exists(files, &built(&name, &version, &kernel)) {
+                        said.push_str(&format!("{name}/{version}, {kernel}, x86_64: installed\n"));
+                        any = true;
+                    }
+                }
+                if !any {
+                    said.push_str(&format!("{name}/{version}: added\n"));
+                }
+            }
+            ok(said)
+        }
+        ["install", "-m", module, "-v", version, "-k", kernel] => {
+            if !exists(files, &format!("/lib/modules/{kernel}/build")) {
+                return failed(
+                    1,
+                    format!(
+                        "Error! Your kernel headers for kernel {kernel} cannot be found at \
+                         /lib/modules/{kernel}/build or /lib/modules/{kernel}/source.\n"
+                    ),
+                );
+            }
+            match build(files, state, module, version, kernel) {
+                Ok(()) => ok(format!(
+                    "{module}.ko: Installation to /lib/modules/{kernel}\n"
+                )),
+                Err(why) => failed(10, why),
+            }
+        }
+        ["remove", "-m", module, "-v", version, "-k", kernel] => {
+            files.take(&format!("/var/lib/dkms/{module}/{version}/{kernel}"));
+            let path = format!("/lib/modules/{kernel}/modules.dep");
+            let content: String = text(files, &path)
+                .unwrap_or_default()
+                .lines()
+                .filter(|line| !line.starts_with(&format!("updates/dkms/{module}")))
+                .map(|line| format!("{line}\n"))
+                .collect();
+            files.put(&path, content);
+            for name in list(files, &format!("/lib/modules/{kernel}/updates/dkms")) {
+                dpkg::take(files, &format!("/lib/modules/{kernel}/updates/dkms/{name}"));
+            }
+            ok("")
+        }
+        _ => panic!("the simulated dkms knows no `{}`", cmd.line()),
+    }
+}
+
+/// The file and version of the driver's main module for the running kernel.
+fn main_module(files: &FakeFiles) -> Option<(String, String)> {
+    let kernel = running(files);
+    let list = text(files, &format!("/lib/modules/{kernel}/modules.dep"))?;
+    let stem = list.lines().find_map(|line| {
+        let file = line.split(':').next()?.rsplit('/').next()?;
+        let stem = file.split(".ko").next()?;
+        matches!(stem, "nvidia" | "nvidia-current" | "nvidia-current-open").then(|| stem.to_owned())
+    })?;
+    let versions = crate::state::list(files, &format!("/var/lib/dkms/{stem}"));
+    let version = versions
+        .into_iter()
+        .find(|version| exists(files, &built(&stem, version, &kernel)))
+        // A module that came with the image says its version here.
+        .or_else(|| text(files, "/usr/share/simulated-module-version"))?;
+    Some((stem, version.trim().to_owned()))
+}
+
+/// `modinfo -F version PATH`.
+pub fn modinfo(cmd: &Cmd, files: &FakeFiles) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["-F", "version", _] => match main_module(files) {
+            Some((_, version)) => ok(version + "\n"),
+            None => failed(1, "modinfo: ERROR: Module not found.\n"),
+        },
+        _ => panic!("the simulated modinfo knows no `{}`", cmd.line()),
+    }
+}
+
+pub fn loaded(files: &FakeFiles) -> Vec<String> {
+    text(files, "/proc/modules")
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn set_loaded(files: &FakeFiles, names: &[String]) {
+    let content: String = names
+        .iter()
+        .map(|name| {
+            let users: Vec<&str> = names
+                .iter()
+                .map(String::as_str)
+                .filter(|other| name == "nvidia" && other.starts_with("nvidia_"))
+                .collect();
+            let by = if users.is_empty() {
+                "-".to_owned()
+            } else {
+                users.join(",") + ","
+            };
+            format!(
+                "{name} 1000 {} {by} Live 0x0000000000000000 (POE)\n",
+                users.len()
+            )
+        })
+        .collect();
+    files.put("/proc/modules", content);
+}
+
+/// The GPUs on the bus, by address.
+pub fn gpus(files: &FakeFiles) -> Vec<String> {
+    list(files, DEVICES)
+        .into_iter()
+        .filter(|address| {
+            let value = |name: &str| {
+                text(files, &format!("{DEVICES}/{address}/{name}")).unwrap_or_default()
+            };
+            value("vendor").trim() == "0x10de" && value("class").starts_with("0x03")
+        })
+        .collect()
+}
+
+pub fn bind(files: &FakeFiles, driver: &str) {
+    for address in gpus(files) {
+        let link = format!("{DEVICES}/{address}/driver");
+        if !exists(files, &link) {
+            files.put_folder(&format!("/sys/bus/pci/drivers/{driver}"), 0o755);
+            files.put_link(&link, &format!("../../drivers/{driver}"));
+        }
+    }
+}
+
+fn bound(files: &FakeFiles, driver: &str) -> bool {
+    gpus(files).iter().any(|address| {
+        let folder = format!("/sys/bus/pci/drivers/{driver}");
+        let link = format!("{DEVICES}/{address}/driver");
+        use gpu_bootstrap::host::ReadFiles;
+        files
+            .resolve(link.as_str().into())
+            .is_ok_and(|target| target.is_some_and(|target| target.as_str() == folder))
+    })
+}
+
+/// `modprobe`.
+pub fn modprobe(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["--", module] => load(files, state, &module.replace('-', "_")),
+        ["-r", "--", module] => unload(files, &module.replace('-', "_")),
+        _ => panic!("the simulated modprobe knows no `{}`", cmd.line()),
+    }
+}
+
+/// Loads a module; the driver's takes every GPU that nobody has.
+pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
+    let mut now = loaded(files);
+    if now.iter().any(|name| name == module) {
+        return ok("");
+    }
+    if !module.starts_with("nvidia") {
+        panic!("the simulated modprobe knows no module `{module}`");
+    }
+    let Some((_, version)) = main_module(files) else {
+        return failed(
+            1,
+            format!(
+                "modprobe: FATAL: Module {module} not found in directory /lib/modules/{}\n",
+                running(files)
+            ),
+        );
+    };
+    if state.secure_boot {
+        return failed(
+            1,
+            format!("modprobe: ERROR: could not insert '{module}': Key was rejected by service\n"),
+        );
+    }
+    if let Some(why) = &state.faults.modprobe {
+        return failed(
+            1,
+            format!("modprobe: ERROR: could not insert '{module}': {why}\n"),
+        );
+    }
+    if gpus(files).is_empty() || bound(files, "nouveau") {
+        return failed(
+            1,
+            format!("modprobe: ERROR: could not insert '{module}': No such device\n"),
+        );
+    }
+    if !now.iter().any(|name| name == "nvidia") {
+        now.push("nvidia".to_owned());
+        files.put("/sys/module/nvidia/version", format!("{version}\n"));
+        files.put("/sys/module/nvidia/refcnt", "0\n");
+        files.put(
+            "/proc/driver/nvidia/version",
+            format!("NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Release Build\n"),
+        );
+        bind(files, "nvidia");
+        files.put_device("/dev/nvidiactl", 195, 255);
+        let up = gpus(files).len() - state.faults.lost_gpus;
+        for minor in 0..up {
+            files.put_device(
+                &format!("/dev/nvidia{minor}"),
+                195,
+                u32::try_from(minor).expect("few GPUs"),
+            );
+        }
+    }
+    if module == "nvidia_uvm" && !now.iter().any(|name| name == "nvidia_uvm") {
+        now.push("nvidia_uvm".to_owned());
+        files.put("/sys/module/nvidia_uvm/refcnt", "0\n");
+        files.put_device("/dev/nvidia-uvm", 510, 0);
+        files.put_device("/dev/nvidia-uvm-tools", 510, 1);
+    }
+    set_loaded(files, &now);
+    ok("")
+}
+
+fn unload(files: &FakeFiles, module: &str) -> Output {
+    let mut now = loaded(files);
+    if !now.iter().any(|name| name == module) {
+        return failed(1, format!("modprobe: FATAL: Module {module} not found.\n"));
+    }
+    let daemon = crate::units::active(files, "nvidia-persistenced.service");
+    if module == "nvidia" && (daemon || now.iter().any(|name| name.starts_with("nvidia_"))) {
+        return failed(1, "modprobe: FATAL: Module nvidia is in use.\n");
+    }
+    now.retain(|name| name != module);
+    set_loaded(files, &now);
+    files.take(&format!("/sys/module/{module}"));
+    if module == "nvidia" {
+        files.take("/proc/driver/nvidia");
+        for address in gpus(files) {
+            files.take(&format!("{DEVICES}/{address}/driver"));
+        }
+        files.take("/sys/bus/pci/drivers/nvidia");
+        for name in list(files, "/dev") {
+            if name.starts_with("nvidia") && !name.starts_with("nvidia-uvm") {
+                files.take(&format!("/dev/{name}"));
+            }
+        }
+    }
+    if module == "nvidia_uvm" {
+        files.take("/dev/nvidia-uvm");
+        files.take("/dev/nvidia-uvm-tools");
+    }
+    ok("")
+}
+
+/// What the kernel does by itself at boot: in-tree drivers that nothing denies, then what
+/// `modules-load.d` and udev ask for.
+pub fn boot(files: &FakeFiles, state: &State, in_tree: &[String]) {
+    let image = text(files, &format!("/boot/initrd.img-{}", running(files))).unwrap_or_default();
+    let denials: String = list(files, "/etc/modprobe.d")
+        .iter()
+        .map(|name| text(files, &format!("/etc/modprobe.d/{name}")).unwrap_or_default())
+        .collect();
+    for module in in_tree {
+        let early = image
+            .lines()
+            .any(|line| line.ends_with(&format!("/{module}.ko")));
+        let denied_early = image
+            .lines()
+            .any(|line| line.starts_with("etc/modprobe.d/"));
+        let denied = denials.contains(&format!("blacklist {module}"));
+        if (early && !denied_early) || !denied {
+            let mut now = loaded(files);
+            now.push(module.clone());
+            set_loaded(files, &now);
+            bind(files, module);
+        }
+    }
+    if main_module(files).is_some() && !gpus(files).is_empty() {
+        // udev finds the module by the alias of the device; a failure is in the kernel's log only.
+        let _ = load(files, state, "nvidia");
+    }
+    for name in list(files, "/etc/modules-load.d") {
+        let content = text(files, &format!("/etc/modules-load.d/{name}")).unwrap_or_default();
+        for module in content
+            .lines()
+            .filter(|line| !line.starts_with('#') && !line.is_empty())
+        {
+            let _ = load(files, state, &module.trim().replace('-', "_"));
+        }
+    }
+}

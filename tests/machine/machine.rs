@@ -1,0 +1,373 @@
+//! The machine as a whole: its host, its programs, the command line run on it, and its reboots.
+
+use std::{
+    ffi::OsString,
+    io::Write,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use gpu_bootstrap::{
+    cli::{self, World},
+    host::{
+        Cmd, ExecError, Host, Output,
+        fake::{self, FakeFiles, Fakes, Mutation, Snapshot, ok},
+    },
+    tools::openpgp,
+};
+
+use crate::{
+    apt,
+    build::{Description, build},
+    containers, dpkg,
+    gpu::{MachineClock, MachineGpu, MachineHttp},
+    kernel,
+    state::{Shared, State, exists, list, lock},
+    units,
+};
+
+/// Where the running program is.
+const EXE: &str = "/usr/local/bin/gpu-bootstrap";
+
+/// What is not the machine's configuration: caches, the product's own record, what a boot makes.
+pub const PASSING: [&str; 12] = [
+    "/run",
+    "/tmp",
+    "/proc/locks",
+    "/proc/sys/kernel/random",
+    "/var/cache",
+    "/var/log",
+    "/var/lib/apt/lists",
+    "/var/lib/apt/extended_states",
+    "/var/lib/docker",
+    "/var/lib/dkms",
+    "/var/lib/gpu-bootstrap",
+    "/sys/bus/pci/drivers",
+];
+
+/// A machine in memory.
+pub struct Machine {
+    pub fakes: Fakes,
+    pub state: Shared,
+    pub about: Description,
+}
+
+/// How a command line ended.
+#[derive(Debug, Clone)]
+pub struct Ran {
+    pub exit: u8,
+    pub out: String,
+    pub err: String,
+    /// The commands that it ran.
+    pub commands: Vec<Cmd>,
+}
+
+/// Standard error, written by several threads.
+#[derive(Clone, Default)]
+struct Talk(Arc<Mutex<Vec<u8>>>);
+
+impl Talk {
+    fn text(&self) -> String {
+        let bytes = self.0.lock().expect("nobody panicked while talking");
+        String::from_utf8(bytes.clone()).expect("text")
+    }
+}
+
+impl Write for Talk {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0
+            .lock()
+            .expect("nobody panicked while talking")
+            .write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Machine {
+    pub fn new(about: Description) -> Self {
+        let (_, fakes) = fake::host();
+        let state = Arc::new(Mutex::new(build(&about, &fakes)));
+        let machine = Self {
+            fakes,
+            state,
+            about,
+        };
+        machine.programs();
+        machine.network();
+        machine
+    }
+
+    /// What the product sees.
+    pub fn host(&self) -> Host {
+        let files = self.fakes.files.clone();
+        Host {
+            gpu: Arc::new(MachineGpu {
+                files: files.clone(),
+                state: self.state.clone(),
+            }),
+            http: Arc::new(MachineHttp {
+                pages: self.fakes.http.clone(),
+                state: self.state.clone(),
+            }),
+            clock: Arc::new(MachineClock {
+                clock: self.fakes.clock.clone(),
+                files,
+                state: self.state.clone(),
+            }),
+            ..self.fakes.host()
+        }
+    }
+
+    /// Runs the product's command line in this process.
+    pub fn run(&self, args: &[&str]) -> Ran {
+        self.fakes.exec.clear_log();
+        let (mut out, err) = (Vec::new(), Talk::default());
+        let (mut talk, more) = (err.clone(), err.clone());
+        let mut world = World {
+            host: self.host(),
+            root: !self.about.unprivileged,
+            vars: std::collections::BTreeMap::new(),
+            out: &mut out,
+            err: &mut talk,
+            out_terminal: false,
+            err_terminal: false,
+            exe: EXE.into(),
+            command: args.join(" "),
+            proxied: Arc::new(|proxy| panic!("no proxy is simulated, and `{proxy}` is asked for")),
+            talk: Arc::new(move || Box::new(more.clone())),
+        };
+        let line: Vec<OsString> = std::iter::once("gpu-bootstrap")
+            .chain(args.iter().copied())
+            .map(OsString::from)
+            .collect();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let exit = runtime.block_on(cli::run(line, &mut world)).code();
+        Ran {
+            exit,
+            out: String::from_utf8(out).expect("text"),
+            err: err.text(),
+            commands: self.fakes.exec.log(),
+        }
+    }
+
+    /// From the nth change on (not counting the product's own passing notes below `/run`, whose
+    /// number depends on timing) nothing can be changed any more: the process is as good as dead.
+    pub fn stop_at(&self, n: u64) {
+        let mut count = 0;
+        self.fakes.files.before_mutations(move |_, mutation| {
+            let passing = matches!(mutation, Mutation::File(_, path) if path.starts_with("/run"));
+            count += u64::from(!passing);
+            if count >= n {
+                Err(std::io::Error::other("the process was killed by the test"))
+            } else {
+                Ok(())
+            }
+        });
+    }
+
+    /// A new process begins.
+    pub fn go_on(&self) {
+        self.fakes.files.before_mutations(|_, _| Ok(()));
+        self.fakes.files.revive();
+    }
+
+    /// How many changes a command line makes, as [`Machine::stop_at`] counts.
+    pub fn count(&self, args: &[&str]) -> u64 {
+        let count = Arc::new(AtomicU64::new(0));
+        let counter = count.clone();
+        self.fakes.files.before_mutations(move |_, mutation| {
+            let passing = matches!(mutation, Mutation::File(_, path) if path.starts_with("/run"));
+            counter.fetch_add(u64::from(!passing), Ordering::Relaxed);
+            Ok(())
+        });
+        self.run(args);
+        self.go_on();
+        count.load(Ordering::Relaxed)
+    }
+
+    /// Everything that counts.
+    pub fn snapshot(&self) -> Snapshot {
+        self.fakes.files.snapshot().without(&PASSING)
+    }
+
+    /// The machine goes down and comes up again.
+    pub fn reboot(&self) {
+        let files = &self.fakes.files;
+        files.revive();
+        go_down(files);
+        if let Some(next) = &self.about.next_kernel {
+            files.put("/proc/sys/kernel/osrelease", format!("{next}\n"));
+        }
+        boot(files, &mut lock(&self.state), &self.about.in_tree);
+    }
+
+    /// The command line of the unit that goes on after a reboot, if it is enabled.
+    pub fn resume_command(&self) -> Option<Vec<String>> {
+        let unit = "gpu-bootstrap-resume.service";
+        let files = &self.fakes.files;
+        let line = units::enabled(files, unit)
+            .then(|| units::command(files, unit))
+            .flatten()?;
+        Some(line.split(' ').skip(1).map(str::to_owned).collect())
+    }
+
+    /// Whether the product asked for a reboot.
+    pub fn reboot_asked(&self) -> bool {
+        exists(&self.fakes.files, "/run/simulated/reboot")
+    }
+
+    fn network(&self) {
+        let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the keys of tests");
+        for url in [
+            "https://nvidia.github.io/libnvidia-container/gpgkey",
+            "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub",
+        ] {
+            self.fakes.http.serve(url, keys[1].binary.clone());
+        }
+    }
+
+    fn programs(&self) {
+        type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
+        let programs: [(&str, Option<&str>, Program); 19] = [
+            ("dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s))),
+            ("apt-get", None, apt::apt_get),
+            ("apt-cache", None, |c, f, _| Ok(apt::apt_cache(c, f))),
+            ("apt-mark", None, |c, f, _| Ok(apt::apt_mark(c, f))),
+            ("userdel", None, |c, f, _| {
+                Ok(dpkg::account(c, f, &["/etc/passwd", "/etc/group"]))
+            }),
+            ("groupdel", None, |c, f, _| {
+                Ok(dpkg::account(c, f, &["/etc/group"]))
+            }),
+            ("systemctl", None, |c, f, s| Ok(units::systemctl(c, f, s))),
+            ("journalctl", None, |c, f, _| Ok(units::journalctl(c, f))),
+            ("modprobe", None, |c, f, s| Ok(kernel::modprobe(c, f, s))),
+            ("modinfo", None, |c, f, _| Ok(kernel::modinfo(c, f))),
+            ("update-initramfs", None, |c, f, s| {
+                Ok(kernel::update_initramfs(c, f, s))
+            }),
+            ("lsinitramfs", None, |c, f, _| Ok(kernel::lsinitramfs(c, f))),
+            ("dmesg", None, |_, _, _| Ok(ok(""))),
+            ("tar", None, |c, f, _| Ok(tar(c, f))),
+            ("dkms", Some("/usr/sbin/dkms"), |c, f, s| {
+                Ok(kernel::dkms(c, f, s))
+            }),
+            ("docker", Some("/usr/bin/docker"), |c, f, s| {
+                Ok(containers::docker(c, f, s))
+            }),
+            ("containerd", Some("/usr/bin/containerd"), |c, f, _| {
+                Ok(containers::containerd(c, f))
+            }),
+            ("ctr", Some("/usr/bin/ctr"), |c, f, s| {
+                Ok(containers::ctr(c, f, s))
+            }),
+            ("nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f, s| {
+                Ok(containers::nvidia_ctk(c, f, s))
+            }),
+        ];
+        for (name, binary, program) in programs {
+            let state = self.state.clone();
+            self.fakes.exec.on_result(name, move |cmd, files| {
+                if binary.is_some_and(|path| !exists(files, path)) {
+                    return Err(ExecError::NotFound {
+                        program: cmd.program.clone(),
+                    });
+                }
+                program(cmd, files, &mut lock(&state))
+            });
+        }
+        if self.about.rpm.is_some() {
+            let state = self.state.clone();
+            self.fakes.exec.on("rpm", move |cmd, _| {
+                assert_eq!(cmd.args[..2], ["-qa", "--qf"], "{}", cmd.line());
+                ok(lock(&state).rpm.clone())
+            });
+            for name in ["dpkg", "apt-get", "apt-cache", "apt-mark", "lsinitramfs"] {
+                self.fakes.exec.forget(name);
+            }
+        }
+        self.fakes.exec.changes_when(changes);
+    }
+}
+
+/// Whether a command changes the machine.
+pub fn changes(cmd: &Cmd) -> bool {
+    match cmd.program.as_str() {
+        "apt-get" => apt::changes(cmd),
+        "systemctl" => units::changes(cmd),
+        "docker" => containers::docker_changes(cmd),
+        "dkms" => cmd.args.first().is_some_and(|verb| verb != "status"),
+        "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
+        "ctr" => !cmd.args.iter().any(|arg| arg == "list"),
+        "apt-cache" | "journalctl" | "modinfo" | "lsinitramfs" | "dmesg" | "containerd" | "rpm" => {
+            false
+        }
+        _ => true,
+    }
+}
+
+fn tar(cmd: &Cmd, files: &FakeFiles) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    let ["--create", "--file", archive, "--directory", folder, "."] = args[..] else {
+        panic!("the simulated tar knows no `{}`", cmd.line());
+    };
+    assert!(exists(files, folder), "{folder} is not there");
+    files.put(archive, "an archive");
+    ok("")
+}
+
+fn go_down(files: &FakeFiles) {
+    for path in [
+        "/run",
+        "/sys/module",
+        "/proc/driver",
+        "/sys/bus/pci/drivers",
+    ] {
+        files.take(path);
+    }
+    for folder in ["/sys/module", "/proc/driver"] {
+        files.put_folder(folder, 0o755);
+    }
+    for address in kernel::gpus(files) {
+        files.take(&format!("/sys/bus/pci/devices/{address}/driver"));
+    }
+    for name in list(files, "/dev") {
+        if name.starts_with("nvidia") {
+            files.take(&format!("/dev/{name}"));
+        }
+    }
+    files.put("/proc/modules", "");
+    let running: Vec<String> = list(files, "/proc")
+        .into_iter()
+        .filter(|name| name != "1" && name.parse::<u32>().is_ok())
+        .collect();
+    for pid in running {
+        files.take(&format!("/proc/{pid}"));
+    }
+    files.put("/proc/locks", "");
+}
+
+/// Comes up: a new boot id, modules, units.
+pub fn boot(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
+    state.boots += 1;
+    files.put(
+        "/proc/sys/kernel/random/boot_id",
+        format!("00000000-0000-0000-0000-{:012}\n", state.boots),
+    );
+    files.put_folder("/run", 0o755);
+    kernel::boot(files, state, in_tree);
+    for unit in units::all_enabled(files) {
+        // The product's own unit is run by the test.
+        if !unit.starts_with("gpu-bootstrap-") {
+            let _ = units::start(files, state, &unit);
+        }
+    }
+}

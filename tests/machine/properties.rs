@@ -1,0 +1,227 @@
+//! What must hold on every machine that an installation succeeds on.
+
+use gpu_bootstrap::host::fake;
+use toml::Table;
+
+use crate::{
+    build::describe,
+    machine::{Machine, Ran},
+    scenarios::{in_parallel, package_work, told},
+};
+
+/// Machines on which `install` ends with 0, with its flags.
+const MACHINES: [(&str, &str, &[&str]); 6] = [
+    ("debian-12-h100", "", &[]),
+    (
+        "debian-12-h100",
+        "packages = ['linux-image-amd64', 'docker.io']",
+        &[],
+    ),
+    ("debian-12-h100", "gpus = ['10de:20b2', '10de:20b2']", &[]),
+    ("debian-12-h100", "", &["--set", "driver.source=nvidia"]),
+    (
+        "debian-12-h100",
+        "",
+        &["--set", "runtime.use=[\"containerd\"]"],
+    ),
+    (
+        "debian-12-h100",
+        "gpus = []",
+        &["--set", "preflight.allow-no-gpu=true"],
+    ),
+];
+
+fn machine(at: usize) -> Machine {
+    let (base, differs, _) = MACHINES[at];
+    Machine::new(describe(base, differs.parse::<Table>().expect("TOML")))
+}
+
+fn install(at: usize) -> Vec<&'static str> {
+    [&["install"], MACHINES[at].2].concat()
+}
+
+fn each(work: impl Fn(usize) -> Vec<String> + Sync) {
+    let all: Vec<usize> = (0..MACHINES.len()).collect();
+    let wrong = in_parallel(&all, |at| {
+        work(*at)
+            .into_iter()
+            .map(|line| format!("{:?}: {line}", MACHINES[*at]))
+            .collect()
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn looking_changes_nothing() {
+    each(|at| {
+        let machine = machine(at);
+        let flags = MACHINES[at].2;
+        let mut wrong = Vec::new();
+        let mut look = |machine: &Machine, command: &str| {
+            let before = machine.fakes.files.snapshot();
+            machine.run(&[&[command], flags].concat());
+            let differences = fake::diff(&before, &machine.fakes.files.snapshot());
+            if !differences.is_empty() {
+                wrong.push(format!("`{command}` changed {differences:#?}"));
+            }
+        };
+        for command in ["check", "plan"] {
+            look(&machine, command);
+        }
+        machine.run(&install(at));
+        for command in ["check", "plan"] {
+            look(&machine, command);
+        }
+        wrong
+    });
+}
+
+#[test]
+fn a_second_install_finds_all_satisfied() {
+    each(|at| {
+        let machine = machine(at);
+        let first = machine.run(&install(at));
+        let before = machine
+            .fakes
+            .files
+            .snapshot()
+            .without(&["/var/lib/gpu-bootstrap", "/run"]);
+        let second = machine.run(&[&install(at)[..], &["--format", "json"]].concat());
+        let after = machine
+            .fakes
+            .files
+            .snapshot()
+            .without(&["/var/lib/gpu-bootstrap", "/run"]);
+        let mut wrong = Vec::new();
+        if (first.exit, second.exit) != (0, 0) {
+            wrong.push(format!(
+                "exit {} then {}\n{}{}\n{}{}",
+                first.exit, second.exit, first.out, first.err, second.out, second.err
+            ));
+        }
+        let document: serde_json::Value = serde_json::from_str(&second.out).unwrap_or_default();
+        for step in document["steps"].as_array().expect("steps") {
+            if step["outcome"] != "satisfied" && step["outcome"] != "not-applicable" {
+                wrong.push(format!("{step}"));
+            }
+        }
+        wrong.extend(package_work(&second));
+        wrong.extend(fake::diff(&before, &after));
+        wrong
+    });
+}
+
+#[test]
+fn uninstall_leaves_the_machine_as_it_was() {
+    each(|at| {
+        let machine = machine(at);
+        let before = machine.snapshot();
+        let installed = machine.run(&install(at));
+        let undone = machine.run(&["uninstall"]);
+        let mut wrong = fake::diff(&before, &machine.snapshot());
+        if (installed.exit, undone.exit) != (0, 0) {
+            wrong.push(format!(
+                "exit {} then {}: {}{}",
+                installed.exit, undone.exit, undone.out, undone.err
+            ));
+        }
+        wrong
+    });
+}
+
+/// Every change of the machine and every record of the journal is a mutation, so a process that
+/// dies right before the nth one, for every n, has died after every record and every change.
+#[test]
+fn a_killed_install_is_finished_by_the_next() {
+    each_killed(|at, n| {
+        let machine = machine(at);
+        machine.stop_at(n);
+        machine.run(&install(at));
+        machine.go_on();
+        let again = machine.run(&install(at));
+        (again, machine)
+    });
+}
+
+/// The same, and then everything is undone: what the killed process did is known all the same.
+#[test]
+fn a_killed_install_is_undone_by_uninstall() {
+    for (at, points) in points() {
+        let untouched = machine(at).snapshot();
+        let wrong = in_parallel(&points, |n| {
+            let machine = machine(at);
+            machine.stop_at(*n);
+            machine.run(&install(at));
+            machine.go_on();
+            let undone = machine.run(&["uninstall"]);
+            judge(*n, &undone, fake::diff(&untouched, &machine.snapshot()))
+        });
+        assert!(
+            wrong.is_empty(),
+            "{:?}:\n{}",
+            MACHINES[at],
+            wrong.join("\n")
+        );
+    }
+}
+
+/// And an uninstall that is killed is finished by the next.
+#[test]
+fn a_killed_uninstall_is_finished_by_the_next() {
+    let before = machine(0);
+    let untouched = before.snapshot();
+    before.run(&install(0));
+    let points: Vec<u64> = (1..=before.count(&["uninstall"])).collect();
+    let wrong = in_parallel(&points, |n| {
+        let machine = machine(0);
+        machine.run(&install(0));
+        machine.stop_at(*n);
+        machine.run(&["uninstall"]);
+        machine.go_on();
+        let undone = machine.run(&["uninstall"]);
+        judge(*n, &undone, fake::diff(&untouched, &machine.snapshot()))
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Where to kill on which machine: everywhere on the first, here and there on the others.
+fn points() -> Vec<(usize, Vec<u64>)> {
+    (0..MACHINES.len())
+        .map(|at| {
+            let count = machine(at).count(&install(at));
+            let step = if at == 0 { 1 } else { 9 };
+            // Another first point on each machine, so that together they hit more kinds.
+            let first = 1 + at as u64;
+            (at, (first..=count).step_by(step).collect())
+        })
+        .collect()
+}
+
+fn each_killed(work: impl Fn(usize, u64) -> (Ran, Machine) + Sync) {
+    for (at, points) in points() {
+        let reference = machine(at);
+        reference.run(&install(at));
+        let wanted = reference.snapshot();
+        let wrong = in_parallel(&points, |n| {
+            let (ran, machine) = work(at, *n);
+            judge(*n, &ran, fake::diff(&wanted, &machine.snapshot()))
+        });
+        assert!(
+            wrong.is_empty(),
+            "{:?}:\n{}",
+            MACHINES[at],
+            wrong.join("\n")
+        );
+    }
+}
+
+fn judge(n: u64, ran: &Ran, differences: Vec<String>) -> Vec<String> {
+    let mut wrong = differences;
+    if ran.exit != 0 {
+        wrong.push(told(ran));
+    }
+    wrong
+        .iter()
+        .map(|line| format!("killed at {n}: {line}"))
+        .collect()
+}

@@ -1,0 +1,546 @@
+//! Runs every `tests/scenarios/*.toml`: a machine, command lines on it, and what is expected.
+
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+};
+
+use gpu_bootstrap::host::fake::{self, Snapshot};
+use serde::Deserialize;
+use serde_json::Value;
+use toml::Table;
+
+use crate::{
+    build::describe,
+    dpkg, gpu,
+    machine::{Machine, Ran},
+    state::{Faults, lock, text},
+    units,
+};
+
+/// A scenario.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Scenario {
+    /// What it shows, in a sentence.
+    pub about: String,
+    /// Rows of the catalogue of failures that it covers.
+    #[serde(default)]
+    pub failures: Vec<u32>,
+    /// Name of a file in `tests/machine/bases`.
+    pub base: String,
+    /// What differs from the base.
+    #[serde(default)]
+    pub machine: Table,
+    /// What happens, in order.
+    #[serde(rename = "then")]
+    pub acts: Vec<Act>,
+}
+
+/// One thing that happens, and what is expected of it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Act {
+    /// A command line, without the program's name.
+    pub run: Option<String>,
+    /// The machine reboots; what the resume unit runs then is this act's command line.
+    pub boot: bool,
+    /// Files that somebody writes before.
+    pub write: BTreeMap<String, String>,
+    /// Paths that somebody takes away before.
+    pub take: Vec<String>,
+    /// A link that somebody changes before: path and target.
+    pub link: BTreeMap<String, String>,
+    /// Units that somebody stops before.
+    pub stop: Vec<String>,
+    /// What is broken from now on.
+    pub faults: Option<Faults>,
+    /// Who holds the run lock, as its file says.
+    pub busy: Option<String>,
+    /// The process dies at its nth change of the machine.
+    pub kill_at: Option<u64>,
+
+    /// Exit status.
+    pub exit: Option<u8>,
+    /// Outcome by step; steps that are not named may end in any way.
+    pub outcomes: BTreeMap<String, String>,
+    /// Every step that is not named in `outcomes` has one of these.
+    pub others: Vec<String>,
+    /// Status by finding.
+    pub findings: BTreeMap<String, String>,
+    /// Kinds of the changes of steps, in order.
+    pub changes: BTreeMap<String, Vec<String>>,
+    /// Parts of why a step (or finding) says what it says.
+    pub why: BTreeMap<String, Vec<String>>,
+    /// Parts of a step's hint, or a finding's remedy.
+    pub hint: BTreeMap<String, Vec<String>>,
+    /// Parts of standard error.
+    pub stderr: Vec<String>,
+    /// Parts of standard output.
+    pub stdout: Vec<String>,
+    /// What must be in neither.
+    pub silent_about: Vec<String>,
+    /// Nothing that counts has changed since before this act.
+    pub nothing_changed: bool,
+    /// Since before the given act (from 0) nothing that counts has changed.
+    pub as_before: Option<usize>,
+    /// No package manager was started, other than to ask.
+    pub no_package_work: bool,
+    /// How many times a program must have been started with these words.
+    pub ran: BTreeMap<String, usize>,
+    /// Parts of files afterwards; an empty list: the file is there.
+    pub files: BTreeMap<String, Vec<String>>,
+    /// Paths that are not there afterwards.
+    pub absent: Vec<String>,
+    /// Installed packages by version (`*` patterns) afterwards; an empty text: not there.
+    pub packages: BTreeMap<String, String>,
+    /// Packages that are held afterwards.
+    pub held: Vec<String>,
+    /// Units by `enabled`, `active`, … afterwards.
+    pub units: BTreeMap<String, String>,
+    /// The product asked for a reboot of the machine.
+    pub reboot_asked: Option<bool>,
+    /// The unit that goes on after a reboot is there.
+    pub resume_unit: Option<bool>,
+}
+
+/// All scenarios, by the name of their file.
+pub fn all() -> Vec<(String, Scenario)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios");
+    let mut found: Vec<(String, Scenario)> = std::fs::read_dir(folder)
+        .expect("the folder of scenarios")
+        .map(|entry| entry.expect("a file").path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "toml")
+        })
+        .map(|path| {
+            let name = path
+                .file_stem()
+                .expect("a name")
+                .to_string_lossy()
+                .into_owned();
+            let text = std::fs::read_to_string(&path).expect("a scenario");
+            let scenario = toml::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+            (name, scenario)
+        })
+        .collect();
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
+/// What was not as expected.
+type Wrong = Vec<String>;
+
+fn play(scenario: &Scenario) -> Wrong {
+    let machine = Machine::new(describe(&scenario.base, scenario.machine.clone()));
+    let mut before: Vec<Snapshot> = Vec::new();
+    let mut wrong = Wrong::new();
+    for (at, act) in scenario.acts.iter().enumerate() {
+        before.push(machine.snapshot());
+        let ran = act.play(&machine);
+        let mut found = Wrong::new();
+        act.judge(&machine, ran.as_ref(), &before, &mut found);
+        if !found.is_empty() {
+            let what = act.run.clone().unwrap_or_else(|| "boot".to_owned());
+            wrong.extend(
+                found
+                    .into_iter()
+                    .map(|line| format!("act {at} (`{what}`): {line}")),
+            );
+            if let Some(ran) = &ran {
+                wrong.push(told(ran));
+            }
+            break;
+        }
+    }
+    wrong
+}
+
+/// The first of many lines.
+fn first(lines: &[String]) -> String {
+    const SHOWN: usize = 15;
+    let more = lines.len().saturating_sub(SHOWN);
+    let mut text = lines[..lines.len() - more].join("\n    ");
+    if more > 0 {
+        text.push_str(&format!("\n    and {more} more"));
+    }
+    text
+}
+
+/// What a run said, in short.
+pub fn told(ran: &Ran) -> String {
+    let document: Value = serde_json::from_str(&ran.out).unwrap_or(Value::Null);
+    let mut lines = vec![format!("exit {}", ran.exit)];
+    for entry in ["steps", "findings"]
+        .iter()
+        .flat_map(|key| document[key].as_array())
+        .flatten()
+    {
+        let word = entry
+            .get("outcome")
+            .or_else(|| entry.get("status"))
+            .unwrap_or(&Value::Null);
+        lines.push(format!(
+            "{} {word}: {} {}",
+            entry["id"], entry["why"], entry["causes"]
+        ));
+    }
+    if let Some(notes) = document["notes"].as_array() {
+        lines.extend(notes.iter().map(|note| format!("note: {note}")));
+    }
+    if lines.len() == 1 {
+        lines.push(format!("stdout: {}", ran.out));
+        lines.push(format!("stderr: {}", ran.err));
+    }
+    lines.join("\n    ")
+}
+
+impl Act {
+    fn play(&self, machine: &Machine) -> Option<Ran> {
+        let files = &machine.fakes.files;
+        if let Some(faults) = &self.faults {
+            if let Some(other) = &faults.package_lock {
+                gpu::show_lock(files, other.pid, &other.program);
+            } else {
+                files.put("/proc/locks", "");
+            }
+            lock(&machine.state).faults = faults.clone();
+        }
+        for (path, content) in &self.write {
+            files.put(path, content.clone());
+        }
+        for path in &self.take {
+            files.take(path);
+        }
+        for (path, target) in &self.link {
+            files.take(path);
+            files.put_link(path, target);
+        }
+        for unit in &self.stop {
+            units::stop(files, unit);
+        }
+        if let Some(holder) = &self.busy {
+            files.hold_lock("/run/gpu-bootstrap/lock", holder);
+        }
+        let words: Option<Vec<String>> = if self.boot {
+            machine.reboot();
+            machine.resume_command()
+        } else {
+            self.run.as_ref().map(|line| words(line))
+        };
+        let mut words = words?;
+        // What is judged is the document, unless the scenario asks for another form.
+        let documents = ["check", "plan", "install", "uninstall"];
+        if documents.contains(&words[0].as_str()) && !words.iter().any(|word| word == "--format") {
+            words.extend(["--format".to_owned(), "json".to_owned()]);
+        }
+        if let Some(n) = self.kill_at {
+            machine.stop_at(n);
+        }
+        let args: Vec<&str> = words.iter().map(String::as_str).collect();
+        let ran = machine.run(&args);
+        assert!(
+            self.kill_at.is_none() || ran.exit != 0,
+            "it ended before it was to be killed"
+        );
+        machine.go_on();
+        Some(ran)
+    }
+
+    fn judge(&self, machine: &Machine, ran: Option<&Ran>, before: &[Snapshot], wrong: &mut Wrong) {
+        let now = machine.snapshot();
+        if let Some(ran) = ran {
+            self.judge_run(ran, wrong);
+        } else if self.exit.is_some() {
+            wrong.push("nothing ran".to_owned());
+        }
+        for (asked, at) in [
+            (self.nothing_changed, before.len() - 1),
+            (self.as_before.is_some(), self.as_before.unwrap_or_default()),
+        ] {
+            let differences = fake::diff(&before[at], &now);
+            if asked && !differences.is_empty() {
+                wrong.push(format!("it has changed:\n    {}", first(&differences)));
+            }
+        }
+        self.judge_machine(machine, wrong);
+    }
+
+    fn judge_run(&self, ran: &Ran, wrong: &mut Wrong) {
+        if let Some(exit) = self.exit
+            && exit != ran.exit
+        {
+            wrong.push(format!("exit {} instead of {exit}", ran.exit));
+        }
+        if ran.out.contains("ended with a panic") {
+            wrong.push("something panicked: a fake met what it does not know, or a bug".to_owned());
+        }
+        let document: Value = serde_json::from_str(&ran.out).unwrap_or(Value::Null);
+        self.judge_steps(&document, wrong);
+        for part in &self.stderr {
+            if !ran.err.contains(part) {
+                wrong.push(format!("standard error does not say `{part}`"));
+            }
+        }
+        for part in &self.stdout {
+            if !ran.out.contains(part) {
+                wrong.push(format!("standard output does not say `{part}`"));
+            }
+        }
+        for part in &self.silent_about {
+            if ran.out.contains(part) || ran.err.contains(part) {
+                wrong.push(format!("it says `{part}`"));
+            }
+        }
+        let lines: Vec<String> = ran.commands.iter().map(|cmd| cmd.line()).collect();
+        for (words, times) in &self.ran {
+            let found = lines
+                .iter()
+                .filter(|line| {
+                    words
+                        .split(' ')
+                        .all(|word| line.split(' ').any(|other| other == word))
+                })
+                .count();
+            if found != *times {
+                wrong.push(format!(
+                    "`{words}` ran {found} times instead of {times}: {lines:#?}"
+                ));
+            }
+        }
+        if self.no_package_work {
+            wrong.extend(
+                package_work(ran)
+                    .into_iter()
+                    .map(|line| format!("it ran `{line}`")),
+            );
+        }
+    }
+
+    fn judge_steps(&self, document: &Value, wrong: &mut Wrong) {
+        let entries = |key: &str| document[key].as_array().cloned().unwrap_or_default();
+        let (steps, findings) = (entries("steps"), entries("findings"));
+        let find = |id: &str| {
+            steps
+                .iter()
+                .chain(&findings)
+                .find(|entry| entry["id"] == *id)
+                .cloned()
+        };
+        for (expected, key) in [(&self.outcomes, "outcome"), (&self.findings, "status")] {
+            for (id, word) in expected {
+                match find(id) {
+                    None => wrong.push(format!("there is no `{id}`")),
+                    Some(entry) if entry[key] != **word => wrong.push(format!(
+                        "`{id}` is {} instead of {word}: {}",
+                        entry[key], entry["why"]
+                    )),
+                    Some(_) => {}
+                }
+            }
+        }
+        if !self.others.is_empty() {
+            for entry in steps.iter().chain(&findings) {
+                let id = entry["id"].as_str().unwrap_or_default();
+                let word = entry.get("outcome").or_else(|| entry.get("status"));
+                let word = word.and_then(Value::as_str).unwrap_or_default();
+                let named = self.outcomes.contains_key(id) || self.findings.contains_key(id);
+                if !named && !self.others.iter().any(|other| other == word) {
+                    wrong.push(format!("`{id}` is {word}: {}", entry["why"]));
+                }
+            }
+        }
+        for (id, kinds) in &self.changes {
+            let found: Vec<String> = find(id)
+                .and_then(|step| step["changes"].as_array().cloned())
+                .unwrap_or_default()
+                .iter()
+                .map(|change| change["kind"].as_str().unwrap_or_default().to_owned())
+                .collect();
+            if found != *kinds {
+                wrong.push(format!(
+                    "the changes of `{id}` are {found:?} instead of {kinds:?}"
+                ));
+            }
+        }
+        for (expected, keys) in [
+            (&self.why, ["why", "causes"]),
+            (&self.hint, ["hint", "remedy"]),
+        ] {
+            for (id, parts) in expected {
+                let said = find(id)
+                    .map(|entry| {
+                        let said = |key: &str| match entry.get(key) {
+                            Some(Value::String(text)) => text.clone(),
+                            Some(other) => other.to_string(),
+                            None => String::new(),
+                        };
+                        keys.map(said).join(" ")
+                    })
+                    .unwrap_or_default();
+                for part in parts {
+                    if !said.contains(part) {
+                        wrong.push(format!("`{id}` does not say `{part}`: {said}"));
+                    }
+                }
+            }
+        }
+    }
+
+    fn judge_machine(&self, machine: &Machine, wrong: &mut Wrong) {
+        let files = &machine.fakes.files;
+        for (path, parts) in &self.files {
+            match text(files, path) {
+                None => wrong.push(format!("there is no {path}")),
+                Some(content) => wrong.extend(
+                    parts
+                        .iter()
+                        .filter(|part| !content.contains(*part))
+                        .map(|part| format!("{path} does not say `{part}`: {content}")),
+                ),
+            }
+        }
+        for path in &self.absent {
+            if crate::state::exists(files, path) {
+                wrong.push(format!("{path} is there"));
+            }
+        }
+        let database = dpkg::read(files);
+        for (name, version) in &self.packages {
+            let found = database
+                .get(name)
+                .filter(|entry| entry.state == "installed")
+                .map_or_else(String::new, |entry| entry.version.clone());
+            if !gpu_bootstrap::model::pattern::matches(version, &found) {
+                wrong.push(format!("{name} is `{found}` instead of `{version}`"));
+            }
+        }
+        for name in &self.held {
+            if database.get(name).is_none_or(|entry| entry.want != "hold") {
+                wrong.push(format!("{name} is not held"));
+            }
+        }
+        for (unit, state) in &self.units {
+            let enabled = if units::enabled(files, unit) {
+                "enabled"
+            } else {
+                "disabled"
+            };
+            let active = if units::active(files, unit) {
+                "active"
+            } else {
+                "inactive"
+            };
+            if *state != format!("{enabled} {active}") {
+                wrong.push(format!("{unit} is {enabled} {active} instead of {state}"));
+            }
+        }
+        if let Some(asked) = self.reboot_asked
+            && asked != machine.reboot_asked()
+        {
+            wrong.push(format!("reboot asked: {}", !asked));
+        }
+        if let Some(there) = self.resume_unit
+            && there != machine.resume_command().is_some()
+        {
+            wrong.push(format!("the resume unit is there: {}", !there));
+        }
+    }
+}
+
+/// Package-manager processes that were started for more than a question.
+pub fn package_work(ran: &Ran) -> Vec<String> {
+    ran.commands
+        .iter()
+        .filter(|cmd| {
+            matches!(
+                cmd.program.as_str(),
+                "apt-get" | "dpkg" | "apt-mark" | "dnf"
+            )
+        })
+        .filter(|cmd| crate::machine::changes(cmd))
+        .map(|cmd| cmd.line())
+        .collect()
+}
+
+/// Words of a command line; single quotes keep blanks.
+fn words(line: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, part) in line.split('\'').enumerate() {
+        if at % 2 == 1 {
+            found.push(part.to_owned());
+        } else {
+            found.extend(part.split_whitespace().map(str::to_owned));
+        }
+    }
+    found
+}
+
+/// Runs work for each item on all processors; gives the results that say something.
+pub fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Wrong + Sync) -> Wrong {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let wrong = std::sync::Mutex::new(Wrong::new());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(item) =
+                    items.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+                {
+                    let found = catch_unwind(AssertUnwindSafe(|| work(item)))
+                        .unwrap_or_else(|panic| vec![words_of(&*panic)]);
+                    wrong.lock().expect("no panic here").extend(found);
+                }
+            });
+        }
+    });
+    wrong.into_inner().expect("no panic here")
+}
+
+fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    format!("panicked: {}", text.unwrap_or_default())
+}
+
+#[test]
+fn every_scenario_ends_as_it_says() {
+    let only = std::env::var("SCENARIO").unwrap_or_default();
+    let mut scenarios = all();
+    scenarios.retain(|(name, _)| name.contains(&only));
+    let wrong = in_parallel(&scenarios, |(name, scenario)| {
+        let found = catch_unwind(AssertUnwindSafe(|| play(scenario)))
+            .unwrap_or_else(|panic| vec![words_of(&*panic)]);
+        if found.is_empty() {
+            return found;
+        }
+        vec![format!(
+            "{name}: {}\n  {}",
+            scenario.about,
+            found.join("\n  ")
+        )]
+    });
+    assert!(
+        wrong.is_empty(),
+        "{} scenarios:\n\n{}",
+        wrong.len(),
+        wrong.join("\n\n")
+    );
+}
+
+#[test]
+fn there_are_scenarios_for_the_failures_that_happen() {
+    let scenarios = all();
+    assert!(scenarios.len() >= 40, "{} scenarios", scenarios.len());
+    // Rows of the catalogue that need a cluster or hardware of later versions: fabric manager
+    // (7, 8), containers that lose GPUs later (9), the kubelet (18, 22).
+    let later = [7, 8, 9, 18, 22];
+    for row in (1..=25).filter(|row| !later.contains(row)) {
+        let covered = scenarios
+            .iter()
+            .any(|(_, scenario)| scenario.failures.contains(&row));
+        assert!(covered, "no scenario for failure {row}");
+    }
+}

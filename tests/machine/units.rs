@@ -1,0 +1,237 @@
+//! Units of systemd: files on disk, links of what is enabled, and what runs below `/run`.
+
+use gpu_bootstrap::host::{
+    Cmd, Kind, Output, ReadFiles,
+    fake::{FakeFiles, failed, ok},
+};
+
+use crate::{
+    containers,
+    state::{State, exists, list, text},
+};
+
+const ETC: &str = "/etc/systemd/system";
+const RUNNING: &str = "/run/simulated/active";
+const FAILED: &str = "/run/simulated/failed";
+
+/// What the unit's file says; `None` if there is no such unit.
+fn file(files: &FakeFiles, unit: &str) -> Option<String> {
+    [ETC, "/lib/systemd/system"]
+        .iter()
+        .find_map(|folder| text(files, &format!("{folder}/{unit}")))
+}
+
+fn masked(files: &FakeFiles, unit: &str) -> bool {
+    let path = format!("{ETC}/{unit}");
+    files
+        .stat(path.as_str().into())
+        .expect("the file can be looked at")
+        .is_some_and(|stat| matches!(stat.kind, Kind::Link(target) if target == "/dev/null"))
+}
+
+/// The folder of links that the unit's `[Install]` asks for.
+fn wants(files: &FakeFiles, unit: &str) -> Option<String> {
+    file(files, unit)?
+        .lines()
+        .find_map(|line| line.strip_prefix("WantedBy="))
+        .map(|target| format!("{ETC}/{}.wants", target.trim()))
+}
+
+pub fn enabled(files: &FakeFiles, unit: &str) -> bool {
+    wants(files, unit).is_some_and(|folder| list(files, &folder).iter().any(|name| name == unit))
+}
+
+pub fn enable(files: &FakeFiles, unit: &str) {
+    if let Some(folder) = wants(files, unit)
+        && !enabled(files, unit)
+    {
+        let from = if exists(files, &format!("{ETC}/{unit}")) {
+            ETC
+        } else {
+            "/lib/systemd/system"
+        };
+        files.put_link(&format!("{folder}/{unit}"), &format!("{from}/{unit}"));
+    }
+}
+
+pub fn disable(files: &FakeFiles, unit: &str) {
+    for folder in list(files, ETC) {
+        if folder.ends_with(".wants") {
+            files.take(&format!("{ETC}/{folder}/{unit}"));
+            if list(files, &format!("{ETC}/{folder}")).is_empty() {
+                files.take(&format!("{ETC}/{folder}"));
+            }
+        }
+    }
+}
+
+pub fn active(files: &FakeFiles, unit: &str) -> bool {
+    exists(files, &format!("{RUNNING}/{unit}"))
+}
+
+/// What a running unit read when it started.
+pub fn memory(files: &FakeFiles, unit: &str) -> Option<String> {
+    text(files, &format!("{RUNNING}/{unit}"))
+}
+
+/// Starts a unit; what it reads of its configuration now is what it runs with.
+pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String> {
+    if active(files, unit) {
+        return Ok(());
+    }
+    if masked(files, unit) {
+        return Err(format!("Failed to start {unit}: Unit {unit} is masked.\n"));
+    }
+    if file(files, unit).is_none() {
+        return Err(format!("Failed to start {unit}: Unit {unit} not found.\n"));
+    }
+    let outcome = if state.faults.units.iter().any(|broken| broken == unit) {
+        Err("the test broke it".to_owned())
+    } else {
+        match unit {
+            "docker.service" if state.faults.docker => Err("the test broke it".to_owned()),
+            "docker.service" => containers::docker_config(files),
+            "containerd.service" => Ok(containers::containerd_merged(files)),
+            "nvidia-persistenced.service" if !exists(files, "/dev/nvidiactl") => {
+                Err("Failed to query NVIDIA devices.".to_owned())
+            }
+            _ => Ok(String::new()),
+        }
+    };
+    match outcome {
+        Ok(memory) => {
+            files.put(&format!("{RUNNING}/{unit}"), memory);
+            files.take(&format!("{FAILED}/{unit}"));
+            Ok(())
+        }
+        Err(why) => {
+            files.put(&format!("{FAILED}/{unit}"), why);
+            Err(format!(
+                "Job for {unit} failed because the control process exited with error code.\n"
+            ))
+        }
+    }
+}
+
+pub fn stop(files: &FakeFiles, unit: &str) {
+    files.take(&format!("{RUNNING}/{unit}"));
+}
+
+/// All that is enabled, in the order of names; what a boot starts.
+pub fn all_enabled(files: &FakeFiles) -> Vec<String> {
+    let mut found: Vec<String> = list(files, ETC)
+        .iter()
+        .filter(|folder| folder.ends_with(".wants"))
+        .flat_map(|folder| list(files, &format!("{ETC}/{folder}")))
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// `ExecStart=` of a unit.
+pub fn command(files: &FakeFiles, unit: &str) -> Option<String> {
+    file(files, unit)?
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart="))
+        .map(str::to_owned)
+}
+
+fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
+    let there = file(files, unit).is_some();
+    let masked = masked(files, unit);
+    let broken = exists(files, &format!("{FAILED}/{unit}"));
+    let mut said = String::new();
+    for property in properties.split(',') {
+        let value = match property {
+            "LoadState" if masked => "masked",
+            "LoadState" if there => "loaded",
+            "LoadState" => "not-found",
+            "ActiveState" if active(files, unit) => "active",
+            "ActiveState" if broken => "failed",
+            "ActiveState" => "inactive",
+            "UnitFileState" if masked => "masked",
+            "UnitFileState" if !there => "",
+            "UnitFileState" if wants(files, unit).is_none() => "static",
+            "UnitFileState" if enabled(files, unit) => "enabled",
+            "UnitFileState" => "disabled",
+            "Result" if broken => "exit-code",
+            "Result" => "success",
+            "Id" => unit,
+            // Unit files of packages: their scripts made systemd read them.
+            "NeedDaemonReload" => "no",
+            other => panic!("the simulated systemctl knows no property `{other}`"),
+        };
+        said.push_str(&format!("{property}={value}\n"));
+    }
+    ok(said)
+}
+
+/// Whether a command line of `systemctl` changes the machine.
+pub fn changes(cmd: &Cmd) -> bool {
+    !matches!(
+        cmd.args.first().map(String::as_str),
+        Some("show" | "is-active" | "is-enabled" | "list-units" | "is-system-running")
+    )
+}
+
+/// `systemctl`.
+pub fn systemctl(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["show", properties, "--", unit] => {
+            let properties = properties
+                .strip_prefix("--property=")
+                .unwrap_or_else(|| panic!("{}", cmd.line()));
+            show(files, unit, properties)
+        }
+        ["daemon-reload"] | ["reset-failed", "--", _] => ok(""),
+        ["reboot"] => {
+            files.put("/run/simulated/reboot", "");
+            ok("")
+        }
+        [verb, "--", unit] => act(files, state, verb, unit, cmd),
+        _ => panic!("the simulated systemctl knows no `{}`", cmd.line()),
+    }
+}
+
+fn act(files: &FakeFiles, state: &State, verb: &str, unit: &str, cmd: &Cmd) -> Output {
+    let there = file(files, unit).is_some() || masked(files, unit);
+    if !there {
+        return failed(
+            5,
+            format!("Failed to {verb} {unit}: Unit {unit} not loaded.\n"),
+        );
+    }
+    let started = |result: Result<(), String>| match result {
+        Ok(()) => ok(""),
+        Err(why) => failed(1, why),
+    };
+    match verb {
+        "enable" => enable(files, unit),
+        "disable" => disable(files, unit),
+        "stop" => stop(files, unit),
+        "start" => return started(start(files, state, unit)),
+        "restart" => {
+            stop(files, unit);
+            return started(start(files, state, unit));
+        }
+        "mask" => files.put_link(&format!("{ETC}/{unit}"), "/dev/null"),
+        "unmask" => {
+            if masked(files, unit) {
+                files.take(&format!("{ETC}/{unit}"));
+            }
+        }
+        _ => panic!("the simulated systemctl knows no `{}`", cmd.line()),
+    }
+    ok("")
+}
+
+/// `journalctl --unit UNIT …`.
+pub fn journalctl(cmd: &Cmd, files: &FakeFiles) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    let ["--unit", unit, "--lines=20", "--no-pager", "--output=cat"] = args[..] else {
+        panic!("the simulated journalctl knows no `{}`", cmd.line());
+    };
+    ok(text(files, &format!("{FAILED}/{unit}")).unwrap_or_default() + "\n")
+}
