@@ -18,6 +18,14 @@ use crate::{claim, out, simulation, stop};
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// Kernel modules are more than half of a disk, and nothing ever writes into one: they are linked.
+const COPY: &str = r#"
+cp -a --reflink=auto -- "$1/root" "$2/root"
+for modules in "$1"/modules/*; do
+    cp -al -- "$modules" "$2/root/usr/lib/modules/${modules##*/}/kernel"
+done
+"#;
+
 /// How long a machine may take to come up or to go down.
 const TURN: Duration = Duration::from_secs(60);
 
@@ -39,7 +47,7 @@ struct Booted {
 }
 
 impl Machine {
-    /// Makes a machine with a fresh copy of `root`.
+    /// Makes a machine with a fresh copy of the root filesystem that `rootfs` built in `root`.
     pub fn create(bed: &Bed, name: &str, spec: &MachineSpec, root: &Path) -> Result<Machine> {
         clean_stale(bed)?;
         let dir = bed.cache.join("machines").join(name);
@@ -48,6 +56,8 @@ impl Machine {
         let undo = {
             let (name, dir) = (name.to_string(), dir.clone());
             stop::guard(move || {
+                // The whole claim moves in here: a closure takes single fields otherwise.
+                let claim = claim;
                 if let Err(error) = destroy(&name, &claim.run, Some(&dir)) {
                     out::say(format!("machine {name} is not all gone: {error:#}"));
                 }
@@ -57,20 +67,18 @@ impl Machine {
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let group = Group::of(name)?;
         group.create()?;
-        let disk = dir.join("root").to_string_lossy().into_owned();
         let copy = [
-            "cp",
-            "-a",
-            "--reflink=auto",
-            "--",
+            "/bin/sh",
+            "-euc",
+            COPY,
+            "sh",
             &root.to_string_lossy(),
-            &disk,
-        ]
-        .map(String::from);
-        Cmd::new(group.inside(Part::Support, &copy))
+            &dir.to_string_lossy(),
+        ];
+        Cmd::new(group.inside(Part::Support, &copy.map(String::from)))
             .ok()
             .context("cannot copy the root filesystem")?;
-        let kernel = crate::rootfs::kernel(root)?;
+        let kernel = crate::rootfs::kernel(&root.join("root"))?;
         let net = Net::create(&run, &group, &dir.join("slirp.log"))?;
         let machine = Machine {
             name: name.into(),

@@ -64,7 +64,8 @@ fn parse_mirror(text: &str) -> Option<Mirror> {
     })
 }
 
-/// The root filesystem of the table's `spec`, built or from the cache.
+/// The folder with the root filesystem of the table's `spec`, built or from the cache: `root`,
+/// and in `modules/VERSION` the modules of its kernels, to be linked into each copy.
 pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     let mirror = mirror()?;
     let recipe = format!("{spec:?}\n{mirror:?}\n{FINISH}\n{}", sources(spec, &mirror));
@@ -88,9 +89,21 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
         .stdin(list)
         .deadline(Duration::from_secs(1200))
         .ok()?;
-        finish(&dir.join("root"), spec, &mirror)
+        finish(&dir.join("root"), spec, &mirror)?;
+        set_modules_aside(dir)
     })
-    .map(|dir| dir.join("root"))
+}
+
+fn set_modules_aside(dir: &Path) -> Result<()> {
+    let version = kernel(&dir.join("root"))?;
+    let aside = dir.join("modules");
+    fs::create_dir(&aside).with_context(|| format!("cannot make {}", aside.display()))?;
+    let kernel = dir
+        .join("root/usr/lib/modules")
+        .join(&version)
+        .join("kernel");
+    fs::rename(&kernel, aside.join(version))
+        .with_context(|| format!("cannot set {} aside", kernel.display()))
 }
 
 /// The version of the kernel in a root, which the machine made of it runs (as far as anybody
@@ -110,7 +123,7 @@ pub fn kernel(root: &Path) -> Result<String> {
 
 /// Part of the recipe: what `finish` does, in words. Change it when `finish` changes.
 const FINISH: &str =
-    "v3: deb822 sources with component main, no host name, no resolver of the host";
+    "v4: deb822 sources with component main, no host name, no resolver of the host";
 
 fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
     let at = |path: &str| root.join(path);
