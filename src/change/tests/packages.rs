@@ -175,6 +175,38 @@ async fn what_others_need_meanwhile_is_left_and_named() {
 }
 
 #[tokio::test]
+async fn what_nobody_needs_goes_beside_what_others_need() {
+    let (bed, apt) = docker();
+    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
+    apt.offer("theirs", Offered::new("1", &["runc"]));
+    apt.have("theirs", "1");
+    apt.write(&bed.fakes.files);
+    let Reverted::Left { what, .. } = bed.revert(&undo).await else {
+        panic!("something is left");
+    };
+    assert!(what.contains("1 package (runc)"), "{what}");
+    {
+        let installed = apt.installed.lock().unwrap();
+        assert!(installed.contains_key("runc") && !installed.contains_key("docker.io"));
+    }
+    // What belongs to packages may belong to those that stay.
+    assert!(bed.fakes.files.text("/etc/group").contains("docker"));
+    assert!(what.contains("accounts"), "{what}");
+}
+
+#[tokio::test]
+async fn a_number_in_a_container_is_another_user() {
+    let (bed, _) = docker();
+    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
+    let files = &bed.fakes.files;
+    files.put("/proc/77/status", "Name:\tx\nUid:\t105\t105\t105\t105\n");
+    files.put_link("/proc/77/ns/pid", "pid:[4026532999]");
+    files.put_link("/proc/self/ns/pid", "pid:[4026531836]");
+    let reverted = bed.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+}
+
+#[tokio::test]
 async fn accounts_in_use_stay() {
     let (bed, _) = docker();
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
