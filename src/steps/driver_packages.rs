@@ -1,6 +1,7 @@
 //! `driver.packages`: the NVIDIA driver, of one origin, one branch and one flavour.
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
 use super::{
     REPOSITORIES, SECURE_BOOT, look,
@@ -34,6 +35,9 @@ struct DriverPackagesState {
     installed: Packages,
     /// Bootable kernels for which no driver module is on disk.
     kernels_without_module: Vec<String>,
+    /// NVIDIA's installer, or what it left to undo it, is there now. The facts are of the start of
+    /// the run and do not know what it has removed since.
+    uninstaller: bool,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
@@ -44,6 +48,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     Ok(DriverPackagesState {
         installed: look::packages(cx).await?,
         kernels_without_module,
+        uninstaller: cx.host.files().exists(Utf8Path::new(RUNFILE_UNINSTALLER))?,
     })
 }
 
@@ -51,7 +56,7 @@ fn decide(state: &DriverPackagesState, desired: &Desired, facts: &Facts) -> Asse
     let Some(driver) = &desired.driver else {
         return look::no_driver();
     };
-    if let Some(answer) = foreign(driver, facts) {
+    if let Some(answer) = foreign(driver, state, facts) {
         return answer;
     }
     let comparison = compare(&driver.packages, &state.installed);
@@ -162,9 +167,10 @@ fn instead_of(others: &[(String, String)], driver: &DriverWish) -> Assessment {
 }
 
 /// A driver that did not come as packages: kept, replaced or refused, but never mixed with ours.
-fn foreign(driver: &DriverWish, facts: &Facts) -> Option<Assessment> {
+fn foreign(driver: &DriverWish, state: &DriverPackagesState, facts: &Facts) -> Option<Assessment> {
     let found = &facts.driver;
     let origin = match found.origin? {
+        Origin::Runfile if driver.replace && !state.uninstaller => return None,
         Origin::Runfile => "by NVIDIA's installer",
         Origin::Preinstalled => "with the image, outside packages",
         Origin::Distribution | Origin::Vendor => return None,
@@ -250,6 +256,7 @@ mod tests {
         DriverPackagesState {
             installed: packages(installed),
             kernels_without_module: without.iter().map(ToString::to_string).collect(),
+            uninstaller: true,
         }
     }
 
@@ -353,6 +360,13 @@ mod tests {
             panic!("must be replaced");
         };
         assert!(matches!(&changes[0], Change::RunTool { .. }));
+        // Its own removal is seen in the same run, although the facts still tell of it.
+        let mut removed = empty.clone();
+        removed.uninstaller = false;
+        let Assessment::Needs { changes, .. } = decide(&removed, &want, &found) else {
+            panic!("the packages are still to come");
+        };
+        assert!(matches!(&changes[0], Change::RefreshRepositories));
         found.driver.origin = Some(Origin::Preinstalled);
         assert!(matches!(
             decide(&empty, &want, &found),

@@ -95,6 +95,12 @@ impl Step for Headers {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        if look::adopts(cx.desired, cx.facts) {
+            return Ok(Assessment::NotApplicable {
+                why: "the driver that is there is adopted, so no kernel module is compiled here"
+                    .into(),
+            });
+        }
         Ok(decide(&detect(cx).await?, cx.desired))
     }
 }

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     change::source,
     config::desired::{Desired, Manager, PackageWish, Repository, RuntimeKind},
-    facts::Facts,
+    facts::{Facts, Origin},
     host::ExecError,
     model::version::DriverVersion,
     step::{Assessment, Cx, StepError},
@@ -32,6 +32,15 @@ pub(super) fn no_driver() -> Assessment {
     Assessment::NotApplicable {
         why: "no driver is wanted on this machine".into(),
     }
+}
+
+/// Whether a driver that did not come as packages is kept: then nothing is compiled for it.
+pub(super) fn adopts(desired: &Desired, facts: &Facts) -> bool {
+    desired.driver.as_ref().is_some_and(|driver| driver.adopt)
+        && matches!(
+            facts.driver.origin,
+            Some(Origin::Runfile | Origin::Preinstalled)
+        )
 }
 
 /// Bytes for people.

@@ -59,7 +59,9 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
             .filter(|module| !loaded_modules.contains(&module.replace('-', "_")))
             .cloned()
             .collect(),
-        on_disk: running.is_some_and(|kernel| !without.contains(&kernel)),
+        // An adopted driver's module may have another file name than the profile's.
+        on_disk: running.is_some_and(|kernel| !without.contains(&kernel))
+            || (look::adopts(cx.desired, cx.facts) && cx.facts.driver.module_version.is_some()),
     })
 }
 

@@ -38,6 +38,11 @@ fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts) -> Assessm
             why: "no NVIDIA GPU is on the PCI bus".into(),
         };
     }
+    if unit.is_none() && look::adopts(desired, facts) {
+        return Assessment::NotApplicable {
+            why: format!("the driver that is adopted brings no `{name}`"),
+        };
+    }
     Assessment::Needs {
         why: match unit {
             None => format!("`{name}` is not installed"),

@@ -23,6 +23,11 @@ fn decide(facts: &Facts, desired: &Desired) -> Assessment {
             why: "the kernel modules are installed compiled and signed by their vendor".into(),
         };
     };
+    if look::adopts(desired, facts) {
+        return Assessment::Satisfied {
+            why: "the driver that is there is adopted, so no kernel module is compiled here".into(),
+        };
+    }
     match facts.secure_boot {
         State::Disabled => Assessment::Satisfied {
             why: "Secure Boot is off".into(),
