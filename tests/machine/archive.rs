@@ -193,7 +193,7 @@ pub fn offers(files: &FakeFiles, name: &str) -> Vec<Offered> {
             }
         }
     }
-    found.sort_by(|a, b| version(&b.version).cmp(&version(&a.version)));
+    found.sort_by_key(|offer| std::cmp::Reverse(version(&offer.version)));
     found.dedup();
     found
 }

@@ -157,9 +157,14 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     for (at, id) in about.gpus.iter().enumerate() {
         put_gpu(fakes, &format!("0000:{:02x}:00.0", 6 + at), id);
     }
-    kernel::put(files, &about.kernel, &about.initrd);
+    let image = if about.rpm.is_some() {
+        "initramfs-KERNEL.img"
+    } else {
+        "initrd.img-KERNEL"
+    };
+    kernel::put(files, &about.kernel, image, &about.initrd);
     if let Some(next) = &about.next_kernel {
-        kernel::put(files, next, &about.initrd);
+        kernel::put(files, next, image, &about.initrd);
     }
     let next = about.next_kernel.as_ref().unwrap_or(&about.kernel);
     files.put(

@@ -21,11 +21,11 @@ pub fn running(files: &FakeFiles) -> String {
 }
 
 /// Puts a kernel on the disk, with an initial RAM filesystem that holds these modules.
-pub fn put(files: &FakeFiles, kernel: &str, initrd: &[String]) {
+pub fn put(files: &FakeFiles, kernel: &str, name: &str, initrd: &[String]) {
     files.put(&format!("/boot/vmlinuz-{kernel}"), "");
     files.put(&format!("/lib/modules/{kernel}/modules.dep"), NOUVEAU);
     files.put(
-        &format!("/boot/initrd.img-{kernel}"),
+        &format!("/boot/{}", name.replace("KERNEL", kernel)),
         image(files, kernel, initrd),
     );
 }

@@ -236,7 +236,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 19] = [
+        let programs: [(&str, Option<&str>, Program); 20] = [
             ("dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s))),
             ("apt-get", None, apt::apt_get),
             ("apt-cache", None, |c, f, _| Ok(apt::apt_cache(c, f))),
@@ -256,6 +256,11 @@ impl Machine {
             }),
             ("lsinitramfs", None, |c, f, _| Ok(kernel::lsinitramfs(c, f))),
             ("dmesg", None, |_, _, _| Ok(ok(""))),
+            (
+                "nvidia-uninstall",
+                Some("/usr/bin/nvidia-uninstall"),
+                |c, f, _| Ok(runfile(c, f)),
+            ),
             ("tar", None, |c, f, _| Ok(tar(c, f))),
             ("dkms", Some("/usr/sbin/dkms"), |c, f, s| {
                 Ok(kernel::dkms(c, f, s))
@@ -312,6 +317,19 @@ pub fn changes(cmd: &Cmd) -> bool {
         }
         _ => true,
     }
+}
+
+/// NVIDIA's installer, asked to take away what it brought.
+fn runfile(cmd: &Cmd, files: &FakeFiles) -> Output {
+    assert_eq!(cmd.args, ["--silent"], "{}", cmd.line());
+    files.take("/usr/bin/nvidia-uninstall");
+    const FOLDER: &str = "/usr/lib/x86_64-linux-gnu";
+    for name in list(files, FOLDER) {
+        if name.starts_with("libcuda.so") || name.starts_with("libnvidia-ml.so") {
+            files.take(&format!("{FOLDER}/{name}"));
+        }
+    }
+    ok("")
 }
 
 fn tar(cmd: &Cmd, files: &FakeFiles) -> Output {
