@@ -124,10 +124,10 @@ impl Applier {
             Change::AddRepository { repository } => self.add_repository(repository).await?,
             Change::RefreshRepositories => self.refresh(sink).await?,
             Change::InstallPackages { packages, removing } => {
-                self.install(packages, removing, sink).await?;
+                self.install(packages, removing, &undo, sink).await?;
             }
-            Change::RemovePackages { packages } => self.remove(packages, sink).await?,
-            Change::RepairPackages => self.repair(sink).await?,
+            Change::RemovePackages { packages } => self.remove(packages, &undo, sink).await?,
+            Change::RepairPackages => self.repair(&undo, sink).await?,
             Change::HoldPackages { patterns } => self.hold(patterns, sink).await?,
             Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
             Change::RestartUnit { unit } => self.restart_unit(unit, sink).await?,
@@ -161,9 +161,13 @@ impl Applier {
     ///
     /// # Errors
     /// When the machine could not be looked at.
-    pub async fn reconcile(&self, undo: &Undo) -> Result<Undo, ChangeError> {
+    pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
         // Whoever was cut off in the middle of a transaction left timers paused.
         self.resume_paused().await?;
+        if self.has_begun(undo)? {
+            // A package manager may outlive the process that started it.
+            self.wait_for_locks(sink).await?;
+        }
         self.refine(undo.clone())
     }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Applier, ChangeError, Sink,
+    Applier, ChangeError, Sink, Undo,
     inventory::{full_name, held, native},
     transaction::{Agreed, choose, objections},
 };
@@ -77,6 +77,7 @@ impl Applier {
         &self,
         wishes: &[PackageWish],
         removing: &[String],
+        undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         self.apt()?;
@@ -100,6 +101,7 @@ impl Applier {
                 let actions = self.simulate(&["install"], &specs).await?;
                 self.agree(&actions, wishes, removing)?;
                 let apt = self.apt()?;
+                self.begin(undo)?;
                 let arrivals = actions
                     .iter()
                     .filter(|action| matches!(action, Action::Install { .. }))
@@ -153,6 +155,7 @@ impl Applier {
     pub(super) async fn remove(
         &self,
         packages: &[String],
+        undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         self.apt()?;
@@ -162,6 +165,7 @@ impl Applier {
                 return Ok(());
             }
             let actions = self.agree_to_removal(&present, &[]).await?;
+            self.begin(undo)?;
             self.apt_stages(
                 "remove packages",
                 self.apt()?.purge(&present),
@@ -221,9 +225,10 @@ impl Applier {
     }
 
     /// Finishes what an interrupted package manager left.
-    pub(super) async fn repair(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn repair(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), ChangeError> {
         self.apt()?;
         self.exclusively(sink, async {
+            self.begin(undo)?;
             let configured = self
                 .apt_run("configure what is unpacked", dpkg::configure_all(), sink)
                 .await;

@@ -41,7 +41,7 @@ pub enum Undo {
     },
     /// Take back what a transaction of the package manager did.
     Packages {
-        /// SHA-256 of the inventory that was taken before, among the backups.
+        /// The name under which the inventory of before is kept, once the transaction has begun.
         before: String,
         /// What the transaction did; `None` while it has not ended.
         traces: Option<Box<Traces>>,

@@ -8,7 +8,7 @@ use super::{
     verbs::{Failure, Verbs},
 };
 use crate::{
-    change::{Change, Reverted, Undo},
+    change::{Change, Reverted, Sink, Undo},
     error::causes,
     event::Event,
     journal::{Journal, JournalError, Record, Standing},
@@ -54,7 +54,7 @@ impl Ledger {
             }
             Err(failure) => {
                 // What it did all the same must be undone by `uninstall`.
-                let undo = self.exact(&summary, undo).await;
+                let undo = self.exact(&summary, undo, &sink).await;
                 self.append(Record::Failed {
                     intent,
                     message: failure.to_string(),
@@ -71,7 +71,11 @@ impl Ledger {
         let mut notes = Vec::new();
         for open in self.journal.receipt().standing.iter().filter(|s| s.open) {
             let summary = open.change.summary();
-            match self.verbs.reconcile(&open.undo).await {
+            let sink = Said {
+                events: &self.events,
+                steps: &open.steps,
+            };
+            match self.verbs.reconcile(&open.undo, &sink).await {
                 Ok(undo) => {
                     self.journal.append(Record::Interrupted {
                         intent: open.intent,
@@ -134,8 +138,8 @@ impl Ledger {
         Ok(reverted)
     }
 
-    async fn exact(&self, summary: &str, undo: Undo) -> Undo {
-        match self.verbs.reconcile(&undo).await {
+    async fn exact(&self, summary: &str, undo: Undo, sink: &dyn Sink) -> Undo {
+        match self.verbs.reconcile(&undo, sink).await {
             Ok(undo) => undo,
             Err(failure) => {
                 self.events.emit(Event::Note {

@@ -36,7 +36,7 @@ pub trait Verbs: Send + Sync {
     ///
     /// # Errors
     /// When the machine could not be looked at.
-    async fn reconcile(&self, undo: &Undo) -> Result<Undo, Failure>;
+    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Failure>;
 
     /// Undoes it.
     ///
@@ -61,8 +61,8 @@ impl Verbs for Applier {
             .map_err(boxed)
     }
 
-    async fn reconcile(&self, undo: &Undo) -> Result<Undo, Failure> {
-        Applier::reconcile(self, undo).await.map_err(boxed)
+    async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, Failure> {
+        Applier::reconcile(self, undo, sink).await.map_err(boxed)
     }
 
     async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure> {

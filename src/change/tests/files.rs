@@ -81,10 +81,10 @@ async fn cut_off_before_or_after_the_write_undo_is_right() {
     let before = bed.snapshot();
     let change = write("/etc/a", "ours");
     let undo = bed.applier.capture(&change).await.unwrap();
-    let early = bed.restarted().reconcile(&undo).await.unwrap();
+    let early = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
     assert!(matches!(bed.revert(&early).await, Reverted::Nothing { .. }));
     bed.apply(&change).await.unwrap();
-    let late = bed.restarted().reconcile(&undo).await.unwrap();
+    let late = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
     assert!(matches!(bed.revert(&late).await, Reverted::Done { .. }));
     assert!(diff(&before, &bed.snapshot()).is_empty());
 }

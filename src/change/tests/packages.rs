@@ -116,9 +116,44 @@ async fn cut_off_in_the_middle_it_is_undone_by_what_came() {
         .unwrap();
     // The record of the end was never written.
     let restarted = bed.restarted();
-    let undo = restarted.reconcile(&undo).await.unwrap();
+    let undo = restarted.reconcile(&undo, &bed.heard).await.unwrap();
     restarted.revert(&undo, &bed.heard).await.unwrap();
     assert_eq!(diff(&before, &bed.snapshot()), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_others_installed_while_we_waited_is_not_ours() {
+    let (bed, apt) = docker();
+    let change = install(&["docker.io"]);
+    let undo = bed.applier.capture(&change).await.unwrap();
+    apt.have("vim", "9");
+    apt.write(&bed.fakes.files);
+    // Cut off before it began, nothing is ours at all.
+    let early = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
+    assert!(early.is_nothing());
+    let undo = bed.applier.apply(&change, undo, &bed.heard).await.unwrap();
+    bed.revert(&undo).await;
+    let left = apt.installed.lock().unwrap();
+    assert!(left.contains_key("vim") && !left.contains_key("docker.io"));
+}
+
+#[tokio::test]
+async fn a_package_manager_that_outlived_us_is_waited_for() {
+    let (bed, _) = docker();
+    let change = install(&["docker.io"]);
+    let undo = bed.applier.capture(&change).await.unwrap();
+    bed.applier
+        .apply(&change, undo.clone(), &bed.heard)
+        .await
+        .unwrap();
+    hold_lock(&bed);
+    let error = bed
+        .restarted()
+        .reconcile(&undo, &bed.heard)
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), "apt-lock-timeout");
+    assert!(bed.heard.text().contains("unattended-upgr"));
 }
 
 #[tokio::test]
@@ -376,7 +411,7 @@ async fn timers_that_a_cut_off_run_paused_run_again() {
         &format!("{STATE}/paused.json"),
         "{\"schema\":1,\"units\":[\"apt-daily.timer\",\"gone.timer\"]}",
     );
-    let undo = bed.restarted().reconcile(&undo).await.unwrap();
+    let undo = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
     assert!(undo.is_nothing());
     assert_eq!(bed.units.all()["apt-daily.timer"].1, "active");
     let paused = format!("{STATE}/paused.json");

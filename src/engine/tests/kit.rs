@@ -300,10 +300,10 @@ impl Verbs for FileVerbs {
         if fails.is_some_and(|fails| summary.contains(&fails)) {
             return Err(broken("exited with status 100"));
         }
-        self.reconcile(&undo).await
+        self.reconcile(&undo, sink).await
     }
 
-    async fn reconcile(&self, undo: &Undo) -> Result<Undo, Failure> {
+    async fn reconcile(&self, undo: &Undo, _: &dyn Sink) -> Result<Undo, Failure> {
         Ok(match undo {
             Undo::Packages { before, .. } => {
                 let names: BTreeSet<&str> = before.split(' ').collect();
