@@ -9,6 +9,7 @@ use super::{Applier, ChangeError, Sink};
 use crate::{
     host::{Cmd, ExecError, Stream, exec::tail},
     tools::{
+        apt,
         apt_fault::{Fault, failed_sources},
         apt_progress, dkms,
     },
@@ -105,7 +106,7 @@ impl Applier {
                     what: what.to_owned(),
                     fault: Fault::Other,
                     attachment: None,
-                    source: Box::new(source),
+                    source: Box::new(short(source, cmd)),
                 });
             }
         };
@@ -114,11 +115,11 @@ impl Applier {
         let source = match (output.success(cmd), failed_quietly) {
             (Ok(_), None) => return Ok(()),
             (Ok(output), Some(failed)) => ExecError::Failed {
-                command: cmd.line(),
+                command: apt::told(cmd),
                 status: output.status,
                 tail: tail(&failed),
             },
-            (Err(source), _) => source,
+            (Err(source), _) => short(source, cmd),
         };
         let fault = Fault::of(&words);
         Err(ChangeError::Packages {
@@ -154,8 +155,30 @@ impl Applier {
     }
 }
 
-/// An error and its cause on one line, for words in between.
+/// An error of a command with the command line as people want to read it.
+pub(super) fn short(mut error: ExecError, cmd: &Cmd) -> ExecError {
+    match &mut error {
+        ExecError::NotFound { .. } => {}
+        ExecError::Spawn { command, .. }
+        | ExecError::Deadline { command, .. }
+        | ExecError::Silent { command, .. }
+        | ExecError::Failed { command, .. }
+        | ExecError::Unexpected { command, .. } => *command = apt::told(cmd),
+    }
+    error
+}
+
+/// An error on one line, for words in between: what failed, and the tool's own first reason.
 fn sentence(error: &ChangeError) -> String {
+    if let ChangeError::Packages { what, source, .. } = error
+        && let ExecError::Failed { tail, .. } = &**source
+        && let Some(reason) = tail
+            .lines()
+            .find_map(|line| line.strip_prefix("E: "))
+            .or_else(|| tail.lines().last())
+    {
+        return format!("{what}: {reason}");
+    }
     let chain: Vec<String> = std::iter::once(error.to_string())
         .chain(crate::error::causes(error))
         .collect();

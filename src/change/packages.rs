@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     Applier, ChangeError, Sink, Undo,
+    apt_run::short,
     inventory::{full_name, held, native},
     transaction::{Agreed, choose, objections},
 };
@@ -424,7 +425,7 @@ impl Applier {
                     what: what.to_owned(),
                     fault: Fault::Other,
                     attachment: None,
-                    source: Box::new(source),
+                    source: Box::new(short(source, query.cmd())),
                 })?;
         let said = format!("{}\n{}", output.stderr, output.stdout);
         let stdout = output.stdout.clone();
@@ -435,7 +436,7 @@ impl Applier {
                 fault: Fault::of(&said),
                 // What cannot be met is told on standard output.
                 attachment: Some(crate::host::exec::tail(&stdout)).filter(|text| !text.is_empty()),
-                source: Box::new(source),
+                source: Box::new(short(source, query.cmd())),
             })?;
         Ok(stdout)
     }

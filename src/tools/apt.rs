@@ -157,6 +157,20 @@ impl Apt {
     }
 }
 
+/// A command line for people: without the options that every call has.
+#[must_use]
+pub fn told(cmd: &Cmd) -> String {
+    std::iter::once(cmd.program.as_str())
+        .chain(
+            cmd.args
+                .iter()
+                .map(String::as_str)
+                .filter(|arg| !(arg.starts_with("-o") || ["-q", "-y", "--"].contains(arg))),
+        )
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
 /// `apt-mark hold`, `unhold`, `auto` or `manual`.
 #[must_use]
 pub fn mark(verb: &str, packages: &[String]) -> Cmd {
@@ -167,7 +181,7 @@ pub fn mark(verb: &str, packages: &[String]) -> Cmd {
 
 #[cfg(test)]
 mod tests {
-    use super::{Apt, mark};
+    use super::{Apt, mark, told};
 
     fn apt() -> Apt {
         Apt {
@@ -212,6 +226,7 @@ mod tests {
                 .env
                 .contains(&("https_proxy".to_owned(), "http://proxy:3128".to_owned()))
         );
+        assert_eq!(told(&install), "apt-get install docker.io");
         assert_eq!(mark("hold", &specs).line(), "apt-mark hold -- docker.io");
     }
 }

@@ -16,6 +16,16 @@ pub enum Fault {
     Key,
     /// Two source files name different keys for one repository.
     SignedBy,
+    /// There is no repository at the address, or it lets nobody in.
+    Missing,
+    /// A repository's lists are dated in the future.
+    Clock,
+    /// A repository's lists are too old: nobody renews them any more.
+    Expired,
+    /// A certificate was not trusted.
+    Certificate,
+    /// A source file cannot be read.
+    Sources,
     /// A mirror is in the middle of its sync, or the package lists are older than it.
     Stale,
     /// No connection, or a broken one.
@@ -48,11 +58,22 @@ const SIGNS: &[(&str, Fault)] = &[
     ),
     ("No space left on device", Fault::NoSpace),
     ("You don't have enough free space", Fault::NoSpace),
+    ("Malformed entry", Fault::Sources),
+    ("Malformed stanza", Fault::Sources),
+    ("The list of sources could not be read", Fault::Sources),
+    // What was not found is not signed either.
+    ("does not have a Release file", Fault::Missing),
+    ("no longer has a Release file", Fault::Missing),
+    ("InRelease  40", Fault::Missing),
+    ("is not valid yet", Fault::Clock),
+    ("is expired (invalid since", Fault::Expired),
+    ("ertificate verification failed", Fault::Certificate),
     ("NO_PUBKEY", Fault::Key),
     ("EXPKEYSIG", Fault::Key),
     ("KEYEXPIRED", Fault::Key),
     ("REVKEYSIG", Fault::Key),
     ("BADSIG", Fault::Key),
+    ("At least one invalid signature", Fault::Key),
     ("is not signed", Fault::Key),
     ("The following signatures couldn't be verified", Fault::Key),
     (
@@ -124,6 +145,11 @@ impl Fault {
             Self::NoSpace => "no-disk-space",
             Self::Key => "repository-key",
             Self::SignedBy => "repository-conflict",
+            Self::Missing => "repository-missing",
+            Self::Clock => "clock",
+            Self::Expired => "repository-expired",
+            Self::Certificate => "certificate",
+            Self::Sources => "repository-sources",
             Self::Stale => "repository-stale",
             Self::Network => "network",
             Self::NotFound => "package-not-found",
@@ -154,6 +180,20 @@ impl Fault {
             Self::SignedBy => {
                 "remove the older source file that names the same repository with another key"
             }
+            Self::Missing => {
+                "check the address and the suite of the repository named above; releases move to \
+                 an archive when nobody maintains them any more"
+            }
+            Self::Clock => "set the machine's clock (`timedatectl`); it is behind",
+            Self::Expired => {
+                "the repository is no longer renewed, or the machine's clock is ahead \
+                 (`timedatectl`)"
+            }
+            Self::Certificate => {
+                "install the certificate authority of the mirror or of the proxy that looks into \
+                 TLS (`update-ca-certificates`), and check the machine's clock"
+            }
+            Self::Sources => "correct or remove the source file named above",
             Self::Stale => "the mirror is in the middle of an update; try again in some minutes",
             Self::Network => {
                 "check name resolution, proxy (`packages.proxy`) and firewall for the addresses \
@@ -250,6 +290,30 @@ mod tests {
             (
                 "E: Failed to fetch http://x/InRelease  503  Service Unavailable",
                 Fault::Network,
+            ),
+            (
+                "Err:4 http://x/nosuch bookworm Release\n  404  Not Found [IP: 1.2.3.4 80]\nE: The repository 'http://x/nosuch bookworm Release' does not have a Release file.",
+                Fault::Missing,
+            ),
+            (
+                "E: Failed to fetch http://x/dists/bookworm/InRelease  403  Forbidden [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
+                Fault::Missing,
+            ),
+            (
+                "E: Release file for http://x/dists/bookworm/InRelease is not valid yet (invalid for another 2h 3min 4s). Updates for this repository will not be applied.",
+                Fault::Clock,
+            ),
+            (
+                "E: Release file for http://x/dists/bookworm/InRelease is expired (invalid since 3d). Updates for this repository will not be applied.",
+                Fault::Expired,
+            ),
+            (
+                "W: Failed to fetch https://x/InRelease  Certificate verification failed: The certificate is NOT trusted. Could not handshake: Error in the certificate verification.",
+                Fault::Certificate,
+            ),
+            (
+                "E: Malformed entry 1 in list file /etc/apt/sources.list.d/x.list (Suite)\nE: The list of sources could not be read.",
+                Fault::Sources,
             ),
             ("E: Unable to locate package nosuchpackage", Fault::NotFound),
             ("E: Version '1.0' for 'gcc' was not found", Fault::NotFound),
