@@ -119,7 +119,7 @@ pub(super) async fn target(
             assume_gpus,
         },
     };
-    let resolution = load::load(&*host.files, &ask, &facts, &matrix)?;
+    let resolution = load::load(&*host.files, &*world.host.files, &ask, &facts, &matrix)?;
     if let (Some(proxy), true) = (&resolution.desired.packages.proxy, executes) {
         host.http = (world.proxied)(proxy);
     }

@@ -67,13 +67,14 @@ impl std::fmt::Display for Provenance {
 }
 
 impl Layers {
-    /// Reads all layers of this machine.
+    /// Reads all layers of this machine; the files of `--config` from `named`.
     ///
     /// # Errors
     /// A file that cannot be read or is wrong, a file of `--config` that is not there, a wrong
     /// variable, a wrong `--set`.
     pub fn read(
         files: &dyn ReadFiles,
+        named: &dyn ReadFiles,
         config: &[Utf8PathBuf],
         env: impl IntoIterator<Item = (String, String)>,
         set: &[String],
@@ -93,7 +94,7 @@ impl Layers {
             }
         }
         for path in config {
-            let text = files
+            let text = named
                 .read_text(path)?
                 .ok_or_else(|| ConfigError::MissingFile { path: path.clone() })?;
             layers.file(path.as_str(), &text)?;

@@ -36,15 +36,20 @@ pub struct Ask {
 
 /// Reads profile and configuration and resolves them for a machine.
 ///
+/// `files` are the machine's; `named` are those of the machine that runs the command, where the
+/// files are that its command line names. The two differ below `--root`.
+///
 /// # Errors
 /// Configuration that is wrong (exit 3), or a machine that cannot be what is wanted (exit 5).
 pub fn load(
     files: &dyn ReadFiles,
+    named: &dyn ReadFiles,
     ask: &Ask,
     facts: &Facts,
     matrix: &Matrix,
 ) -> Result<Resolution, ResolveError> {
-    let mut layers = Layers::read(files, &ask.config, ask.env.iter().cloned(), &ask.set)?;
+    let (env, config) = (ask.env.iter().cloned(), &ask.config);
+    let mut layers = Layers::read(files, named, config, env, &ask.set)?;
     if let Some(seconds) = ask.lock_timeout_seconds {
         layers.flag(
             "--lock-timeout",
@@ -52,9 +57,16 @@ pub fn load(
             &seconds.to_string(),
         )?;
     }
-    let configured = layers.merged()?.profile.map(|profile| profile.to_string());
-    let asked = ask.profile.clone().or(configured);
-    let chosen = Profile::choose(asked.as_deref(), facts.os.as_ref(), files)?;
+    let chosen = match &ask.profile {
+        Some(asked) if Profile::is_path(asked) => {
+            Profile::choose(Some(asked), facts.os.as_ref(), named)?
+        }
+        asked => {
+            let configured = layers.merged()?.profile.map(|profile| profile.to_string());
+            let asked = asked.clone().or(configured);
+            Profile::choose(asked.as_deref(), facts.os.as_ref(), files)?
+        }
+    };
     let sources = match chosen.profile.manager {
         Manager::Apt => archive::read(files).map_err(ConfigError::Files)?,
         Manager::Dnf => Vec::new(),

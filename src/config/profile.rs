@@ -408,8 +408,14 @@ impl Profile {
         }
     }
 
+    /// Whether what was asked for is a path and not a name.
+    #[must_use]
+    pub fn is_path(asked: &str) -> bool {
+        asked.contains('/') || asked.ends_with(".toml")
+    }
+
     fn named(asked: &str, files: &dyn ReadFiles) -> Result<Self, ConfigError> {
-        let is_path = asked.contains('/') || asked.ends_with(".toml");
+        let is_path = Self::is_path(asked);
         let path = if is_path {
             Utf8PathBuf::from(asked)
         } else {

@@ -92,7 +92,7 @@ impl Machine {
     }
 
     pub fn load(&self) -> Result<Resolution, ResolveError> {
-        load(&self.files, &self.ask, &self.facts, &MATRIX)
+        load(&self.files, &self.files, &self.ask, &self.facts, &MATRIX)
     }
 
     pub fn resolution(&self) -> Resolution {
