@@ -1,0 +1,177 @@
+//! Terminal sessions with the real binary, as snapshots: what needs no machine to be changed. The
+//! command lines that change machines are in `tests/machine`.
+
+use std::path::Path;
+
+use assert_cmd::Command;
+
+/// Where recorded and hand-made hosts are, relative to the repository, where sessions run.
+const BARE: &str = "tests/hosts/debian-12-bare-h100/root";
+
+/// Runs a command line in the repository's folder, without colour, terminal or surroundings.
+fn run(line: &str) -> String {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let output = Command::cargo_bin("gpu-bootstrap")
+        .expect("the binary")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .args(&words)
+        .output()
+        .expect("it runs");
+    let mut text = format!("$ gpu-bootstrap {line}\n");
+    text.push_str(&String::from_utf8(output.stdout).expect("text"));
+    let talk = String::from_utf8(output.stderr).expect("text");
+    if !talk.is_empty() {
+        text.push_str("--- standard error\n");
+        text.push_str(&talk);
+    }
+    text.push_str(&format!(
+        "--- exit {}\n",
+        output.status.code().expect("an exit status")
+    ));
+    text
+}
+
+/// A session: command lines, and their answers under one name.
+fn session(name: &str, lines: &[&str]) {
+    let text: Vec<String> = lines.iter().map(|line| run(line)).collect();
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("cli");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    // Room is that of the disk on which the tree lies.
+    settings.add_filter(r"[0-9]+(\.[0-9])? [KMGT]iB", "[SIZE]");
+    settings.add_filter(r#""(total|free)-bytes": [0-9]+"#, r#""$1-bytes": [BYTES]"#);
+    settings.add_filter(r"[0-9]+\.[0-9] s\b", "[SECONDS] s");
+    settings.add_filter(env!("CARGO_MANIFEST_DIR"), "[REPOSITORY]");
+    settings.bind(|| insta::assert_snapshot!(name, text.join("\n")));
+}
+
+#[test]
+fn help_of_every_command() {
+    for command in [
+        "",
+        "check",
+        "plan",
+        "install",
+        "uninstall",
+        "status",
+        "facts",
+        "compat",
+    ] {
+        let name = if command.is_empty() {
+            "gpu-bootstrap"
+        } else {
+            command
+        };
+        session(
+            &format!("help-{name}"),
+            &[format!("{command} --help").trim_start()],
+        );
+    }
+}
+
+#[test]
+fn command_lines_that_make_no_sense() {
+    session(
+        "usage-errors",
+        &[
+            "instal",
+            "check --profil debian",
+            "check --format yaml",
+            "check --root / --record /tmp/nowhere",
+            "install --assume-gpu 10de:2330",
+            "install --image --assume-gpu h100",
+            "install --lock-timeout soon",
+            "compat --cuda twelve",
+            "compat --driver latest",
+            "facts --root /nowhere/at/all",
+        ],
+    );
+}
+
+#[test]
+fn compatibility_questions() {
+    session(
+        "compat",
+        &[
+            "compat --gpu L4 --cuda 12.8 --driver 580",
+            "compat --gpu L4 --cuda 12.8 --driver 535",
+            "compat --gpu 10de:2330 --cuda 12.4",
+            "compat --gpu V100 --driver 595",
+            "compat --gpu B200 --driver 535",
+            "compat --gpu H100 --driver 580 --kernel 6.8.0-45-generic --os ubuntu-24.04",
+            "compat --gpu 10de:ffff --driver 580",
+            "compat --gpu Voodoo",
+        ],
+    );
+    session(
+        "compat-json",
+        &["compat --gpu L4 --cuda 12.8 --driver 580 --format json"],
+    );
+}
+
+#[test]
+fn facts_of_a_tree() {
+    session(
+        "facts",
+        &[
+            &format!("facts --root {BARE}"),
+            "facts --root tests/hosts/debian-12-driver-535/root",
+            "facts --root tests/hosts/ubuntu-24.04-h100x8/root",
+        ],
+    );
+    session(
+        "facts-json",
+        &[&format!("facts --root {BARE} --format json")],
+    );
+}
+
+#[test]
+fn check_of_a_tree() {
+    session(
+        "check",
+        &[
+            &format!("check --root {BARE} --skip preflight"),
+            &format!("check --root {BARE} --only pci"),
+            "check --root tests/hosts/debian-12-driver-535/root --skip preflight --set \
+             driver.source=distribution --set \
+             repositories.debian-non-free.url=http://deb.debian.org/debian",
+        ],
+    );
+    session(
+        "check-json",
+        &[&format!(
+            "check --root {BARE} --only pci,driver --format json"
+        )],
+    );
+}
+
+#[test]
+fn configuration_that_makes_no_sense() {
+    let look = |rest: &str| format!("check --root {BARE} --skip preflight {rest}");
+    for file in ["unknown-key.toml", "wrong-type.toml", "no-toml.toml"] {
+        assert!(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("tests/cli/files")
+                .join(file)
+                .exists()
+        );
+    }
+    session(
+        "config-errors",
+        &[
+            &look("--config tests/cli/files/unknown-key.toml"),
+            &look("--config tests/cli/files/wrong-type.toml"),
+            &look("--config tests/cli/files/no-toml.toml"),
+            &look("--config tests/cli/files/absent.toml"),
+            &look("--set driver.brnch=580"),
+            &look("--set driver.branch=new"),
+            &look("--set driver.branch"),
+            &look("--set driver.branch=390"),
+            &look("--profile debain"),
+            &look("--profile ubuntu"),
+        ],
+    );
+}
