@@ -57,6 +57,8 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
             .iter()
             // The kernel writes underscores in the names of loaded modules.
             .filter(|module| !loaded_modules.contains(&module.replace('-', "_")))
+            // A recorded tree may lack the list; it is empty on no machine with a driver.
+            .filter(|_| !loaded_modules.is_empty())
             .cloned()
             .collect(),
         // An adopted driver's module may have another file name than the profile's.
