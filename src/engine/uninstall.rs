@@ -182,10 +182,33 @@ async fn undo_all(
     Ok(())
 }
 
-/// Neighbours that can be undone at once are; the order stays.
+/// What must read files again (a restart, an initial RAM filesystem) is undone with the oldest
+/// files of its own step: steps run side by side, so another step's change may lie in between.
+fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
+    // From the oldest on, so that a move does not change what is still to be looked at.
+    for at in (0..standing.len()).rev() {
+        if !matches!(standing[at].undo, Undo::Afterwards { .. }) {
+            continue;
+        }
+        let files = (at + 1..standing.len()).rev().find(|&older| {
+            matches!(standing[older].undo, Undo::RestoreFiles { .. })
+                && standing[older]
+                    .steps
+                    .iter()
+                    .any(|step| standing[at].steps.contains(step))
+        });
+        if let Some(files) = files {
+            // It takes the place just before them.
+            standing[at..files].rotate_left(1);
+        }
+    }
+    standing
+}
+
+/// Neighbours that can be undone at once are.
 fn group(standing: Vec<Standing>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
-    for next in standing {
+    for next in follow_files(standing) {
         if let Some(last) = groups.last_mut()
             && let Some(undo) = last.undo.merge(&next.undo)
         {
@@ -281,4 +304,63 @@ fn remove_below(files: &dyn Files, folder: &Utf8Path, except: &Utf8Path) -> Resu
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::change::{Afterwards, Change};
+
+    fn standing(intent: u64, step: &'static str, undo: Undo) -> Standing {
+        Standing {
+            intent,
+            at: jiff::Timestamp::UNIX_EPOCH,
+            steps: vec![StepId::new(step)],
+            change: Change::RefreshRepositories,
+            undo,
+            open: false,
+        }
+    }
+
+    fn files() -> Undo {
+        Undo::RestoreFiles {
+            files: vec![],
+            created_folders: vec![],
+            then: vec![],
+        }
+    }
+
+    fn restart() -> Undo {
+        Undo::Afterwards {
+            then: vec![Afterwards::RestartUnit {
+                unit: "docker.service".into(),
+            }],
+        }
+    }
+
+    #[test]
+    fn a_restart_follows_the_files_of_its_step() {
+        let hold = Undo::Unhold {
+            before: vec![],
+            held: None,
+        };
+        let newest_first = vec![
+            standing(6, "docker", restart()),
+            standing(5, "docker", files()),
+            standing(4, "hold", hold),
+            standing(3, "docker", restart()),
+            standing(2, "other", files()),
+            standing(1, "docker", files()),
+        ];
+        let groups = group(newest_first);
+        let order: Vec<Vec<u64>> = groups
+            .iter()
+            .map(|group| group.standing.iter().map(|one| one.intent).collect())
+            .collect();
+        assert_eq!(order, [vec![5], vec![4], vec![2], vec![3, 6, 1]]);
+        assert!(
+            matches!(&groups[3].undo, Undo::RestoreFiles { then, .. } if then.len() == 1),
+            "one restart, after the files"
+        );
+    }
 }
