@@ -24,6 +24,8 @@ pub(super) use crate::change::source::HEADER;
 
 /// Version of the loaded module, as the kernel tells it.
 const LOADED_VERSION: &str = "/sys/module/nvidia/version";
+/// What containerd reads first.
+const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
 /// Loaded modules, one a line, the name first.
 const PROC_MODULES: &str = "/proc/modules";
 
@@ -289,6 +291,7 @@ pub(super) async fn effective(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Effectiv
             Ok(info) if output.ok() && info.server_errors.is_empty() => Effective::Known {
                 runtimes: info.runtimes.into_keys().collect(),
                 default: info.default_runtime,
+                migrated: false,
             },
             Ok(info) => {
                 Effective::Silent(info.server_errors.first().cloned().unwrap_or_else(words))
@@ -299,9 +302,29 @@ pub(super) async fn effective(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Effectiv
             Ok(config) if output.ok() => Effective::Known {
                 runtimes: config.runtimes,
                 default: config.default_runtime,
+                migrated: config.version > containerd_file_version(cx)?,
             },
             _ => Effective::Silent(words()),
         },
+    })
+}
+
+/// The format of containerd's own file; one that is missing is made at version 2.
+fn containerd_file_version(cx: &Cx<'_>) -> Result<i64, StepError> {
+    let text = cx
+        .host
+        .files()
+        .read_text(Utf8Path::new(CONTAINERD_CONFIG))?;
+    Ok(match text {
+        None => 2,
+        Some(text) => {
+            containerd::parse_config(&text)
+                .map_err(|why| StepError::Unexpected {
+                    what: format!("`{CONTAINERD_CONFIG}`"),
+                    why,
+                })?
+                .version
+        }
     })
 }
 

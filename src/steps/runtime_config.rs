@@ -37,6 +37,8 @@ pub(super) enum Effective {
         runtimes: Vec<String>,
         /// Its default one.
         default: Option<String>,
+        /// containerd: it shows its configuration in a newer format than its file is in.
+        migrated: bool,
     },
 }
 
@@ -53,15 +55,20 @@ fn decide(effective: &Effective, wish: &RuntimeWish, desired: &Desired) -> Asses
     let why = match effective {
         Effective::Absent => format!("{name} is not installed yet"),
         Effective::Silent(words) => format!("{name} does not answer: {words}"),
-        Effective::Known { runtimes, default } => {
+        Effective::Known {
+            runtimes, default, ..
+        } => {
             let registered = runtimes.iter().any(|runtime| runtime == "nvidia");
             let is_default = default.as_deref() == Some("nvidia");
-            if registered && (!wish.nvidia_default || is_default) {
+            let lost = default.as_ref().filter(|name| !runtimes.contains(name));
+            if let Some(lost) = lost {
+                // Containers that ask for no GPU could not start.
+                format!("{name} does not know its default runtime {lost} any more")
+            } else if registered && (!wish.nvidia_default || is_default) {
                 return Assessment::Satisfied {
                     why: format!("{name} runs with the runtimes {}", runtimes.join(", ")),
                 };
-            }
-            if registered {
+            } else if registered {
                 format!(
                     "the default runtime of {name} is {}, nvidia is wanted",
                     default.as_deref().unwrap_or("not set")
@@ -80,6 +87,14 @@ fn decide(effective: &Effective, wish: &RuntimeWish, desired: &Desired) -> Asses
         "configure".to_owned(),
         format!("--runtime={name}"),
     ];
+    // A drop-in takes the place of the whole CRI section before containerd 2.1, so it must be made
+    // from what containerd runs with, runc included. Where containerd shows a newer format than
+    // its file is in, such a drop-in would keep it from starting; those versions merge.
+    // NVIDIA/nvidia-container-toolkit#1222, containerd/containerd#5837, NVIDIA/aicr#1688.
+    let migrated = matches!(effective, Effective::Known { migrated: true, .. });
+    if wish.kind == RuntimeKind::Containerd && !migrated {
+        command.push("--config-source=command".to_owned());
+    }
     if wish.nvidia_default {
         command.push("--nvidia-set-as-default".to_owned());
     }
@@ -150,6 +165,7 @@ mod tests {
         Effective::Known {
             runtimes: runtimes.iter().map(ToString::to_string).collect(),
             default: Some(default.to_owned()),
+            migrated: false,
         }
     }
 
@@ -182,10 +198,43 @@ mod tests {
                 Assessment::Needs { .. }
             ));
         }
+        let Assessment::Needs { why, .. } = decide(&known(&["nvidia"], "runc"), &docker, &want)
+        else {
+            panic!("runc must not be lost");
+        };
+        assert_eq!(
+            why,
+            "docker does not know its default runtime runc any more"
+        );
         want.toolkit = None;
         assert!(matches!(
             decide(&Effective::Absent, &docker, &want),
             Assessment::NotApplicable { .. }
         ));
+    }
+
+    #[test]
+    fn containerd_is_copied_from_what_it_runs_with_unless_it_migrates() {
+        let mut want = desired();
+        let mut containerd = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        containerd.kind = RuntimeKind::Containerd;
+        want.runtimes.push(containerd.clone());
+        for (migrated, copied) in [(false, true), (true, false)] {
+            let effective = Effective::Known {
+                runtimes: vec!["runc".into()],
+                default: Some("runc".into()),
+                migrated,
+            };
+            let Assessment::Needs { changes, .. } = decide(&effective, &containerd, &want) else {
+                panic!("must be registered");
+            };
+            let Change::RunTool { command, .. } = &changes[0] else {
+                panic!("a tool")
+            };
+            assert_eq!(
+                command.contains(&"--config-source=command".to_owned()),
+                copied
+            );
+        }
     }
 }

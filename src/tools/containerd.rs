@@ -13,6 +13,8 @@ pub struct CriConfig {
     pub default_runtime: Option<String>,
     /// The CRI plugin is not disabled.
     pub enabled: bool,
+    /// The version of the format; 1 where none is named.
+    pub version: i64,
 }
 
 /// Prints the merged configuration, imports included.
@@ -52,7 +54,12 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
     let default_runtime = containerd
         .and_then(|table| table.get("default_runtime_name")?.as_str())
         .map(str::to_owned);
+    let version = root
+        .get("version")
+        .and_then(|version| version.as_integer())
+        .unwrap_or(1);
     Ok(CriConfig {
+        version,
         runtimes,
         default_runtime,
         enabled: !disabled,
@@ -76,6 +83,7 @@ mod tests {
             assert_eq!(config.runtimes, ["nvidia"]);
             assert_eq!(config.default_runtime.as_deref(), Some("runc"));
             assert!(config.enabled);
+            assert_eq!(config.version, 2);
         }
         assert!(
             !parse_config("disabled_plugins = [\"cri\"]")

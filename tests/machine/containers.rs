@@ -284,7 +284,13 @@ pub fn containerd(cmd: &Cmd, files: &FakeFiles) -> Output {
                         default_runtime_name = \"runc\"\n[plugins.\"io.containerd.grpc.v1.cri\".\
                         containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n";
             let mut whole: Table = runc.parse().expect("the defaults");
-            merge(&mut whole, std::mem::take(&mut merged));
+            // A file that names runtimes takes the place of the default ones.
+            if let (Some(named), Some(defaults)) = (runtimes(&mut merged), runtimes(&mut whole))
+                && !named.is_empty()
+            {
+                defaults.clear();
+            }
+            merge(&mut whole, merged);
             ok(whole.to_string())
         }
         ["--version"] => ok("containerd github.com/containerd/containerd 1.6.20 1.6.20\n"),
@@ -292,19 +298,31 @@ pub fn containerd(cmd: &Cmd, files: &FakeFiles) -> Output {
     }
 }
 
+fn runtimes(config: &mut Table) -> Option<&mut Table> {
+    config
+        .get_mut("plugins")?
+        .get_mut("io.containerd.grpc.v1.cri")?
+        .get_mut("containerd")?
+        .get_mut("runtimes")?
+        .as_table_mut()
+}
+
 /// `nvidia-ctk`.
 pub fn nvidia_ctk(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
         ["runtime", "configure", runtime, ref rest @ ..] => {
-            let default = match rest {
-                [] => false,
-                ["--nvidia-set-as-default"] => true,
-                _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
-            };
+            let (mut default, mut copied) = (false, false);
+            for flag in rest {
+                match *flag {
+                    "--nvidia-set-as-default" => default = true,
+                    "--config-source=command" => copied = true,
+                    _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
+                }
+            }
             match runtime {
                 "--runtime=docker" => configure_docker(files, default),
-                "--runtime=containerd" => configure_containerd(files, default),
+                "--runtime=containerd" => configure_containerd(files, default, copied),
                 _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
             }
         }
@@ -338,7 +356,8 @@ fn configure_docker(files: &FakeFiles, default: bool) -> Output {
     ok("")
 }
 
-fn configure_containerd(files: &FakeFiles, default: bool) -> Output {
+/// Without `copied` the drop-in names nvidia alone, and containerd 1.6 forgets runc over it.
+fn configure_containerd(files: &FakeFiles, default: bool, copied: bool) -> Output {
     let mut root = toml_of(files, ROOT);
     root.entry("version").or_insert(toml::Value::Integer(2));
     let imports = root
@@ -356,12 +375,18 @@ fn configure_containerd(files: &FakeFiles, default: bool) -> Output {
     } else {
         ""
     };
+    let runc = if copied {
+        "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n\
+         runtime_type = \"io.containerd.runc.v2\"\n"
+    } else {
+        ""
+    };
     files.put(
         DROP_IN,
         format!(
             "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n{default}\
              [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\n\
-             runtime_type = \"io.containerd.runc.v2\"\n"
+             runtime_type = \"io.containerd.runc.v2\"\n{runc}"
         ),
     );
     ok("")
