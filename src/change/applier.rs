@@ -65,6 +65,18 @@ impl Applier {
         })
     }
 
+    /// Finds what would certainly refuse the change, before the first change of a run is made;
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub async fn rehearse(&self, change: &Change) -> Result<(), ChangeError> {
+        match change {
+            Change::AddRepository { repository } => self.rehearse_repository(repository).await,
+            _ => Ok(()),
+        }
+    }
+
     /// How the change will be undone, as far as can be said before; may store backups.
     ///
     /// # Errors

@@ -103,6 +103,23 @@ impl Applier {
         self.capture_files(&paths, |_| FileAfter::Unknown)
     }
 
+    /// Looks ahead for what would refuse the repository: a key that is not the one named, an entry
+    /// of somebody else. A network that is away is no refusal; applying tries again, and tells.
+    pub(super) async fn rehearse_repository(
+        &self,
+        repository: &Repository,
+    ) -> Result<(), ChangeError> {
+        self.apt()?;
+        self.check_conflict(repository)?;
+        match (&repository.keyring, &repository.key_url) {
+            (None, Some(url)) => match self.fetch_keyring(repository, url).await {
+                Ok(_) | Err(ChangeError::Fetch { .. }) => Ok(()),
+                Err(error) => Err(error),
+            },
+            _ => Ok(()),
+        }
+    }
+
     pub(super) async fn add_repository(&self, repository: &Repository) -> Result<(), ChangeError> {
         self.apt()?;
         self.check_conflict(repository)?;

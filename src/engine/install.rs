@@ -48,6 +48,7 @@ impl Session {
         }
 
         let mut jobs = self.survey().await;
+        self.rehearse(&mut jobs).await;
         self.conclude(Mode::Install, &mut jobs);
         let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {
             nothing_changes(&mut jobs);

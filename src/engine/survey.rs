@@ -64,6 +64,27 @@ impl Session {
         jobs
     }
 
+    /// A step with a change that would certainly be refused is blocked now, while nothing has been
+    /// changed.
+    pub(super) async fn rehearse(&self, jobs: &mut [Job]) {
+        for job in jobs {
+            let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
+                continue;
+            };
+            for change in changes {
+                if let Err(failure) = self.tools.verbs.rehearse(change).await {
+                    let mut words = vec![failure.to_string()];
+                    words.extend(causes(&*failure));
+                    job.answer = Some(Ok(Assessment::Blocked {
+                        why: format!("failed to {}", words.join(": ")),
+                        hint: failure.hint().unwrap_or_default(),
+                    }));
+                    break;
+                }
+            }
+        }
+    }
+
     /// What the answers mean where nothing is applied.
     pub(super) fn conclude(&self, mode: Mode, jobs: &mut [Job]) {
         for at in self.inner.graph.order.clone() {

@@ -20,6 +20,13 @@ pub trait Verbs: Send + Sync {
     /// When the machine could not be looked at, or the simulation was refused.
     async fn preview(&self, change: &Change) -> Result<Option<String>, Failure>;
 
+    /// Finds what would certainly refuse the change, before the first change of a run is made;
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// The refusal.
+    async fn rehearse(&self, change: &Change) -> Result<(), Failure>;
+
     /// How the change will be undone, as far as can be said before; may store backups.
     ///
     /// # Errors
@@ -49,6 +56,10 @@ pub trait Verbs: Send + Sync {
 impl Verbs for Applier {
     async fn preview(&self, change: &Change) -> Result<Option<String>, Failure> {
         Applier::preview(self, change).await.map_err(boxed)
+    }
+
+    async fn rehearse(&self, change: &Change) -> Result<(), Failure> {
+        Applier::rehearse(self, change).await.map_err(boxed)
     }
 
     async fn capture(&self, change: &Change) -> Result<Undo, Failure> {

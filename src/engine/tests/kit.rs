@@ -251,6 +251,10 @@ impl Verbs for FileVerbs {
         }
     }
 
+    async fn rehearse(&self, _: &Change) -> Result<(), Failure> {
+        Ok(())
+    }
+
     async fn capture(&self, change: &Change) -> Result<Undo, Failure> {
         Ok(match change {
             Change::WriteFile { path, .. } => Undo::RestoreFiles {
