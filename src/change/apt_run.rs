@@ -10,7 +10,7 @@ use crate::{
     host::{Cmd, ExecError, Stream, exec::tail},
     tools::{
         apt,
-        apt_fault::{Fault, failed_sources},
+        apt_fault::{Fault, failed_sources, obstacle},
         apt_progress, dkms,
     },
 };
@@ -137,9 +137,9 @@ impl Applier {
                 Some(path) => self.log_tail(&path),
                 None => Ok(Some(tail(words))),
             },
-            Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => {
-                Ok(Some(tail(words)).filter(|text| !text.is_empty()))
-            }
+            Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => Ok(obstacle(words)
+                .or_else(|| Some(tail(words)))
+                .filter(|text| !text.is_empty())),
             _ => Ok(None),
         }
     }

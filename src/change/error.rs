@@ -214,7 +214,7 @@ pub enum ChangeError {
 
 fn attached(text: &Option<String>) -> String {
     text.as_ref()
-        .map(|text| format!(":\n{text}"))
+        .map(|text| format!("\n{text}"))
         .unwrap_or_default()
 }
 

@@ -15,10 +15,10 @@ use super::{
 };
 use crate::{
     config::desired::{Manager, PackageWish},
-    host::Query,
+    host::{Query, exec::tail},
     tools::{
         apt::Apt,
-        apt_fault::Fault,
+        apt_fault::{Fault, obstacle},
         apt_policy,
         apt_simulation::{self, Action},
         dpkg, dpkg_status,
@@ -435,7 +435,9 @@ impl Applier {
                 what: what.to_owned(),
                 fault: Fault::of(&said),
                 // What cannot be met is told on standard output.
-                attachment: Some(crate::host::exec::tail(&stdout)).filter(|text| !text.is_empty()),
+                attachment: obstacle(&stdout)
+                    .or_else(|| Some(tail(&stdout)))
+                    .filter(|text| !text.is_empty()),
                 source: Box::new(short(source, query.cmd())),
             })?;
         Ok(stdout)

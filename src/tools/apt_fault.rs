@@ -217,6 +217,22 @@ impl Fault {
     }
 }
 
+/// The lines that say what stands in the way, out of all that apt says about a transaction that it
+/// refuses.
+#[must_use]
+pub fn obstacle(text: &str) -> Option<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| {
+        line.starts_with("The following held packages will be changed")
+            || line.starts_with("The following packages have unmet dependencies")
+    })?;
+    let details = lines[at + 1..]
+        .iter()
+        .take_while(|line| line.starts_with(' '))
+        .count();
+    Some(lines[at..=at + details].join("\n"))
+}
+
 /// Failures that older versions of apt report as warnings of `update` that exits with 0.
 #[must_use]
 pub fn failed_sources(text: &str) -> Option<String> {
@@ -234,7 +250,19 @@ pub fn failed_sources(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fault, failed_sources};
+    use super::{Fault, failed_sources, obstacle};
+
+    #[test]
+    fn what_stands_in_the_way_is_found_among_the_rest() {
+        let text = "The following NEW packages will be installed:\n  a b\n\
+                    The following held packages will be changed:\n  docker.io\n\
+                    0 upgraded, 2 newly installed.\n";
+        assert_eq!(
+            obstacle(text).as_deref(),
+            Some("The following held packages will be changed:\n  docker.io")
+        );
+        assert_eq!(obstacle("Reading package lists...\n"), None);
+    }
 
     #[test]
     fn what_was_printed_has_a_class() {
