@@ -52,7 +52,10 @@ impl Change {
             Self::RunProbe {
                 probe: Probe::ContainerSeesGpus { gpus, .. },
                 ..
-            } => format!("prove that a container sees {gpus} GPU(s)"),
+            } => {
+                let what = if *gpus == 1 { "GPU" } else { "GPUs" };
+                format!("prove that a container sees {gpus} {what}")
+            }
             Self::Reboot { why } => format!("reboot: {why}"),
         }
     }

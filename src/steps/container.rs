@@ -117,7 +117,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
         return Assessment::Satisfied {
             why: format!(
                 "a container saw {} with driver {loaded}, and nothing moved since",
-                look::gpus(facts)
+                look::count(facts)
             ),
         };
     }

@@ -78,7 +78,15 @@ pub(super) fn some(names: &[&str]) -> String {
     }
 }
 
-/// How many GPUs, for people.
+/// How many GPUs, for people: as an object.
+pub(super) fn count(facts: &Facts) -> String {
+    match facts.gpus.len() {
+        1 => "1 GPU".into(),
+        n => format!("{n} GPUs"),
+    }
+}
+
+/// How many GPUs, for people: as a subject with its verb.
 pub(super) fn gpus(facts: &Facts) -> String {
     match facts.gpus.len() {
         1 => "1 GPU is".into(),
