@@ -32,6 +32,8 @@ const TURN: Duration = Duration::from_secs(60);
 /// One machine.
 pub struct Machine {
     name: String,
+    /// Its name among all that run on this host.
+    id: String,
     spec: MachineSpec,
     dir: PathBuf,
     kernel: String,
@@ -50,22 +52,24 @@ impl Machine {
     /// Makes a machine with a fresh copy of the root filesystem that `rootfs` built in `root`.
     pub fn create(bed: &Bed, name: &str, spec: &MachineSpec, root: &Path) -> Result<Machine> {
         clean_stale(bed)?;
-        let dir = bed.cache.join("machines").join(name);
-        let claim = claim::take(bed, name, &dir)?;
+        // Two beds may run the same case at once; the machine itself need not know.
+        let id = format!("{name}-{}", std::process::id());
+        let dir = bed.cache.join("machines").join(&id);
+        let claim = claim::take(bed, &id, &dir)?;
         let run = claim.run.clone();
         let undo = {
-            let (name, dir) = (name.to_string(), dir.clone());
+            let (id, dir) = (id.clone(), dir.clone());
             stop::guard(move || {
                 // The whole claim moves in here: a closure takes single fields otherwise.
                 let claim = claim;
-                if let Err(error) = destroy(&name, &claim.run, Some(&dir)) {
-                    out::say(format!("machine {name} is not all gone: {error:#}"));
+                if let Err(error) = destroy(&id, &claim.run, Some(&dir)) {
+                    out::say(format!("machine {id} is not all gone: {error:#}"));
                 }
             })
         };
         remove_tree(&dir)?;
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let group = Group::of(name)?;
+        let group = Group::of(&id)?;
         group.create()?;
         let copy = [
             "/bin/sh",
@@ -82,6 +86,7 @@ impl Machine {
         let net = Net::create(&run, &group, &dir.join("slirp.log"))?;
         let machine = Machine {
             name: name.into(),
+            id,
             spec: spec.clone(),
             dir,
             kernel,
@@ -130,7 +135,7 @@ impl Machine {
             "--timezone=off",
             "--link-journal=no",
             "--console=pipe",
-            &format!("--machine={}", self.name),
+            &format!("--machine={}", self.id),
             &format!("--hostname={}", self.name),
             &format!("--directory={}", self.root().display()),
             &format!("--network-namespace-path={}", self.net.file().display()),
