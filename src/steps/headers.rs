@@ -61,6 +61,12 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
             why: comparison.met_text(),
         };
     }
+    if !comparison.held.is_empty() {
+        return Assessment::Blocked {
+            why: comparison.held.join("; "),
+            hint: comparison.held_hint(),
+        };
+    }
     if !state.unavailable.is_empty() {
         return Assessment::Blocked {
             why: format!("no repository offers {}", state.unavailable.join(", ")),

@@ -47,7 +47,9 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
     let hold = &desired.hold;
     let matching: Vec<&String> = state
         .installed
-        .keys()
+        .iter()
+        .filter(|(_, package)| !package.version.is_empty())
+        .map(|(name, _)| name)
         .filter(|name| hold.patterns.iter().any(|p| pattern::matches(p, name)))
         .collect();
     let free: Vec<&str> = matching

@@ -108,11 +108,15 @@ pub(super) async fn packages(cx: &Cx<'_>) -> Result<Packages, StepError> {
                 })?;
             let mut found = Packages::new();
             for package in dpkg_status::parse(&text) {
-                if package.is_unpacked() {
+                if package.is_unpacked() || package.is_held() {
                     found.entry(package.name.clone()).or_insert(Package {
                         complete: package.is_installed(),
                         held: package.is_held(),
-                        version: package.version,
+                        version: if package.is_unpacked() {
+                            package.version
+                        } else {
+                            String::new()
+                        },
                     });
                 }
             }

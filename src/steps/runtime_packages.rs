@@ -39,7 +39,12 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish) -> Assessment {
     let present: Vec<&str> = wish
         .alternatives
         .iter()
-        .filter(|name| state.installed.contains_key(*name))
+        .filter(|name| {
+            state
+                .installed
+                .get(*name)
+                .is_some_and(|p| !p.version.is_empty())
+        })
         .map(String::as_str)
         .collect();
     let running = state

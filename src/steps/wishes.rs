@@ -7,7 +7,7 @@ use crate::{change::Change, config::desired::PackageWish, model::pattern};
 /// An installed package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
-    /// As the package manager writes it.
+    /// As the package manager writes it; empty for a package that is held without being there.
     pub version: String,
     /// Held at this version.
     pub held: bool,
@@ -38,6 +38,12 @@ pub fn compare(wishes: &[PackageWish], installed: &Packages) -> Comparison {
             result.unmet.push(format!("{} is not installed", wish.name));
             continue;
         };
+        if package.version.is_empty() {
+            let text = format!("{} is not installed, and it is held", wish.name);
+            result.held.push(text.clone());
+            result.unmet.push(text);
+            continue;
+        }
         let fits = wish
             .version
             .as_deref()
@@ -172,6 +178,12 @@ mod tests {
             result.held,
             ["d 4.0 is installed, 5.* is wanted, and it is held"]
         );
+    }
+
+    #[test]
+    fn a_hold_on_what_is_not_there_is_in_the_way_too() {
+        let result = compare(&wishes(&["docker.io"]), &packages(&["docker.io!="]));
+        assert_eq!(result.held, ["docker.io is not installed, and it is held"]);
     }
 
     #[test]
