@@ -137,7 +137,7 @@ fn check_of_a_tree() {
             &format!("check --root {BARE} --only pci"),
             "check --root tests/hosts/debian-12-driver-535/root --skip preflight --set \
              driver.source=distribution --set \
-             repositories.debian-non-free.url=http://deb.debian.org/debian",
+             repositories.debian-non-free.url=http://debian.example.org/debian",
         ],
     );
     session(

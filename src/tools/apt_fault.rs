@@ -312,7 +312,7 @@ mod tests {
                 Fault::Stale,
             ),
             (
-                "E: Failed to fetch http://deb.debian.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'deb.debian.org'",
+                "E: Failed to fetch http://debian.example.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'debian.example.org'",
                 Fault::Network,
             ),
             (

@@ -87,7 +87,7 @@ bash:
   Candidate: 5.2.15-2+b13
   Version table:
      5.2.15-2+b13 500
-        500 http://deb.debian.org/debian bookworm/main amd64 Packages
+        500 http://debian.example.org/debian bookworm/main amd64 Packages
  *** 5.2.15-2+b8 100
         100 /var/lib/dpkg/status
 nvidia-kernel-dkms:
@@ -97,7 +97,7 @@ nvidia-kernel-dkms:
      580.178.04-1 -10
         -10 https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64  Packages
      535.261.03-1~deb12u1 1001
-       1001 http://deb.debian.org/debian bookworm/non-free amd64 Packages
+       1001 http://debian.example.org/debian bookworm/non-free amd64 Packages
 linux-headers-6.1.0-1-amd64:
   Installed: (none)
   Candidate: (none)

@@ -17,7 +17,7 @@ pub enum Stage {
 
 /// What each stage's lines begin with.
 const SIGNS: [(&str, Stage); 5] = [
-    // `Get:3 http://deb.debian.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]`
+    // `Get:3 http://debian.example.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]`
     ("Get:", Stage::Fetching),
     // `Unpacking libx:amd64 (1.2-3) over (1.2-2) ...`
     ("Unpacking ", Stage::Unpacking),
@@ -49,7 +49,7 @@ mod tests {
     fn lines_of_apt_and_dpkg() {
         for (line, expected) in [
             (
-                "Get:3 http://deb.debian.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]",
+                "Get:3 http://debian.example.org/debian bookworm/main amd64 libx amd64 1.2-3 [12.3 kB]",
                 Some(Stage::Fetching),
             ),
             (

@@ -110,12 +110,12 @@ mod tests {
     fn one_entry_a_line() {
         let text = "# deb http://old x main\n\
                     deb [arch=amd64 signed-by=/usr/share/keyrings/k.gpg] https://a/deb/ / # flat\n\
-                    deb http://deb.debian.org/debian bookworm main contrib\n";
+                    deb http://debian.example.org/debian bookworm main contrib\n";
         assert_eq!(
             parse("x.list", text),
             [
                 entry("https://a/deb", "/", Some("/usr/share/keyrings/k.gpg")),
-                entry("http://deb.debian.org/debian", "bookworm", None),
+                entry("http://debian.example.org/debian", "bookworm", None),
             ]
         );
         assert!(parse("x.list.save", text).is_empty());
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn deb822() {
-        let text = "Types: deb\n# a comment\nURIs: http://deb.debian.org/debian/\n\
+        let text = "Types: deb\n# a comment\nURIs: http://debian.example.org/debian/\n\
                     Suites: bookworm bookworm-updates\nComponents: main\n\
                     Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n\
                     Enabled: no\nTypes: deb\nURIs: http://b\nSuites: x\n\n\
@@ -133,8 +133,8 @@ mod tests {
         assert_eq!(
             found[..2],
             [
-                entry("http://deb.debian.org/debian", "bookworm", key),
-                entry("http://deb.debian.org/debian", "bookworm-updates", key),
+                entry("http://debian.example.org/debian", "bookworm", key),
+                entry("http://debian.example.org/debian", "bookworm-updates", key),
             ]
         );
         assert_eq!(found.len(), 3);

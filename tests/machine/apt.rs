@@ -135,7 +135,7 @@ fn update(files: &FakeFiles, state: &mut State) -> Output {
         state.faults.half_synced -= 1;
         return failed(
             100,
-            "E: Failed to fetch http://deb.debian.org/debian/dists/bookworm/main/Packages.xz  File \
+            "E: Failed to fetch http://debian.example.org/debian/dists/bookworm/main/Packages.xz  File \
              has unexpected size (8783164 != 8792560). Mirror sync in progress?\nE: Some index \
              files failed to download. They have been ignored, or old ones used instead.\n",
         );

@@ -267,7 +267,7 @@ impl Apt {
                 let version = offered.version;
                 text.push_str(&format!(
                     "{name}:\n  Installed: {here}\n  Candidate: {version}\n  Version table:\n     \
-                     {version} 500\n        500 http://deb.debian.org/debian bookworm/main amd64 Packages\n"
+                     {version} 500\n        500 http://debian.example.org/debian bookworm/main amd64 Packages\n"
                 ));
             }
         }
