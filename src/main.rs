@@ -12,8 +12,15 @@ use gpu_bootstrap::{
     exit::Exit,
     host::real::{self, HttpProxy, RealClock, RealHttp},
 };
+use nix::sys::signal::{SigSet, Signal};
 
 fn main() -> ExitCode {
+    // A parent that waits for its own signals hands its mask down; a run must be stoppable all the
+    // same. Before there are threads, so that all of them inherit it.
+    let stop = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+    if let Err(error) = stop.thread_unblock() {
+        return fail("failed to listen for SIGINT and SIGTERM", &error);
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
