@@ -4,7 +4,10 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::look;
+use super::{
+    look,
+    wishes::{Packages, compare},
+};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, Manager},
@@ -32,6 +35,8 @@ struct PreflightState {
     root: Room,
     boot: Room,
     etc: Room,
+    /// Packages are still to come, or it was not asked because there is room for them.
+    to_come: bool,
     now: i64,
     last_package_run: Option<i64>,
     /// What `dpkg --audit` says; empty when the database is consistent.
@@ -40,16 +45,43 @@ struct PreflightState {
 
 async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
     let files = cx.host.files();
+    let (root, boot) = (
+        files.room(Utf8Path::new(ROOT))?,
+        files.room(Utf8Path::new(BOOT))?,
+    );
+    let want = &cx.desired.preflight;
+    let short = root.free < want.min_free_root_bytes || boot.free < want.min_free_boot_bytes;
     Ok(PreflightState {
-        root: files.room(Utf8Path::new(ROOT))?,
-        boot: files.room(Utf8Path::new(BOOT))?,
+        root,
+        boot,
         etc: files.room(Utf8Path::new(ETC))?,
+        to_come: !short || to_come(&look::packages(cx).await?, cx.desired, cx.facts),
         now: cx.host.now().as_second(),
         last_package_run: files
             .stat(Utf8Path::new(LAST_PACKAGE_RUN))?
             .map(|stat| stat.mtime),
         half_done: look::half_done(cx).await?,
     })
+}
+
+/// Whether packages that are wanted are not there yet.
+fn to_come(installed: &Packages, desired: &Desired, facts: &Facts) -> bool {
+    let driver = (desired.driver.as_ref()).filter(|_| !look::adopts(desired, facts));
+    let headers = driver.is_some_and(|driver| driver.dkms.is_some());
+    let elsewhere = |names: &[String]| names.iter().any(|name| installed.contains_key(name));
+    let runtimes = desired.runtimes.iter();
+    driver
+        .map(|driver| &driver.packages)
+        .into_iter()
+        .chain(headers.then_some(&desired.headers))
+        .chain(desired.persistence.iter().map(|wish| &wish.packages))
+        .chain(
+            runtimes
+                .filter(|wish| !elsewhere(&wish.alternatives))
+                .map(|wish| &wish.packages),
+        )
+        .chain(desired.toolkit.iter().map(|wish| &wish.packages))
+        .any(|wishes| !compare(wishes, installed).all_met())
 }
 
 /// Something that stands in the way, with what helps.
@@ -104,7 +136,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
         (ROOT, state.root, want.min_free_root_bytes),
         (BOOT, state.boot, want.min_free_boot_bytes),
     ] {
-        if room.free < least {
+        if state.to_come && room.free < least {
             found.push(Obstacle {
                 why: format!(
                     "`{path}` has {} free, {} are wanted",
@@ -178,12 +210,15 @@ pub(super) fn audits(manager: Manager) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{PreflightState, decide};
+    use super::{Packages, PreflightState, decide, to_come};
     use crate::{
         change::Change,
         host::files::Room,
         step::Assessment,
-        steps::fixtures::{desired, facts},
+        steps::{
+            fixtures::{desired, facts},
+            wishes::Package,
+        },
     };
 
     const GIB: u64 = 1 << 30;
@@ -201,6 +236,7 @@ mod tests {
             root: room(50 * GIB),
             boot: room(GIB),
             etc: room(50 * GIB),
+            to_come: true,
             now: 1_790_000_000,
             last_package_run: Some(1_780_000_000),
             half_done: vec![],
@@ -236,6 +272,39 @@ mod tests {
         assert!(why.contains("`/boot` is mounted read-only"), "{why}");
         assert!(why.contains("the clock says 2023-11-14"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
+    }
+
+    #[test]
+    fn what_is_installed_needs_no_more_room() {
+        let mut full = state();
+        full.root = room(GIB / 2);
+        blocked(&full);
+        full.to_come = false;
+        assert!(matches!(
+            decide(&full, &desired(), &facts()),
+            Assessment::Satisfied { .. }
+        ));
+
+        let want = desired();
+        assert!(to_come(&Packages::new(), &want, &facts()));
+        let driver = want.driver.iter().map(|wish| &wish.packages);
+        let complete: Packages = driver
+            .chain([&want.headers])
+            .chain(want.persistence.iter().map(|wish| &wish.packages))
+            .chain(want.runtimes.iter().map(|wish| &wish.packages))
+            .chain(want.toolkit.iter().map(|wish| &wish.packages))
+            .flatten()
+            .map(|wish| {
+                let version = wish.version.as_deref().unwrap_or("1").replace('*', "1");
+                let package = Package {
+                    version,
+                    held: false,
+                    complete: true,
+                };
+                (wish.name.clone(), package)
+            })
+            .collect();
+        assert!(!to_come(&complete, &want, &facts()));
     }
 
     #[test]
