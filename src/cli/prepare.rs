@@ -12,6 +12,7 @@ use crate::{
     compat::matrix::Matrix,
     config::{
         desired::PackagePolicy,
+        layers,
         load::{self, Ask},
         profile::Profile,
         resolve::{Flags, Resolution},
@@ -210,9 +211,20 @@ impl Target {
             &self.host,
             policy,
             &self.facts,
-            self.request.clone(),
+            self.kept(world),
             (events, cancel),
         )
+    }
+
+    /// The request as the journal keeps it: after a reboot the environment is another one, so its
+    /// settings are kept with the others, below them as they are now.
+    fn kept(&self, world: &World<'_>) -> Request {
+        let mut set = layers::assignments(env(&world.vars));
+        set.extend(self.request.set.iter().cloned());
+        Request {
+            set,
+            ..self.request.clone()
+        }
     }
 
     /// Steps and checks for this machine.

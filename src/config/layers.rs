@@ -34,6 +34,34 @@ pub const PREFIX: &str = "GPU_BOOTSTRAP_";
 /// Variables of the program that are no settings.
 const NOT_SETTINGS: [&str; 1] = ["GPU_BOOTSTRAP_LOG"];
 
+/// The settings that an environment holds, by variable, with the parts of their keys.
+fn settings(env: impl IntoIterator<Item = (String, String)>) -> Vec<(String, Vec<String>, String)> {
+    let mut ours: Vec<(String, String)> = env
+        .into_iter()
+        .filter(|(name, _)| name.starts_with(PREFIX) && !NOT_SETTINGS.contains(&name.as_str()))
+        .collect();
+    ours.sort();
+    ours.into_iter()
+        .map(|(variable, value)| {
+            let path = variable[PREFIX.len()..]
+                .split("__")
+                .map(|part| part.to_ascii_lowercase().replace('_', "-"))
+                .collect();
+            (variable, path, value)
+        })
+        .collect()
+}
+
+/// The environment's settings as [`Layers::set`] takes them: a run that goes on after a reboot has
+/// another environment.
+#[must_use]
+pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
+    settings(env)
+        .into_iter()
+        .map(|(_, path, value)| format!("{}={value}", path.join(".")))
+        .collect()
+}
+
 /// One setting.
 #[derive(Debug, Clone, PartialEq)]
 struct Setting {
@@ -135,16 +163,7 @@ impl Layers {
         &mut self,
         env: impl IntoIterator<Item = (String, String)>,
     ) -> Result<(), ConfigError> {
-        let mut ours: Vec<(String, String)> = env
-            .into_iter()
-            .filter(|(name, _)| name.starts_with(PREFIX) && !NOT_SETTINGS.contains(&name.as_str()))
-            .collect();
-        ours.sort();
-        for (variable, value) in ours {
-            let path = variable[PREFIX.len()..]
-                .split("__")
-                .map(|part| part.to_ascii_lowercase().replace('_', "-"))
-                .collect();
+        for (variable, path, value) in settings(env) {
             self.text(path, &value, Place::Env { variable })?;
         }
         Ok(())
