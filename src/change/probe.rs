@@ -224,12 +224,8 @@ async fn docker(
         quiet(host, &import.deadline(PREPARE_DEADLINE), sink).await?;
     }
     // A container of a proof that was cut off would take the name.
-    host.exec
-        .run(
-            &Cmd::new("docker", ["rm", "--force", CONTAINER]),
-            &mut |_, _| {},
-        )
-        .await?;
+    let clear = Cmd::new("docker", ["rm", "--force", CONTAINER]);
+    host.exec.run(&clear, &mut |_, _| {}).await?;
     let mut args: Vec<String> = ["run", "--rm", "--network=none", "--runtime=nvidia"]
         .into_iter()
         .map(str::to_owned)
@@ -249,6 +245,13 @@ async fn docker(
     args.push(image.unwrap_or(IMAGE).to_owned());
     args.extend(rest.iter().map(|&part| part.to_owned()));
     let ran = view(host, &Cmd::new("docker", args).deadline(deadline), sink).await;
+    // Only the client was ended at its deadline; the container that it started runs on, and keeps
+    // its GPUs.
+    if matches!(ran, Err(ProbeError::Exec(ExecError::Deadline { .. })))
+        && let Err(error) = quiet(host, &clear, sink).await
+    {
+        sink.line(&format!("`{CONTAINER}` may be left: {error}"));
+    }
     if own {
         let remove = Cmd::new("docker", ["rmi", "--force", IMAGE]);
         let removed = quiet(host, &remove, sink).await;
