@@ -14,7 +14,7 @@ use crate::{
         layers::Layers,
         profile::{DISTRIBUTION, Profile, Release, RepositoryRow},
         template::Terms,
-        values::{AbsolutePath, Fingerprint, Url, Word},
+        values::{AbsolutePath, Fingerprint, Url, Word, redact},
     },
     model::text::nearest,
 };
@@ -53,6 +53,7 @@ impl Question<'_> {
             if config.enabled == Some(false) {
                 continue;
             }
+            self.no_password(name, config)?;
             match self.profile.repository_for(name, self.release) {
                 Some(row) => found.extend(self.known(row, config)?),
                 None if known.contains(name) && config.url.is_none() => {
@@ -62,6 +63,25 @@ impl Question<'_> {
             }
         }
         Ok(found)
+    }
+
+    /// A source file is for everybody to read, so an address must not hold credentials.
+    fn no_password(&self, name: &str, config: &RepositoryConfig) -> Result<(), ConfigError> {
+        for (key, url) in [("url", &config.url), ("key-url", &config.key_url)] {
+            if let Some(url) = url
+                && redact(url.as_str()) != url.as_str()
+            {
+                let why = "it holds a user or a password, and everybody can read it where it is \
+                           written"
+                    .to_owned();
+                let hint = "leave them out, and write them into a file of `/etc/apt/auth.conf.d` \
+                            of mode 0600, apt_auth.conf(5)"
+                    .to_owned();
+                let key = format!("repositories.{name}.{key}");
+                return Err(self.layers.wrong(&key, why, Some(hint)));
+            }
+        }
+        Ok(())
     }
 
     /// A repository of the profile. `None`: the machine has it already.
