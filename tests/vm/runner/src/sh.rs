@@ -298,6 +298,13 @@ mod tests {
     }
 
     #[test]
+    fn programs_start_with_no_signal_blocked() {
+        stop::on_signals().unwrap();
+        let done = shell("grep SigBlk /proc/self/status").run().unwrap();
+        assert_eq!(done.stdout.trim(), "SigBlk:\t0000000000000000");
+    }
+
+    #[test]
     fn a_daemon_left_behind_does_not_hold_us() {
         let done = shell("setsid sleep 20 & echo x").run().unwrap();
         assert_eq!(done.stdout, "x\n");

@@ -9,7 +9,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{SigSet, Signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 type Undo = Box<dyn FnOnce() + Send>;
 
@@ -56,22 +57,21 @@ pub fn wait_if_stopping() {
     }
 }
 
-/// Makes SIGINT, SIGTERM and SIGHUP undo everything before the process ends. To be called
-/// before any thread is started, because threads inherit the blocked signals.
+/// Makes SIGINT, SIGTERM and SIGHUP undo everything before the process ends. They are handled, not
+/// blocked: a handler ends with `exec`, a blocked signal would stay blocked in every program of a
+/// machine.
 pub fn on_signals() -> Result<()> {
-    let mut set = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        set.add(signal);
-    }
-    set.thread_block().context("cannot block signals")?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
-            let Ok(signal) = set.wait() else { return };
+            let Some(signal) = signals.forever().next() else {
+                return;
+            };
             STOPPING.store(true, Ordering::SeqCst);
-            crate::out::say(format!("\nstopped by {signal}: cleaning up"));
+            crate::out::say(format!("\nstopped by signal {signal}: cleaning up"));
             run_all();
-            std::process::exit(128 + signal as i32);
+            std::process::exit(128 + signal);
         })
         .context("cannot start the signal thread")?;
     Ok(())
