@@ -194,6 +194,11 @@ impl Machine {
     /// A command that runs inside, as root, in a shell of its own. Without `-e`: a script that
     /// means to stop at the first failure says so.
     pub fn exec(&self, script: &str) -> Cmd {
+        // Where a person looks on, progress is drawn for their terminal.
+        let terminal = format!(
+            "TERM={}",
+            std::env::var("TERM").unwrap_or_else(|_| "dumb".into())
+        );
         let init = self
             .booted
             .as_ref()
@@ -210,6 +215,7 @@ impl Machine {
             PATH,
             "HOME=/root",
             "LC_ALL=C.UTF-8",
+            &terminal,
             "/bin/bash",
             "-c",
             script,
