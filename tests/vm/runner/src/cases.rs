@@ -1,8 +1,8 @@
-//! `cases.toml`: what is done to which machine, and what must hold.
+//! `cases/*.toml`, read as one table: what is done to which machine, and what must hold.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -121,14 +121,33 @@ fn ten_minutes() -> u64 {
     600
 }
 
-/// Reads the table.
-pub fn load(path: &Path) -> Result<Vec<Case>> {
+/// Reads the table: every file of the folder, in the order of their names.
+pub fn load(dir: &Path) -> Result<Vec<Case>> {
+    let mut files: Vec<PathBuf> = fs::read_dir(dir)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
+        .with_context(|| format!("cannot read {}", dir.display()))?;
+    files.retain(|file| file.extension().is_some_and(|suffix| suffix == "toml"));
+    files.sort();
+    let mut cases: Vec<Case> = Vec::new();
+    for file in &files {
+        for case in read(file)? {
+            if cases.iter().any(|other| other.name == case.name) {
+                bail!("{}: case `{}` is there twice", file.display(), case.name);
+            }
+            cases.push(case);
+        }
+    }
+    Ok(cases)
+}
+
+fn read(file: &Path) -> Result<Vec<Case>> {
     let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: Table =
-        toml::from_str(&text).with_context(|| format!("{} is not right", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("{} is not right", file.display()))?;
     for case in &table.case {
-        check(case).with_context(|| format!("case `{}` is not right", case.name))?;
+        check(case)
+            .with_context(|| format!("{}: case `{}` is not right", file.display(), case.name))?;
     }
     Ok(table.case)
 }
@@ -177,15 +196,25 @@ mod tests {
     fn the_table_of_the_repository_is_right() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let machines = Machines::load(&here.join("machines.toml")).unwrap();
-        let cases = load(&here.join("cases.toml")).unwrap();
-        let mut names = std::collections::BTreeSet::new();
+        let cases = load(&here.join("cases")).unwrap();
+        assert!(!cases.is_empty());
         for case in &cases {
-            assert!(names.insert(&case.name), "{} is there twice", case.name);
             machines.machine(&case.machine).unwrap();
             if let Some(config) = &case.config {
                 assert!(here.join("configs").join(config).is_file(), "{config}");
             }
         }
+    }
+
+    #[test]
+    fn a_case_that_is_there_twice_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let case = "[[case]]\nname = \"one\"\nabout = \"\"\nmachine = \"m\"\nrun = []\n";
+        for name in ["a.toml", "b.toml"] {
+            fs::write(dir.path().join(name), case).unwrap();
+        }
+        let text = load(dir.path()).unwrap_err().to_string();
+        assert!(text.contains("b.toml") && text.contains("one"), "{text}");
     }
 
     #[test]

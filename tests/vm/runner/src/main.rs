@@ -124,7 +124,7 @@ fn run() -> Result<ExitCode> {
     let here = std::env::current_dir().context("cannot tell the current folder")?;
     let bed = Bed::open(&here, cli.cache)?;
     let machines = Machines::load(&bed.here("machines.toml"))?;
-    let cases = cases::load(&bed.here("cases.toml"))?;
+    let cases = cases::load(&bed.here("cases"))?;
     match cli.verb {
         Verb::Needs => needs::ensure(&machines.toolkit.go)?,
         Verb::Prepare => {
@@ -169,7 +169,7 @@ fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a 
         cases
             .iter()
             .find(|case| &case.name == name)
-            .with_context(|| format!("no case `{name}` in cases.toml"))
+            .with_context(|| format!("no case `{name}` in cases/*.toml"))
     };
     names.iter().map(find).collect()
 }
