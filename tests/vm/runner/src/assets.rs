@@ -1,6 +1,6 @@
 //! Everything that a machine is given, built at once: the slow parts side by side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,15 +10,26 @@ use anyhow::{Context, Result, anyhow};
 use crate::bed::Bed;
 use crate::sh::Cmd;
 use crate::tables::Machines;
-use crate::{image, needs, out, repo, rootfs, toolkit};
+use crate::{image, modules, needs, out, repo, rootfs, toolkit};
 
 /// Where the repository server of a machine listens, in the machine's own namespace.
 pub const SERVER: &str = "127.0.0.1:8077";
+
+/// What the chosen cases need.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Names of root filesystems.
+    pub roots: BTreeSet<String>,
+    /// Those of them whose machines carry compiled modules.
+    pub carried: BTreeSet<String>,
+}
 
 /// Things to put into machines.
 #[derive(Clone, Debug)]
 pub struct Assets {
     pub roots: BTreeMap<String, PathBuf>,
+    /// By root filesystem, folders of compiled modules for its kernel.
+    pub modules: BTreeMap<String, Vec<PathBuf>>,
     pub repository: repo::Repository,
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
@@ -26,9 +37,9 @@ pub struct Assets {
     pub nvml: PathBuf,
 }
 
-/// Builds what is missing. `names` are the root filesystems that are wanted; with `compile` the
-/// product and the stand-in are compiled, too.
-pub fn prepare(bed: &Bed, machines: &Machines, names: &[String], compile: bool) -> Result<Assets> {
+/// Builds what is missing of what is wanted; with `compile` the product and the stand-in are
+/// compiled, too.
+pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -> Result<Assets> {
     needs::ensure(&machines.toolkit.go)?;
     let mirror = rootfs::mirror()?;
     thread::scope(|scope| {
@@ -45,8 +56,8 @@ pub fn prepare(bed: &Bed, machines: &Machines, names: &[String], compile: bool) 
             false => Ok(()),
         });
         let image = scope.spawn(|| timed("probe image", || image::build(bed)));
-        let mut roots = BTreeMap::new();
-        for name in names {
+        let (mut roots, mut carried) = (BTreeMap::new(), BTreeMap::new());
+        for name in &wanted.roots {
             let spec = machines
                 .roots
                 .get(name)
@@ -54,6 +65,14 @@ pub fn prepare(bed: &Bed, machines: &Machines, names: &[String], compile: bool) 
             let root = timed(&format!("root filesystem {name}"), || {
                 rootfs::build(bed, spec)
             })?;
+            if wanted.carried.contains(name) {
+                let folders = spec.carried.iter().map(|package| {
+                    timed(&format!("module of {package}, compiled"), || {
+                        modules::build(bed, name, spec, &root, package, &mirror)
+                    })
+                });
+                carried.insert(name.clone(), folders.collect::<Result<Vec<_>>>()?);
+            }
             roots.insert(name.clone(), root);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
@@ -61,6 +80,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, names: &[String], compile: bool) 
         let target = bed.repo.join("target/debug");
         Ok(Assets {
             roots,
+            modules: carried,
             repository: repository.join().map_err(joined)??,
             image: image.join().map_err(joined)??,
             mirror,

@@ -24,6 +24,10 @@ pub struct Case {
     pub machine: String,
     /// A template in `configs/`, put into the machine as `/etc/gpu-bootstrap/config.toml`.
     pub config: Option<String>,
+    /// The driver's module is really compiled by DKMS. In other cases DKMS takes modules that were
+    /// compiled before, by the same DKMS for the same kernel.
+    #[serde(default)]
+    pub compile: bool,
     /// Runs in `make test`; the others run in `make test-vm` only.
     #[serde(default = "yes")]
     pub quick: bool,

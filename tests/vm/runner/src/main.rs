@@ -11,6 +11,7 @@ mod documents;
 mod group;
 mod image;
 mod machine;
+mod modules;
 mod needs;
 mod net;
 mod out;
@@ -37,6 +38,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
+use crate::assets::Wanted;
 use crate::bed::Bed;
 use crate::cases::Case;
 use crate::run::{Outcome, Stage};
@@ -128,8 +130,8 @@ fn run() -> Result<ExitCode> {
     match cli.verb {
         Verb::Needs => needs::ensure(&machines.toolkit.go)?,
         Verb::Prepare => {
-            let roots: Vec<String> = machines.roots.keys().cloned().collect();
-            assets::prepare(&bed, &machines, &roots, false)?;
+            let all: Vec<&Case> = cases.iter().collect();
+            assets::prepare(&bed, &machines, &wanted(&machines, &all)?, false)?;
         }
         Verb::List => {
             for (name, spec) in &machines.machines {
@@ -174,21 +176,23 @@ fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a 
     names.iter().map(find).collect()
 }
 
-fn roots(machines: &Machines, cases: &[&Case]) -> Result<Vec<String>> {
-    let mut names = Vec::new();
+/// What the machines of `cases` are made from.
+fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
+    let mut wanted = Wanted::default();
     for case in cases {
         let root = &machines.machine(&case.machine)?.root;
-        if !names.contains(root) {
-            names.push(root.clone());
+        wanted.roots.insert(root.clone());
+        if !case.compile {
+            wanted.carried.insert(root.clone());
         }
     }
-    Ok(names)
+    Ok(wanted)
 }
 
 fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitCode> {
     let start = Instant::now();
     out::heading("what the machine is made of (built once, then kept outside git)");
-    let assets = assets::prepare(bed, machines, &roots(machines, &[case])?, true)?;
+    let assets = assets::prepare(bed, machines, &wanted(machines, &[case])?, true)?;
     let prepared = start.elapsed();
     let stage = Stage {
         bed,
@@ -229,7 +233,7 @@ fn row(title: &str, took: Duration, result: &str) -> Vec<String> {
 
 fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<ExitCode> {
     let start = Instant::now();
-    let assets = assets::prepare(bed, machines, &roots(machines, cases)?, true)?;
+    let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, true)?;
     out::say(format!(
         "prepared in {} s; {} cases",
         out::seconds(start.elapsed()),

@@ -16,7 +16,8 @@ use crate::tables::Root;
 /// a kernel for which there are none any more.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// The key of the archive, on the host and in its machines.
+pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Where a suite comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +69,11 @@ fn parse_mirror(text: &str) -> Option<Mirror> {
 /// and in `modules/VERSION` the modules of its kernels, to be linked into each copy.
 pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     let mirror = mirror()?;
-    let recipe = format!("{spec:?}\n{mirror:?}\n{FINISH}\n{}", sources(spec, &mirror));
+    let recipe = format!(
+        "{:?}\n{mirror:?}\n{FINISH}\n{}",
+        spec.packages,
+        sources(spec, &mirror)
+    );
     bed.cached("root", &recipe, Some(MAX_AGE), |dir| {
         let list: String = suites(spec, &mirror)
             .iter()
@@ -205,6 +210,7 @@ mod tests {
     fn sources_know_main_alone() {
         let spec = Root {
             suite: "bookworm".into(),
+            carried: Vec::new(),
             packages: vec![],
         };
         let mirror = Mirror {

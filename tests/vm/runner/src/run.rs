@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::sh::Done;
 use crate::snapshot::Snapshot;
 use crate::tables::Machines;
-use crate::{documents, out, simulation, watch};
+use crate::{documents, modules, out, simulation, watch};
 
 /// What a case needs around it.
 pub struct Stage<'a> {
@@ -89,6 +89,11 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<Machine> {
         .get(&spec.root)
         .with_context(|| format!("no root {}", spec.root))?;
     let machine = Machine::create(stage.bed, &case.name, spec, root)?;
+    if !case.compile {
+        for modules in stage.assets.modules.get(&spec.root).into_iter().flatten() {
+            modules::carry(&machine.root(), modules)?;
+        }
+    }
     machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
     machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
     // The stand-in's inventory has its place from the start, so that it never looks like a change.

@@ -36,6 +36,9 @@ pub struct Toolkit {
 pub struct Root {
     pub suite: String,
     pub packages: Vec<String>,
+    /// DKMS packages of the archive whose modules are compiled once and carried into machines.
+    #[serde(default)]
+    pub carried: Vec<String>,
 }
 
 /// A machine.

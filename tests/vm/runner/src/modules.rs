@@ -1,0 +1,123 @@
+//! Kernel modules that are compiled once, at native speed, and carried into machines.
+//!
+//! A machine gets the modules below `/usr/lib/testbed/modules` and, as an administrator would
+//! write it, an override for DKMS that takes them instead of compiling. DKMS itself still adds,
+//! builds, signs and installs. For another version or kernel the override compiles after all.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bed::Bed;
+use crate::machine::Machine;
+use crate::rootfs::{KEYRING, Mirror};
+use crate::sh::Cmd;
+use crate::tables::{Kind, MachineSpec, Root};
+
+/// As old as a root filesystem may be: the archive's package can be newer then.
+const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// Where the modules lie in a machine.
+const INSIDE: &str = "usr/lib/testbed/modules";
+
+/// Debian's names for NVIDIA's module in DKMS: the proprietary one and the open one.
+const NAMES: [&str; 2] = ["nvidia-current", "nvidia-current-open"];
+
+/// What DKMS reads after a module's own configuration. `PACKAGE_NAME` and its like are DKMS's. One
+/// line and no patterns, because DKMS expands the words once more when it hands them on.
+const OVERRIDE: &str = r#"# The test bed carries compiled modules; any other version is compiled.
+carried=/usr/lib/testbed/modules/$PACKAGE_NAME-$PACKAGE_VERSION/$kernelver
+MAKE[0]="if test -d $carried; then cp -r $carried/. .; else ${MAKE[0]}; fi"
+"#;
+
+/// Compiles the modules of `$1` for kernel `$3`, with the archive's `$2` and its sections, and
+/// leaves them in `/modules` under the names that the compiler gives them.
+const BUILD: &str = r#"
+set -euo pipefail
+package=$1 archive=$2 kernel=$3
+export DEBIAN_FRONTEND=noninteractive
+echo "deb $archive contrib non-free non-free-firmware" >/etc/apt/sources.list.d/modules.list
+sed -i 's/^update_initramfs=.*/update_initramfs=no/' /etc/initramfs-tools/update-initramfs.conf
+apt-get -q update
+apt-get -q -y --no-install-recommends -o Dpkg::Use-Pty=0 install "linux-headers-$kernel" "$package"
+for built in /var/lib/dkms/nvidia-current*/*/"$kernel"/*/module; do
+    path=${built#/var/lib/dkms/}
+    IFS=/ read -r name version _ <<<"$path"
+    to=/modules/$name-$version/$kernel
+    mkdir -p "$to"
+    for file in "$built"/*.ko*; do
+        short=${file##*/}
+        cp "$file" "$to/nvidia${short#"$name"}"
+    done
+done
+ls /modules/*/*/nvidia.ko
+"#;
+
+/// The folder with the modules of a DKMS package for the kernel of the root filesystem in `root`.
+pub fn build(
+    bed: &Bed,
+    name: &str,
+    spec: &Root,
+    root: &Path,
+    package: &str,
+    mirror: &Mirror,
+) -> Result<PathBuf> {
+    let kernel = crate::rootfs::kernel(&root.join("root"))?;
+    let archive = format!("[signed-by={KEYRING}] {} {}", mirror.main, spec.suite);
+    let recipe = format!("{BUILD}\n{archive}\n{package} {kernel}");
+    bed.cached(
+        &format!("module-{package}"),
+        &recipe,
+        Some(MAX_AGE),
+        |dir| {
+            let builder = MachineSpec {
+                about: format!("compiles {package}"),
+                kind: Kind::Container,
+                root: name.into(),
+                pci: Vec::new(),
+            };
+            let mut machine = Machine::create(bed, "module-builder", &builder, root)?;
+            machine.boot()?;
+            let script = format!("set -- '{package}' '{archive}' '{kernel}'\n{BUILD}");
+            machine
+                .exec(&script)
+                .deadline(Duration::from_secs(1500))
+                .ok()?;
+            machine.power_off()?;
+            let made = machine.root().join("modules");
+            Cmd::new([
+                "cp",
+                "-a",
+                &made.to_string_lossy(),
+                &dir.join("modules").to_string_lossy(),
+            ])
+            .ok()
+            .map(drop)
+        },
+    )
+    .map(|dir| dir.join("modules"))
+}
+
+/// Puts built modules, and the override that takes them, into the root of a machine that has not
+/// booted yet.
+pub fn carry(root: &Path, modules: &Path) -> Result<()> {
+    let inside = root.join(INSIDE);
+    fs::create_dir_all(&inside).with_context(|| format!("cannot make {}", inside.display()))?;
+    Cmd::new([
+        "cp",
+        "-al",
+        &format!("{}/.", modules.display()),
+        &inside.to_string_lossy(),
+    ])
+    .ok()
+    .context("cannot link the modules into a machine")?;
+    let dkms = root.join("etc/dkms");
+    fs::create_dir_all(&dkms).with_context(|| format!("cannot make {}", dkms.display()))?;
+    for name in NAMES {
+        let file = dkms.join(format!("{name}.conf"));
+        fs::write(&file, OVERRIDE).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
