@@ -1,0 +1,181 @@
+//! One function behind the vfio-user protocol: its registers, and the answers to QEMU.
+
+use std::fs::File;
+use std::io;
+
+use vfio_bindings::bindings::vfio::{
+    VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_NORESIZE, VFIO_IRQ_SET_ACTION_TRIGGER,
+    VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR5_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX,
+    VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_NUM_IRQS, VFIO_PCI_NUM_REGIONS,
+    VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE, vfio_region_info,
+};
+use vfio_user::{DmaMapFlags, DmaUnmapFlags, IrqInfo, ServerBackend, ServerRegion};
+
+use crate::config::{self, ConfigSpace};
+use crate::table::Device;
+
+/// `NV_PMC_BOOT_0` and `NV_PMC_BOOT_42` of NVIDIA's `nv_ref.h`, in the range of BAR 0.
+const BOOT_0: u64 = 0x000;
+const BOOT_42: u64 = 0xa00;
+
+/// A function that answers.
+#[derive(Debug)]
+pub struct Emulated {
+    device: Device,
+    config: ConfigSpace,
+    /// What QEMU wants to be told interrupts by, by kind of interrupt. No interrupt ever comes.
+    eventfds: Vec<Vec<File>>,
+}
+
+impl Emulated {
+    pub fn new(device: &Device) -> Emulated {
+        Emulated {
+            device: device.clone(),
+            config: ConfigSpace::new(device),
+            eventfds: (0..VFIO_PCI_NUM_IRQS).map(|_| Vec::new()).collect(),
+        }
+    }
+
+    /// As after power on.
+    pub fn power_on(&mut self) {
+        *self = Emulated::new(&self.device);
+    }
+
+    /// What the protocol calls regions: the BARs, the (absent) ROM, configuration space.
+    pub fn regions(&self) -> Vec<ServerRegion> {
+        (0..VFIO_PCI_NUM_REGIONS)
+            .map(|index| {
+                let size = self.size_of(index);
+                let flags = match size {
+                    0 => 0,
+                    _ => VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE,
+                };
+                ServerRegion {
+                    region_info: vfio_region_info {
+                        argsz: size_of::<vfio_region_info>() as u32,
+                        flags,
+                        index,
+                        cap_offset: 0,
+                        size,
+                        offset: 0,
+                    },
+                    sparse_areas: Vec::new(),
+                    mmap_fd: None,
+                }
+            })
+            .collect()
+    }
+
+    /// The interrupts that it could raise: INTx and one message.
+    pub fn interrupts(&self) -> Vec<IrqInfo> {
+        (0..VFIO_PCI_NUM_IRQS)
+            .map(|index| match index {
+                VFIO_PCI_INTX_IRQ_INDEX | VFIO_PCI_MSI_IRQ_INDEX => IrqInfo {
+                    index,
+                    flags: VFIO_IRQ_INFO_EVENTFD,
+                    count: 1,
+                },
+                _ => IrqInfo {
+                    index,
+                    flags: VFIO_IRQ_INFO_NORESIZE,
+                    count: 0,
+                },
+            })
+            .collect()
+    }
+
+    fn size_of(&self, region: u32) -> u64 {
+        match region {
+            VFIO_PCI_CONFIG_REGION_INDEX => config::SIZE as u64,
+            VFIO_PCI_BAR0_REGION_INDEX..=VFIO_PCI_BAR5_REGION_INDEX => self
+                .device
+                .bars
+                .iter()
+                .find(|bar| u32::from(bar.index) == region)
+                .map_or(0, |bar| bar.size()),
+            _ => 0,
+        }
+    }
+
+    /// One byte of a BAR: the chip's registers, nothing else.
+    fn memory(&self, region: u32, at: u64) -> u8 {
+        let Some(chip) = self
+            .device
+            .chip
+            .filter(|_| region == VFIO_PCI_BAR0_REGION_INDEX)
+        else {
+            return 0;
+        };
+        let register = match at & !3 {
+            BOOT_0 => chip.boot_0(self.device.revision),
+            BOOT_42 => chip.boot_42(self.device.revision),
+            _ => 0,
+        };
+        register.to_le_bytes()[(at & 3) as usize]
+    }
+}
+
+/// The protocol's server answers an error of its backend with the error number 0, which QEMU takes
+/// for success. So nothing here fails: what does not exist reads as ones and swallows writes, as on
+/// a real bus.
+impl ServerBackend for Emulated {
+    fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        if region == VFIO_PCI_CONFIG_REGION_INDEX {
+            self.config.read(offset, data);
+            return Ok(());
+        }
+        let size = self.size_of(region);
+        for (step, byte) in (0u64..).zip(data.iter_mut()) {
+            *byte = match offset.checked_add(step) {
+                Some(at) if at < size => self.memory(region, at),
+                _ => 0xff,
+            };
+        }
+        Ok(())
+    }
+
+    fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> io::Result<()> {
+        if region == VFIO_PCI_CONFIG_REGION_INDEX {
+            self.config.write(offset, data);
+        }
+        Ok(())
+    }
+
+    fn dma_map(
+        &mut self,
+        _flags: DmaMapFlags,
+        _offset: u64,
+        _address: u64,
+        _size: u64,
+        _fd: Option<File>,
+    ) -> io::Result<()> {
+        // The device never reads or writes memory of the guest.
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, _flags: DmaUnmapFlags, _address: u64, _size: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn reset(&mut self) -> io::Result<()> {
+        self.config = ConfigSpace::new(&self.device);
+        Ok(())
+    }
+
+    fn set_irqs(
+        &mut self,
+        index: u32,
+        flags: u32,
+        _start: u32,
+        _count: u32,
+        fds: Vec<File>,
+    ) -> io::Result<()> {
+        // Masks and unmasks bring eventfds of their own, which mean nothing without an interrupt.
+        if flags & VFIO_IRQ_SET_ACTION_TRIGGER != 0
+            && let Some(kept) = self.eventfds.get_mut(index as usize)
+        {
+            *kept = fds;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,436 @@
+//! The catalogue of devices in `machines.toml`, and the places where a machine has them. The same
+//! rows make the bus of a container, the functions of QEMU and the inventory of the stand-in NVML.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+/// Vendor and device, `10de:2330`.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub struct Id {
+    pub vendor: u16,
+    pub device: u16,
+}
+
+/// NVIDIA, as a PCI vendor.
+pub const NVIDIA: u16 = 0x10de;
+
+/// Base class, subclass and interface: `030200` is a 3D controller.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub struct Class(pub u32);
+
+/// Where a function is: `0000:18:00.0`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(try_from = "String")]
+pub struct Address(String);
+
+/// One model of a PCI function.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Device {
+    /// As the product's matrix calls it; of others, as pci.ids does.
+    pub name: String,
+    pub id: Id,
+    pub subsystem: Id,
+    pub class: Class,
+    #[serde(default)]
+    pub revision: u8,
+    #[serde(default)]
+    pub bars: Vec<Bar>,
+    /// What the chip says of itself; without it the function is on the bus and no driver binds.
+    pub chip: Option<Chip>,
+    /// What the stand-in NVML says of it beyond the model's own values; absent where no GPU is.
+    pub nvml: Option<toml::Table>,
+    /// Where the numbers are from.
+    pub source: String,
+}
+
+/// A range of memory that a function decodes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Bar {
+    /// The register, 0 to 5; a 64-bit range takes the next one, too.
+    pub index: u8,
+    /// A power of two, in mebibytes.
+    pub mib: u32,
+    /// 64-bit and prefetchable.
+    #[serde(default)]
+    pub prefetchable: bool,
+}
+
+/// NVIDIA's numbers of a chip.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Chip {
+    /// `NV_PMC_BOOT_42_ARCHITECTURE_…` of `nv_ref.h`.
+    pub architecture: u8,
+    /// The chip's row in `g_hal_archimpl.h`.
+    pub implementation: u8,
+}
+
+/// A device at its place in a machine.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Place {
+    pub address: Address,
+    /// The key of the device in the catalogue.
+    pub device: String,
+    #[serde(default)]
+    pub numa_node: i32,
+    /// The kernel driver that serves it from the start.
+    pub driver: Option<String>,
+    /// It is on the bus, and NVML does not know it.
+    #[serde(default)]
+    pub silent: bool,
+    /// What the stand-in NVML says of this one, over what it says of the model.
+    #[serde(default)]
+    pub nvml: toml::Table,
+}
+
+/// A place with its device looked up.
+#[derive(Clone, Debug)]
+pub struct Function {
+    pub address: Address,
+    pub device: Device,
+    pub numa_node: i32,
+    pub driver: Option<String>,
+    /// What the stand-in NVML says of it; absent where it says nothing.
+    pub nvml: Option<toml::Table>,
+}
+
+/// The parts of `machines.toml` that say what is on a bus; the rest is for others to read.
+#[derive(Debug, Deserialize)]
+struct Table {
+    devices: BTreeMap<String, Device>,
+    machines: BTreeMap<String, Machine>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Machine {
+    #[serde(default)]
+    pci: Vec<Place>,
+}
+
+/// The functions of one machine of `path`.
+pub fn functions_of(path: &Path, machine: &str) -> Result<Vec<Function>> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let parse = || -> Result<Vec<Function>> {
+        let table: Table = toml::from_str(&text)?;
+        let Some(row) = table.machines.get(machine) else {
+            let names: Vec<&str> = table.machines.keys().map(String::as_str).collect();
+            bail!("no [machines.{machine}]; there are {}", names.join(", "));
+        };
+        functions(&table.devices, &row.pci).with_context(|| format!("[machines.{machine}]"))
+    };
+    parse().with_context(|| format!("{} is not right", path.display()))
+}
+
+/// Looks up what is at each place.
+pub fn functions(devices: &BTreeMap<String, Device>, places: &[Place]) -> Result<Vec<Function>> {
+    let mut seen: BTreeMap<&Address, usize> = BTreeMap::new();
+    let mut found = Vec::new();
+    for (index, place) in places.iter().enumerate() {
+        if let Some(first) = seen.insert(&place.address, index) {
+            bail!(
+                "pci[{index}].address: {} is that of pci[{first}], too",
+                place.address
+            );
+        }
+        let device = devices.get(&place.device).with_context(|| {
+            format!(
+                "pci[{index}].device: no [devices.{}] in the catalogue",
+                place.device
+            )
+        })?;
+        device
+            .check()
+            .with_context(|| format!("[devices.{}]", place.device))?;
+        let nvml = device.nvml.as_ref().filter(|_| !place.silent).map(|model| {
+            let mut answers = model.clone();
+            answers.extend(place.nvml.clone());
+            answers
+        });
+        ensure!(
+            nvml.is_some() || place.nvml.is_empty(),
+            "pci[{index}].nvml: NVML does not know this function"
+        );
+        found.push(Function {
+            address: place.address.clone(),
+            device: device.clone(),
+            numa_node: place.numa_node,
+            driver: place.driver.clone(),
+            nvml,
+        });
+    }
+    Ok(found)
+}
+
+impl Device {
+    /// A GPU of NVIDIA's, which its driver takes.
+    pub fn is_nvidia_gpu(&self) -> bool {
+        self.id.vendor == NVIDIA && self.class.base() == 0x03
+    }
+
+    /// What a type alone cannot say.
+    fn check(&self) -> Result<()> {
+        let mut taken = [false; 6];
+        for (position, bar) in self.bars.iter().enumerate() {
+            let registers = usize::from(bar.index)..usize::from(bar.index) + bar.registers();
+            ensure!(
+                registers.end <= taken.len(),
+                "bars[{position}].index: a function has registers 0 to 5, and a prefetchable \
+                 range takes two of them"
+            );
+            for register in registers {
+                ensure!(
+                    !taken[register],
+                    "bars[{position}].index: register {register} is taken"
+                );
+                taken[register] = true;
+            }
+            ensure!(
+                bar.mib.is_power_of_two(),
+                "bars[{position}].mib: no power of two"
+            );
+            ensure!(
+                bar.prefetchable || bar.mib <= 2048,
+                "bars[{position}].mib: too large for a 32-bit register"
+            );
+        }
+        if let Some(chip) = self.chip {
+            ensure!(
+                chip.architecture < 0x20,
+                "chip.architecture: more than 5 bits"
+            );
+            ensure!(
+                chip.implementation < 0x10,
+                "chip.implementation: more than 4 bits"
+            );
+            ensure!(
+                taken[0],
+                "chip: its registers are in the range of register 0, which bars does not have"
+            );
+        }
+        ensure!(!self.source.is_empty(), "source: empty");
+        Ok(())
+    }
+}
+
+impl Bar {
+    /// In bytes.
+    pub fn size(self) -> u64 {
+        u64::from(self.mib) << 20
+    }
+
+    /// How many registers it takes.
+    pub fn registers(self) -> usize {
+        if self.prefetchable { 2 } else { 1 }
+    }
+}
+
+impl Chip {
+    /// `NV_PMC_BOOT_0` at offset 0: architecture in 28:24, implementation in 23:20, and the
+    /// revision, whose two digits are those of PCI's.
+    pub fn boot_0(self, revision: u8) -> u32 {
+        self.chip_id() | u32::from(revision)
+    }
+
+    /// `NV_PMC_BOOT_42` at offset 0xa00: architecture in 29:24, implementation in 23:20, the
+    /// revision in 19:12.
+    pub fn boot_42(self, revision: u8) -> u32 {
+        self.chip_id() | u32::from(revision) << 12
+    }
+
+    fn chip_id(self) -> u32 {
+        u32::from(self.architecture) << 24 | u32::from(self.implementation) << 20
+    }
+}
+
+impl Class {
+    /// The base class: 3 is a display controller.
+    pub fn base(self) -> u8 {
+        (self.0 >> 16) as u8
+    }
+}
+
+impl Address {
+    /// As the kernel writes it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:04x}", self.vendor, self.device)
+    }
+}
+
+impl TryFrom<String> for Id {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Id, String> {
+        text.split_once(':')
+            .and_then(|(vendor, device)| {
+                Some(Id {
+                    vendor: hex(vendor, 4)? as u16,
+                    device: hex(device, 4)? as u16,
+                })
+            })
+            .ok_or_else(|| format!("`{text}` is no pair of ids such as `10de:2330`"))
+    }
+}
+
+impl TryFrom<String> for Class {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Class, String> {
+        hex(&text, 6)
+            .map(Class)
+            .ok_or_else(|| format!("`{text}` is no class such as `030200`"))
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Address, String> {
+        let valid = || {
+            let (rest, function) = text.split_once('.')?;
+            let mut parts = rest.split(':');
+            hex(parts.next()?, 4)?;
+            hex(parts.next()?, 2)?;
+            let slot = hex(parts.next()?, 2)?;
+            let function = hex(function, 1)?;
+            (parts.next().is_none() && slot < 32 && function < 8).then_some(())
+        };
+        match valid() {
+            Some(()) => Ok(Address(text)),
+            None => Err(format!("`{text}` is no address such as `0000:18:00.0`")),
+        }
+    }
+}
+
+/// A number of exactly that many lower-case hexadecimal digits.
+fn hex(text: &str, digits: usize) -> Option<u32> {
+    let plain =
+        text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    plain.then(|| u32::from_str_radix(text, 16).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: &str = r#"
+        [devices.gpu]
+        name = "a GPU"
+        id = "10de:2330"
+        subsystem = "10de:16c1"
+        class = "030200"
+        revision = 0xa1
+        bars = [{ index = 0, mib = 16 }]
+        chip = { architecture = 0x18, implementation = 0 }
+        nvml = { name = "of the model", minor = 3 }
+        source = "made up"
+    "#;
+
+    fn parse(text: &str) -> Result<Vec<Function>> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("machines.toml");
+        fs::write(&path, text).unwrap();
+        functions_of(&path, "m")
+    }
+
+    fn refused(text: &str) -> String {
+        format!("{:#}", parse(text).unwrap_err())
+    }
+
+    #[test]
+    fn the_registers_are_those_of_a_real_h100() {
+        let chip = Chip {
+            architecture: 0x18,
+            implementation: 0,
+        };
+        assert_eq!(chip.boot_0(0xa1), 0x1800_00a1);
+        assert_eq!(chip.boot_42(0xa1), 0x180a_1000);
+    }
+
+    #[test]
+    fn a_place_says_more_than_its_model() {
+        let text = format!(
+            "{DEVICE}\n[[machines.m.pci]]\naddress = '0000:18:00.0'\ndevice = 'gpu'\n\
+             nvml = {{ name = 'of the place' }}\n\
+             [[machines.m.pci]]\naddress = '0000:2a:00.0'\ndevice = 'gpu'\nsilent = true\n"
+        );
+        let functions = parse(&text).unwrap();
+        let answers = functions[0].nvml.as_ref().unwrap();
+        assert_eq!(answers["name"].as_str(), Some("of the place"));
+        assert_eq!(answers["minor"].as_integer(), Some(3));
+        assert!(functions[1].nvml.is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_file_and_key() {
+        let place = "[[machines.m.pci]]\naddress = '0000:18:00.0'\ndevice = 'gpu'\n";
+        let cases = [
+            (DEVICE.replace("10de:2330", "nvidia"), "`nvidia` is no pair"),
+            (DEVICE.replace("030200", "0302"), "`0302` is no class"),
+            (
+                DEVICE.replace("mib = 16", "mib = 17"),
+                "[devices.gpu]: bars[0].mib",
+            ),
+            (
+                DEVICE.replace("index = 0", "index = 6"),
+                "[devices.gpu]: bars[0].index",
+            ),
+            (
+                DEVICE.replace("index = 0", "index = 1"),
+                "[devices.gpu]: chip",
+            ),
+            (DEVICE.replace("0x18,", "0x20,"), "chip.architecture"),
+            (DEVICE.replace("name = \"a GPU\"", "nmae = 1"), "nmae"),
+        ];
+        for (text, expected) in cases {
+            let message = refused(&format!("{text}\n{place}"));
+            assert!(message.contains("machines.toml"), "{message}");
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+        let places = [
+            (
+                place.replace("'gpu'", "'gup'"),
+                "[machines.m]: pci[0].device: no [devices.gup]",
+            ),
+            (
+                place.repeat(2),
+                "pci[1].address: 0000:18:00.0 is that of pci[0]",
+            ),
+            (place.replace("18:00.0", "18:20.0"), "is no address"),
+            (
+                place.replace("machines.m.", "machines.n."),
+                "no [machines.m]; there are n",
+            ),
+            (
+                format!("{place}silent = true\nnvml = {{ name = 'x' }}\n"),
+                "pci[0].nvml",
+            ),
+        ];
+        for (place, expected) in places {
+            let message = refused(&format!("{DEVICE}\n{place}"));
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+    }
+}
