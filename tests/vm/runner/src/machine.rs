@@ -97,7 +97,7 @@ impl Machine {
         };
         fs::write(machine.root().join("etc/hostname"), format!("{name}\n"))
             .context("cannot name it")?;
-        simulation::prepare(&machine.root(), &machine.kernel, &spec.pci)?;
+        simulation::prepare(&machine.root(), &machine.kernel, &spec.functions)?;
         Ok(machine)
     }
 

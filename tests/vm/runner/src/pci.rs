@@ -6,19 +6,18 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-
-use crate::tables::{PciFunction, id_pair};
+use gpu_bootstrap_vm_pci::config::ConfigSpace;
+use gpu_bootstrap_vm_pci::table::Function;
 
 /// Writes `devices/` and `drivers/` into `dir`. With `nvidia_loaded` every NVIDIA display
 /// function has the driver `nvidia`, whatever the table says.
-pub fn fabricate(dir: &Path, functions: &[PciFunction], nvidia_loaded: bool) -> Result<()> {
+pub fn fabricate(dir: &Path, functions: &[Function], nvidia_loaded: bool) -> Result<()> {
     for part in ["devices", "drivers"] {
         let path = dir.join(part);
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
     }
     for function in functions {
-        let (vendor, _) = id_pair(&function.id)?;
-        let taken = nvidia_loaded && vendor == NVIDIA && function.class.starts_with("03");
+        let taken = nvidia_loaded && function.device.is_nvidia_gpu();
         let driver = if taken {
             Some("nvidia")
         } else {
@@ -30,13 +29,12 @@ pub fn fabricate(dir: &Path, functions: &[PciFunction], nvidia_loaded: bool) -> 
     Ok(())
 }
 
-const NVIDIA: u16 = 0x10de;
-
-fn write_function(dir: &Path, function: &PciFunction, driver: Option<&str>) -> Result<()> {
-    let (vendor, device) = id_pair(&function.id)?;
-    let (sub_vendor, sub_device) = id_pair(&function.subsystem)?;
-    let class = u32::from_str_radix(&function.class, 16).context("the class is not hexadecimal")?;
-    let at = dir.join("devices").join(&function.address);
+fn write_function(dir: &Path, function: &Function, driver: Option<&str>) -> Result<()> {
+    let model = &function.device;
+    let (vendor, device) = (model.id.vendor, model.id.device);
+    let (sub_vendor, sub_device) = (model.subsystem.vendor, model.subsystem.device);
+    let class = model.class.0;
+    let at = dir.join("devices").join(function.address.as_str());
     fs::create_dir_all(&at)?;
     let [_, base, sub, interface] = class.to_be_bytes();
     let modalias = format!(
@@ -59,7 +57,7 @@ fn write_function(dir: &Path, function: &PciFunction, driver: Option<&str>) -> R
         ("subsystem_vendor", format!("0x{sub_vendor:04x}\n")),
         ("subsystem_device", format!("0x{sub_device:04x}\n")),
         ("class", format!("0x{class:06x}\n")),
-        ("revision", format!("0x{:02x}\n", function.revision)),
+        ("revision", format!("0x{:02x}\n", model.revision)),
         ("irq", "0\n".into()),
         ("enable", "1\n".into()),
         ("numa_node", format!("{}\n", function.numa_node)),
@@ -72,55 +70,40 @@ fn write_function(dir: &Path, function: &PciFunction, driver: Option<&str>) -> R
     for (name, text) in files {
         fs::write(at.join(name), text)?;
     }
-    fs::write(at.join("config"), config_space(function)?)?;
+    fs::write(at.join("config"), config_space(function))?;
     if let Some(name) = driver {
         let driver_dir = dir.join("drivers").join(name);
         fs::create_dir_all(&driver_dir)?;
         symlink(format!("../../drivers/{name}"), at.join("driver"))?;
         let back = format!("../../devices/{}", function.address);
-        symlink(back, driver_dir.join(&function.address))?;
+        symlink(back, driver_dir.join(function.address.as_str()))?;
     }
     Ok(())
 }
 
-/// The first 256 bytes of configuration space: a type 0 header without capabilities.
-fn config_space(function: &PciFunction) -> Result<Vec<u8>> {
-    let (vendor, device) = id_pair(&function.id)?;
-    let (sub_vendor, sub_device) = id_pair(&function.subsystem)?;
-    let class = u32::from_str_radix(&function.class, 16).context("the class is not hexadecimal")?;
-    let mut bytes = vec![0u8; 256];
-    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-    put(0x00, &vendor.to_le_bytes());
-    put(0x02, &device.to_le_bytes());
-    // Command: memory space and bus master enabled.
-    put(0x04, &0x0006u16.to_le_bytes());
-    put(0x08, &[function.revision]);
-    put(0x09, &class.to_le_bytes()[..3]);
-    put(0x2c, &sub_vendor.to_le_bytes());
-    put(0x2e, &sub_device.to_le_bytes());
-    Ok(bytes)
+/// The first 256 bytes of configuration space, as the function that QEMU gets has them, with memory
+/// space and bus master enabled.
+fn config_space(function: &Function) -> [u8; 256] {
+    let mut space = ConfigSpace::new(&function.device);
+    space.write(0x04, &0x0006u16.to_le_bytes());
+    let mut bytes = [0; 256];
+    space.read(0, &mut bytes);
+    bytes
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn h100() -> PciFunction {
-        PciFunction {
-            address: "0000:18:00.0".into(),
-            id: "10de:2330".into(),
-            subsystem: "10de:16c1".into(),
-            class: "030200".into(),
-            revision: 0xa1,
-            numa_node: 0,
-            driver: None,
-            nvml: None,
-        }
+    fn h100() -> Function {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines.toml");
+        let functions = gpu_bootstrap_vm_pci::table::functions_of(&path, "h100").unwrap();
+        functions[0].clone()
     }
 
     #[test]
     fn config_space_names_the_device() {
-        let bytes = config_space(&h100()).unwrap();
+        let bytes = config_space(&h100());
         assert_eq!(bytes.len(), 256);
         assert_eq!(bytes[..4], [0xde, 0x10, 0x30, 0x23]);
         assert_eq!(bytes[8..12], [0xa1, 0x00, 0x02, 0x03]);

@@ -207,10 +207,10 @@ impl Running<'_> {
     fn reboot(&mut self, boot: Boot) -> Result<String> {
         self.machine.power_off()?;
         let root = self.machine.root();
-        let functions = self.machine.spec().pci.clone();
+        let spec = self.machine.spec();
         let text = match boot {
             Boot::Plain => {
-                simulation::unload_driver(&root, &functions)?;
+                simulation::unload_driver(&root, &spec.functions)?;
                 "no driver is loaded".to_string()
             }
             Boot::SimulatedDriver => {
@@ -219,7 +219,7 @@ impl Running<'_> {
                     &root,
                     &kernel,
                     self.stage.machines,
-                    &functions,
+                    spec,
                     &self.stage.assets.nvml,
                 )?;
                 format!(

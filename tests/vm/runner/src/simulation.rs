@@ -8,11 +8,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use gpu_bootstrap_vm_pci::table::{Address, Function};
 use sha2::{Digest, Sha256};
 
 use crate::pci;
 use crate::sh::Cmd;
-use crate::tables::{Machines, PciFunction};
+use crate::tables::{MachineSpec, Machines};
 
 /// The folder inside a machine.
 pub const INSIDE: &str = "/usr/lib/testbed";
@@ -22,7 +23,7 @@ const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
 
 /// Writes the machine's bus and kernel version.
-pub fn prepare(root: &Path, kernel: &str, functions: &[PciFunction]) -> Result<()> {
+pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
     write(&here.join("start"), START)?;
     fs::set_permissions(here.join("start"), fs::Permissions::from_mode(0o755))
@@ -75,9 +76,10 @@ pub fn load_driver(
     root: &Path,
     kernel: &str,
     machines: &Machines,
-    functions: &[PciFunction],
+    spec: &MachineSpec,
     nvml: &Path,
 ) -> Result<Driver> {
+    let functions = &spec.functions;
     let module = find_module(&root.join("usr/lib/modules").join(kernel))?;
     let info = |field: &str| -> Result<String> {
         let path = module.to_string_lossy().into_owned();
@@ -103,7 +105,7 @@ pub fn load_driver(
     let cuda = machines.cuda_of(&driver.version)?;
     write(
         &here.join("standin-nvml.toml"),
-        &inventory(&driver.version, cuda, functions)?,
+        &inventory(&driver.version, cuda, spec)?,
     )?;
     write(&here.join("gpus"), &listing(functions))?;
     programs(root, &here)?;
@@ -120,14 +122,14 @@ pub fn load_driver(
 }
 
 /// Takes the loaded driver away again, for the next boot.
-pub fn unload_driver(root: &Path, functions: &[PciFunction]) -> Result<()> {
+pub fn unload_driver(root: &Path, functions: &[Function]) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
     crate::bed::remove_tree(&here.join("driver"))?;
     crate::bed::remove_tree(&here.join("pci"))?;
     pci::fabricate(&here.join("pci"), functions, false)
 }
 
-fn kernel_side(dir: &Path, driver: &Driver, functions: &[PciFunction]) -> Result<()> {
+fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()> {
     let kind = match driver.flavour {
         "open" => "NVIDIA UNIX Open Kernel Module for x86_64",
         _ => "NVIDIA UNIX x86_64 Kernel Module",
@@ -151,12 +153,12 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[PciFunction]) -> Result
     nodes.push_str("/dev/nvidia-uvm 511 0\n/dev/nvidia-uvm-tools 511 1\n");
     let gpus = functions
         .iter()
-        .filter(|f| f.id.starts_with("10de:") && f.class.starts_with("03"));
+        .filter(|function| function.device.is_nvidia_gpu());
     for (minor, gpu) in gpus.enumerate() {
         writeln!(nodes, "/dev/nvidia{minor} 195 {minor}")?;
         write(
             &dir.join("proc/nvidia/gpus")
-                .join(&gpu.address)
+                .join(gpu.address.as_str())
                 .join("information"),
             &format!(
                 "Bus Location: \t {}\nDevice Minor: \t {minor}\n",
@@ -243,22 +245,23 @@ fn replace(here: &Path, real: &Path, with: &Path) -> Result<()> {
 }
 
 /// The GPUs that answer, with their answers.
-fn answering(functions: &[PciFunction]) -> impl Iterator<Item = (&PciFunction, &toml::Table)> {
+fn answering(functions: &[Function]) -> impl Iterator<Item = (&Function, &toml::Table)> {
     functions
         .iter()
         .filter_map(|function| Some((function, function.nvml.as_ref()?)))
 }
 
 /// The stand-in's inventory, from the same table as the bus.
-fn inventory(version: &str, cuda: &str, functions: &[PciFunction]) -> Result<String> {
-    let gpus: Vec<toml::Value> = answering(functions)
+fn inventory(version: &str, cuda: &str, spec: &MachineSpec) -> Result<String> {
+    let gpus: Vec<toml::Value> = answering(&spec.functions)
         .map(|(function, answers)| {
             let mut gpu = answers.clone();
             let mut set = |key: &str, value: String| {
                 gpu.entry(key).or_insert_with(|| value.into());
             };
-            set("pci-address", function.address.clone());
-            set("pci-id", function.id.clone());
+            set("pci-address", function.address.to_string());
+            set("pci-id", function.device.id.to_string());
+            set("pci-subsystem", function.device.subsystem.to_string());
             set("uuid", uuid(&function.address));
             toml::Value::Table(gpu)
         })
@@ -267,12 +270,13 @@ fn inventory(version: &str, cuda: &str, functions: &[PciFunction]) -> Result<Str
         ("driver-version".to_string(), version.into()),
         ("cuda-version".to_string(), cuda.into()),
         ("gpu".to_string(), toml::Value::Array(gpus)),
+        ("faults".to_string(), spec.faults.clone().into()),
     ]);
     toml::to_string(&table).context("cannot write the stand-in's inventory")
 }
 
 /// What `nvidia-smi -L` prints.
-fn listing(functions: &[PciFunction]) -> String {
+fn listing(functions: &[Function]) -> String {
     answering(functions)
         .enumerate()
         .map(|(index, (function, answers))| {
@@ -286,8 +290,8 @@ fn listing(functions: &[PciFunction]) -> String {
 }
 
 /// A GPU's identity, made from its place so that it is the same at every boot.
-fn uuid(address: &str) -> String {
-    let hex: String = Sha256::digest(address.as_bytes())
+fn uuid(address: &Address) -> String {
+    let hex: String = Sha256::digest(address.as_str().as_bytes())
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
@@ -344,14 +348,14 @@ mod tests {
         let machines =
             Machines::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines.toml"))
                 .unwrap();
-        let functions = &machines.machine("h100").unwrap().pci;
-        let text = inventory("535.1.2", machines.cuda_of("535.1.2").unwrap(), functions).unwrap();
+        let spec = machines.machine("h100").unwrap();
+        let text = inventory("535.1.2", machines.cuda_of("535.1.2").unwrap(), spec).unwrap();
         let table: toml::Table = toml::from_str(&text).unwrap();
         assert_eq!(table["driver-version"].as_str(), Some("535.1.2"));
         assert_eq!(
             table["gpu"][0]["pci-address"].as_str(),
             Some("0000:18:00.0")
         );
-        assert!(listing(functions).starts_with("GPU 0: NVIDIA H100"));
+        assert!(listing(&spec.functions).starts_with("GPU 0: NVIDIA H100"));
     }
 }

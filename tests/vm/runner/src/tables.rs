@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use gpu_bootstrap_vm_pci::table::{self, Device, Function, Place};
 use serde::Deserialize;
 
 /// The whole table.
@@ -15,6 +16,8 @@ pub struct Machines {
     /// The newest CUDA version that each driver branch serves, for what NVML answers.
     pub cuda_of_branch: BTreeMap<String, String>,
     pub roots: BTreeMap<String, Root>,
+    /// The catalogue of PCI devices.
+    pub devices: BTreeMap<String, Device>,
     pub machines: BTreeMap<String, MachineSpec>,
 }
 
@@ -48,8 +51,15 @@ pub struct MachineSpec {
     pub about: String,
     pub kind: Kind,
     pub root: String,
+    /// What is on its bus, and where.
     #[serde(default)]
-    pub pci: Vec<PciFunction>,
+    pci: Vec<Place>,
+    /// What goes wrong in NVML: the `[faults]` of `nvml/README.md`.
+    #[serde(default)]
+    pub faults: toml::Table,
+    /// `pci` with the devices looked up, by [`Machines::load`].
+    #[serde(skip)]
+    pub functions: Vec<Function>,
 }
 
 /// How a machine runs.
@@ -58,28 +68,6 @@ pub struct MachineSpec {
 pub enum Kind {
     /// A container booted by systemd-nspawn: native speed, the host's kernel.
     Container,
-}
-
-/// One function on the PCI bus.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct PciFunction {
-    /// `0000:18:00.0`.
-    pub address: String,
-    /// `10de:2330`.
-    pub id: String,
-    /// Subsystem vendor and device.
-    pub subsystem: String,
-    /// Six hexadecimal digits: base class, subclass, interface.
-    pub class: String,
-    #[serde(default)]
-    pub revision: u8,
-    #[serde(default)]
-    pub numa_node: i32,
-    /// The kernel driver that serves it from the start.
-    pub driver: Option<String>,
-    /// What the stand-in NVML says of it; absent where no GPU answers.
-    pub nvml: Option<toml::Table>,
 }
 
 impl Kind {
@@ -95,7 +83,16 @@ impl Machines {
     pub fn load(path: &Path) -> Result<Machines> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("{} is not right", path.display()))
+        Self::parse(&text).with_context(|| format!("{} is not right", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Machines> {
+        let mut table: Machines = toml::from_str(text)?;
+        for (name, machine) in &mut table.machines {
+            machine.functions = table::functions(&table.devices, &machine.pci)
+                .with_context(|| format!("[machines.{name}]"))?;
+        }
+        Ok(table)
     }
 
     /// The CUDA version of a driver.
@@ -119,30 +116,63 @@ impl Machines {
     }
 }
 
-/// Splits `10de:2330` into its two numbers.
-pub fn id_pair(text: &str) -> Result<(u16, u16)> {
-    let parse = |part: &str| u16::from_str_radix(part, 16).ok();
-    text.split_once(':')
-        .and_then(|(vendor, device)| Some((parse(vendor)?, parse(device)?)))
-        .with_context(|| format!("`{text}` is no pair of hexadecimal ids"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn machines() -> Machines {
+        Machines::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines.toml")).unwrap()
+    }
+
     #[test]
     fn the_table_of_the_repository_parses() {
-        let machines =
-            Machines::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines.toml"))
-                .unwrap();
+        let machines = machines();
         for (name, machine) in &machines.machines {
             assert!(machines.roots.contains_key(&machine.root), "{name}");
-            for function in &machine.pci {
-                id_pair(&function.id).unwrap();
-                id_pair(&function.subsystem).unwrap();
-            }
         }
         assert!(machines.machine("no-such-machine").is_err());
+        let eight = &machines.machine("h100x8").unwrap().functions;
+        let gpus = eight.iter().filter(|f| f.device.is_nvidia_gpu()).count();
+        assert_eq!((eight.len(), gpus), (12, 8));
+    }
+
+    /// The architectures of the matrix, by NVIDIA's number of them.
+    const ARCHITECTURES: [(u8, &str); 7] = [
+        (0x14, "volta"),
+        (0x16, "turing"),
+        (0x17, "ampere"),
+        (0x18, "hopper"),
+        (0x19, "ada"),
+        (0x1a, "blackwell"),
+        (0x1b, "blackwell"),
+    ];
+
+    /// The machines test the product with what its own matrix says, not with ids of our own.
+    #[test]
+    fn the_devices_are_those_of_the_matrix() {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../compat/cuda-driver-matrix.toml");
+        let matrix: toml::Table = fs::read_to_string(path).unwrap().parse().unwrap();
+        let row = |kind: &str, id: &str| {
+            let found = matrix[kind].as_array().unwrap().iter().find(|row| {
+                row.get("pci-id").and_then(toml::Value::as_str) == Some(id)
+                    && row.get("subsystem-id").is_none()
+            });
+            found
+                .cloned()
+                .unwrap_or_else(|| panic!("the matrix has no [[{kind}]] {id}"))
+        };
+        for (key, device) in &machines().devices {
+            if device.is_nvidia_gpu() {
+                let gpu = row("gpu", &device.id.to_string());
+                assert_eq!(gpu["name"].as_str(), Some(device.name.as_str()), "{key}");
+                let number = device.chip.unwrap().architecture;
+                let architecture = ARCHITECTURES.iter().find(|(n, _)| *n == number).unwrap().1;
+                assert_eq!(gpu["architecture"].as_str(), Some(architecture), "{key}");
+            } else if device.id.vendor == table::NVIDIA && device.class.base() == 0x06 {
+                let switch = row("nvswitch", &device.id.to_string());
+                assert_eq!(switch["name"].as_str(), Some(device.name.as_str()), "{key}");
+            }
+        }
     }
 }
