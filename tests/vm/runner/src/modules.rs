@@ -77,6 +77,8 @@ pub fn build(
                 kind: Kind::Container,
                 root: name.into(),
                 pci: Vec::new(),
+                faults: toml::Table::new(),
+                functions: Vec::new(),
             };
             let mut machine = Machine::create(bed, "module-builder", &builder, root)?;
             machine.boot()?;

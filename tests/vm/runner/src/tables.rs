@@ -53,7 +53,7 @@ pub struct MachineSpec {
     pub root: String,
     /// What is on its bus, and where.
     #[serde(default)]
-    pci: Vec<Place>,
+    pub pci: Vec<Place>,
     /// What goes wrong in NVML: the `[faults]` of `nvml/README.md`.
     #[serde(default)]
     pub faults: toml::Table,
