@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 
 use crate::bed::Bed;
+use crate::repo::table::Packages;
+use crate::server::PROXY;
 use crate::sh::Cmd;
 use crate::tables::Machines;
 use crate::{image, modules, needs, out, repo, rootfs, toolkit};
-
-/// Where the repository server of a machine listens, in the machine's own namespace.
-pub const SERVER: &str = "127.0.0.1:8077";
 
 /// What the chosen cases need.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +29,7 @@ pub struct Assets {
     pub roots: BTreeMap<String, PathBuf>,
     /// By root filesystem, folders of compiled modules for its kernel.
     pub modules: BTreeMap<String, Vec<PathBuf>>,
-    pub repository: repo::Repository,
+    pub repositories: repo::Repositories,
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
@@ -42,12 +41,17 @@ pub struct Assets {
 pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -> Result<Assets> {
     needs::ensure(&machines.toolkit.go)?;
     let mirror = rootfs::mirror()?;
+    let packages = Packages::load(&bed.here("packages.toml"))?;
     thread::scope(|scope| {
-        let repository = scope.spawn(|| {
+        let repositories = scope.spawn(|| {
             timed("container toolkit, compiled and packed", || {
                 toolkit::build(bed, &machines.toolkit)
             })
-            .and_then(|packages| timed("signed repository", || repo::build(bed, &packages)))
+            .and_then(|toolkit| {
+                timed("signed repositories of stand-in packages", || {
+                    repo::build(bed, &packages, &toolkit, &mirror)
+                })
+            })
         });
         let compiled = scope.spawn(|| match compile {
             true => timed("gpu-bootstrap and the stand-in NVML, compiled", || {
@@ -81,9 +85,9 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
         Ok(Assets {
             roots,
             modules: carried,
-            repository: repository.join().map_err(joined)??,
+            repositories: repositories.join().map_err(joined)??,
             image: image.join().map_err(joined)??,
-            mirror,
+            mirror: mirror.clone(),
             product: target.join("gpu-bootstrap"),
             nvml: target.join("libstandin_nvml.so"),
         })
@@ -91,19 +95,18 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
 }
 
 /// Values for the templates of configurations and cases.
-pub fn values(assets: &Assets) -> BTreeMap<&'static str, String> {
-    BTreeMap::from([
-        ("toolkit-url", format!("http://{SERVER}/{}", repo::PATH)),
-        (
-            "toolkit-key-url",
-            format!("http://{SERVER}/{}", repo::KEY_PATH),
-        ),
-        ("toolkit-fingerprint", assets.repository.fingerprint.clone()),
-        ("mirror", assets.mirror.main.clone()),
-        ("security-mirror", assets.mirror.security.clone()),
-        ("image", image::NAME.to_string()),
-        ("image-archive", "/usr/lib/testbed/probe.tar".to_string()),
-    ])
+pub fn values(assets: &Assets) -> BTreeMap<String, String> {
+    let mut values = assets.repositories.values();
+    for (name, value) in [
+        ("proxy", PROXY),
+        ("mirror", &assets.mirror.main),
+        ("security-mirror", &assets.mirror.security),
+        ("image", image::NAME),
+        ("image-archive", "/usr/lib/testbed/probe.tar"),
+    ] {
+        values.insert(name.into(), value.into());
+    }
+    values
 }
 
 fn compile_workspace(bed: &Bed) -> Result<()> {

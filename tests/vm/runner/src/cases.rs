@@ -1,11 +1,15 @@
 //! `cases/*.toml`, read as one table: what is done to which machine, and what must hold.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+
+use crate::net::Line;
+use crate::serve::Serving;
 
 /// The whole table.
 #[derive(Clone, Debug, Deserialize)]
@@ -102,6 +106,10 @@ pub struct Step {
     pub deadline: u64,
     /// Powers the machine off and boots it again, in this state.
     pub boot: Option<Boot>,
+    /// How the repository server behaves from now on.
+    pub server: Option<Serving>,
+    /// The machine's line to the outside from now on.
+    pub line: Option<Line>,
     /// Compares the machine with what it was after `before`; this must not have changed.
     #[serde(default)]
     pub unchanged: bool,
@@ -163,19 +171,33 @@ fn check(case: &Case) -> Result<()> {
         bail!("a name has at most 40 small letters, digits and hyphens");
     }
     for step in &case.run {
-        let kinds = [step.run.is_some(), step.boot.is_some(), step.unchanged];
+        let kinds = [
+            step.run.is_some(),
+            step.boot.is_some(),
+            step.server.is_some(),
+            step.line.is_some(),
+            step.unchanged,
+        ];
         if kinds.iter().filter(|kind| **kind).count() != 1 {
             bail!(
-                "step `{}` needs one of `run`, `boot` and `unchanged`",
+                "step `{}` needs one of `run`, `boot`, `server`, `line` and `unchanged`",
                 step.title
             );
+        }
+        if let Some(serving) = &step.server {
+            serving
+                .check()
+                .with_context(|| format!("step `{}`", step.title))?;
         }
     }
     Ok(())
 }
 
 /// Puts values in place of `{{name}}`. A name without a value is an error.
-pub fn fill(template: &str, values: &BTreeMap<&str, String>) -> Result<String> {
+pub fn fill<K>(template: &str, values: &BTreeMap<K, String>) -> Result<String>
+where
+    K: Borrow<str> + Ord,
+{
     let mut text = String::new();
     let mut rest = template;
     while let Some((left, right)) = rest.split_once("{{") {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::bed::{Bed, remove_tree};
 use crate::group::{Group, Part};
-use crate::net::{self, Net};
+use crate::net::{self, Line, Net};
 use crate::sh::{Cmd, Done, daemon};
 use crate::tables::MachineSpec;
 use crate::{claim, out, simulation, stop};
@@ -268,13 +268,30 @@ impl Machine {
 
     /// Starts a program of the host in the machine's network, which lives until the machine is
     /// dropped, also across its reboots.
-    pub fn serve(&self, argv: &[&str], log: &str) -> Result<()> {
+    pub fn serve(&self, argv: &[&str], log: &Path) -> Result<Child> {
         let inside = self.net.inside(argv.iter().copied());
-        daemon(
-            &self.group.inside(Part::Support, &inside),
-            &self.dir.join(log),
-        )?;
-        Ok(())
+        daemon(&self.group.inside(Part::Support, &inside), log)
+    }
+
+    /// The same in the host's network.
+    pub fn beside(&self, argv: &[&str], log: &Path) -> Result<Child> {
+        let argv: Vec<String> = argv.iter().copied().map(String::from).collect();
+        daemon(&self.group.inside(Part::Support, &argv), log)
+    }
+
+    /// Where a log of something beside the machine belongs.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The file that holds its network namespace.
+    pub fn netns(&self) -> &Path {
+        self.net.file()
+    }
+
+    /// Cuts or mends its line to the outside.
+    pub fn line(&self, line: Line) -> Result<()> {
+        self.net.line(line)
     }
 
     /// Puts a file into the machine's disk.

@@ -20,6 +20,7 @@ mod repo;
 mod rootfs;
 mod run;
 mod serve;
+mod server;
 mod sh;
 mod simulation;
 mod snapshot;
@@ -77,11 +78,31 @@ enum Verb {
     /// Removes what a bed left behind that was ended without a chance to clean up.
     Clean,
     /// Serves a folder over HTTP; used inside the namespaces of machines.
-    Serve {
-        dir: PathBuf,
-        #[arg(long)]
-        listen: String,
-    },
+    Serve(Order),
+}
+
+/// What a server is told.
+#[derive(Args)]
+struct Order {
+    /// What it shows.
+    dir: PathBuf,
+    /// What it shows at a fault, in a folder for each kind.
+    #[arg(long)]
+    faults: PathBuf,
+    #[arg(long)]
+    listen: String,
+    /// The network namespace to listen in [default: its own].
+    #[arg(long)]
+    netns: Option<PathBuf>,
+    /// How it behaves, as JSON.
+    #[arg(long)]
+    serving: String,
+    /// The path below which a fault holds.
+    #[arg(long)]
+    below: String,
+    /// Names and ports that a proxy serves itself.
+    #[arg(long)]
+    host: Vec<String>,
 }
 
 /// How cases are run.
@@ -118,8 +139,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode> {
     let cli = Cli::parse();
-    if let Verb::Serve { dir, listen } = &cli.verb {
-        serve::run(dir, listen)?;
+    if let Verb::Serve(order) = &cli.verb {
+        serve_repositories(order)?;
         return Ok(ExitCode::SUCCESS);
     }
     stop::on_signals()?;
@@ -158,9 +179,25 @@ fn run() -> Result<ExitCode> {
             let cases = chosen(&cases, &how.cases, how.all)?;
             return test(&bed, &machines, &cases, &how);
         }
-        Verb::Serve { .. } => {}
+        Verb::Serve(_) => {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn serve_repositories(order: &Order) -> Result<()> {
+    let site = serve::Site {
+        root: order.dir.clone(),
+        faults: order.faults.clone(),
+        serving: serde_json::from_str(&order.serving).context("the order does not parse")?,
+        below: order.below.clone(),
+        hosts: order.host.clone(),
+        cuts: serve::Count::default(),
+    };
+    let door = serve::Door {
+        address: order.listen.clone(),
+        netns: order.netns.clone(),
+    };
+    serve::run(&door, site)
 }
 
 fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a Case>> {

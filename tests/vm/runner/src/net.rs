@@ -8,43 +8,65 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Deserialize;
 
 use crate::group::{Group, Part};
 use crate::sh::{Cmd, daemon};
+
+/// The resolver that slirp4netns answers for.
+const RESOLVER: &str = "10.0.2.3/32";
 
 /// The namespace of one machine, held by a file.
 #[derive(Clone, Debug)]
 pub struct Net {
     file: PathBuf,
+    /// The process that carries packets to the outside.
+    carrier: Pid,
+}
+
+/// The line of a machine to the outside.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Line {
+    /// As it should be.
+    Up,
+    /// Nobody answers at the resolver's address.
+    NoDns,
+    /// Whatever is sent vanishes, as behind a firewall that drops it.
+    Silent,
 }
 
 impl Net {
     /// Makes the namespace in `run` and connects it.
     pub fn create(run: &Path, group: &Group, log: &Path) -> Result<Net> {
-        let net = Net {
-            file: run.join("netns"),
-        };
-        fs::write(&net.file, "").with_context(|| format!("cannot write {}", net.file.display()))?;
+        let file = run.join("netns");
+        fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
         Cmd::new([
             "unshare".to_string(),
-            format!("--net={}", net.file.display()),
+            format!("--net={}", file.display()),
             "true".into(),
         ])
         .ok()
         .context("cannot make a network namespace")?;
-        net.exec(["ip", "link", "set", "lo", "up"])?;
-        // dockerd refuses to start without it, and /proc/sys is read-only inside a machine.
-        net.exec(["sysctl", "-qw", "net.ipv4.ip_forward=1"])?;
         let argv = [
             "slirp4netns",
             "--configure",
             "--disable-host-loopback",
             "--netns-type=path",
-            &net.file.to_string_lossy(),
+            &file.to_string_lossy(),
             "tap0",
         ]
         .map(String::from);
-        daemon(&group.inside(Part::Support, &argv), log)?;
+        let carrier = daemon(&group.inside(Part::Support, &argv), log)?;
+        let net = Net {
+            file,
+            carrier: Pid::from_raw(i32::try_from(carrier.id()).context("a process id too large")?),
+        };
+        net.exec(["ip", "link", "set", "lo", "up"])?;
+        // dockerd refuses to start without it, and /proc/sys is read-only inside a machine.
+        net.exec(["sysctl", "-qw", "net.ipv4.ip_forward=1"])?;
         net.wait_for_address(log)?;
         Ok(net)
     }
@@ -52,6 +74,24 @@ impl Net {
     /// The file that holds the namespace.
     pub fn file(&self) -> &Path {
         &self.file
+    }
+
+    /// Cuts or mends the line to the outside.
+    pub fn line(&self, line: Line) -> Result<()> {
+        let signal = match line {
+            Line::Silent => Signal::SIGSTOP,
+            Line::Up | Line::NoDns => Signal::SIGCONT,
+        };
+        kill(self.carrier, signal).context("cannot reach the process that carries packets")?;
+        // Whoever sends to an address of one's own hears at once that nobody listens there.
+        let own = self.exec(["ip", "-br", "addr", "show", "dev", "lo"])?;
+        let verb = match (line == Line::NoDns, own.contains(RESOLVER)) {
+            (true, false) => "add",
+            (false, true) => "del",
+            _ => return Ok(()),
+        };
+        self.exec(["ip", "addr", verb, RESOLVER, "dev", "lo"])
+            .map(drop)
     }
 
     /// Runs a program of the host inside the namespace.

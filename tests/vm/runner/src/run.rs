@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::assets::{Assets, SERVER, values};
+use crate::assets::{Assets, values};
 use crate::bed::Bed;
 use crate::cases::{Boot, Case, Step, fill};
 use crate::machine::Machine;
+use crate::server::Server;
 use crate::sh::Done;
 use crate::snapshot::Snapshot;
 use crate::tables::Machines;
@@ -44,7 +45,8 @@ struct Running<'a> {
     stage: &'a Stage<'a>,
     case: &'a Case,
     machine: Machine,
-    values: BTreeMap<&'static str, String>,
+    values: BTreeMap<String, String>,
+    server: Server,
     before: Option<Snapshot>,
     plans: BTreeMap<String, String>,
     rows: Vec<Row>,
@@ -54,12 +56,13 @@ struct Running<'a> {
 pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
     let start = Instant::now();
     match create(stage, case) {
-        Ok(machine) => {
+        Ok((machine, server)) => {
             let mut running = Running {
                 stage,
                 case,
                 machine,
                 values: values(stage.assets),
+                server,
                 before: None,
                 plans: BTreeMap::new(),
                 rows: Vec::new(),
@@ -81,7 +84,7 @@ pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
     }
 }
 
-fn create(stage: &Stage<'_>, case: &Case) -> Result<Machine> {
+fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
     let spec = stage.machines.machine(&case.machine)?;
     let root = stage
         .assets
@@ -102,18 +105,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<Machine> {
         machine.root().join("etc/standin-nvml.toml"),
     )
     .context("cannot link the stand-in's inventory")?;
-    let own = std::env::current_exe().context("cannot find the bed's own program")?;
-    let www = &stage.assets.repository.root;
-    machine.serve(
-        &[
-            &own.to_string_lossy(),
-            "serve",
-            &www.to_string_lossy(),
-            "--listen",
-            SERVER,
-        ],
-        "server.log",
-    )?;
+    let server = Server::start(&machine, &stage.assets.repositories)?;
     if let Some(name) = &case.config {
         let path = stage.bed.here("configs").join(name);
         let template =
@@ -124,7 +116,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<Machine> {
         fs::create_dir_all(&target).context("cannot make a folder")?;
         fs::write(target.join("config.toml"), text).context("cannot write the configuration")?;
     }
-    Ok(machine)
+    Ok((machine, server))
 }
 
 impl Running<'_> {
@@ -159,10 +151,18 @@ impl Running<'_> {
             out::heading(&step.title);
         }
         let start = Instant::now();
-        let result = match (&step.run, step.boot) {
-            (Some(script), _) => self.command(step, script),
-            (None, Some(boot)) => self.reboot(boot),
-            (None, None) => self.unchanged(),
+        let result = if let Some(script) = &step.run {
+            self.command(step, script)
+        } else if let Some(boot) = step.boot {
+            self.reboot(boot)
+        } else if let Some(serving) = &step.server {
+            self.server
+                .behave(&self.machine, serving)
+                .map(|()| serving.tell())
+        } else if let Some(line) = step.line {
+            self.machine.line(line).map(|()| format!("{line:?}"))
+        } else {
+            self.unchanged()
         };
         self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
         result.map(drop)
@@ -331,7 +331,7 @@ fn failed(title: &str, start: Instant) -> Row {
 fn expect(
     step: &Step,
     done: &Done,
-    values: &BTreeMap<&'static str, String>,
+    values: &BTreeMap<String, String>,
     plans: &mut BTreeMap<String, String>,
 ) -> Result<()> {
     if done.late || done.code != step.exit {

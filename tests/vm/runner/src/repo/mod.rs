@@ -1,0 +1,263 @@
+//! Signed apt repositories, laid out as their vendors' and with keys made for them: the container
+//! toolkit from its real source, and the stand-in packages of `packages.toml`.
+
+mod stand_in;
+pub mod table;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::bed::Bed;
+use crate::repo::table::{Packages, Place};
+use crate::rootfs::Mirror;
+use crate::sh::Cmd;
+
+/// The repository whose packages are made by `toolkit.rs`.
+const TOOLKIT: &str = "toolkit";
+/// Where the server listens, in the network of each machine.
+pub const PORT: u16 = 8077;
+/// Part of the recipe: change it when what is built changes, besides the table.
+const RECIPE: &str = "v3";
+/// The release of Debian whose binaries are packed under Docker's names.
+const SUITE: &str = "bookworm";
+const BINARIES: &str = "docker.io,containerd,runc,tini";
+const SIGN: &str = include_str!("sign.sh");
+
+/// Repositories that are ready to be served.
+#[derive(Clone, Debug)]
+pub struct Repositories {
+    /// What the server shows.
+    pub root: PathBuf,
+    /// What it shows instead at a fault, in a folder for each kind.
+    pub faults: PathBuf,
+    /// What each repository is like, and the fingerprint of the key that signs it.
+    pub places: BTreeMap<String, (Place, String)>,
+}
+
+impl Repositories {
+    /// Values for templates: address, key and fingerprint of each.
+    pub fn values(&self) -> BTreeMap<String, String> {
+        let mut values = addresses(self.places.iter().map(|(name, (place, _))| (name, place)));
+        for (name, (_, fingerprint)) in &self.places {
+            values.insert(format!("{name}-fingerprint"), fingerprint.clone());
+        }
+        values
+    }
+
+    /// The names that a machine must find at the server's address.
+    pub fn hosts(&self) -> Vec<&str> {
+        self.places
+            .values()
+            .map(|(place, _)| place.host.as_str())
+            .filter(|host| host.parse::<std::net::IpAddr>().is_err())
+            .collect()
+    }
+}
+
+/// `NAME-url` and `NAME-key-url` of each repository.
+fn addresses<'a>(
+    places: impl Iterator<Item = (&'a String, &'a Place)>,
+) -> BTreeMap<String, String> {
+    let mut values = BTreeMap::new();
+    for (name, place) in places {
+        let server = format!("http://{}:{PORT}", place.host);
+        values.insert(format!("{name}-url"), format!("{server}/{}", place.path));
+        values.insert(format!("{name}-key-url"), format!("{server}/{}", place.key));
+    }
+    values
+}
+
+/// The repositories of the table; `toolkit` holds the packages of the container toolkit.
+pub fn build(bed: &Bed, table: &Packages, toolkit: &Path, mirror: &Mirror) -> Result<Repositories> {
+    let recipe = format!("{RECIPE} {} {table:?} {SIGN}", toolkit.display());
+    let dir = bed.cached("repository", &recipe, None, |dir| {
+        let binaries = binaries(bed, table, mirror)?;
+        make(dir, table, toolkit, &binaries)
+    })?;
+    let mut places = BTreeMap::new();
+    for (name, place) in &table.repositories {
+        let fingerprint = fs::read_to_string(dir.join("fingerprints").join(name))
+            .context("cannot read a fingerprint")?;
+        places.insert(
+            name.clone(),
+            (place.clone(), fingerprint.trim().to_string()),
+        );
+    }
+    Ok(Repositories {
+        root: dir.join("www"),
+        faults: dir.join("faults"),
+        places,
+    })
+}
+
+/// The files of Debian's packages that stand-ins hold.
+fn binaries(bed: &Bed, table: &Packages, mirror: &Mirror) -> Result<PathBuf> {
+    let paths: Vec<&String> = table
+        .packages
+        .iter()
+        .flat_map(|package| package.from_debian.values())
+        .collect();
+    let recipe = format!("v1 {SUITE} {BINARIES} {mirror:?} {paths:?}");
+    bed.cached("binaries", &recipe, None, |dir| {
+        let tree = dir.join("tree");
+        Cmd::new([
+            "mmdebstrap",
+            "--variant=extract",
+            "--mode=root",
+            "--quiet",
+            &format!("--include={BINARIES}"),
+            SUITE,
+            &tree.to_string_lossy(),
+            &format!(
+                "deb [signed-by={}] {} {SUITE} main",
+                crate::rootfs::KEYRING,
+                mirror.main
+            ),
+        ])
+        .ok()
+        .context("cannot unpack Debian's container packages")?;
+        for path in paths {
+            let to = dir.join(path);
+            fs::create_dir_all(to.parent().unwrap_or(dir)).context("cannot make a folder")?;
+            fs::rename(tree.join(path), to).with_context(|| format!("cannot keep {path}"))?;
+        }
+        crate::bed::remove_tree(&tree)
+    })
+}
+
+fn make(dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path) -> Result<()> {
+    let www = dir.join("www");
+    // Paths of sockets have a limit that a deep cache folder may pass, so that the keys' home is
+    // below /run for as long as they sign.
+    let home = PathBuf::from(format!("/run/gpu-bootstrap-vm-key-{}", std::process::id()));
+    let gone = home.clone();
+    let _home = crate::stop::guard(move || {
+        let kill = Cmd::new(["gpgconf", "--kill", "all"]).env("GNUPGHOME", gone.to_string_lossy());
+        let _ = kill.run();
+        if let Err(error) = crate::bed::remove_tree(&gone) {
+            crate::out::say(format!("the keys' home is left behind: {error:#}"));
+        }
+    });
+    let keys = keys(dir, &home, table)?;
+    for (name, place) in &table.repositories {
+        let pool = pool(&www, place);
+        fs::create_dir_all(&pool).context("cannot make a folder")?;
+        if name == TOOLKIT {
+            for entry in fs::read_dir(toolkit).context("cannot read the packages")? {
+                let entry = entry.context("cannot read the packages")?;
+                fs::copy(entry.path(), pool.join(entry.file_name()))
+                    .context("cannot copy a package")?;
+            }
+        }
+    }
+    let values = addresses(table.repositories.iter());
+    let source = stand_in::Source {
+        keys: &keys,
+        debian: binaries,
+        values: &values,
+    };
+    let work = dir.join("work");
+    for package in &table.packages {
+        let place = &table.repositories[&package.repository];
+        let pool = pool(&www, place);
+        for version in &package.versions {
+            fs::create_dir_all(&work).context("cannot make a folder")?;
+            stand_in::build(package, version, &source, &work, &pool)
+                .with_context(|| format!("cannot build {} {version}", package.name))?;
+            crate::bed::remove_tree(&work)?;
+        }
+    }
+    for (name, place) in &table.repositories {
+        fs::create_dir_all(&work).context("cannot make a folder")?;
+        sign(dir, &home, &work, name, place)
+            .with_context(|| format!("cannot sign the repository {name}"))?;
+        crate::bed::remove_tree(&work)?;
+    }
+    Ok(())
+}
+
+/// Where the packages of a repository lie.
+fn pool(www: &Path, place: &Place) -> PathBuf {
+    // Without `.` at the end, which cannot be made.
+    www.join(&place.path)
+        .join(place.pool())
+        .components()
+        .collect()
+}
+
+/// Who a key belongs to.
+fn owner(name: &str) -> String {
+    format!("{name}@test-bed.example.invalid")
+}
+
+/// Makes a key for each repository, and one that belongs to none. Gives the public ones.
+fn keys(dir: &Path, home: &Path, table: &Packages) -> Result<BTreeMap<String, PathBuf>> {
+    let script = r#"set -eu
+umask 077
+mkdir -p "$GNUPGHOME"
+gpg --batch --quiet --passphrase '' --quick-gen-key "$OWNER" rsa3072 sign never
+umask 022
+mkdir -p "$(dirname "$KEY")" "$(dirname "$BINARY")" "$(dirname "$FINGERPRINT")"
+gpg --armor --export "$OWNER" >"$KEY"
+gpg --export "$OWNER" >"$BINARY"
+gpg --list-keys --with-colons "$OWNER" | awk -F: '$1 == "fpr" { print $10; exit }' >"$FINGERPRINT"
+"#;
+    let mut keys = BTreeMap::new();
+    let stranger = dir.join("stranger.asc");
+    let all = table
+        .repositories
+        .iter()
+        .map(|(name, place)| (name.as_str(), dir.join("www").join(&place.key)))
+        .chain([(STRANGER, stranger)]);
+    for (name, at) in all {
+        let binary = dir.join("keys").join(name);
+        Cmd::new(["/bin/bash", "-c", script])
+            .env("GNUPGHOME", home.to_string_lossy())
+            .env("OWNER", owner(name))
+            .env("KEY", at.to_string_lossy())
+            .env("BINARY", binary.to_string_lossy())
+            .env(
+                "FINGERPRINT",
+                dir.join("fingerprints").join(name).to_string_lossy(),
+            )
+            .ok()
+            .with_context(|| format!("cannot make a key for {name}"))?;
+        keys.insert(name.to_string(), binary);
+    }
+    Ok(keys)
+}
+
+/// The key that signs what is not the vendor's.
+const STRANGER: &str = "stranger";
+
+fn sign(dir: &Path, home: &Path, work: &Path, name: &str, place: &Place) -> Result<()> {
+    let faults = |kind: &str| dir.join("faults").join(kind).join(&place.path);
+    for kind in [WRONG_KEY, HALF_SYNCED] {
+        fs::create_dir_all(faults(kind)).context("cannot make a folder")?;
+    }
+    Cmd::new(["/bin/bash", "-c", SIGN])
+        .env("GNUPGHOME", home.to_string_lossy())
+        .env("ROOT", dir.join("www").join(&place.path).to_string_lossy())
+        .env("WORK", work.to_string_lossy())
+        .env("POOL", place.pool())
+        .env("RELEASE", place.release())
+        .env("LISTS", place.lists())
+        .env("NAME", owner(name))
+        .env("STRANGER", owner(STRANGER))
+        .env("ORIGIN", &place.origin)
+        .env("LABEL", &place.label)
+        .env("SUITE", place.suite.as_deref().unwrap_or_default())
+        .env("COMPONENT", place.component.as_deref().unwrap_or_default())
+        .env("WRONG_KEY", faults(WRONG_KEY).to_string_lossy())
+        .env("HALF_SYNCED", faults(HALF_SYNCED).to_string_lossy())
+        .ok()?;
+    Ok(())
+}
+
+/// The folder of what is served with another key's signature.
+pub const WRONG_KEY: &str = "wrong-key";
+/// The folder of what is served while the vendor copies a newer state.
+pub const HALF_SYNCED: &str = "half-synced";

@@ -1,0 +1,192 @@
+//! The files of the repositories, with what a fault does to them.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Component, Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::fault::{Count, Fault, Serving};
+use super::request::Request;
+use super::{Next, empty};
+use crate::repo;
+
+/// What is served.
+#[derive(Debug)]
+pub struct Site {
+    pub root: PathBuf,
+    /// What is shown instead at a fault, in a folder for each kind.
+    pub faults: PathBuf,
+    pub serving: Serving,
+    /// Below this path the fault holds.
+    pub below: String,
+    /// `host:port` of the repositories, for a proxy.
+    pub hosts: Vec<String>,
+    pub cuts: Count,
+}
+
+/// A part of a file on its way.
+struct Body {
+    file: File,
+    size: u64,
+    start: u64,
+}
+
+impl Site {
+    pub(super) fn answer(
+        &self,
+        writer: &mut impl Write,
+        request: &Request,
+        target: &str,
+    ) -> Result<(u16, Next)> {
+        let with_body = request.method == "GET";
+        if !with_body && request.method != "HEAD" {
+            return Ok((empty(writer, 405, "Method Not Allowed")?, Next::Keep));
+        }
+        let fault = self.fault_at(target);
+        let Some(path) = self.locate(target, fault) else {
+            return Ok((empty(writer, 404, "Not Found")?, Next::Keep));
+        };
+        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        let size = file.metadata().context("cannot measure a file")?.len();
+        let asked = request.headers.get("range");
+        let (status, reason, start) = match asked.and_then(|value| range_start(value)) {
+            Some(start) if start >= size => {
+                return Ok((empty(writer, 416, "Range Not Satisfiable")?, Next::Keep));
+            }
+            Some(start) => (206, "Partial Content", start),
+            None => (200, "OK", 0),
+        };
+        write!(
+            writer,
+            "HTTP/1.1 {status} {reason}\r\nContent-Type: application/octet-stream\r\n\
+             Accept-Ranges: bytes\r\nContent-Length: {}\r\n",
+            size - start
+        )?;
+        if status == 206 {
+            write!(
+                writer,
+                "Content-Range: bytes {start}-{}/{size}\r\n",
+                size - 1
+            )?;
+        }
+        write!(writer, "\r\n")?;
+        let next = match with_body {
+            true => self.send(writer, Body { file, size, start }, fault)?,
+            false => Next::Keep,
+        };
+        writer.flush()?;
+        Ok((status, next))
+    }
+
+    /// The fault that this address has.
+    fn fault_at(&self, target: &str) -> Option<Fault> {
+        let fault = self.serving.fault?;
+        let path = plain(target)?;
+        if !path.starts_with(&self.below) {
+            return None;
+        }
+        if matches!(fault, Fault::WrongKey | Fault::HalfSynced | Fault::Down) {
+            return Some(fault);
+        }
+        let name = path.file_name()?.to_str()?;
+        let package = name.strip_suffix(".deb")?.split('_').next()?;
+        let hit = self
+            .serving
+            .package
+            .as_ref()
+            .is_none_or(|one| one == package);
+        hit.then_some(fault)
+    }
+
+    /// The file that a target names, if it is a file below the root.
+    fn locate(&self, target: &str, fault: Option<Fault>) -> Option<PathBuf> {
+        let path = plain(target)?;
+        let overlay = match fault {
+            Some(Fault::Missing) => return None,
+            Some(Fault::WrongKey) => Some(repo::WRONG_KEY),
+            Some(Fault::HalfSynced) => Some(repo::HALF_SYNCED),
+            _ => None,
+        };
+        overlay
+            .map(|kind| self.faults.join(kind).join(&path))
+            .into_iter()
+            .chain([self.root.join(&path)])
+            .find(|path| fs::metadata(path).is_ok_and(|meta| meta.is_file()))
+    }
+
+    fn send(&self, writer: &mut impl Write, mut body: Body, fault: Option<Fault>) -> Result<Next> {
+        body.file.seek(SeekFrom::Start(body.start))?;
+        let rest = body.size - body.start;
+        match fault {
+            Some(Fault::Cut) if self.cuts.again(self.serving.times) => {
+                // Resuming never gets beyond the middle.
+                let count = (body.size / 2).saturating_sub(body.start);
+                std::io::copy(&mut body.file.take(count), writer)?;
+                return Ok(Next::Close);
+            }
+            Some(Fault::Tampered) => {
+                let mut bytes = Vec::new();
+                body.file.take(rest).read_to_end(&mut bytes)?;
+                let middle = (body.size / 2).checked_sub(body.start);
+                if let Some(byte) = middle
+                    .and_then(|at| usize::try_from(at).ok())
+                    .and_then(|at| bytes.get_mut(at))
+                {
+                    *byte ^= 0xff;
+                }
+                writer.write_all(&bytes)?;
+            }
+            Some(Fault::Slow) => {
+                let rate = self.serving.bytes_per_second.unwrap_or(u32::MAX);
+                trickle(writer, &mut body.file.take(rest), rate)?;
+            }
+            _ => {
+                std::io::copy(&mut body.file.take(rest), writer)?;
+            }
+        }
+        Ok(Next::Keep)
+    }
+}
+
+/// Sends at a rate, in steps that a client does not take for a stop.
+fn trickle(writer: &mut impl Write, from: &mut impl Read, rate: u32) -> Result<()> {
+    let begin = Instant::now();
+    let mut buffer = vec![0; usize::try_from(rate / 20)?.max(1)];
+    let mut sent: u32 = 0;
+    loop {
+        let count = from.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(());
+        }
+        writer.write_all(&buffer[..count])?;
+        writer.flush()?;
+        sent += u32::try_from(count)?;
+        let due = Duration::from_secs(1) * sent / rate.max(1);
+        thread::sleep(due.saturating_sub(begin.elapsed()));
+    }
+}
+
+/// A target as a path that stays below where it is joined.
+fn plain(target: &str) -> Option<PathBuf> {
+    let path = target.split(['?', '#']).next()?.trim_start_matches('/');
+    let path = Path::new(path);
+    path.components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+        .then(|| {
+            path.components()
+                .filter(|part| matches!(part, Component::Normal(_)))
+                .collect()
+        })
+}
+
+/// `bytes=123-`, the only form that apt sends.
+fn range_start(value: &str) -> Option<u64> {
+    value
+        .strip_prefix("bytes=")?
+        .strip_suffix('-')?
+        .parse()
+        .ok()
+}

@@ -1,0 +1,116 @@
+//! The repository server of one machine: started, and started anew where a step wants it to
+//! behave in another way.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::machine::Machine;
+use crate::out;
+use crate::repo::{PORT, Repositories};
+use crate::serve::{Fault, READY, Serving};
+
+/// Where the proxy listens, in the machine's network.
+pub const PROXY: &str = "127.0.0.1:3128";
+
+/// How long a server may take until it listens.
+const START: Duration = Duration::from_secs(10);
+
+/// A server, or none at the moment.
+pub struct Server {
+    repositories: Repositories,
+    log: PathBuf,
+    running: Option<Child>,
+}
+
+impl Server {
+    /// Starts it, with nothing wrong, and makes its names known to a machine that is not up yet.
+    pub fn start(machine: &Machine, repositories: &Repositories) -> Result<Server> {
+        let hosts = machine.root().join("etc/hosts");
+        let mut text = fs::read_to_string(&hosts).context("cannot read the machine's hosts")?;
+        for host in repositories.hosts() {
+            text.push_str(&format!("127.0.0.1\t{host}\n"));
+        }
+        fs::write(&hosts, text).context("cannot write the machine's hosts")?;
+        let mut server = Server {
+            repositories: repositories.clone(),
+            log: machine.log("server.log"),
+            running: None,
+        };
+        server.behave(machine, &Serving::default())?;
+        Ok(server)
+    }
+
+    /// Serves in this way from now on. Connections of before are cut.
+    pub fn behave(&mut self, machine: &Machine, serving: &Serving) -> Result<()> {
+        if let Some(mut child) = self.running.take() {
+            child.kill().context("cannot end the server")?;
+            child.wait().context("cannot wait for the server's end")?;
+        }
+        if serving.fault == Some(Fault::Down) {
+            return Ok(());
+        }
+        let argv = self.argv(machine, serving)?;
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        let mut child = match serving.proxy {
+            true => machine.beside(&argv, &self.log)?,
+            false => machine.serve(&argv, &self.log)?,
+        };
+        let end = Instant::now() + START;
+        while Instant::now() < end {
+            let text = fs::read_to_string(&self.log).unwrap_or_default();
+            if text.contains(READY) {
+                self.running = Some(child);
+                return Ok(());
+            }
+            if let Some(status) = child.try_wait().context("cannot wait for the server")? {
+                bail!("the server ended with {status}: {}", out::tail(&text, 5));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        bail!("the server does not listen")
+    }
+
+    fn argv(&self, machine: &Machine, serving: &Serving) -> Result<Vec<String>> {
+        let below = match &serving.of {
+            Some(name) => {
+                let place = self.repositories.places.get(name);
+                place
+                    .map(|(place, _)| place.path.clone())
+                    .with_context(|| format!("packages.toml has no repository `{name}`"))?
+            }
+            None => String::new(),
+        };
+        let own = std::env::current_exe().context("cannot find the bed's own program")?;
+        let mut argv = vec![
+            own.to_string_lossy().into_owned(),
+            "serve".into(),
+            self.repositories.root.to_string_lossy().into_owned(),
+            "--faults".into(),
+            self.repositories.faults.to_string_lossy().into_owned(),
+            "--serving".into(),
+            serde_json::to_string(serving).context("cannot write the server's order")?,
+            "--below".into(),
+            below,
+            "--listen".into(),
+        ];
+        match serving.proxy {
+            true => {
+                argv.push(PROXY.into());
+                argv.extend([
+                    "--netns".into(),
+                    machine.netns().to_string_lossy().into_owned(),
+                ]);
+            }
+            false => argv.push(format!("127.0.0.1:{PORT}")),
+        }
+        for (place, _) in self.repositories.places.values() {
+            argv.extend(["--host".into(), format!("{}:{PORT}", place.host)]);
+        }
+        Ok(argv)
+    }
+}
