@@ -25,59 +25,86 @@ const BACKOFF: [Duration; 3] = [
 /// How much of a compiler's log an error carries.
 const LOG_LINES: usize = 30;
 
+/// Attempts at what may pass by itself.
+#[derive(Debug)]
+pub(super) struct Attempts(std::slice::Iter<'static, Duration>);
+
+impl Attempts {
+    pub(super) fn new() -> Self {
+        Self(BACKOFF.iter())
+    }
+}
+
 impl Applier {
-    /// Runs apt or dpkg; faults that pass by themselves are tried again.
+    /// Runs apt or dpkg where the command itself says all that may happen; faults that pass by
+    /// themselves are tried again.
     pub(super) async fn apt_run(
         &self,
         what: &str,
-        cmd: Cmd,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        self.apt_stages(what, cmd, 0, sink).await
-    }
-
-    /// The same where it is known how many stages it will print, see [`apt_progress`].
-    pub(super) async fn apt_stages(
-        &self,
-        what: &str,
         mut cmd: Cmd,
-        stages: usize,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let mut pauses = BACKOFF.iter();
+        let mut attempts = Attempts::new();
         loop {
-            let error = match self.apt_once(what, &cmd, stages, sink).await {
+            match self.apt_once(what, &cmd, 0, sink).await {
                 Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            let ChangeError::Packages { fault, .. } = &error else {
-                return Err(error);
-            };
-            let (true, Some(pause)) = (fault.passes(), pauses.next()) else {
-                return Err(error);
-            };
-            let fault = *fault;
-            sink.retry(&sentence(&error), pause.as_secs_f64());
-            self.host.clock.sleep(*pause).await;
-            match fault {
-                Fault::Locked => self.wait_for_locks(sink).await?,
-                Fault::Stale if is_update(&cmd) => cmd = self.apt()?.update_past_caches(),
-                // The lists are older than the mirror, or a cache on the way is; new ones mend both.
-                Fault::Stale => {
-                    let update = self.apt()?.update_past_caches();
-                    if let Err(error) = self
-                        .apt_once("fetch the package lists", &update, 0, sink)
-                        .await
-                    {
-                        sink.line(&sentence(&error));
+                // A cache on the way may be what is older than the mirror.
+                Err(error) if is_update(&cmd) => {
+                    if self.pass(&mut attempts, error, sink).await? == Fault::Stale {
+                        cmd = self.apt()?.update_past_caches();
                     }
                 }
-                _ => {}
+                Err(error) => self.pass_and_refresh(&mut attempts, error, sink).await?,
             }
         }
     }
 
-    async fn apt_once(
+    /// Waits for what passes by itself, with newer lists if it were they that failed. The machine
+    /// may be another one afterwards: whoever tries again decides anew what may happen.
+    ///
+    /// # Errors
+    /// The error itself when it does not pass, or has not passed for too long.
+    pub(super) async fn pass_and_refresh(
+        &self,
+        attempts: &mut Attempts,
+        error: ChangeError,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        if self.pass(attempts, error, sink).await? == Fault::Stale {
+            let update = self.apt()?.update_past_caches();
+            if let Err(error) = self
+                .apt_once("fetch the package lists", &update, 0, sink)
+                .await
+            {
+                sink.line(&sentence(&error));
+            }
+        }
+        Ok(())
+    }
+
+    async fn pass(
+        &self,
+        attempts: &mut Attempts,
+        error: ChangeError,
+        sink: &dyn Sink,
+    ) -> Result<Fault, ChangeError> {
+        let ChangeError::Packages { fault, .. } = &error else {
+            return Err(error);
+        };
+        let (true, Some(pause)) = (fault.passes(), attempts.0.next()) else {
+            return Err(error);
+        };
+        let fault = *fault;
+        sink.retry(&sentence(&error), pause.as_secs_f64());
+        self.host.clock.sleep(*pause).await;
+        if fault == Fault::Locked {
+            self.wait_for_locks(sink).await?;
+        }
+        Ok(fault)
+    }
+
+    /// One attempt; `stages` is how many it will print where that is known, see [`apt_progress`].
+    pub(super) async fn apt_once(
         &self,
         what: &str,
         cmd: &Cmd,

@@ -9,15 +9,15 @@ use std::{
 
 use super::{
     Applier, ChangeError, Sink, Undo,
-    apt_run::short,
+    apt_run::{Attempts, short},
     inventory::{full_name, held, native},
     transaction::{Agreed, choose, objections},
 };
 use crate::{
     config::desired::{Manager, PackageWish},
-    host::{Query, exec::tail},
+    host::{Cmd, Query, exec::tail},
     tools::{
-        apt::Apt,
+        apt::{Apt, Removals},
         apt_fault::{Fault, obstacle},
         apt_policy,
         apt_simulation::{self, Action},
@@ -84,7 +84,7 @@ impl Applier {
         self.apt()?;
         self.exclusively(sink, async {
             self.check_consistent()?;
-            let resolved = match self.resolve(wishes).await {
+            let mut resolved = match self.resolve(wishes).await {
                 // Lists as old as the image may not know what the mirror has.
                 Err(ChangeError::NoVersion { .. }) if !self.lists.are_fresh() => {
                     self.update(sink).await?;
@@ -92,33 +92,52 @@ impl Applier {
                 }
                 resolved => resolved?,
             };
-            let mut specs = self.specs(&resolved)?;
-            specs.extend(
-                self.present(removing)?
-                    .iter()
-                    .map(|name| format!("{name}-")),
-            );
-            if !specs.is_empty() {
-                let actions = self.simulate(&["install"], &specs).await?;
-                self.agree(&actions, wishes, removing)?;
-                let apt = self.apt()?;
-                self.begin(undo)?;
-                let arrivals = actions
-                    .iter()
-                    .filter(|action| matches!(action, Action::Install { .. }))
-                    .count();
-                self.apt_stages("download packages", apt.download(&specs), arrivals, sink)
-                    .await?;
-                self.apt_stages(
-                    "install packages",
-                    apt.install(&specs),
-                    stages(&actions),
-                    sink,
-                )
-                .await?;
+            let mut attempts = Attempts::new();
+            while let Err(error) = self.transact(&resolved, wishes, removing, undo, sink).await {
+                self.pass_and_refresh(&mut attempts, error, sink).await?;
+                // Newer lists, or what another package manager did, may ask for another
+                // transaction: it is simulated and agreed to like the first one.
+                resolved = self.resolve(wishes).await?;
             }
             self.verify(&resolved)
         })
+        .await
+    }
+
+    /// One attempt at a transaction: simulated, agreed to, downloaded, done.
+    async fn transact(
+        &self,
+        resolved: &BTreeMap<String, String>,
+        wishes: &[PackageWish],
+        removing: &[String],
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let mut specs = self.specs(resolved)?;
+        specs.extend(
+            self.present(removing)?
+                .iter()
+                .map(|name| format!("{name}-")),
+        );
+        if specs.is_empty() {
+            return Ok(());
+        }
+        let actions = self.simulate(&["install"], &specs).await?;
+        self.agree(&actions, wishes, removing)?;
+        let apt = self.apt()?;
+        self.begin(undo)?;
+        let arrivals = actions
+            .iter()
+            .filter(|action| matches!(action, Action::Install { .. }))
+            .count();
+        self.apt_once("download packages", &apt.download(&specs), arrivals, sink)
+            .await?;
+        self.apt_once(
+            "install packages",
+            &apt.install(&specs, removals(&actions)),
+            stages(&actions),
+            sink,
+        )
         .await
     }
 
@@ -167,9 +186,11 @@ impl Applier {
             }
             let actions = self.agree_to_removal(&present, &[]).await?;
             self.begin(undo)?;
-            self.apt_stages(
+            let purge = self.apt()?.purge(&present);
+            self.take_away(
                 "remove packages",
-                self.apt()?.purge(&present),
+                &purge,
+                (&present, &[]),
                 stages(&actions),
                 sink,
             )
@@ -186,6 +207,23 @@ impl Applier {
         .await
     }
 
+    /// Runs a removal that was agreed to; before another attempt it is agreed to again.
+    pub(super) async fn take_away(
+        &self,
+        what: &str,
+        cmd: &Cmd,
+        (packages, along): (&[String], &[String]),
+        stages: usize,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let mut attempts = Attempts::new();
+        while let Err(error) = self.apt_once(what, cmd, stages, sink).await {
+            self.pass_and_refresh(&mut attempts, error, sink).await?;
+            self.agree_to_removal(packages, along).await?;
+        }
+        Ok(())
+    }
+
     pub(super) async fn preview_remove(&self, packages: &[String]) -> Result<String, ChangeError> {
         if self.policy.manager == Manager::Dnf {
             return Ok("removing with dnf is not available in this version".to_owned());
@@ -198,10 +236,31 @@ impl Applier {
         Ok(apt_simulation::tell(&actions))
     }
 
-    /// Simulates what brings packages back, and refuses it if it would take others.
-    pub(super) async fn agree_to_reinstall(&self, specs: &[String]) -> Result<(), ChangeError> {
-        let actions = self.simulate(&["install"], specs).await?;
-        self.agree(&actions, &[], &[])
+    /// Brings packages back; refused if it would take others.
+    pub(super) async fn bring_back(
+        &self,
+        specs: &[String],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let apt = self.apt()?;
+        let mut attempts = Attempts::new();
+        loop {
+            let actions = self.simulate(&["install"], specs).await?;
+            self.agree(&actions, &[], &[])?;
+            let cmd = apt.install(specs, removals(&actions));
+            match self
+                .apt_once(
+                    "install removed packages again",
+                    &cmd,
+                    stages(&actions),
+                    sink,
+                )
+                .await
+            {
+                Ok(()) => return Ok(()),
+                Err(error) => self.pass_and_refresh(&mut attempts, error, sink).await?,
+            }
+        }
     }
 
     /// Simulates a removal and refuses it if anything but the packages and `along` would go.
@@ -244,18 +303,19 @@ impl Applier {
                 Err(error) => return Err(error),
             }
             let apt = self.apt()?;
-            let actions = self.simulate(&["install", "--fix-broken"], &[]).await?;
-            let half_done = self.half_done()?;
-            let agreed = Agreed {
-                named: half_done.iter().map(String::as_str).collect(),
-                removing: self.policy.may_remove.iter().map(String::as_str).collect(),
-                upgrading: self.policy.may_upgrade.iter().map(String::as_str).collect(),
-                held: held(&self.database()?),
-                only_removals: false,
-            };
-            refuse(objections(&actions, &agreed))?;
-            self.apt_run("complete broken dependencies", apt.fix(), sink)
-                .await?;
+            let mut attempts = Attempts::new();
+            loop {
+                let actions = self.simulate(&["install", "--fix-broken"], &[]).await?;
+                self.agree_to_repair(&actions)?;
+                let fix = apt.fix(removals(&actions));
+                match self
+                    .apt_once("complete broken dependencies", &fix, stages(&actions), sink)
+                    .await
+                {
+                    Ok(()) => break,
+                    Err(error) => self.pass_and_refresh(&mut attempts, error, sink).await?,
+                }
+            }
             self.check_consistent()
         })
         .await
@@ -378,6 +438,18 @@ impl Applier {
         ))
     }
 
+    fn agree_to_repair(&self, actions: &[Action]) -> Result<(), ChangeError> {
+        let half_done = self.half_done()?;
+        let agreed = Agreed {
+            named: half_done.iter().map(String::as_str).collect(),
+            removing: self.policy.may_remove.iter().map(String::as_str).collect(),
+            upgrading: self.policy.may_upgrade.iter().map(String::as_str).collect(),
+            held: held(&self.database()?),
+            only_removals: false,
+        };
+        refuse(objections(actions, &agreed))
+    }
+
     fn agree(
         &self,
         actions: &[Action],
@@ -444,8 +516,20 @@ impl Applier {
     }
 }
 
+/// Whether a simulation that was agreed to removes anything: else nothing may be removed for real.
+fn removals(actions: &[Action]) -> Removals {
+    if actions
+        .iter()
+        .any(|action| matches!(action, Action::Remove { .. }))
+    {
+        Removals::Agreed
+    } else {
+        Removals::None
+    }
+}
+
 /// How many stages a transaction will print: a package that comes is unpacked and set up.
-pub(super) fn stages(actions: &[Action]) -> usize {
+fn stages(actions: &[Action]) -> usize {
     actions
         .iter()
         .map(|action| match action {

@@ -124,14 +124,16 @@ impl Applier {
         remove.retain(|name| !kept.names.contains(name));
         let apt = self.apt()?;
         if !purge.is_empty() {
-            self.apt_run("purge packages", apt.purge(&purge), sink)
+            let cmd = apt.purge(&purge);
+            self.take_away("purge packages", &cmd, (&purge, &both), 0, sink)
                 .await?;
             endings.push(Reverted::Done {
                 what: format!("purged {} ({})", count(&purge), some(&purge)),
             });
         }
         if !remove.is_empty() {
-            self.apt_run("remove packages", apt.remove(&remove), sink)
+            let cmd = apt.remove(&remove);
+            self.take_away("remove packages", &cmd, (&remove, &both), 0, sink)
                 .await?;
             endings.push(Reverted::Done {
                 what: format!("removed {} ({})", count(&remove), some(&remove)),
@@ -203,15 +205,7 @@ impl Applier {
             return Ok(Vec::new());
         }
         let what = format!("removed packages ({})", some(&specs));
-        let installed = match self.agree_to_reinstall(&specs).await {
-            Ok(()) => {
-                let cmd = self.apt()?.install(&specs);
-                self.apt_run("install removed packages again", cmd, sink)
-                    .await
-            }
-            Err(error) => Err(error),
-        };
-        Ok(vec![match installed {
+        Ok(vec![match self.bring_back(&specs, sink).await {
             Ok(()) => Reverted::Done {
                 what: format!("brought back {what}"),
             },

@@ -17,6 +17,26 @@ pub struct Apt {
     pub recommends: bool,
 }
 
+/// What a transaction may take away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removals {
+    /// Nothing, whatever the resolver comes to meanwhile.
+    None,
+    /// What the simulation named, and the plan agreed to.
+    Agreed,
+}
+
+impl Removals {
+    /// apt-get(8): with `--no-remove` it "immediately aborts" if any package is to be removed.
+    /// What may be removed cannot be named to it.
+    const fn option(self) -> &'static [&'static str] {
+        match self {
+            Self::None => &["--no-remove"],
+            Self::Agreed => &[],
+        }
+    }
+}
+
 /// A transaction with a DKMS build takes some minutes; this is for a sick machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
 
@@ -134,14 +154,17 @@ impl Apt {
 
     /// Installs `name` or `name=version`.
     #[must_use]
-    pub fn install(&self, packages: &[String]) -> Cmd {
-        self.get(&["install"], packages)
+    pub fn install(&self, packages: &[String], removals: Removals) -> Cmd {
+        self.get(&[&["install"], removals.option()].concat(), packages)
     }
 
     /// Completes broken dependencies.
     #[must_use]
-    pub fn fix(&self) -> Cmd {
-        self.get(&["install", "--fix-broken"], &[])
+    pub fn fix(&self, removals: Removals) -> Cmd {
+        self.get(
+            &[&["install", "--fix-broken"], removals.option()].concat(),
+            &[],
+        )
     }
 
     /// Removes packages and their configuration.
@@ -161,12 +184,9 @@ impl Apt {
 #[must_use]
 pub fn told(cmd: &Cmd) -> String {
     std::iter::once(cmd.program.as_str())
-        .chain(
-            cmd.args
-                .iter()
-                .map(String::as_str)
-                .filter(|arg| !(arg.starts_with("-o") || ["-q", "-y", "--"].contains(arg))),
-        )
+        .chain(cmd.args.iter().map(String::as_str).filter(|arg| {
+            !(arg.starts_with("-o") || ["-q", "-y", "--no-remove", "--"].contains(arg))
+        }))
         .collect::<Vec<_>>()
         .join(" ")
 }
@@ -181,7 +201,7 @@ pub fn mark(verb: &str, packages: &[String]) -> Cmd {
 
 #[cfg(test)]
 mod tests {
-    use super::{Apt, mark, told};
+    use super::{Apt, Removals, mark, told};
 
     fn apt() -> Apt {
         Apt {
@@ -199,8 +219,9 @@ mod tests {
             apt.update(),
             apt.update_past_caches(),
             apt.download(&specs),
-            apt.install(&specs),
-            apt.fix(),
+            apt.install(&specs, Removals::None),
+            apt.install(&specs, Removals::Agreed),
+            apt.fix(Removals::None),
             apt.purge(&specs),
             apt.remove(&specs),
             apt.simulate(&["install"], &specs).cmd().clone(),
@@ -213,8 +234,10 @@ mod tests {
             assert!(!line.contains("Unauthenticated"), "{line}");
             assert!(!line.contains("Status-Fd"), "{line}");
         }
-        let install = apt.install(&specs);
-        assert!(install.line().ends_with("install -- docker.io"));
+        let agreed = apt.install(&specs, Removals::Agreed);
+        assert!(agreed.line().ends_with("install -- docker.io"));
+        let install = apt.install(&specs, Removals::None);
+        assert!(install.line().ends_with("install --no-remove -- docker.io"));
         assert!(install.silence.is_some() && install.stdin.is_none());
         assert!(
             install

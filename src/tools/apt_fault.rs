@@ -34,6 +34,8 @@ pub enum Fault {
     NotFound,
     /// A held package stands in the way.
     Held,
+    /// The machine has moved since the simulation: something would be removed now.
+    Moved,
     /// Dependencies cannot be met.
     Unmet,
     /// A kernel module did not compile.
@@ -104,6 +106,10 @@ const SIGNS: &[(&str, Fault)] = &[
     ("has no installation candidate", Fault::NotFound),
     ("' was not found", Fault::NotFound),
     ("Held packages were changed", Fault::Held),
+    (
+        "Packages need to be removed but remove is disabled",
+        Fault::Moved,
+    ),
     ("Bad return status for module build on kernel", Fault::Build),
     ("you have held broken packages", Fault::Unmet),
     ("unmet dependencies", Fault::Unmet),
@@ -133,7 +139,10 @@ impl Fault {
     /// Another attempt may succeed without anybody doing anything.
     #[must_use]
     pub fn passes(self) -> bool {
-        matches!(self, Self::Locked | Self::Stale | Self::Network)
+        matches!(
+            self,
+            Self::Locked | Self::Stale | Self::Network | Self::Moved
+        )
     }
 
     /// The stable word for scripts.
@@ -154,6 +163,7 @@ impl Fault {
             Self::Network => "network",
             Self::NotFound => "package-not-found",
             Self::Held => "package-held",
+            Self::Moved => "transaction-refused",
             Self::Unmet => "unmet-dependencies",
             Self::Build => "module-build",
             Self::Script => "package-script",
@@ -211,6 +221,10 @@ impl Fault {
             Self::Build => {
                 "the compiler's words are above; the driver may be too old for the kernel, or \
                  the kernel's headers or compiler are missing"
+            }
+            Self::Moved => {
+                "something else works on this machine's packages at the same time; try again when \
+                 it has ended"
             }
             Self::Script | Self::Other => return None,
         })

@@ -38,6 +38,7 @@ struct Line {
     fix: bool,
     may_downgrade: bool,
     may_change_held: bool,
+    no_remove: bool,
     verb: String,
     names: Vec<String>,
 }
@@ -60,6 +61,7 @@ fn parse(cmd: &Cmd) -> Line {
             "--" => only_names = true,
             "--download-only" => line.download_only = true,
             "--fix-broken" => line.fix = true,
+            "--no-remove" => line.no_remove = true,
             "--allow-downgrades" => line.may_downgrade = true,
             "--allow-change-held-packages" => line.may_change_held = true,
             "--no-install-recommends" | "-oAPT::Install-Recommends=false" => {
@@ -330,6 +332,12 @@ fn install(
     };
     if line.simulate {
         return Ok(ok(tell(state, &transaction)));
+    }
+    if line.no_remove && !transaction.removes.is_empty() {
+        return Ok(failed(
+            100,
+            "E: Packages need to be removed but remove is disabled.\n",
+        ));
     }
     if !transaction.installs.is_empty() {
         let why = state

@@ -49,6 +49,8 @@ pub(super) struct Apt {
     pub installed: Arc<Mutex<BTreeMap<String, Installed>>>,
     /// Standard errors of the next calls that would change something.
     pub faults: Arc<Mutex<Vec<&'static str>>>,
+    /// What the next fetch of the lists brings.
+    pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
 }
 
 impl Apt {
@@ -134,6 +136,8 @@ impl Apt {
             return failed(100, fault);
         }
         if has("update") {
+            let coming = std::mem::take(&mut *self.coming.lock().unwrap());
+            self.archive.lock().unwrap().extend(coming);
             return ok("Reading package lists...\n");
         }
         let names: Vec<String> = cmd
@@ -149,10 +153,10 @@ impl Apt {
         if has("--download-only") || has("--fix-broken") {
             return ok("");
         }
-        self.put(&names, simulated, files)
+        self.put(&names, simulated, has("--no-remove"), files)
     }
 
-    fn put(&self, specs: &[String], simulated: bool, files: &FakeFiles) -> Output {
+    fn put(&self, specs: &[String], simulated: bool, no_remove: bool, files: &FakeFiles) -> Output {
         let archive = self.archive.lock().unwrap();
         let mut installed = self.installed.lock().unwrap().clone();
         let (mut text, mut scripts) = (String::new(), Vec::new());
@@ -196,6 +200,12 @@ impl Apt {
                     open.push(((*needed).to_owned(), true));
                 }
             }
+        }
+        if no_remove && text.contains("Remv ") {
+            return failed(
+                100,
+                "E: Packages need to be removed but remove is disabled.",
+            );
         }
         if !simulated {
             *self.installed.lock().unwrap() = installed;

@@ -195,6 +195,62 @@ async fn removals_upgrades_and_versions_that_nobody_named_are_refused() {
 }
 
 #[tokio::test]
+async fn only_removals_that_were_agreed_to_can_happen() {
+    let (bed, apt) = docker();
+    apt.have("podman", "4");
+    apt.write(&bed.fakes.files);
+    bed.apply(&install(&["docker.io"])).await.unwrap();
+    let named = Change::InstallPackages {
+        packages: vec![wish("docker.io", None)],
+        removing: vec!["podman".into()],
+    };
+    bed.apply(&named).await.unwrap();
+    let real: Vec<bool> = bed
+        .fakes
+        .exec
+        .lines()
+        .iter()
+        .filter(|line| line.contains(" install ") && !line.contains(" -s "))
+        .filter(|line| !line.contains("--download-only"))
+        .map(|line| line.contains("--no-remove"))
+        .collect();
+    assert_eq!(real, [true, false]);
+}
+
+#[tokio::test]
+async fn what_newer_lists_bring_is_agreed_to_anew() {
+    // The lists were older than the mirror. What it has now takes something else away.
+    let (bed, apt) = docker();
+    apt.have("podman", "4");
+    apt.write(&bed.fakes.files);
+    *apt.faults.lock().unwrap() = vec!["E: Failed to fetch http://x/runc.deb  404  Not Found"];
+    let newer = |conflicts| Offered {
+        conflicts,
+        ..Offered::new("1.1.6", &[])
+    };
+    *apt.coming.lock().unwrap() = vec![("runc", newer(&["podman"]))];
+    let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
+    assert_eq!(error.reason(), "transaction-refused");
+    assert!(error.to_string().contains("would remove podman"), "{error}");
+    assert!(apt.installed.lock().unwrap().contains_key("podman"));
+    // Newer versions that harm nobody are taken.
+    *apt.faults.lock().unwrap() = vec!["E: Failed to fetch http://x/runc.deb  404  Not Found"];
+    apt.offer("runc", Offered::new("1.1.5", &[]));
+    *apt.coming.lock().unwrap() = vec![("runc", newer(&[]))];
+    bed.apply(&install(&["docker.io", "runc"])).await.unwrap();
+    assert_eq!(apt.installed.lock().unwrap()["runc"].version, "1.1.6");
+}
+
+#[tokio::test]
+async fn a_machine_that_moves_after_the_simulation_loses_nothing() {
+    // apt refuses for real what it would not have done when it was asked.
+    let (bed, apt) = docker();
+    *apt.faults.lock().unwrap() = vec!["E: Packages need to be removed but remove is disabled."];
+    bed.apply(&install(&["docker.io"])).await.unwrap();
+    assert!(bed.heard.text().contains("remove is disabled"));
+}
+
+#[tokio::test]
 async fn what_others_need_meanwhile_is_left_and_named() {
     let (bed, apt) = docker();
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
