@@ -1,9 +1,10 @@
 //! Describes, applies and undoes changes on a machine: one arm per verb, the work of each in the
 //! file of its family.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Change, ChangeError, FileAfter, Reverted, Sink, Undo, backup::Backups, file, packages::Lists,
@@ -21,6 +22,7 @@ pub struct Applier {
     pub(super) state: Utf8PathBuf,
     pub(super) backups: Backups,
     pub(super) lists: Arc<Lists>,
+    pub(super) stop: CancellationToken,
 }
 
 impl Applier {
@@ -33,6 +35,29 @@ impl Applier {
             policy,
             state,
             lists: Arc::default(),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// Gives up waiting for others once this is cancelled. Work that has begun is never cut off.
+    #[must_use]
+    pub fn stopped_by(mut self, stop: CancellationToken) -> Self {
+        self.stop = stop;
+        self
+    }
+
+    /// Waits, unless somebody asks to stop.
+    pub(super) async fn pause_for(
+        &self,
+        duration: Duration,
+        what: &str,
+    ) -> Result<(), ChangeError> {
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => Err(ChangeError::Stopped {
+                what: what.to_owned(),
+            }),
+            () = self.host.clock.sleep(duration) => Ok(()),
         }
     }
 

@@ -63,7 +63,8 @@ impl Applier {
     /// may be another one afterwards: whoever tries again decides anew what may happen.
     ///
     /// # Errors
-    /// The error itself when it does not pass, or has not passed for too long.
+    /// The error itself when it does not pass, or has not passed for too long; or that somebody
+    /// asked to stop.
     pub(super) async fn pass_and_refresh(
         &self,
         attempts: &mut Attempts,
@@ -96,7 +97,8 @@ impl Applier {
         };
         let fault = *fault;
         sink.retry(&sentence(&error), pause.as_secs_f64());
-        self.host.clock.sleep(*pause).await;
+        self.pause_for(*pause, "wait before another attempt")
+            .await?;
         if fault == Fault::Locked {
             self.wait_for_locks(sink).await?;
         }

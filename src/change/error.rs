@@ -10,6 +10,9 @@ use crate::{
     tools::{apt_fault, kmod, openpgp::OpenPgpError},
 };
 
+/// The word of [`ChangeError::Stopped`]: nothing failed, and nothing was begun that needs an end.
+pub const STOPPED: &str = "stopped";
+
 /// See the module.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
@@ -55,6 +58,12 @@ pub enum ChangeError {
         holder: String,
         /// Seconds waited.
         waited: u64,
+    },
+    /// Somebody asked to stop while there was only waiting to do.
+    #[error("{what}: asked to stop")]
+    Stopped {
+        /// What was waited for.
+        what: String,
     },
     /// apt or dpkg failed.
     #[error("{what}{}", attached(.attachment))]
@@ -248,6 +257,7 @@ impl Report for ChangeError {
             Self::Backup { .. } => "backup",
             Self::Unsupported { .. } => "unsupported",
             Self::Locked { .. } => "apt-lock-timeout",
+            Self::Stopped { .. } => STOPPED,
             Self::Packages { fault, .. } => fault.reason(),
             Self::HalfDone { .. } => "package-database-interrupted",
             Self::NoVersion { .. } => "package-not-found",

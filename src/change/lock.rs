@@ -61,7 +61,7 @@ impl Applier {
         }
     }
 
-    /// Waits until no package manager holds a lock.
+    /// Waits until no package manager holds a lock, or somebody asks to stop.
     pub(super) async fn wait_for_locks(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let clock = &self.host.clock;
         let started = clock.monotonic();
@@ -90,7 +90,8 @@ impl Applier {
                 );
                 told = Some((holder.who, now));
             }
-            clock.sleep(POLL).await;
+            self.pause_for(POLL, "wait for another package manager")
+                .await?;
         }
         Ok(())
     }

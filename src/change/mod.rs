@@ -34,7 +34,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use applier::Applier;
-pub use error::ChangeError;
+pub use error::{ChangeError, STOPPED};
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
 
 use crate::config::desired::{PackageWish, Repository};

@@ -25,6 +25,10 @@ use crate::{
     },
 };
 
+/// Seconds that apt itself waits for its locks. Short: we wait ourselves, by name, and can be
+/// stopped while we do.
+const LOCK_BACKSTOP: u64 = 10;
+
 /// Whether the package lists were fetched in this run, and no repository was added since.
 #[derive(Debug, Default)]
 pub(super) struct Lists(AtomicBool);
@@ -44,7 +48,7 @@ impl Applier {
     pub(super) fn apt(&self) -> Result<Apt, ChangeError> {
         match self.policy.manager {
             Manager::Apt => Ok(Apt {
-                lock_timeout_seconds: self.policy.lock_timeout_seconds.min(120),
+                lock_timeout_seconds: self.policy.lock_timeout_seconds.min(LOCK_BACKSTOP),
                 proxy: self.policy.proxy.clone(),
                 recommends: self.policy.recommends,
             }),

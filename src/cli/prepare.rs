@@ -168,7 +168,9 @@ pub(super) fn tools(
     (events, cancel): (Events, Cancel),
 ) -> Tools {
     Tools {
-        verbs: Arc::new(Applier::new(host.clone(), policy, paths::STATE.into())),
+        verbs: Arc::new(
+            Applier::new(host.clone(), policy, paths::STATE.into()).stopped_by(cancel.token()),
+        ),
         host: host.clone(),
         events,
         cancel,

@@ -17,7 +17,7 @@ use super::{
     verbs::Failure,
 };
 use crate::{
-    change::{Change, Lock},
+    change::{Change, Lock, STOPPED},
     event::{Event, Outcome},
     exit::Exit,
     step::Assessment,
@@ -96,8 +96,9 @@ impl<'s> Applying<'s> {
                 self.stop = Some(Stop::Cancelled(exit));
                 if !self.tasks.is_empty() {
                     self.session.tools.events.emit(Event::Note {
-                        message: "asked to stop: what is being done ends first, nothing new starts"
-                            .to_owned(),
+                        message:
+                            "asked to stop: work that has begun ends first, nothing new starts"
+                                .to_owned(),
                     });
                 }
             }
@@ -347,7 +348,10 @@ impl<'s> Applying<'s> {
                     }
                     job.applied += count;
                 }
-                if let Some((summary, failure)) = failed {
+                if let Some((summary, failure)) = failed
+                    // What had only waited has not failed; it was not run.
+                    && failure.reason() != STOPPED
+                {
                     for at in steps {
                         self.fail(at, End::failed(&summary, &failure));
                     }

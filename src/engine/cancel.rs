@@ -1,4 +1,5 @@
-//! Stopping at a safe point: the running change ends, nothing new starts.
+//! Stopping at a safe point: the running change ends, nothing new starts, and nobody is waited
+//! for any more.
 
 use std::sync::{Arc, OnceLock};
 
@@ -31,6 +32,12 @@ impl Cancel {
     #[must_use]
     pub fn exit(&self) -> Option<Exit> {
         self.by.get().copied()
+    }
+
+    /// For those who wait for others: cancelled once somebody has asked to stop.
+    #[must_use]
+    pub fn token(&self) -> CancellationToken {
+        self.token.clone()
     }
 
     /// Waits until somebody asks; gives the exit status.

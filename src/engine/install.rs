@@ -48,7 +48,12 @@ impl Session {
         }
 
         let mut jobs = self.survey().await;
-        self.rehearse(&mut jobs).await;
+        // Looking can be left at any moment; then nothing starts.
+        tokio::select! {
+            biased;
+            _ = self.tools.cancel.cancelled() => {}
+            () = self.rehearse(&mut jobs) => {}
+        }
         self.conclude(Mode::Install, &mut jobs);
         let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {
             nothing_changes(&mut jobs);

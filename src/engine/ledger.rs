@@ -8,7 +8,7 @@ use super::{
     verbs::{Failure, Verbs},
 };
 use crate::{
-    change::{Change, Reverted, Sink, Undo},
+    change::{Change, Reverted, STOPPED, Sink, Undo},
     error::causes,
     event::Event,
     journal::{Journal, JournalError, Record, Standing},
@@ -96,12 +96,13 @@ impl Ledger {
         Ok(notes)
     }
 
-    /// Undoes what stands; several at once where their undo was merged into `undo`.
+    /// Undoes what stands; several at once where their undo was merged into `undo`. Nothing where
+    /// it had only waited when somebody asked to stop.
     pub(super) async fn revert(
         &self,
         standing: &[Standing],
         undo: &Undo,
-    ) -> Result<Reverted, JournalError> {
+    ) -> Result<Option<Reverted>, JournalError> {
         let steps = steps_of(standing);
         let sink = Said {
             events: &self.events,
@@ -109,6 +110,7 @@ impl Ledger {
         };
         let reverted = match self.verbs.revert(undo, &sink).await {
             Ok(reverted) => reverted,
+            Err(failure) if failure.reason() == STOPPED => return Ok(None),
             Err(failure) => Reverted::Left {
                 what: standing
                     .iter()
@@ -135,7 +137,7 @@ impl Ledger {
                 },
             })?;
         }
-        Ok(reverted)
+        Ok(Some(reverted))
     }
 
     async fn exact(&self, summary: &str, undo: Undo, sink: &dyn Sink) -> Undo {

@@ -132,9 +132,10 @@ async fn undo_all(
             summary: summary.clone(),
         });
         *fate = match ledger.revert(&group.standing, &group.undo).await? {
-            Reverted::Done { what } => Fate::Gone(what),
-            Reverted::Nothing { why } => Fate::Gone(format!("nothing to undo: {why}")),
-            Reverted::Left { what, why } => Fate::Stays(format!("{what}: {why}")),
+            Some(Reverted::Done { what }) => Fate::Gone(what),
+            Some(Reverted::Nothing { why }) => Fate::Gone(format!("nothing to undo: {why}")),
+            Some(Reverted::Left { what, why }) => Fate::Stays(format!("{what}: {why}")),
+            None => Fate::NotTried,
         };
         *seconds = tools.events.elapsed().saturating_sub(began).as_secs_f64();
         if matches!(fate, Fate::Gone(_)) {

@@ -1,5 +1,7 @@
 //! The package chokepoint: there and back, refusals, waiting, faults.
 
+use tokio_util::sync::CancellationToken;
+
 use super::{
     apt::{Apt, Offered, append},
     kit::{Bed, STATE},
@@ -444,6 +446,40 @@ async fn another_package_manager_is_waited_for_by_name_and_with_a_bound() {
     );
     bed.fakes.files.put("/proc/locks", "");
     bed.apply(&install(&["docker.io"])).await.unwrap();
+}
+
+#[tokio::test]
+async fn waiting_ends_at_once_when_somebody_asks_to_stop() {
+    let (bed, _) = docker();
+    bed.units.put("apt-daily.timer", "enabled", "active");
+    let (before, units) = (bed.snapshot(), bed.units.all());
+    let stop = CancellationToken::new();
+    let applier = bed.restarted().stopped_by(stop.clone());
+    hold_lock(&bed);
+    let change = install(&["docker.io"]);
+    let undo = applier.capture(&change).await.unwrap();
+    let asked = bed.fakes.clock.clone();
+    let (ended, ()) = tokio::join!(applier.apply(&change, undo.clone(), &bed.heard), async {
+        while asked.slept().len() < 3 {
+            tokio::task::yield_now().await;
+        }
+        stop.cancel();
+    });
+    assert_eq!(ended.unwrap_err().reason(), crate::change::STOPPED);
+    assert_eq!(bed.fakes.clock.slept().len(), 3);
+    let undo = applier.reconcile(&undo, &bed.heard).await.unwrap();
+    assert!(undo.is_nothing());
+    bed.fakes.files.take("/proc/locks");
+    for path in ["/var/lib/dpkg/lock-frontend", "/proc/812/comm"] {
+        bed.fakes.files.take(path);
+    }
+    bed.fakes.files.take("/proc/812/fd/5");
+    assert_eq!(bed.units.all(), units);
+    let changed: Vec<String> = diff(&before, &bed.snapshot())
+        .into_iter()
+        .filter(|line| !line.contains("/proc"))
+        .collect();
+    assert!(changed.is_empty(), "{changed:?}");
 }
 
 #[tokio::test]

@@ -216,6 +216,22 @@ async fn a_signal_lets_the_running_change_end_and_starts_nothing_new() {
 }
 
 #[tokio::test]
+async fn what_only_waits_is_stopped_at_once_and_has_not_failed() {
+    let rig = Rig::new([packages("a", &["one"]), file("b", "/b", "").after(&["a"])]);
+    *rig.verbs.waits.lock().unwrap() = Some(rig.cancel.clone());
+    let cancel = rig.cancel.clone();
+    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+        if matches!(change, Change::InstallPackages { .. }) {
+            cancel.cancel(Exit::Terminated);
+        }
+    });
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Terminated);
+    assert_eq!(outcomes(&report), ["a not-run", "b not-run"]);
+    assert!(report.steps.iter().all(|step| step.causes.is_empty()));
+}
+
+#[tokio::test]
 async fn a_second_run_is_told_who_holds_the_lock() {
     let rig = Rig::new([file("a", "/a", "x")]);
     rig.fakes.files.hold_lock(

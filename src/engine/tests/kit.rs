@@ -10,7 +10,10 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    change::{Change, FileAfter, FileBefore, Lock, Reverted, Saved, Sink, Undo, traces::Traces},
+    change::{
+        Change, ChangeError, FileAfter, FileBefore, Lock, Reverted, Saved, Sink, Undo,
+        traces::Traces,
+    },
     check::Check,
     config::desired::PackageWish,
     engine::{
@@ -207,11 +210,17 @@ pub struct FileVerbs {
     pub log: Mutex<Vec<String>>,
     /// A change whose summary contains this fails after it has done its work.
     pub fails: Mutex<Option<String>>,
+    /// Packages wait for somebody until the run is asked to stop.
+    pub waits: Mutex<Option<Cancel>>,
     /// Called before each change is applied.
     pub before: Mutex<Hook>,
 }
 
 impl FileVerbs {
+    fn waits(&self) -> Option<Cancel> {
+        self.waits.lock().unwrap().clone()
+    }
+
     fn names(&self) -> Result<Vec<String>, Failure> {
         self.host
             .files
@@ -297,6 +306,12 @@ impl Verbs for FileVerbs {
         let summary = change.summary();
         self.log.lock().unwrap().push(summary.clone());
         (self.before.lock().unwrap())(change);
+        if let (Change::InstallPackages { .. }, Some(cancel)) = (change, self.waits()) {
+            cancel.cancelled().await;
+            return Err(Box::new(ChangeError::Stopped {
+                what: "wait for another package manager".to_owned(),
+            }));
+        }
         sink.line("working");
         self.act(change)?;
         tokio::task::yield_now().await;
@@ -360,6 +375,12 @@ impl Verbs for FileVerbs {
             }
             _ => "nothing".to_owned(),
         };
+        if let (Undo::Packages { .. }, Some(cancel)) = (undo, self.waits()) {
+            cancel.cancelled().await;
+            return Err(Box::new(ChangeError::Stopped {
+                what: "wait for another package manager".to_owned(),
+            }));
+        }
         self.log.lock().unwrap().push(what.clone());
         let fails = self.fails.lock().unwrap().clone();
         if fails.is_some_and(|fails| what.contains(&fails)) {
@@ -411,6 +432,7 @@ impl Rig {
                 host,
                 log: Mutex::default(),
                 fails: Mutex::default(),
+                waits: Mutex::default(),
                 before: Mutex::new(Box::new(|_| {})),
             }),
             fakes,

@@ -87,6 +87,27 @@ async fn a_signal_stops_between_two_undos() {
 }
 
 #[tokio::test]
+async fn an_undo_that_only_waits_is_not_tried_and_stands() {
+    let rig = Rig::new([packages("a", &["one"])]);
+    rig.install().await.unwrap();
+    *rig.verbs.waits.lock().unwrap() = Some(rig.cancel.clone());
+    let (report, ()) = tokio::join!(rig.uninstall(), async {
+        rig.cancel.cancel(Exit::Terminated);
+    });
+    let report = report.unwrap();
+    assert_eq!(report.exit, Exit::Terminated);
+    assert!(report.left.is_empty(), "{:?}", report.left);
+    *rig.verbs.waits.lock().unwrap() = None;
+    let rig = Rig {
+        cancel: crate::engine::Cancel::new(),
+        ..rig
+    };
+    rig.log();
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.log(), ["purge one"]);
+}
+
+#[tokio::test]
 async fn a_machine_that_was_as_wanted_has_nothing_to_undo() {
     let rig = Rig::new([step("a", |_| satisfied("fine"))]);
     rig.install().await.unwrap();
