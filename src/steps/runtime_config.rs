@@ -4,7 +4,7 @@
 //! read it look the same on disk.
 
 use async_trait::async_trait;
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, look, runtime_packages::wish};
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
     config::desired::{Desired, RuntimeKind, RuntimeWish},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
+    tools::docker,
 };
 
 /// Where `nvidia-ctk runtime configure` writes.
@@ -42,12 +43,45 @@ pub(super) enum Effective {
     },
 }
 
-fn decide(effective: &Effective, wish: &RuntimeWish, desired: &Desired) -> Assessment {
+/// What was read.
+#[derive(Debug, Clone)]
+struct RuntimeState {
+    effective: Effective,
+    /// A configuration file that its daemon cannot start with, and why.
+    broken: Option<(&'static str, String)>,
+}
+
+async fn detect(cx: &Cx<'_>, kind: RuntimeKind) -> Result<RuntimeState, StepError> {
+    let mut broken = None;
+    if kind == RuntimeKind::Docker {
+        let [path] = DOCKER_FILES;
+        if let Some(text) = cx.host.files().read_text(Utf8Path::new(path))? {
+            broken = docker::check_config(&text).err().map(|why| (path, why));
+        }
+    }
+    Ok(RuntimeState {
+        effective: look::effective(cx, kind).await?,
+        broken,
+    })
+}
+
+fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assessment {
     if desired.toolkit.is_none() {
         return Assessment::NotApplicable {
             why: "the container toolkit is not wanted".into(),
         };
     }
+    // A daemon that runs read it before it was broken, and does not start again.
+    if let Some((path, why)) = &state.broken {
+        return Assessment::Blocked {
+            why: format!("`{path}` is no JSON object: {why}"),
+            hint: format!(
+                "correct `{path}`, or move it away; Docker does not start with it, and what \
+                 somebody wrote there is not overwritten"
+            ),
+        };
+    }
+    let effective = &state.effective;
     let (name, files): (&str, &[&str]) = match wish.kind {
         RuntimeKind::Docker => ("docker", &DOCKER_FILES),
         RuntimeKind::Containerd => ("containerd", &CONTAINERD_FILES),
@@ -146,26 +180,29 @@ impl Step for RuntimeConfig {
                 why: "this runtime is not wanted".into(),
             });
         };
-        Ok(decide(
-            &look::effective(cx, self.0).await?,
-            wish,
-            cx.desired,
-        ))
+        Ok(decide(&detect(cx, self.0).await?, wish, cx.desired))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Effective, decide, wish};
+    use super::{Effective, RuntimeState, decide, wish};
     use crate::{
         change::Change, config::desired::RuntimeKind, step::Assessment, steps::fixtures::desired,
     };
 
-    fn known(runtimes: &[&str], default: &str) -> Effective {
-        Effective::Known {
+    fn known(runtimes: &[&str], default: &str) -> RuntimeState {
+        intact(Effective::Known {
             runtimes: runtimes.iter().map(ToString::to_string).collect(),
             default: Some(default.to_owned()),
             migrated: false,
+        })
+    }
+
+    fn intact(effective: Effective) -> RuntimeState {
+        RuntimeState {
+            effective,
+            broken: None,
         }
     }
 
@@ -194,7 +231,7 @@ mod tests {
         ));
         for unready in [Effective::Absent, Effective::Silent("no socket".into())] {
             assert!(matches!(
-                decide(&unready, &docker, &want),
+                decide(&intact(unready), &docker, &want),
                 Assessment::Needs { .. }
             ));
         }
@@ -208,9 +245,25 @@ mod tests {
         );
         want.toolkit = None;
         assert!(matches!(
-            decide(&Effective::Absent, &docker, &want),
+            decide(&intact(Effective::Absent), &docker, &want),
             Assessment::NotApplicable { .. }
         ));
+    }
+
+    #[test]
+    fn a_broken_file_blocks_even_where_the_daemon_still_runs() {
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let mut state = known(&["nvidia", "runc"], "runc");
+        state.broken = Some((
+            "/etc/docker/daemon.json",
+            "expected value at line 3 column 7".into(),
+        ));
+        let Assessment::Blocked { why, hint } = decide(&state, &docker, &want) else {
+            panic!("must be blocked");
+        };
+        assert!(why.contains("/etc/docker/daemon.json") && why.contains("line 3 column 7"));
+        assert!(hint.contains("correct `/etc/docker/daemon.json`"), "{hint}");
     }
 
     #[test]
@@ -220,12 +273,12 @@ mod tests {
         containerd.kind = RuntimeKind::Containerd;
         want.runtimes.push(containerd.clone());
         for (migrated, copied) in [(false, true), (true, false)] {
-            let effective = Effective::Known {
+            let state = intact(Effective::Known {
                 runtimes: vec!["runc".into()],
                 default: Some("runc".into()),
                 migrated,
-            };
-            let Assessment::Needs { changes, .. } = decide(&effective, &containerd, &want) else {
+            });
+            let Assessment::Needs { changes, .. } = decide(&state, &containerd, &want) else {
                 panic!("must be registered");
             };
             let Change::RunTool { command, .. } = &changes[0] else {

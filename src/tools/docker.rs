@@ -57,9 +57,32 @@ pub fn parse_info(text: &str) -> Result<Info, String> {
     serde_json::from_str(text.trim()).map_err(|error| error.to_string())
 }
 
+/// Looks whether the daemon's configuration file, `daemon.json`, can be read.
+///
+/// # Errors
+/// Where and why it is no JSON object.
+pub fn check_config(text: &str) -> Result<(), String> {
+    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text)
+        .map(drop)
+        .map_err(|error| error.to_string())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::parse_info;
+    use super::{check_config, parse_info};
+
+    #[test]
+    fn a_broken_configuration_is_told_with_its_place() {
+        assert_eq!(check_config("{\"log-driver\": \"local\"}\n"), Ok(()));
+        for (text, place) in [
+            ("{\n  \"mtu\": 1400,\n}\n", "line 3 column 1"),
+            ("", "line 1 column 0"),
+            ("[]", "line 1 column 0"),
+        ] {
+            let why = check_config(text).expect_err("broken");
+            assert!(why.contains(place), "{why}");
+        }
+    }
 
     #[test]
     fn runtimes_are_read() {
