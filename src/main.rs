@@ -11,6 +11,7 @@ use gpu_bootstrap::{
     cli::{self, World},
     exit::Exit,
     host::real::{self, HttpProxy, RealClock, RealHttp},
+    report::{Drawn, Log, log},
 };
 use nix::sys::signal::{SigSet, Signal};
 
@@ -34,6 +35,17 @@ fn main() -> ExitCode {
         Err(error) => return fail("failed to name this program", &error),
     };
     let (mut out, mut err) = (stdout(), stderr());
+    let drawn = Drawn::default();
+    let filter = std::env::var(log::VARIABLE).ok();
+    let logging = match Log::start(filter.as_deref(), drawn.clone(), Box::new(stderr())) {
+        Ok((logging, wrong)) => {
+            if let Some(wrong) = wrong {
+                tracing::warn!("`{}` makes no sense: {wrong}", log::VARIABLE);
+            }
+            logging
+        }
+        Err(error) => return fail("failed to start the log", &error),
+    };
     let (out_terminal, err_terminal) = (out.is_terminal(), err.is_terminal());
     let mut world = World {
         host: real::host(None),
@@ -57,8 +69,10 @@ fn main() -> ExitCode {
             Arc::new(RealHttp::new(Arc::new(RealClock::default()), Some(proxy)))
         }),
         talk: Arc::new(|| Box::new(stderr())),
+        drawn,
     };
     let exit = runtime.block_on(cli::run(std::env::args_os().collect(), &mut world));
+    logging.finish();
     // Reading threads of the runtime may still wait for children that outlive us.
     runtime.shutdown_background();
     ExitCode::from(exit.code())

@@ -93,7 +93,7 @@ pub(super) fn subscribers(
     let mut list: Vec<Box<dyn Subscriber>> = Vec::new();
     let style = world.err_style();
     list.push(if world.err_terminal {
-        Box::new(Terminal::new(style))
+        Box::new(Terminal::new(style, &world.drawn))
     } else {
         Box::new(Plain::new((world.talk)(), style))
     });

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io::Write, sync::Arc};
 
 use crate::{
     host::{Host, Http},
-    report::Style,
+    report::{Drawn, Style},
 };
 
 /// The surroundings of a run.
@@ -31,6 +31,8 @@ pub struct World<'w> {
     pub proxied: Proxied,
     /// Opens another way to where talk goes, for the thread that tells about a run under way.
     pub talk: Talk,
+    /// What is drawn on the terminal, for the log that writes there too.
+    pub drawn: Drawn,
 }
 
 /// See [`World::proxied`].

@@ -31,7 +31,7 @@ pub const DROP_INS: &str = "/etc/gpu-bootstrap/config.d";
 /// What environment variables start with; `__` stands for the dot, `_` for the dash.
 pub const PREFIX: &str = "GPU_BOOTSTRAP_";
 
-/// Variables of the program that are no settings.
+/// Variables of the program that are no settings: the filter of its log.
 const NOT_SETTINGS: [&str; 1] = ["GPU_BOOTSTRAP_LOG"];
 
 /// The settings that an environment holds, by variable, with the parts of their keys.

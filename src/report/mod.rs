@@ -5,6 +5,7 @@ pub mod document;
 pub mod error;
 pub mod human;
 pub mod lines;
+pub mod log;
 pub mod plain;
 pub mod status;
 mod style;
@@ -13,6 +14,7 @@ pub mod terminal;
 mod tests;
 
 pub use lines::JsonLines;
+pub use log::{Drawn, Log};
 pub use plain::Plain;
 pub use style::Style;
 pub use terminal::Terminal;

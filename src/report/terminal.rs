@@ -6,7 +6,7 @@ use std::{io, time::Duration};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{
-    Style,
+    Drawn, Style,
     plain::{amount, names},
     style::{Ink, of_outcome},
 };
@@ -51,10 +51,12 @@ impl Running {
 }
 
 impl Terminal {
-    /// On standard error.
+    /// On standard error; `drawn` lets others write there too.
     #[must_use]
-    pub fn new(style: Style) -> Self {
-        Self::on(ProgressDrawTarget::stderr(), style)
+    pub fn new(style: Style, drawn: &Drawn) -> Self {
+        let terminal = Self::on(ProgressDrawTarget::stderr(), style);
+        drawn.show(&terminal.bars);
+        terminal
     }
 
     /// On something else.

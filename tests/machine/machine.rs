@@ -140,6 +140,7 @@ impl Machine {
             command: args.join(" "),
             proxied: Arc::new(|proxy| panic!("no proxy is simulated, and `{proxy}` is asked for")),
             talk: Arc::new(move || Box::new(more.clone())),
+            drawn: Default::default(),
         };
         let line: Vec<OsString> = std::iter::once("gpu-bootstrap")
             .chain(args.iter().copied())

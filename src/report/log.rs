@@ -1,0 +1,194 @@
+//! Log lines of this program on standard error, between what is drawn there and never into it.
+//!
+//! They are for the person who looks for a fault of the program; what a run does is told by
+//! events. A thread of its own writes them, so that a terminal that hangs cannot hold up a run.
+
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use indicatif::MultiProgress;
+use tracing::{Subscriber, level_filters::LevelFilter, subscriber};
+use tracing_subscriber::{EnvFilter, filter::ParseError};
+
+/// The environment variable with the filter, as `debug` or `gpu_bootstrap::host=trace,warn`.
+pub const VARIABLE: &str = "GPU_BOOTSTRAP_LOG";
+
+/// Lines that may wait for a slow standard error; what comes beyond is lost.
+const WAITING: usize = 1024;
+
+/// How long the end of the program waits for the last lines.
+const LAST: Duration = Duration::from_secs(1);
+
+/// What is drawn on the terminal right now. Clones share it.
+#[derive(Clone, Default)]
+pub struct Drawn(Arc<Mutex<Option<MultiProgress>>>);
+
+impl Drawn {
+    /// From now on these bars are there.
+    pub(super) fn show(&self, bars: &MultiProgress) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(bars.clone());
+    }
+
+    /// Writes between them: they are taken away and drawn again below.
+    fn between<T>(&self, write: impl FnOnce() -> T) -> T {
+        let bars = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        match bars {
+            Some(bars) => bars.suspend(write),
+            None => write(),
+        }
+    }
+}
+
+enum Word {
+    Line(Vec<u8>),
+    /// Everything before is written.
+    Written(SyncSender<()>),
+}
+
+/// The log of this process, until it ends.
+pub struct Log(SyncSender<Word>);
+
+impl Log {
+    /// Starts to log what the filter lets through: warnings and errors where there is none.
+    ///
+    /// # Errors
+    /// When there is a log already, or the operating system gives no thread.
+    pub fn start(
+        filter: Option<&str>,
+        drawn: Drawn,
+        out: Box<dyn Write + Send>,
+    ) -> io::Result<(Self, Option<ParseError>)> {
+        let (to, from) = sync_channel(WAITING);
+        thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(move || write_all(&from, &drawn, out))?;
+        let (subscriber, wrong) = lines(filter, to.clone());
+        subscriber::set_global_default(subscriber).map_err(io::Error::other)?;
+        Ok((Self(to), wrong))
+    }
+
+    /// Waits until what was said is written, but not for ever.
+    pub fn finish(self) {
+        let (done, written) = sync_channel(1);
+        if self.0.try_send(Word::Written(done)).is_ok() {
+            // Who does not take the last lines in time does without them.
+            let _ = written.recv_timeout(LAST);
+        }
+    }
+}
+
+/// A filter that makes no sense is told, and warnings and errors are logged all the same.
+fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option<ParseError>) {
+    let builder = || EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
+    let (filter, wrong) = match builder().parse(filter.unwrap_or_default()) {
+        Ok(filter) => (filter, None),
+        Err(error) => (builder().parse_lossy(""), Some(error)),
+    };
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(move || Line(to.clone()))
+        .finish();
+    (subscriber, wrong)
+}
+
+fn write_all(from: &Receiver<Word>, drawn: &Drawn, mut out: Box<dyn Write + Send>) {
+    while let Ok(word) = from.recv() {
+        match word {
+            // Standard error is the last resort: if it is gone there is nobody to tell.
+            Word::Line(line) => drop(drawn.between(|| out.write_all(&line))),
+            Word::Written(done) => drop(done.try_send(())),
+        }
+    }
+}
+
+/// A line on its way. The formatter writes each with one call.
+struct Line(SyncSender<Word>);
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // A full queue means that nobody reads; the run goes on.
+        drop(self.0.try_send(Word::Line(bytes.to_vec())));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn logged(filter: Option<&str>) -> (String, bool) {
+        let (to, from) = sync_channel(WAITING);
+        let (subscriber, wrong) = lines(filter, to);
+        subscriber::with_default(subscriber, || {
+            tracing::debug!("a detail");
+            tracing::warn!(path = "/x", "a doubt");
+        });
+        let text = from
+            .try_iter()
+            .map(|word| match word {
+                Word::Line(line) => String::from_utf8(line).unwrap(),
+                Word::Written(_) => String::new(),
+            })
+            .collect();
+        (text, wrong.is_some())
+    }
+
+    #[test]
+    fn warnings_are_logged_and_more_where_it_is_asked_for() {
+        let (text, wrong) = logged(None);
+        assert!(text.contains("WARN gpu_bootstrap::report::log::tests: a doubt path=\"/x\"\n"));
+        assert!(!text.contains("a detail") && !wrong);
+        for (filter, detail) in [
+            ("gpu_bootstrap::report=debug", true),
+            ("debug", true),
+            ("error", false),
+        ] {
+            let (text, wrong) = logged(Some(filter));
+            assert_eq!(text.contains("a detail"), detail, "{filter}: {text}");
+            assert!(!wrong);
+        }
+    }
+
+    #[test]
+    fn a_filter_that_makes_no_sense_is_told() {
+        let (text, wrong) = logged(Some("gpu_bootstrap=loud"));
+        assert!(text.contains("a doubt") && !text.contains("a detail") && wrong);
+    }
+
+    #[test]
+    fn the_last_lines_are_waited_for_and_a_writer_that_hangs_is_not() {
+        struct Hangs;
+        impl Write for Hangs {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                thread::park();
+                Ok(0)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (to, from) = sync_channel(1);
+        thread::spawn(move || write_all(&from, &Drawn::default(), Box::new(Hangs)));
+        to.send(Word::Line(b"first".to_vec())).unwrap();
+        for _ in 0..3 {
+            Line(to.clone()).write_all(b"more").unwrap();
+        }
+        Log(to).finish();
+    }
+}
