@@ -11,7 +11,10 @@ use crate::{
     error::Report,
     exit::Exit,
     host::{Cmd, ExecError, FilesError, Host},
-    tools::container_view::{self, ContainerView, LIBRARIES},
+    tools::{
+        container_view::{self, ContainerView, LIBRARIES},
+        ctr,
+    },
 };
 
 /// The image made for the proof, removed after it.
@@ -103,7 +106,9 @@ pub async fn run(
     let deadline = Duration::from_secs(*timeout_seconds);
     let view = match runtime {
         RuntimeKind::Docker => docker(host, &root, image.as_deref(), deadline, sink).await?,
-        RuntimeKind::Containerd => containerd(host, &root, deadline, sink).await?,
+        RuntimeKind::Containerd => {
+            containerd(host, &root, image.as_deref(), deadline, sink).await?
+        }
     };
     judge(&view, *gpus, driver)
 }
@@ -264,19 +269,55 @@ async fn docker(
 async fn containerd(
     host: &Host,
     root: &Root,
+    image: Option<&str>,
     deadline: Duration,
     sink: &dyn Sink,
 ) -> Result<ContainerView, ProbeError> {
-    let mut args: Vec<String> = ["--namespace", CONTAINER, "run", "--rm", "--rootfs"]
+    // Images were pulled where the kubelet's are.
+    let namespace = image.map_or(CONTAINER, |_| ctr::KUBERNETES);
+    // A container of a proof that was cut off would take the name.
+    clear_containerd(host, namespace, sink).await?;
+    let mut args: Vec<String> = ["--namespace", namespace, "run", "--rm"]
         .into_iter()
         .map(str::to_owned)
         .collect();
     args.push("--runc-binary=/usr/bin/nvidia-container-runtime".to_owned());
     args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
-    args.push(root.folder.to_string());
+    match image {
+        None => args.extend(["--rootfs".to_owned(), root.folder.to_string()]),
+        Some(image) => {
+            for place in [PROGRAM, LIBRARY_FOLDER] {
+                let source = root.folder.join(&place[1..]);
+                args.push(format!(
+                    "--mount=type=bind,src={source},dst={place},options=rbind:ro"
+                ));
+            }
+            args.push(image.to_owned());
+        }
+    }
     args.push(CONTAINER.to_owned());
+    // They take the place of the image's entry point.
     args.extend(root.command().iter().map(|&part| part.to_owned()));
-    view(host, &Cmd::new("ctr", args).deadline(deadline), sink).await
+    let ran = view(host, &Cmd::new("ctr", args).deadline(deadline), sink).await;
+    if matches!(ran, Err(ProbeError::Exec(ExecError::Deadline { .. })))
+        && let Err(error) = clear_containerd(host, namespace, sink).await
+    {
+        sink.line(&format!("`{CONTAINER}` may be left: {error}"));
+    }
+    ran
+}
+
+async fn clear_containerd(host: &Host, namespace: &str, sink: &dyn Sink) -> Result<(), ProbeError> {
+    let list = ctr::containers(namespace);
+    let listed = host.reader().query(&list).await?.success(list.cmd())?;
+    if !listed.stdout.lines().any(|name| name.trim() == CONTAINER) {
+        return Ok(());
+    }
+    // Nothing may run in it any more; if something still does, its removal says so.
+    host.exec
+        .run(&ctr::end_task(namespace, CONTAINER), &mut |_, _| {})
+        .await?;
+    quiet(host, &ctr::remove_container(namespace, CONTAINER), sink).await
 }
 
 /// Runs a command whose output is for people only.
@@ -309,7 +350,10 @@ mod tests {
     use crate::{
         change::{Probe, Sink},
         config::desired::RuntimeKind,
-        host::fake::{self, ok},
+        host::{
+            Host,
+            fake::{self, Fakes, failed, ok},
+        },
         tools::container_view::ContainerView,
     };
 
@@ -344,8 +388,8 @@ mod tests {
         );
     }
 
-    #[tokio::test]
-    async fn the_image_is_made_run_and_removed() {
+    /// A machine on which this program can be packed.
+    fn machine() -> (Host, Fakes) {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/proc/self/maps",
@@ -354,21 +398,33 @@ mod tests {
         );
         fakes.files.put("/proc/self/exe", "program");
         fakes.files.put("/usr/lib/ld-linux-x86-64.so.2", "loader");
+        (host, fakes)
+    }
+
+    const SEEN: &str = r#"{"devices":["nvidia0","nvidiactl"],
+        "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#;
+
+    fn probe(runtime: RuntimeKind, image: Option<&str>) -> Probe {
+        Probe::ContainerSeesGpus {
+            runtime,
+            image: image.map(str::to_owned),
+            gpus: 1,
+            driver: "1.2".into(),
+            timeout_seconds: 60,
+        }
+    }
+
+    #[tokio::test]
+    async fn the_image_is_made_run_and_removed() {
+        let (host, fakes) = machine();
         fakes.exec.on("tar", |_, _| ok(""));
         fakes
             .exec
             .on("docker", |cmd, _| match cmd.args[0].as_str() {
-                "run" => ok(r#"{"devices":["nvidia0","nvidiactl"],
-                "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#),
+                "run" => ok(SEEN),
                 _ => ok(""),
             });
-        let probe = Probe::ContainerSeesGpus {
-            runtime: RuntimeKind::Docker,
-            image: None,
-            gpus: 1,
-            driver: "1.2".into(),
-            timeout_seconds: 60,
-        };
+        let probe = probe(RuntimeKind::Docker, None);
         run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
             .await
             .expect("a proof");
@@ -380,5 +436,60 @@ mod tests {
             .map(|cmd| cmd.args[0].clone())
             .collect();
         assert_eq!(verbs, ["import", "rm", "run", "rmi"]);
+    }
+
+    #[tokio::test]
+    async fn what_a_cut_off_proof_left_in_containerd_goes_first() {
+        let (host, fakes) = machine();
+        fakes.exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
+            "containers" if cmd.args[3] == "list" => ok("other\ngpu-bootstrap-probe\n"),
+            // It had ended by itself.
+            "tasks" => failed(1, "ctr: no running task found"),
+            "run" => ok(SEEN),
+            _ => ok(""),
+        });
+        let probe = probe(RuntimeKind::Containerd, None);
+        run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
+            .await
+            .expect("a proof");
+        let lines = fakes.exec.lines();
+        let own = "ctr --namespace gpu-bootstrap-probe";
+        assert_eq!(lines[0], format!("{own} containers list --quiet"));
+        assert_eq!(
+            lines[1],
+            format!("{own} tasks delete --force gpu-bootstrap-probe")
+        );
+        assert_eq!(
+            lines[2],
+            format!("{own} containers delete gpu-bootstrap-probe")
+        );
+        assert!(lines[3].contains(" --rootfs /var/lib/gpu-bootstrap/probe/rootfs "));
+        assert_eq!(lines.len(), 4);
+    }
+
+    #[tokio::test]
+    async fn containerd_runs_the_image_that_was_asked_for() {
+        let (host, fakes) = machine();
+        fakes.exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
+            "run" => ok(SEEN),
+            _ => ok(""),
+        });
+        let image = "nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04";
+        let probe = probe(RuntimeKind::Containerd, Some(image));
+        run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
+            .await
+            .expect("a proof");
+        let lines = fakes.exec.lines();
+        let [list, run] = &lines[..] else {
+            panic!("{lines:#?}");
+        };
+        assert!(list.starts_with("ctr --namespace k8s.io containers list"));
+        assert!(run.starts_with("ctr --namespace k8s.io run --rm "), "{run}");
+        assert!(!run.contains("--rootfs"), "{run}");
+        let mounted = "--mount=type=bind,src=/var/lib/gpu-bootstrap/probe/rootfs/gpu-bootstrap,\
+                       dst=/gpu-bootstrap,options=rbind:ro";
+        assert!(run.contains(mounted), "{run}");
+        let inside = format!("{image} gpu-bootstrap-probe /gpu-bootstrap-lib/ld-linux");
+        assert!(run.contains(&inside), "{run}");
     }
 }

@@ -19,6 +19,40 @@ pub fn images(namespace: &str) -> Query {
     )
 }
 
+/// Lists the names of containers, running or not.
+#[must_use]
+pub fn containers(namespace: &str) -> Query {
+    Query::new(
+        "ctr",
+        ["--namespace", namespace, "containers", "list", "--quiet"],
+    )
+}
+
+/// Ends what runs in a container; a status other than 0 where nothing does.
+#[must_use]
+pub fn end_task(namespace: &str, container: &str) -> Cmd {
+    Cmd::new(
+        "ctr",
+        [
+            "--namespace",
+            namespace,
+            "tasks",
+            "delete",
+            "--force",
+            container,
+        ],
+    )
+}
+
+/// Removes a container in which nothing runs, and its snapshot.
+#[must_use]
+pub fn remove_container(namespace: &str, container: &str) -> Cmd {
+    Cmd::new(
+        "ctr",
+        ["--namespace", namespace, "containers", "delete", container],
+    )
+}
+
 /// Pulls an image.
 #[must_use]
 pub fn pull(namespace: &str, image: &str) -> Cmd {
