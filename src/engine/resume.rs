@@ -96,7 +96,8 @@ fn changes(exe: &Utf8Path) -> [Change; 2] {
 pub(super) async fn ensure(ledger: &Ledger, exe: &Utf8Path) -> Result<(), String> {
     let standing = standing(ledger);
     for change in changes(exe) {
-        if standing.iter().any(|standing| standing.change == change) {
+        // One that was cut off is done again: it may have stopped before it did anything.
+        if (standing.iter()).any(|standing| standing.whole && standing.change == change) {
             continue;
         }
         ledger

@@ -320,6 +320,7 @@ mod tests {
             change: Change::RefreshRepositories,
             undo,
             open: false,
+            whole: true,
         }
     }
 

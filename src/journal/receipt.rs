@@ -91,6 +91,9 @@ pub struct Standing {
     pub undo: Undo,
     /// The intent has no end: it was cut off, or it is being applied right now.
     pub open: bool,
+    /// It was applied to its end; one that failed or was cut off may have done nothing or a part.
+    #[serde(default)]
+    pub whole: bool,
 }
 
 /// Folds a journal.
@@ -156,6 +159,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                     change: change.clone(),
                     undo: undo.clone(),
                     open: true,
+                    whole: false,
                 },
             );
         }
@@ -167,6 +171,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
             } else if let Some(change) = standing.get_mut(intent) {
                 change.undo.clone_from(undo);
                 change.open = false;
+                change.whole = matches!(line.record, Record::Applied { .. });
             }
         }
         Record::Reverted { intent, .. } => {

@@ -1,7 +1,7 @@
 //! Cut off anywhere, then run again: the same end.
 
-use super::kit::{Rig, file, packages};
-use crate::{engine::status, error::Report, exit::Exit};
+use super::kit::{Rig, file, fixed, packages};
+use crate::{engine::status, error::Report, exit::Exit, step::Assessment};
 
 const JOURNAL: &str = "/var/lib/gpu-bootstrap/journal.jsonl";
 
@@ -15,15 +15,39 @@ fn rig() -> Rig {
     rig
 }
 
+/// The same, where a part of the work awaits the first boot of an image.
+fn image() -> Rig {
+    let mut rig = Rig::new([
+        file("a", "/etc/a", "new"),
+        fixed(
+            "cdi",
+            Assessment::AwaitingBoot {
+                why: "needs a live kernel".to_owned(),
+            },
+        ),
+    ]);
+    rig.fakes.files.put("/etc/a", "old");
+    rig.image = true;
+    rig
+}
+
 /// The number of mutations of an undisturbed run.
-async fn mutations() -> u64 {
-    let rig = rig();
+async fn mutations(rig: Rig) -> u64 {
     rig.install().await.unwrap();
     rig.fakes.files.mutations()
 }
 
 #[tokio::test]
 async fn killed_before_any_write_and_installed_again_ends_the_same() {
+    killed_and_installed_again(rig).await;
+}
+
+#[tokio::test]
+async fn an_image_that_was_killed_goes_on_at_its_first_boot_all_the_same() {
+    killed_and_installed_again(image).await;
+}
+
+async fn killed_and_installed_again(rig: fn() -> Rig) {
     let wanted = {
         let rig = rig();
         rig.install().await.unwrap();
@@ -33,7 +57,7 @@ async fn killed_before_any_write_and_installed_again_ends_the_same() {
             .without(&["/run", "/var/lib/gpu-bootstrap"])
     };
     let bare = rig().fakes.files.snapshot().without(&["/run"]);
-    for n in 1..=mutations().await {
+    for n in 1..=mutations(rig()).await {
         let rig = rig();
         rig.fakes.files.kill_at(n);
         // The process is dead: whatever it says, nobody hears it.
