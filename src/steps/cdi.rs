@@ -8,6 +8,7 @@ use crate::{
     change::{Change, Lock},
     config::desired::{Cdi as Wish, Desired},
     facts::Facts,
+    host::Nvml,
     model::{id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
@@ -21,9 +22,11 @@ struct CdiState {
     loaded: Option<DriverVersion>,
     /// Host paths that the specification names and that are not there.
     missing: Vec<String>,
+    /// UUIDs of all GPUs, where the specification names some and NVML tells all.
+    uuids: Option<Vec<String>>,
 }
 
-fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
+async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
     let spec = cx.host.files().read_text(&wish.path)?;
     let mut missing = Vec::new();
     for path in spec.as_deref().map(host_paths).unwrap_or_default() {
@@ -31,10 +34,21 @@ fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
             missing.push(path);
         }
     }
+    let loaded = look::loaded_driver(cx)?;
+    let uuids = match &spec {
+        Some(spec) if loaded.is_some() && named_uuids(spec).next().is_some() => {
+            match cx.host.nvml().await {
+                Nvml::Ready(view) => view.devices.into_iter().map(|one| one.uuid).collect(),
+                _ => None,
+            }
+        }
+        _ => None,
+    };
     Ok(CdiState {
         spec,
-        loaded: look::loaded_driver(cx)?,
+        loaded,
         missing,
+        uuids,
     })
 }
 
@@ -66,6 +80,11 @@ fn device_names(spec: &str) -> Vec<String> {
         })
         .map(|value| value.trim().trim_matches('"').to_owned())
         .collect()
+}
+
+/// The GPUs that a specification names by their UUID.
+fn named_uuids(spec: &str) -> impl Iterator<Item = String> {
+    (device_names(spec).into_iter()).filter(|name| name.starts_with("GPU-"))
 }
 
 fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
@@ -119,6 +138,18 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
             changes: generate,
         };
     }
+    // After a GPU was replaced, or the disk was cloned, all else may look the same.
+    if let Some(uuids) = &state.uuids
+        && let Some(gone) = named_uuids(spec).find(|named| !uuids.contains(named))
+    {
+        return Assessment::Needs {
+            why: format!(
+                "`{}` names `{gone}`, which is no GPU of this machine",
+                wish.path
+            ),
+            changes: generate,
+        };
+    }
     let gpus = device_names(spec)
         .iter()
         .filter(|name| name.parse::<u32>().is_ok())
@@ -158,7 +189,7 @@ impl Step for Cdi {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let state = match &cx.desired.cdi {
-            Some(wish) => detect(cx, wish)?,
+            Some(wish) => detect(cx, wish).await?,
             None => CdiState::default(),
         };
         Ok(decide(&state, cx.desired, cx.facts))
@@ -203,6 +234,7 @@ kind: nvidia.com/gpu
             spec: Some(SPEC.into()),
             loaded: loaded.parse().ok(),
             missing: vec![],
+            uuids: None,
         }
     }
 
@@ -242,6 +274,12 @@ kind: nvidia.com/gpu
             ..state("535.261.03")
         };
         assert!(why(&none, &facts).contains("is missing"));
+        let other = CdiState {
+            spec: Some(SPEC.replace("name: all", "name: GPU-1")),
+            uuids: Some(vec!["GPU-2".into()]),
+            ..state("535.261.03")
+        };
+        assert!(why(&other, &facts).contains("`GPU-1`, which is no GPU of this machine"));
         let mut two = facts.clone();
         two.gpus.push(two.gpus[0].clone());
         assert!(why(&state("535.261.03"), &two).contains("names 1 GPUs, 2 are on the bus"));

@@ -56,6 +56,10 @@ fn inputs(
     loaded: &DriverVersion,
 ) -> String {
     let mut lines = vec![format!("driver={loaded}")];
+    // A clone has GPUs of its own, which nobody has seen, at the same addresses.
+    if let Some(instance) = &facts.instance_id {
+        lines.push(format!("instance={instance}"));
+    }
     for gpu in &facts.gpus {
         lines.push(format!("gpu={} {}", gpu.pci_address, gpu.pci_id));
     }
