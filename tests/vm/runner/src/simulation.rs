@@ -21,13 +21,18 @@ pub const INSIDE: &str = "/usr/lib/testbed";
 const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
+/// For cases: kills the product at every record of its journal.
+const KILLER: &str = include_str!("../files/kill-at-every-record.pl");
 
 /// Writes the machine's bus and kernel version.
 pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
-    write(&here.join("start"), START)?;
-    fs::set_permissions(here.join("start"), fs::Permissions::from_mode(0o755))
-        .context("cannot make the start script executable")?;
+    for (name, script) in [("start", START), ("kill-at-every-record", KILLER)] {
+        let path = here.join(name);
+        write(&path, script)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+            .with_context(|| format!("cannot make {} executable", path.display()))?;
+    }
     write(&here.join("osrelease"), &format!("{kernel}\n"))?;
     write(&here.join("version"), &proc_version(root, kernel)?)?;
     pci::fabricate(&here.join("pci"), functions, false)?;

@@ -1,0 +1,91 @@
+#!/usr/bin/perl
+# Starts a command of the product again and again, and kills it with SIGKILL right after each record
+# of its journal that no kill has come after yet, until a run ends by itself with status 0. A record
+# is known by its kind and the change that it is about: where a later run writes the same one again,
+# it goes on past it, so that each run gets at least one record further.
+use strict;
+use warnings;
+use POSIX qw(WNOHANG);
+
+my $journal = "/var/lib/gpu-bootstrap/journal.jsonl";
+# More kills than that, tries for one record, or seconds for one run mean that something hangs.
+my ($most, $tries, $seconds) = (250, 3, 300);
+my $said = "/root/killed.log";
+
+my ($offset, @names, %kills, %tried);
+$offset = 0;
+
+# The names of the records since the last look.
+sub fresh {
+    open(my $file, "<", $journal) or return ();
+    # A torn last line was cut off.
+    $offset = 0, @names = () if -s $file < $offset;
+    seek($file, $offset, 0);
+    my @fresh;
+    while (my $line = <$file>) {
+        last if $line !~ /\n\z/;
+        $offset += length $line;
+        my ($kind) = $line =~ /"record":\{"kind":"([a-z-]+)"/ or die "no record: $line";
+        my $about = "";
+        if ($kind eq "intent") {
+            ($about) = $line =~ /"change":(.*?),"undo":\{/ or die "no change: $line";
+        } elsif ($line =~ /"record":\{"kind":"[a-z-]+","intent":(\d+)/) {
+            ($about) = $names[$1] =~ /^intent (.*)/s;
+        }
+        push @names, "$kind $about";
+        push @fresh, $names[-1];
+    }
+    return @fresh;
+}
+
+sub short { my ($name) = @_; return length $name > 100 ? substr($name, 0, 100) . "..." : $name }
+
+# Records of before are nothing to kill after.
+fresh();
+my $before = @names;
+my $count = 0;
+RUN: while (1) {
+    die "killed $count times, and no run ends\n" if $count >= $most;
+    my $pid = fork() // die "fork: $!";
+    if ($pid == 0) {
+        open(STDOUT, ">>", $said) and open(STDERR, ">&", \*STDOUT) or die "$said: $!";
+        exec(@ARGV) or die "$ARGV[0]: $!";
+    }
+    my $end = time + $seconds;
+    while (1) {
+        my @fresh = fresh();
+        my $last = $fresh[-1];
+        if (defined $last && !$kills{$last} && ($tried{$last}++ < $tries)) {
+            kill(KILL => $pid);
+            waitpid($pid, 0);
+            # What it wrote before the signal came counts.
+            my @more = fresh();
+            $last = $more[-1] if @more;
+            $kills{$last}++;
+            $count++;
+            printf "kill %3d after %s\n", $count, short($last);
+            next RUN;
+        }
+        if (waitpid($pid, WNOHANG) == $pid) {
+            my $status = $? >> 8;
+            if ($? != 0) {
+                system("tail", "-n", "40", $said);
+                die "a run that was not killed ended with status $status\n";
+            }
+            last RUN;
+        }
+        if (time > $end) {
+            kill(KILL => $pid);
+            system("tail", "-n", "40", $said);
+            die "a run took more than $seconds s\n";
+        }
+        select(undef, undef, undef, 0.0003);
+    }
+}
+my %written = map { $_ => 1 } @names[$before .. $#names];
+my @missed = grep { !$kills{$_} } sort keys %written;
+printf "not caught: %s\n", short($_) for @missed;
+my %kinds;
+$kinds{(split / /, $_)[0]}++ for keys %kills;
+printf "killed %d times, after %d of %d different records: %s\n", $count, scalar keys %kills,
+    scalar keys %written, join(", ", map { "$kinds{$_} $_" } sort keys %kinds);
