@@ -171,8 +171,8 @@ fn trickle(writer: &mut impl Write, from: &mut impl Read, rate: u32) -> Result<(
 
 /// A target as a path that stays below where it is joined.
 fn plain(target: &str) -> Option<PathBuf> {
-    let path = target.split(['?', '#']).next()?.trim_start_matches('/');
-    let path = Path::new(path);
+    let path = decoded(target.split(['?', '#']).next()?)?;
+    let path = Path::new(path.trim_start_matches('/'));
     path.components()
         .all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
         .then(|| {
@@ -180,6 +180,17 @@ fn plain(target: &str) -> Option<PathBuf> {
                 .filter(|part| matches!(part, Component::Normal(_)))
                 .collect()
         })
+}
+
+/// A path with its `%7e` and the like as what they stand for.
+fn decoded(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend_from_slice(part.get(2..)?.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
 }
 
 /// `bytes=123-`, the only form that apt sends.

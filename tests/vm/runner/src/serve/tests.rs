@@ -84,6 +84,13 @@ fn a_file_and_a_part_of_it() {
 fn nothing_outside_and_nothing_else() {
     assert!(ask("GET /../../etc/passwd HTTP/1.1").contains("404"));
     assert!(ask("GET /d HTTP/1.1").contains("404"));
+    assert!(ask("GET /d/f%69le HTTP/1.1").contains("200"));
+    for wrong in ["d/%2e%2e/file", "d/file%", "d/file%x9", "d/%ff"] {
+        assert!(
+            ask(&format!("GET /{wrong} HTTP/1.1")).contains("404"),
+            "{wrong}"
+        );
+    }
     assert!(ask("PUT /d/file HTTP/1.1").contains("405"));
     let head = ask("HEAD /d/file HTTP/1.1");
     assert!(head.contains("Content-Length: 10") && head.ends_with("\r\n\r\n"));
