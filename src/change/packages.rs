@@ -11,7 +11,7 @@ use super::{
     Applier, ChangeError, Sink, Undo,
     apt_run::{Attempts, short},
     inventory::{full_name, held, native},
-    transaction::{Agreed, choose, objections},
+    transaction::{Agreed, blame, choose, objections},
 };
 use crate::{
     config::desired::{Manager, PackageWish},
@@ -505,18 +505,18 @@ impl Applier {
                 })?;
         let said = format!("{}\n{}", output.stderr, output.stdout);
         let stdout = output.stdout.clone();
-        output
-            .success(query.cmd())
-            .map_err(|source| ChangeError::Packages {
-                what: what.to_owned(),
-                fault: Fault::of(&said),
-                // What cannot be met is told on standard output.
-                attachment: obstacle(&stdout)
-                    .or_else(|| Some(tail(&stdout)))
-                    .filter(|text| !text.is_empty()),
-                source: Box::new(short(source, query.cmd())),
-            })?;
-        Ok(stdout)
+        let Err(source) = output.success(query.cmd()) else {
+            return Ok(stdout);
+        };
+        // What cannot be met is told on standard output.
+        let told = obstacle(&stdout).unwrap_or_else(|| tail(&stdout));
+        let (fault, told) = blame(Fault::of(&said), told, &held(&self.database()?));
+        Err(ChangeError::Packages {
+            what: what.to_owned(),
+            fault,
+            attachment: Some(told).filter(|text| !text.is_empty()),
+            source: Box::new(short(source, query.cmd())),
+        })
     }
 }
 

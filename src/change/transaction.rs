@@ -9,7 +9,7 @@ use super::ChangeError;
 use crate::{
     config::desired::PackageWish,
     model::pattern,
-    tools::{apt_policy::Offer, apt_simulation::Action},
+    tools::{apt_fault::Fault, apt_policy::Offer, apt_simulation::Action},
 };
 
 /// What the plan agrees to.
@@ -117,9 +117,38 @@ pub(super) fn objections(actions: &[Action], agreed: &Agreed<'_>) -> Vec<String>
     reasons
 }
 
+/// Says of dependencies that cannot be met which of the packages named there are held: a hold is
+/// the likely cause, and apt speaks of it without a name.
+pub(super) fn blame(fault: Fault, told: String, held: &BTreeSet<String>) -> (Fault, String) {
+    let words: BTreeSet<&str> = told.split_whitespace().collect();
+    let named: Vec<&str> = held
+        .iter()
+        .map(String::as_str)
+        .filter(|name| words.contains(name))
+        .collect();
+    if fault != Fault::Unmet || named.is_empty() {
+        return (fault, told);
+    }
+    let text = format!("{told}\nheld: {}", named.join(", "));
+    (Fault::Held, text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_hold_that_keeps_dependencies_from_being_met_is_named() {
+        let told = "The following packages have unmet dependencies:\n libnvidia-container-tools : \
+                    Depends: libnvidia-container1 (>= 1.20.1-1) but 1.10.0-1 is to be installed";
+        let held = |name: &str| BTreeSet::from([name.to_owned()]);
+        let (fault, text) = blame(Fault::Unmet, told.into(), &held("libnvidia-container1"));
+        assert_eq!(fault, Fault::Held);
+        assert!(text.ends_with("\nheld: libnvidia-container1"), "{text}");
+        // A hold on something else explains nothing.
+        let (fault, text) = blame(Fault::Unmet, told.into(), &held("libnvidia"));
+        assert_eq!((fault, text.as_str()), (Fault::Unmet, told));
+    }
 
     fn wish(version: Option<&str>) -> PackageWish {
         PackageWish {
