@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         command: std::env::args().nth(1).unwrap_or_default(),
         proxied: Arc::new(|url| {
             let proxy = HttpProxy {
-                url: url.to_owned(),
+                url: url.clone(),
                 no_proxy: std::env::var("no_proxy")
                     .or_else(|_| std::env::var("NO_PROXY"))
                     .ok(),

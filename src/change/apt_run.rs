@@ -7,7 +7,9 @@ use camino::Utf8Path;
 
 use super::{Applier, ChangeError, Sink};
 use crate::{
-    host::{Cmd, ExecError, Stream, exec::tail},
+    config::values::without_secret,
+    host::{Cmd, ExecError, Output, Stream, exec::tail},
+    model::secret::Secret,
     tools::{
         apt,
         apt_fault::{Fault, failed_sources, obstacle},
@@ -114,12 +116,13 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let mut done = 0;
+        let secret = self.policy.proxy.as_ref().map_or("", Secret::expose);
         let ran = self
             .host
             .exec
             .run(cmd, &mut |stream, line| {
                 if !line.trim().is_empty() {
-                    sink.line(line);
+                    sink.line(&without_secret(line, secret));
                 }
                 if stages > 0 && stream == Stream::Out && apt_progress::read(line).is_some() {
                     // A script may have words of its own that look like a stage.
@@ -138,6 +141,11 @@ impl Applier {
                     source: Box::new(short(source, cmd)),
                 });
             }
+        };
+        let output = Output {
+            status: output.status,
+            stdout: without_secret(&output.stdout, secret).into_owned(),
+            stderr: without_secret(&output.stderr, secret).into_owned(),
         };
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let failed_quietly = failed_sources(&words).filter(|_| is_update(cmd));

@@ -12,18 +12,20 @@ use crate::{
     compat::matrix::Matrix,
     config::{
         desired::PackagePolicy,
-        layers,
+        layers::{self, Layers},
         load::{self, Ask},
         profile::Profile,
         resolve::{Flags, Resolution},
+        values::holds_password,
     },
     engine::{self, Cancel, Events, Options, Session, Tools, events::Reporter},
+    error::causes,
     event::Subscriber,
     exit::Exit,
     facts::Facts,
     host::Host,
     journal::Request,
-    model::paths,
+    model::{paths, secret::Secret},
     steps,
 };
 
@@ -49,6 +51,7 @@ pub(super) fn request(
     reboot: bool,
     lock_timeout: Option<u64>,
 ) -> Result<Request, Failure> {
+    let (set, credentials) = parted(target.set.clone());
     Ok(Request {
         profile: match &target.profile {
             Some(path) if path.contains('/') || path.ends_with(".toml") => {
@@ -61,12 +64,39 @@ pub(super) fn request(
             .iter()
             .map(|path| absolute(path))
             .collect::<Result<_, _>>()?,
-        set: target.set.clone(),
+        set,
         image: image.image,
         assume_gpus: image.assume_gpu.iter().map(ToString::to_string).collect(),
         reboot,
         lock_timeout_seconds: lock_timeout,
+        credentials,
     })
+}
+
+/// Settings, and those that hold a password. Of several of one key only the last counts.
+fn parted(set: Vec<String>) -> (Vec<String>, Vec<Secret>) {
+    let key = |setting: &str| setting.split('=').next().map(|key| key.trim().to_owned());
+    let last: Vec<String> = set
+        .iter()
+        .enumerate()
+        .filter(|(at, setting)| !set[at + 1..].iter().any(|later| key(later) == key(setting)))
+        .map(|(_, setting)| setting.clone())
+        .collect();
+    let (secret, open): (Vec<String>, Vec<String>) = last
+        .into_iter()
+        .partition(|setting| holds_password(setting));
+    (open, secret.into_iter().map(Secret::new).collect())
+}
+
+/// All settings of a request, for the resolution.
+fn settings(request: &Request) -> Vec<String> {
+    let secret = request.credentials.iter();
+    request
+        .set
+        .iter()
+        .cloned()
+        .chain(secret.map(|secret| secret.expose().to_owned()))
+        .collect()
 }
 
 /// After a reboot the request is repeated from another working directory.
@@ -113,7 +143,7 @@ pub(super) async fn target(
         profile: request.profile.clone(),
         config: request.config.clone(),
         env: env(&world.vars),
-        set: request.set.clone(),
+        set: settings(&request),
         lock_timeout_seconds: request.lock_timeout_seconds,
         flags: Flags {
             image: request.image,
@@ -191,17 +221,56 @@ pub(super) fn tools(
 ///
 /// # Errors
 /// When no profile serves the machine.
-pub(super) fn bare_policy(host: &Host, facts: &Facts) -> Result<PackagePolicy, Failure> {
+pub(super) fn bare_policy(
+    host: &Host,
+    facts: &Facts,
+    proxy: Option<Secret>,
+) -> Result<PackagePolicy, Failure> {
     let profile = Profile::choose(None, facts.os.as_ref(), &*host.files)?.profile;
     Ok(PackagePolicy {
         manager: profile.manager,
         lock_timeout_seconds: profile.packages.lock_timeout_seconds,
-        proxy: None,
+        proxy,
         pause_units: profile.packages.pause_units,
         may_remove: Vec::new(),
         may_upgrade: Vec::new(),
         recommends: false,
     })
+}
+
+/// The proxy that `install` would take now: from the files, the environment, and what the last run
+/// was told. Nothing of it may stand in the way of undoing: what cannot be read is told.
+pub(super) fn proxy(world: &mut World<'_>) -> Option<Secret> {
+    let request = engine::request(&world.host).map(Option::unwrap_or_default);
+    let files = &*world.host.files;
+    let read = |request: Request| {
+        let (env, set) = (env(&world.vars), settings(&request));
+        Layers::read(files, files, &request.config, env, &set)?.merged()
+    };
+    let why = match request {
+        Ok(request) => match read(request) {
+            Ok(config) => {
+                let proxy = config.packages.proxy?;
+                return Some(Secret::new(proxy.expose()));
+            }
+            Err(error) => one_line(&error),
+        },
+        Err(error) => one_line(&error),
+    };
+    // Standard error may be gone; without a proxy undoing mostly goes well all the same.
+    let _ = writeln!(
+        world.err,
+        "warning: the configuration cannot be read, so that no proxy is used: {why}"
+    );
+    None
+}
+
+/// An error with its causes.
+fn one_line(error: &dyn std::error::Error) -> String {
+    std::iter::once(error.to_string())
+        .chain(causes(error))
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 impl Target {
@@ -222,9 +291,11 @@ impl Target {
     /// settings are kept with the others, below them as they are now.
     fn kept(&self, world: &World<'_>) -> Request {
         let mut set = layers::assignments(env(&world.vars));
-        set.extend(self.request.set.iter().cloned());
+        set.extend(settings(&self.request));
+        let (set, credentials) = parted(set);
         Request {
             set,
+            credentials,
             ..self.request.clone()
         }
     }

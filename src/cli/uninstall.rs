@@ -1,5 +1,5 @@
-//! `uninstall`: puts back what was there. It reads the journal and nothing else: no configuration
-//! that was broken since can stand in its way.
+//! `uninstall`: puts back what was there. It reads the journal, and of the configuration nothing but
+//! the proxy: no configuration that was broken since can stand in its way.
 
 use super::{Failure, args, install, look, matrix, prepare, world::World};
 use crate::{engine, event::StepTitle, exit::Exit, journal::Request, steps};
@@ -8,7 +8,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Output) -> Result<Ex
     prepare::root(world, "uninstall")?;
     let facts = look::facts(&world.host, &matrix(world)?, true).await;
     let cancel = install::cancel()?;
-    let policy = prepare::bare_policy(&world.host, &facts)?;
+    let proxy = prepare::proxy(world);
+    let policy = prepare::bare_policy(&world.host, &facts, proxy)?;
     let (events, reporter) = prepare::events(&world.host, install::subscribers(world, None)?)?;
     let request = Request::default();
     let tools = prepare::tools(

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, io::Write, sync::Arc};
 
 use crate::{
     host::{Host, Http},
+    model::secret::Secret,
     report::{Drawn, Style},
 };
 
@@ -36,7 +37,7 @@ pub struct World<'w> {
 }
 
 /// See [`World::proxied`].
-pub type Proxied = Arc<dyn Fn(&str) -> Arc<dyn Http> + Send + Sync>;
+pub type Proxied = Arc<dyn Fn(&Secret) -> Arc<dyn Http> + Send + Sync>;
 
 /// See [`World::talk`].
 pub type Talk = Arc<dyn Fn() -> Box<dyn Write + Send> + Send + Sync>;

@@ -8,6 +8,7 @@ use crate::{
     compat::Flavour,
     model::{
         pci::PciId,
+        secret::{self, Secret},
         version::{Branch, DriverVersion},
     },
 };
@@ -78,8 +79,10 @@ pub struct PackagePolicy {
     pub manager: Manager,
     /// Seconds to wait for another package manager to end.
     pub lock_timeout_seconds: u64,
-    /// An HTTP proxy for the package manager and for us.
-    pub proxy: Option<String>,
+    /// An HTTP proxy for the package manager and for us: its address may hold a password.
+    #[serde(default, serialize_with = "secret::hidden")]
+    #[schemars(with = "Option<String>")]
+    pub proxy: Option<Secret>,
     /// Timers and services that start the package manager by themselves; paused during a run.
     pub pause_units: Vec<String>,
     /// Packages whose removal the plan accepts (shell patterns).

@@ -22,7 +22,7 @@ use crate::{
         values::{AbsolutePath, PackagePattern},
     },
     facts::{Facts, Os},
-    model::{pci::PciId, text::nearest},
+    model::{pci::PciId, secret::Secret, text::nearest},
 };
 
 /// What flags say that no file can.
@@ -331,7 +331,7 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
         lock_timeout_seconds: own
             .lock_timeout_seconds
             .unwrap_or(profile.packages.lock_timeout_seconds),
-        proxy: own.proxy.as_ref().map(|proxy| proxy.expose().to_owned()),
+        proxy: own.proxy.as_ref().map(|proxy| Secret::new(proxy.expose())),
         pause_units: profile.packages.pause_units.clone(),
         may_remove: own.may_remove.as_deref().map(patterns).unwrap_or_default(),
         may_upgrade: own.may_upgrade.as_deref().map(patterns).unwrap_or_default(),

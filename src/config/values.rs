@@ -1,5 +1,6 @@
 //! Values that people write: each checks itself when it is read, so that an error has its place.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -206,6 +207,31 @@ impl Proxy {
     }
 }
 
+/// A text in which what is secret in an address is left out.
+#[must_use]
+pub fn without_secret<'t>(text: &'t str, url: &str) -> Cow<'t, str> {
+    let secret = url.split_once("://").and_then(|(_, rest)| {
+        let end = rest.find('/').unwrap_or(rest.len());
+        rest[..end].rsplit_once('@')
+    });
+    match secret {
+        Some((secret, _)) if text.contains(secret) => text.replace(secret, "***").into(),
+        _ => text.into(),
+    }
+}
+
+/// Whether an address in the text holds a user or password.
+#[must_use]
+pub fn holds_password(text: &str) -> bool {
+    text.match_indices("://").any(|(at, mark)| {
+        let rest = &text[at + mark.len()..];
+        let end = rest
+            .find(|c: char| c == '/' || c == '"' || c == '\'' || c.is_whitespace())
+            .unwrap_or(rest.len());
+        rest[..end].contains('@')
+    })
+}
+
 /// An address with user and password left out.
 #[must_use]
 pub fn redact(url: &str) -> String {
@@ -235,7 +261,7 @@ impl<'de> Deserialize<'de> for Proxy {
 }
 
 impl JsonSchema for Proxy {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
+    fn schema_name() -> Cow<'static, str> {
         "Proxy".into()
     }
 
@@ -277,7 +303,7 @@ impl<'de> Deserialize<'de> for BranchKey {
 }
 
 impl JsonSchema for BranchKey {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
+    fn schema_name() -> Cow<'static, str> {
         "BranchKey".into()
     }
 
@@ -363,5 +389,19 @@ mod tests {
         );
         assert_eq!(redact("http://proxy:3128"), "http://proxy:3128");
         assert_eq!(redact("http://a@b@proxy"), "http://***@proxy");
+        let proxy = "http://joe:s3cret@proxy:3128";
+        assert_eq!(
+            without_secret("E: http://joe:s3cret@proxy:3128 said no", proxy),
+            "E: http://***@proxy:3128 said no"
+        );
+        assert_eq!(without_secret("E: no", "http://proxy"), "E: no");
+        for (text, holds) in [
+            ("packages.proxy=http://joe:s3cret@proxy:3128", true),
+            ("packages={proxy=\"http://joe@proxy\"}", true),
+            ("packages.proxy=http://proxy:3128/a@b", false),
+            ("node.label=joe@example.com", false),
+        ] {
+            assert_eq!(holds_password(text), holds, "{text}");
+        }
     }
 }

@@ -146,6 +146,9 @@ impl Session {
     }
 
     fn begin(&self, ledger: &Ledger) -> Result<(), EngineError> {
+        ledger
+            .journal
+            .keep_credentials(&self.tools.options.request.credentials)?;
         ledger.journal.append(Record::RunStarted {
             tool: self.tools.options.version.clone(),
             mode: Mode::Install.word().to_owned(),

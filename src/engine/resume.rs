@@ -139,10 +139,13 @@ fn standing(ledger: &Ledger) -> Vec<Standing> {
 /// # Errors
 /// When the journal cannot be read.
 pub fn request(host: &Host) -> Result<Option<Request>, EngineError> {
-    let request = fold(&Journal::read(host)?.lines).request;
-    Ok(request.map(|request| Request {
+    let Some(request) = fold(&Journal::read(host)?.lines).request else {
+        return Ok(None);
+    };
+    Ok(Some(Request {
         image: false,
         assume_gpus: Vec::new(),
+        credentials: Journal::credentials(host)?,
         ..request
     }))
 }

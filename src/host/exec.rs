@@ -22,6 +22,8 @@ pub struct Cmd {
     pub args: Vec<String>,
     /// Environment beside `PATH` and `LC_ALL=C`.
     pub env: Vec<(String, String)>,
+    /// More of it that must not be seen.
+    pub secret_env: Vec<(String, Secret)>,
     /// What is written to its standard input; without it stdin is `/dev/null`.
     pub stdin: Option<Secret>,
     /// After this it is ended (TERM, then KILL, to its whole process group).
@@ -147,6 +149,7 @@ impl Cmd {
             program: program.to_owned(),
             args: args.into_iter().map(Into::into).collect(),
             env: Vec::new(),
+            secret_env: Vec::new(),
             stdin: None,
             deadline: QUERY_DEADLINE,
             silence: None,
@@ -171,6 +174,13 @@ impl Cmd {
     #[must_use]
     pub fn env(mut self, key: &str, value: &str) -> Self {
         self.env.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Adds a secret to the environment.
+    #[must_use]
+    pub fn secret_env(mut self, key: &str, value: &Secret) -> Self {
+        self.secret_env.push((key.to_owned(), value.clone()));
         self
     }
 

@@ -20,7 +20,7 @@ use crate::{
     event::Summary,
     exit::Exit,
     host::FilesError,
-    model::{id::StepId, paths::STATE},
+    model::{id::StepId, paths::STATE, secret::Secret},
 };
 
 /// The schema version of [`Line`]. It rises only when an old reader would misunderstand.
@@ -36,6 +36,11 @@ pub fn path() -> Utf8PathBuf {
 #[must_use]
 pub fn receipt_path() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("receipt.json")
+}
+
+/// Where [`Request::credentials`] are.
+fn credentials_path() -> Utf8PathBuf {
+    Utf8Path::new(STATE).join("credentials.json")
 }
 
 /// One line of the journal.
@@ -159,6 +164,10 @@ pub struct Request {
     pub reboot: bool,
     /// `--lock-timeout`.
     pub lock_timeout_seconds: Option<u64>,
+    /// More of `set`: with passwords, so they are kept in a file of their own.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub credentials: Vec<Secret>,
 }
 
 /// Why the journal cannot be used.
@@ -199,6 +208,9 @@ pub enum JournalError {
         /// The number after the line before.
         expected: u64,
     },
+    /// What was kept for the run after a reboot is damaged. What is there is not shown.
+    #[error("read `{}`: no version of this program wrote that", credentials_path())]
+    Credentials,
     /// A record cannot be turned into text; a bug.
     #[error("write a journal record")]
     Encode(#[source] serde_json::Error),
@@ -221,6 +233,7 @@ impl Report for JournalError {
             Self::Files(_) => "journal-unavailable",
             Self::Newer { .. } => "journal-newer",
             Self::Garbage { .. } | Self::OutOfOrder { .. } => "journal-damaged",
+            Self::Credentials => "credentials-damaged",
             Self::Encode(_) => "journal-encoding",
         }
     }
@@ -231,6 +244,10 @@ impl Report for JournalError {
                 Some("run it as root".to_owned())
             }
             Self::Files(_) => Some(format!("is `{STATE}` writable, and is there room?")),
+            Self::Credentials => Some(format!(
+                "remove `{}` and run `gpu-bootstrap install` with its options again",
+                credentials_path()
+            )),
             Self::Newer { .. } => {
                 Some("use the version of gpu-bootstrap that wrote it, or a newer one".to_owned())
             }

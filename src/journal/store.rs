@@ -5,9 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use camino::Utf8Path;
 
 use super::{
-    History, JournalError, Line, Receipt, Record, SCHEMA, fold, parse, path, receipt_path,
+    History, JournalError, Line, Receipt, Record, SCHEMA, credentials_path, fold, parse, path,
+    receipt_path,
 };
-use crate::{host::Host, model::paths::STATE};
+use crate::{
+    host::Host,
+    model::{paths::STATE, secret::Secret},
+};
 
 /// The journal, open for a run. Clones share it.
 #[derive(Clone)]
@@ -105,6 +109,36 @@ impl Journal {
             .files
             .write(&receipt_path(), text.as_bytes(), 0o600)?;
         Ok(())
+    }
+
+    /// Keeps what a run that goes on after a reboot needs and no record may hold.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn keep_credentials(&self, credentials: &[Secret]) -> Result<(), JournalError> {
+        let files = &self.host.files;
+        if credentials.is_empty() {
+            if files.stat(&credentials_path())?.is_some() {
+                files.remove(&credentials_path())?;
+            }
+            return Ok(());
+        }
+        let plain: Vec<&str> = credentials.iter().map(Secret::expose).collect();
+        let text = serde_json::to_string(&plain).map_err(JournalError::Encode)?;
+        files.create_folder(Utf8Path::new(STATE), 0o700)?;
+        files.write(&credentials_path(), text.as_bytes(), 0o600)?;
+        Ok(())
+    }
+
+    /// What [`Journal::keep_credentials`] kept.
+    ///
+    /// # Errors
+    /// See [`JournalError`].
+    pub fn credentials(host: &Host) -> Result<Vec<Secret>, JournalError> {
+        match host.files.read_text(&credentials_path())? {
+            Some(text) => serde_json::from_str(&text).map_err(|_| JournalError::Credentials),
+            None => Ok(Vec::new()),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

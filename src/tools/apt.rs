@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use crate::host::{Cmd, Query};
+use crate::{
+    host::{Cmd, Query},
+    model::secret::Secret,
+};
 
 /// Settings of every call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,7 +15,7 @@ pub struct Apt {
     /// look at them and its start.
     pub lock_timeout_seconds: u64,
     /// An HTTP proxy.
-    pub proxy: Option<String>,
+    pub proxy: Option<Secret>,
     /// Install recommended packages too.
     pub recommends: bool,
 }
@@ -92,7 +95,9 @@ impl Apt {
     fn environment(&self, cmd: Cmd) -> Cmd {
         let cmd = quiet(cmd);
         match &self.proxy {
-            Some(proxy) => cmd.env("http_proxy", proxy).env("https_proxy", proxy),
+            Some(proxy) => cmd
+                .secret_env("http_proxy", proxy)
+                .secret_env("https_proxy", proxy),
             None => cmd,
         }
     }
@@ -201,12 +206,12 @@ pub fn mark(verb: &str, packages: &[String]) -> Cmd {
 
 #[cfg(test)]
 mod tests {
-    use super::{Apt, Removals, mark, told};
+    use super::{Apt, Removals, Secret, mark, told};
 
     fn apt() -> Apt {
         Apt {
             lock_timeout_seconds: 60,
-            proxy: Some("http://proxy:3128".into()),
+            proxy: Some(Secret::new("http://joe:s3cret@proxy:3128")),
             recommends: false,
         }
     }
@@ -244,11 +249,11 @@ mod tests {
                 .env
                 .contains(&("DEBIAN_FRONTEND".to_owned(), "noninteractive".to_owned()))
         );
-        assert!(
-            install
-                .env
-                .contains(&("https_proxy".to_owned(), "http://proxy:3128".to_owned()))
-        );
+        assert!(install.secret_env.contains(&(
+            "https_proxy".to_owned(),
+            Secret::new("http://joe:s3cret@proxy:3128")
+        )));
+        assert!(!format!("{apt:?} {install:?}").contains("s3cret"));
         assert_eq!(told(&install), "apt-get install docker.io");
         assert_eq!(mark("hold", &specs).line(), "apt-mark hold -- docker.io");
     }

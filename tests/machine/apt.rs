@@ -90,6 +90,15 @@ pub fn changes(cmd: &Cmd) -> bool {
 /// `apt-get`.
 pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, ExecError> {
     let line = parse(cmd);
+    if !line.simulate && !state.faults.only_by_proxy.is_empty() {
+        let by = cmd.secret_env.iter().find(|(key, _)| key == "http_proxy");
+        assert_eq!(
+            by.map(|(_, proxy)| proxy.expose()),
+            Some(state.faults.only_by_proxy.as_str()),
+            "{}",
+            cmd.line()
+        );
+    }
     if !line.simulate {
         assert!(
             cmd.env

@@ -128,8 +128,10 @@ impl Machine {
         self.fakes.exec.clear_log();
         let (mut out, err) = (Vec::new(), Talk::default());
         let (mut talk, more) = (err.clone(), err.clone());
+        let host = self.host();
+        let proxied = host.http.clone();
         let mut world = World {
-            host: self.host(),
+            host,
             root: !self.about.unprivileged,
             vars: std::collections::BTreeMap::new(),
             out: &mut out,
@@ -138,7 +140,7 @@ impl Machine {
             err_terminal: false,
             exe: EXE.into(),
             command: args.join(" "),
-            proxied: Arc::new(|proxy| panic!("no proxy is simulated, and `{proxy}` is asked for")),
+            proxied: Arc::new(move |_| proxied.clone()),
             talk: Arc::new(move || Box::new(more.clone())),
             drawn: Default::default(),
         };

@@ -79,7 +79,7 @@ pub struct Act {
     pub stderr: Vec<String>,
     /// Parts of standard output.
     pub stdout: Vec<String>,
-    /// What must be in neither.
+    /// What must be in neither, and in no record of the run.
     pub silent_about: Vec<String>,
     /// Nothing that counts has changed since before this act.
     pub nothing_changed: bool,
@@ -263,6 +263,17 @@ impl Act {
             let differences = fake::diff(&before[at], &now);
             if asked && !differences.is_empty() {
                 wrong.push(format!("it has changed:\n    {}", first(&differences)));
+            }
+        }
+        for (part, path) in self.silent_about.iter().flat_map(|part| {
+            [
+                "/var/lib/gpu-bootstrap/journal.jsonl",
+                "/var/lib/gpu-bootstrap/receipt.json",
+            ]
+            .map(|path| (part, path))
+        }) {
+            if text(&machine.fakes.files, path).is_some_and(|text| text.contains(part)) {
+                wrong.push(format!("`{path}` says `{part}`"));
             }
         }
         self.judge_machine(machine, wrong);

@@ -15,6 +15,8 @@ use crate::archive::Archive;
 pub struct Faults {
     /// Another package manager runs.
     pub package_lock: Option<PackageLock>,
+    /// Every call of apt that changes something is made with this proxy.
+    pub only_by_proxy: String,
     /// Why nothing answers on the network, in the words of the programs that try.
     pub network: Option<String>,
     /// Addresses that answer 404.

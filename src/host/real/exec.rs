@@ -100,6 +100,11 @@ fn start(cmd: &Cmd) -> Result<Child, ExecError> {
         .env("LC_ALL", "C")
         .env("HOME", "/root")
         .envs(cmd.env.iter().map(|(key, value)| (key, value)))
+        .envs(
+            cmd.secret_env
+                .iter()
+                .map(|(key, value)| (key, value.expose())),
+        )
         .current_dir("/")
         .stdin(if cmd.stdin.is_some() {
             Stdio::piped()
@@ -415,7 +420,8 @@ mod tests {
     #[tokio::test]
     async fn the_environment_is_ours_alone() {
         let none: [&str; 0] = [];
-        let cmd = Cmd::new("env", none).env("https_proxy", "http://proxy:3128");
+        let cmd =
+            Cmd::new("env", none).secret_env("https_proxy", &Secret::new("http://proxy:3128"));
         let output = run(&cmd).await.unwrap();
         let mut lines: Vec<_> = output.stdout.lines().collect();
         lines.sort_unstable();

@@ -15,6 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::RealFiles;
 use crate::host::digest::hex;
 use crate::host::{Clock, Files, Http, HttpError, chain};
+use crate::model::secret::Secret;
 
 /// Attempts beyond the first.
 const RETRIES: usize = 4;
@@ -60,8 +61,8 @@ pub struct RealHttp {
 /// `no_proxy` of the environment count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpProxy {
-    /// Its address, `http://proxy:3128`.
-    pub url: String,
+    /// Its address, `http://proxy:3128`, perhaps with a password.
+    pub url: Secret,
     /// Comma-separated hosts, domains and networks that are reached directly.
     pub no_proxy: Option<String>,
 }
@@ -117,7 +118,7 @@ impl RealHttp {
             }));
         if let Some(proxy) = &self.proxy {
             let direct = proxy.no_proxy.as_deref().and_then(NoProxy::from_string);
-            builder = builder.proxy(Proxy::all(&proxy.url)?.no_proxy(direct));
+            builder = builder.proxy(Proxy::all(proxy.url.expose())?.no_proxy(direct));
         }
         builder.build()
     }
@@ -562,7 +563,7 @@ mod tests {
     async fn goes_through_the_configured_proxy() {
         let proxy = serve(vec![page("{request}")]);
         let proxy = HttpProxy {
-            url: proxy,
+            url: Secret::new(proxy),
             no_proxy: Some("direct.example".to_owned()),
         };
         let http = RealHttp::new(Arc::new(FakeClock::default()), Some(proxy));
