@@ -271,12 +271,15 @@ fn inventory(version: &str, cuda: &str, spec: &MachineSpec) -> Result<String> {
             toml::Value::Table(gpu)
         })
         .collect();
-    let table = toml::Table::from_iter([
+    let mut table = toml::Table::from_iter([
         ("driver-version".to_string(), version.into()),
         ("cuda-version".to_string(), cuda.into()),
         ("gpu".to_string(), toml::Value::Array(gpus)),
-        ("faults".to_string(), spec.faults.clone().into()),
     ]);
+    // Left out where nothing is wrong, so that a case can append a table of its own.
+    if !spec.faults.is_empty() {
+        table.insert("faults".to_string(), spec.faults.clone().into());
+    }
     toml::to_string(&table).context("cannot write the stand-in's inventory")
 }
 
