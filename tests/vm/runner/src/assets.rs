@@ -12,7 +12,7 @@ use crate::repo::table::Packages;
 use crate::server::PROXY;
 use crate::sh::Cmd;
 use crate::tables::Machines;
-use crate::{image, modules, needs, out, repo, rootfs, toolkit};
+use crate::{image, modules, needs, out, qemu, repo, rootfs, toolkit};
 
 /// What the chosen cases need.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +21,8 @@ pub struct Wanted {
     pub roots: BTreeSet<String>,
     /// Those of them whose machines carry compiled modules.
     pub carried: BTreeSet<String>,
+    /// Whether some machine is emulated.
+    pub qemu: bool,
 }
 
 /// Things to put into machines.
@@ -59,6 +61,10 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             }),
             false => Ok(()),
         });
+        let emulator = scope.spawn(|| match wanted.qemu {
+            true => timed("QEMU", || qemu::root(bed)).map(drop),
+            false => Ok(()),
+        });
         let image = scope.spawn(|| timed("probe image", || image::build(bed)));
         let (mut roots, mut carried) = (BTreeMap::new(), BTreeMap::new());
         for name in &wanted.roots {
@@ -81,6 +87,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
         compiled.join().map_err(joined)??;
+        emulator.join().map_err(joined)??;
         let target = bed.repo.join("target/debug");
         Ok(Assets {
             roots,
@@ -119,6 +126,8 @@ fn compile_workspace(bed: &Bed) -> Result<()> {
         "gpu-bootstrap",
         "-p",
         "standin-nvml",
+        "-p",
+        "gpu-bootstrap-vm-pci",
     ])
     .cwd(&bed.repo)
     .deadline(Duration::from_secs(1800))

@@ -32,6 +32,9 @@ pub struct Case {
     /// compiled before, by the same DKMS for the same kernel.
     #[serde(default)]
     pub compile: bool,
+    /// A file of the repository that cloud-init gets as user-data, on a NoCloud seed disk. Without
+    /// it the machine has no data source, and cloud-init does nothing.
+    pub user_data: Option<PathBuf>,
     /// Runs in `make test`; the others run in `make test-vm` only.
     #[serde(default = "yes")]
     pub quick: bool,
@@ -110,6 +113,16 @@ pub struct Step {
     pub server: Option<Serving>,
     /// The machine's line to the outside from now on.
     pub line: Option<Line>,
+    /// Waits until this script holds, across reboots that the machine makes by itself. A script
+    /// that leaves by `exit` gives up.
+    pub until: Option<String>,
+    /// How many such reboots there must be on the way.
+    #[serde(default)]
+    pub reboots: u32,
+    /// Waits likewise until this script holds, and takes the power away.
+    pub cut_when: Option<String>,
+    /// At the machine's next boot, takes the power away when its console says this.
+    pub cut_at_console: Option<String>,
     /// Compares the machine with what it was after `before`; this must not have changed.
     #[serde(default)]
     pub unchanged: bool,
@@ -176,11 +189,15 @@ fn check(case: &Case) -> Result<()> {
             step.boot.is_some(),
             step.server.is_some(),
             step.line.is_some(),
+            step.until.is_some(),
+            step.cut_when.is_some(),
+            step.cut_at_console.is_some(),
             step.unchanged,
         ];
         if kinds.iter().filter(|kind| **kind).count() != 1 {
             bail!(
-                "step `{}` needs one of `run`, `boot`, `server`, `line` and `unchanged`",
+                "step `{}` needs one of `run`, `boot`, `server`, `line`, `until`, `cut-when`, \
+                 `cut-at-console` and `unchanged`",
                 step.title
             );
         }

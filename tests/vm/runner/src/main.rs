@@ -16,9 +16,12 @@ mod needs;
 mod net;
 mod out;
 mod pci;
+mod power;
+mod qemu;
 mod repo;
 mod rootfs;
 mod run;
+mod seed;
 mod serve;
 mod server;
 mod sh;
@@ -43,7 +46,7 @@ use crate::assets::Wanted;
 use crate::bed::Bed;
 use crate::cases::Case;
 use crate::run::{Outcome, Stage};
-use crate::tables::Machines;
+use crate::tables::{Kind, Machines};
 
 /// The case that `vm demo` tells step by step.
 const DEMO: &str = "main-job";
@@ -219,6 +222,7 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
     for case in cases {
         let root = &machines.machine(&case.machine)?.root;
         wanted.roots.insert(root.clone());
+        wanted.qemu |= machines.machine(&case.machine)?.kind == Kind::Vm;
         if !case.compile {
             wanted.carried.insert(root.clone());
         }

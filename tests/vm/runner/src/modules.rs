@@ -78,6 +78,7 @@ pub fn build(
                 root: name.into(),
                 pci: Vec::new(),
                 faults: toml::Table::new(),
+                key: String::new(),
                 functions: Vec::new(),
             };
             let mut machine = Machine::create(bed, "module-builder", &builder, root)?;

@@ -69,17 +69,27 @@ fn parse_mirror(text: &str) -> Option<Mirror> {
 /// and in `modules/VERSION` the modules of its kernels, to be linked into each copy.
 pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     let mirror = mirror()?;
-    let recipe = format!(
+    let mut recipe = format!(
         "{:?}\n{mirror:?}\n{FINISH}\n{}",
         spec.packages,
         sources(spec, &mirror)
     );
+    // Before its packages, so that the image is made once.
+    let hook = initramfs_hook(&spec.initramfs);
+    if let Some(hook) = &hook {
+        recipe.push_str(hook);
+    }
+    let mut suites = suites(spec, &mirror);
+    if spec.point_release {
+        suites.truncate(1);
+        recipe.push_str("the point release alone");
+    }
     bed.cached("root", &recipe, Some(MAX_AGE), |dir| {
-        let list: String = suites(spec, &mirror)
+        let list: String = suites
             .iter()
             .map(|(site, suite)| format!("deb [signed-by={KEYRING}] {site} {suite} main\n"))
             .collect();
-        Cmd::new([
+        let mut argv = vec![
             "mmdebstrap".to_string(),
             "--variant=minbase".into(),
             "--mode=root".into(),
@@ -87,15 +97,33 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
             // A root that is built half is thrown away, so that nothing needs to be synced.
             "--dpkgopt=force-unsafe-io".into(),
             format!("--include={}", spec.packages.join(",")),
+        ];
+        argv.extend(hook.map(|hook| format!("--essential-hook={hook}")));
+        argv.extend([
             spec.suite.clone(),
             dir.join("root").to_string_lossy().into_owned(),
             "-".into(),
-        ])
-        .stdin(list)
-        .deadline(Duration::from_secs(1200))
-        .ok()?;
+        ]);
+        Cmd::new(argv)
+            .stdin(list)
+            .deadline(Duration::from_secs(1200))
+            .ok()?;
         finish(&dir.join("root"), spec, &mirror)?;
         set_modules_aside(dir)
+    })
+}
+
+/// Configures the initial RAM filesystem, whose making and unpacking takes longer than a boot
+/// where the processor is emulated.
+fn initramfs_hook(modules: &[String]) -> Option<String> {
+    (!modules.is_empty()).then(|| {
+        format!(
+            "mkdir -p \"$1/etc/initramfs-tools/conf.d\" &&
+             printf 'MODULES=list\\nCOMPRESS=gzip\\nCOMPRESSLEVEL=1\\n' \
+                 >\"$1/etc/initramfs-tools/conf.d/testbed.conf\" &&
+             printf '%s\\n' {} >\"$1/etc/initramfs-tools/modules\"",
+            modules.join(" ")
+        )
     })
 }
 
@@ -136,6 +164,8 @@ fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
         "etc/apt/sources.list",
         "etc/apt/sources.list.d/0000sources.list",
         "etc/hostname",
+        // A link where systemd-resolved is installed.
+        "etc/resolv.conf",
     ] {
         match fs::remove_file(at(old)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -211,6 +241,8 @@ mod tests {
         let spec = Root {
             suite: "bookworm".into(),
             carried: Vec::new(),
+            point_release: false,
+            initramfs: Vec::new(),
             packages: vec![],
         };
         let mirror = Mirror {

@@ -14,8 +14,8 @@ use crate::machine::Machine;
 use crate::server::Server;
 use crate::sh::Done;
 use crate::snapshot::Snapshot;
-use crate::tables::Machines;
-use crate::{documents, modules, out, simulation, watch};
+use crate::tables::{Kind, Machines};
+use crate::{documents, modules, out, power, seed, simulation, watch};
 
 /// What a case needs around it.
 pub struct Stage<'a> {
@@ -116,6 +116,12 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
         fs::create_dir_all(&target).context("cannot make a folder")?;
         fs::write(target.join("config.toml"), text).context("cannot write the configuration")?;
     }
+    if let Some(path) = &case.user_data {
+        let path = stage.bed.repo.join(path);
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        seed::make(&machine.seed(), &case.name, &text)?;
+    }
     Ok((machine, server))
 }
 
@@ -123,7 +129,7 @@ impl Running<'_> {
     fn all(&mut self) -> Result<()> {
         let start = Instant::now();
         self.machine.boot()?;
-        self.machine.settle(Duration::from_secs(60))?;
+        self.machine.settle(Duration::from_secs(300))?;
         self.row("first boot", start, "ok");
         for script in &self.case.before {
             self.holds(script)
@@ -151,6 +157,7 @@ impl Running<'_> {
             out::heading(&step.title);
         }
         let start = Instant::now();
+        let limit = Duration::from_secs(step.deadline);
         let result = if let Some(script) = &step.run {
             self.command(step, script)
         } else if let Some(boot) = step.boot {
@@ -161,6 +168,13 @@ impl Running<'_> {
                 .map(|()| serving.tell())
         } else if let Some(line) = step.line {
             self.machine.line(line).map(|()| format!("{line:?}"))
+        } else if let Some(script) = &step.until {
+            fill(script, &self.values)
+                .and_then(|script| power::until(&mut self.machine, &script, step.reboots, limit))
+        } else if let Some(script) = &step.cut_when {
+            power::cut_when(&mut self.machine, script, limit)
+        } else if let Some(text) = &step.cut_at_console {
+            power::cut_at_console(&mut self.machine, text, limit)
         } else {
             self.unchanged()
         };
@@ -206,6 +220,13 @@ impl Running<'_> {
 
     fn reboot(&mut self, boot: Boot) -> Result<String> {
         self.machine.power_off()?;
+        if self.machine.spec().kind == Kind::Vm {
+            if boot != Boot::Plain {
+                bail!("a machine with a bus of its own loads real drivers");
+            }
+            self.machine.boot()?;
+            return Ok("ok".into());
+        }
         let root = self.machine.root();
         let spec = self.machine.spec();
         let text = match boot {

@@ -42,6 +42,14 @@ pub struct Root {
     /// DKMS packages of the archive whose modules are compiled once and carried into machines.
     #[serde(default)]
     pub carried: Vec<String>,
+    /// Its packages are those of the last point release, as in an image that was made then; its
+    /// apt knows the security updates all the same.
+    #[serde(default)]
+    pub point_release: bool,
+    /// The modules of its initial RAM filesystem, which is a small and quick one then; the
+    /// distribution's default otherwise, with most modules that there are.
+    #[serde(default)]
+    pub initramfs: Vec<String>,
 }
 
 /// A machine.
@@ -57,6 +65,9 @@ pub struct MachineSpec {
     /// What goes wrong in NVML: the `[faults]` of `nvml/README.md`.
     #[serde(default)]
     pub faults: toml::Table,
+    /// Its name in the table, by [`Machines::load`].
+    #[serde(skip)]
+    pub key: String,
     /// `pci` with the devices looked up, by [`Machines::load`].
     #[serde(skip)]
     pub functions: Vec<Function>,
@@ -68,6 +79,8 @@ pub struct MachineSpec {
 pub enum Kind {
     /// A container booted by systemd-nspawn: native speed, the host's kernel.
     Container,
+    /// Emulated by QEMU: its own kernel, its own bus, reboots and power cuts.
+    Vm,
 }
 
 impl Kind {
@@ -75,6 +88,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::Container => "container",
+            Kind::Vm => "vm",
         }
     }
 }
@@ -89,6 +103,7 @@ impl Machines {
     fn parse(text: &str) -> Result<Machines> {
         let mut table: Machines = toml::from_str(text)?;
         for (name, machine) in &mut table.machines {
+            machine.key = name.clone();
             machine.functions = table::functions(&table.devices, &machine.pci)
                 .with_context(|| format!("[machines.{name}]"))?;
         }

@@ -1,5 +1,9 @@
-//! A booted machine: its disk is a copy of a root filesystem, its processes, network and mounts
-//! are its own, and all of it is gone when it is dropped.
+//! A machine: its disk is a copy of a root filesystem, its processes, network and mounts are its
+//! own, and all of it is gone when it is dropped. How it runs is its body's affair.
+
+mod container;
+mod monitor;
+mod vm;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +13,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use self::container::Container;
+use self::vm::Vm;
 use crate::bed::{Bed, remove_tree};
 use crate::group::{Group, Part};
 use crate::net::{self, Line, Net};
 use crate::sh::{Cmd, Done, daemon};
-use crate::tables::MachineSpec;
+use crate::tables::{Kind, MachineSpec};
 use crate::{claim, out, simulation, stop};
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -26,26 +32,72 @@ for modules in "$1"/modules/*; do
 done
 "#;
 
-/// How long a machine may take to come up or to go down.
-const TURN: Duration = Duration::from_secs(60);
+/// How long a machine may take to come up or to go down; an emulated one takes several times as
+/// long as one at native speed.
+const TURN: Duration = Duration::from_secs(300);
 
 /// One machine.
 pub struct Machine {
-    name: String,
-    /// Its name among all that run on this host.
-    id: String,
+    frame: Frame,
     spec: MachineSpec,
-    dir: PathBuf,
-    kernel: String,
-    group: Group,
-    net: Net,
-    booted: Option<Booted>,
+    body: Box<dyn Body + Send>,
     _undo: stop::Guard,
 }
 
-struct Booted {
-    nspawn: Child,
-    init: u32,
+/// What every machine has, whatever runs it.
+pub struct Frame {
+    name: String,
+    /// Its name among all that run on this host.
+    id: String,
+    /// Its disk and its logs.
+    dir: PathBuf,
+    /// Its sockets, in a folder whose name is short enough for them.
+    run: PathBuf,
+    kernel: String,
+    group: Group,
+    net: Net,
+}
+
+/// What runs a machine.
+trait Body {
+    /// Turns it on, and comes back at once.
+    fn power_on(&mut self, frame: &Frame) -> Result<()>;
+    /// Waits until commands can enter.
+    fn wait_for_entry(&mut self, frame: &Frame) -> Result<()>;
+    fn is_on(&self) -> bool;
+    /// How it ended, if it has; from then on it is off.
+    fn ended(&mut self, frame: &Frame) -> Result<Option<End>>;
+    /// Takes the power away.
+    fn cut(&mut self, frame: &Frame) -> Result<()>;
+    /// A script as a command of the host that runs it inside, with this environment alone.
+    fn enter(&self, frame: &Frame, environment: &[String], script: &str) -> Vec<String>;
+    /// How a person enters it from the host, while it is on.
+    fn entry(&self, frame: &Frame) -> Option<String>;
+}
+
+/// How a machine ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It turned itself off.
+    Off,
+    /// It wants to be started again.
+    Reboot,
+}
+
+impl Frame {
+    /// Its root folder as the host sees it: the disk of a container, the mould of a VM's.
+    fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    fn seed(&self) -> PathBuf {
+        self.dir.join("seed.img")
+    }
+
+    /// What it wrote to its console since it was turned on.
+    fn console(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
 }
 
 impl Machine {
@@ -84,26 +136,41 @@ impl Machine {
             .context("cannot copy the root filesystem")?;
         let kernel = crate::rootfs::kernel(&root.join("root"))?;
         let net = Net::create(&run, &group, &dir.join("slirp.log"))?;
-        let machine = Machine {
+        let frame = Frame {
             name: name.into(),
             id,
-            spec: spec.clone(),
             dir,
+            run,
             kernel,
             group,
             net,
-            booted: None,
-            _undo: undo,
         };
-        fs::write(machine.root().join("etc/hostname"), format!("{name}\n"))
+        fs::write(frame.root().join("etc/hostname"), format!("{name}\n"))
             .context("cannot name it")?;
-        simulation::prepare(&machine.root(), &machine.kernel, &spec.functions)?;
-        Ok(machine)
+        let body: Box<dyn Body + Send> = match spec.kind {
+            Kind::Container => {
+                simulation::prepare(&frame.root(), &frame.kernel, &spec.functions)?;
+                Box::new(Container::default())
+            }
+            Kind::Vm => Box::new(Vm::prepare(bed, &frame, spec)?),
+        };
+        Ok(Machine {
+            frame,
+            spec: spec.clone(),
+            body,
+            _undo: undo,
+        })
     }
 
-    /// Its root folder as the host sees it.
+    /// Its root folder as the host sees it. That of a VM becomes its disk at the first boot, and
+    /// nothing that is put into the folder later is seen in the machine.
     pub fn root(&self) -> PathBuf {
-        self.dir.join("root")
+        self.frame.root()
+    }
+
+    /// Where a VM's seed disk lies, if it has one; blank otherwise.
+    pub fn seed(&self) -> PathBuf {
+        self.frame.seed()
     }
 
     pub fn spec(&self) -> &MachineSpec {
@@ -112,47 +179,25 @@ impl Machine {
 
     /// The version of the kernel that its disk holds.
     pub fn kernel(&self) -> &str {
-        &self.kernel
+        &self.frame.kernel
     }
 
-    pub fn is_up(&self) -> bool {
-        self.booted.is_some()
+    pub fn is_on(&self) -> bool {
+        self.body.is_on()
+    }
+
+    /// Turns it on, and comes back at once.
+    pub fn power_on(&mut self) -> Result<()> {
+        if self.body.is_on() {
+            bail!("machine {} is on already", self.frame.name);
+        }
+        self.body.power_on(&self.frame)
     }
 
     /// Boots it, up to the point where commands can enter and units have been started.
     pub fn boot(&mut self) -> Result<()> {
-        if self.is_up() {
-            bail!("machine {} is up already", self.name);
-        }
-        let argv = [
-            "systemd-nspawn",
-            "--quiet",
-            "--register=no",
-            "--keep-unit",
-            "--boot",
-            "--capability=all",
-            "--resolv-conf=off",
-            "--timezone=off",
-            "--link-journal=no",
-            "--console=pipe",
-            &format!("--machine={}", self.id),
-            &format!("--hostname={}", self.name),
-            &format!("--directory={}", self.root().display()),
-            &format!("--network-namespace-path={}", self.net.file().display()),
-        ]
-        .map(String::from);
-        let mut full = vec![
-            "env".to_string(),
-            "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1".into(),
-            "SYSTEMD_SECCOMP=0".into(),
-        ];
-        full.extend(argv);
-        let nspawn = daemon(
-            &self.group.inside(Part::Machine, &full),
-            &self.dir.join("console.log"),
-        )?;
-        let init = self.wait_for_init(nspawn.id())?;
-        self.booted = Some(Booted { nspawn, init });
+        self.power_on()?;
+        self.wait_for_entry()?;
         let end = Instant::now() + TURN;
         while Instant::now() < end {
             let asked = self
@@ -166,9 +211,17 @@ impl Machine {
         }
         bail!(
             "machine {} did not come up: {}",
-            self.name,
+            self.frame.name,
             self.console_tail()
         )
+    }
+
+    /// Waits until commands can enter.
+    pub fn wait_for_entry(&mut self) -> Result<()> {
+        self.body
+            .wait_for_entry(&self.frame)
+            .with_context(|| format!("nobody can enter machine {}", self.frame.name))
+            .with_context(|| self.console_tail())
     }
 
     /// Waits until it has nothing more to start.
@@ -179,119 +232,112 @@ impl Machine {
             .run()?;
         match (done.late, done.stdout.trim()) {
             (false, "running" | "degraded") => Ok(()),
-            (_, state) => bail!("machine {} does not settle: `{state}`", self.name),
+            (_, state) => bail!("machine {} does not settle: `{state}`", self.frame.name),
         }
     }
 
     /// How a person enters it from the host, while it is up.
     pub fn entry(&self) -> Option<String> {
-        let init = self.booted.as_ref()?.init;
-        Some(format!(
-            "nsenter --target {init} --all -- /usr/bin/env -i {PATH} HOME=/root TERM=linux bash -l"
-        ))
+        self.body.entry(&self.frame)
     }
 
     /// A command that runs inside, as root, in a shell of its own. Without `-e`: a script that
     /// means to stop at the first failure says so.
     pub fn exec(&self, script: &str) -> Cmd {
         // Where a person looks on, progress is drawn for their terminal.
-        let terminal = format!(
-            "TERM={}",
-            std::env::var("TERM").unwrap_or_else(|_| "dumb".into())
-        );
-        let init = self
-            .booted
-            .as_ref()
-            .map_or(0, |booted| booted.init)
-            .to_string();
-        let argv = [
-            "nsenter",
-            "--target",
-            &init,
-            "--all",
-            "--",
-            "/usr/bin/env",
-            "-i",
-            PATH,
-            "HOME=/root",
-            "LC_ALL=C.UTF-8",
-            &terminal,
-            "/bin/bash",
-            "-c",
-            script,
-        ]
-        .map(String::from);
-        Cmd::new(self.group.inside(Part::Exec, &argv))
+        let terminal = std::env::var("TERM").unwrap_or_else(|_| "dumb".into());
+        let environment = [
+            PATH.to_string(),
+            "HOME=/root".into(),
+            "LC_ALL=C.UTF-8".into(),
+            format!("TERM={terminal}"),
+        ];
+        let argv = self.body.enter(&self.frame, &environment, script);
+        Cmd::new(self.frame.group.inside(Part::Exec, &argv))
     }
 
     /// The same, and it must succeed.
     pub fn ok(&self, script: &str) -> Result<Done> {
         self.exec(script)
             .ok()
-            .with_context(|| format!("in machine {}", self.name))
+            .with_context(|| format!("in machine {}", self.frame.name))
     }
 
     /// Powers it off the ordinary way.
     pub fn power_off(&mut self) -> Result<()> {
-        if !self.is_up() {
+        if !self.body.is_on() {
             return Ok(());
         }
         // The connection may end before the answer: only the machine's end counts.
         let _ = self.exec("systemctl poweroff").deadline(TURN).run();
-        self.wait_for_end()
+        self.wait_for_end(TURN).map(drop)
     }
 
-    /// Waits for a machine that turns itself off (or reboots, which ends it here, too).
-    pub fn wait_for_end(&mut self) -> Result<()> {
-        let Some(mut booted) = self.booted.take() else {
-            return Ok(());
-        };
-        let end = Instant::now() + TURN;
-        while Instant::now() < end {
-            if booted
-                .nspawn
-                .try_wait()
-                .context("cannot wait for a machine")?
-                .is_some()
-            {
-                return Ok(());
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Result<Option<End>> {
+        if !self.body.is_on() {
+            return Ok(Some(End::Off));
+        }
+        self.body
+            .ended(&self.frame)
+            .with_context(|| self.console_tail())
+    }
+
+    /// Waits for a machine that turns itself off or reboots, which ends it here, too.
+    pub fn wait_for_end(&mut self, limit: Duration) -> Result<End> {
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            if let Some(end) = self.ended()? {
+                return Ok(end);
             }
             thread::sleep(Duration::from_millis(20));
         }
-        self.booted = Some(booted);
         bail!(
             "machine {} does not go down: {}",
-            self.name,
+            self.frame.name,
             self.console_tail()
         )
+    }
+
+    /// Takes the power away, at once.
+    pub fn cut(&mut self) -> Result<()> {
+        self.body
+            .cut(&self.frame)
+            .with_context(|| format!("cannot cut the power of {}", self.frame.name))
+    }
+
+    /// What it wrote to its console since it was turned on.
+    pub fn console(&self) -> Result<String> {
+        let bytes = fs::read(self.frame.console()).context("cannot read a console")?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Starts a program of the host in the machine's network, which lives until the machine is
     /// dropped, also across its reboots.
     pub fn serve(&self, argv: &[&str], log: &Path) -> Result<Child> {
-        let inside = self.net.inside(argv.iter().copied());
-        daemon(&self.group.inside(Part::Support, &inside), log)
+        let inside = self.frame.net.inside(argv.iter().copied());
+        daemon(&self.frame.group.inside(Part::Support, &inside), log)
     }
 
     /// The same in the host's network.
     pub fn beside(&self, argv: &[&str], log: &Path) -> Result<Child> {
         let argv: Vec<String> = argv.iter().copied().map(String::from).collect();
-        daemon(&self.group.inside(Part::Support, &argv), log)
+        daemon(&self.frame.group.inside(Part::Support, &argv), log)
     }
 
     /// Where a log of something beside the machine belongs.
     pub fn log(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+        self.frame.dir.join(name)
     }
 
     /// The file that holds its network namespace.
     pub fn netns(&self) -> &Path {
-        self.net.file()
+        self.frame.net.file()
     }
 
     /// Cuts or mends its line to the outside.
     pub fn line(&self, line: Line) -> Result<()> {
-        self.net.line(line)
+        self.frame.net.line(line)
     }
 
     /// Puts a file into the machine's disk.
@@ -307,34 +353,10 @@ impl Machine {
 
     fn console_tail(&self) -> String {
         out::tail(
-            &fs::read_to_string(self.dir.join("console.log")).unwrap_or_default(),
+            &fs::read_to_string(self.frame.console()).unwrap_or_default(),
             20,
         )
     }
-
-    /// The machine's first process is the only child of nspawn.
-    fn wait_for_init(&self, nspawn: u32) -> Result<u32> {
-        let children = format!("/proc/{nspawn}/task/{nspawn}/children");
-        let end = Instant::now() + TURN;
-        while Instant::now() < end {
-            let text = fs::read_to_string(&children).unwrap_or_default();
-            if let Some(pid) = text
-                .split_whitespace()
-                .next()
-                .and_then(|word| word.parse().ok())
-                && is_init(pid)
-            {
-                return Ok(pid);
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        bail!("systemd-nspawn started nothing: {}", self.console_tail())
-    }
-}
-
-/// Whether the child has become the machine's init, after which its namespaces are complete.
-fn is_init(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "systemd")
 }
 
 fn destroy(name: &str, run: &Path, disk: Option<&Path>) -> Result<()> {

@@ -1,0 +1,138 @@
+//! A machine of the kind `container`: booted by systemd-nspawn, at native speed, on the host's kernel.
+
+use std::fs;
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Body, End, Frame, PATH, TURN};
+use crate::group::Part;
+use crate::sh::daemon;
+
+/// The exit status by which nspawn says that the machine wants to be started again.
+const REBOOT: i32 = 133;
+
+/// See the module.
+#[derive(Default)]
+pub struct Container {
+    booted: Option<Booted>,
+}
+
+struct Booted {
+    nspawn: Child,
+    init: Option<u32>,
+}
+
+impl Body for Container {
+    fn power_on(&mut self, frame: &Frame) -> Result<()> {
+        let argv = [
+            "systemd-nspawn",
+            "--quiet",
+            "--register=no",
+            "--keep-unit",
+            "--boot",
+            "--capability=all",
+            "--resolv-conf=off",
+            "--timezone=off",
+            "--link-journal=no",
+            "--console=pipe",
+            &format!("--machine={}", frame.id),
+            &format!("--hostname={}", frame.name),
+            &format!("--directory={}", frame.root().display()),
+            &format!("--network-namespace-path={}", frame.net.file().display()),
+        ]
+        .map(String::from);
+        let mut full = vec![
+            "env".to_string(),
+            "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1".into(),
+            "SYSTEMD_SECCOMP=0".into(),
+        ];
+        full.extend(argv);
+        let nspawn = daemon(&frame.group.inside(Part::Machine, &full), &frame.console())?;
+        self.booted = Some(Booted { nspawn, init: None });
+        Ok(())
+    }
+
+    /// The machine's first process is the only child of nspawn.
+    fn wait_for_entry(&mut self, _: &Frame) -> Result<()> {
+        let booted = self.booted.as_mut().context("the machine is off")?;
+        let nspawn = booted.nspawn.id();
+        let children = format!("/proc/{nspawn}/task/{nspawn}/children");
+        let end = Instant::now() + TURN;
+        while Instant::now() < end {
+            let text = fs::read_to_string(&children).unwrap_or_default();
+            if let Some(pid) = text
+                .split_whitespace()
+                .next()
+                .and_then(|word| word.parse().ok())
+                && is_init(pid)
+            {
+                booted.init = Some(pid);
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        bail!("systemd-nspawn started nothing")
+    }
+
+    fn is_on(&self) -> bool {
+        self.booted.is_some()
+    }
+
+    fn ended(&mut self, _: &Frame) -> Result<Option<End>> {
+        let Some(booted) = &mut self.booted else {
+            return Ok(Some(End::Off));
+        };
+        let status = booted
+            .nspawn
+            .try_wait()
+            .context("cannot wait for a machine")?;
+        Ok(status.map(|status| {
+            self.booted = None;
+            match status.code() {
+                Some(REBOOT) => End::Reboot,
+                _ => End::Off,
+            }
+        }))
+    }
+
+    fn cut(&mut self, _: &Frame) -> Result<()> {
+        bail!(
+            "the power of a container cannot be cut: it has no kernel of its own that would forget"
+        )
+    }
+
+    fn enter(&self, _: &Frame, environment: &[String], script: &str) -> Vec<String> {
+        let mut argv = self.way_in();
+        argv.extend(["/usr/bin/env".to_string(), "-i".into()]);
+        argv.extend_from_slice(environment);
+        argv.extend(["/bin/bash", "-c", script].map(String::from));
+        argv
+    }
+
+    fn entry(&self, _: &Frame) -> Option<String> {
+        self.booted.as_ref()?;
+        Some(format!(
+            "{} /usr/bin/env -i {PATH} HOME=/root TERM=linux bash -l",
+            self.way_in().join(" ")
+        ))
+    }
+}
+
+impl Container {
+    fn way_in(&self) -> Vec<String> {
+        // 0 is no process: entering a machine that is off fails as it should.
+        let init = self.booted.as_ref().and_then(|booted| booted.init);
+        let init = init.unwrap_or_default().to_string();
+        ["nsenter", "--target", &init, "--all", "--"]
+            .map(String::from)
+            .to_vec()
+    }
+}
+
+/// Whether the child has become the machine's init, after which its namespaces are complete.
+fn is_init(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "systemd")
+}

@@ -1,0 +1,545 @@
+//! A machine of the kind `vm`: emulated by QEMU, with its own kernel and a bus of its own.
+//!
+//! The bed is its boot loader: at each start it reads the kernel and the initial RAM filesystem
+//! that the disk's own links name, so that what the machine changed there counts at its next boot.
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use gpu_bootstrap_vm_pci::serve;
+use gpu_bootstrap_vm_pci::table::{Address, Function};
+use sha2::{Digest, Sha256};
+
+use super::monitor::Monitor;
+use super::{Body, End, Frame, TURN};
+use crate::bed::Bed;
+use crate::group::Part;
+use crate::qemu::{self, DISKS, SOCKETS};
+use crate::sh::{Cmd, daemon};
+use crate::simulation::INSIDE;
+use crate::tables::MachineSpec;
+
+/// Memory of a machine, in mebibytes.
+const MEMORY_MIB: u32 = 3072;
+
+/// Size of a disk; only what is written takes room.
+const DISK_BYTES: u64 = 16 << 30;
+
+/// Where the machine's way in is, in the machine's namespace.
+const SSH_PORT: &str = "2222";
+
+/// Not the network of slirp4netns, which is the next one on the way out.
+const NETWORK: &str = "10.0.3.0/24";
+
+/// The bed's own way in: a second sshd, outside `/etc`, that waits for nothing.
+const SSHD: &str = include_str!("../../files/testbed-sshd.conf");
+
+/// Below `/usr/lib/systemd`: the way in, the way to the repository server in the machine's
+/// namespace (which QEMU calls 10.0.3.2), and a network for machines without cloud-init's, which
+/// goes before it.
+const FILES: [(&str, &str); 4] = [
+    (
+        "system/testbed-sshd.service",
+        include_str!("../../files/testbed-sshd.service"),
+    ),
+    (
+        "system/testbed-server.socket",
+        include_str!("../../files/testbed-server.socket"),
+    ),
+    (
+        "system/testbed-server.service",
+        include_str!("../../files/testbed-server.service"),
+    ),
+    (
+        "network/90-testbed.network",
+        "[Match]\nType=ether\n[Network]\nDHCP=yes\n",
+    ),
+];
+
+/// What of that starts at boot, and when.
+const UNITS: [(&str, &str); 3] = [
+    ("multi-user.target", "testbed-sshd.service"),
+    ("multi-user.target", "systemd-networkd.service"),
+    ("sockets.target", "testbed-server.socket"),
+];
+
+/// See the module.
+pub struct Vm {
+    qemu: PathBuf,
+    pci: PathBuf,
+    machines: PathBuf,
+    key: String,
+    functions: Vec<Function>,
+    running: Option<Running>,
+}
+
+struct Running {
+    qemu: Child,
+    monitor: Monitor,
+    /// The connection that all commands share.
+    master: Option<Child>,
+}
+
+impl Vm {
+    /// Puts the way in into the machine's root.
+    pub fn prepare(bed: &Bed, frame: &Frame, spec: &MachineSpec) -> Result<Vm> {
+        let root = frame.root();
+        let here = root.join(INSIDE.trim_start_matches('/'));
+        fs::create_dir_all(&here).context("cannot make a folder")?;
+        keygen(&here.join("hostkey"))?;
+        keygen(&frame.dir.join("key"))?;
+        fs::copy(frame.dir.join("key.pub"), here.join("authorized_keys"))
+            .context("cannot authorize the bed")?;
+        fs::write(here.join("sshd.conf"), SSHD).context("cannot write a configuration")?;
+        for (file, text) in FILES {
+            fs::write(root.join("usr/lib/systemd").join(file), text)
+                .with_context(|| format!("cannot write {file}"))?;
+        }
+        for (target, unit) in UNITS {
+            let wants = root.join(format!("usr/lib/systemd/system/{target}.wants"));
+            fs::create_dir_all(&wants).context("cannot make a wants folder")?;
+            symlink(Path::new("..").join(unit), wants.join(unit))
+                .with_context(|| format!("cannot enable {unit}"))?;
+        }
+        let resolver = root.join("etc/resolv.conf");
+        remove(&resolver)?;
+        symlink("../run/systemd/resolve/stub-resolv.conf", resolver)
+            .context("cannot configure the resolver")?;
+        Ok(Vm {
+            qemu: qemu::root(bed)?,
+            pci: bed.repo.join("target/debug/vm-pci"),
+            machines: bed.here("machines.toml"),
+            key: spec.key.clone(),
+            functions: spec.functions.clone(),
+            running: None,
+        })
+    }
+
+    /// The machine's disk, made of its root at the first start.
+    fn make_disk(&self, frame: &Frame) -> Result<()> {
+        let disk = frame.dir.join("disk.img");
+        if disk.exists() {
+            return Ok(());
+        }
+        sparse(&disk, DISK_BYTES)?;
+        let argv = [
+            "mke2fs",
+            "-q",
+            "-t",
+            "ext4",
+            "-L",
+            "root",
+            "-d",
+            &frame.root().to_string_lossy(),
+            &disk.to_string_lossy(),
+        ]
+        .map(String::from);
+        Cmd::new(frame.group.inside(Part::Support, &argv))
+            .ok()
+            .context("cannot make a disk")?;
+        Ok(())
+    }
+
+    /// Serves the functions of its bus, which live as long as the machine.
+    fn serve_bus(&self, frame: &Frame) -> Result<()> {
+        let log = frame.dir.join("pci.log");
+        if self.functions.is_empty() || log.exists() {
+            return Ok(());
+        }
+        let argv = [
+            self.pci.to_string_lossy().into_owned(),
+            "serve".into(),
+            format!("--machines={}", self.machines.display()),
+            format!("--machine={}", self.key),
+            format!("--dir={}", frame.run.display()),
+        ];
+        let mut server = daemon(&frame.group.inside(Part::Support, &argv), &log)?;
+        let end = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < end {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            if said.contains("ready") {
+                return Ok(());
+            }
+            if let Some(status) = server.try_wait().context("cannot wait for the bus")? {
+                bail!("the server of the bus ended with {status}: {said}");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        bail!("the server of the bus is not ready")
+    }
+
+    fn arguments(&self) -> Result<Vec<String>> {
+        let mut arguments: Vec<String> = [
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "qemu64",
+            "-smp",
+            "2",
+            "-m",
+            &format!("{MEMORY_MIB}M"),
+            "-machine",
+            "q35,memory-backend=mem",
+            "-object",
+            // Shared, so that a device in another process can reach it.
+            &format!("memory-backend-memfd,id=mem,size={MEMORY_MIB}M,share=on"),
+            "-uuid",
+            &uuid(&self.key),
+            "-kernel",
+            &format!("{DISKS}/kernel"),
+            "-initrd",
+            &format!("{DISKS}/initrd"),
+            "-append",
+            "root=/dev/vda rw console=ttyS0 loglevel=4 systemd.show_status=yes panic=-1",
+            "-drive",
+            // What QEMU was told to write survives QEMU: the host's cache keeps it.
+            &format!("id=disk,file={DISKS}/disk.img,format=raw,if=none,cache=unsafe,discard=unmap"),
+            "-drive",
+            &format!("id=seed,file={DISKS}/seed.img,format=raw,if=none,readonly=on"),
+            // High slots of the root bus: the low ones are the table's.
+            "-device",
+            "virtio-blk-pci,drive=disk,bus=pcie.0,addr=10",
+            "-device",
+            "virtio-blk-pci,drive=seed,bus=pcie.0,addr=11",
+            "-netdev",
+            &format!("user,id=net,net={NETWORK},hostfwd=tcp:127.0.0.1:{SSH_PORT}-:{SSH_PORT}"),
+            "-device",
+            "virtio-net-pci,netdev=net,romfile=,bus=pcie.0,addr=12",
+            "-device",
+            "virtio-rng-pci,bus=pcie.0,addr=13",
+            "-serial",
+            &format!("file:{DISKS}/console.log"),
+            "-qmp",
+            &format!("unix:{SOCKETS}/qmp.sock,server=on,wait=off"),
+        ]
+        .map(String::from)
+        .to_vec();
+        let mut buses = Vec::new();
+        for function in &self.functions {
+            arguments.extend(device(&function.address, &mut buses)?);
+        }
+        Ok(arguments)
+    }
+
+    /// `ssh` into the machine, up to the command that it runs there.
+    fn ssh(&self, frame: &Frame, options: &[&str]) -> Vec<String> {
+        let key = frame.dir.join("key");
+        let control = format!("ControlPath={}", frame.run.join("ssh").display());
+        let mut argv = frame.net.inside([
+            "ssh",
+            "-F",
+            "none",
+            "-i",
+            &key.to_string_lossy(),
+            "-o",
+            &control,
+            "-p",
+            SSH_PORT,
+        ]);
+        for option in [
+            "BatchMode=yes",
+            "StrictHostKeyChecking=no",
+            "UserKnownHostsFile=/dev/null",
+            "LogLevel=ERROR",
+            "ConnectTimeout=3",
+            "ServerAliveInterval=15",
+            "ServerAliveCountMax=8",
+        ] {
+            argv.extend(["-o".into(), option.into()]);
+        }
+        argv.extend(options.iter().map(ToString::to_string));
+        argv.push("root@127.0.0.1".into());
+        argv
+    }
+}
+
+impl Body for Vm {
+    fn power_on(&mut self, frame: &Frame) -> Result<()> {
+        self.make_disk(frame)?;
+        load(frame)?;
+        let seed = frame.seed();
+        if !seed.exists() {
+            sparse(&seed, 1 << 20)?;
+        }
+        self.serve_bus(frame)?;
+        // That of an earlier start would be connected to, and read, in place of the new one.
+        for old in [frame.run.join("qmp.sock"), frame.console()] {
+            remove(&old)?;
+        }
+        let argv = qemu::command(
+            &self.qemu,
+            &frame.group,
+            &frame.net,
+            (&frame.dir, &frame.run),
+            &self.arguments()?,
+        );
+        let log = frame.dir.join("qemu.log");
+        let mut qemu = daemon(&argv, &log)?;
+        // Where this fails, the machine's group ends it.
+        let monitor = Monitor::connect(&frame.run.join("qmp.sock"), &mut qemu)
+            .with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
+        self.running = Some(Running {
+            qemu,
+            monitor,
+            master: None,
+        });
+        Ok(())
+    }
+
+    fn wait_for_entry(&mut self, frame: &Frame) -> Result<()> {
+        let end = Instant::now() + TURN;
+        let mut knock = self.ssh(frame, &["-o", "ControlMaster=no"]);
+        knock.push("true".into());
+        let knock = frame.group.inside(Part::Exec, &knock);
+        loop {
+            let limit = Duration::from_secs(20);
+            let done = Cmd::new(knock.clone()).deadline(limit).run()?;
+            if done.code == 0 {
+                break;
+            }
+            if let Some(how) = self.ended(frame)? {
+                bail!("it ended before anybody could enter ({how:?})");
+            }
+            if Instant::now() > end {
+                bail!("{}", done.output_tail(5));
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+        let master = self.ssh(frame, &["-M", "-N"]);
+        let child = daemon(
+            &frame.group.inside(Part::Exec, &master),
+            &frame.dir.join("ssh.log"),
+        )?;
+        self.running.as_mut().context("it is off")?.master = Some(child);
+        while !frame.run.join("ssh").exists() {
+            if Instant::now() > end {
+                bail!("ssh makes no connection that commands could share");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn is_on(&self) -> bool {
+        self.running.is_some()
+    }
+
+    fn ended(&mut self, frame: &Frame) -> Result<Option<End>> {
+        let Some(running) = &mut self.running else {
+            return Ok(Some(End::Off));
+        };
+        let ended = running.qemu.try_wait().context("cannot wait for QEMU")?;
+        let Some(status) = ended else {
+            return Ok(None);
+        };
+        let Some(mut running) = self.running.take() else {
+            return Ok(Some(End::Off));
+        };
+        if let Some(mut master) = running.master.take() {
+            // It would notice by itself, but late.
+            drop(master.kill());
+            drop(master.wait());
+        }
+        remove(&frame.run.join("ssh"))?;
+        let reason = running.monitor.reason().with_context(|| {
+            let said = fs::read_to_string(frame.dir.join("qemu.log")).unwrap_or_default();
+            format!("QEMU ended with {status}: {said}")
+        })?;
+        match reason.as_str() {
+            "guest-reset" => Ok(Some(End::Reboot)),
+            "guest-shutdown" | "host-qmp-quit" => Ok(Some(End::Off)),
+            other => bail!("QEMU ended because of `{other}`"),
+        }
+    }
+
+    fn cut(&mut self, frame: &Frame) -> Result<()> {
+        let running = self.running.as_mut().context("it is off")?;
+        running.monitor.quit()?;
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.ended(frame)?.is_none() {
+            if Instant::now() > end {
+                bail!("QEMU does not quit");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    fn enter(&self, frame: &Frame, environment: &[String], script: &str) -> Vec<String> {
+        let mut argv = self.ssh(frame, &["-o", "ControlMaster=no"]);
+        // ssh hands one text to a shell at the other end.
+        let mut words = vec!["exec /usr/bin/env -i".to_string()];
+        words.extend(environment.iter().map(|word| quoted(word)));
+        words.extend(["/bin/bash -c".into(), quoted(script)]);
+        argv.push(words.join(" "));
+        argv
+    }
+
+    fn entry(&self, frame: &Frame) -> Option<String> {
+        self.running.as_ref()?;
+        Some(self.ssh(frame, &[]).join(" "))
+    }
+}
+
+/// Where a function's port is: on the root bus, or behind a bus of its own with the number that
+/// the table gives it, as QEMU's `pxb-pcie` makes one.
+fn device(address: &Address, buses: &mut Vec<u8>) -> Result<Vec<String>> {
+    let (bus, slot) = place(address.as_str())
+        .with_context(|| format!("`{address}` is no place that QEMU can give a function"))?;
+    let socket = serve::socket(Path::new(SOCKETS), address);
+    let mut arguments = Vec::new();
+    let on = if bus == 0 {
+        "pcie.0".to_string()
+    } else {
+        if !buses.contains(&bus) {
+            buses.push(bus);
+            let above = bus - 1;
+            arguments.extend([
+                "-device".to_string(),
+                format!("pxb-pcie,id=host{bus},bus=pcie.0,bus_nr={above}"),
+                "-device".into(),
+                format!("pcie-root-port,id=port{bus},bus=host{bus},chassis={bus}"),
+            ]);
+        }
+        format!("port{bus}")
+    };
+    arguments.extend([
+        "-device".to_string(),
+        format!(
+            r#"{{"driver":"vfio-user-pci","bus":"{on}","addr":"{slot}","socket":{{"type":"unix","path":"{}"}}}}"#,
+            socket.display()
+        ),
+    ]);
+    Ok(arguments)
+}
+
+/// Bus, and slot with function, of `0000:18:00.0`.
+fn place(address: &str) -> Option<(u8, String)> {
+    let mut parts = address.split(':');
+    let (domain, bus, slot) = (parts.next()?, parts.next()?, parts.next()?);
+    let bus = u8::from_str_radix(bus, 16).ok()?;
+    (domain == "0000").then(|| (bus, slot.to_string()))
+}
+
+/// Reads kernel and initial RAM filesystem from the disk, as a boot loader does: by the links in
+/// its root, and without the journal of the filesystem.
+fn load(frame: &Frame) -> Result<()> {
+    let disk = frame.dir.join("disk.img");
+    for (link, file) in [("/vmlinuz", "kernel"), ("/initrd.img", "initrd")] {
+        let target = link_target(&disk, link)?;
+        let to = frame.dir.join(file);
+        remove(&to)?;
+        debugfs(&disk, &format!("dump {target} {}", to.display()))?;
+        let size = fs::metadata(&to).map(|meta| meta.len()).unwrap_or(0);
+        if size == 0 {
+            bail!("the boot loader finds no {target} on the disk");
+        }
+    }
+    Ok(())
+}
+
+fn link_target(disk: &Path, link: &str) -> Result<String> {
+    let said = debugfs(disk, &format!("stat {link}"))?;
+    let target = said
+        .lines()
+        .find_map(|line| line.split_once("Fast link dest: "))
+        .map(|(_, target)| target.trim().trim_matches('"').to_string());
+    let target = target.with_context(|| format!("the disk has no link {link}: {said}"))?;
+    Ok(format!("/{}", target.trim_start_matches('/')))
+}
+
+fn debugfs(disk: &Path, request: &str) -> Result<String> {
+    let done = Cmd::new(["debugfs", "-R", request, &disk.to_string_lossy()]).ok()?;
+    Ok(done.stdout)
+}
+
+fn keygen(file: &Path) -> Result<()> {
+    let file = file.to_string_lossy();
+    Cmd::new([
+        "ssh-keygen",
+        "-q",
+        "-t",
+        "ed25519",
+        "-N",
+        "",
+        "-C",
+        "testbed",
+        "-f",
+        &file,
+    ])
+    .ok()
+    .context("cannot make a key")?;
+    Ok(())
+}
+
+fn sparse(file: &Path, size: u64) -> Result<()> {
+    File::create(file)
+        .and_then(|made| made.set_len(size))
+        .with_context(|| format!("cannot make {}", file.display()))
+}
+
+fn remove(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", file.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A word for the shell at the other end.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// The machine's identity in its firmware, the same at every run.
+fn uuid(key: &str) -> String {
+    let hex: String = Sha256::digest(key.as_bytes())
+        .iter()
+        .take(16)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| &hex[range]);
+    parts.join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_is_where_the_table_says() {
+        assert_eq!(place("0000:18:00.0"), Some((0x18, "00.0".into())));
+        assert_eq!(place("0001:18:00.0"), None);
+        let address = Address::try_from("0000:18:00.0".to_string()).unwrap();
+        let mut buses = Vec::new();
+        let first = device(&address, &mut buses).unwrap();
+        assert!(first[1].contains("bus_nr=23"), "{first:?}");
+        let address = Address::try_from("0000:18:00.1".to_string()).unwrap();
+        assert_eq!(device(&address, &mut buses).unwrap().len(), 2);
+        let address = Address::try_from("0000:00:04.0".to_string()).unwrap();
+        assert!(device(&address, &mut buses).unwrap()[1].contains("\"bus\":\"pcie.0\""));
+    }
+
+    #[test]
+    fn a_script_reaches_the_other_shell_as_it_is() {
+        let done = Cmd::new([
+            "/bin/sh",
+            "-c",
+            &format!("printf %s {}", quoted("a 'b' $c")),
+        ])
+        .ok()
+        .unwrap();
+        assert_eq!(done.stdout, "a 'b' $c");
+    }
+}
