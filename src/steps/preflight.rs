@@ -13,8 +13,9 @@ use crate::{
     config::desired::{Desired, Manager},
     facts::Facts,
     host::files::Room,
-    model::id::StepId,
+    model::{id::StepId, pattern},
     step::{Assessment, Cx, Step, StepError},
+    tools::dpkg_status,
 };
 
 /// Filesystems that must be writable and have room, with the name of the bound in the profile.
@@ -27,6 +28,11 @@ const LAST_PACKAGE_RUN: &str = "/var/lib/dpkg/status";
 /// Slack for clocks of build machines.
 const CLOCK_SLACK_SECONDS: i64 = 24 * 3600;
 
+/// Where apt keeps what it has downloaded and not thrown away yet.
+const ARCHIVES: &str = "/var/cache/apt/archives";
+/// The part of the bound that is wanted as long as anything is to come: one in so many.
+const LEAST_PART: u64 = 8;
+
 /// See the module.
 pub struct Preflight;
 
@@ -37,6 +43,8 @@ struct PreflightState {
     etc: Room,
     /// Packages are still to come, or it was not asked because there is room for them.
     to_come: bool,
+    /// Bytes of what is wanted that have come already: packages, and archives of packages.
+    here: u64,
     now: i64,
     last_package_run: Option<i64>,
     /// What `dpkg --audit` says; empty when the database is consistent.
@@ -56,12 +64,43 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         boot,
         etc: files.room(Utf8Path::new(ETC))?,
         to_come: !short || to_come(&look::packages(cx).await?, cx.desired, cx.facts),
+        here: if short { here(cx)? } else { 0 },
         now: cx.host.now().as_second(),
         last_package_run: files
             .stat(Utf8Path::new(LAST_PACKAGE_RUN))?
             .map(|stat| stat.mtime),
         half_done: look::half_done(cx).await?,
     })
+}
+
+/// Bytes of wanted packages that are unpacked, and of their archives.
+fn here(cx: &Cx<'_>) -> Result<u64, StepError> {
+    if !audits(cx.desired.packages.manager) {
+        return Ok(0);
+    }
+    let files = cx.host.files();
+    let wanted = |name: &str| {
+        let patterns = &cx.desired.hold.patterns;
+        patterns.iter().any(|one| pattern::matches(one, name))
+    };
+    let text = files.read_text(dpkg_status::PATH.into())?;
+    let unpacked: u64 = dpkg_status::parse(&text.unwrap_or_default())
+        .iter()
+        .filter(|package| package.is_unpacked() && wanted(&package.name))
+        .map(|package| package.installed_bytes)
+        .sum();
+    let mut archives = 0;
+    for name in files.list(ARCHIVES.into())? {
+        // `NAME_VERSION_ARCHITECTURE.deb`.
+        let package = name.split('_').next().unwrap_or_default();
+        if name.ends_with(".deb")
+            && wanted(package)
+            && let Some(stat) = files.stat(&Utf8Path::new(ARCHIVES).join(&name))?
+        {
+            archives += stat.size;
+        }
+    }
+    Ok(unpacked + archives)
 }
 
 /// Whether packages that are wanted are not there yet.
@@ -131,9 +170,12 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             });
         }
     }
-    // What is installed already needs no more room; the bound is for the download and the build.
+    // The bound is for all that comes. What has come of it, before a run was cut off, needs no
+    // more room; what is left keeps some for unpacking and building.
+    let most = want.min_free_root_bytes;
+    let left = most.saturating_sub(state.here).max(most / LEAST_PART);
     for (path, room, least) in [
-        (ROOT, state.root, want.min_free_root_bytes),
+        (ROOT, state.root, left),
         (BOOT, state.boot, want.min_free_boot_bytes),
     ] {
         if state.to_come && room.free < least {
@@ -210,7 +252,7 @@ pub(super) fn audits(manager: Manager) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Packages, PreflightState, decide, to_come};
+    use super::{Packages, PreflightState, decide, look, to_come};
     use crate::{
         change::Change,
         host::files::Room,
@@ -237,6 +279,7 @@ mod tests {
             boot: room(GIB),
             etc: room(50 * GIB),
             to_come: true,
+            here: 0,
             now: 1_790_000_000,
             last_package_run: Some(1_780_000_000),
             half_done: vec![],
@@ -305,6 +348,26 @@ mod tests {
             })
             .collect();
         assert!(!to_come(&complete, &want, &facts()));
+    }
+
+    #[test]
+    fn what_has_come_before_a_run_was_cut_off_needs_no_more_room() {
+        let mut late = state();
+        let most = desired().preflight.min_free_root_bytes;
+        late.root = room(most / 4);
+        blocked(&late);
+        late.here = most / 2;
+        let (why, _) = blocked(&late);
+        let wanted = look::bytes(most / 2);
+        assert!(why.contains(&format!("{wanted} are wanted")), "{why}");
+        late.here = most - most / 4;
+        assert!(matches!(
+            decide(&late, &desired(), &facts()),
+            Assessment::Satisfied { .. }
+        ));
+        late.here = 2 * most;
+        late.root = room(most / 100);
+        blocked(&late);
     }
 
     #[test]

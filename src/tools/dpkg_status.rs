@@ -67,6 +67,8 @@ pub struct Package {
     pub state: State,
     /// Who maintains it, as `Name <mail>`.
     pub maintainer: String,
+    /// Bytes that its files take, as its maintainer estimated them.
+    pub installed_bytes: u64,
     /// The `Origin` field, where the package has one.
     pub origin: Option<String>,
 }
@@ -152,6 +154,7 @@ fn paragraph(text: &str) -> Option<Package> {
         broken: false,
         state: State::NotInstalled,
         maintainer: String::new(),
+        installed_bytes: 0,
         origin: None,
     };
     for line in text.lines() {
@@ -170,6 +173,10 @@ fn paragraph(text: &str) -> Option<Package> {
             "architecture" => value.clone_into(&mut package.architecture),
             "version" => value.clone_into(&mut package.version),
             "maintainer" => value.clone_into(&mut package.maintainer),
+            // In KiB, says deb-control(5); packages that were made by hand may lack it.
+            "installed-size" => {
+                package.installed_bytes = value.parse::<u64>().unwrap_or_default() * 1024;
+            }
             "origin" => package.origin = Some(value.to_owned()),
             _ => {}
         }
@@ -277,6 +284,9 @@ Status: install ok installed
         let gone = named(&packages, "nvidia-alternative");
         assert!(!gone.is_installed() && !gone.is_unpacked() && !gone.needs_repair());
         assert!(named(&packages, "half").needs_repair());
+        let sized = "Package: a\nStatus: install ok installed\nInstalled-Size: 1234\n";
+        assert_eq!(parse(sized)[0].installed_bytes, 1234 * 1024);
+        assert_eq!(containerd.installed_bytes, 0);
     }
 
     #[test]
