@@ -204,7 +204,11 @@ impl Fault {
                  TLS (`update-ca-certificates`), and check the machine's clock"
             }
             Self::Sources => "correct or remove the source file named above",
-            Self::Stale => "the mirror is in the middle of an update; try again in some minutes",
+            Self::Stale => {
+                "the mirror, or a cache on the way, does not have what its signed lists name: it \
+                 may be in the middle of an update. Try again in some minutes, or use another \
+                 mirror; nothing unsigned is ever installed"
+            }
             Self::Network => {
                 "check name resolution, proxy (`packages.proxy`) and firewall for the addresses \
                  above"
