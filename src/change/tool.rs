@@ -5,7 +5,7 @@ use std::time::Duration;
 use camino::Utf8PathBuf;
 
 use super::{Applier, ChangeError, FileAfter, Sink, Undo};
-use crate::host::Cmd;
+use crate::host::{Cmd, Kind};
 
 /// `nvidia-ctk` and its like answer in seconds; on a sick GPU they hang.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -45,7 +45,25 @@ impl Applier {
             }
         }
         let cmd = Cmd::new(program, args.iter().cloned()).deadline(DEADLINE);
-        self.tool(purpose, &cmd, sink).await.map(drop)
+        self.tool(purpose, &cmd, sink).await?;
+        self.keep(writes)
+    }
+
+    /// Makes durable what a tool wrote: most do not, and the record that it was applied must not
+    /// outlive a power cut that the file does not.
+    fn keep(&self, writes: &[Utf8PathBuf]) -> Result<(), ChangeError> {
+        let files = &self.host.files;
+        for path in writes {
+            let Some(path) = files.resolve(path)? else {
+                continue;
+            };
+            if let Some(stat) = files.stat(&path)?
+                && stat.kind == Kind::File
+            {
+                files.append(&path, b"", stat.mode)?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) async fn reboot(&self, why: &str, sink: &dyn Sink) -> Result<(), ChangeError> {

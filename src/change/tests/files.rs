@@ -125,6 +125,25 @@ async fn a_tool_may_write_what_it_names() {
 }
 
 #[tokio::test]
+async fn what_a_tool_wrote_is_made_durable_before_it_counts_as_applied() {
+    let bed = Bed::new();
+    bed.fakes.files.put("/etc/tool/there", "");
+    bed.fakes.exec.on("tool", |_, files| {
+        files.put("/etc/tool/new", "{}");
+        ok("")
+    });
+    let change = Change::RunTool {
+        purpose: "write".into(),
+        command: vec!["tool".into()],
+        writes: vec!["/etc/tool/new".into(), "/etc/tool/absent".into()],
+    };
+    let before = bed.fakes.files.mutations();
+    bed.apply(&change).await.unwrap();
+    assert_eq!(bed.fakes.files.mutations() - before, 1);
+    assert_eq!(bed.fakes.files.text("/etc/tool/new"), "{}");
+}
+
+#[tokio::test]
 async fn the_diff_is_shown_first() {
     let bed = Bed::new();
     bed.fakes.files.put("/etc/a", "one\ntwo\n");
