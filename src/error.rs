@@ -12,6 +12,15 @@ pub trait Report: std::error::Error + Send + Sync + 'static {
     fn hint(&self) -> Option<String>;
 }
 
+/// An error with its causes, on one line: for words in between.
+#[must_use]
+pub fn one_line(error: &dyn std::error::Error) -> String {
+    std::iter::once(error.to_string())
+        .chain(causes(error))
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
 /// The chain of causes of an error, outermost first, without the error itself.
 #[must_use]
 pub fn causes(error: &dyn std::error::Error) -> Vec<String> {

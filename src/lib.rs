@@ -2,6 +2,8 @@
 //!
 //! ARCHITECTURE.md says how the parts fit; modules import downwards only, in the order below.
 
+#![deny(missing_docs)]
+
 pub mod model;
 
 pub mod host;

@@ -6,13 +6,14 @@ use std::collections::BTreeSet;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    Applier, ChangeError, Reverted, Sink,
+    Applier, ChangeError, Reverted, STOPPED, Sink,
     inventory::{ETC, FOLDER},
     traces::Traces,
 };
 use crate::{
     config::desired::PackageWish,
-    host::{Cmd, ExecError, Kind},
+    error::{Report, one_line},
+    host::{Cmd, Kind},
     tools::{accounts, apt, apt_fault::Fault, dpkg, systemctl},
 };
 
@@ -77,7 +78,7 @@ impl Applier {
                 why: "some of the packages stay".to_owned(),
             });
         }
-        self.reload_units(sink).await?;
+        endings.extend(self.reload_units(sink).await?);
         Ok(Reverted::of(endings))
     }
 
@@ -94,6 +95,9 @@ impl Applier {
                 .apt_run("configure what is unpacked", dpkg::configure_all(), sink)
                 .await
             {
+                if error.reason() == STOPPED {
+                    return Err(error);
+                }
                 sink.line(&format!("{error}; it is removed as it is"));
             }
         }
@@ -240,20 +244,32 @@ impl Applier {
         }])
     }
 
-    /// There is no way back to an older version that would not be a downgrade.
-    fn tell_moved(&self, moved: &[PackageWish]) -> Result<Vec<Reverted>, ChangeError> {
+    /// What was upgraded stays so: an older version may not read what the newer one wrote, and a
+    /// repository may not have it any more. That is for a person to decide, and said with how.
+    fn tell_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, ChangeError> {
         let inventory = self.inventory()?;
-        Ok(moved
+        let stays: Vec<(String, String)> = moved
             .iter()
             .filter_map(|wish| {
                 let now = inventory.packages.get(&wish.name)?;
                 let before = wish.version.as_deref()?;
-                (now != before).then(|| Reverted::Left {
-                    what: format!("{} {now} instead of {before}", wish.name),
-                    why: "packages are not downgraded".to_owned(),
+                (now != before).then(|| {
+                    (
+                        format!("{} {now} instead of {before}", wish.name),
+                        format!("{}={before}", wish.name),
+                    )
                 })
             })
-            .collect())
+            .collect();
+        let (what, specs): (Vec<String>, Vec<String>) = stays.into_iter().unzip();
+        Ok((!what.is_empty()).then(|| Reverted::Left {
+            what: what.join(", "),
+            why: format!(
+                "packages are not downgraded without being asked to; where a repository still \
+                 offers the older versions, `apt-get install --allow-downgrades {}` does it",
+                specs.join(" ")
+            ),
+        }))
     }
 
     /// Removes users and groups that came with the packages, where nobody uses them.
@@ -407,17 +423,26 @@ impl Applier {
         Ok(owned)
     }
 
-    /// Unit files went; systemd must not keep them.
-    async fn reload_units(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
-        let cmd = systemctl::daemon_reload();
-        match self.exec(&cmd, sink).await {
-            // No running systemd has nothing to forget.
-            Ok(_) | Err(ExecError::NotFound { .. }) => Ok(()),
-            Err(source) => Err(ChangeError::Tool {
-                what: "make systemd read its units again".to_owned(),
-                source,
-            }),
+    /// Unit files went; systemd must not keep them. What went is gone, whatever it answers.
+    async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, ChangeError> {
+        // sd_booted(3): the folder is there where systemd runs; elsewhere nothing is to forget.
+        if !self.host.files.exists("/run/systemd/system".into())? {
+            return Ok(None);
         }
+        let reload = self
+            .tool(
+                "make systemd read its units again",
+                &systemctl::daemon_reload(),
+                sink,
+            )
+            .await;
+        Ok(reload.err().map(|error| Reverted::Left {
+            what: "units of packages that are gone, in systemd's memory".to_owned(),
+            why: format!(
+                "failed to {}; `systemctl daemon-reload` does it",
+                one_line(&error)
+            ),
+        }))
     }
 }
 

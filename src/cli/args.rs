@@ -97,8 +97,10 @@ pub struct Image {
 /// `check`.
 #[derive(Debug, Args)]
 pub struct Check {
+    /// What is wanted
     #[command(flatten)]
     pub target: Target,
+    /// How it is told
     #[command(flatten)]
     pub output: Output,
     /// Report these findings only
@@ -118,10 +120,13 @@ pub struct Check {
 /// `plan`.
 #[derive(Debug, Args)]
 pub struct Plan {
+    /// What is wanted
     #[command(flatten)]
     pub target: Target,
+    /// For which machines
     #[command(flatten)]
     pub image: Image,
+    /// How it is told
     #[command(flatten)]
     pub output: Output,
 }
@@ -129,10 +134,13 @@ pub struct Plan {
 /// `install`.
 #[derive(Debug, Args)]
 pub struct Install {
+    /// What is wanted
     #[command(flatten)]
     pub target: Target,
+    /// For which machines
     #[command(flatten)]
     pub image: Image,
+    /// How it is told
     #[command(flatten)]
     pub output: Output,
     /// Reboot when it is needed, and go on by itself
@@ -152,6 +160,7 @@ pub struct Install {
 /// `facts`.
 #[derive(Debug, Args)]
 pub struct Facts {
+    /// How it is told
     #[command(flatten)]
     pub output: Output,
     /// Look at a mounted image or recorded tree; nothing is executed from it
@@ -177,6 +186,7 @@ pub struct Compat {
     /// The operating system, as `ubuntu-24.04`
     #[arg(long, value_name = "ID-VERSION")]
     pub os: Option<String>,
+    /// How it is told
     #[command(flatten)]
     pub output: Output,
 }

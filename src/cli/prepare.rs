@@ -19,7 +19,7 @@ use crate::{
         values::holds_password,
     },
     engine::{self, Cancel, Events, Options, Session, Tools, events::Reporter},
-    error::causes,
+    error::one_line,
     event::Subscriber,
     exit::Exit,
     facts::Facts,
@@ -263,14 +263,6 @@ pub(super) fn proxy(world: &mut World<'_>) -> Option<Secret> {
         "warning: the configuration cannot be read, so that no proxy is used: {why}"
     );
     None
-}
-
-/// An error with its causes.
-fn one_line(error: &dyn std::error::Error) -> String {
-    std::iter::once(error.to_string())
-        .chain(causes(error))
-        .collect::<Vec<_>>()
-        .join(": ")
 }
 
 impl Target {

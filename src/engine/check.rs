@@ -8,12 +8,11 @@ use super::{
     Session,
     job::Job,
     result::{Mode, RunReport},
-    survey::one_line,
 };
 use crate::{
     change::Change,
     check::{Finding, Verdict},
-    error::causes,
+    error::{causes, one_line},
     exit::Exit,
     model::id::Id,
     step::{Assessment, StepError},

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use super::{
     events::{Events, Said},
-    survey::one_line,
     verbs::{Failure, Verbs},
 };
 use crate::{
     change::{Change, Reverted, STOPPED, Sink, Undo},
-    error::causes,
+    error::{causes, one_line},
     event::Event,
     journal::{Journal, JournalError, Record, Standing},
     model::id::StepId,

@@ -4,9 +4,8 @@ use super::{
     Session,
     job::Job,
     result::{ChangeReport, Mode, RunReport},
-    survey::one_line,
 };
-use crate::{change::Change, event::Outcome, exit::Exit, step::Assessment};
+use crate::{change::Change, error::one_line, event::Outcome, exit::Exit, step::Assessment};
 
 impl Session {
     /// Previews every change that is wanted.

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
-use super::{EngineError, ledger::Ledger, survey::one_line};
+use super::{EngineError, ledger::Ledger};
 use crate::{
     change::{Change, Reverted},
+    error::one_line,
     host::{Cmd, ExecError, Host},
     journal::{Journal, Request, Standing, fold},
     model::id::StepId,

@@ -11,7 +11,7 @@ use super::{
     result::Mode,
 };
 use crate::{
-    error::causes,
+    error::{causes, one_line},
     event::{Event, Outcome},
     step::{Assessment, StepError},
 };
@@ -148,12 +148,4 @@ fn conclusion(answer: &Answer) -> End {
         }
         Err(error) => End::could_not_look(error),
     }
-}
-
-/// An error with its causes, for a place that has one line.
-pub(super) fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
-    std::iter::once(error.to_string())
-        .chain(causes(error))
-        .collect::<Vec<_>>()
-        .join(": ")
 }

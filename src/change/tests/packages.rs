@@ -13,7 +13,7 @@ use crate::{
     exit::Exit,
     host::{
         ReadFiles,
-        fake::{Mutation, diff},
+        fake::{Mutation, diff, failed, ok},
     },
 };
 
@@ -265,6 +265,50 @@ async fn what_others_need_meanwhile_is_left_and_named() {
         "{reverted:?}"
     );
     assert!(apt.installed.lock().unwrap().contains_key("docker.io"));
+}
+
+#[tokio::test]
+async fn what_was_upgraded_stays_and_is_told_with_the_way_back() {
+    let (bed, apt) = docker();
+    apt.have("runc", "1.0");
+    apt.write(&bed.fakes.files);
+    let change = Change::InstallPackages {
+        packages: vec![wish("docker.io", None), wish("runc", Some("1.1.*"))],
+        removing: vec![],
+    };
+    let undo = bed.apply(&change).await.unwrap();
+    let Reverted::Left { what, why } = bed.revert(&undo).await else {
+        panic!("something is left");
+    };
+    assert_eq!(what, "runc 1.1.5 instead of 1.0");
+    assert!(
+        why.contains("`apt-get install --allow-downgrades runc=1.0`"),
+        "{why}"
+    );
+    assert!(!apt.installed.lock().unwrap().contains_key("docker.io"));
+    // Once it is back there is nothing left to do.
+    apt.have("runc", "1.0");
+    apt.write(&bed.fakes.files);
+    let again = bed.revert(&undo).await;
+    assert!(!matches!(again, Reverted::Left { .. }), "{again:?}");
+}
+
+#[tokio::test]
+async fn a_systemd_that_does_not_listen_is_told() {
+    let (bed, _) = docker();
+    bed.fakes.files.put_folder("/run/systemd/system", 0o755);
+    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
+    bed.fakes
+        .exec
+        .on("systemctl", |cmd, _| match cmd.args[0].as_str() {
+            "daemon-reload" => failed(1, "Failed to reload daemon: Connection timed out"),
+            _ => ok("LoadState=not-found\nActiveState=inactive\n"),
+        });
+    let Reverted::Left { what, why } = bed.revert(&undo).await else {
+        panic!("something is left");
+    };
+    assert!(what.contains("systemd's memory"), "{what}");
+    assert!(why.contains("Connection timed out"), "{why}");
 }
 
 #[tokio::test]
