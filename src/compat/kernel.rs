@@ -3,7 +3,8 @@
 //! The rows speak of mainline kernels. A vendor's kernel carries backports, in both directions, so
 //! for it the rows are evidence and the build is the proof.
 
-use crate::compat::matrix::{Confidence, KernelFix, Matrix};
+use crate::compat::Flavour;
+use crate::compat::matrix::{Confidence, KernelFix, Matrix, Modules};
 use crate::compat::rules::{Judgement, Offer, Rule, Ruling, say};
 use crate::model::version::{DriverVersion, KernelVersion};
 
@@ -18,7 +19,7 @@ pub(super) fn judge(
     fixes(matrix, kernel, arch, offer, said);
     limits(matrix, kernel, &offer.version, said);
     oldest(matrix, kernel, &offer.version, said);
-    reports(matrix, kernel, &offer.version, said);
+    reports(matrix, kernel, offer, said);
 }
 
 /// A verified row refuses on a mainline kernel; anything else is evidence.
@@ -175,12 +176,8 @@ fn oldest(
     }
 }
 
-fn reports(
-    matrix: &Matrix,
-    kernel: &KernelVersion,
-    version: &DriverVersion,
-    said: &mut Vec<Ruling>,
-) {
+fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Vec<Ruling>) {
+    let version = &offer.version;
     for row in &matrix.kernel_reports {
         let named = row.kernel.as_str();
         // Two numbers mean a series, anything longer the beginning of a release.
@@ -195,7 +192,12 @@ fn reports(
             .first_driver
             .as_ref()
             .is_none_or(|first| version >= first)
-            && *version <= row.last_driver;
+            && *version <= row.last_driver
+            && match row.modules {
+                None | Some(Modules::Either) => true,
+                Some(Modules::Open) => offer.flavour == Flavour::Open,
+                Some(Modules::Proprietary) => offer.flavour == Flavour::Proprietary,
+            };
         if meant && within {
             let text = format!("reported of {version} on Linux {kernel}: {}", row.report);
             said.push(say(Rule::Kernel, Judgement::Against, text, &row.sources));

@@ -518,6 +518,8 @@ row! {
         first_driver: Option<DriverVersion>,
         /// Up to this version.
         last_driver: DriverVersion,
+        /// The kernel modules that it speaks of; `None` for both.
+        modules: Option<Modules>,
         /// What was reported.
         report: String,
     }

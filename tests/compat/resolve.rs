@@ -375,6 +375,13 @@ fn kernels_per_branch() {
     }
     let pick = picked(&wish("6.1.0-44-amd64", "535.261.03"));
     assert!(!pick.doubtful, "{pick:?}");
+    // A report about the open modules says nothing of the proprietary ones.
+    for (flavour, doubtful) in [(Flavour::Open, true), (Flavour::Proprietary, false)] {
+        let mut asked = wish("6.1.0-56-amd64", "535.261.03");
+        asked.flavour = Some(flavour);
+        let pick = picked(&asked);
+        assert_eq!(pick.doubtful, doubtful, "{pick:?}");
+    }
 }
 
 #[test]
