@@ -2,7 +2,6 @@
 //! behave in another way.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,7 +22,8 @@ const START: Duration = Duration::from_secs(10);
 /// A server, or none at the moment.
 pub struct Server {
     repositories: Repositories,
-    log: PathBuf,
+    /// How often it was started: each time has a log of its own.
+    starts: usize,
     running: Option<Child>,
 }
 
@@ -38,7 +38,7 @@ impl Server {
         fs::write(&hosts, text).context("cannot write the machine's hosts")?;
         let mut server = Server {
             repositories: repositories.clone(),
-            log: machine.log("server.log"),
+            starts: 0,
             running: None,
         };
         server.behave(machine, &Serving::default())?;
@@ -54,15 +54,17 @@ impl Server {
         if serving.fault == Some(Fault::Down) {
             return Ok(());
         }
+        self.starts += 1;
+        let log = machine.log(&format!("server-{}.log", self.starts));
         let argv = self.argv(machine, serving)?;
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let mut child = match serving.proxy {
-            true => machine.beside(&argv, &self.log)?,
-            false => machine.serve(&argv, &self.log)?,
+            true => machine.beside(&argv, &log)?,
+            false => machine.serve(&argv, &log)?,
         };
         let end = Instant::now() + START;
         while Instant::now() < end {
-            let text = fs::read_to_string(&self.log).unwrap_or_default();
+            let text = fs::read_to_string(&log).unwrap_or_default();
             if text.contains(READY) {
                 self.running = Some(child);
                 return Ok(());
