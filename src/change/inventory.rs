@@ -22,7 +22,7 @@ pub(super) const ETC: &str = "/etc";
 impl Applier {
     /// What dpkg knows.
     pub(super) fn database(&self) -> Result<Vec<Package>, ChangeError> {
-        Ok(dpkg_status::parse(&self.text(dpkg_status::PATH)?))
+        Ok(dpkg_status::read(&*self.host.files)?.unwrap_or_default())
     }
 
     fn text(&self, path: &str) -> Result<String, ChangeError> {

@@ -98,16 +98,13 @@ pub(super) fn gpus(facts: &Facts) -> String {
 pub(super) async fn packages(cx: &Cx<'_>) -> Result<Packages, StepError> {
     match cx.desired.packages.manager {
         Manager::Apt => {
-            let text = cx
-                .host
-                .files()
-                .read_text(Utf8Path::new(dpkg_status::PATH))?
-                .ok_or_else(|| StepError::Unexpected {
+            let database =
+                dpkg_status::read(cx.host.files())?.ok_or_else(|| StepError::Unexpected {
                     what: format!("`{}`", dpkg_status::PATH),
                     why: "it is missing".into(),
                 })?;
             let mut found = Packages::new();
-            for package in dpkg_status::parse(&text) {
+            for package in database {
                 if package.is_unpacked() || package.is_held() {
                     found.entry(package.name.clone()).or_insert(Package {
                         complete: package.is_installed(),
@@ -146,15 +143,17 @@ pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
         return Ok(Vec::new());
     }
     let files = cx.host.files();
-    let Some(text) = files.read_text(Utf8Path::new(dpkg_status::PATH))? else {
+    let Some(database) = dpkg_status::read(files)? else {
         return Ok(Vec::new());
     };
-    let mut found: Vec<String> = dpkg_status::parse(&text)
+    let mut found: Vec<String> = database
         .iter()
         .filter(|package| package.needs_repair())
         .map(|package| format!("{} {}", package.name, package.version))
         .collect();
-    if dpkg_status::interrupted(&files.list(Utf8Path::new(dpkg_status::UPDATES))?) {
+    if found.is_empty()
+        && dpkg_status::interrupted(&files.list(Utf8Path::new(dpkg_status::UPDATES))?)
+    {
         found.push("dpkg was interrupted".into());
     }
     Ok(found)

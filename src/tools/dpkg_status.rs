@@ -5,8 +5,13 @@
 //! look at a machine costs no package-manager process; the file is replaced atomically by `dpkg`,
 //! so a reader never sees half of it. Journalled updates in `/var/lib/dpkg/updates` exist only
 //! while `dpkg` runs or after it was killed, which [`interrupted`] tells from the folder's names.
+//! What it did last is in them alone.
 
 use std::collections::BTreeMap;
+
+use camino::Utf8Path;
+
+use crate::host::{FilesError, ReadFiles};
 
 /// Where the database is.
 pub const PATH: &str = "/var/lib/dpkg/status";
@@ -117,6 +122,43 @@ pub fn parse(text: &str) -> Vec<Package> {
     text.split("\n\n").filter_map(paragraph).collect()
 }
 
+/// The database with the updates that are not yet merged into it; `None` where there is none.
+///
+/// # Errors
+/// When a file that is there cannot be read.
+pub fn read(files: &dyn ReadFiles) -> Result<Option<Vec<Package>>, FilesError> {
+    let text = |path: &Utf8Path| -> Result<Option<String>, FilesError> {
+        let bytes = files.read(path)?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    };
+    let Some(status) = text(Utf8Path::new(PATH))? else {
+        return Ok(None);
+    };
+    let mut packages = parse(&status);
+    // After the database: what is merged in between is then missing, and never older than it.
+    let folder = Utf8Path::new(UPDATES);
+    let mut names: Vec<String> = files.list(folder)?;
+    names.retain(|name| is_update(name));
+    names.sort();
+    for name in names {
+        for update in parse(&text(&folder.join(name))?.unwrap_or_default()) {
+            merge(&mut packages, update);
+        }
+    }
+    Ok(Some(packages))
+}
+
+fn merge(packages: &mut Vec<Package>, update: Package) {
+    let same = packages.iter_mut().find(|package| {
+        package.name == update.name
+            && (package.architecture == update.architecture || package.architecture.is_empty())
+    });
+    match same {
+        Some(package) => *package = update,
+        None => packages.push(update),
+    }
+}
+
 /// The installed packages of the machine's own architecture by name. Where a name is installed for
 /// several architectures, `native` wins; without it, the first in the file.
 #[must_use]
@@ -138,9 +180,11 @@ pub fn installed<'p>(
 /// updates are files whose names are numbers.
 #[must_use]
 pub fn interrupted(names: &[String]) -> bool {
-    names
-        .iter()
-        .any(|name| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
+    names.iter().any(|name| is_update(name))
+}
+
+fn is_update(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn paragraph(text: &str) -> Option<Package> {
@@ -214,6 +258,48 @@ fn paragraph(text: &str) -> Option<Package> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::fake::FakeFiles;
+
+    #[test]
+    fn updates_that_are_not_merged_are_newer_than_the_database() {
+        let files = FakeFiles::new();
+        assert_eq!(read(&files).unwrap(), None);
+        let package = |name: &str, state: &str| {
+            format!(
+                "Package: {name}\nStatus: install ok {state}\nArchitecture: amd64\nVersion: 1\n"
+            )
+        };
+        files.put(
+            PATH,
+            format!(
+                "{}\n{}",
+                package("a", "installed"),
+                package("b", "unpacked")
+            ),
+        );
+        files.put(
+            "/var/lib/dpkg/updates/0000",
+            package("b", "half-configured"),
+        );
+        files.put("/var/lib/dpkg/updates/0001", package("c", "unpacked"));
+        files.put("/var/lib/dpkg/updates/0002", package("b", "installed"));
+        files.put("/var/lib/dpkg/updates/tmp.i", package("a", "unpacked"));
+        let found: Vec<(String, State)> = read(&files)
+            .unwrap()
+            .unwrap()
+            .into_iter()
+            .map(|package| (package.name, package.state))
+            .collect();
+        let of = |name: &str, state| (name.to_owned(), state);
+        assert_eq!(
+            found,
+            [
+                of("a", State::Installed),
+                of("b", State::Installed),
+                of("c", State::Unpacked)
+            ]
+        );
+    }
 
     const STATUS: &str = "\
 Package: containerd
