@@ -174,6 +174,7 @@ impl Applier {
                 Some(path) => self.log_tail(&path),
                 None => Ok(Some(tail(words))),
             },
+            Fault::SignedBy => self.contradictions(),
             Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => Ok(obstacle(words)
                 .or_else(|| Some(tail(words)))
                 .filter(|text| !text.is_empty())),

@@ -509,7 +509,11 @@ impl Applier {
             return Ok(stdout);
         };
         // What cannot be met is told on standard output.
-        let told = obstacle(&stdout).unwrap_or_else(|| tail(&stdout));
+        let told = match Fault::of(&said) {
+            Fault::SignedBy => self.contradictions()?,
+            _ => obstacle(&stdout),
+        }
+        .unwrap_or_else(|| tail(&stdout));
         let (fault, told) = blame(Fault::of(&said), told, &held(&self.database()?));
         Err(ChangeError::Packages {
             what: what.to_owned(),

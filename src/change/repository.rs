@@ -179,17 +179,10 @@ impl Applier {
 
     /// apt refuses to work at all when two entries contradict each other.
     fn check_conflict(&self, repository: &Repository) -> Result<(), ChangeError> {
-        let files = &self.host.files;
-        let folder = Utf8Path::new(apt_sources::FOLDER);
-        let mut paths = vec![Utf8PathBuf::from(apt_sources::LIST)];
-        paths.extend(files.list(folder)?.iter().map(|name| folder.join(name)));
-        for path in paths {
+        for (path, entries) in self.sources()? {
             if path == source::apt_source_path(repository) {
                 continue;
             }
-            let bytes = files.read(&path)?.unwrap_or_default();
-            let text = String::from_utf8_lossy(&bytes);
-            let entries = apt_sources::parse(path.as_str(), &text);
             if let Some(entry) = conflict(repository, &entries) {
                 return Err(ChangeError::SourceConflict {
                     repository: repository.name.clone(),
@@ -201,6 +194,44 @@ impl Applier {
         }
         Ok(())
     }
+
+    /// The files whose entries contradict each other, in words; apt names the keys alone.
+    pub(super) fn contradictions(&self) -> Result<Option<String>, ChangeError> {
+        let found = contradictions(&self.sources()?);
+        Ok((!found.is_empty()).then(|| found.join("\n")))
+    }
+
+    /// What apt is told to fetch from, by file.
+    fn sources(&self) -> Result<Vec<(Utf8PathBuf, Vec<Entry>)>, ChangeError> {
+        let files = &self.host.files;
+        let folder = Utf8Path::new(apt_sources::FOLDER);
+        let mut paths = vec![Utf8PathBuf::from(apt_sources::LIST)];
+        paths.extend(files.list(folder)?.iter().map(|name| folder.join(name)));
+        let mut sources = Vec::new();
+        for path in paths {
+            let bytes = files.read(&path)?.unwrap_or_default();
+            let entries = apt_sources::parse(path.as_str(), &String::from_utf8_lossy(&bytes));
+            sources.push((path, entries));
+        }
+        Ok(sources)
+    }
+}
+
+/// Each entry that names the same address and suite as another, with another key.
+fn contradictions(sources: &[(Utf8PathBuf, Vec<Entry>)]) -> Vec<String> {
+    let all =
+        || (sources.iter()).flat_map(|(path, entries)| entries.iter().map(move |e| (path, e)));
+    all()
+        .filter(|(_, one)| {
+            all().any(|(_, other)| {
+                one.uri == other.uri && one.suite == other.suite && one.signed_by != other.signed_by
+            })
+        })
+        .map(|(path, entry)| {
+            let key = entry.signed_by.as_deref().unwrap_or("no key");
+            format!("`{path}` names {} {} with {key}", entry.uri, entry.suite)
+        })
+        .collect()
 }
 
 /// The files of text that make the repository: source, and its priority where it has one.
@@ -264,13 +295,33 @@ mod tests {
         );
     }
 
-    #[test]
-    fn two_entries_for_one_address_must_agree() {
-        let entry = |uri: &str, suite: &str, key: Option<&str>| Entry {
+    fn entry(uri: &str, suite: &str, key: Option<&str>) -> Entry {
+        Entry {
             uri: uri.into(),
             suite: suite.into(),
             signed_by: key.map(str::to_owned),
-        };
+        }
+    }
+
+    #[test]
+    fn entries_that_contradict_each_other_are_named() {
+        let uri = "https://example.org/deb";
+        let sources = [
+            ("/a.list".into(), vec![entry(uri, "/", Some("/a.gpg"))]),
+            ("/b.list".into(), vec![entry(uri, "/", Some("/b.gpg"))]),
+            ("/c.list".into(), vec![entry(uri, "stable", Some("/a.gpg"))]),
+        ];
+        assert_eq!(
+            contradictions(&sources),
+            [
+                "`/a.list` names https://example.org/deb / with /a.gpg",
+                "`/b.list` names https://example.org/deb / with /b.gpg",
+            ]
+        );
+    }
+
+    #[test]
+    fn two_entries_for_one_address_must_agree() {
         let ours = "/usr/share/keyrings/gpu-bootstrap-toolkit.gpg";
         for (other, conflicts) in [
             (entry("https://example.org/deb", "/", Some(ours)), false),

@@ -60,6 +60,11 @@ const SIGNS: &[(&str, Fault)] = &[
     ),
     ("No space left on device", Fault::NoSpace),
     ("You don't have enough free space", Fault::NoSpace),
+    // apt adds that it could not read the sources.
+    (
+        "Conflicting values set for option Signed-By",
+        Fault::SignedBy,
+    ),
     ("Malformed entry", Fault::Sources),
     ("Malformed stanza", Fault::Sources),
     ("The list of sources could not be read", Fault::Sources),
@@ -78,10 +83,6 @@ const SIGNS: &[(&str, Fault)] = &[
     ("At least one invalid signature", Fault::Key),
     ("is not signed", Fault::Key),
     ("The following signatures couldn't be verified", Fault::Key),
-    (
-        "Conflicting values set for option Signed-By",
-        Fault::SignedBy,
-    ),
     ("Hash Sum mismatch", Fault::Stale),
     ("File has unexpected size", Fault::Stale),
     ("Mirror sync in progress", Fault::Stale),
@@ -188,7 +189,7 @@ impl Fault {
                  fingerprint and set it in the configuration. A signature is never ignored"
             }
             Self::SignedBy => {
-                "remove the older source file that names the same repository with another key"
+                "remove the older of the entries that name the same repository with different keys"
             }
             Self::Missing => {
                 "check the address and the suite of the repository named above; releases move to \
@@ -230,7 +231,11 @@ impl Fault {
                 "something else works on this machine's packages at the same time; try again when \
                  it has ended"
             }
-            Self::Script | Self::Other => return None,
+            Self::Script => {
+                "a package's own script fails, for the reason above; mend that, or remove the \
+                 package, and run `gpu-bootstrap install` again"
+            }
+            Self::Other => return None,
         })
     }
 }
@@ -314,7 +319,7 @@ mod tests {
                 Fault::Key,
             ),
             (
-                "E: Conflicting values set for option Signed-By regarding source https://x/ /: /a.gpg != /b.gpg",
+                "E: Conflicting values set for option Signed-By regarding source https://x/ /: /a.gpg != /b.gpg\nE: The list of sources could not be read.",
                 Fault::SignedBy,
             ),
             (
