@@ -251,7 +251,7 @@ impl Report for ChangeError {
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::Files(_) => "file",
+            Self::Files(error) => error.reason().unwrap_or("file"),
             Self::Tool { .. } => "tool-failed",
             Self::Unreadable { .. } => "tool-output",
             Self::Backup { .. } => "backup",
@@ -287,6 +287,7 @@ impl Report for ChangeError {
     fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Proof(error) => return error.hint(),
+            Self::Files(error) => return error.hint(),
             Self::Packages { fault, .. } => return fault.hint().map(str::to_owned),
             Self::Locked { .. } => apt_fault::Fault::Locked.hint()?,
             Self::HalfDone { .. } => apt_fault::Fault::Interrupted.hint()?,

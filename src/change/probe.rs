@@ -62,7 +62,8 @@ impl Report for ProbeError {
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::Files(_) | Self::Unknown { .. } => "proof-not-prepared",
+            Self::Files(error) => error.reason().unwrap_or("proof-not-prepared"),
+            Self::Unknown { .. } => "proof-not-prepared",
             Self::Exec(_) => "container-failed",
             Self::Blind { .. } => "container-sees-no-gpu",
         }
@@ -70,6 +71,7 @@ impl Report for ProbeError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
+            Self::Files(error) if error.disk().is_some() => return error.hint(),
             Self::Files(_) | Self::Unknown { .. } => {
                 "free some room below `/var/lib`, and run again".to_owned()
             }

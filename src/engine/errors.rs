@@ -18,6 +18,9 @@ pub enum EngineError {
     /// The journal cannot be read or written.
     #[error("record the run")]
     Journal(#[from] JournalError),
+    /// The end of the run cannot be written down: what was changed is recorded, and stays.
+    #[error("record the end of the run")]
+    Unfinished(#[source] JournalError),
     /// The run lock cannot be tried.
     #[error("take the run lock")]
     Lock(#[source] FilesError),
@@ -42,6 +45,12 @@ impl Report for EngineError {
         match self {
             Self::Graph(_) => Exit::Internal,
             Self::Journal(error) => error.exit(),
+            // Only a run that changed nothing may say that it did not.
+            Self::Unfinished(error) => match error.exit() {
+                Exit::Blocked => Exit::StepFailed,
+                other => other,
+            },
+            Self::Lock(error) if error.disk().is_some() => Exit::Blocked,
             Self::Lock(FilesError::Io { source, .. })
                 if source.kind() == std::io::ErrorKind::PermissionDenied =>
             {
@@ -56,7 +65,8 @@ impl Report for EngineError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Graph(_) => "steps-out-of-order",
-            Self::Journal(error) => error.reason(),
+            Self::Journal(error) | Self::Unfinished(error) => error.reason(),
+            Self::Lock(error) if error.disk().is_some() => error.reason().unwrap_or("run-lock"),
             Self::Lock(_) => "run-lock",
             Self::Busy { .. } => "busy",
             Self::RebootFirst { .. } => "reboot-first",
@@ -66,9 +76,9 @@ impl Report for EngineError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Graph(_) => Some("this is a bug; please report it".to_owned()),
-            Self::Journal(error) => error.hint(),
+            Self::Journal(error) | Self::Unfinished(error) => error.hint(),
             Self::Lock(_) if self.exit() == Exit::NotPermitted => Some("run it as root".to_owned()),
-            Self::Lock(_) => None,
+            Self::Lock(error) => error.hint(),
             Self::Busy { .. } => {
                 Some("wait for it, or watch it with `gpu-bootstrap status`".to_owned())
             }

@@ -171,11 +171,14 @@ impl Session {
             automatic = false;
             self.tools.note(notes, note);
         }
-        ledger.journal.append(Record::RebootAwaited {
-            boot_id: self.tools.options.boot_id.clone(),
-            why: why.to_owned(),
-            automatic,
-        })?;
+        ledger
+            .journal
+            .append(Record::RebootAwaited {
+                boot_id: self.tools.options.boot_id.clone(),
+                why: why.to_owned(),
+                automatic,
+            })
+            .map_err(EngineError::Unfinished)?;
         self.tools.events.emit(Event::RebootRequired {
             why: why.to_owned(),
             automatic,
@@ -217,12 +220,13 @@ impl Session {
 
 /// Ends a run in the journal and writes the receipt anew.
 pub(super) fn finish(journal: &Journal, exit: Exit, summary: Summary) -> Result<(), EngineError> {
-    journal.append(Record::RunFinished {
-        exit: exit.code(),
-        summary,
-    })?;
-    journal.write_receipt()?;
-    Ok(())
+    journal
+        .append(Record::RunFinished {
+            exit: exit.code(),
+            summary,
+        })
+        .and_then(|_| journal.write_receipt())
+        .map_err(EngineError::Unfinished)
 }
 
 /// Whether the look already says no.

@@ -121,7 +121,8 @@ pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineErr
     let mut note = None;
     for standing in standing(ledger) {
         let undo = standing.undo.clone();
-        if let Some(Reverted::Left { what, why }) = ledger.revert(&[standing], &undo).await? {
+        let reverted = ledger.revert(&[standing], &undo).await;
+        if let Some(Reverted::Left { what, why }) = reverted.map_err(EngineError::Unfinished)? {
             note = Some(format!("`{UNIT}` is no longer needed, but {what}: {why}"));
         }
     }

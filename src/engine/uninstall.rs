@@ -131,7 +131,8 @@ async fn undo_all(
             steps: steps.clone(),
             summary: summary.clone(),
         });
-        *fate = match ledger.revert(&group.standing, &group.undo).await? {
+        let reverted = ledger.revert(&group.standing, &group.undo).await;
+        *fate = match reverted.map_err(EngineError::Unfinished)? {
             Some(Reverted::Done { what }) => Fate::Gone(what),
             Some(Reverted::Nothing { why }) => Fate::Gone(format!("nothing to undo: {why}")),
             Some(Reverted::Left { what, why }) => Fate::Stays(format!("{what}: {why}")),
@@ -178,7 +179,8 @@ async fn undo_all(
     };
     finish(&ledger.journal, report.exit, report.summary())?;
     if report.exit == Exit::Ok {
-        wipe(&*tools.host.files).map_err(JournalError::from)?;
+        wipe(&*tools.host.files)
+            .map_err(|error| EngineError::Unfinished(JournalError::from(error)))?;
     }
     Ok(())
 }

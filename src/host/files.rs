@@ -3,6 +3,11 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
+use crate::model::text::bytes;
+
+/// Bytes below which a filesystem has no room for what this program writes.
+const LITTLE: u64 = 4 << 20;
+
 /// What kind of thing a path names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -52,6 +57,15 @@ pub struct Room {
     pub read_only: bool,
 }
 
+/// A filesystem that takes nothing more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// Where it is mounted.
+    pub mount: Utf8PathBuf,
+    /// Its room.
+    pub room: Room,
+}
+
 /// What can go wrong with a file.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
@@ -64,6 +78,8 @@ pub enum FilesError {
         path: Utf8PathBuf,
         /// Its reason.
         source: std::io::Error,
+        /// The filesystem, where it is full or not to be written to.
+        disk: Option<Box<Disk>>,
     },
     /// The content is no UTF-8.
     #[error("read `{path}`: it is not UTF-8")]
@@ -71,6 +87,49 @@ pub enum FilesError {
         /// The path.
         path: Utf8PathBuf,
     },
+}
+
+impl FilesError {
+    /// The filesystem, where it is full or not to be written to.
+    #[must_use]
+    pub fn disk(&self) -> Option<&Disk> {
+        match self {
+            Self::Io { disk, .. } => disk.as_deref(),
+            Self::NotText { .. } => None,
+        }
+    }
+
+    /// The stable word for scripts, where the filesystem is at fault.
+    #[must_use]
+    pub fn reason(&self) -> Option<&'static str> {
+        self.disk().map(|disk| {
+            if disk.room.read_only {
+                "read-only-filesystem"
+            } else {
+                "no-disk-space"
+            }
+        })
+    }
+
+    /// What to do, where the filesystem is at fault.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        let Disk { mount, room } = self.disk()?;
+        let free = format!("{} of {} are free", bytes(room.free), bytes(room.total));
+        Some(if room.read_only {
+            format!(
+                "`{mount}` is mounted read-only: mount it writable (`mount -o remount,rw \
+                 {mount}`), and ask the kernel's log whether its disk is broken (`dmesg`)"
+            )
+        } else if room.free < LITTLE {
+            format!("free some room on `{mount}`: {free}")
+        } else {
+            format!(
+                "free some room on `{mount}`: {free}, so that a quota or the number of its files \
+                 may be what is used up (`df --inodes {mount}`)"
+            )
+        })
+    }
 }
 
 /// Reading.

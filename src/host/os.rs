@@ -42,7 +42,22 @@ pub(super) fn failed(
     path: &Utf8Path,
 ) -> impl FnOnce(io::Error) -> FilesError + use<> {
     let path = path.to_owned();
-    move |source| FilesError::Io { verb, path, source }
+    move |source| FilesError::Io {
+        verb,
+        path,
+        source,
+        disk: None,
+    }
+}
+
+/// Whether the filesystem is at fault, not the path.
+pub(super) fn takes_no_more(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::ReadOnlyFilesystem
+    )
 }
 
 /// Refuses what is no regular file: opening a device can act on it, and a pipe can wait for ever.

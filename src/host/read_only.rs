@@ -37,6 +37,7 @@ impl<R: ReadFiles> ReadOnly<R> {
             verb,
             path: path.to_owned(),
             source: io::Error::new(io::ErrorKind::ReadOnlyFilesystem, self.why),
+            disk: None,
         })
     }
 }

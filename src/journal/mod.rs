@@ -224,13 +224,15 @@ impl Report for JournalError {
             {
                 Exit::NotPermitted
             }
+            // What cannot be written down is not done.
+            Self::Files(error) if error.disk().is_some() => Exit::Blocked,
             _ => Exit::Internal,
         }
     }
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::Files(_) => "journal-unavailable",
+            Self::Files(error) => error.reason().unwrap_or("journal-unavailable"),
             Self::Newer { .. } => "journal-newer",
             Self::Garbage { .. } | Self::OutOfOrder { .. } => "journal-damaged",
             Self::Credentials => "credentials-damaged",
@@ -243,7 +245,11 @@ impl Report for JournalError {
             Self::Files(_) if self.exit() == Exit::NotPermitted => {
                 Some("run it as root".to_owned())
             }
-            Self::Files(_) => Some(format!("is `{STATE}` writable, and is there room?")),
+            Self::Files(error) => Some(
+                error
+                    .hint()
+                    .unwrap_or_else(|| format!("is `{STATE}` writable, and is there room?")),
+            ),
             Self::Credentials => Some(format!(
                 "remove `{}` and run `gpu-bootstrap install` with its options again",
                 credentials_path()

@@ -1,5 +1,5 @@
-//! Text that people write and read: the nearest known word to a mistyped one, and values that are
-//! text wherever people see them.
+//! Text that people write and read: the nearest known word to a mistyped one, amounts, and values
+//! that are text wherever people see them.
 
 /// The name nearest to a mistyped one.
 #[must_use]
@@ -10,6 +10,23 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .filter(|(likeness, _)| *likeness > 0.7)
         .max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, candidate)| candidate)
+}
+
+/// Bytes for people.
+#[must_use]
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut scaled = n as f64;
+    let mut unit = 0;
+    while scaled >= 1024.0 && unit + 1 < UNITS.len() {
+        scaled /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{n} B")
+    } else {
+        format!("{scaled:.1} {}", UNITS[unit])
+    }
 }
 
 /// Gives a type that has `FromStr` and `Display` its serde and schema forms as one string, so that

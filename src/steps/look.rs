@@ -45,22 +45,6 @@ pub(super) fn adopts(desired: &Desired, facts: &Facts) -> bool {
         )
 }
 
-/// Bytes for people.
-pub(super) fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut scaled = n as f64;
-    let mut unit = 0;
-    while scaled >= 1024.0 && unit + 1 < UNITS.len() {
-        scaled /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{n} B")
-    } else {
-        format!("{scaled:.1} {}", UNITS[unit])
-    }
-}
-
 /// Seconds since 1970 for people.
 pub(super) fn time(seconds: i64) -> String {
     jiff::Timestamp::from_second(seconds).map_or_else(

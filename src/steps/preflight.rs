@@ -13,7 +13,7 @@ use crate::{
     config::desired::{Desired, Manager},
     facts::Facts,
     host::files::Room,
-    model::{id::StepId, pattern},
+    model::{id::StepId, pattern, text::bytes},
     step::{Assessment, Cx, Step, StepError},
     tools::dpkg_status,
 };
@@ -152,8 +152,8 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
     Assessment::Satisfied {
         why: format!(
             "{} free on `/`, {} on `/boot`, package database consistent",
-            look::bytes(state.root.free),
-            look::bytes(state.boot.free)
+            bytes(state.root.free),
+            bytes(state.boot.free)
         ),
     }
 }
@@ -182,8 +182,8 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             found.push(Obstacle {
                 why: format!(
                     "`{path}` has {} free, {} are wanted",
-                    look::bytes(room.free),
-                    look::bytes(least)
+                    bytes(room.free),
+                    bytes(least)
                 ),
                 hint: "free some room (old kernels, package cache: `apt-get clean`) or grow the \
                        disk",
@@ -196,8 +196,8 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
         found.push(Obstacle {
             why: format!(
                 "the machine has {} of memory, {} are wanted",
-                look::bytes(memory),
-                look::bytes(want.min_memory_bytes)
+                bytes(memory),
+                bytes(want.min_memory_bytes)
             ),
             hint: "take a larger machine, or lower `preflight.min-memory-bytes`",
         });
@@ -252,7 +252,7 @@ pub(super) fn audits(manager: Manager) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Packages, PreflightState, decide, look, to_come};
+    use super::{Packages, PreflightState, bytes, decide, to_come};
     use crate::{
         change::Change,
         host::files::Room,
@@ -358,7 +358,7 @@ mod tests {
         blocked(&late);
         late.here = most / 2;
         let (why, _) = blocked(&late);
-        let wanted = look::bytes(most / 2);
+        let wanted = bytes(most / 2);
         assert!(why.contains(&format!("{wanted} are wanted")), "{why}");
         late.here = most - most / 4;
         assert!(matches!(

@@ -113,9 +113,34 @@ async fn nothing_is_done_that_cannot_be_recorded() {
         nix::errno::Errno::ENOSPC,
     );
     let error = rig.install().await.unwrap_err();
-    assert_eq!(error.reason(), "journal-unavailable");
+    assert_eq!(error.reason(), "no-disk-space");
+    assert_eq!(error.exit(), Exit::Blocked);
+    let hint = error.hint().unwrap();
+    assert!(hint.contains("`/`: 0 B of "), "{hint}");
     assert!(rig.log().is_empty());
     assert_eq!(rig.fakes.files.text("/etc/a"), "drifted");
+}
+
+#[tokio::test]
+async fn a_disk_that_fills_up_in_the_middle_loses_nothing() {
+    let rig = rig();
+    let bare = rig.fakes.files.snapshot().without(&["/run"]);
+    let files = rig.fakes.files.clone();
+    *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
+        files.damage(
+            JOURNAL,
+            crate::host::fake::Damage::Writes,
+            nix::errno::Errno::ENOSPC,
+        );
+    });
+    let error = rig.install().await.unwrap_err();
+    assert_eq!(error.exit(), Exit::StepFailed);
+    assert_eq!(error.reason(), "no-disk-space");
+    *rig.verbs.before.lock().unwrap() = Box::new(|_| {});
+    rig.fakes.files.repair();
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.fakes.files.snapshot().without(&["/run"]), bare);
 }
 
 #[tokio::test]

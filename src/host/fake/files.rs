@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use super::locked;
 use super::snapshot::Snapshot;
 use super::tree::{Node, Thing, Tree};
-use crate::host::files::Room;
+use crate::host::files::{Disk, Room};
 use crate::host::os;
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
@@ -300,7 +300,24 @@ impl FakeFiles {
                 }
                 done
             })
-            .map_err(os::failed(verb, path))
+            .map_err(|source| self.disk_of(os::failed(verb, path)(source), path))
+    }
+
+    /// Names the filesystem where that is at fault, as the real files do.
+    fn disk_of(&self, mut error: FilesError, path: &Utf8Path) -> FilesError {
+        if let FilesError::Io { source, disk, .. } = &mut error
+            && os::takes_no_more(source)
+        {
+            let (mount, room) = locked(&self.state).tree.mount(path);
+            let full = source.kind() == io::ErrorKind::StorageFull;
+            let room = Room {
+                free: if full { 0 } else { room.free },
+                read_only: !full,
+                ..room
+            };
+            *disk = Some(Box::new(Disk { mount, room }));
+        }
+        error
     }
 }
 

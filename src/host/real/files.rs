@@ -17,8 +17,8 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
 use super::lock::Lock;
-use crate::host::files::Room;
-use crate::host::os::{self, failed, present};
+use crate::host::files::{Disk, Room};
+use crate::host::os::{self, present, takes_no_more};
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
 /// How often a name for a temporary file is tried.
@@ -141,6 +141,39 @@ fn list(folder: &Utf8Path) -> io::Result<Vec<String>> {
         .collect::<io::Result<Vec<_>>>()?;
     names.sort();
     Ok(names)
+}
+
+/// Adds what was tried on which path, and the filesystem where that is at fault.
+fn failed(verb: &'static str, path: &Utf8Path) -> impl FnOnce(io::Error) -> FilesError + use<> {
+    let path = path.to_owned();
+    move |source| {
+        let disk = takes_no_more(&source)
+            .then(|| disk(&path).ok())
+            .flatten()
+            .map(Box::new);
+        FilesError::Io {
+            verb,
+            path,
+            source,
+            disk,
+        }
+    }
+}
+
+/// The filesystem on which a path is or would be.
+fn disk(path: &Utf8Path) -> io::Result<Disk> {
+    let mut there = path
+        .ancestors()
+        .find_map(|at| at.canonicalize_utf8().ok())
+        .ok_or_else(|| os::error(Errno::ENOENT))?;
+    let room = room(&there)?;
+    let device = fs::metadata(&there)?.dev();
+    while let Some(above) = there.parent()
+        && fs::metadata(above)?.dev() == device
+    {
+        there = above.to_owned();
+    }
+    Ok(Disk { mount: there, room })
 }
 
 fn room(path: &Utf8Path) -> io::Result<Room> {
@@ -463,6 +496,19 @@ mod tests {
         let below = RealFiles.room(&root.join("not/there")).unwrap();
         assert!(here.total > 0 && !here.read_only);
         assert_eq!(here.total, below.total);
+    }
+
+    #[test]
+    fn a_filesystem_at_fault_is_named() {
+        let (_keep, root) = folder();
+        let full = failed("write", &root.join("not/there"))(os::error(Errno::ENOSPC));
+        let disk = full.disk().unwrap();
+        assert!(root.starts_with(&disk.mount), "{disk:?}");
+        assert!(full.hint().unwrap().contains(disk.mount.as_str()));
+        assert_eq!(disk.room.total, RealFiles.room(&root).unwrap().total);
+        assert_eq!(full.reason(), Some("no-disk-space"));
+        let other = failed("write", &root)(os::error(Errno::EACCES));
+        assert_eq!((other.disk(), other.hint()), (None, None));
     }
 
     #[test]

@@ -175,6 +175,7 @@ impl Fault {
                 || io::Error::other(self.why.clone()),
                 io::Error::from_raw_os_error,
             ),
+            disk: None,
         }
     }
 }

@@ -108,6 +108,7 @@ fn other(verb: &'static str, path: &Utf8Path, why: String) -> FilesError {
         verb,
         path: path.to_owned(),
         source: io::Error::other(why),
+        disk: None,
     }
 }
 
