@@ -201,10 +201,7 @@ pub(super) async fn initramfs_holds(
 ) -> Result<bool, StepError> {
     let query = initramfs::list(image);
     let output = cx.host.query(&query).await?.success(query.cmd())?;
-    let denied = output
-        .stdout
-        .lines()
-        .any(|line| denied_by.ends_with(line) && !line.is_empty());
+    let denied = initramfs::has_file(&output.stdout, Utf8Path::new(denied_by));
     Ok(!denied && !initramfs::modules_in(&output.stdout, modules).is_empty())
 }
 

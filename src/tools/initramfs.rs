@@ -44,9 +44,30 @@ pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
         .collect()
 }
 
+/// Whether the listed image holds the file with this absolute path; an image has paths from its
+/// root, with or without a leading `./`.
+#[must_use]
+pub fn has_file(listing: &str, path: &Utf8Path) -> bool {
+    let wanted = path.as_str().trim_start_matches('/');
+    listing
+        .lines()
+        .any(|line| line.trim_start_matches("./").trim_start_matches('/') == wanted)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::modules_in;
+    use super::{has_file, modules_in};
+    use camino::Utf8Path;
+
+    #[test]
+    fn a_file_is_found_by_its_whole_path() {
+        let path = Utf8Path::new("/etc/modprobe.d/deny.conf");
+        // Debian's images have a folder of that name.
+        assert!(!has_file(".\nconf\nconf/initramfs.conf\netc\n", path));
+        for line in ["etc/modprobe.d/deny.conf", "./etc/modprobe.d/deny.conf"] {
+            assert!(has_file(&format!("etc\n{line}\n"), path));
+        }
+    }
 
     #[test]
     fn modules_are_found_by_name_compressed_or_not() {

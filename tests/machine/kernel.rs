@@ -31,7 +31,16 @@ pub fn put(files: &FakeFiles, kernel: &str, name: &str, initrd: &[String]) {
 }
 
 fn image(files: &FakeFiles, kernel: &str, modules: &[String]) -> String {
-    let mut lines = vec!["init".to_owned()];
+    // Folders are listed, too.
+    let mut lines = [
+        "init",
+        "conf",
+        "conf/initramfs.conf",
+        "etc",
+        "etc/modprobe.d",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     for module in modules {
         lines.push(format!(
             "usr/lib/modules/{kernel}/kernel/drivers/gpu/drm/{module}/{module}.ko"
