@@ -12,7 +12,7 @@ use crate::{
     config::desired::{Desired, RuntimeKind, RuntimeWish},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::docker,
+    tools::{containerd, docker},
 };
 
 /// Where `nvidia-ctk runtime configure` writes.
@@ -52,13 +52,15 @@ struct RuntimeState {
 }
 
 async fn detect(cx: &Cx<'_>, kind: RuntimeKind) -> Result<RuntimeState, StepError> {
-    let mut broken = None;
-    if kind == RuntimeKind::Docker {
-        let [path] = DOCKER_FILES;
-        if let Some(text) = cx.host.files().read_text(Utf8Path::new(path))? {
-            broken = docker::check_config(&text).err().map(|why| (path, why));
-        }
-    }
+    // The first is the one that a person writes.
+    let (path, check): (_, fn(&str) -> Result<(), String>) = match kind {
+        RuntimeKind::Docker => (DOCKER_FILES[0], docker::check_config),
+        RuntimeKind::Containerd => (CONTAINERD_FILES[0], containerd::check_config),
+    };
+    let broken = match cx.host.files().read_text(Utf8Path::new(path))? {
+        Some(text) => check(&text).err().map(|why| (path, why)),
+        None => None,
+    };
     Ok(RuntimeState {
         effective: look::effective(cx, kind).await?,
         broken,
@@ -71,21 +73,21 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
             why: "the container toolkit is not wanted".into(),
         };
     }
+    let (name, files): (&str, &[&str]) = match wish.kind {
+        RuntimeKind::Docker => ("docker", &DOCKER_FILES),
+        RuntimeKind::Containerd => ("containerd", &CONTAINERD_FILES),
+    };
     // A daemon that runs read it before it was broken, and does not start again.
     if let Some((path, why)) = &state.broken {
         return Assessment::Blocked {
-            why: format!("`{path}` is no JSON object: {why}"),
+            why: format!("`{path}` cannot be read by {name}: {why}"),
             hint: format!(
-                "correct `{path}`, or move it away; Docker does not start with it, and what \
+                "correct `{path}`, or move it away; {name} does not start with it, and what \
                  somebody wrote there is not overwritten"
             ),
         };
     }
     let effective = &state.effective;
-    let (name, files): (&str, &[&str]) = match wish.kind {
-        RuntimeKind::Docker => ("docker", &DOCKER_FILES),
-        RuntimeKind::Containerd => ("containerd", &CONTAINERD_FILES),
-    };
     let why = match effective {
         Effective::Absent => format!("{name} is not installed yet"),
         Effective::Silent(words) => format!("{name} does not answer: {words}"),
