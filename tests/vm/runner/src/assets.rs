@@ -12,13 +12,15 @@ use crate::repo::table::Packages;
 use crate::server::PROXY;
 use crate::sh::Cmd;
 use crate::tables::Machines;
-use crate::{image, modules, needs, out, qemu, repo, rootfs, toolkit};
+use crate::{disk_image, image, modules, needs, out, qemu, repo, rootfs, toolkit};
 
 /// What the chosen cases need.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// Names of root filesystems.
     pub roots: BTreeSet<String>,
+    /// Names of images.
+    pub images: BTreeSet<String>,
     /// Those of them whose machines carry compiled modules.
     pub carried: BTreeSet<String>,
     /// Whether some machine is emulated.
@@ -28,6 +30,7 @@ pub struct Wanted {
 /// Things to put into machines.
 #[derive(Clone, Debug)]
 pub struct Assets {
+    /// Folders of root filesystems and of images, by name.
     pub roots: BTreeMap<String, PathBuf>,
     /// By root filesystem, folders of compiled modules for its kernel.
     pub modules: BTreeMap<String, Vec<PathBuf>>,
@@ -84,6 +87,12 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
                 carried.insert(name.clone(), folders.collect::<Result<Vec<_>>>()?);
             }
             roots.insert(name.clone(), root);
+        }
+        for name in &wanted.images {
+            let disk = timed(&format!("image {name}"), || {
+                disk_image::provide(bed, machines, name)
+            })?;
+            roots.insert(name.clone(), disk);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
         compiled.join().map_err(joined)??;

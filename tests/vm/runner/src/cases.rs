@@ -10,6 +10,10 @@ use serde::Deserialize;
 
 use crate::net::Line;
 use crate::serve::Serving;
+use crate::tables::MachineSpec;
+
+/// The configuration that a machine of another system replaces by its own.
+const DEFAULT_CONFIG: &str = "debian-12.toml";
 
 /// The whole table.
 #[derive(Clone, Debug, Deserialize)]
@@ -165,6 +169,17 @@ pub fn load(dir: &Path) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
+/// The cases on another machine than their own.
+pub fn moved(mut cases: Vec<Case>, machine: &MachineSpec) -> Vec<Case> {
+    for case in &mut cases {
+        case.machine.clone_from(&machine.key);
+        if machine.config.is_some() && case.config.as_deref() == Some(DEFAULT_CONFIG) {
+            case.config.clone_from(&machine.config);
+        }
+    }
+    cases
+}
+
 fn read(file: &Path) -> Result<Vec<Case>> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -247,6 +262,18 @@ mod tests {
                 assert!(here.join("configs").join(config).is_file(), "{config}");
             }
         }
+    }
+
+    #[test]
+    fn a_case_that_moves_takes_the_configuration_of_its_new_machine() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let machines = Machines::load(&here.join("machines.toml")).unwrap();
+        let cases = load(&here.join("cases")).unwrap();
+        let find = |cases: &[Case]| cases.iter().find(|case| case.name == "main-job").cloned();
+        let ubuntu = machines.machine("ubuntu-24-04").unwrap();
+        let moved = find(&moved(cases, ubuntu)).unwrap();
+        assert_eq!(moved.machine, "ubuntu-24-04");
+        assert_eq!(moved.config.as_deref(), Some("ubuntu-24-04.toml"));
     }
 
     #[test]

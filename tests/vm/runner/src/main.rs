@@ -7,6 +7,7 @@ mod assets;
 mod bed;
 mod cases;
 mod claim;
+mod disk_image;
 mod documents;
 mod group;
 mod image;
@@ -119,6 +120,9 @@ struct How {
     /// Tells each step, with its output; one case at a time.
     #[arg(long)]
     tell: bool,
+    /// Runs them on this machine instead of their own.
+    #[arg(long, value_name = "MACHINE")]
+    on: Option<String>,
     /// A machine that failed stays up until Ctrl-C.
     #[arg(long)]
     keep: bool,
@@ -179,6 +183,10 @@ fn run() -> Result<ExitCode> {
             return demo(&bed, &machines, cases[0], keep);
         }
         Verb::Test(how) => {
+            let cases = match &how.on {
+                Some(machine) => cases::moved(cases, machines.machine(machine)?),
+                None => cases,
+            };
             let cases = chosen(&cases, &how.cases, how.all)?;
             return test(&bed, &machines, &cases, &how);
         }
@@ -220,11 +228,15 @@ fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a 
 fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
     let mut wanted = Wanted::default();
     for case in cases {
-        let root = &machines.machine(&case.machine)?.root;
-        wanted.roots.insert(root.clone());
-        wanted.qemu |= machines.machine(&case.machine)?.kind == Kind::Vm;
+        let machine = machines.machine(&case.machine)?;
+        wanted.qemu |= machine.kind.is_emulated();
+        if machine.kind == Kind::Image {
+            wanted.images.insert(machine.root.clone());
+            continue;
+        }
+        wanted.roots.insert(machine.root.clone());
         if !case.compile {
-            wanted.carried.insert(root.clone());
+            wanted.carried.insert(machine.root.clone());
         }
     }
     Ok(wanted)

@@ -76,6 +76,7 @@ pub fn build(
                 about: format!("compiles {package}"),
                 kind: Kind::Container,
                 root: name.into(),
+                config: None,
                 pci: Vec::new(),
                 faults: toml::Table::new(),
                 key: String::new(),

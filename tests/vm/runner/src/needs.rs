@@ -19,6 +19,8 @@ const PACKAGES: &[(&str, &str)] = &[
     ("util-linux", "/usr/bin/nsenter"),
     ("e2fsprogs", "/usr/sbin/mke2fs"),
     ("dosfstools", "/usr/sbin/mkfs.vfat"),
+    ("fdisk", "/usr/sbin/sfdisk"),
+    ("curl", "/usr/bin/curl"),
     ("mtools", "/usr/bin/mcopy"),
     ("openssh-client", "/usr/bin/ssh"),
     ("apt-utils", "/usr/bin/apt-ftparchive"),

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -16,8 +17,9 @@ use crate::sh::Cmd;
 /// The device `vfio-user-pci` came with QEMU 10.1; this suite has a newer one in its backports.
 const SUITE: &str = "trixie";
 
-/// Its packages are unpacked without their scripts, which set up nothing that QEMU needs.
-const PACKAGES: &str = "qemu-system-x86,base-files";
+/// QEMU, its tool for disks, its firmware, and a boot loader for disks that are made here. They are
+/// unpacked without their scripts, which set up nothing that QEMU needs.
+const PACKAGES: &str = "qemu-system-x86,qemu-utils,ovmf,grub-efi-amd64-signed,base-files";
 
 /// Everything of QEMU, and nothing else, comes from the backports.
 const PINS: &str = r#"mkdir -p "$1/etc/apt/preferences.d" "$1/dev" "$1/mnt" "$1/run" &&
@@ -34,7 +36,7 @@ shift 3
 mount --bind /dev "$root/dev"
 mount --bind "$disks" "$root/mnt"
 mount --bind "$sockets" "$root/run"
-exec chroot "$root" qemu-system-x86_64 "$@"
+exec chroot "$root" "$@"
 "#;
 
 /// The root filesystem with QEMU, built or from the cache.
@@ -76,7 +78,8 @@ pub fn root(bed: &Bed) -> Result<PathBuf> {
     Ok(dir.join("root"))
 }
 
-/// A command that runs QEMU in a machine's group and network, with the machine's folders mounted.
+/// A command that runs a program of QEMU's in a machine's group and network, with the machine's
+/// folders mounted.
 pub fn command(
     root: &Path,
     group: &Group,
@@ -99,4 +102,59 @@ pub fn command(
     ]);
     argv.extend_from_slice(arguments);
     group.inside(Part::Machine, &argv)
+}
+
+/// A boot sector that ends QEMU by its exit device with the value 33, which QEMU makes 67.
+const PROBE: [u8; 7] = [0xba, 0x01, 0x05, 0xb0, 0x21, 0xee, 0xf4];
+const PROBE_EXIT: i32 = 67;
+
+/// How QEMU runs the processor: by KVM where that really runs a guest here, which the presence of
+/// `/dev/kvm` does not say.
+pub fn accelerator(root: &Path, dir: &Path) -> Result<[&'static str; 4]> {
+    static KVM: OnceLock<bool> = OnceLock::new();
+    let kvm = match KVM.get() {
+        Some(known) => *known,
+        None => {
+            let works = runs_by_kvm(root, dir)?;
+            *KVM.get_or_init(|| works)
+        }
+    };
+    Ok(match kvm {
+        true => ["-accel", "kvm", "-cpu", "host"],
+        false => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+    })
+}
+
+fn runs_by_kvm(root: &Path, dir: &Path) -> Result<bool> {
+    if !Path::new("/dev/kvm").exists() {
+        return Ok(false);
+    }
+    let mut sector = PROBE.to_vec();
+    sector.resize(510, 0);
+    sector.extend([0x55, 0xaa]);
+    fs::write(dir.join("probe.img"), sector).context("cannot write a boot sector")?;
+    let mut argv = ["unshare", "--mount", "--propagation=private"]
+        .map(String::from)
+        .to_vec();
+    let [root, dir] = [root, dir].map(|path| path.to_string_lossy());
+    argv.extend(["/bin/sh", "-euc", ENTER, "sh", &root, &dir, &dir].map(String::from));
+    argv.extend(
+        [
+            "qemu-system-x86_64",
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-accel",
+            "kvm",
+            "-device",
+            "isa-debug-exit",
+            "-drive",
+            &format!("file={DISKS}/probe.img,format=raw,if=ide"),
+        ]
+        .map(String::from),
+    );
+    // A guest that KVM cannot run is halted, and stays so.
+    let done = Cmd::new(argv).deadline(Duration::from_secs(10)).run()?;
+    Ok(done.code == PROBE_EXIT)
 }

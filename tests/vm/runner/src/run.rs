@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::server::Server;
 use crate::sh::Done;
 use crate::snapshot::Snapshot;
-use crate::tables::{Kind, Machines};
+use crate::tables::Machines;
 use crate::{documents, modules, out, power, seed, simulation, watch};
 
 /// What a case needs around it.
@@ -220,7 +220,7 @@ impl Running<'_> {
 
     fn reboot(&mut self, boot: Boot) -> Result<String> {
         self.machine.power_off()?;
-        if self.machine.spec().kind == Kind::Vm {
+        if self.machine.spec().kind.is_emulated() {
             if boot != Boot::Plain {
                 bail!("a machine with a bus of its own loads real drivers");
             }

@@ -22,11 +22,16 @@ pub fn make(image: &Path, name: &str, user_data: &str) -> Result<()> {
         .ok()
         .context("cannot format a seed disk")?;
     let meta_data = format!("instance-id: testbed-{name}\nlocal-hostname: {name}\n");
-    for (file, text) in [("meta-data", meta_data.as_str()), ("user-data", user_data)] {
-        Cmd::new(["mcopy", "-i", &path, "-", &format!("::{file}")])
-            .stdin(text)
-            .ok()
-            .with_context(|| format!("cannot write {file}"))?;
-    }
+    add(image, "meta-data", &meta_data)?;
+    add(image, "user-data", user_data)
+}
+
+/// Puts one more file onto the disk.
+pub fn add(image: &Path, file: &str, text: &str) -> Result<()> {
+    let path = image.to_string_lossy();
+    Cmd::new(["mcopy", "-i", &path, "-", &format!("::{file}")])
+        .stdin(text)
+        .ok()
+        .with_context(|| format!("cannot write {file}"))?;
     Ok(())
 }

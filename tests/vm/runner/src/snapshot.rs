@@ -21,9 +21,13 @@ const VOLATILE: [&str; 5] = [
 ];
 
 const LOOK: &str = r#"set -euo pipefail
-dpkg-query -W -f 'package ${Package}:${Architecture} ${Version} ${db:Status-Abbrev}\n'
-apt-mark showhold | sed 's/^/hold /'
-apt-mark showmanual | sed 's/^/manual /'
+if command -v dpkg-query >/dev/null; then
+    dpkg-query -W -f 'package ${Package}:${Architecture} ${Version} ${db:Status-Abbrev}\n'
+    apt-mark showhold | sed 's/^/hold /'
+    apt-mark showmanual | sed 's/^/manual /'
+else
+    rpm -qa --qf 'package %{NAME}.%{ARCH} %{EPOCHNUM}:%{VERSION}-%{RELEASE}\n'
+fi
 systemctl list-unit-files --no-legend --no-pager --plain | awk '{ print "unit " $1 " " $2 }'
 dkms=/lib/modules; find "$dkms"/*/updates -type f -printf 'module %p\n' 2>/dev/null || true
 find /boot -mindepth 1 -printf 'boot %p\n'

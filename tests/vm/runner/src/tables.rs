@@ -16,6 +16,9 @@ pub struct Machines {
     /// The newest CUDA version that each driver branch serves, for what NVML answers.
     pub cuda_of_branch: BTreeMap<String, String>,
     pub roots: BTreeMap<String, Root>,
+    /// Disks of machines of the kind `image`.
+    #[serde(default)]
+    pub images: BTreeMap<String, Image>,
     /// The catalogue of PCI devices.
     pub devices: BTreeMap<String, Device>,
     pub machines: BTreeMap<String, MachineSpec>,
@@ -52,13 +55,27 @@ pub struct Root {
     pub initramfs: Vec<String>,
 }
 
+/// A disk with a boot loader and cloud-init.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum Image {
+    /// Published by a distribution, with a list of checksums.
+    Published { image: String, checksums: String },
+    /// Made here from a root filesystem.
+    Made { from: String },
+}
+
 /// A machine.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MachineSpec {
     pub about: String,
     pub kind: Kind,
+    /// A root filesystem; for the kind `image` one of the images.
     pub root: String,
+    /// The configuration that takes the place of Debian 12's where a case is run on this machine
+    /// instead of its own.
+    pub config: Option<String>,
     /// What is on its bus, and where.
     #[serde(default)]
     pub pci: Vec<Place>,
@@ -81,6 +98,8 @@ pub enum Kind {
     Container,
     /// Emulated by QEMU: its own kernel, its own bus, reboots and power cuts.
     Vm,
+    /// The same, from a distribution's cloud image, with its own boot loader and cloud-init.
+    Image,
 }
 
 impl Kind {
@@ -89,7 +108,13 @@ impl Kind {
         match self {
             Kind::Container => "container",
             Kind::Vm => "vm",
+            Kind::Image => "image",
         }
+    }
+
+    /// Whether it has a kernel and a bus of its own.
+    pub fn is_emulated(self) -> bool {
+        self != Kind::Container
     }
 }
 
@@ -143,7 +168,17 @@ mod tests {
     fn the_table_of_the_repository_parses() {
         let machines = machines();
         for (name, machine) in &machines.machines {
-            assert!(machines.roots.contains_key(&machine.root), "{name}");
+            let known = match machine.kind {
+                Kind::Image => machines.images.contains_key(&machine.root),
+                Kind::Container | Kind::Vm => machines.roots.contains_key(&machine.root),
+            };
+            assert!(known, "{name}");
+            if let Some(config) = &machine.config {
+                let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+                    .join("../configs")
+                    .join(config);
+                assert!(file.is_file(), "{name}");
+            }
         }
         assert!(machines.machine("no-such-machine").is_err());
         let eight = &machines.machine("h100x8").unwrap().functions;

@@ -2,10 +2,12 @@
 //! own, and all of it is gone when it is dropped. How it runs is its body's affair.
 
 mod container;
+mod image;
 mod monitor;
+mod mould;
 mod vm;
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread;
@@ -14,6 +16,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use self::container::Container;
+use self::image::Image;
+use self::mould::Mould;
 use self::vm::Vm;
 use crate::bed::{Bed, remove_tree};
 use crate::group::{Group, Part};
@@ -34,7 +38,7 @@ done
 
 /// How long a machine may take to come up or to go down; an emulated one takes several times as
 /// long as one at native speed.
-const TURN: Duration = Duration::from_secs(300);
+const TURN: Duration = Duration::from_secs(600);
 
 /// One machine.
 pub struct Machine {
@@ -123,18 +127,10 @@ impl Machine {
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let group = Group::of(&id)?;
         group.create()?;
-        let copy = [
-            "/bin/sh",
-            "-euc",
-            COPY,
-            "sh",
-            &root.to_string_lossy(),
-            &dir.to_string_lossy(),
-        ];
-        Cmd::new(group.inside(Part::Support, &copy.map(String::from)))
-            .ok()
-            .context("cannot copy the root filesystem")?;
-        let kernel = crate::rootfs::kernel(&root.join("root"))?;
+        let kernel = match spec.kind {
+            Kind::Image => image::parcel(root, &dir)?,
+            Kind::Container | Kind::Vm => copy(name, &group, root, &dir)?,
+        };
         let net = Net::create(&run, &group, &dir.join("slirp.log"))?;
         let frame = Frame {
             name: name.into(),
@@ -145,14 +141,13 @@ impl Machine {
             group,
             net,
         };
-        fs::write(frame.root().join("etc/hostname"), format!("{name}\n"))
-            .context("cannot name it")?;
         let body: Box<dyn Body + Send> = match spec.kind {
             Kind::Container => {
                 simulation::prepare(&frame.root(), &frame.kernel, &spec.functions)?;
                 Box::new(Container::default())
             }
-            Kind::Vm => Box::new(Vm::prepare(bed, &frame, spec)?),
+            Kind::Vm => Box::new(Vm::new(bed, spec, Mould::prepare(&frame)?)?),
+            Kind::Image => Box::new(Vm::new(bed, spec, Image::prepare(bed, &frame)?)?),
         };
         Ok(Machine {
             frame,
@@ -308,8 +303,12 @@ impl Machine {
 
     /// What it wrote to its console since it was turned on.
     pub fn console(&self) -> Result<String> {
-        let bytes = fs::read(self.frame.console()).context("cannot read a console")?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        match fs::read(self.frame.console()) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            // QEMU opens it a moment after it has been started.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+            Err(error) => Err(error).context("cannot read a console"),
+        }
     }
 
     /// Starts a program of the host in the machine's network, which lives until the machine is
@@ -359,6 +358,24 @@ impl Machine {
     }
 }
 
+/// Makes a machine's root folder a copy of the root filesystem in `root`, under its own name; which
+/// kernel it has.
+fn copy(name: &str, group: &Group, root: &Path, dir: &Path) -> Result<String> {
+    let copy = [
+        "/bin/sh",
+        "-euc",
+        COPY,
+        "sh",
+        &root.to_string_lossy(),
+        &dir.to_string_lossy(),
+    ];
+    Cmd::new(group.inside(Part::Support, &copy.map(String::from)))
+        .ok()
+        .context("cannot copy the root filesystem")?;
+    fs::write(dir.join("root/etc/hostname"), format!("{name}\n")).context("cannot name it")?;
+    crate::rootfs::kernel(&root.join("root"))
+}
+
 fn destroy(name: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
     Group::of(name)?.destroy()?;
     net::destroy(run)?;
@@ -376,4 +393,38 @@ pub fn clean_stale(bed: &Bed) -> Result<()> {
         out::say(format!("removing what is left of machine {name}"));
         destroy(name, run, disk)
     })
+}
+
+fn keygen(file: &Path) -> Result<()> {
+    let file = file.to_string_lossy();
+    Cmd::new([
+        "ssh-keygen",
+        "-q",
+        "-t",
+        "ed25519",
+        "-N",
+        "",
+        "-C",
+        "testbed",
+        "-f",
+        &file,
+    ])
+    .ok()
+    .context("cannot make a key")?;
+    Ok(())
+}
+
+fn sparse(file: &Path, size: u64) -> Result<()> {
+    File::create(file)
+        .and_then(|made| made.set_len(size))
+        .with_context(|| format!("cannot make {}", file.display()))
+}
+
+fn remove(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", file.display()))
+        }
+        _ => Ok(()),
+    }
 }

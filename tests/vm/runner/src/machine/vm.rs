@@ -1,10 +1,7 @@
-//! A machine of the kind `vm`: emulated by QEMU, with its own kernel and a bus of its own.
-//!
-//! The bed is its boot loader: at each start it reads the kernel and the initial RAM filesystem
-//! that the disk's own links name, so that what the machine changed there counts at its next boot.
+//! A machine that QEMU runs, with its own kernel and a bus of its own. What it boots from is its
+//! [`Source`]'s affair.
 
-use std::fs::{self, File};
-use std::os::unix::fs::symlink;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread;
@@ -16,19 +13,15 @@ use gpu_bootstrap_vm_pci::table::{Address, Function};
 use sha2::{Digest, Sha256};
 
 use super::monitor::Monitor;
-use super::{Body, End, Frame, TURN};
+use super::{Body, End, Frame, TURN, remove, sparse};
 use crate::bed::Bed;
 use crate::group::Part;
 use crate::qemu::{self, DISKS, SOCKETS};
 use crate::sh::{Cmd, daemon};
-use crate::simulation::INSIDE;
 use crate::tables::MachineSpec;
 
 /// Memory of a machine, in mebibytes.
 const MEMORY_MIB: u32 = 3072;
-
-/// Size of a disk; only what is written takes room.
-const DISK_BYTES: u64 = 16 << 30;
 
 /// Where the machine's way in is, in the machine's namespace.
 const SSH_PORT: &str = "2222";
@@ -36,41 +29,19 @@ const SSH_PORT: &str = "2222";
 /// Not the network of slirp4netns, which is the next one on the way out.
 const NETWORK: &str = "10.0.3.0/24";
 
-/// The bed's own way in: a second sshd, outside `/etc`, that waits for nothing.
-const SSHD: &str = include_str!("../../files/testbed-sshd.conf");
-
-/// Below `/usr/lib/systemd`: the way in, the way to the repository server in the machine's
-/// namespace (which QEMU calls 10.0.3.2), and a network for machines without cloud-init's, which
-/// goes before it.
-const FILES: [(&str, &str); 4] = [
-    (
-        "system/testbed-sshd.service",
-        include_str!("../../files/testbed-sshd.service"),
-    ),
-    (
-        "system/testbed-server.socket",
-        include_str!("../../files/testbed-server.socket"),
-    ),
-    (
-        "system/testbed-server.service",
-        include_str!("../../files/testbed-server.service"),
-    ),
-    (
-        "network/90-testbed.network",
-        "[Match]\nType=ether\n[Network]\nDHCP=yes\n",
-    ),
-];
-
-/// What of that starts at boot, and when.
-const UNITS: [(&str, &str); 3] = [
-    ("multi-user.target", "testbed-sshd.service"),
-    ("multi-user.target", "systemd-networkd.service"),
-    ("sockets.target", "testbed-server.socket"),
-];
+/// What a machine boots from.
+pub trait Source {
+    /// The port at which the machine lets the bed in.
+    fn port(&self) -> &'static str;
+    /// Makes what is missing of it, and says what QEMU is told: the processor, how it boots, and
+    /// the drive `disk`.
+    fn ready(&self, frame: &Frame) -> Result<Vec<String>>;
+}
 
 /// See the module.
 pub struct Vm {
     qemu: PathBuf,
+    source: Box<dyn Source + Send>,
     pci: PathBuf,
     machines: PathBuf,
     key: String,
@@ -86,63 +57,16 @@ struct Running {
 }
 
 impl Vm {
-    /// Puts the way in into the machine's root.
-    pub fn prepare(bed: &Bed, frame: &Frame, spec: &MachineSpec) -> Result<Vm> {
-        let root = frame.root();
-        let here = root.join(INSIDE.trim_start_matches('/'));
-        fs::create_dir_all(&here).context("cannot make a folder")?;
-        keygen(&here.join("hostkey"))?;
-        keygen(&frame.dir.join("key"))?;
-        fs::copy(frame.dir.join("key.pub"), here.join("authorized_keys"))
-            .context("cannot authorize the bed")?;
-        fs::write(here.join("sshd.conf"), SSHD).context("cannot write a configuration")?;
-        for (file, text) in FILES {
-            fs::write(root.join("usr/lib/systemd").join(file), text)
-                .with_context(|| format!("cannot write {file}"))?;
-        }
-        for (target, unit) in UNITS {
-            let wants = root.join(format!("usr/lib/systemd/system/{target}.wants"));
-            fs::create_dir_all(&wants).context("cannot make a wants folder")?;
-            symlink(Path::new("..").join(unit), wants.join(unit))
-                .with_context(|| format!("cannot enable {unit}"))?;
-        }
-        let resolver = root.join("etc/resolv.conf");
-        remove(&resolver)?;
-        symlink("../run/systemd/resolve/stub-resolv.conf", resolver)
-            .context("cannot configure the resolver")?;
+    pub fn new(bed: &Bed, spec: &MachineSpec, source: impl Source + Send + 'static) -> Result<Vm> {
         Ok(Vm {
             qemu: qemu::root(bed)?,
+            source: Box::new(source),
             pci: bed.repo.join("target/debug/vm-pci"),
             machines: bed.here("machines.toml"),
             key: spec.key.clone(),
             functions: spec.functions.clone(),
             running: None,
         })
-    }
-
-    /// The machine's disk, made of its root at the first start.
-    fn make_disk(&self, frame: &Frame) -> Result<()> {
-        let disk = frame.dir.join("disk.img");
-        if disk.exists() {
-            return Ok(());
-        }
-        sparse(&disk, DISK_BYTES)?;
-        let argv = [
-            "mke2fs",
-            "-q",
-            "-t",
-            "ext4",
-            "-L",
-            "root",
-            "-d",
-            &frame.root().to_string_lossy(),
-            &disk.to_string_lossy(),
-        ]
-        .map(String::from);
-        Cmd::new(frame.group.inside(Part::Support, &argv))
-            .ok()
-            .context("cannot make a disk")?;
-        Ok(())
     }
 
     /// Serves the functions of its bus, which live as long as the machine.
@@ -173,17 +97,15 @@ impl Vm {
         bail!("the server of the bus is not ready")
     }
 
-    fn arguments(&self) -> Result<Vec<String>> {
+    fn arguments(&self, source: Vec<String>) -> Result<Vec<String>> {
+        let port = self.source.port();
         let mut arguments: Vec<String> = [
+            "qemu-system-x86_64",
             "-nodefaults",
             "-no-user-config",
             "-display",
             "none",
             "-no-reboot",
-            "-accel",
-            "tcg,thread=multi",
-            "-cpu",
-            "qemu64",
             "-smp",
             "2",
             "-m",
@@ -195,15 +117,6 @@ impl Vm {
             &format!("memory-backend-memfd,id=mem,size={MEMORY_MIB}M,share=on"),
             "-uuid",
             &uuid(&self.key),
-            "-kernel",
-            &format!("{DISKS}/kernel"),
-            "-initrd",
-            &format!("{DISKS}/initrd"),
-            "-append",
-            "root=/dev/vda rw console=ttyS0 loglevel=4 systemd.show_status=yes panic=-1",
-            "-drive",
-            // What QEMU was told to write survives QEMU: the host's cache keeps it.
-            &format!("id=disk,file={DISKS}/disk.img,format=raw,if=none,cache=unsafe,discard=unmap"),
             "-drive",
             &format!("id=seed,file={DISKS}/seed.img,format=raw,if=none,readonly=on"),
             // High slots of the root bus: the low ones are the table's.
@@ -212,7 +125,7 @@ impl Vm {
             "-device",
             "virtio-blk-pci,drive=seed,bus=pcie.0,addr=11",
             "-netdev",
-            &format!("user,id=net,net={NETWORK},hostfwd=tcp:127.0.0.1:{SSH_PORT}-:{SSH_PORT}"),
+            &format!("user,id=net,net={NETWORK},hostfwd=tcp:127.0.0.1:{SSH_PORT}-:{port}"),
             "-device",
             "virtio-net-pci,netdev=net,romfile=,bus=pcie.0,addr=12",
             "-device",
@@ -224,6 +137,7 @@ impl Vm {
         ]
         .map(String::from)
         .to_vec();
+        arguments.extend(source);
         let mut buses = Vec::new();
         for function in &self.functions {
             arguments.extend(device(&function.address, &mut buses)?);
@@ -265,8 +179,7 @@ impl Vm {
 
 impl Body for Vm {
     fn power_on(&mut self, frame: &Frame) -> Result<()> {
-        self.make_disk(frame)?;
-        load(frame)?;
+        let source = self.source.ready(frame)?;
         let seed = frame.seed();
         if !seed.exists() {
             sparse(&seed, 1 << 20)?;
@@ -281,7 +194,7 @@ impl Body for Vm {
             &frame.group,
             &frame.net,
             (&frame.dir, &frame.run),
-            &self.arguments()?,
+            &self.arguments(source)?,
         );
         let log = frame.dir.join("qemu.log");
         let mut qemu = daemon(&argv, &log)?;
@@ -429,72 +342,6 @@ fn place(address: &str) -> Option<(u8, String)> {
     let (domain, bus, slot) = (parts.next()?, parts.next()?, parts.next()?);
     let bus = u8::from_str_radix(bus, 16).ok()?;
     (domain == "0000").then(|| (bus, slot.to_string()))
-}
-
-/// Reads kernel and initial RAM filesystem from the disk, as a boot loader does: by the links in
-/// its root, and without the journal of the filesystem.
-fn load(frame: &Frame) -> Result<()> {
-    let disk = frame.dir.join("disk.img");
-    for (link, file) in [("/vmlinuz", "kernel"), ("/initrd.img", "initrd")] {
-        let target = link_target(&disk, link)?;
-        let to = frame.dir.join(file);
-        remove(&to)?;
-        debugfs(&disk, &format!("dump {target} {}", to.display()))?;
-        let size = fs::metadata(&to).map(|meta| meta.len()).unwrap_or(0);
-        if size == 0 {
-            bail!("the boot loader finds no {target} on the disk");
-        }
-    }
-    Ok(())
-}
-
-fn link_target(disk: &Path, link: &str) -> Result<String> {
-    let said = debugfs(disk, &format!("stat {link}"))?;
-    let target = said
-        .lines()
-        .find_map(|line| line.split_once("Fast link dest: "))
-        .map(|(_, target)| target.trim().trim_matches('"').to_string());
-    let target = target.with_context(|| format!("the disk has no link {link}: {said}"))?;
-    Ok(format!("/{}", target.trim_start_matches('/')))
-}
-
-fn debugfs(disk: &Path, request: &str) -> Result<String> {
-    let done = Cmd::new(["debugfs", "-R", request, &disk.to_string_lossy()]).ok()?;
-    Ok(done.stdout)
-}
-
-fn keygen(file: &Path) -> Result<()> {
-    let file = file.to_string_lossy();
-    Cmd::new([
-        "ssh-keygen",
-        "-q",
-        "-t",
-        "ed25519",
-        "-N",
-        "",
-        "-C",
-        "testbed",
-        "-f",
-        &file,
-    ])
-    .ok()
-    .context("cannot make a key")?;
-    Ok(())
-}
-
-fn sparse(file: &Path, size: u64) -> Result<()> {
-    File::create(file)
-        .and_then(|made| made.set_len(size))
-        .with_context(|| format!("cannot make {}", file.display()))
-}
-
-fn remove(file: &Path) -> Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", file.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// A word for the shell at the other end.

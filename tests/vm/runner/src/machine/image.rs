@@ -1,0 +1,174 @@
+//! What a machine of the kind `image` boots from: a distribution's cloud image, by its own boot
+//! loader. Everything of the bed comes into it by cloud-init at its first boot.
+//!
+//! The machine's root folder is a parcel here: what other kinds of machines have in their root
+//! from the start is copied from it, before cloud-init does what the user-data says.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::vm::Source;
+use super::{Frame, keygen};
+use crate::bed::Bed;
+use crate::disk_image::DISK;
+use crate::group::Part;
+use crate::qemu::{self, DISKS};
+use crate::seed;
+use crate::sh::Cmd;
+use crate::simulation::INSIDE;
+
+/// Size of the disk, into which the image grows at its first boot; only what is written takes room.
+const DISK_SIZE: &str = "16G";
+
+/// The image as the machine's folder has it; the machine's own disk lies over it.
+const BASE: &str = "base.qcow2";
+const OVER: &str = "disk.qcow2";
+
+/// Firmware of QEMU's root, and where it keeps its variables.
+const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+const VARIABLES: &str = "usr/share/OVMF/OVMF_VARS_4M.fd";
+
+/// The label of the disk with the parcel.
+const LABEL: &str = "testbed-parcel";
+
+/// The user-data where the case has none: a small system has no other locale.
+const USER_DATA: &str = "#cloud-config\nlocale: C.UTF-8\n";
+
+/// cloud-init's vendor data, which leaves the user-data to the case.
+const VENDOR_DATA: &str = include_str!("../../files/image-vendor-data");
+
+/// The way to the repository server, as in machines of the kind `vm`.
+const UNITS: [(&str, &str); 2] = [
+    (
+        "testbed-server.socket",
+        include_str!("../../files/testbed-server.socket"),
+    ),
+    (
+        "testbed-server.service",
+        include_str!("../../files/testbed-server.service"),
+    ),
+];
+
+/// See the module.
+pub struct Image {
+    qemu: PathBuf,
+}
+
+/// Makes the machine's folder with the image in `image`, and an empty parcel. Which kernel it has
+/// is not known from here.
+pub fn parcel(image: &Path, dir: &Path) -> Result<String> {
+    fs::hard_link(image.join(DISK), dir.join(BASE)).context("cannot link an image")?;
+    let etc = dir.join("root/etc");
+    fs::create_dir_all(&etc).context("cannot make a folder")?;
+    fs::write(etc.join("hosts"), "").context("cannot write a file")?;
+    Ok(String::new())
+}
+
+impl Image {
+    /// Makes the key of the way in, and puts the way to the repository server into the parcel.
+    pub fn prepare(bed: &Bed, frame: &Frame) -> Result<Image> {
+        keygen(&frame.dir.join("key"))?;
+        let units = frame.root().join("usr/lib/systemd/system");
+        let wants = units.join("sockets.target.wants");
+        fs::create_dir_all(&wants).context("cannot make a folder")?;
+        for (file, text) in UNITS {
+            fs::write(units.join(file), text).with_context(|| format!("cannot write {file}"))?;
+        }
+        symlink(
+            "../testbed-server.socket",
+            wants.join("testbed-server.socket"),
+        )
+        .context("cannot enable a unit")?;
+        Ok(Image {
+            qemu: qemu::root(bed)?,
+        })
+    }
+
+    fn make_disks(&self, frame: &Frame) -> Result<()> {
+        let variables = frame.dir.join("vars.fd");
+        fs::copy(self.qemu.join(VARIABLES), variables)
+            .context("cannot copy the firmware's state")?;
+        let argv = [
+            "qemu-img",
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-F",
+            "qcow2",
+            "-b",
+            BASE,
+            &format!("{DISKS}/{OVER}"),
+            DISK_SIZE,
+        ]
+        .map(String::from);
+        let folders = (frame.dir.as_path(), frame.run.as_path());
+        let argv = qemu::command(&self.qemu, &frame.group, &frame.net, folders, &argv);
+        Cmd::new(argv).ok().context("cannot make a disk")?;
+        self.seal_parcel(frame)?;
+        let seed = frame.seed();
+        if !seed.exists() {
+            seed::make(&seed, &frame.name, USER_DATA)?;
+        }
+        let key = fs::read_to_string(frame.dir.join("key.pub")).context("cannot read a key")?;
+        let data = VENDOR_DATA
+            .replace("{{key}}", key.trim())
+            .replace("{{label}}", LABEL);
+        seed::add(&seed, "vendor-data", &data)
+    }
+
+    fn seal_parcel(&self, frame: &Frame) -> Result<()> {
+        let root = frame.root();
+        // The machine has names of its own in that file: these are added to them.
+        let inside = root.join(INSIDE.trim_start_matches('/'));
+        fs::create_dir_all(&inside).context("cannot make a folder")?;
+        fs::rename(root.join("etc/hosts"), inside.join("hosts")).context("cannot move a file")?;
+        let disk = frame.dir.join("parcel.img");
+        super::sparse(&disk, 1 << 30)?;
+        let [root, disk] = [&root, &disk].map(|path| path.to_string_lossy());
+        let argv = [
+            "mke2fs", "-q", "-t", "ext4", "-L", LABEL, "-d", &root, &disk,
+        ];
+        Cmd::new(frame.group.inside(Part::Support, &argv.map(String::from)))
+            .ok()
+            .context("cannot make the disk with the parcel")
+            .map(drop)
+    }
+}
+
+impl Source for Image {
+    fn port(&self) -> &'static str {
+        "22"
+    }
+
+    fn ready(&self, frame: &Frame) -> Result<Vec<String>> {
+        if !frame.dir.join(OVER).exists() {
+            self.make_disks(frame)?;
+        }
+        let mut arguments = qemu::accelerator(&self.qemu, &frame.dir)?
+            .map(String::from)
+            .to_vec();
+        arguments.extend(
+            [
+                "-drive",
+                &format!("if=pflash,format=raw,readonly=on,file={FIRMWARE}"),
+                "-drive",
+                &format!("if=pflash,format=raw,file={DISKS}/vars.fd"),
+                "-drive",
+                // What QEMU was told to write survives QEMU: the host's cache keeps it.
+                &format!(
+                    "id=disk,file={DISKS}/{OVER},format=qcow2,if=none,cache=unsafe,discard=unmap"
+                ),
+                "-drive",
+                &format!("id=parcel,file={DISKS}/parcel.img,format=raw,if=none,readonly=on"),
+                "-device",
+                "virtio-blk-pci,drive=parcel,bus=pcie.0,addr=14",
+            ]
+            .map(String::from),
+        );
+        Ok(arguments)
+    }
+}
