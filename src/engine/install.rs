@@ -63,6 +63,7 @@ impl Session {
             if !known {
                 self.begin(&ledger)?;
             }
+            self.survive_power_cuts(&ledger, &jobs, &mut notes).await;
             jobs.iter_mut().for_each(|job| job.ended = None);
             let mut applying = Applying::new(self, ledger.clone(), reboots, jobs);
             applying.run().await;
@@ -157,6 +158,22 @@ impl Session {
             request: self.tools.options.request.clone(),
         })?;
         Ok(())
+    }
+
+    /// Whoever lets the machine reboot by itself is not there to start anew after a power cut,
+    /// either: the unit that goes on is there before the first change.
+    async fn survive_power_cuts(&self, ledger: &Ledger, jobs: &[Job], notes: &mut Vec<String>) {
+        let changes = jobs.iter().any(|job| {
+            job.ended
+                .as_ref()
+                .is_some_and(|end| end.outcome == Outcome::WouldChange)
+        });
+        if changes
+            && self.tools.options.request.reboot
+            && let Err(note) = resume::ensure(ledger, &self.tools.options.exe).await
+        {
+            self.tools.note(notes, note);
+        }
     }
 
     async fn await_reboot(
