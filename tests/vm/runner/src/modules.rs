@@ -104,6 +104,19 @@ pub fn build(
     .map(|dir| dir.join("modules"))
 }
 
+/// The driver's version that modules were built from: their folder is called `NAME-VERSION`.
+pub fn version(modules: &Path) -> Result<String> {
+    let mut entries = fs::read_dir(modules)
+        .with_context(|| format!("cannot read {}", modules.display()))?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    entries
+        .find_map(|name| {
+            name.rsplit_once('-')
+                .map(|(_, version)| version.to_string())
+        })
+        .with_context(|| format!("{} holds no modules", modules.display()))
+}
+
 /// Puts built modules, and the override that takes them, into the root of a machine that has not
 /// booted yet.
 pub fn carry(root: &Path, modules: &Path) -> Result<()> {

@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::server::Server;
 use crate::sh::Done;
 use crate::snapshot::Snapshot;
-use crate::tables::Machines;
+use crate::tables::{Kind, Machines};
 use crate::{documents, modules, out, power, seed, simulation, watch};
 
 /// What a case needs around it.
@@ -95,6 +95,11 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
     if !case.compile {
         for modules in stage.assets.modules.get(&spec.root).into_iter().flatten() {
             modules::carry(&machine.root(), modules)?;
+            if spec.kind == Kind::Vm {
+                let version = modules::version(modules)?;
+                let nvml = &stage.assets.nvml;
+                simulation::stand_in(&machine.root(), &version, stage.machines, spec, nvml)?;
+            }
         }
     }
     machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
@@ -129,13 +134,19 @@ impl Running<'_> {
     fn all(&mut self) -> Result<()> {
         let start = Instant::now();
         self.machine.boot()?;
-        self.machine.settle(Duration::from_secs(300))?;
+        // User-data may change the machine from its first moment on: there is no state before.
+        let idle = self.case.user_data.is_none();
+        if idle {
+            self.machine.settle(Duration::from_secs(300))?;
+        }
         self.row("first boot", start, "ok");
         for script in &self.case.before {
             self.holds(script)
                 .context("cannot break the machine as the case wants")?;
         }
-        self.before = Some(Snapshot::take(&self.machine)?);
+        if idle {
+            self.before = Some(Snapshot::take(&self.machine)?);
+        }
         for step in &self.case.run {
             self.step(step)
                 .with_context(|| format!("step `{}`", step.title))?;

@@ -126,6 +126,27 @@ pub fn load_driver(
     Ok(driver)
 }
 
+/// Puts the stand-in for NVML into the root of a machine that has not booted yet, where it is found
+/// only by who is told of that folder; `version` is that of the driver that the machine will get.
+pub fn stand_in(
+    root: &Path,
+    version: &str,
+    machines: &Machines,
+    spec: &MachineSpec,
+    nvml: &Path,
+) -> Result<()> {
+    let here = root.join(INSIDE.trim_start_matches('/'));
+    let cuda = machines.cuda_of(version)?;
+    write(
+        &here.join("standin-nvml.toml"),
+        &inventory(version, cuda, spec)?,
+    )?;
+    let library = here.join("nvml/libnvidia-ml.so.1");
+    fs::create_dir_all(here.join("nvml")).context("cannot make a folder")?;
+    fs::copy(nvml, &library).with_context(|| format!("cannot write {}", library.display()))?;
+    Ok(())
+}
+
 /// Takes the loaded driver away again, for the next boot.
 pub fn unload_driver(root: &Path, functions: &[Function]) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
