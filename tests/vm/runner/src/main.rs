@@ -224,6 +224,18 @@ fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a 
     names.iter().map(find).collect()
 }
 
+/// The order in which cases are begun, so that a long one is not alone at the end: emulated machines
+/// first, then those that compile, then the others in the table's order.
+fn longest_first<'a>(machines: &Machines, cases: &[&'a Case]) -> Result<Vec<&'a Case>> {
+    let mut keyed = Vec::new();
+    for case in cases {
+        let emulated = machines.machine(&case.machine)?.kind != Kind::Container;
+        keyed.push(((!emulated, !case.compile), *case));
+    }
+    keyed.sort_by_key(|(key, _)| *key);
+    Ok(keyed.into_iter().map(|(_, case)| case).collect())
+}
+
 /// What the machines of `cases` are made from.
 fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
     let mut wanted = Wanted::default();
@@ -299,13 +311,13 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         tell: how.tell,
         keep: how.keep,
     };
-    let queue = Mutex::new(cases.iter());
+    let queue = Mutex::new(longest_first(machines, cases)?.into_iter());
     let failed = AtomicUsize::new(0);
     let workers = if how.tell { 1 } else { how.jobs.max(1) };
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
-                let next = || queue.lock().ok()?.next().copied();
+                let next = || queue.lock().ok()?.next();
                 while let Some(case) = next() {
                     if !one(&stage, case) {
                         failed.fetch_add(1, Ordering::Relaxed);
