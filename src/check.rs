@@ -21,7 +21,7 @@ pub enum Verdict {
     Warn,
     /// Wrong.
     Fail,
-    /// Does not concern this machine.
+    /// Does not concern this machine, or is nothing that may be asked below `--root`.
     Skip,
     /// Could not be determined; never counted as a pass.
     Unknown,

@@ -87,6 +87,17 @@ pub enum Assessment {
     },
 }
 
+impl StepError {
+    /// Why nobody may ask, where that is so: it is no fault of the machine.
+    #[must_use]
+    pub fn not_asked(&self) -> Option<&str> {
+        match self {
+            Self::Exec(ExecError::NotAsked { why, .. }) => Some(why),
+            _ => None,
+        }
+    }
+}
+
 /// Why a step could not look.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {

@@ -198,6 +198,7 @@ pub(super) fn short(mut error: ExecError, cmd: &Cmd) -> ExecError {
     match &mut error {
         ExecError::NotFound { .. } => {}
         ExecError::Spawn { command, .. }
+        | ExecError::NotAsked { command, .. }
         | ExecError::Deadline { command, .. }
         | ExecError::Silent { command, .. }
         | ExecError::Failed { command, .. }

@@ -51,11 +51,17 @@ fn label(gpu: &GpuFact) -> String {
     format!("{name} [{}] at {}", gpu.pci_id, gpu.pci_address)
 }
 
-fn present(facts: &Facts, allow_none: bool) -> Finding {
+fn present(facts: &Facts, allow_none: bool, image: bool) -> Finding {
     let count = facts.gpus.len();
     let (status, why, remedy) = if count > 0 {
         let names: Vec<String> = facts.gpus.iter().map(label).collect();
         (Verdict::Pass, names.join("; "), None)
+    } else if image {
+        (
+            Verdict::Skip,
+            "an image has no GPUs of its own; its instances have".to_owned(),
+            None,
+        )
     } else if allow_none {
         (
             Verdict::Skip,
@@ -79,7 +85,7 @@ fn present(facts: &Facts, allow_none: bool) -> Finding {
         status,
         why,
         observed: Some(count.to_string()),
-        expected: (!allow_none).then(|| "at least 1".into()),
+        expected: (!allow_none && !image).then(|| "at least 1".into()),
         remedy,
         links: Vec::new(),
     }
@@ -154,7 +160,11 @@ impl Check for Pci {
     async fn examine(&self, cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
         let gpus = detect(cx)?;
         Ok(vec![
-            present(cx.facts, cx.desired.preflight.allow_no_gpu),
+            present(
+                cx.facts,
+                cx.desired.preflight.allow_no_gpu,
+                cx.desired.image,
+            ),
             bound(&gpus),
         ])
     }
@@ -197,9 +207,9 @@ mod tests {
     #[test]
     fn no_gpu_fails_unless_none_is_required() {
         let mut none = facts();
-        assert_eq!(present(&none, false).status, Verdict::Pass);
+        assert_eq!(present(&none, false, false).status, Verdict::Pass);
         none.gpus.clear();
-        assert_eq!(present(&none, false).status, Verdict::Fail);
-        assert_eq!(present(&none, true).status, Verdict::Skip);
+        assert_eq!(present(&none, false, false).status, Verdict::Fail);
+        assert_eq!(present(&none, true, false).status, Verdict::Skip);
     }
 }

@@ -1,5 +1,7 @@
 //! `check`: looks, and tells what is not as it should be.
 
+use camino::Utf8Path;
+
 use super::{
     Failure,
     args::{self, Format},
@@ -7,13 +9,19 @@ use super::{
     world::World,
 };
 use crate::{
-    engine::Cancel,
+    engine::{self, Cancel},
     exit::Exit,
-    host::record::{self, Recording},
+    host::{
+        Host,
+        record::{self, Recording},
+    },
     journal::Request,
     model::id::Id,
     report::{document, human},
 };
+
+/// There where a kernel runs, and in the recording of a machine.
+const RUNNING_KERNEL: &str = "/proc/sys/kernel/osrelease";
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure> {
     let mut host = look::host(world, args.root.as_deref())?;
@@ -22,8 +30,23 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         let (recorded, begun) = record::record(&host, folder).map_err(not_recorded)?;
         (host, recording) = (recorded, Some(begun));
     }
-    let request: Request = prepare::request(&args.target, &args::Image::default(), false, None)?;
-    let target = prepare::target(world, host, request, args.root.is_none()).await?;
+    let mut request = prepare::request(&args.target, &args::Image::default(), false, None)?;
+    let mut named = world.host.clone();
+    if args.root.is_some()
+        && let Some(built) = built(&host)?
+    {
+        let own = request == Request::default();
+        request.image = true;
+        request.assume_gpus = built.assume_gpus;
+        // What it was built with lies in it, and not on this machine.
+        if own {
+            named = host.clone();
+            request.profile = built.profile;
+            request.config = built.config;
+            request.set = built.set;
+        }
+    }
+    let target = prepare::target(world, host, &*named.files, request, args.root.is_none()).await?;
     let (events, reporter) = prepare::events(&target.host, Vec::new())?;
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
     let mut tools = target.tools(world, events, Cancel::new());
@@ -40,6 +63,26 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         Format::Human => print::show(world.out, |to| human::check(to, &report, style))?,
     }
     Ok(report.exit)
+}
+
+/// What an image that was never booted was built for, as its journal says.
+fn built(host: &Host) -> Result<Option<Request>, Failure> {
+    let files = &host.files;
+    let runs = files
+        .exists(Utf8Path::new(RUNNING_KERNEL))
+        .map_err(|error| {
+            Failure::caused(
+                Exit::Internal,
+                "root-unreadable",
+                "failed to look below `--root`",
+                error,
+                None,
+            )
+        })?;
+    if runs {
+        return Ok(None);
+    }
+    Ok(engine::asked(host)?.filter(|asked| asked.image))
 }
 
 fn not_recorded(error: record::RecordError) -> Failure {

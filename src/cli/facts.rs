@@ -88,7 +88,7 @@ fn human(facts: &Facts) -> String {
     }
     match &facts.nvml {
         Some(Nvml::Ready(view)) => row("nvml", format!("{} GPUs", view.devices.len())),
-        Some(Nvml::NotLoadable { .. } | Nvml::DriverNotLoaded) | None => {}
+        Some(Nvml::NotLoadable { .. } | Nvml::DriverNotLoaded | Nvml::NotAsked { .. }) | None => {}
         Some(Nvml::VersionMismatch) => row("nvml", "driver/library version mismatch".into()),
         Some(Nvml::NoDevices) => row("nvml", "no devices".into()),
         Some(Nvml::Hung { after_seconds }) => row("nvml", format!("hung for {after_seconds} s")),

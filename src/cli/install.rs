@@ -19,7 +19,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
         prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)?
     };
     let automatic = request.reboot;
-    let target = prepare::target(world, world.host.clone(), request, true).await?;
+    let target =
+        prepare::target(world, world.host.clone(), &*world.host.files, request, true).await?;
     prepare::warn(world, &target.resolution);
     let cancel = cancel()?;
     let events_to_stdout = args.events.as_deref() == Some("-");

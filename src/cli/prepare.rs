@@ -23,7 +23,7 @@ use crate::{
     event::Subscriber,
     exit::Exit,
     facts::Facts,
-    host::Host,
+    host::{Host, ReadFiles},
     journal::Request,
     model::{paths, secret::Secret},
     steps,
@@ -112,13 +112,14 @@ fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
     })
 }
 
-/// Reads configuration and machine.
+/// Reads configuration and machine; the files that the request names are in `named`.
 ///
 /// # Errors
 /// Configuration that is wrong, or a machine that cannot be what is wanted.
 pub(super) async fn target(
     world: &World<'_>,
     mut host: Host,
+    named: &dyn ReadFiles,
     request: Request,
     executes: bool,
 ) -> Result<Target, Failure> {
@@ -150,7 +151,7 @@ pub(super) async fn target(
             assume_gpus,
         },
     };
-    let resolution = load::load(&*host.files, &*world.host.files, &ask, &facts, &matrix)?;
+    let resolution = load::load(&*host.files, named, &ask, &facts, &matrix)?;
     if let (Some(proxy), true) = (&resolution.desired.packages.proxy, executes) {
         host.http = (world.proxied)(proxy);
     }

@@ -21,10 +21,13 @@ use crate::{
 impl Session {
     /// The findings of steps, then those of checks. The exit status is good only if nothing fails
     /// and everything that was to be looked at could be: an unknown that a check gives on purpose
-    /// is its answer, but a look that ended with an error is no pass.
+    /// is its answer, but a look that ended with an error is no pass. What nobody may ask below
+    /// `--root` is skipped.
     pub(super) async fn findings(&self, jobs: Vec<Job>) -> RunReport {
         let mut findings: Vec<Finding> = jobs.iter().filter_map(of_step).collect();
-        let mut blind = jobs.iter().any(|job| matches!(job.answer, Some(Err(_))));
+        let mut blind = jobs
+            .iter()
+            .any(|job| matches!(&job.answer, Some(Err(error)) if error.not_asked().is_none()));
         for examined in self.examine().await {
             match examined {
                 Ok(found) => findings.extend(
@@ -33,7 +36,7 @@ impl Session {
                         .filter(|finding| self.tools.options.wants(finding.id.as_str())),
                 ),
                 Err((ids, error)) => {
-                    blind = true;
+                    blind |= error.not_asked().is_none();
                     findings.extend(
                         ids.into_iter()
                             .filter(|id| self.tools.options.wants(id.as_str()))
@@ -158,12 +161,20 @@ fn would(changes: &[Change]) -> String {
 }
 
 fn not_seen(id: Id, title: String, error: &StepError) -> Finding {
+    let (status, why, observed) = match error.not_asked() {
+        Some(_) => (Verdict::Skip, causes(error).join(": "), None),
+        None => (
+            Verdict::Unknown,
+            format!("failed to {}", one_line(error)),
+            causes(error).last().cloned(),
+        ),
+    };
     Finding {
         id,
         title,
-        status: Verdict::Unknown,
-        why: format!("failed to {}", one_line(error)),
-        observed: causes(error).last().cloned(),
+        status,
+        why,
+        observed,
         expected: None,
         remedy: None,
         links: Vec::new(),

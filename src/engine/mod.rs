@@ -34,7 +34,7 @@ pub use errors::EngineError;
 pub use events::Events;
 pub use graph::GraphError;
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
-pub use resume::{UNIT, reboot, request};
+pub use resume::{UNIT, asked, reboot, request};
 pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, status};
 pub use uninstall::uninstall;

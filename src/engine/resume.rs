@@ -152,6 +152,14 @@ pub fn request(host: &Host) -> Result<Option<Request>, EngineError> {
     }))
 }
 
+/// What the last `install` was asked for, word for word: an image is still one.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub fn asked(host: &Host) -> Result<Option<Request>, EngineError> {
+    Ok(fold(&Journal::read(host)?.lines).request)
+}
+
 /// Reboots the machine; returns while it goes down.
 ///
 /// # Errors

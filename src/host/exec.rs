@@ -93,6 +93,14 @@ pub enum ExecError {
         /// The operating system's words.
         why: String,
     },
+    /// Nobody may ask: only files are looked at.
+    #[error("`{command}` is not run: {why}")]
+    NotAsked {
+        /// The command line.
+        command: String,
+        /// Why not.
+        why: String,
+    },
     /// It took too long.
     #[error("`{command}` did not end within {} s (last output: {tail})", .after.as_secs())]
     Deadline {

@@ -32,6 +32,11 @@ pub enum Nvml {
         /// Seconds waited.
         after_seconds: u64,
     },
+    /// Nobody may ask: only files are looked at.
+    NotAsked {
+        /// Why not.
+        why: String,
+    },
     /// Any other error.
     Failed {
         /// The NVML return code, where there was one.

@@ -101,7 +101,7 @@ impl<R: ReadFiles> Files for ReadOnly<R> {
 #[async_trait]
 impl Exec for Refusing {
     async fn run(&self, cmd: &Cmd, _: &mut OnLine<'_>) -> Result<Output, ExecError> {
-        Err(ExecError::Spawn {
+        Err(ExecError::NotAsked {
             command: cmd.line(),
             why: self.why.to_owned(),
         })
@@ -128,8 +128,7 @@ impl Http for Refusing {
 #[async_trait]
 impl Gpu for Refusing {
     async fn survey(&self) -> Nvml {
-        Nvml::Failed {
-            code: None,
+        Nvml::NotAsked {
             why: self.why.to_owned(),
         }
     }

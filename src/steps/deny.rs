@@ -30,7 +30,7 @@ struct DenyState {
 async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
     let files = cx.host.files();
     let path = Utf8Path::new(PATH);
-    let content = files.read_text(path)?;
+    let found = files.read_text(path)?;
     let denied_since = files.stat(path)?.map(|stat| stat.mtime);
     let mut initramfs_with_denied = Vec::new();
     for kernel in look::bootable_kernels(cx.facts) {
@@ -41,12 +41,18 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         if denied_since.is_some_and(|since| stat.mtime >= since) {
             continue;
         }
-        if look::initramfs_holds(cx, &image, &cx.desired.deny_modules, PATH).await? {
-            initramfs_with_denied.push(kernel);
+        match look::initramfs_holds(cx, &image, &cx.desired.deny_modules, PATH).await {
+            Ok(true) => initramfs_with_denied.push(kernel),
+            Ok(false) => {}
+            // What the file lacks can be told without looking into images.
+            Err(error)
+                if error.not_asked().is_some()
+                    && found.as_deref() != Some(&content(&cx.desired.deny_modules)) => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(DenyState {
-        content,
+        content: found,
         initramfs_with_denied,
     })
 }

@@ -139,6 +139,11 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
                  machine replaced if it comes back",
             );
         }
+        Nvml::NotAsked { why } => {
+            return Assessment::NotApplicable {
+                why: format!("NVML is not asked: {why}"),
+            };
+        }
         Nvml::Failed { code, why } => {
             let code = code.map_or_else(String::new, |code| format!(" (code {code})"));
             return blocked(

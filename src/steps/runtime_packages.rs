@@ -25,10 +25,20 @@ struct RuntimeState {
 }
 
 async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
-    Ok(RuntimeState {
-        installed: look::packages(cx).await?,
-        unit: look::unit(cx, &wish.unit).await?,
-    })
+    let installed = look::packages(cx).await?;
+    let unit = match look::unit(cx, &wish.unit).await {
+        Ok(unit) => unit,
+        // Packages that lack can be told without asking systemd.
+        Err(error) if error.not_asked().is_some() && lacks(&installed, wish) => None,
+        Err(error) => return Err(error),
+    };
+    Ok(RuntimeState { installed, unit })
+}
+
+/// Whether neither the wanted packages nor their alternatives are there.
+fn lacks(installed: &Packages, wish: &RuntimeWish) -> bool {
+    let elsewhere = |name: &String| installed.get(name).is_some_and(|p| !p.version.is_empty());
+    !wish.alternatives.iter().any(elsewhere) && !compare(&wish.packages, installed).all_met()
 }
 
 pub(super) fn wish(desired: &Desired, kind: RuntimeKind) -> Option<&RuntimeWish> {

@@ -10,6 +10,7 @@ mod gpu;
 mod kernel;
 mod machine;
 mod properties;
+mod root;
 mod scenarios;
 mod state;
 mod units;

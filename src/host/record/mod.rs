@@ -201,9 +201,11 @@ impl End {
                 after_ms: ms(after),
                 tail: tail.clone(),
             },
-            Err(ExecError::Spawn { why, .. } | ExecError::Unexpected { why, .. }) => {
-                Self::NotRun { why: why.clone() }
-            }
+            Err(
+                ExecError::Spawn { why, .. }
+                | ExecError::NotAsked { why, .. }
+                | ExecError::Unexpected { why, .. },
+            ) => Self::NotRun { why: why.clone() },
             Err(error @ ExecError::Failed { .. }) => Self::NotRun {
                 why: error.to_string(),
             },
