@@ -43,6 +43,9 @@ pub(super) enum Effective {
     },
 }
 
+/// Says why a daemon cannot start with a configuration.
+type Check = fn(&str) -> Result<(), String>;
+
 /// What was read.
 #[derive(Debug, Clone)]
 struct RuntimeState {
@@ -53,7 +56,7 @@ struct RuntimeState {
 
 async fn detect(cx: &Cx<'_>, kind: RuntimeKind) -> Result<RuntimeState, StepError> {
     // The first is the one that a person writes.
-    let (path, check): (_, fn(&str) -> Result<(), String>) = match kind {
+    let (path, check): (_, Check) = match kind {
         RuntimeKind::Docker => (DOCKER_FILES[0], docker::check_config),
         RuntimeKind::Containerd => (CONTAINERD_FILES[0], containerd::check_config),
     };
