@@ -46,7 +46,7 @@ fn human(facts: &Facts) -> String {
     let secure_boot = match facts.secure_boot {
         SecureBoot::Enabled => "on",
         SecureBoot::Disabled => "off",
-        SecureBoot::Unsupported => "no UEFI",
+        SecureBoot::Unsupported => "not supported",
         SecureBoot::Unknown => "unknown",
     };
     row("secure boot", secure_boot.into());

@@ -126,7 +126,7 @@ pub enum SecureBoot {
     Enabled,
     /// UEFI without enforcement.
     Disabled,
-    /// No UEFI.
+    /// No UEFI, or one without Secure Boot.
     Unsupported,
     /// Could not be read.
     Unknown,
