@@ -24,6 +24,10 @@ const BACKOFF: [Duration; 3] = [
     Duration::from_secs(60),
 ];
 
+/// Lists whose fetching fails only after minutes are not fetched once more: packets vanish on the
+/// line, and each further attempt would take as long to say so.
+const PATIENCE: Duration = Duration::from_secs(180);
+
 /// How much of a compiler's log an error carries.
 const LOG_LINES: usize = 30;
 
@@ -47,9 +51,17 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
+        let begin = self.host.clock.monotonic();
         loop {
             match self.apt_once(what, &cmd, 0, sink).await {
                 Ok(()) => return Ok(()),
+                Err(error)
+                    if is_update(&cmd)
+                        && is_network(&error)
+                        && self.host.clock.monotonic().saturating_sub(begin) > PATIENCE =>
+                {
+                    return Err(error);
+                }
                 // A cache on the way may be what is older than the mirror.
                 Err(error) if is_update(&cmd) => {
                     if self.pass(&mut attempts, error, sink).await? == Fault::Stale {
@@ -222,6 +234,16 @@ fn sentence(error: &ChangeError) -> String {
         .chain(crate::error::causes(error))
         .collect();
     chain.join(": ").replace('\n', " ")
+}
+
+fn is_network(error: &ChangeError) -> bool {
+    matches!(
+        error,
+        ChangeError::Packages {
+            fault: Fault::Network,
+            ..
+        }
+    )
 }
 
 fn is_update(cmd: &Cmd) -> bool {

@@ -3,5 +3,6 @@
 mod apt;
 mod files;
 mod kit;
+mod network;
 mod packages;
 mod system;
