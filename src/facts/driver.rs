@@ -254,6 +254,17 @@ mod tests {
                 "580.178.04".to_owned()
             ))
         );
+        // Debian's packages of older branches.
+        assert_eq!(
+            version(&[
+                package("nvidia-tesla-470-smi", "470.256.02-1~deb12u1", None),
+                package("libnvidia-tesla-470-ml1", "470.256.02-1~deb12u1", None),
+            ]),
+            Some((
+                "libnvidia-tesla-470-ml1".to_owned(),
+                "470.256.02".to_owned()
+            ))
+        );
         assert_eq!(
             version(&[package("nvidia-driver-cuda", "3:580.178.04-1.el9", None)]),
             Some(("nvidia-driver-cuda".to_owned(), "580.178.04".to_owned()))
