@@ -13,11 +13,11 @@ pub struct Snapshot(BTreeSet<String>);
 
 /// Backups that the tools for users make of what they edit; they hold the state before last.
 const VOLATILE: [&str; 5] = [
-    "etc /etc/passwd- ",
-    "etc /etc/group- ",
-    "etc /etc/shadow- ",
-    "etc /etc/gshadow- ",
-    "etc /etc/.updated ",
+    "/etc/passwd-",
+    "/etc/group-",
+    "/etc/shadow-",
+    "/etc/gshadow-",
+    "/etc/.updated",
 ];
 
 const LOOK: &str = r#"set -euo pipefail
@@ -33,9 +33,8 @@ dkms=/lib/modules; find "$dkms"/*/updates -type f -printf 'module %p\n' 2>/dev/n
 find /boot -mindepth 1 -printf 'boot %p\n'
 find /etc -type d -printf 'etc %p d %m %u:%g\n'
 find /etc -type l -printf 'etc %p l %l\n'
-find /etc -type f -printf '%p %m %u:%g\n' | while read -r path rest; do
-    echo "etc $path f $rest $(sha256sum <"$path" | cut -d' ' -f1)"
-done
+find /etc -type f -printf 'etc %p f %m %u:%g\n'
+find /etc -type f -exec sha256sum {} + | sed -E 's/^([^ ]+)  (.*)/content \2 \1/'
 "#;
 
 impl Snapshot {
@@ -46,7 +45,10 @@ impl Snapshot {
     }
 
     fn parse(text: &str) -> Snapshot {
-        let lasting = |line: &&str| !VOLATILE.iter().any(|prefix| line.starts_with(prefix));
+        let lasting = |line: &&str| {
+            let path = line.split(' ').nth(1).unwrap_or_default();
+            !VOLATILE.contains(&path)
+        };
         Snapshot(
             text.lines()
                 .map(str::trim_end)
