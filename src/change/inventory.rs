@@ -22,7 +22,13 @@ pub(super) const ETC: &str = "/etc";
 impl Applier {
     /// What dpkg knows.
     pub(super) fn database(&self) -> Result<Vec<Package>, ChangeError> {
-        Ok(dpkg_status::read(&*self.host.files)?.unwrap_or_default())
+        // Without it everything that is installed would count as new, and be taken away by `uninstall`.
+        dpkg_status::read(&*self.host.files)?.ok_or_else(|| {
+            unreadable(
+                "list what is installed",
+                format!("`{}` is missing", dpkg_status::PATH),
+            )
+        })
     }
 
     fn text(&self, path: &str) -> Result<String, ChangeError> {
