@@ -17,7 +17,7 @@ use super::{Body, End, Frame, TURN, remove, sparse};
 use crate::bed::Bed;
 use crate::group::Part;
 use crate::qemu::{self, DISKS, SOCKETS};
-use crate::sh::{Cmd, daemon};
+use crate::sh::daemon;
 use crate::tables::MachineSpec;
 
 /// Memory of a machine, in mebibytes.
@@ -165,7 +165,7 @@ impl Vm {
             "StrictHostKeyChecking=no",
             "UserKnownHostsFile=/dev/null",
             "LogLevel=ERROR",
-            "ConnectTimeout=3",
+            "ConnectTimeout=10",
             "ServerAliveInterval=15",
             "ServerAliveCountMax=8",
         ] {
@@ -211,36 +211,29 @@ impl Body for Vm {
 
     fn wait_for_entry(&mut self, frame: &Frame) -> Result<()> {
         let end = Instant::now() + TURN;
-        let mut knock = self.ssh(frame, &["-o", "ControlMaster=no"]);
-        knock.push("true".into());
-        let knock = frame.group.inside(Part::Exec, &knock);
-        loop {
-            let limit = Duration::from_secs(20);
-            let done = Cmd::new(knock.clone()).deadline(limit).run()?;
-            if done.code == 0 {
-                break;
+        let log = frame.dir.join("ssh.log");
+        let argv = self.ssh(frame, &["-M", "-N"]);
+        let argv = frame.group.inside(Part::Exec, &argv);
+        // A machine that starts up, or whose driver is busy with its GPU, may not answer at once.
+        while Instant::now() < end {
+            let mut master = daemon(&argv, &log)?;
+            while Instant::now() < end {
+                if frame.run.join("ssh").exists() {
+                    self.running.as_mut().context("it is off")?.master = Some(master);
+                    return Ok(());
+                }
+                let refused = master.try_wait().context("cannot wait for ssh")?;
+                if refused.is_some() {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(20));
             }
             if let Some(how) = self.ended(frame)? {
                 bail!("it ended before anybody could enter ({how:?})");
             }
-            if Instant::now() > end {
-                bail!("{}", done.output_tail(5));
-            }
             thread::sleep(Duration::from_millis(200));
         }
-        let master = self.ssh(frame, &["-M", "-N"]);
-        let child = daemon(
-            &frame.group.inside(Part::Exec, &master),
-            &frame.dir.join("ssh.log"),
-        )?;
-        self.running.as_mut().context("it is off")?.master = Some(child);
-        while !frame.run.join("ssh").exists() {
-            if Instant::now() > end {
-                bail!("ssh makes no connection that commands could share");
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        bail!("{}", fs::read_to_string(&log).unwrap_or_default())
     }
 
     fn is_on(&self) -> bool {
@@ -363,6 +356,7 @@ fn uuid(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sh::Cmd;
 
     #[test]
     fn a_function_is_where_the_table_says() {
