@@ -14,5 +14,6 @@ test-machines: vm
 test-vm: vm
 	target/debug/vm test --all
 
+# The whole workspace at once: of single packages, cargo compiles what they share once more.
 vm:
-	cargo build --quiet --locked -p gpu-bootstrap-vm
+	cargo build --quiet --locked --workspace

@@ -102,6 +102,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
             }
         }
     }
+    simulation::equip(&machine.root())?;
     machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
     machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
     // The stand-in's inventory has its place from the start, so that it never looks like a change.

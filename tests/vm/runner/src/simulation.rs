@@ -21,18 +21,29 @@ pub const INSIDE: &str = "/usr/lib/testbed";
 const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
-/// For cases: kills the product at every record of its journal.
-const KILLER: &str = include_str!("../files/kill-at-every-record.pl");
+/// What cases run in a machine: what kills the product at every record of its journal, and what
+/// tells the state that an installation has a say in.
+const PROGRAMS: [(&str, &str); 2] = [
+    (
+        "kill-at-every-record",
+        include_str!("../files/kill-at-every-record.pl"),
+    ),
+    ("state", include_str!("../files/state.sh")),
+];
+
+/// Puts the programs of cases into a machine of any kind.
+pub fn equip(root: &Path) -> Result<()> {
+    let here = root.join(INSIDE.trim_start_matches('/'));
+    for (name, script) in PROGRAMS {
+        program(&here.join(name), script)?;
+    }
+    Ok(())
+}
 
 /// Writes the machine's bus and kernel version.
 pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
-    for (name, script) in [("start", START), ("kill-at-every-record", KILLER)] {
-        let path = here.join(name);
-        write(&path, script)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
-            .with_context(|| format!("cannot make {} executable", path.display()))?;
-    }
+    program(&here.join("start"), START)?;
     write(&here.join("osrelease"), &format!("{kernel}\n"))?;
     write(&here.join("version"), &proc_version(root, kernel)?)?;
     pci::fabricate(&here.join("pci"), functions, false)?;
@@ -238,9 +249,7 @@ fn library_side(root: &Path, here: &Path, version: &str, nvml: &Path) -> Result<
 /// interfaces: `nvidia-smi`, and the daemon that keeps the devices open.
 fn programs(root: &Path, here: &Path) -> Result<()> {
     let smi = here.join("nvidia-smi");
-    write(&smi, SMI)?;
-    fs::set_permissions(&smi, fs::Permissions::from_mode(0o755))
-        .context("cannot make a stand-in executable")?;
+    program(&smi, SMI)?;
     for place in ["usr/lib/nvidia/current/nvidia-smi", "usr/bin/nvidia-smi"] {
         let real = root.join(place);
         if real.is_file() && !real.is_symlink() {
@@ -359,6 +368,12 @@ fn find_module(modules: &Path) -> Result<PathBuf> {
         }
     }
     bail!("no nvidia module was built below {}", modules.display())
+}
+
+fn program(path: &Path, script: &str) -> Result<()> {
+    write(path, script)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("cannot make {} executable", path.display()))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
