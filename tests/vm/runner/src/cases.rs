@@ -75,6 +75,16 @@ pub struct Step {
     pub title: String,
     /// A shell script that runs in the machine.
     pub run: Option<String>,
+    /// Its `run` is started as a unit of this name and goes on beside the next steps.
+    pub background: Option<String>,
+    /// Waits until that unit says this.
+    pub until_said: Option<String>,
+    /// Waits for the end of such a unit: its output and its exit are this step's.
+    pub join: Option<String>,
+    /// Waits for the end of the product's run that resumes after a boot: its output and its exit
+    /// are this step's.
+    #[serde(default)]
+    pub resumed: bool,
     /// How it must exit.
     #[serde(default)]
     pub exit: i32,
@@ -201,6 +211,8 @@ fn check(case: &Case) -> Result<()> {
     for step in &case.run {
         let kinds = [
             step.run.is_some(),
+            step.join.is_some(),
+            step.resumed,
             step.boot.is_some(),
             step.server.is_some(),
             step.line.is_some(),
@@ -211,8 +223,16 @@ fn check(case: &Case) -> Result<()> {
         ];
         if kinds.iter().filter(|kind| **kind).count() != 1 {
             bail!(
-                "step `{}` needs one of `run`, `boot`, `server`, `line`, `until`, `cut-when`, \
-                 `cut-at-console` and `unchanged`",
+                "step `{}` needs one of `run`, `join`, `resumed`, `boot`, `server`, `line`, `until`, \
+                 `cut-when`, `cut-at-console` and `unchanged`",
+                step.title
+            );
+        }
+        if step.background.is_some() && step.run.is_none()
+            || step.until_said.is_some() && step.background.is_none()
+        {
+            bail!(
+                "step `{}`: `background` belongs to `run`, `until-said` to `background`",
                 step.title
             );
         }

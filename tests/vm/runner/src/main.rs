@@ -31,6 +31,7 @@ mod snapshot;
 mod stop;
 mod tables;
 mod toolkit;
+mod units;
 mod watch;
 
 use std::path::PathBuf;

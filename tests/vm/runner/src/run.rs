@@ -15,7 +15,7 @@ use crate::server::Server;
 use crate::sh::Done;
 use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
-use crate::{documents, modules, out, power, seed, simulation, watch};
+use crate::{documents, modules, out, power, seed, simulation, units, watch};
 
 /// What a case needs around it.
 pub struct Stage<'a> {
@@ -170,8 +170,8 @@ impl Running<'_> {
         }
         let start = Instant::now();
         let limit = Duration::from_secs(step.deadline);
-        let result = if let Some(script) = &step.run {
-            self.command(step, script)
+        let result = if let Some(script) = units::script(step) {
+            self.command(step, &script)
         } else if let Some(boot) = step.boot {
             self.reboot(boot)
         } else if let Some(serving) = &step.server {

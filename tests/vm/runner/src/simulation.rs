@@ -21,14 +21,16 @@ pub const INSIDE: &str = "/usr/lib/testbed";
 const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
-/// What cases run in a machine: what kills the product at every record of its journal, and what
-/// tells the state that an installation has a say in.
-const PROGRAMS: [(&str, &str); 2] = [
+/// What cases run in a machine, as README.md tells.
+const PROGRAMS: [(&str, &str); 5] = [
     (
         "kill-at-every-record",
         include_str!("../files/kill-at-every-record.pl"),
     ),
     ("state", include_str!("../files/state.sh")),
+    ("hold-lock", include_str!("../files/hold-lock.pl")),
+    ("add-non-free", include_str!("../files/add-non-free.sh")),
+    ("small-boot", include_str!("../files/small-boot.sh")),
 ];
 
 /// Puts the programs of cases into a machine of any kind.

@@ -1,0 +1,104 @@
+//! Steps that are about a unit of the machine: a script that goes on beside the next steps, its end,
+//! and the run of the product that resumes after a boot. Each is a script of the bed, so that what
+//! came of the unit, its output and its exit, is expected like that of any command.
+
+use std::borrow::Cow;
+
+use crate::cases::Step;
+
+/// Ends with what the unit `$unit` ended with, as a shell tells it.
+const END: &str = r#"journalctl --sync
+journalctl -q -b -u "$unit" -o cat
+status=$(systemctl show -P ExecMainStatus "$unit")
+[ "$(systemctl show -P ExecMainCode "$unit")" = 1 ] || status=$((status + 128))
+"#;
+
+/// The product's unit: where its run succeeds, it takes its own file away.
+const RESUMED: &str = r#"unit=gpu-bootstrap-resume.service
+until journalctl -q -b -u "$unit" -o cat | grep -q . || [ ! -e "/etc/systemd/system/$unit" ]; do sleep 0.2; done
+until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sleep 0.2; done
+"#;
+
+/// The script of a step, if it is one.
+pub fn script(step: &Step) -> Option<Cow<'_, str>> {
+    if step.resumed {
+        return Some(Cow::Owned(format!(
+            "{RESUMED}{END}[ -e \"/etc/systemd/system/$unit\" ] || exit 0\n\
+             [ \"$status\" != 0 ] || {{ echo \"$unit is still there\" >&2; exit 99; }}\n\
+             exit \"$status\"\n"
+        )));
+    }
+    if let Some(unit) = &step.join {
+        return Some(Cow::Owned(format!(
+            "unit={unit}\n\
+             while [ \"$(systemctl show -P SubState \"$unit\")\" = running ]; do sleep 0.2; done\n\
+             {END}systemctl stop \"$unit\"\n\
+             systemctl reset-failed \"$unit\" 2>/dev/null\n\
+             exit \"$status\"\n"
+        )));
+    }
+    let script = step.run.as_ref()?;
+    match &step.background {
+        None => Some(Cow::Borrowed(script)),
+        Some(unit) => Some(Cow::Owned(background(
+            unit,
+            script,
+            step.until_said.as_deref(),
+        ))),
+    }
+}
+
+fn background(unit: &str, script: &str, until_said: Option<&str>) -> String {
+    let start = format!(
+        "unit={unit}\nsystemd-run -q --unit=\"$unit\" -p RemainAfterExit=yes /bin/bash -c {} || exit\n",
+        quoted(script)
+    );
+    match until_said {
+        None => start,
+        // The state is looked at first: what a unit says as it ends counts.
+        Some(said) => format!(
+            "{start}while :; do\n    \
+             state=$(systemctl show -P SubState \"$unit\")\n    \
+             [ \"$state\" = running ] || journalctl --sync\n    \
+             journalctl -q -b -u \"$unit\" -o cat | grep -qF -e {} && break\n    \
+             [ \"$state\" = running ] || {{ journalctl -q -b -u \"$unit\" -o cat; exit 99; }}\n    \
+             sleep 0.2\ndone\n",
+            quoted(said)
+        ),
+    }
+}
+
+/// A word that the shell takes as it is.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(text: &str) -> Step {
+        toml::from_str(&format!("title = 't'\n{text}")).unwrap()
+    }
+
+    #[test]
+    fn only_steps_that_run_something_have_a_script() {
+        assert_eq!(script(&step("run = 'true'")).unwrap(), "true");
+        assert!(script(&step("unchanged = true")).is_none());
+    }
+
+    #[test]
+    fn every_script_is_one_for_the_shell() {
+        for text in [
+            "resumed = true",
+            "join = 'first'",
+            "background = 'first'\nrun = \"echo 'a b'\"",
+            "background = 'first'\nrun = 'true'\nuntil-said = \"it's\"",
+        ] {
+            let step = step(text);
+            let script = script(&step).unwrap();
+            let argv = ["bash", "-n", "-c", &script];
+            crate::sh::Cmd::new(argv).ok().unwrap();
+        }
+    }
+}
