@@ -172,3 +172,26 @@ pub async fn reboot(host: &Host) -> Result<(), ExecError> {
         .success(&reboot)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shutdown in the middle meets either of the two units.
+    #[test]
+    fn what_user_data_starts_is_stopped_like_the_resume_unit() {
+        let ours = unit(Utf8Path::new("/usr/local/bin/gpu-bootstrap"));
+        for text in [
+            include_str!("../../cloud-init/user-data.yaml"),
+            include_str!("../../docs/cloud-init.md"),
+        ] {
+            let settings: Vec<&str> = text
+                .split("--property=")
+                .skip(1)
+                .filter_map(|rest| rest.split([',', ']']).next())
+                .collect();
+            assert_eq!(settings, ["KillMode=mixed", "TimeoutStopSec=30min"]);
+            assert!(settings.iter().all(|setting| ours.contains(setting)));
+        }
+    }
+}
