@@ -52,12 +52,22 @@ impl Applier {
         duration: Duration,
         what: &str,
     ) -> Result<(), ChangeError> {
+        self.unless_stopped(what, self.host.clock.sleep(duration))
+            .await
+    }
+
+    /// Waits for something that can be given up at any moment, unless somebody asks to stop.
+    pub(super) async fn unless_stopped<T>(
+        &self,
+        what: &str,
+        waited_for: impl Future<Output = T>,
+    ) -> Result<T, ChangeError> {
         tokio::select! {
             biased;
             () = self.stop.cancelled() => Err(ChangeError::Stopped {
                 what: what.to_owned(),
             }),
-            () = self.host.clock.sleep(duration) => Ok(()),
+            got = waited_for => Ok(got),
         }
     }
 

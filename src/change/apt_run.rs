@@ -1,7 +1,7 @@
 //! Running apt and dpkg: progress told from their words, passing faults tried again, other faults
 //! with their class and with what a person needs to see.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use camino::Utf8Path;
 
@@ -24,8 +24,8 @@ const BACKOFF: [Duration; 3] = [
     Duration::from_secs(60),
 ];
 
-/// Lists whose fetching fails only after minutes are not fetched once more: packets vanish on the
-/// line, and each further attempt would take as long to say so.
+/// Lists whose fetching has failed again after minutes of trying are not fetched once more: packets
+/// vanish on the line, and each further attempt would take as long to say so.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// How much of a compiler's log an error carries.
@@ -51,29 +51,32 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
-        let begin = self.host.clock.monotonic();
+        let mut on_the_line = Vec::new();
         loop {
-            match self.apt_once(what, &cmd, 0, sink).await {
-                Ok(()) => return Ok(()),
-                Err(error)
-                    if is_update(&cmd)
-                        && is_network(&error)
-                        && self.host.clock.monotonic().saturating_sub(begin) > PATIENCE =>
-                {
+            let begin = self.host.clock.monotonic();
+            let Err(error) = self.apt_once(what, &cmd, 0, sink).await else {
+                return Ok(());
+            };
+            if is_update(&cmd) && is_network(&error) {
+                on_the_line.push(self.host.clock.monotonic().saturating_sub(begin));
+                if on_the_line.len() > 1 && on_the_line.iter().sum::<Duration>() > PATIENCE {
                     return Err(error);
                 }
+            }
+            match error {
                 // A cache on the way may be what is older than the mirror.
-                Err(error) if is_update(&cmd) => {
+                error if is_update(&cmd) => {
                     if self.pass(&mut attempts, error, sink).await? == Fault::Stale {
                         cmd = self.apt()?.update_past_caches();
                     }
                 }
-                Err(error) => self.pass_and_refresh(&mut attempts, error, sink).await?,
+                error => self.pass_and_refresh(&mut attempts, error, sink).await?,
             }
         }
     }
 
-    /// Waits for what passes by itself, with newer lists if it were they that failed. The machine
+    /// Waits for what passes by itself, with newer lists if it were they that failed; lists that do
+    /// not come are an attempt, too. The machine
     /// may be another one afterwards: whoever tries again decides anew what may happen.
     ///
     /// # Errors
@@ -87,11 +90,11 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         if self.pass(attempts, error, sink).await? == Fault::Stale {
             let update = self.apt()?.update_past_caches();
-            if let Err(error) = self
+            while let Err(error) = self
                 .apt_once("fetch the package lists", &update, 0, sink)
                 .await
             {
-                sink.line(&sentence(&error));
+                self.pass(attempts, error, sink).await?;
             }
         }
         Ok(())
@@ -128,13 +131,12 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let mut done = 0;
-        let secret = self.policy.proxy.as_ref().map_or("", Secret::expose);
         let ran = self
             .host
             .exec
             .run(cmd, &mut |stream, line| {
                 if !line.trim().is_empty() {
-                    sink.line(&without_secret(line, secret));
+                    sink.line(&self.fit_to_tell(line));
                 }
                 if stages > 0 && stream == Stream::Out && apt_progress::read(line).is_some() {
                     // A script may have words of its own that look like a stage.
@@ -150,14 +152,14 @@ impl Applier {
                     what: what.to_owned(),
                     fault: Fault::Other,
                     attachment: None,
-                    source: Box::new(short(source, cmd)),
+                    source: Box::new(self.short(source, cmd)),
                 });
             }
         };
         let output = Output {
             status: output.status,
-            stdout: without_secret(&output.stdout, secret).into_owned(),
-            stderr: without_secret(&output.stderr, secret).into_owned(),
+            stdout: self.fit_to_tell(&output.stdout).into_owned(),
+            stderr: self.fit_to_tell(&output.stderr).into_owned(),
         };
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let failed_quietly = failed_sources(&words).filter(|_| is_update(cmd));
@@ -168,30 +170,60 @@ impl Applier {
                 status: output.status,
                 tail: tail(&failed),
             },
-            (Err(source), _) => short(source, cmd),
+            (Err(source), _) => self.short(source, cmd),
         };
         let fault = Fault::of(&words);
         Err(ChangeError::Packages {
             what: what.to_owned(),
             fault,
-            attachment: self.attachment(fault, &words)?,
+            attachment: self.attachment(fault, &words),
             source: Box::new(source),
         })
     }
 
     /// What else a person needs to see: the compiler's words, or the lines before the failure.
-    fn attachment(&self, fault: Fault, words: &str) -> Result<Option<String>, ChangeError> {
-        match fault {
+    /// Where that cannot be looked at, this is said beside what failed, never in its place.
+    fn attachment(&self, fault: Fault, words: &str) -> Option<String> {
+        let looked = match fault {
             Fault::Build => match dkms::log_named_in(words) {
                 Some(path) => self.log_tail(&path),
                 None => Ok(Some(tail(words))),
             },
             Fault::SignedBy => self.contradictions(),
-            Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => Ok(obstacle(words)
-                .or_else(|| Some(tail(words)))
-                .filter(|text| !text.is_empty())),
+            Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => {
+                Ok(obstacle(words).or_else(|| Some(tail(words))))
+            }
             _ => Ok(None),
+        };
+        looked
+            .unwrap_or_else(|second| Some(also(tail(words), &second)))
+            .filter(|text| !text.is_empty())
+    }
+
+    /// An error of a command with the command line as people want to read it, and its words fit to
+    /// be told.
+    pub(super) fn short(&self, mut error: ExecError, cmd: &Cmd) -> ExecError {
+        match &mut error {
+            ExecError::NotFound { .. } => {}
+            ExecError::Spawn { command, why }
+            | ExecError::NotAsked { command, why }
+            | ExecError::Unexpected { command, why } => {
+                *command = apt::told(cmd);
+                *why = self.fit_to_tell(why).into_owned();
+            }
+            ExecError::Deadline { command, tail, .. }
+            | ExecError::Silent { command, tail, .. }
+            | ExecError::Failed { command, tail, .. } => {
+                *command = apt::told(cmd);
+                *tail = self.fit_to_tell(tail).into_owned();
+            }
         }
+        error
+    }
+
+    /// Words of a package manager without the proxy's password.
+    pub(super) fn fit_to_tell<'t>(&self, words: &'t str) -> Cow<'t, str> {
+        without_secret(words, self.policy.proxy.as_ref().map_or("", Secret::expose))
     }
 
     /// The end of a log, with its name.
@@ -205,18 +237,9 @@ impl Applier {
     }
 }
 
-/// An error of a command with the command line as people want to read it.
-pub(super) fn short(mut error: ExecError, cmd: &Cmd) -> ExecError {
-    match &mut error {
-        ExecError::NotFound { .. } => {}
-        ExecError::Spawn { command, .. }
-        | ExecError::NotAsked { command, .. }
-        | ExecError::Deadline { command, .. }
-        | ExecError::Silent { command, .. }
-        | ExecError::Failed { command, .. }
-        | ExecError::Unexpected { command, .. } => *command = apt::told(cmd),
-    }
-    error
+/// Words with what kept from looking for better ones.
+pub(super) fn also(words: String, second: &ChangeError) -> String {
+    format!("{words}\n{}", sentence(second))
 }
 
 /// An error on one line, for words in between: what failed, and the tool's own first reason.

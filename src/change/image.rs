@@ -120,7 +120,8 @@ impl Applier {
                 return Err(error);
             };
             sink.retry(&error.to_string(), pause.as_secs_f64());
-            self.host.clock.sleep(*pause).await;
+            self.pause_for(*pause, "wait before another attempt")
+                .await?;
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Applier, ChangeError, Sink, Undo,
-    apt_run::{Attempts, short},
+    apt_run::{Attempts, also},
     inventory::{full_name, held, native},
     transaction::{Agreed, blame, choose, objections},
 };
@@ -501,25 +501,33 @@ impl Applier {
                     what: what.to_owned(),
                     fault: Fault::Other,
                     attachment: None,
-                    source: Box::new(short(source, query.cmd())),
+                    source: Box::new(self.short(source, query.cmd())),
                 })?;
         let said = format!("{}\n{}", output.stderr, output.stdout);
         let stdout = output.stdout.clone();
         let Err(source) = output.success(query.cmd()) else {
             return Ok(stdout);
         };
-        // What cannot be met is told on standard output.
-        let told = match Fault::of(&said) {
-            Fault::SignedBy => self.contradictions()?,
-            _ => obstacle(&stdout),
-        }
-        .unwrap_or_else(|| tail(&stdout));
-        let (fault, told) = blame(Fault::of(&said), told, &held(&self.database()?));
+        // What cannot be met is told on standard output. Whatever keeps from looking further is
+        // said beside it.
+        let fault = Fault::of(&said);
+        let stdout = self.fit_to_tell(&stdout);
+        let looked = match fault {
+            Fault::SignedBy => self.contradictions(),
+            _ => Ok(obstacle(&stdout)),
+        };
+        let told = looked
+            .unwrap_or_else(|second| Some(also(tail(&stdout), &second)))
+            .unwrap_or_else(|| tail(&stdout));
+        let (fault, told) = match self.database() {
+            Ok(database) => blame(fault, told, &held(&database)),
+            Err(second) => (fault, also(told, &second)),
+        };
         Err(ChangeError::Packages {
             what: what.to_owned(),
             fault,
             attachment: Some(told).filter(|text| !text.is_empty()),
-            source: Box::new(short(source, query.cmd())),
+            source: Box::new(self.short(source, query.cmd())),
         })
     }
 }

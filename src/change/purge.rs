@@ -213,6 +213,7 @@ impl Applier {
             Ok(()) => Reverted::Done {
                 what: format!("brought back {what}"),
             },
+            Err(error) if error.reason() == STOPPED => return Err(error),
             Err(error) => Reverted::Left {
                 what,
                 why: format!("they are not there again: {error}"),

@@ -113,7 +113,8 @@ impl Applier {
         self.check_conflict(repository)?;
         match (&repository.keyring, &repository.key_url) {
             (None, Some(url)) => match self.fetch_keyring(repository, url).await {
-                Ok(_) | Err(ChangeError::Fetch { .. }) => Ok(()),
+                // Nor is it one that somebody asked to stop; the engine has heard it as well.
+                Ok(_) | Err(ChangeError::Fetch { .. } | ChangeError::Stopped { .. }) => Ok(()),
                 Err(error) => Err(error),
             },
             _ => Ok(()),
@@ -160,15 +161,14 @@ impl Applier {
                 "no fingerprint says which key to trust".to_owned(),
             ));
         }
-        let bytes =
-            self.host
-                .http
-                .get(url, KEY_LIMIT)
-                .await
-                .map_err(|source| ChangeError::Fetch {
-                    repository: repository.name.clone(),
-                    source,
-                })?;
+        // It tries again for minutes; nothing is lost where it is given up half-way.
+        let bytes = self
+            .unless_stopped("fetch the key", self.host.http.get(url, KEY_LIMIT))
+            .await?
+            .map_err(|source| ChangeError::Fetch {
+                repository: repository.name.clone(),
+                source,
+            })?;
         let keys = openpgp::parse(&bytes).map_err(|source| ChangeError::NoKey {
             repository: repository.name.clone(),
             url: url.to_owned(),
@@ -206,7 +206,10 @@ impl Applier {
         let files = &self.host.files;
         let folder = Utf8Path::new(apt_sources::FOLDER);
         let mut paths = vec![Utf8PathBuf::from(apt_sources::LIST)];
-        paths.extend(files.list(folder)?.iter().map(|name| folder.join(name)));
+        let names = files.list(folder)?;
+        paths.extend(
+            (names.iter().filter(|name| apt_sources::is_read(name))).map(|name| folder.join(name)),
+        );
         let mut sources = Vec::new();
         for path in paths {
             let bytes = files.read(&path)?.unwrap_or_default();

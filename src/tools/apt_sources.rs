@@ -7,6 +7,14 @@ pub const LIST: &str = "/etc/apt/sources.list";
 /// The folder of further files, `*.list` and `*.sources`.
 pub const FOLDER: &str = "/etc/apt/sources.list.d";
 
+/// Whether apt reads a file of this name in [`FOLDER`]; it passes over all others,
+/// `sources.list(5)`.
+#[must_use]
+pub fn is_read(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    (name.ends_with(".list") || name.ends_with(".sources")) && name.chars().all(plain)
+}
+
 /// One repository and suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {

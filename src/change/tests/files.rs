@@ -262,6 +262,20 @@ async fn a_contradicting_source_is_named() {
 }
 
 #[tokio::test]
+async fn what_apt_passes_over_says_nothing_about_sources() {
+    let bed = Bed::new();
+    bed.fakes.http.serve(URL, KEYS);
+    for name in ["old.list.save", "a source.list", "retired/old.list"] {
+        let path = format!("/etc/apt/sources.list.d/{name}");
+        bed.fakes
+            .files
+            .put(&path, "deb https://example.org/deb/ /\n");
+    }
+    bed.fakes.files.put_folder("/usr/share/keyrings", 0o755);
+    bed.there_and_back(&add(FIRST)).await;
+}
+
+#[tokio::test]
 async fn components_of_the_own_archive_need_its_keyring() {
     let bed = Bed::new();
     let keyring = Utf8PathBuf::from("/usr/share/keyrings/debian-archive-keyring.gpg");

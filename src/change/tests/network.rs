@@ -5,15 +5,26 @@ use std::time::Duration;
 use super::{apt::Apt, kit::Bed};
 use crate::{change::Change, error::Report, host::fake::failed};
 
+const SILENT: &str = "E: Failed to fetch http://x/InRelease  Temporary failure resolving 'x'";
+
 /// Fetches lists that always fail, each attempt after some seconds; gives the attempts and what
 /// is said in the end.
 async fn attempts(seconds: u64, words: &'static str) -> (usize, &'static str) {
+    attempts_after(None, seconds, words).await
+}
+
+/// The same, where the first attempt fails in its own way.
+async fn attempts_after(
+    mut first: Option<&'static str>,
+    seconds: u64,
+    words: &'static str,
+) -> (usize, &'static str) {
     let bed = Bed::new();
     Apt::on(&bed);
     let clock = bed.fakes.clock.clone();
     bed.fakes.exec.on("apt-get", move |_, _| {
         clock.advance(Duration::from_secs(seconds));
-        failed(100, words)
+        failed(100, first.take().unwrap_or(words))
     });
     let error = bed.apply(&Change::RefreshRepositories).await.unwrap_err();
     let lines = bed.fakes.exec.lines();
@@ -26,10 +37,21 @@ async fn a_line_that_says_no_at_once_is_tried_longer_than_one_that_says_nothing(
     let refused = "E: Failed to fetch http://x/InRelease  Could not connect to x (1.2.3.4), \
                    connection refused";
     assert_eq!(attempts(1, refused).await, (4, "network"));
-    let silent = "E: Failed to fetch http://x/InRelease  Temporary failure resolving 'x'";
-    assert_eq!(attempts(150, silent).await, (2, "network"));
+    assert_eq!(attempts(150, SILENT).await, (2, "network"));
     // A mirror in the middle of its sync has answered all the time.
     let stale = "E: Failed to fetch http://x/Packages  File has unexpected size (1 != 2). Mirror \
                  sync in progress?";
     assert_eq!(attempts(150, stale).await, (4, "repository-stale"));
+}
+
+#[tokio::test]
+async fn a_line_is_given_up_for_what_it_took_itself_and_never_at_once() {
+    // One attempt that took too long says nothing about the next one.
+    assert_eq!(attempts(200, SILENT).await, (2, "network"));
+    // Another package manager had its time; the line has said nothing yet.
+    let locked = "E: Could not get lock /var/lib/apt/lists/lock.";
+    assert_eq!(
+        attempts_after(Some(locked), 100, SILENT).await,
+        (3, "network")
+    );
 }

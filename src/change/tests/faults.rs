@@ -1,0 +1,201 @@
+//! What is told when something fails, and what is given up when somebody asks to stop.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    apt::{Apt, Offered},
+    kit::{Bed, STATE, policy},
+};
+use crate::{
+    change::{Applier, Change, STOPPED},
+    config::desired::{PackageWish, Repository, RuntimeKind},
+    error::{Report, causes},
+    host::{
+        ExecError, Http, HttpError,
+        fake::{failed, ok},
+    },
+    model::secret::Secret,
+};
+
+fn install(name: &str) -> Change {
+    Change::InstallPackages {
+        packages: vec![PackageWish {
+            name: name.into(),
+            version: None,
+        }],
+        removing: vec![],
+    }
+}
+
+fn offering(name: &'static str) -> (Bed, Apt) {
+    let bed = Bed::new();
+    let apt = Apt::on(&bed);
+    apt.offer(name, Offered::new("1", &[]));
+    (bed, apt)
+}
+
+#[tokio::test]
+async fn a_proxys_password_is_in_no_words_of_apt() {
+    let bed = Bed::new();
+    let mut policy = policy();
+    policy.proxy = Some(Secret::new("http://joe:s3cret@proxy:3128"));
+    let applier = Applier::new(bed.host.clone(), policy, STATE.into());
+    bed.fakes.exec.on_result("apt-get", |cmd, _| {
+        let words = "E: http://joe:s3cret@proxy:3128 said nothing".to_owned();
+        if cmd.args.iter().any(|arg| arg == "-s") {
+            return Ok(crate::host::Output {
+                stdout: words.clone(),
+                ..failed(100, words)
+            });
+        }
+        Err(ExecError::Silent {
+            command: cmd.line(),
+            after: cmd.deadline,
+            tail: words,
+        })
+    });
+    bed.fakes.exec.on("apt-cache", |_, _| {
+        ok("a:\n  Installed: (none)\n  Candidate: 1\n  Version table:\n     1 500\n        500 http://x y Packages\n")
+    });
+    bed.fakes.files.put("/var/lib/dpkg/status", "");
+    for (change, told) in [
+        (Change::RefreshRepositories, "printed nothing"),
+        (install("a"), "simulate"),
+    ] {
+        let undo = applier.capture(&change).await.unwrap();
+        let error = applier.apply(&change, undo, &bed.heard).await.unwrap_err();
+        let words: Vec<String> = std::iter::once(error.to_string())
+            .chain(causes(&error))
+            .collect();
+        let words = words.join("\n");
+        assert!(
+            words.contains(told) && words.contains("said nothing"),
+            "{words}"
+        );
+        assert!(!words.contains("s3cret"), "{words}");
+    }
+}
+
+#[tokio::test]
+async fn what_keeps_from_looking_further_does_not_take_the_faults_place() {
+    let (bed, apt) = offering("a");
+    // The sources cannot be read to say which of them contradict each other.
+    bed.fakes.files.put_folder("/etc/apt/sources.list", 0o755);
+    let conflict = "E: Conflicting values set for option Signed-By regarding source https://x/ /";
+    *apt.faults.lock().unwrap() = vec![conflict];
+    let error = bed.apply(&Change::RefreshRepositories).await.unwrap_err();
+    assert_eq!(error.reason(), "repository-conflict");
+    let words = error.to_string();
+    assert!(
+        words.contains("Conflicting values") && words.contains("`/etc/apt/sources.list`"),
+        "{words}"
+    );
+    // The same where it is only asked.
+    bed.fakes
+        .exec
+        .on("apt-get", move |_, _| failed(100, conflict));
+    let error = bed.apply(&install("a")).await.unwrap_err();
+    assert_eq!(error.reason(), "repository-conflict");
+    assert!(error.to_string().contains("`/etc/apt/sources.list`"));
+}
+
+#[tokio::test]
+async fn newer_lists_that_do_not_come_are_a_fault_of_their_own() {
+    let (bed, apt) = offering("a");
+    // The last is said first.
+    *apt.faults.lock().unwrap() = vec![
+        "E: You don't have enough free space in /var/lib/apt/lists/.",
+        "E: Failed to fetch http://x/a.deb  404  Not Found",
+    ];
+    let error = bed.apply(&install("a")).await.unwrap_err();
+    assert_eq!(error.reason(), "no-disk-space");
+    assert!(bed.heard.text().contains("retry: download packages"));
+}
+
+#[tokio::test]
+async fn an_undo_that_only_waits_says_that_it_was_stopped() {
+    let (bed, apt) = offering("a");
+    apt.have("a", "1");
+    apt.write(&bed.fakes.files);
+    let removal = Change::RemovePackages {
+        packages: vec!["a".into()],
+    };
+    let undo = bed.apply(&removal).await.unwrap();
+    *apt.faults.lock().unwrap() = vec!["E: Could not get lock /var/lib/dpkg/lock-frontend."];
+    let stop = CancellationToken::new();
+    stop.cancel();
+    let applier = bed.restarted().stopped_by(stop);
+    let error = applier.revert(&undo, &bed.heard).await.unwrap_err();
+    assert_eq!(error.reason(), STOPPED);
+    bed.revert(&undo).await;
+    assert!(apt.installed.lock().unwrap().contains_key("a"));
+}
+
+#[tokio::test]
+async fn a_registry_is_not_tried_again_when_somebody_asks_to_stop() {
+    let bed = Bed::new();
+    bed.fakes
+        .exec
+        .on("docker", |cmd, _| match cmd.args[0].as_str() {
+            "image" => failed(1, "Error: No such image: x"),
+            _ => failed(1, "net/http: TLS handshake timeout"),
+        });
+    let stop = CancellationToken::new();
+    stop.cancel();
+    let applier = bed.restarted().stopped_by(stop);
+    let change = Change::PullImage {
+        runtime: RuntimeKind::Docker,
+        image: "x".into(),
+    };
+    let undo = applier.capture(&change).await.unwrap();
+    let error = applier.apply(&change, undo, &bed.heard).await.unwrap_err();
+    assert_eq!(error.reason(), STOPPED);
+    assert!(bed.fakes.clock.slept().is_empty());
+}
+
+/// A server that takes connections and says nothing.
+struct Hangs;
+
+#[async_trait]
+impl Http for Hangs {
+    async fn get(&self, _: &str, _: u64) -> Result<Vec<u8>, HttpError> {
+        std::future::pending().await
+    }
+
+    async fn download(&self, _: &str, _: &Utf8Path, _: &str) -> Result<(), HttpError> {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_does_not_come_is_not_waited_for_when_somebody_asks_to_stop() {
+    let bed = Bed::new();
+    let mut host = bed.host.clone();
+    host.http = Arc::new(Hangs);
+    let stop = CancellationToken::new();
+    let applier = Applier::new(host, policy(), STATE.into()).stopped_by(stop.clone());
+    let change = Change::AddRepository {
+        repository: Repository {
+            name: "toolkit".into(),
+            url: "https://example.org/deb/".into(),
+            suites: vec!["/".into()],
+            components: vec![],
+            architectures: vec!["amd64".into()],
+            key_url: Some("https://example.org/key".into()),
+            fingerprints: vec!["AA".repeat(20)],
+            keyring: None,
+            priority: None,
+        },
+    };
+    let undo = applier.capture(&change).await.unwrap();
+    let (ended, ()) = tokio::join!(applier.apply(&change, undo, &bed.heard), async {
+        stop.cancel();
+    });
+    assert_eq!(ended.unwrap_err().reason(), STOPPED);
+    // It refuses nothing: whoever rehearses has heard of the stop as well.
+    applier.rehearse(&change).await.unwrap();
+}
