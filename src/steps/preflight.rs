@@ -10,9 +10,9 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, Manager},
+    config::desired::{Desired, Manager, PackageWish, Pin},
     facts::Facts,
-    host::files::Room,
+    host::{FilesError, ReadFiles, files::Room},
     model::{id::StepId, pattern, text::bytes},
     step::{Assessment, Cx, Step, StepError},
     tools::dpkg_status,
@@ -59,12 +59,22 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
     );
     let want = &cx.desired.preflight;
     let short = root.free < want.min_free_root_bytes || boot.free < want.min_free_boot_bytes;
+    let (to_come, here) = if short {
+        let installed = look::packages(cx).await?;
+        let wished = wished(&installed, cx.desired, cx.facts);
+        (
+            !compare(&wished, &installed).all_met(),
+            here(files, &wished, cx.desired)?,
+        )
+    } else {
+        (true, 0)
+    };
     Ok(PreflightState {
         root,
         boot,
         etc: files.room(Utf8Path::new(ETC))?,
-        to_come: !short || to_come(&look::packages(cx).await?, cx.desired, cx.facts),
-        here: if short { here(cx)? } else { 0 },
+        to_come,
+        here,
         now: cx.host.now().as_second(),
         last_package_run: files
             .stat(Utf8Path::new(LAST_PACKAGE_RUN))?
@@ -74,37 +84,59 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
 }
 
 /// Bytes of wanted packages that are unpacked, and of their archives.
-fn here(cx: &Cx<'_>) -> Result<u64, StepError> {
-    if !audits(cx.desired.packages.manager) {
+fn here(
+    files: &dyn ReadFiles,
+    wished: &[PackageWish],
+    desired: &Desired,
+) -> Result<u64, FilesError> {
+    if !audits(desired.packages.manager) {
         return Ok(0);
     }
-    let files = cx.host.files();
-    let wanted = |name: &str| {
-        let patterns = &cx.desired.hold.patterns;
-        patterns.iter().any(|one| pattern::matches(one, name))
-    };
-    let text = files.read_text(dpkg_status::PATH.into())?;
-    let unpacked: u64 = dpkg_status::parse(&text.unwrap_or_default())
+    let mut unpacked = dpkg_status::read(files)?.unwrap_or_default();
+    unpacked.retain(dpkg_status::Package::is_unpacked);
+    let mut bytes: u64 = unpacked
         .iter()
-        .filter(|package| package.is_unpacked() && wanted(&package.name))
+        .filter(|package| wanted(&package.name, &package.version, wished, &desired.pins))
         .map(|package| package.installed_bytes)
         .sum();
-    let mut archives = 0;
-    for name in files.list(ARCHIVES.into())? {
-        // `NAME_VERSION_ARCHITECTURE.deb`.
-        let package = name.split('_').next().unwrap_or_default();
-        if name.ends_with(".deb")
-            && wanted(package)
-            && let Some(stat) = files.stat(&Utf8Path::new(ARCHIVES).join(&name))?
+    for file in files.list(ARCHIVES.into())? {
+        let Some((name, version)) = archived(&file) else {
+            continue;
+        };
+        // A wish without a version is met by the one that is there: another one is an old one.
+        let outlived =
+            (unpacked.iter()).any(|package| package.name == name && package.version != version);
+        if wanted(name, &version, wished, &desired.pins)
+            && !outlived
+            && let Some(stat) = files.stat(&Utf8Path::new(ARCHIVES).join(&file))?
         {
-            archives += stat.size;
+            bytes += stat.size;
         }
     }
-    Ok(unpacked + archives)
+    Ok(bytes)
 }
 
-/// Whether packages that are wanted are not there yet.
-fn to_come(installed: &Packages, desired: &Desired, facts: &Facts) -> bool {
+/// Whether this version of a package is wished for, or belongs to what is: a pin names all that
+/// must have the driver's version.
+fn wanted(name: &str, version: &str, wished: &[PackageWish], pins: &[Pin]) -> bool {
+    let fits = |wanted: &str| pattern::matches(wanted, version);
+    wished
+        .iter()
+        .any(|wish| wish.name == name && wish.version.as_deref().is_none_or(fits))
+        || pins.iter().any(|pin| {
+            fits(&pin.version) && pin.packages.iter().any(|one| pattern::matches(one, name))
+        })
+}
+
+/// Package and version of an archive, `NAME_VERSION_ARCHITECTURE.deb`; apt writes `%3a` for the
+/// colon after an epoch.
+fn archived(file: &str) -> Option<(&str, String)> {
+    let mut parts = file.strip_suffix(".deb")?.split('_');
+    Some((parts.next()?, parts.next()?.replace("%3a", ":")))
+}
+
+/// All packages that are wanted on this machine.
+fn wished(installed: &Packages, desired: &Desired, facts: &Facts) -> Vec<PackageWish> {
     let driver = (desired.driver.as_ref()).filter(|_| !look::adopts(desired, facts));
     let headers = driver.is_some_and(|driver| driver.dkms.is_some());
     let elsewhere = |names: &[String]| names.iter().any(|name| installed.contains_key(name));
@@ -120,7 +152,9 @@ fn to_come(installed: &Packages, desired: &Desired, facts: &Facts) -> bool {
                 .map(|wish| &wish.packages),
         )
         .chain(desired.toolkit.iter().map(|wish| &wish.packages))
-        .any(|wishes| !compare(wishes, installed).all_met())
+        .flatten()
+        .cloned()
+        .collect()
 }
 
 /// Something that stands in the way, with what helps.
@@ -252,14 +286,14 @@ pub(super) fn audits(manager: Manager) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Packages, PreflightState, bytes, decide, to_come};
+    use super::{ARCHIVES, Packages, PreflightState, bytes, compare, decide, here, wished};
     use crate::{
         change::Change,
-        host::files::Room,
+        host::{fake::FakeFiles, files::Room},
         step::Assessment,
         steps::{
             fixtures::{desired, facts},
-            wishes::Package,
+            wishes::{Package, fixtures::wishes},
         },
     };
 
@@ -329,7 +363,10 @@ mod tests {
         ));
 
         let want = desired();
-        assert!(to_come(&Packages::new(), &want, &facts()));
+        let to_come = |installed: &Packages| {
+            !compare(&wished(installed, &want, &facts()), installed).all_met()
+        };
+        assert!(to_come(&Packages::new()));
         let driver = want.driver.iter().map(|wish| &wish.packages);
         let complete: Packages = driver
             .chain([&want.headers])
@@ -347,7 +384,7 @@ mod tests {
                 (wish.name.clone(), package)
             })
             .collect();
-        assert!(!to_come(&complete, &want, &facts()));
+        assert!(!to_come(&complete));
     }
 
     #[test]
@@ -368,6 +405,58 @@ mod tests {
         late.here = 2 * most;
         late.root = room(most / 100);
         blocked(&late);
+    }
+
+    #[test]
+    fn only_what_is_wanted_has_come() {
+        let files = FakeFiles::new();
+        let package = |name: &str, version: &str, kib: u32| {
+            format!(
+                "Package: {name}\nStatus: install ok installed\nArchitecture: amd64\n\
+                 Version: {version}\nInstalled-Size: {kib}\n\n"
+            )
+        };
+        // The driver with what belongs to it, and Docker.
+        let ours = [
+            package("nvidia-smi", "535.2-1", 1),
+            package("libnvidia-ml1", "535.2-1", 2),
+            package("docker.io", "20.10", 4),
+        ];
+        // An older driver, kernels, another runtime, and what is not UTF-8.
+        let others = [
+            package("libnvidia-cfg1", "525.1-1", 1000),
+            package("linux-image-6.1.0-44-amd64", "6.1", 1000),
+            package("linux-headers-6.1.0-43-amd64", "6.1", 1000),
+            package("containerd.io", "1.7", 1000),
+        ];
+        let mut status = (ours.concat() + &others.concat()).into_bytes();
+        status.extend(b"Package: x\nMaintainer: J\xf6rg\n");
+        files.put("/var/lib/dpkg/status", status);
+        // dpkg was ended before it merged this.
+        files.put(
+            "/var/lib/dpkg/updates/0001",
+            package("nvidia-kernel-dkms", "535.2-1", 8),
+        );
+        for (archive, size) in [
+            ("nvidia-smi_535.2-1_amd64.deb", 100),
+            ("libcuda1_535.2-1_amd64.deb", 200),
+            ("nvidia-container-toolkit_1%3a1.20.1-1_amd64.deb", 9000),
+            ("nvidia-smi_525.1-1_amd64.deb", 9000),
+            ("docker.io_20.10_amd64.deb", 400),
+            ("docker.io_20.5_amd64.deb", 9000),
+            ("partial", 9000),
+        ] {
+            files.put(&format!("{ARCHIVES}/{archive}"), "x".repeat(size));
+        }
+        let mut want = desired();
+        want.pins[0].packages.push("lib*".into());
+        let wished = wished(&Packages::new(), &want, &facts());
+        let come = here(&files, &wished, &want).expect("files");
+        assert_eq!(come, (1 + 2 + 4 + 8) * 1024 + 100 + 200 + 400);
+        // With an epoch it is the one that is wished for.
+        want.pins[0].version = "none".into();
+        let wished = wishes(&["nvidia-container-toolkit=1:1.20.*"]);
+        assert_eq!(here(&files, &wished, &want).expect("files"), 9000);
     }
 
     #[test]
