@@ -281,6 +281,7 @@ pub(super) async fn effective(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Effectiv
     Ok(match kind {
         RuntimeKind::Docker => match docker::parse_info(&output.stdout) {
             Ok(info) if output.ok() && info.server_errors.is_empty() => Effective::Known {
+                lenient: info.is_lenient(),
                 runtimes: info.runtimes.into_keys().collect(),
                 default: info.default_runtime,
                 migrated: false,
@@ -295,6 +296,7 @@ pub(super) async fn effective(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Effectiv
                 runtimes: config.runtimes,
                 default: config.default_runtime,
                 migrated: config.version > containerd_file_version(cx)?,
+                lenient: false,
             },
             _ => Effective::Silent(words()),
         },

@@ -40,30 +40,47 @@ pub(super) enum Effective {
         default: Option<String>,
         /// containerd: it shows its configuration in a newer format than its file is in.
         migrated: bool,
+        /// Docker: it reads a configuration that `nvidia-ctk` does not.
+        lenient: bool,
     },
 }
-
-/// Says why a daemon cannot start with a configuration.
-type Check = fn(&str) -> Result<(), String>;
 
 /// What was read.
 #[derive(Debug, Clone)]
 struct RuntimeState {
     effective: Effective,
-    /// A configuration file that its daemon cannot start with, and why.
-    broken: Option<(&'static str, String)>,
+    /// A configuration file that cannot be read.
+    broken: Option<Broken>,
+}
+
+#[derive(Debug, Clone)]
+struct Broken {
+    path: &'static str,
+    why: String,
+    /// Whether newer daemons read it all the same.
+    forgiven: bool,
 }
 
 async fn detect(cx: &Cx<'_>, kind: RuntimeKind) -> Result<RuntimeState, StepError> {
     // The first is the one that a person writes.
-    let (path, check): (_, Check) = match kind {
-        RuntimeKind::Docker => (DOCKER_FILES[0], docker::check_config),
-        RuntimeKind::Containerd => (CONTAINERD_FILES[0], containerd::check_config),
+    let path = match kind {
+        RuntimeKind::Docker => DOCKER_FILES[0],
+        RuntimeKind::Containerd => CONTAINERD_FILES[0],
     };
-    let broken = match cx.host.files().read_text(Utf8Path::new(path))? {
-        Some(text) => check(&text).err().map(|why| (path, why)),
-        None => None,
+    let flaw = match (cx.host.files().read_text(Utf8Path::new(path))?, kind) {
+        (None, _) => None,
+        (Some(text), RuntimeKind::Docker) => docker::check_config(&text)
+            .err()
+            .map(|flaw| (flaw.why, flaw.forgiven)),
+        (Some(text), RuntimeKind::Containerd) => {
+            (containerd::check_config(&text).err()).map(|why| (why, false))
+        }
     };
+    let broken = flaw.map(|(why, forgiven)| Broken {
+        path,
+        why,
+        forgiven,
+    });
     Ok(RuntimeState {
         effective: look::effective(cx, kind).await?,
         broken,
@@ -80,17 +97,13 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
         RuntimeKind::Docker => ("docker", &DOCKER_FILES),
         RuntimeKind::Containerd => ("containerd", &CONTAINERD_FILES),
     };
-    // A daemon that runs read it before it was broken, and does not start again.
-    if let Some((path, why)) = &state.broken {
-        return Assessment::Blocked {
-            why: format!("`{path}` cannot be read by {name}: {why}"),
-            hint: format!(
-                "correct `{path}`, or move it away; {name} does not start with it, and what \
-                 somebody wrote there is not overwritten"
-            ),
-        };
-    }
     let effective = &state.effective;
+    // A daemon that runs read it before it was broken, and does not start again.
+    if let Some(broken) = &state.broken
+        && (!broken.forgiven || matches!(effective, Effective::Known { lenient: false, .. }))
+    {
+        return refuse(broken, name, &format!("{name} does not start with it"));
+    }
     let why = match effective {
         Effective::Absent => format!("{name} is not installed yet"),
         Effective::Silent(words) => format!("{name} does not answer: {words}"),
@@ -120,6 +133,9 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
             }
         }
     };
+    if let Some(broken) = &state.broken {
+        return refuse(broken, "nvidia-ctk", "the runtime cannot be added to it");
+    }
     let mut command = vec![
         "nvidia-ctk".to_owned(),
         "runtime".to_owned(),
@@ -149,6 +165,17 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
                 unit: wish.unit.clone(),
             },
         ],
+    }
+}
+
+fn refuse(broken: &Broken, reader: &str, consequence: &str) -> Assessment {
+    let Broken { path, why, .. } = broken;
+    Assessment::Blocked {
+        why: format!("`{path}` cannot be read by {reader}: {why}"),
+        hint: format!(
+            "correct `{path}`, or move it away; {consequence}, and what somebody wrote there is \
+             not overwritten"
+        ),
     }
 }
 
@@ -191,7 +218,7 @@ impl Step for RuntimeConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::{Effective, RuntimeState, decide, wish};
+    use super::{Broken, Effective, RuntimeState, decide, wish};
     use crate::{
         change::Change, config::desired::RuntimeKind, step::Assessment, steps::fixtures::desired,
     };
@@ -201,6 +228,7 @@ mod tests {
             runtimes: runtimes.iter().map(ToString::to_string).collect(),
             default: Some(default.to_owned()),
             migrated: false,
+            lenient: false,
         })
     }
 
@@ -260,15 +288,59 @@ mod tests {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         let mut state = known(&["nvidia", "runc"], "runc");
-        state.broken = Some((
-            "/etc/docker/daemon.json",
-            "expected value at line 3 column 7".into(),
-        ));
+        state.broken = Some(Broken {
+            path: "/etc/docker/daemon.json",
+            why: "expected value at line 3 column 7".into(),
+            forgiven: false,
+        });
         let Assessment::Blocked { why, hint } = decide(&state, &docker, &want) else {
             panic!("must be blocked");
         };
         assert!(why.contains("/etc/docker/daemon.json") && why.contains("line 3 column 7"));
         assert!(hint.contains("correct `/etc/docker/daemon.json`"), "{hint}");
+    }
+
+    #[test]
+    fn what_docker_forgives_blocks_only_what_must_be_written() {
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let flawed = |runtimes: &[&str], newer: bool| {
+            let mut state = known(runtimes, "runc");
+            if let Effective::Known { lenient, .. } = &mut state.effective {
+                *lenient = newer;
+            }
+            state.broken = Some(Broken {
+                path: "/etc/docker/daemon.json",
+                why: "it is empty".into(),
+                forgiven: true,
+            });
+            decide(&state, &docker, &want)
+        };
+        let blocked_by = |assessment, reader: &str| match assessment {
+            Assessment::Blocked { why, hint } => {
+                assert!(
+                    why.contains(&format!("read by {reader}: it is empty")),
+                    "{why}"
+                );
+                hint
+            }
+            other => panic!("must be blocked: {other:?}"),
+        };
+        assert!(matches!(
+            flawed(&["nvidia", "runc"], true),
+            Assessment::Satisfied { .. }
+        ));
+        let hint = blocked_by(flawed(&["runc"], true), "nvidia-ctk");
+        assert!(!hint.contains("does not start"), "{hint}");
+        let hint = blocked_by(flawed(&["nvidia", "runc"], false), "docker");
+        assert!(hint.contains("docker does not start with it"), "{hint}");
+        let mut state = intact(Effective::Absent);
+        state.broken = Some(Broken {
+            path: "/etc/docker/daemon.json",
+            why: "it is empty".into(),
+            forgiven: true,
+        });
+        blocked_by(decide(&state, &docker, &want), "nvidia-ctk");
     }
 
     #[test]
@@ -282,6 +354,7 @@ mod tests {
                 runtimes: vec!["runc".into()],
                 default: Some("runc".into()),
                 migrated,
+                lenient: false,
             });
             let Assessment::Needs { changes, .. } = decide(&state, &containerd, &want) else {
                 panic!("must be registered");

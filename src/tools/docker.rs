@@ -57,14 +57,59 @@ pub fn parse_info(text: &str) -> Result<Info, String> {
     serde_json::from_str(text.trim()).map_err(|error| error.to_string())
 }
 
+/// What is wrong with a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flaw {
+    /// Where and why it cannot be read.
+    pub why: String,
+    /// Docker from [`LENIENT`] on reads it all the same; `nvidia-ctk` does not.
+    pub forgiven: bool,
+}
+
+/// The first Docker that takes an empty file for none and passes over a byte order mark
+/// (moby/moby, `daemon/config/config.go` of 20.10.24 and 23.0.0). `nvidia-ctk` decodes the bytes as
+/// they are (NVIDIA/nvidia-container-toolkit, `pkg/config/engine/docker/option.go`).
+pub const LENIENT: u32 = 23;
+
+/// What a UTF-8 file begins with where an editor of Windows wrote it.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// Looks whether the daemon's configuration file, `daemon.json`, can be read.
 ///
 /// # Errors
 /// Where and why it is no JSON object.
-pub fn check_config(text: &str) -> Result<(), String> {
-    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text)
-        .map(drop)
-        .map_err(|error| error.to_string())
+pub fn check_config(text: &str) -> Result<(), Flaw> {
+    let unmarked = text.strip_prefix(BYTE_ORDER_MARK);
+    let forgiven = |why: &str| Flaw {
+        why: why.to_owned(),
+        forgiven: true,
+    };
+    let rest = unmarked.unwrap_or(text);
+    if rest.trim().is_empty() {
+        return Err(forgiven("it is empty"));
+    }
+    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(rest).map_err(|error| {
+        Flaw {
+            why: error.to_string(),
+            forgiven: false,
+        }
+    })?;
+    match unmarked {
+        Some(_) => Err(forgiven("it begins with a byte order mark")),
+        None => Ok(()),
+    }
+}
+
+impl Info {
+    /// Whether the daemon forgives a [`Flaw`] that can be forgiven.
+    #[must_use]
+    pub fn is_lenient(&self) -> bool {
+        let major = self.server_version.as_deref().and_then(|version| {
+            let digits = version.split('.').next()?;
+            digits.parse::<u32>().ok()
+        });
+        major.is_some_and(|major| major >= LENIENT)
+    }
 }
 
 #[cfg(test)]
@@ -74,13 +119,31 @@ mod tests {
     #[test]
     fn a_broken_configuration_is_told_with_its_place() {
         assert_eq!(check_config("{\"log-driver\": \"local\"}\n"), Ok(()));
-        for (text, place) in [
-            ("{\n  \"mtu\": 1400,\n}\n", "line 3 column 1"),
-            ("", "line 1 column 0"),
-            ("[]", "line 1 column 0"),
+        for (text, place, forgiven) in [
+            ("{\n  \"mtu\": 1400,\n}\n", "line 3 column 1", false),
+            ("[]", "line 1 column 0", false),
+            ("\u{feff}[]", "line 1 column 0", false),
+            ("", "empty", true),
+            (" \n", "empty", true),
+            ("\u{feff}", "empty", true),
+            ("\u{feff}{\"mtu\": 1400}", "byte order mark", true),
         ] {
-            let why = check_config(text).expect_err("broken");
-            assert!(why.contains(place), "{why}");
+            let flaw = check_config(text).expect_err("broken");
+            assert!(flaw.why.contains(place), "{flaw:?}");
+            assert_eq!(flaw.forgiven, forgiven, "{text}");
+        }
+    }
+
+    #[test]
+    fn newer_daemons_forgive() {
+        for (version, lenient) in [
+            ("\"20.10.24+dfsg1\"", false),
+            ("\"23.0.0\"", true),
+            ("\"28.5.2\"", true),
+            ("null", false),
+        ] {
+            let text = format!(r#"{{"ServerVersion":{version}}}"#);
+            assert_eq!(parse_info(&text).expect("an answer").is_lenient(), lenient);
         }
     }
 

@@ -29,7 +29,6 @@ const LIBRARY_FOLDERS: [&str; 2] = [
 fn daemon_json(files: &FakeFiles) -> Result<Map<String, Value>, String> {
     match text(files, DAEMON) {
         None => Ok(Map::new()),
-        Some(content) if content.trim().is_empty() => Ok(Map::new()),
         Some(content) => serde_json::from_str(&content).map_err(|error| {
             format!("unable to configure the Docker daemon with file {DAEMON}: {error}")
         }),
