@@ -186,7 +186,7 @@ fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Ve
         {
             kernel.series() == row.kernel.series()
         } else {
-            kernel.as_str().starts_with(named)
+            kernel.as_str().starts_with(named) || row.or_later && counts_on(named, kernel.as_str())
         };
         let within = row
             .first_driver
@@ -199,8 +199,60 @@ fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Ve
                 Some(Modules::Proprietary) => offer.flavour == Flavour::Proprietary,
             };
         if meant && within {
-            let text = format!("reported of {version} on Linux {kernel}: {}", row.report);
+            let later = if row.or_later {
+                format!(" (of {} and later)", named.trim_end_matches('-'))
+            } else {
+                String::new()
+            };
+            let text = format!(
+                "reported of {version} on Linux {kernel}{later}: {}",
+                row.report
+            );
             said.push(say(Rule::Kernel, Judgement::Against, text, &row.sources));
+        }
+    }
+}
+
+/// Whether a release is a later one of the vendor's count: `6.1.0-57-amd64` after `6.1.0-56-`. Its
+/// number has as many digits: other vendors count elsewhere, as Ubuntu from 1000 on.
+fn counts_on(named: &str, release: &str) -> bool {
+    let (count, end) = last_number(named);
+    let Some(rest) = release.strip_prefix(&named[..count.start]) else {
+        return false;
+    };
+    let first = &named[count];
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    // Of as many digits the later text is the higher number.
+    !first.is_empty()
+        && digits == first.len()
+        && &rest[..digits] >= first
+        && rest[digits..].starts_with(end)
+}
+
+/// Where the last number of a text is, and what comes behind it.
+fn last_number(text: &str) -> (std::ops::Range<usize>, &str) {
+    let digit = |c: char| c.is_ascii_digit();
+    let before_end = text.trim_end_matches(|c| !digit(c));
+    let start = before_end.trim_end_matches(digit).len();
+    (start..before_end.len(), &text[before_end.len()..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counts_on;
+
+    #[test]
+    fn a_vendors_later_releases_count_on() {
+        for (named, release, later) in [
+            ("6.1.0-56-", "6.1.0-56-amd64", true),
+            ("6.1.0-56-", "6.1.0-57-cloud-amd64", true),
+            ("6.1.0-56-", "6.1.0-55-amd64", false),
+            ("6.1.0-56-", "6.1.0-1036-oem", false),
+            ("6.1.0-56-", "6.1.0-57", false),
+            ("6.1.0-56-", "6.12.0-57-amd64", false),
+            ("none", "none", false),
+        ] {
+            assert_eq!(counts_on(named, release), later, "{named} {release}");
         }
     }
 }

@@ -514,6 +514,9 @@ row! {
     KernelReport {
         /// A mainline series, or the beginning of a release.
         kernel: KernelVersion,
+        /// The vendor's later releases, too: those whose name counts on from its last number.
+        #[serde(default)]
+        or_later: bool,
         /// From this version on.
         first_driver: Option<DriverVersion>,
         /// Up to this version.

@@ -382,6 +382,26 @@ fn kernels_per_branch() {
         let pick = picked(&asked);
         assert_eq!(pick.doubtful, doubtful, "{pick:?}");
     }
+    // It holds for the kernels that come after it, up to the version that has the fix.
+    for (kernel, version, doubtful) in [
+        ("6.1.0-55-amd64", "535.261.03", false),
+        ("6.1.0-57-cloud-amd64", "535.261.03", true),
+        ("6.1.0-56-amd64", "580.119.02", true),
+        ("6.1.0-56-amd64", "580.94.13", true),
+        ("6.1.0-56-amd64", "580.94.16", false),
+        ("6.1.0-56-amd64", "580.126.09", false),
+        ("6.1.0-56-amd64", "590.44.01", true),
+        ("6.1.0-56-amd64", "590.48.01", false),
+    ] {
+        let mut asked = wish(kernel, version);
+        asked.flavour = Some(Flavour::Open);
+        let told = picked(&asked).warnings.join("\n");
+        assert_eq!(
+            told.contains("one more argument"),
+            doubtful,
+            "{kernel} {version}: {told}"
+        );
+    }
 }
 
 #[test]
