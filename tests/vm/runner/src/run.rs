@@ -152,6 +152,7 @@ impl Running<'_> {
             self.step(step)
                 .with_context(|| format!("step `{}`", step.title))?;
         }
+        self.server.did_its_worst()?;
         for script in &self.case.after {
             self.holds(script)?;
         }

@@ -2,6 +2,7 @@
 //! behave in another way.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::machine::Machine;
 use crate::out;
 use crate::repo::{PORT, Repositories};
-use crate::serve::{Fault, READY, Serving};
+use crate::serve::{FAULT, Fault, READY, Serving};
 
 /// Where the proxy listens, in the machine's network.
 pub const PROXY: &str = "127.0.0.1:3128";
@@ -25,6 +26,8 @@ pub struct Server {
     /// How often it was started: each time has a log of its own.
     starts: usize,
     running: Option<Child>,
+    /// The log and how often it must tell of a fault, where there is one.
+    awaited: Option<(PathBuf, u32)>,
 }
 
 impl Server {
@@ -40,6 +43,7 @@ impl Server {
             repositories: repositories.clone(),
             starts: 0,
             running: None,
+            awaited: None,
         };
         server.behave(machine, &Serving::default())?;
         Ok(server)
@@ -47,6 +51,7 @@ impl Server {
 
     /// Serves in this way from now on. Connections of before are cut.
     pub fn behave(&mut self, machine: &Machine, serving: &Serving) -> Result<()> {
+        self.did_its_worst()?;
         if let Some(mut child) = self.running.take() {
             child.kill().context("cannot end the server")?;
             child.wait().context("cannot wait for the server's end")?;
@@ -56,6 +61,9 @@ impl Server {
         }
         self.starts += 1;
         let log = machine.log(&format!("server-{}.log", self.starts));
+        if serving.fault.is_some() {
+            self.awaited = Some((log.clone(), serving.times.unwrap_or(1)));
+        }
         let argv = self.argv(machine, serving)?;
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let mut child = match serving.proxy {
@@ -75,6 +83,17 @@ impl Server {
             thread::sleep(Duration::from_millis(10));
         }
         bail!("the server does not listen")
+    }
+
+    /// Fails where a fault met nobody, or not as often as it should: what a case saw then says
+    /// nothing of it.
+    pub fn did_its_worst(&mut self) -> Result<()> {
+        let Some((log, times)) = self.awaited.take() else {
+            return Ok(());
+        };
+        let text =
+            fs::read_to_string(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        met(&text, times)
     }
 
     fn argv(&self, machine: &Machine, serving: &Serving) -> Result<Vec<String>> {
@@ -114,5 +133,26 @@ impl Server {
             argv.extend(["--host".into(), format!("{}:{PORT}", place.host)]);
         }
         Ok(argv)
+    }
+}
+
+fn met(log: &str, times: u32) -> Result<()> {
+    let seen = log.lines().filter(|line| line.starts_with(FAULT)).count();
+    if seen < times as usize {
+        bail!("the server's fault happened {seen} times, not {times}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_met_nobody_is_an_error() {
+        let log = format!("{READY} x\n{FAULT} Cut\n200 GET /a.deb\n");
+        met(&log, 1).unwrap();
+        assert!(met(&log, 2).is_err());
+        assert!(met("200 GET /a.deb\n", 1).is_err());
     }
 }

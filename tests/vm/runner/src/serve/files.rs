@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 
 use super::fault::{Count, Fault, Serving};
 use super::request::Request;
-use super::{Next, empty};
-use crate::repo;
+use super::{FAULT, Next, empty};
+use crate::{out, repo};
 
 /// What is served.
 #[derive(Debug)]
@@ -47,6 +47,9 @@ impl Site {
         }
         let fault = self.fault_at(target);
         let Some(path) = self.locate(target, fault) else {
+            if fault == Some(Fault::Missing) {
+                happened(Fault::Missing);
+            }
             return Ok((empty(writer, 404, "Not Found")?, Next::Keep));
         };
         let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
@@ -110,11 +113,14 @@ impl Site {
             Some(Fault::HalfSynced) => Some(repo::HALF_SYNCED),
             _ => None,
         };
-        overlay
+        let is_file = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file());
+        let shown = overlay
             .map(|kind| self.faults.join(kind).join(&path))
-            .into_iter()
-            .chain([self.root.join(&path)])
-            .find(|path| fs::metadata(path).is_ok_and(|meta| meta.is_file()))
+            .filter(is_file);
+        if let (Some(fault), Some(_)) = (fault, &shown) {
+            happened(fault);
+        }
+        shown.or_else(|| Some(self.root.join(&path)).filter(is_file))
     }
 
     fn send(&self, writer: &mut impl Write, mut body: Body, fault: Option<Fault>) -> Result<Next> {
@@ -122,12 +128,14 @@ impl Site {
         let rest = body.size - body.start;
         match fault {
             Some(Fault::Cut) if self.cuts.again(self.serving.times) => {
+                happened(Fault::Cut);
                 // Resuming never gets beyond the middle.
                 let count = (body.size / 2).saturating_sub(body.start);
                 std::io::copy(&mut body.file.take(count), writer)?;
                 return Ok(Next::Close);
             }
             Some(Fault::Tampered) => {
+                happened(Fault::Tampered);
                 let mut bytes = Vec::new();
                 body.file.take(rest).read_to_end(&mut bytes)?;
                 let middle = (body.size / 2).checked_sub(body.start);
@@ -140,6 +148,7 @@ impl Site {
                 writer.write_all(&bytes)?;
             }
             Some(Fault::Slow) => {
+                happened(Fault::Slow);
                 let rate = self.serving.bytes_per_second.unwrap_or(u32::MAX);
                 trickle(writer, &mut body.file.take(rest), rate)?;
             }
@@ -149,6 +158,10 @@ impl Site {
         }
         Ok(Next::Keep)
     }
+}
+
+fn happened(fault: Fault) {
+    out::say(format!("{FAULT} {fault:?}"));
 }
 
 /// Sends at a rate, in steps that a client does not take for a stop.

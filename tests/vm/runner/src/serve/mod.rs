@@ -26,6 +26,9 @@ use request::{Request, read_request};
 /// What the log says once connections are accepted.
 pub const READY: &str = "listening on";
 
+/// What the log says each time that the fault met somebody.
+pub const FAULT: &str = "the fault happened:";
+
 /// Where a server listens.
 #[derive(Clone, Debug)]
 pub struct Door {
