@@ -211,9 +211,15 @@ impl Applier {
     pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
         // Whoever was cut off in the middle of a transaction left timers paused.
         self.resume_paused().await?;
-        if self.has_begun(undo)? {
-            // A package manager may outlive the process that started it.
-            self.wait_for_locks(sink).await?;
+        if let Undo::Packages {
+            before,
+            traces: None,
+        } = undo
+        {
+            return Ok(Undo::Packages {
+                before: before.clone(),
+                traces: Some(Box::new(self.traces_once_over(before, sink).await?)),
+            });
         }
         self.refine(undo.clone())
     }

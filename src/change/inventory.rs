@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{
-    Applier, ChangeError, Undo,
-    traces::{Inventory, Traces},
-};
+use super::{Applier, ChangeError, traces::Inventory};
 use crate::{
     host::{Kind, digest::sha256},
     tools::{
@@ -38,86 +35,6 @@ impl Applier {
             .read(path.into())?
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
             .unwrap_or_default())
-    }
-
-    /// The undo of a transaction that has not begun. Nothing is taken down yet: while another
-    /// package manager works, what it brings would count as ours.
-    pub(super) fn capture_packages(&self) -> Result<Undo, ChangeError> {
-        let now = self.host.clock.now().strftime("%Y%m%dT%H%M%S.%9f");
-        // A clock that stands still, or was set back, must not make two transactions one.
-        for n in 1_u32.. {
-            let name = format!("{now}-{n}");
-            if self.host.files.stat(&self.inventory_path(&name))?.is_none() {
-                return Ok(Undo::Packages {
-                    before: name,
-                    traces: None,
-                });
-            }
-        }
-        Err(unreadable("name the transaction", "all names are taken"))
-    }
-
-    fn inventory_path(&self, name: &str) -> Utf8PathBuf {
-        self.state.join("transactions").join(format!("{name}.json"))
-    }
-
-    /// Takes the inventory of before. From here on the transaction has begun, and nobody else's
-    /// work is in between.
-    pub(super) fn begin(&self, undo: &Undo) -> Result<(), ChangeError> {
-        let Undo::Packages { before, .. } = undo else {
-            return Err(unreadable(
-                "begin a package transaction",
-                "its undo is of another kind",
-            ));
-        };
-        let text = serde_json::to_vec(&self.inventory()?)
-            .map_err(|error| unreadable("write the inventory down", error))?;
-        self.host
-            .files
-            .write(&self.inventory_path(before), &text, 0o600)?;
-        Ok(())
-    }
-
-    /// Whether a transaction of which the end is not known has begun.
-    pub(super) fn has_begun(&self, undo: &Undo) -> Result<bool, ChangeError> {
-        match undo {
-            Undo::Packages {
-                before,
-                traces: None,
-            } => Ok(self
-                .host
-                .files
-                .stat(&self.inventory_path(before))?
-                .is_some()),
-            _ => Ok(false),
-        }
-    }
-
-    /// The undo of [`Applier::capture_packages`], now that the transaction ended.
-    pub(super) fn refine_packages(&self, undo: Undo) -> Result<Undo, ChangeError> {
-        match undo {
-            Undo::Packages {
-                before,
-                traces: None,
-            } => {
-                let traces = self.traces_since(&before)?;
-                Ok(Undo::Packages {
-                    before,
-                    traces: Some(Box::new(traces)),
-                })
-            }
-            other => Ok(other),
-        }
-    }
-
-    /// What happened since a transaction began; nothing if it never did.
-    pub(super) fn traces_since(&self, before: &str) -> Result<Traces, ChangeError> {
-        let Some(stored) = self.host.files.read(&self.inventory_path(before))? else {
-            return Ok(Traces::default());
-        };
-        let inventory: Inventory = serde_json::from_slice(&stored)
-            .map_err(|error| unreadable("read the inventory of before", error))?;
-        Ok(inventory.traces(&self.inventory()?))
     }
 
     /// What is there now.
@@ -188,7 +105,8 @@ impl Applier {
     }
 }
 
-fn unreadable(what: &str, why: impl std::fmt::Display) -> ChangeError {
+/// An error of what is read or written here.
+pub(super) fn unreadable(what: &str, why: impl std::fmt::Display) -> ChangeError {
     ChangeError::Unreadable {
         what: what.to_owned(),
         why: why.to_string(),

@@ -7,6 +7,7 @@
 mod applier;
 mod apt_run;
 mod backup;
+mod bracket;
 mod describe;
 mod error;
 mod file;

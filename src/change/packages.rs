@@ -129,17 +129,17 @@ impl Applier {
         let actions = self.simulate(&["install"], &specs).await?;
         self.agree(&actions, wishes, removing)?;
         let apt = self.apt()?;
-        self.begin(undo)?;
         let arrivals = actions
             .iter()
             .filter(|action| matches!(action, Action::Install { .. }))
             .count();
         self.apt_once("download packages", &apt.download(&specs), arrivals, sink)
             .await?;
-        self.apt_once(
+        self.attempt(
+            undo,
             "install packages",
             &apt.install(&specs, removals(&actions)),
-            stages(&actions),
+            &actions,
             sink,
         )
         .await
@@ -188,17 +188,16 @@ impl Applier {
             if present.is_empty() {
                 return Ok(());
             }
-            let actions = self.agree_to_removal(&present, &[]).await?;
-            self.begin(undo)?;
+            let mut actions = self.agree_to_removal(&present, &[]).await?;
             let purge = self.apt()?.purge(&present);
-            self.take_away(
-                "remove packages",
-                &purge,
-                (&present, &[]),
-                stages(&actions),
-                sink,
-            )
-            .await?;
+            let mut attempts = Attempts::new();
+            while let Err(error) = self
+                .attempt(undo, "remove packages", &purge, &actions, sink)
+                .await
+            {
+                self.pass_and_refresh(&mut attempts, error, sink).await?;
+                actions = self.agree_to_removal(&present, &[]).await?;
+            }
             match self.present(packages)?.first() {
                 None => Ok(()),
                 Some(left) => Err(ChangeError::NotVerified {
@@ -211,17 +210,16 @@ impl Applier {
         .await
     }
 
-    /// Runs a removal that was agreed to; before another attempt it is agreed to again.
+    /// Undoes by a removal that was agreed to; before another attempt it is agreed to again.
     pub(super) async fn take_away(
         &self,
         what: &str,
         cmd: &Cmd,
         (packages, along): (&[String], &[String]),
-        stages: usize,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
-        while let Err(error) = self.apt_once(what, cmd, stages, sink).await {
+        while let Err(error) = self.apt_once(what, cmd, 0, sink).await {
             self.pass_and_refresh(&mut attempts, error, sink).await?;
             self.agree_to_removal(packages, along).await?;
         }
@@ -292,11 +290,7 @@ impl Applier {
     pub(super) async fn repair(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), ChangeError> {
         self.apt()?;
         self.exclusively(sink, async {
-            self.begin(undo)?;
-            let configured = self
-                .apt_run("configure what is unpacked", dpkg::configure_all(), sink)
-                .await;
-            match configured {
+            match self.configure(undo, sink).await {
                 Ok(()) if self.half_done()?.is_empty() => return Ok(()),
                 Ok(()) => {}
                 // Only what is missing can be added; a script or build that fails would fail again.
@@ -313,7 +307,7 @@ impl Applier {
                 self.agree_to_repair(&actions)?;
                 let fix = apt.fix(removals(&actions));
                 match self
-                    .apt_once("complete broken dependencies", &fix, stages(&actions), sink)
+                    .attempt(undo, "complete broken dependencies", &fix, &actions, sink)
                     .await
                 {
                     Ok(()) => break,
@@ -323,6 +317,18 @@ impl Applier {
             self.check_consistent()
         })
         .await
+    }
+
+    async fn configure(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let configure = dpkg::configure_all();
+        let mut attempts = Attempts::new();
+        while let Err(error) = self
+            .attempt(undo, "configure what is unpacked", &configure, &[], sink)
+            .await
+        {
+            self.pass_and_refresh(&mut attempts, error, sink).await?;
+        }
+        Ok(())
     }
 
     pub(super) async fn preview_repair(&self) -> Result<String, ChangeError> {
@@ -545,7 +551,7 @@ fn removals(actions: &[Action]) -> Removals {
 }
 
 /// How many stages a transaction will print: a package that comes is unpacked and set up.
-fn stages(actions: &[Action]) -> usize {
+pub(super) fn stages(actions: &[Action]) -> usize {
     actions
         .iter()
         .map(|action| match action {

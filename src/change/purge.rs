@@ -55,7 +55,7 @@ impl Applier {
         let traces = match traces {
             Some(traces) => traces,
             None => {
-                compared = self.traces_since(before)?;
+                compared = self.traces_once_over(before, sink).await?;
                 &compared
             }
         };
@@ -129,7 +129,7 @@ impl Applier {
         let apt = self.apt()?;
         if !purge.is_empty() {
             let cmd = apt.purge(&purge);
-            self.take_away("purge packages", &cmd, (&purge, &both), 0, sink)
+            self.take_away("purge packages", &cmd, (&purge, &both), sink)
                 .await?;
             endings.push(Reverted::Done {
                 what: format!("purged {} ({})", count(&purge), some(&purge)),
@@ -137,7 +137,7 @@ impl Applier {
         }
         if !remove.is_empty() {
             let cmd = apt.remove(&remove);
-            self.take_away("remove packages", &cmd, (&remove, &both), 0, sink)
+            self.take_away("remove packages", &cmd, (&remove, &both), sink)
                 .await?;
             endings.push(Reverted::Done {
                 what: format!("removed {} ({})", count(&remove), some(&remove)),
@@ -213,6 +213,7 @@ impl Applier {
             Ok(()) => Reverted::Done {
                 what: format!("brought back {what}"),
             },
+            // Who was asked to stop has not failed: the next run tries again.
             Err(error) if error.reason() == STOPPED => return Err(error),
             Err(error) => Reverted::Left {
                 what,

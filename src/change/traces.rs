@@ -120,6 +120,18 @@ impl Traces {
         *self == Self::default()
     }
 
+    /// Those of these packages alone; accounts and paths have no package to tell them by.
+    #[must_use]
+    pub fn only(mut self, names: &BTreeSet<String>) -> Self {
+        for set in [&mut self.appeared, &mut self.refilled, &mut self.now_manual] {
+            set.retain(|name| names.contains(name));
+        }
+        for wishes in [&mut self.disappeared, &mut self.moved] {
+            wishes.retain(|wish| names.contains(&wish.name));
+        }
+        self
+    }
+
     /// These and then those of a later transaction, as of one transaction.
     #[must_use]
     pub fn and_then(&self, later: &Self) -> Self {

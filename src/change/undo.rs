@@ -41,7 +41,7 @@ pub enum Undo {
     },
     /// Take back what a transaction of the package manager did.
     Packages {
-        /// The name under which the inventory of before is kept, once the transaction has begun.
+        /// The name under which it is kept what the transaction has done, once it has begun.
         before: String,
         /// What the transaction did; `None` while it has not ended.
         traces: Option<Box<Traces>>,

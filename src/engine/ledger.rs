@@ -52,14 +52,16 @@ impl Ledger {
                 Ok(())
             }
             Err(failure) => {
-                // What it did all the same must be undone by `uninstall`.
-                let undo = self.exact(&summary, undo, &sink).await;
-                self.append(Record::Failed {
-                    intent,
-                    message: failure.to_string(),
-                    causes: causes(&*failure),
-                    undo,
-                })?;
+                // What it did all the same must be undone by `uninstall`. Where that cannot be told
+                // the intent stays open: the next run looks again.
+                if let Some(undo) = self.exact(&summary, &undo, &sink).await {
+                    self.append(Record::Failed {
+                        intent,
+                        message: failure.to_string(),
+                        causes: causes(&*failure),
+                        undo,
+                    })?;
+                }
                 Err(failure)
             }
         }
@@ -139,17 +141,17 @@ impl Ledger {
         Ok(Some(reverted))
     }
 
-    async fn exact(&self, summary: &str, undo: Undo, sink: &dyn Sink) -> Undo {
-        match self.verbs.reconcile(&undo, sink).await {
-            Ok(undo) => undo,
+    async fn exact(&self, summary: &str, undo: &Undo, sink: &dyn Sink) -> Option<Undo> {
+        match self.verbs.reconcile(undo, sink).await {
+            Ok(undo) => Some(undo),
             Err(failure) => {
                 self.events.emit(Event::Note {
                     message: format!(
-                        "what is left of the failed change ({summary}) cannot be told: {}",
+                        "what is left of the failed change ({summary}) cannot be told yet: {}",
                         one_line(&*failure)
                     ),
                 });
-                undo
+                None
             }
         }
     }

@@ -9,6 +9,7 @@ use std::{
 use super::kit::Bed;
 use crate::host::{
     Cmd, Output, ReadFiles,
+    exec::Status,
     fake::{FakeFiles, failed, ok},
 };
 
@@ -42,6 +43,27 @@ pub(super) struct Installed {
     pub half: bool,
 }
 
+/// How a real installation is broken off.
+pub(super) struct Break {
+    /// So many packages are unpacked before.
+    pub unpacked: usize,
+    pub says: &'static str,
+    pub status: Status,
+    /// What others do at that moment.
+    pub meanwhile: fn(&FakeFiles),
+}
+
+impl Break {
+    pub(super) fn after(unpacked: usize, says: &'static str) -> Self {
+        Self {
+            unpacked,
+            says,
+            status: Status::Exited(100),
+            meanwhile: |_| {},
+        }
+    }
+}
+
 /// The archive and the database. The files of dpkg are written anew after each change.
 #[derive(Clone, Default)]
 pub(super) struct Apt {
@@ -49,6 +71,8 @@ pub(super) struct Apt {
     pub installed: Arc<Mutex<BTreeMap<String, Installed>>>,
     /// Standard errors of the next calls that would change something.
     pub faults: Arc<Mutex<Vec<&'static str>>>,
+    /// The next real installations, the first one last.
+    pub breaks: Arc<Mutex<Vec<Break>>>,
     /// What the next fetch of the lists brings.
     pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
 }
@@ -207,6 +231,24 @@ impl Apt {
                 "E: Packages need to be removed but remove is disabled.",
             );
         }
+        let broken = self.breaks.lock().unwrap().pop_if(|_| !simulated);
+        if let Some(broken) = broken {
+            // What others need is unpacked first.
+            for (name, script, _) in scripts.iter().rev().take(broken.unpacked) {
+                let unpacked = installed[name].clone();
+                self.installed
+                    .lock()
+                    .unwrap()
+                    .insert(name.clone(), unpacked);
+                script(files);
+            }
+            self.write(files);
+            (broken.meanwhile)(files);
+            return Output {
+                status: broken.status,
+                ..failed(100, broken.says)
+            };
+        }
         if !simulated {
             *self.installed.lock().unwrap() = installed;
             for (name, script, conffile) in scripts {
@@ -317,4 +359,31 @@ impl Apt {
 pub(super) fn append(files: &FakeFiles, path: &str, line: &str) {
     let before = files.read_text(path.into()).unwrap().unwrap_or_default();
     files.put(path, before + line + "\n");
+}
+
+/// Another package manager is at work.
+pub(super) fn hold_lock(files: &FakeFiles) {
+    let lock = "/var/lib/dpkg/lock-frontend";
+    files.put(lock, "");
+    let inode = files.stat(lock.into()).unwrap().unwrap().inode;
+    files.put(
+        "/proc/locks",
+        format!("1: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"),
+    );
+    files.put("/proc/812/comm", "unattended-upgr\n");
+    files.put_link("/proc/812/fd/5", lock);
+}
+
+/// It has ended.
+pub(super) fn release_lock(files: &FakeFiles) {
+    for path in [
+        "/proc/locks",
+        "/var/lib/dpkg/lock-frontend",
+        "/proc/812/comm",
+        "/proc/812/fd/5",
+        "/proc/812/fd",
+        "/proc/812",
+    ] {
+        files.take(path);
+    }
 }

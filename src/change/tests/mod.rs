@@ -1,6 +1,7 @@
 //! Each verb on a machine in memory: applied, undone, and the machine compared with before.
 
 mod apt;
+mod bracket;
 mod faults;
 mod files;
 mod kit;

@@ -3,7 +3,7 @@
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    apt::{Apt, Offered, append},
+    apt::{Apt, Offered, append, hold_lock, release_lock},
     kit::{Bed, STATE},
 };
 use crate::{
@@ -17,14 +17,14 @@ use crate::{
     },
 };
 
-fn wish(name: &str, version: Option<&str>) -> PackageWish {
+pub(super) fn wish(name: &str, version: Option<&str>) -> PackageWish {
     PackageWish {
         name: name.into(),
         version: version.map(str::to_owned),
     }
 }
 
-fn install(names: &[&str]) -> Change {
+pub(super) fn install(names: &[&str]) -> Change {
     Change::InstallPackages {
         packages: names.iter().map(|name| wish(name, None)).collect(),
         removing: vec![],
@@ -32,7 +32,7 @@ fn install(names: &[&str]) -> Change {
 }
 
 /// An archive with docker, whose scripts leave what the real ones leave.
-fn docker() -> (Bed, Apt) {
+pub(super) fn docker() -> (Bed, Apt) {
     let bed = Bed::new();
     let apt = Apt::on(&bed);
     apt.offer("runc", Offered::new("1.1.5", &[]));
@@ -137,25 +137,6 @@ async fn what_others_installed_while_we_waited_is_not_ours() {
     bed.revert(&undo).await;
     let left = apt.installed.lock().unwrap();
     assert!(left.contains_key("vim") && !left.contains_key("docker.io"));
-}
-
-#[tokio::test]
-async fn a_package_manager_that_outlived_us_is_waited_for() {
-    let (bed, _) = docker();
-    let change = install(&["docker.io"]);
-    let undo = bed.applier.capture(&change).await.unwrap();
-    bed.applier
-        .apply(&change, undo.clone(), &bed.heard)
-        .await
-        .unwrap();
-    hold_lock(&bed);
-    let error = bed
-        .restarted()
-        .reconcile(&undo, &bed.heard)
-        .await
-        .unwrap_err();
-    assert_eq!(error.reason(), "apt-lock-timeout");
-    assert!(bed.heard.text().contains("unattended-upgr"));
 }
 
 #[tokio::test]
@@ -452,23 +433,11 @@ async fn a_module_that_does_not_compile_shows_the_compilers_words() {
     assert!(error.to_string().contains("no such option"), "{error}");
 }
 
-fn hold_lock(bed: &Bed) {
-    let lock = "/var/lib/dpkg/lock-frontend";
-    bed.fakes.files.put(lock, "");
-    let inode = bed.fakes.files.stat(lock.into()).unwrap().unwrap().inode;
-    bed.fakes.files.put(
-        "/proc/locks",
-        format!("1: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"),
-    );
-    bed.fakes.files.put("/proc/812/comm", "unattended-upgr\n");
-    bed.fakes.files.put_link("/proc/812/fd/5", lock);
-}
-
 #[tokio::test]
 async fn another_package_manager_is_waited_for_by_name_and_with_a_bound() {
     let (bed, _) = docker();
     bed.units.put("apt-daily.timer", "enabled", "active");
-    hold_lock(&bed);
+    hold_lock(&bed.fakes.files);
     let before = bed.units.all();
     let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
     assert_eq!(error.reason(), "apt-lock-timeout");
@@ -499,7 +468,7 @@ async fn waiting_ends_at_once_when_somebody_asks_to_stop() {
     let (before, units) = (bed.snapshot(), bed.units.all());
     let stop = CancellationToken::new();
     let applier = bed.restarted().stopped_by(stop.clone());
-    hold_lock(&bed);
+    hold_lock(&bed.fakes.files);
     let change = install(&["docker.io"]);
     let undo = applier.capture(&change).await.unwrap();
     let asked = bed.fakes.clock.clone();
@@ -513,11 +482,7 @@ async fn waiting_ends_at_once_when_somebody_asks_to_stop() {
     assert_eq!(bed.fakes.clock.slept().len(), 3);
     let undo = applier.reconcile(&undo, &bed.heard).await.unwrap();
     assert!(undo.is_nothing());
-    bed.fakes.files.take("/proc/locks");
-    for path in ["/var/lib/dpkg/lock-frontend", "/proc/812/comm"] {
-        bed.fakes.files.take(path);
-    }
-    bed.fakes.files.take("/proc/812/fd/5");
+    release_lock(&bed.fakes.files);
     assert_eq!(bed.units.all(), units);
     let changed: Vec<String> = diff(&before, &bed.snapshot())
         .into_iter()

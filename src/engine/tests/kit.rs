@@ -210,6 +210,8 @@ pub struct FileVerbs {
     pub log: Mutex<Vec<String>>,
     /// A change whose summary contains this fails after it has done its work.
     pub fails: Mutex<Option<String>>,
+    /// What a change left cannot be told.
+    pub blind: Mutex<bool>,
     /// Packages wait for somebody until the run is asked to stop.
     pub waits: Mutex<Option<Cancel>>,
     /// Called before each change is applied.
@@ -323,6 +325,9 @@ impl Verbs for FileVerbs {
     }
 
     async fn reconcile(&self, undo: &Undo, _: &dyn Sink) -> Result<Undo, Failure> {
+        if *self.blind.lock().unwrap() {
+            return Err(broken("somebody is at work"));
+        }
         Ok(match undo {
             Undo::Packages { before, .. } => {
                 let names: BTreeSet<&str> = before.split(' ').collect();
@@ -432,6 +437,7 @@ impl Rig {
                 host,
                 log: Mutex::default(),
                 fails: Mutex::default(),
+                blind: Mutex::default(),
                 waits: Mutex::default(),
                 before: Mutex::new(Box::new(|_| {})),
             }),

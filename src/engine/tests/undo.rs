@@ -76,6 +76,24 @@ async fn what_a_failed_change_did_all_the_same_is_undone() {
 }
 
 #[tokio::test]
+async fn what_a_failed_change_left_is_told_by_the_next_run_if_this_one_cannot() {
+    let rig = Rig::new([packages("p", &["half"])]);
+    *rig.verbs.fails.lock().unwrap() = Some("install".to_owned());
+    *rig.verbs.blind.lock().unwrap() = true;
+    assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
+    let open = || status(&rig.fakes.host(), None).unwrap().interrupted;
+    assert!(open(), "nothing is recorded that nobody knows");
+    *rig.verbs.fails.lock().unwrap() = None;
+    *rig.verbs.blind.lock().unwrap() = false;
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    assert!(!open());
+    rig.log();
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.log(), ["purge half"]);
+}
+
+#[tokio::test]
 async fn a_signal_stops_between_two_undos() {
     let rig = rig();
     rig.install().await.unwrap();
