@@ -10,9 +10,10 @@ demo: vm
 test-machines: vm
 	target/debug/vm test
 
-# All of them.
+# All of them, and that a run which is interrupted leaves nothing.
 test-vm: vm
 	target/debug/vm test --all
+	cargo test --quiet --locked --workspace --test leaves_nothing -- --ignored --test-threads 1
 
 # The whole workspace at once: of single packages, cargo compiles what they share once more.
 vm:

@@ -11,6 +11,7 @@ mod disk_image;
 mod documents;
 mod group;
 mod image;
+mod lock;
 mod machine;
 mod modules;
 mod needs;
@@ -152,6 +153,8 @@ fn run() -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     stop::on_signals()?;
+    // After a signal the process ends when all of this has been left.
+    let _work = stop::guard("what was being done", || Ok(()));
     let here = std::env::current_dir().context("cannot tell the current folder")?;
     let bed = Bed::open(&here, cli.cache)?;
     let machines = Machines::load(&bed.here("machines.toml"))?;
@@ -160,6 +163,7 @@ fn run() -> Result<ExitCode> {
         Verb::Needs => needs::ensure(&machines.toolkit.go)?,
         Verb::Prepare => {
             let all: Vec<&Case> = cases.iter().collect();
+            tidy(&bed);
             assets::prepare(&bed, &machines, &wanted(&machines, &all)?, false)?;
         }
         Verb::List => {
@@ -178,7 +182,7 @@ fn run() -> Result<ExitCode> {
                 ));
             }
         }
-        Verb::Clean => machine::clean_stale(&bed)?,
+        Verb::Clean => claim::clean_stale(&bed)?,
         Verb::Demo { keep } => {
             let cases = chosen(&cases, &[DEMO.to_string()], true)?;
             return demo(&bed, &machines, cases[0], keep);
@@ -188,12 +192,22 @@ fn run() -> Result<ExitCode> {
                 Some(machine) => cases::moved(cases, machines.machine(machine)?),
                 None => cases,
             };
+            if let Some(left) = left_out(&cases, &how) {
+                out::say(left);
+            }
             let cases = chosen(&cases, &how.cases, how.all)?;
             return test(&bed, &machines, &cases, &how);
         }
         Verb::Serve(_) => {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Removes what earlier beds left; what stays is in nobody's way.
+fn tidy(bed: &Bed) {
+    if let Err(error) = claim::clean_stale(bed) {
+        out::say(format!("left of an earlier run: {error:#}"));
+    }
 }
 
 fn serve_repositories(order: &Order) -> Result<()> {
@@ -223,6 +237,19 @@ fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a 
             .with_context(|| format!("no case `{name}` in cases/*.toml"))
     };
     names.iter().map(find).collect()
+}
+
+/// The cases that a run without names leaves to the whole table.
+fn left_out(cases: &[Case], how: &How) -> Option<String> {
+    if how.all || !how.cases.is_empty() {
+        return None;
+    }
+    let slow = cases.iter().filter(|case| !case.quick);
+    let names: Vec<&str> = slow.map(|case| case.name.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        let (count, names) = (names.len(), names.join(", "));
+        format!("{count} cases are left to `make test-vm`: {names}")
+    })
 }
 
 /// The order in which cases are begun, so that a long one is not alone at the end: emulated machines
@@ -257,6 +284,7 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
 
 fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitCode> {
     let start = Instant::now();
+    tidy(bed);
     out::heading("what the machine is made of (built once, then kept outside git)");
     let assets = assets::prepare(bed, machines, &wanted(machines, &[case])?, true)?;
     let prepared = start.elapsed();
@@ -268,6 +296,9 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         keep,
     };
     let outcome = run::run(&stage, case);
+    if stop::stopping() {
+        bail!("the run was stopped");
+    }
     let mut rows = step_rows(&outcome);
     rows.insert(1, row("prepare", prepared, "ok"));
     rows.push(row("all", start.elapsed(), verdict(&outcome)));
@@ -299,6 +330,7 @@ fn row(title: &str, took: Duration, result: &str) -> Vec<String> {
 
 fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<ExitCode> {
     let start = Instant::now();
+    tidy(bed);
     let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, true)?;
     out::say(format!(
         "prepared in {} s; {} cases",
@@ -319,7 +351,9 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         for _ in 0..workers {
             scope.spawn(|| {
                 let next = || queue.lock().ok()?.next();
-                while let Some(case) = next() {
+                while let Some(case) = next()
+                    && !stop::stopping()
+                {
                     if !one(&stage, case) {
                         failed.fetch_add(1, Ordering::Relaxed);
                     }
@@ -327,6 +361,9 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
             });
         }
     });
+    if stop::stopping() {
+        bail!("the run was stopped");
+    }
     let failed = failed.into_inner();
     let passed = cases.len() - failed;
     out::say(format!("\nall in {} s", out::seconds(start.elapsed())));
@@ -342,7 +379,9 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
 fn one(stage: &Stage<'_>, case: &Case) -> bool {
     let begin = Instant::now();
     let outcome = run::run(stage, case);
-    stop::wait_if_stopping();
+    if stop::stopping() {
+        return false;
+    }
     if stage.tell {
         out::say(format!("\n{}", out::table(&step_rows(&outcome))));
     }
@@ -365,5 +404,27 @@ fn verdict(outcome: &Outcome) -> &'static str {
         "ok"
     } else {
         "FAIL"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn no_case_is_left_out_in_silence() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let cases = cases::load(&here.join("cases")).unwrap();
+        let how = |line: &[&str]| match Cli::parse_from(line).verb {
+            Verb::Test(how) => how,
+            _ => panic!("not `vm test`"),
+        };
+        let said = left_out(&cases, &how(&["vm", "test"])).unwrap();
+        for case in &cases {
+            assert_ne!(case.quick, said.contains(&case.name), "{}", case.name);
+        }
+        assert_eq!(left_out(&cases, &how(&["vm", "test", "--all"])), None);
+        assert_eq!(left_out(&cases, &how(&["vm", "test", "bed"])), None);
     }
 }

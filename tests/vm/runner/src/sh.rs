@@ -119,7 +119,10 @@ impl Cmd {
             .spawn()
             .with_context(|| format!("cannot start `{line}`"))?;
         let group = Pid::from_raw(i32::try_from(child.id()).context("a process id too large")?);
-        let _ended = stop::guard(move || kill_group(group));
+        let _ended = stop::guard(&line, move || {
+            kill_group(group);
+            Ok(())
+        });
         if let Some(mut pipe) = child.stdin.take() {
             let bytes = self.stdin.clone();
             // A program that ends without reading its input breaks the pipe; its status says so.
@@ -185,6 +188,10 @@ impl Done {
 
 /// Starts a program that stays, in a process group of its own, its output in a file.
 pub fn daemon(argv: &[String], log: &Path) -> Result<Child> {
+    let line = argv.join(" ");
+    if stop::stopping() {
+        bail!("not started, because the run was stopped: `{line}`");
+    }
     let (program, arguments) = argv.split_first().context("an empty command")?;
     let file =
         std::fs::File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
@@ -196,7 +203,7 @@ pub fn daemon(argv: &[String], log: &Path) -> Result<Child> {
         .stdout(file)
         .stderr(errors)
         .spawn()
-        .with_context(|| format!("cannot start `{}`", argv.join(" ")))
+        .with_context(|| format!("cannot start `{line}`"))
 }
 
 fn wait(child: &mut Child, group: Pid, end: Instant) -> Result<(std::process::ExitStatus, bool)> {

@@ -1,7 +1,7 @@
 //! A machine of the kind `container`: booted by systemd-nspawn, at native speed, on the host's kernel.
 
 use std::fs;
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -56,12 +56,15 @@ impl Body for Container {
     }
 
     /// The machine's first process is the only child of nspawn.
-    fn wait_for_entry(&mut self, _: &Frame) -> Result<()> {
-        let booted = self.booted.as_mut().context("the machine is off")?;
-        let nspawn = booted.nspawn.id();
-        let children = format!("/proc/{nspawn}/task/{nspawn}/children");
+    fn wait_for_entry(&mut self, frame: &Frame) -> Result<()> {
         let end = Instant::now() + TURN;
         while Instant::now() < end {
+            if let Some(how) = self.ended(frame)? {
+                bail!("it ended before anybody could enter ({how:?})");
+            }
+            let booted = self.booted.as_mut().context("the machine is off")?;
+            let nspawn = booted.nspawn.id();
+            let children = format!("/proc/{nspawn}/task/{nspawn}/children");
             let text = fs::read_to_string(&children).unwrap_or_default();
             if let Some(pid) = text
                 .split_whitespace()
@@ -89,13 +92,11 @@ impl Body for Container {
             .nspawn
             .try_wait()
             .context("cannot wait for a machine")?;
-        Ok(status.map(|status| {
-            self.booted = None;
-            match status.code() {
-                Some(REBOOT) => End::Reboot,
-                _ => End::Off,
-            }
-        }))
+        let Some(status) = status else {
+            return Ok(None);
+        };
+        self.booted = None;
+        how(status).map(Some)
     }
 
     fn cut(&mut self, _: &Frame) -> Result<()> {
@@ -132,7 +133,30 @@ impl Container {
     }
 }
 
+/// What its end says; only a machine that turned itself off ends well.
+fn how(status: ExitStatus) -> Result<End> {
+    match status.code() {
+        Some(0) => Ok(End::Off),
+        Some(REBOOT) => Ok(End::Reboot),
+        _ => bail!("systemd-nspawn ended with {status}"),
+    }
+}
+
 /// Whether the child has become the machine's init, after which its namespaces are complete.
 fn is_init(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "systemd")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn only_a_machine_that_turned_itself_off_is_off() {
+        let exit = |code: i32| how(ExitStatus::from_raw(code << 8));
+        assert_eq!(exit(0).unwrap(), End::Off);
+        assert_eq!(exit(REBOOT).unwrap(), End::Reboot);
+        assert!(exit(1).is_err() && how(ExitStatus::from_raw(9)).is_err());
+    }
 }

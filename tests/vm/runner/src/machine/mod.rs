@@ -19,12 +19,13 @@ use self::container::Container;
 use self::image::Image;
 use self::mould::Mould;
 use self::vm::Vm;
-use crate::bed::{Bed, remove_tree};
+use crate::bed::Bed;
+use crate::claim::Claim;
 use crate::group::{Group, Part};
-use crate::net::{self, Line, Net};
+use crate::net::{Line, Net};
 use crate::sh::{Cmd, Done, daemon};
 use crate::tables::{Kind, MachineSpec};
-use crate::{claim, out, simulation, stop};
+use crate::{out, simulation};
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -45,7 +46,7 @@ pub struct Machine {
     frame: Frame,
     spec: MachineSpec,
     body: Box<dyn Body + Send>,
-    _undo: stop::Guard,
+    _claim: Claim,
 }
 
 /// What every machine has, whatever runs it.
@@ -107,36 +108,18 @@ impl Frame {
 impl Machine {
     /// Makes a machine with a fresh copy of the root filesystem that `rootfs` built in `root`.
     pub fn create(bed: &Bed, name: &str, spec: &MachineSpec, root: &Path) -> Result<Machine> {
-        clean_stale(bed)?;
-        // Two beds may run the same case at once; the machine itself need not know.
-        let id = format!("{name}-{}", std::process::id());
-        let dir = bed.cache.join("machines").join(&id);
-        let claim = claim::take(bed, &id, &dir)?;
-        let run = claim.run.clone();
-        let undo = {
-            let (id, dir) = (id.clone(), dir.clone());
-            stop::guard(move || {
-                // The whole claim moves in here: a closure takes single fields otherwise.
-                let claim = claim;
-                if let Err(error) = destroy(&id, &claim.run, Some(&dir)) {
-                    out::say(format!("machine {id} is not all gone: {error:#}"));
-                }
-            })
-        };
-        remove_tree(&dir)?;
-        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let group = Group::of(&id)?;
-        group.create()?;
+        let claim = Claim::take(bed, name)?;
+        let (dir, group) = (claim.dir.clone(), claim.group.clone());
         let kernel = match spec.kind {
             Kind::Image => image::parcel(root, &dir)?,
             Kind::Container | Kind::Vm => copy(name, &group, root, &dir)?,
         };
-        let net = Net::create(&run, &group, &dir.join("slirp.log"))?;
+        let net = Net::create(&claim.run, &group, &dir.join("slirp.log"))?;
         let frame = Frame {
             name: name.into(),
-            id,
+            id: claim.id.clone(),
             dir,
-            run,
+            run: claim.run.clone(),
             kernel,
             group,
             net,
@@ -153,7 +136,7 @@ impl Machine {
             frame,
             spec: spec.clone(),
             body,
-            _undo: undo,
+            _claim: claim,
         })
     }
 
@@ -201,6 +184,12 @@ impl Machine {
                 .run()?;
             if asked.stdout.trim() == "active" {
                 return Ok(());
+            }
+            if let Some(how) = self.ended()? {
+                bail!(
+                    "machine {} ended while it came up ({how:?})",
+                    self.frame.name
+                );
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -374,25 +363,6 @@ fn copy(name: &str, group: &Group, root: &Path, dir: &Path) -> Result<String> {
         .context("cannot copy the root filesystem")?;
     fs::write(dir.join("root/etc/hostname"), format!("{name}\n")).context("cannot name it")?;
     crate::rootfs::kernel(&root.join("root"))
-}
-
-fn destroy(name: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
-    Group::of(name)?.destroy()?;
-    net::destroy(run)?;
-    if let Some(disk) = disk {
-        remove_tree(disk)?;
-    }
-    remove_tree(run)?;
-    let propagate = PathBuf::from(format!("/run/systemd/nspawn/propagate/{name}"));
-    remove_tree(&propagate)
-}
-
-/// Removes what a bed left behind that was ended without a chance to clean up.
-pub fn clean_stale(bed: &Bed) -> Result<()> {
-    claim::orphans(bed, |name, run, disk| {
-        out::say(format!("removing what is left of machine {name}"));
-        destroy(name, run, disk)
-    })
 }
 
 fn keygen(file: &Path) -> Result<()> {

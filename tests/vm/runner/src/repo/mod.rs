@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
+use crate::claim::Claim;
+use crate::group::Part;
 use crate::repo::table::{Packages, Place};
 use crate::rootfs::Mirror;
 use crate::sh::Cmd;
@@ -19,8 +21,12 @@ use crate::sh::Cmd;
 const TOOLKIT: &str = "toolkit";
 /// Where the server listens, in the network of each machine.
 pub const PORT: u16 = 8077;
-/// Part of the recipe: change it when what is built changes, besides the table.
-const RECIPE: &str = "v3";
+/// Part of the recipe: whatever changes here may change what is built.
+const SOURCE: [&str; 3] = [
+    include_str!("mod.rs"),
+    include_str!("stand_in.rs"),
+    include_str!("table.rs"),
+];
 /// The release of Debian whose binaries are packed under Docker's names.
 const SUITE: &str = "bookworm";
 const BINARIES: &str = "docker.io,containerd,runc,tini";
@@ -72,10 +78,10 @@ fn addresses<'a>(
 
 /// The repositories of the table; `toolkit` holds the packages of the container toolkit.
 pub fn build(bed: &Bed, table: &Packages, toolkit: &Path, mirror: &Mirror) -> Result<Repositories> {
-    let recipe = format!("{RECIPE} {} {table:?} {SIGN}", toolkit.display());
+    let recipe = format!("{} {table:?} {SIGN} {SOURCE:?}", toolkit.display());
     let dir = bed.cached("repository", &recipe, None, |dir| {
         let binaries = binaries(bed, table, mirror)?;
-        make(dir, table, toolkit, &binaries)
+        make(bed, dir, table, toolkit, &binaries)
     })?;
     let mut places = BTreeMap::new();
     for (name, place) in &table.repositories {
@@ -100,7 +106,7 @@ fn binaries(bed: &Bed, table: &Packages, mirror: &Mirror) -> Result<PathBuf> {
         .iter()
         .flat_map(|package| package.from_debian.values())
         .collect();
-    let recipe = format!("v1 {SUITE} {BINARIES} {mirror:?} {paths:?}");
+    let recipe = format!("{mirror:?} {paths:?} {}", SOURCE[0]);
     bed.cached("binaries", &recipe, None, |dir| {
         let tree = dir.join("tree");
         Cmd::new([
@@ -128,20 +134,10 @@ fn binaries(bed: &Bed, table: &Packages, mirror: &Mirror) -> Result<PathBuf> {
     })
 }
 
-fn make(dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path) -> Result<()> {
+fn make(bed: &Bed, dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path) -> Result<()> {
     let www = dir.join("www");
-    // Paths of sockets have a limit that a deep cache folder may pass, so that the keys' home is
-    // below /run for as long as they sign.
-    let home = PathBuf::from(format!("/run/gpu-bootstrap-vm-key-{}", std::process::id()));
-    let gone = home.clone();
-    let _home = crate::stop::guard(move || {
-        let kill = Cmd::new(["gpgconf", "--kill", "all"]).env("GNUPGHOME", gone.to_string_lossy());
-        let _ = kill.run();
-        if let Err(error) = crate::bed::remove_tree(&gone) {
-            crate::out::say(format!("the keys' home is left behind: {error:#}"));
-        }
-    });
-    let keys = keys(dir, &home, table)?;
+    let gpg = Gpg(Claim::take(bed, "keys")?);
+    let keys = keys(dir, &gpg, table)?;
     for (name, place) in &table.repositories {
         let pool = pool(&www, place);
         fs::create_dir_all(&pool).context("cannot make a folder")?;
@@ -172,11 +168,39 @@ fn make(dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path) -> Result
     }
     for (name, place) in &table.repositories {
         fs::create_dir_all(&work).context("cannot make a folder")?;
-        sign(dir, &home, &work, name, place)
+        sign(dir, &gpg, &work, name, place)
             .with_context(|| format!("cannot sign the repository {name}"))?;
         crate::bed::remove_tree(&work)?;
     }
     Ok(())
+}
+
+/// Where keys sign. Their home has a short path, because those of sockets have a limit; their
+/// agent ends with the claim.
+struct Gpg(Claim);
+
+/// GnuPG prefers a user's folder for its sockets, where there is one, and leaves it behind.
+const PRIVATE: &str = r#"
+if [ -d /run/user ]; then mount -t tmpfs tmpfs /run/user; fi
+exec /bin/bash -c "$1"
+"#;
+
+impl Gpg {
+    /// A script with a home for keys.
+    fn bash(&self, script: &str) -> Cmd {
+        let argv = [
+            "unshare",
+            "--mount",
+            "--propagation=private",
+            "/bin/sh",
+            "-euc",
+            PRIVATE,
+            "sh",
+            script,
+        ];
+        let argv = self.0.group.inside(Part::Support, &argv.map(String::from));
+        Cmd::new(argv).env("GNUPGHOME", self.0.run.join("home").to_string_lossy())
+    }
 }
 
 /// Where the packages of a repository lie.
@@ -194,7 +218,7 @@ fn owner(name: &str) -> String {
 }
 
 /// Makes a key for each repository, and one that belongs to none. Gives the public ones.
-fn keys(dir: &Path, home: &Path, table: &Packages) -> Result<BTreeMap<String, PathBuf>> {
+fn keys(dir: &Path, gpg: &Gpg, table: &Packages) -> Result<BTreeMap<String, PathBuf>> {
     let script = r#"set -eu
 umask 077
 mkdir -p "$GNUPGHOME"
@@ -214,8 +238,7 @@ gpg --list-keys --with-colons "$OWNER" | awk -F: '$1 == "fpr" { print $10; exit 
         .chain([(STRANGER, stranger)]);
     for (name, at) in all {
         let binary = dir.join("keys").join(name);
-        Cmd::new(["/bin/bash", "-c", script])
-            .env("GNUPGHOME", home.to_string_lossy())
+        gpg.bash(script)
             .env("OWNER", owner(name))
             .env("KEY", at.to_string_lossy())
             .env("BINARY", binary.to_string_lossy())
@@ -233,13 +256,12 @@ gpg --list-keys --with-colons "$OWNER" | awk -F: '$1 == "fpr" { print $10; exit 
 /// The key that signs what is not the vendor's.
 const STRANGER: &str = "stranger";
 
-fn sign(dir: &Path, home: &Path, work: &Path, name: &str, place: &Place) -> Result<()> {
+fn sign(dir: &Path, gpg: &Gpg, work: &Path, name: &str, place: &Place) -> Result<()> {
     let faults = |kind: &str| dir.join("faults").join(kind).join(&place.path);
     for kind in [WRONG_KEY, HALF_SYNCED] {
         fs::create_dir_all(faults(kind)).context("cannot make a folder")?;
     }
-    Cmd::new(["/bin/bash", "-c", SIGN])
-        .env("GNUPGHOME", home.to_string_lossy())
+    gpg.bash(SIGN)
         .env("ROOT", dir.join("www").join(&place.path).to_string_lossy())
         .env("WORK", work.to_string_lossy())
         .env("POOL", place.pool())

@@ -1,0 +1,293 @@
+//! A run that is interrupted leaves nothing on the host: not by a signal at whatever moment, and not
+//! by SIGKILL once `vm clean` has run. It looks at what carries the name of that run alone, so that
+//! other beds may work beside it.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Read, Seek};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const VM: &str = env!("CARGO_BIN_EXE_vm");
+
+/// A quick case on a container.
+const CASE: &str = "bed-boots";
+
+const RUN: &str = "/run/gpu-bootstrap-vm";
+
+/// Long enough to build all that a machine is made of.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// How long a run may take to end after a signal; it gives up by itself before.
+const END: Duration = Duration::from_secs(200);
+
+/// A run of the case, and what it was seen to have.
+struct Run {
+    child: Child,
+    said: File,
+    pid: u32,
+    cache: PathBuf,
+    processes: BTreeSet<(u32, String)>,
+    namespaces: BTreeSet<PathBuf>,
+    locks: BTreeSet<PathBuf>,
+}
+
+/// A moment in the life of a machine.
+type Moment = (&'static str, fn(&Run) -> bool);
+
+const MOMENTS: [Moment; 7] = [
+    ("it has a name", |run| run.folder().exists()),
+    ("its disk is being copied", |run| {
+        run.disk().join("root/usr").exists()
+    }),
+    ("it has a network", |run| {
+        run.folder().join("netns").exists()
+    }),
+    ("it has been turned on", |run| run.has_process("machine")),
+    ("a command has entered it", |run| run.has_process("exec")),
+    ("its second boot", |run| {
+        run.disk().join("root/root/boot-id").exists()
+    }),
+    ("it is being removed", |run| {
+        run.disk().join("root/root/boot-id").exists() && run.groups().is_empty()
+    }),
+];
+
+#[test]
+#[ignore = "boots machines, as root: `make test-vm` runs it"]
+fn a_signal_leaves_nothing() {
+    for (about, moment) in MOMENTS {
+        let mut run = Run::start();
+        run.wait_for(about, moment);
+        run.remember();
+        let status = run.end(Signal::SIGINT);
+        assert_eq!(status.code(), Some(130), "SIGINT when {about}: {status}");
+        run.assert_gone(about);
+    }
+}
+
+#[test]
+#[ignore = "boots machines, as root: `make test-vm` runs it"]
+fn after_a_kill_cleaning_leaves_nothing() {
+    let mut run = Run::start();
+    run.wait_for("a command has entered it", |run| run.has_process("exec"));
+    run.remember();
+    let status = run.end(Signal::SIGKILL);
+    assert_eq!(status.signal(), Some(9));
+    assert!(run.folder().exists(), "there is something to clean");
+    let cleaned = Command::new(VM)
+        .arg("clean")
+        .current_dir(repository())
+        .status();
+    assert!(cleaned.unwrap().success());
+    run.assert_gone("after SIGKILL and `vm clean`");
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
+impl Run {
+    fn start() -> Run {
+        let said = tempfile::tempfile().unwrap();
+        let child = Command::new(VM)
+            .args(["test", CASE])
+            .current_dir(repository())
+            // As a shell starts it: a terminal signals the whole group.
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(said.try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        let cache = std::env::var_os("GPU_BOOTSTRAP_VM_CACHE")
+            .map_or_else(|| repository().join(".cache/vm"), PathBuf::from);
+        Run {
+            pid: child.id(),
+            child,
+            said,
+            cache,
+            processes: BTreeSet::new(),
+            namespaces: BTreeSet::new(),
+            locks: BTreeSet::new(),
+        }
+    }
+
+    fn id(&self) -> String {
+        format!("{CASE}-{}", self.pid)
+    }
+
+    fn folder(&self) -> PathBuf {
+        Path::new(RUN).join(self.id())
+    }
+
+    fn disk(&self) -> PathBuf {
+        self.cache.join("machines").join(self.id())
+    }
+
+    /// All control groups of this run's machine, whatever hierarchies there are.
+    fn groups(&self) -> Vec<PathBuf> {
+        let name = format!("gpu-bootstrap-vm.{}", self.id());
+        let below = fs::read_dir("/sys/fs/cgroup").unwrap();
+        below
+            .map(|entry| entry.unwrap().path().join(&name))
+            .chain([Path::new("/sys/fs/cgroup").join(&name)])
+            .filter(|group| group.exists())
+            .collect()
+    }
+
+    fn has_process(&self, part: &str) -> bool {
+        let full = |group: PathBuf| {
+            let text = fs::read_to_string(group.join(part).join("cgroup.procs"));
+            text.is_ok_and(|text| !text.is_empty())
+        };
+        self.groups().into_iter().any(full)
+    }
+
+    fn wait_for(&mut self, about: &str, moment: fn(&Run) -> bool) {
+        let end = Instant::now() + LIMIT;
+        while !moment(self) {
+            assert_eq!(self.child.try_wait().unwrap(), None, "before {about}");
+            assert!(Instant::now() < end, "too late: {about}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Notes everything that must be gone later and then has no name any more.
+    fn remember(&mut self) {
+        let own = namespaces(std::process::id());
+        let mut family = BTreeSet::from([self.pid]);
+        for group in self.groups() {
+            family.extend(members(&group));
+        }
+        for process in processes() {
+            if parent(process).is_some_and(|parent| family.contains(&parent)) {
+                family.insert(process);
+            }
+        }
+        for process in family {
+            self.namespaces.extend(&namespaces(process) - &own);
+            if let Some(start) = start_time(process) {
+                self.processes.insert((process, start));
+            }
+        }
+        if let Ok(root) = fs::metadata(self.disk().join("root")) {
+            let name = format!("inode-{}:{}", root.dev(), root.ino());
+            self.locks
+                .insert(Path::new("/run/systemd/nspawn/locks").join(name));
+        }
+    }
+
+    fn end(&mut self, signal: Signal) -> ExitStatus {
+        kill(Pid::from_raw(i32::try_from(self.pid).unwrap()), signal).unwrap();
+        let end = Instant::now() + END;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "it does not end");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn assert_gone(&mut self, about: &str) {
+        let mut text = String::new();
+        self.said.rewind().unwrap();
+        self.said.read_to_string(&mut text).unwrap();
+        let gave_up = text.lines().filter(|line| line.contains("left behind"));
+        let mut left: Vec<String> = gave_up.map(String::from).collect();
+        let suffix = format!("-{}", self.pid);
+        for folder in [RUN, "/run/systemd/nspawn/propagate"].map(PathBuf::from) {
+            left.extend(entries(&folder, &suffix));
+        }
+        left.extend(entries(&self.cache.join("machines"), &suffix));
+        left.extend(self.groups().iter().map(|path| path.display().to_string()));
+        let existing = self.locks.iter().filter(|path| path.exists());
+        left.extend(existing.map(|path| path.display().to_string()));
+        for table in ["/proc/self/mountinfo", "/proc/net/unix"] {
+            let text = fs::read_to_string(table).unwrap();
+            let ours = text.lines().filter(|line| line.contains(&self.id()));
+            left.extend(ours.map(String::from));
+        }
+        for process in processes() {
+            let Some(start) = start_time(process) else {
+                continue;
+            };
+            let known = self.processes.contains(&(process, start));
+            if known || !namespaces(process).is_disjoint(&self.namespaces) {
+                let name = fs::read_to_string(format!("/proc/{process}/comm"));
+                left.push(format!(
+                    "process {process} {}",
+                    name.unwrap_or_default().trim()
+                ));
+            }
+        }
+        assert!(left.is_empty(), "left ({about}):\n{}", left.join("\n"));
+    }
+}
+
+fn entries(folder: &Path, suffix: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    entries
+        .map(|entry| entry.unwrap().path().display().to_string())
+        .filter(|path| path.ends_with(suffix))
+        .collect()
+}
+
+fn members(group: &Path) -> Vec<u32> {
+    let mut found: Vec<u32> = fs::read_to_string(group.join("cgroup.procs"))
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .collect();
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            found.extend(members(&entry.path()));
+        }
+    }
+    found
+}
+
+/// In the order of their ids, so that a parent mostly comes before its children.
+fn processes() -> BTreeSet<u32> {
+    let entries = fs::read_dir("/proc").unwrap();
+    entries
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// The fields of `/proc/PID/stat` from the third on; the second may have blanks in it.
+fn stat(process: u32) -> Option<Vec<String>> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let (_, fields) = text.rsplit_once(") ")?;
+    Some(fields.split(' ').map(String::from).collect())
+}
+
+fn parent(process: u32) -> Option<u32> {
+    stat(process)?.get(1)?.parse().ok()
+}
+
+/// Tells processes apart that had the same id. A zombie has ended.
+fn start_time(process: u32) -> Option<String> {
+    let fields = stat(process)?;
+    (fields.first()? != "Z").then(|| fields.get(19).cloned())?
+}
+
+fn namespaces(process: u32) -> BTreeSet<PathBuf> {
+    let entries = fs::read_dir(format!("/proc/{process}/ns"));
+    entries
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+        .collect()
+}
