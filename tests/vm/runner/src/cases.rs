@@ -142,6 +142,51 @@ pub struct Step {
     pub unchanged: bool,
 }
 
+impl Step {
+    /// Whether its standard output, or errors, must be there to look through.
+    pub fn is_read(&self) -> bool {
+        !(self.stdout.is_empty() && self.stderr.is_empty())
+            || self.did.is_some()
+            || self.reads_document()
+    }
+
+    fn reads_document(&self) -> bool {
+        !(self.json.is_empty() && self.null.is_empty() && self.fails_with.is_empty())
+            || self.fails.is_some()
+            || self.save.is_some()
+            || self.did_nothing
+    }
+
+    /// The keys that are there and mean nothing in a step of its kind: an expectation among them
+    /// would hold whatever happens.
+    fn ignored(&self) -> Vec<&'static str> {
+        let run = self.run.is_some() || self.join.is_some() || self.resumed;
+        let waits =
+            self.until.is_some() || self.cut_when.is_some() || self.cut_at_console.is_some();
+        [
+            ("`exit`", self.exit != 0, run),
+            ("`stdout`", !self.stdout.is_empty(), run),
+            ("`stderr`", !self.stderr.is_empty(), run),
+            ("`did`", self.did.is_some(), run),
+            // The events of an install are no document.
+            (
+                "what it expects of a document (`json`, `null`, `fails`, `fails-with`, `save`, `did-nothing`)",
+                self.reads_document(),
+                run && self.did.is_none(),
+            ),
+            ("`show`", self.show, run),
+            // Of a script in the background only the start is watched.
+            ("`only-queries`", self.only_queries, run && self.background.is_none()),
+            ("`deadline`", self.deadline != ten_minutes(), run || waits),
+            ("`reboots`", self.reboots != 0, self.until.is_some()),
+        ]
+        .into_iter()
+        .filter(|(_, there, meant)| *there && !meant)
+        .map(|(key, ..)| key)
+        .collect()
+    }
+}
+
 /// How a machine boots.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
@@ -236,6 +281,10 @@ fn check(case: &Case) -> Result<()> {
                 step.title
             );
         }
+        let ignored = step.ignored();
+        if !ignored.is_empty() {
+            bail!("step `{}` would ignore {}", step.title, ignored.join(", "));
+        }
         if let Some(serving) = &step.server {
             serving
                 .check()
@@ -305,6 +354,56 @@ mod tests {
         }
         let text = load(dir.path()).unwrap_err().to_string();
         assert!(text.contains("b.toml") && text.contains("one"), "{text}");
+    }
+
+    #[test]
+    fn a_key_that_means_nothing_in_its_step_is_refused() {
+        let ignored = |text: &str| {
+            let step: Step = toml::from_str(&format!("title = 't'\n{text}")).unwrap();
+            step.ignored().join(" ")
+        };
+        for text in [
+            "run = ''\nexit = 3\nstdout = ['x']\njson = { '/a' = 1 }\nshow = true\ndeadline = 9",
+            "run = ''\ndid = 'plan'\nstdout = ['x']",
+            "until = ''\nreboots = 1\ndeadline = 9",
+            "resumed = true\nexit = 3\ndeadline = 9",
+            "join = 'u'\nstdout = ['x']\nonly-queries = true",
+            "boot = 'plain'",
+        ] {
+            assert_eq!(ignored(text), "", "{text}");
+        }
+        for (text, key) in [
+            ("until = ''\nstdout = ['x']", "`stdout`"),
+            ("boot = 'plain'\njson = { '/a' = 1 }", "`json`"),
+            ("boot = 'plain'\ndeadline = 9", "`deadline`"),
+            ("run = ''\nreboots = 1", "`reboots`"),
+            ("run = ''\ndid = 'plan'\nfails = []", "`fails`"),
+            ("unchanged = true\nexit = 1", "`exit`"),
+            (
+                "run = ''\nbackground = 'u'\nonly-queries = true",
+                "`only-queries`",
+            ),
+        ] {
+            assert!(ignored(text).contains(key), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_looked_through_is_kept() {
+        let is_read = |text: &str| {
+            let step: Step = toml::from_str(&format!("title = 't'\nrun = ''\n{text}")).unwrap();
+            step.is_read()
+        };
+        assert!(!is_read("show = true\nexit = 1"));
+        for text in [
+            "stderr = ['x']",
+            "fails = []",
+            "null = ['/a']",
+            "did = 'p'",
+            "save = 'p'",
+        ] {
+            assert!(is_read(text), "{text}");
+        }
     }
 
     #[test]

@@ -422,7 +422,8 @@ mod tests {
         };
         let said = left_out(&cases, &how(&["vm", "test"])).unwrap();
         for case in &cases {
-            assert_ne!(case.quick, said.contains(&case.name), "{}", case.name);
+            let named = said.split([' ', ',']).any(|word| word == case.name);
+            assert_ne!(case.quick, named, "{}", case.name);
         }
         assert_eq!(left_out(&cases, &how(&["vm", "test", "--all"])), None);
         assert_eq!(left_out(&cases, &how(&["vm", "test", "bed"])), None);

@@ -185,9 +185,11 @@ impl Running<'_> {
             fill(script, &self.values)
                 .and_then(|script| power::until(&mut self.machine, &script, step.reboots, limit))
         } else if let Some(script) = &step.cut_when {
-            power::cut_when(&mut self.machine, script, limit)
+            fill(script, &self.values)
+                .and_then(|script| power::cut_when(&mut self.machine, &script, limit))
         } else if let Some(text) = &step.cut_at_console {
-            power::cut_at_console(&mut self.machine, text, limit)
+            fill(text, &self.values)
+                .and_then(|text| power::cut_at_console(&mut self.machine, &text, limit))
         } else {
             self.unchanged()
         };
@@ -209,9 +211,8 @@ impl Running<'_> {
             .deadline(Duration::from_secs(step.deadline));
         if self.stage.tell && step.show {
             // A person at a terminal sees the product as on their own machine; that leaves
-            // nothing to look through, so that only steps which expect no text do it.
-            let text = !(step.stdout.is_empty() && step.stderr.is_empty());
-            command = match std::io::stdout().is_terminal() && !text {
+            // nothing to look through.
+            command = match std::io::stdout().is_terminal() && !step.is_read() {
                 true => command.terminal(),
                 false => command.show("  | "),
             };
