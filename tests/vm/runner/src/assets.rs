@@ -1,18 +1,24 @@
 //! Everything that a machine is given, built at once: the slow parts side by side.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::bed::Bed;
+use crate::bed::{Bed, PROGRAMS};
+use crate::claim::Claim;
 use crate::repo::table::Packages;
 use crate::server::PROXY;
 use crate::sh::Cmd;
 use crate::tables::Machines;
-use crate::{disk_image, image, modules, needs, out, qemu, repo, rootfs, toolkit};
+use crate::{disk_image, image, lock, modules, needs, out, qemu, repo, rootfs, toolkit};
+
+/// Programs that are compiled from the repository.
+const PRODUCT: &str = "gpu-bootstrap";
+const NVML: &str = "libstandin_nvml.so";
 
 /// What the chosen cases need.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +34,6 @@ pub struct Wanted {
 }
 
 /// Things to put into machines.
-#[derive(Clone, Debug)]
 pub struct Assets {
     /// Folders of root filesystems and of images, by name.
     pub roots: BTreeMap<String, PathBuf>,
@@ -39,6 +44,8 @@ pub struct Assets {
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
     pub nvml: PathBuf,
+    /// Holds the programs; `None` where none were compiled.
+    _programs: Option<Claim>,
 }
 
 /// Builds what is missing of what is wanted; with `compile` the product and the stand-in are
@@ -60,9 +67,9 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
         });
         let compiled = scope.spawn(|| match compile {
             true => timed("gpu-bootstrap and the stand-in NVML, compiled", || {
-                compile_workspace(bed)
+                programs(bed).map(Some)
             }),
-            false => Ok(()),
+            false => Ok(None),
         });
         let emulator = scope.spawn(|| match wanted.qemu {
             true => timed("QEMU", || qemu::root(bed)).map(drop),
@@ -95,17 +102,17 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             roots.insert(name.clone(), disk);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
-        compiled.join().map_err(joined)??;
+        let programs = compiled.join().map_err(joined)??;
         emulator.join().map_err(joined)??;
-        let target = bed.repo.join("target/debug");
         Ok(Assets {
             roots,
             modules: carried,
             repositories: repositories.join().map_err(joined)??,
             image: image.join().map_err(joined)??,
             mirror: mirror.clone(),
-            product: target.join("gpu-bootstrap"),
-            nvml: target.join("libstandin_nvml.so"),
+            product: bed.programs.join(PRODUCT),
+            nvml: bed.programs.join(NVML),
+            _programs: programs,
         })
     })
 }
@@ -125,13 +132,23 @@ pub fn values(assets: &Assets) -> BTreeMap<String, String> {
     values
 }
 
-fn compile_workspace(bed: &Bed) -> Result<()> {
+/// Compiles the repository's programs, and copies them to where they stay as they are.
+fn programs(bed: &Bed) -> Result<Claim> {
+    let target = bed.repo.join("target");
+    fs::create_dir_all(&target).context("cannot make a folder")?;
+    // A run that compiles now must not exchange them while they are copied.
+    let _turn = lock::take(&target.join("vm-programs.lock"), "the compiler")?;
     // As `make vm` does, so that nothing is compiled twice.
     Cmd::new(["cargo", "build", "--quiet", "--locked", "--workspace"])
         .cwd(&bed.repo)
         .deadline(Duration::from_secs(1800))
         .ok()?;
-    Ok(())
+    let claim = Claim::take(bed, PROGRAMS)?;
+    for name in [PRODUCT, NVML, "vm-pci"] {
+        fs::copy(target.join("debug").join(name), bed.programs.join(name))
+            .with_context(|| format!("cannot copy {name}"))?;
+    }
+    Ok(claim)
 }
 
 fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {

@@ -2,10 +2,17 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
+
+use crate::claim::Claim;
+use crate::lock;
+
+/// The name under which a run holds its programs.
+pub const PROGRAMS: &str = "programs";
 
 /// Folders of one run of the bed.
 #[derive(Clone, Debug)]
@@ -16,6 +23,11 @@ pub struct Bed {
     pub cache: PathBuf,
     /// What belongs to machines that run now: namespaces, process ids.
     pub run: PathBuf,
+    /// Programs that are compiled from the repository, as they were when this run began: another
+    /// run may compile them anew meanwhile.
+    pub programs: PathBuf,
+    /// What of the cache this process uses; each is locked.
+    held: Arc<Mutex<Vec<File>>>,
 }
 
 impl Bed {
@@ -33,7 +45,14 @@ impl Bed {
             .canonicalize()
             .context("cannot resolve the cache folder")?;
         let run = PathBuf::from("/run/gpu-bootstrap-vm");
-        Ok(Bed { repo, cache, run })
+        let programs = Claim::dir(&cache, PROGRAMS);
+        Ok(Bed {
+            repo,
+            cache,
+            run,
+            programs,
+            held: Arc::default(),
+        })
     }
 
     /// A file or folder of tests/vm.
@@ -42,7 +61,8 @@ impl Bed {
     }
 
     /// The cached folder `kind` made from `recipe`, built now where it is missing or older than
-    /// `max_age`. Two runs at once build it once.
+    /// `max_age`. It stays as it is for as long as this process lives: another bed builds no newer
+    /// one in its place, and uses it, too.
     pub fn cached(
         &self,
         kind: &str,
@@ -50,25 +70,79 @@ impl Bed {
         max_age: Option<Duration>,
         build: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
-        let lock_path = self.cache.join(format!("{kind}.lock"));
-        let lock = File::create(&lock_path)
-            .with_context(|| format!("cannot write {}", lock_path.display()))?;
-        lock.lock()
-            .with_context(|| format!("cannot lock {}", lock_path.display()))?;
+        let _turn = lock::take(&self.cache.join(format!("{kind}.lock")), kind)?;
         let path = self.cache.join(format!("{kind}-{}", key(recipe)));
-        if fresh(&path, max_age) {
-            return Ok(path);
-        }
-        let partial = path.with_extension("partial");
-        for old in [&partial, &path] {
-            remove_tree(old)?;
-        }
+        let old = match open(&path)? {
+            Some(entry) if fresh(&path, max_age) || !lock::try_take(&entry)? => {
+                return self.hold(path, entry);
+            }
+            old => old,
+        };
+        let partial = self.cache.join(format!("{kind}-{}.partial", key(recipe)));
+        remove_tree(&partial)?;
         fs::create_dir_all(&partial)
             .with_context(|| format!("cannot make {}", partial.display()))?;
         build(&partial).with_context(|| format!("cannot build {kind}"))?;
-        fs::write(partial.with_extension("recipe"), recipe).context("cannot note the recipe")?;
+        fs::write(recipe_of(&path), recipe).context("cannot note the recipe")?;
+        remove_tree(&path)?;
+        drop(old);
         fs::rename(&partial, &path).with_context(|| format!("cannot keep {}", path.display()))?;
+        let entry = open(&path)?.with_context(|| format!("{} is gone", path.display()))?;
+        self.hold(path, entry)
+    }
+
+    /// Removes all of `kind` that no bed uses, but the one in `keep`.
+    pub fn discard_others(&self, kind: &str, keep: &Path) -> Result<()> {
+        let _turn = lock::take(&self.cache.join(format!("{kind}.lock")), kind)?;
+        for entry in fs::read_dir(&self.cache).context("cannot read the cache")? {
+            let path = entry.context("cannot read the cache")?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let ours = name
+                .strip_prefix(kind)
+                .and_then(|rest| rest.strip_prefix('-'))
+                .is_some_and(is_key);
+            if !ours || path == keep {
+                continue;
+            }
+            if let Some(entry) = open(&path)?
+                && lock::try_take(&entry)?
+            {
+                remove_tree(&path)?;
+                match fs::remove_file(recipe_of(&path)) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(error).context("cannot remove a recipe");
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Uses an entry for as long as this process lives.
+    fn hold(&self, path: PathBuf, entry: File) -> Result<PathBuf> {
+        entry
+            .lock_shared()
+            .with_context(|| format!("cannot lock {}", path.display()))?;
+        self.held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(entry);
         Ok(path)
+    }
+}
+
+/// For a person who wonders what an entry was made from.
+fn recipe_of(path: &Path) -> PathBuf {
+    PathBuf::from(format!("{}.recipe", path.display()))
+}
+
+/// A folder of the cache, if it is there.
+fn open(path: &Path) -> Result<Option<File>> {
+    match File::open(path) {
+        Ok(entry) => Ok(Some(entry)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot open {}", path.display())),
     }
 }
 
@@ -100,6 +174,10 @@ fn key(recipe: &str) -> String {
         .take(8)
         .map(|byte| format!("{byte:02x}"))
         .collect()
+}
+
+fn is_key(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn fresh(path: &Path, max_age: Option<Duration>) -> bool {
@@ -138,8 +216,52 @@ mod tests {
         let first = make("a", None);
         assert_eq!(make("a", None), first);
         assert_ne!(make("b", None), first);
-        make("a", Some(Duration::ZERO));
-        assert_eq!(built, 3);
+        assert_eq!(built, 2);
+    }
+
+    #[test]
+    fn what_another_bed_uses_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = |bed: &Bed, text: &str| {
+            let build = |dir: &Path| Ok(fs::write(dir.join("x"), text)?);
+            let path = bed
+                .cached("root", "a", Some(Duration::ZERO), build)
+                .unwrap();
+            fs::read_to_string(path.join("x")).unwrap()
+        };
+        let first = bed(dir.path());
+        assert_eq!(old(&first, "1"), "1");
+        assert_eq!(old(&bed(dir.path()), "2"), "1", "it is in use");
+        drop(first);
+        assert_eq!(old(&bed(dir.path()), "3"), "3");
+    }
+
+    #[test]
+    fn an_expired_one_stays_until_the_new_one_is_built() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = bed(dir.path())
+            .cached("root", "a", None, |_| Ok(()))
+            .unwrap();
+        let failed = bed(dir.path()).cached("root", "a", Some(Duration::ZERO), |_| bail!("no"));
+        assert!(failed.is_err() && path.exists());
+    }
+
+    #[test]
+    fn older_ones_go_unless_they_are_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, second) = (bed(dir.path()), bed(dir.path()));
+        let make = |bed: &Bed, kind: &str, recipe: &str| {
+            bed.cached(kind, recipe, None, |_| Ok(())).unwrap()
+        };
+        let used = make(&first, "disk", "a");
+        let unused = make(&second, "disk", "b");
+        let other = make(&second, "disk-of-another", "b");
+        drop(second);
+        let third = bed(dir.path());
+        let newest = make(&third, "disk", "c");
+        third.discard_others("disk", &newest).unwrap();
+        assert!(newest.exists() && used.exists() && other.exists() && !unused.exists());
+        assert!(!recipe_of(&unused).exists());
     }
 
     #[test]

@@ -56,11 +56,11 @@ pub fn provide(bed: &Bed, machines: &Machines, name: &str) -> Result<PathBuf> {
         .get(name)
         .with_context(|| format!("no image `{name}`"))?;
     match image {
-        Image::Published { image, checksums } => fetch(bed, image, checksums),
+        Image::Published { image, checksums } => fetch(bed, name, image, checksums),
         Image::Made { from } => {
             let dir = make(bed, machines, name, from)?;
             let at = |file: &str| format!("file://{}", dir.join(file).display());
-            fetch(bed, &at(&format!("{name}.qcow2")), &at("SHA256SUMS"))
+            fetch(bed, name, &at(&format!("{name}.qcow2")), &at("SHA256SUMS"))
         }
     }
     .with_context(|| format!("cannot have the image {name}"))
@@ -78,7 +78,8 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
         .and_then(|meta| meta.modified())
         .context("cannot tell the age of a root")?;
     let recipe = format!("{}\n{made:?}\n{name}\n{MAKE}", root.display());
-    bed.cached("image-made", &recipe, None, |dir| {
+    let kind = format!("image-made-{name}");
+    let made = bed.cached(&kind, &recipe, None, |dir| {
         let file = format!("{name}.qcow2");
         let folders = [&root, dir, &qemu].map(|path: &Path| path.to_string_lossy().into_owned());
         let mut argv = [
@@ -97,11 +98,14 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
         argv.extend(folders);
         argv.push(file);
         Cmd::new(argv).ok().map(drop)
-    })
+    })?;
+    bed.discard_others(&kind, &made)?;
+    Ok(made)
 }
 
-/// Downloads an image whose checksum a list names. Where the sums differ nothing is kept.
-fn fetch(bed: &Bed, image: &str, checksums: &str) -> Result<PathBuf> {
+/// Downloads an image whose checksum a list names. Where the sums differ nothing is kept, and of the
+/// image `name` no more than one is, and those that other beds use.
+fn fetch(bed: &Bed, name: &str, image: &str, checksums: &str) -> Result<PathBuf> {
     let file = image.rsplit('/').next().unwrap_or_default();
     let list = bed
         .cache
@@ -111,14 +115,17 @@ fn fetch(bed: &Bed, image: &str, checksums: &str) -> Result<PathBuf> {
     discard(&list)?;
     let sum = listed(&read?, file)
         .with_context(|| format!("{checksums} has no SHA-256 checksum of {file}"))?;
-    bed.cached("disk", &format!("{image}\n{sum}"), None, |dir| {
+    let kind = format!("disk-{name}");
+    let fetched = bed.cached(&kind, &format!("{image}\n{sum}"), None, |dir| {
         let disk = dir.join(DISK);
         let result = download(image, &disk, DOWNLOAD).and_then(|()| verify(&disk, &sum));
         if result.is_err() {
             discard(&disk)?;
         }
         result
-    })
+    })?;
+    bed.discard_others(&kind, &fetched)?;
+    Ok(fetched)
 }
 
 /// The sum of a file in a list, as `sha256sum` writes it or in BSD's form.
@@ -215,19 +222,19 @@ mod tests {
         .unwrap();
         fs::write(dir.path().join("other"), format!("{SUM} *b.img\n")).unwrap();
 
-        let error = fetch(&bed, &at("a.img"), &at("wrong")).unwrap_err();
+        let error = fetch(&bed, "a", &at("a.img"), &at("wrong")).unwrap_err();
         assert!(format!("{error:#}").contains(SUM), "{error:#}");
         let kept = Cmd::new(["find", &bed.cache.to_string_lossy(), "-name", "disk.qcow2"]).ok();
         assert_eq!(kept.unwrap().stdout, "");
-        let error = fetch(&bed, &at("a.img"), &at("other")).unwrap_err();
+        let error = fetch(&bed, "a", &at("a.img"), &at("other")).unwrap_err();
         assert!(error.to_string().contains("no SHA-256 checksum"), "{error}");
-        let error = fetch(&bed, "http://127.0.0.1:1/a.img", &at("right")).unwrap_err();
+        let error = fetch(&bed, "a", "http://127.0.0.1:1/a.img", &at("right")).unwrap_err();
         assert!(
             format!("{error:#}").contains("cannot download"),
             "{error:#}"
         );
 
-        let got = fetch(&bed, &at("a.img"), &at("right")).unwrap();
+        let got = fetch(&bed, "a", &at("a.img"), &at("right")).unwrap();
         assert_eq!(fs::read_to_string(got.join(DISK)).unwrap(), "image");
     }
 }

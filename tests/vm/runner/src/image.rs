@@ -13,9 +13,21 @@ use crate::sh::Cmd;
 /// Its name in the machine.
 pub const NAME: &str = "localhost/gpu-bootstrap/probe:1";
 
+/// Part of the recipe: whatever changes here may change what is built.
+const SOURCE: &str = include_str!("image.rs");
+
+/// The sums of the host's files that go into it.
+const INGREDIENTS: &str = r#"sha256sum "$(command -v busybox)" \
+    /lib64/ld-linux-x86-64.so.2 /lib/x86_64-linux-gnu/libc.so.6"#;
+
 /// The archive.
 pub fn build(bed: &Bed) -> Result<PathBuf> {
-    let dir = bed.cached("image", &format!("v1 {NAME}"), None, make)?;
+    let ingredients = Cmd::new(["/bin/bash", "-c", INGREDIENTS])
+        .ok()
+        .context("the host lacks what the probe image is made of")?
+        .stdout;
+    let recipe = format!("{ingredients} {SOURCE}");
+    let dir = bed.cached("image", &recipe, None, make)?;
     Ok(dir.join("probe.tar"))
 }
 

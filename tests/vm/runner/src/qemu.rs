@@ -17,6 +17,9 @@ use crate::sh::Cmd;
 /// The device `vfio-user-pci` came with QEMU 10.1; this suite has a newer one in its backports.
 const SUITE: &str = "trixie";
 
+/// Part of the recipe: whatever changes here may change what is built.
+const SOURCE: &str = include_str!("qemu.rs");
+
 /// QEMU, its tool for disks, its firmware, and a boot loader for disks that are made here. They are
 /// unpacked without their scripts, which set up nothing that QEMU needs.
 const PACKAGES: &str = "qemu-system-x86,qemu-utils,ovmf,grub-efi-amd64-signed,base-files";
@@ -42,7 +45,7 @@ exec chroot "$root" "$@"
 /// The root filesystem with QEMU, built or from the cache.
 pub fn root(bed: &Bed) -> Result<PathBuf> {
     let mirror = rootfs::mirror()?.main;
-    let recipe = format!("{SUITE}\n{PACKAGES}\n{PINS}\n{mirror}");
+    let recipe = format!("{mirror}\n{SOURCE}");
     let dir = bed.cached("qemu", &recipe, None, |dir| {
         let root = dir.join("root");
         let list: String = [SUITE.to_string(), format!("{SUITE}-backports")]

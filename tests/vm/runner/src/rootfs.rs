@@ -16,6 +16,9 @@ use crate::tables::Root;
 /// a kernel for which there are none any more.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
+/// Part of the recipe: whatever changes here may change what is built.
+const SOURCE: &str = include_str!("rootfs.rs");
+
 /// The key of the archive, on the host and in its machines.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -69,20 +72,12 @@ fn parse_mirror(text: &str) -> Option<Mirror> {
 /// and in `modules/VERSION` the modules of its kernels, to be linked into each copy.
 pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     let mirror = mirror()?;
-    let mut recipe = format!(
-        "{:?}\n{mirror:?}\n{FINISH}\n{}",
-        spec.packages,
-        sources(spec, &mirror)
-    );
+    let recipe = format!("{spec:?}\n{mirror:?}\n{SOURCE}");
     // Before its packages, so that the image is made once.
     let hook = initramfs_hook(&spec.initramfs);
-    if let Some(hook) = &hook {
-        recipe.push_str(hook);
-    }
     let mut suites = suites(spec, &mirror);
     if spec.point_release {
         suites.truncate(1);
-        recipe.push_str("the point release alone");
     }
     bed.cached("root", &recipe, Some(MAX_AGE), |dir| {
         let list: String = suites
@@ -153,10 +148,6 @@ pub fn kernel(root: &Path) -> Result<String> {
         None => bail!("no kernel in {}", modules.display()),
     }
 }
-
-/// Part of the recipe: what `finish` does, in words. Change it when `finish` changes.
-const FINISH: &str =
-    "v4: deb822 sources with component main, no host name, no resolver of the host";
 
 fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
     let at = |path: &str| root.join(path);

@@ -106,9 +106,9 @@ impl Server {
             }
             None => String::new(),
         };
-        let own = std::env::current_exe().context("cannot find the bed's own program")?;
         let mut argv = vec![
-            own.to_string_lossy().into_owned(),
+            // The program that runs, even where its file was compiled anew.
+            format!("/proc/{}/exe", std::process::id()),
             "serve".into(),
             self.repositories.root.to_string_lossy().into_owned(),
             "--faults".into(),

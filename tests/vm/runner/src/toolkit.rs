@@ -20,13 +20,13 @@ const COMMANDS: [&str; 4] = [
     "nvidia-cdi-hook",
 ];
 
-/// Part of the recipe: change it when what is built changes.
-const RECIPE: &str = "v1";
+/// Part of the recipe: whatever changes here may change what is built.
+const SOURCE: &str = include_str!("toolkit.rs");
 
 /// The folder with the toolkit's packages.
 pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
     let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
-    bed.cached("toolkit", &format!("{RECIPE} {spec:?} {go}"), None, |dir| {
+    bed.cached("toolkit", &format!("{spec:?} {go} {SOURCE}"), None, |dir| {
         let module = download(spec)?;
         let source = dir.join("work/source");
         fs::create_dir_all(&source).context("cannot make a folder")?;

@@ -61,7 +61,7 @@ impl Vm {
         Ok(Vm {
             qemu: qemu::root(bed)?,
             source: Box::new(source),
-            pci: bed.repo.join("target/debug/vm-pci"),
+            pci: bed.programs.join("vm-pci"),
             machines: bed.here("machines.toml"),
             key: spec.key.clone(),
             functions: spec.functions.clone(),
