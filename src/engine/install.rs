@@ -9,9 +9,10 @@ use super::{
     resume,
 };
 use crate::{
+    change::Undo,
     event::{Event, Outcome, Summary},
     exit::Exit,
-    journal::{History, Journal, Record},
+    journal::{History, Journal, Record, Standing},
 };
 
 impl Session {
@@ -40,6 +41,7 @@ impl Session {
         // A machine that was never touched stays so until it is known that nothing stands in
         // the way.
         let known = !history.lines.is_empty();
+        let first = history.lines.len() as u64;
         if known {
             self.begin(&ledger)?;
         }
@@ -60,14 +62,18 @@ impl Session {
             self.emit_ends(&jobs);
             (jobs, exit, None)
         } else {
-            if !known {
-                self.begin(&ledger)?;
+            // Nothing will be changed where somebody has asked to stop by now, nor at the next boot.
+            let mut armed = false;
+            if self.tools.cancel.exit().is_none() {
+                if !known {
+                    self.begin(&ledger)?;
+                }
+                armed = self.survive_power_cuts(&ledger, &jobs, &mut notes).await;
             }
-            self.survive_power_cuts(&ledger, &jobs, &mut notes).await;
             jobs.iter_mut().for_each(|job| job.ended = None);
             let mut applying = Applying::new(self, ledger.clone(), reboots, jobs);
             applying.run().await;
-            let exit = exit_of(&applying);
+            let exit = exit_of(&applying, changed(&applying, &ledger, first));
             let jobs = applying.jobs;
             let reboot = match (&applying.stop, exit) {
                 (Some(Stop::Reboot(why)), Exit::RebootRequired) => {
@@ -75,7 +81,11 @@ impl Session {
                 }
                 _ => None,
             };
-            let exit = self.settle_resume(&ledger, &jobs, exit, &mut notes).await?;
+            let exit = if exit == Exit::Ok {
+                self.settle_resume(&ledger, &jobs, &mut notes).await?
+            } else {
+                self.disarm(&ledger, exit, armed, &mut notes).await?
+            };
             (jobs, exit, reboot)
         };
 
@@ -147,9 +157,7 @@ impl Session {
     }
 
     fn begin(&self, ledger: &Ledger) -> Result<(), EngineError> {
-        ledger
-            .journal
-            .keep_credentials(&self.tools.options.request.credentials)?;
+        // The journal comes first: with it `uninstall` knows that there is something to take away.
         ledger.journal.append(Record::RunStarted {
             tool: self.tools.options.version.clone(),
             mode: Mode::Install.word().to_owned(),
@@ -157,12 +165,22 @@ impl Session {
             boot_id: self.tools.options.boot_id.clone(),
             request: self.tools.options.request.clone(),
         })?;
+        ledger
+            .journal
+            .keep_credentials(&self.tools.options.request.credentials)?;
         Ok(())
     }
 
     /// Whoever lets the machine reboot by itself is not there to start anew after a power cut,
-    /// either: the unit that goes on is there before the first change.
-    async fn survive_power_cuts(&self, ledger: &Ledger, jobs: &[Job], notes: &mut Vec<String>) {
+    /// either: the unit that goes on is there before the first change. Says whether it came with
+    /// this run.
+    async fn survive_power_cuts(
+        &self,
+        ledger: &Ledger,
+        jobs: &[Job],
+        notes: &mut Vec<String>,
+    ) -> bool {
+        let stood = resume::stands(ledger);
         let changes = jobs.iter().any(|job| {
             job.ended
                 .as_ref()
@@ -170,10 +188,11 @@ impl Session {
         });
         if changes
             && self.tools.options.request.reboot
-            && let Err(note) = resume::ensure(ledger, &self.tools.options.exe).await
+            && let Err(note) = resume::ensure(&self.tools, ledger).await
         {
             self.tools.note(notes, note);
         }
+        !stood && resume::stands(ledger)
     }
 
     async fn await_reboot(
@@ -182,8 +201,8 @@ impl Session {
         why: &str,
         notes: &mut Vec<String>,
     ) -> Result<Reboot, EngineError> {
-        let mut automatic = self.tools.options.request.reboot;
-        if automatic && let Err(note) = resume::ensure(ledger, &self.tools.options.exe).await {
+        let mut automatic = self.tools.options.request.reboot && !self.stopped_by_hand();
+        if automatic && let Err(note) = resume::ensure(&self.tools, ledger).await {
             // Rebooting without coming back to the work would be worse than asking.
             automatic = false;
             self.tools.note(notes, note);
@@ -212,26 +231,58 @@ impl Session {
         &self,
         ledger: &Ledger,
         jobs: &[Job],
-        exit: Exit,
         notes: &mut Vec<String>,
     ) -> Result<Exit, EngineError> {
-        if exit != Exit::Ok {
-            return Ok(exit);
-        }
         let awaiting = jobs.iter().any(|job| {
             job.ended
                 .as_ref()
                 .is_some_and(|end| end.outcome == Outcome::AwaitingBoot)
         });
         if awaiting {
-            if let Err(note) = resume::ensure(ledger, &self.tools.options.exe).await {
+            if let Err(note) = resume::ensure(&self.tools, ledger).await {
                 self.tools.note(notes, note);
                 return Ok(Exit::StepFailed);
             }
         } else if let Some(note) = resume::dismiss(ledger).await? {
             self.tools.note(notes, note);
         }
+        Ok(Exit::Ok)
+    }
+
+    /// A run that did not end well leaves the unit for the next boot, but for two: one that changed
+    /// nothing says so, and one that a person stopped is taken up by a person. SIGTERM is what a
+    /// machine sends that goes down.
+    async fn disarm(
+        &self,
+        ledger: &Ledger,
+        exit: Exit,
+        armed: bool,
+        notes: &mut Vec<String>,
+    ) -> Result<Exit, EngineError> {
+        let untouched = armed && exit == Exit::Blocked;
+        if !resume::stands(ledger) || !(untouched || self.stopped_by_hand()) {
+            return Ok(exit);
+        }
+        let left = resume::dismiss(ledger).await?;
+        let exit = match exit {
+            Exit::Blocked if left.is_some() => Exit::StepFailed,
+            exit => exit,
+        };
+        if let Some(note) = left {
+            self.tools.note(notes, note);
+        } else if !untouched {
+            self.tools.note(
+                notes,
+                "stopped by hand: the next boot does not go on by itself, run `gpu-bootstrap \
+                 install` for that"
+                    .to_owned(),
+            );
+        }
         Ok(exit)
+    }
+
+    fn stopped_by_hand(&self) -> bool {
+        self.tools.cancel.exit() == Some(Exit::Interrupted)
     }
 }
 
@@ -295,9 +346,18 @@ fn done(job: &Job) -> Vec<ChangeReport> {
         .collect()
 }
 
-fn exit_of(applying: &Applying<'_>) -> Exit {
+/// Whether a run changed anything since its `first` record. A package transaction that failed may
+/// have brought a part; what else fails has done nothing.
+fn changed(applying: &Applying<'_>, ledger: &Ledger, first: u64) -> bool {
+    let brought = |standing: &Standing| {
+        standing.intent >= first && matches!(standing.undo, Undo::Packages { .. })
+    };
+    applying.jobs.iter().any(|job| job.applied > 0)
+        || ledger.journal.receipt().standing.iter().any(brought)
+}
+
+fn exit_of(applying: &Applying<'_>, changed: bool) -> Exit {
     let ends = || applying.jobs.iter().filter_map(|job| job.ended.as_ref());
-    let changed = applying.jobs.iter().any(|job| job.applied > 0);
     if let Some(end) = ends().find(|end| end.outcome == Outcome::Failed) {
         return match end.exit {
             // Only a run that changed nothing may say that it did not.

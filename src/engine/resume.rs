@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{EngineError, ledger::Ledger};
+use super::{EngineError, Tools, ledger::Ledger};
 use crate::{
     change::{Change, Reverted},
     error::one_line,
-    host::{Cmd, ExecError, Host},
+    host::{Cmd, ExecError, FilesError, Host, ReadFiles},
     journal::{Journal, Request, Standing, fold},
     model::id::StepId,
 };
@@ -79,10 +79,19 @@ fn quoted(exe: &Utf8Path) -> String {
     }
 }
 
+fn file() -> Utf8PathBuf {
+    Utf8Path::new("/etc/systemd/system").join(UNIT)
+}
+
+/// The link that makes it enabled: systemd makes it for `WantedBy=multi-user.target`.
+fn link() -> Utf8PathBuf {
+    Utf8Path::new("/etc/systemd/system/multi-user.target.wants").join(UNIT)
+}
+
 fn changes(exe: &Utf8Path) -> [Change; 2] {
     [
         Change::WriteFile {
-            path: Utf8Path::new("/etc/systemd/system").join(UNIT),
+            path: file(),
             content: unit(exe),
             mode: 0o644,
         },
@@ -93,27 +102,49 @@ fn changes(exe: &Utf8Path) -> [Change; 2] {
     ]
 }
 
+/// Whether the machine is as the change leaves it: somebody may have disabled the unit, or taken it
+/// away, since the journal said that it is there.
+fn is_made(files: &dyn ReadFiles, change: &Change) -> Result<bool, FilesError> {
+    match change {
+        Change::WriteFile { path, content, .. } => {
+            Ok(files.read(path)?.as_deref() == Some(content.as_bytes()))
+        }
+        _ => Ok(files.stat(&link())?.is_some()),
+    }
+}
+
 /// Makes sure that the next boot goes on; the error is a note for people.
-pub(super) async fn ensure(ledger: &Ledger, exe: &Utf8Path) -> Result<(), String> {
+pub(super) async fn ensure(tools: &Tools, ledger: &Ledger) -> Result<(), String> {
     let standing = standing(ledger);
-    for change in changes(exe) {
-        // One that was cut off is done again: it may have stopped before it did anything.
-        if (standing.iter()).any(|standing| standing.whole && standing.change == change) {
+    for change in changes(&tools.options.exe) {
+        let told = |why: String| {
+            format!(
+                "the next boot will not go on by itself, run `gpu-bootstrap install` then: failed \
+                 to {}: {why}",
+                change.summary()
+            )
+        };
+        let made = is_made(&*tools.host.files, &change).map_err(|error| told(one_line(&error)))?;
+        // One that failed or was cut off is done again; without a record nobody would take it away.
+        if made && (standing.iter()).any(|standing| standing.whole && standing.change == change) {
             continue;
         }
         ledger
             .perform(&[RESUME], &change)
             .await
-            .map_err(|failure| {
-                format!(
-                    "the next boot will not go on by itself, run `gpu-bootstrap install` then: \
-                     failed to {}: {}",
-                    change.summary(),
-                    one_line(&*failure)
-                )
-            })?;
+            .map_err(|failure| told(one_line(&*failure)))?;
     }
     Ok(())
+}
+
+/// Whether the next boot goes on, as far as the journal knows.
+pub(super) fn stands(ledger: &Ledger) -> bool {
+    !standing(ledger).is_empty()
+}
+
+/// What makes the next boot go on.
+pub(super) fn is_of_unit(standing: &Standing) -> bool {
+    standing.steps == [RESUME]
 }
 
 /// Takes the unit away; the answer is a note for people if that did not work.
@@ -131,7 +162,7 @@ pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineErr
 
 fn standing(ledger: &Ledger) -> Vec<Standing> {
     let mut standing = ledger.journal.receipt().standing;
-    standing.retain(|standing| standing.steps == [RESUME]);
+    standing.retain(is_of_unit);
     standing
 }
 

@@ -8,6 +8,7 @@ use super::{
     install::finish,
     ledger::{Ledger, steps_of},
     result::{ChangeReport, Mode, RunReport, StepReport},
+    resume::is_of_unit,
 };
 use crate::{
     change::{Reverted, Undo},
@@ -70,22 +71,8 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
             &mut report.notes,
             "nothing was ever changed here, so there is nothing to undo".to_owned(),
         );
-        // An `uninstall` that was cut off at its very last write left the empty folder.
-        let folder = Utf8Path::new(STATE);
-        if history.torn.is_none()
-            && tools
-                .host
-                .files
-                .stat(folder)
-                .map_err(JournalError::from)?
-                .is_some()
-        {
-            tools
-                .host
-                .files
-                .remove_empty_folder(folder)
-                .map_err(JournalError::from)?;
-        }
+        journal.keep_credentials(&[])?;
+        clear(&*tools.host.files).map_err(JournalError::from)?;
     } else {
         let ledger = Ledger {
             journal,
@@ -116,7 +103,10 @@ async fn undo_all(
     for note in ledger.reconcile().await? {
         tools.note(&mut report.notes, note);
     }
-    let mut groups: Vec<(Group, Fate, f64)> = group(ledger.journal.receipt().standing)
+    let mut standing = ledger.journal.receipt().standing;
+    // First of all nothing may install at the next boot: this run may be cut off.
+    standing.sort_by_key(|standing| !is_of_unit(standing));
+    let mut groups: Vec<(Group, Fate, f64)> = group(standing)
         .into_iter()
         .map(|group| (group, Fate::NotTried, 0.0))
         .collect();
@@ -279,6 +269,19 @@ fn of_step(id: &StepId, title: String, groups: &[(Group, Fate, f64)]) -> StepRep
             })
             .collect(),
     }
+}
+
+/// Removes what a run that was cut off at its very first or very last write left: a journal without
+/// a whole record, the empty folder. What else is there may be a person's: a journal moved aside.
+fn clear(files: &dyn Files) -> Result<(), FilesError> {
+    let folder = Utf8Path::new(STATE);
+    if files.stat(&path())?.is_some() {
+        files.remove(&path())?;
+    }
+    if files.stat(folder)?.is_some() {
+        files.remove_empty_folder(folder)?;
+    }
+    Ok(())
 }
 
 /// Removes the state folder. The journal goes last: cut off in between, the next `uninstall`

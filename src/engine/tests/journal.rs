@@ -1,9 +1,10 @@
 //! Cut off anywhere, then run again: the same end.
 
 use super::kit::{Rig, file, fixed, packages};
-use crate::{engine::status, error::Report, exit::Exit, step::Assessment};
+use crate::{engine::status, error::Report, exit::Exit, model::secret::Secret, step::Assessment};
 
 const JOURNAL: &str = "/var/lib/gpu-bootstrap/journal.jsonl";
+const CREDENTIALS: &str = "/var/lib/gpu-bootstrap/credentials.json";
 
 fn rig() -> Rig {
     let rig = Rig::new([
@@ -80,6 +81,44 @@ async fn killed_and_installed_again(rig: fn() -> Rig) {
             "killed at {n}"
         );
     }
+}
+
+#[tokio::test]
+async fn killed_before_any_write_and_undone_leaves_nothing() {
+    let rig = || {
+        let mut rig = rig();
+        rig.options.request.reboot = true;
+        rig.options.request.credentials = vec![Secret::new("packages.proxy=http://u:s3cret@p")];
+        rig
+    };
+    let bare = rig().fakes.files.snapshot().without(&["/run"]);
+    for n in 1..=mutations(rig()).await {
+        let rig = rig();
+        rig.fakes.files.kill_at(n);
+        // The process is dead: whatever it says, nobody hears it.
+        let _said = rig.install().await;
+        rig.fakes.files.revive();
+        assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+        let now = rig.fakes.files.snapshot().without(&["/run"]);
+        assert_eq!(now, bare, "killed at {n}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_run_left_that_died_at_its_first_record_goes_and_what_a_person_kept_stays() {
+    let rig = rig();
+    let kept = format!("{JOURNAL}.damaged");
+    rig.fakes.files.put(JOURNAL, "{\"schema\":1,\"se");
+    rig.fakes.files.put(CREDENTIALS, "[\"s3cret\"]");
+    rig.fakes.files.put(&kept, "{}\n");
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    let tree = rig.fakes.files.snapshot().text();
+    assert!(tree.contains(&kept));
+    assert!(!tree.contains(CREDENTIALS) && !tree.contains(&format!("{JOURNAL} ")));
+    rig.fakes.files.take(&kept);
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    let tree = rig.fakes.files.snapshot().text();
+    assert!(!tree.contains("/var/lib/gpu-bootstrap"));
 }
 
 #[tokio::test]

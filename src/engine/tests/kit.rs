@@ -31,6 +31,9 @@ use crate::{
     steps::fixtures,
 };
 
+/// Where units are that are enabled.
+pub const WANTS: &str = "/etc/systemd/system/multi-user.target.wants";
+
 type Hook = Box<dyn FnMut(&Change) + Send>;
 type Decide = Arc<dyn Fn(Reader<'_>) -> Result<Assessment, StepError> + Send + Sync>;
 
@@ -204,7 +207,7 @@ fn broken(error: impl ToString) -> Failure {
 }
 
 /// Verbs on the files of the fake machine: packages are files in `/packages`, enabled units are
-/// files in `/enabled`. A saved file is kept whole in the place of its digest.
+/// files where systemd has links. A saved file is kept whole in the place of its digest.
 pub struct FileVerbs {
     pub host: Host,
     pub log: Mutex<Vec<String>>,
@@ -243,7 +246,7 @@ impl FileVerbs {
                 }
             }
             Change::EnableUnit { unit, .. } => {
-                let path = Utf8PathBuf::from(format!("/enabled/{unit}"));
+                let path = Utf8PathBuf::from(format!("{WANTS}/{unit}"));
                 files.write(&path, b"", 0o644).map_err(broken)?;
             }
             _ => {}
@@ -374,7 +377,7 @@ impl Verbs for FileVerbs {
                 format!("purge {}", names.join(" "))
             }
             Undo::RestoreUnit { unit, .. } => {
-                let path = Utf8PathBuf::from(format!("/enabled/{unit}"));
+                let path = Utf8PathBuf::from(format!("{WANTS}/{unit}"));
                 files.remove(&path).map_err(broken)?;
                 format!("disable {unit}")
             }
@@ -427,9 +430,8 @@ impl Rig {
     pub fn new(steps: impl IntoIterator<Item = Small>) -> Self {
         let (host, fakes) = fake::host();
         fakes.files.put_folder("/packages", 0o755);
-        fakes.files.put_folder("/enabled", 0o755);
+        fakes.files.put_folder(WANTS, 0o755);
         // The folders that writing would make; uninstall of the real verbs removes them itself.
-        fakes.files.put_folder("/etc/systemd/system", 0o755);
         fakes.files.put_folder("/var/lib", 0o755);
         fakes.files.put_folder("/run", 0o755);
         Self {

@@ -1,8 +1,12 @@
 //! The barrier, going on after it, and images.
 
-use super::kit::{Rig, exists, file, needs, outcomes, satisfied, step, why, write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::kit::{
+    Rig, WANTS, blocked, exists, file, fixed, needs, outcomes, satisfied, step, why, write,
+};
 use crate::{
-    change::Change,
+    change::{Change, Lock},
     engine::{EngineError, request, status},
     error::Report,
     exit::Exit,
@@ -195,4 +199,153 @@ async fn without_the_unit_there_is_no_reboot_by_itself() {
     rig.image = true;
     *rig.verbs.fails.lock().unwrap() = Some("enable".to_owned());
     assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
+}
+
+/// A rig whose request is `install --reboot`.
+fn rebooting(steps: impl IntoIterator<Item = super::kit::Small>) -> Rig {
+    let mut rig = Rig::new(steps);
+    rig.options.request.reboot = true;
+    rig
+}
+
+/// Asks to stop as soon as the file is about to be written.
+fn stop_at(rig: &Rig, path: &'static str, by: Exit) {
+    let cancel = rig.cancel.clone();
+    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+        if matches!(change, Change::WriteFile { path: at, .. } if at == path) {
+            cancel.cancel(by);
+        }
+    });
+}
+
+fn armed(rig: &Rig) -> bool {
+    let tree = rig.fakes.files.snapshot().text();
+    assert_eq!(
+        tree.contains(UNIT),
+        tree.contains(&format!("{WANTS}/gpu-boot"))
+    );
+    tree.contains(UNIT)
+}
+
+#[tokio::test]
+async fn stopped_while_looking_nothing_is_changed_now_or_at_the_next_boot() {
+    for by in [Exit::Interrupted, Exit::Terminated] {
+        let rig = rebooting([file("a", "/etc/a", "x")]);
+        let before = rig.fakes.files.snapshot().without(&["/run"]);
+        rig.cancel.cancel(by);
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, by);
+        assert_eq!(outcomes(&report), ["a not-run"]);
+        assert_eq!(before, rig.fakes.files.snapshot().without(&["/run"]));
+    }
+}
+
+#[tokio::test]
+async fn a_machine_that_goes_down_goes_on_and_one_that_a_person_stopped_does_not() {
+    let steps = || [file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])];
+    let rig = rebooting(steps());
+    stop_at(&rig, "/a", Exit::Terminated);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Terminated);
+    assert!(armed(&rig));
+
+    let rig = rebooting(steps());
+    stop_at(&rig, "/a", Exit::Interrupted);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Interrupted);
+    assert!(!armed(&rig));
+    assert!(report.notes[0].contains("does not go on by itself"));
+    assert_eq!(rig.fakes.files.text("/a"), "x");
+
+    // A failure beside it makes no difference.
+    let rig = rebooting(steps());
+    stop_at(&rig, "/a", Exit::Interrupted);
+    *rig.verbs.fails.lock().unwrap() = Some("`/a`".to_owned());
+    assert_eq!(rig.install().await.unwrap().exit, Exit::StepFailed);
+    assert!(!armed(&rig));
+}
+
+#[tokio::test]
+async fn a_person_who_stops_it_is_not_rebooted_away() {
+    let steps = || {
+        [
+            file("b", "/b", "x").locks(&[Lock::Containers]),
+            step("module", |_| needs(vec![reboot()])),
+        ]
+    };
+    for (by, automatic) in [(Exit::Interrupted, false), (Exit::Terminated, true)] {
+        let rig = rebooting(steps());
+        stop_at(&rig, "/b", by);
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, Exit::RebootRequired);
+        assert_eq!(report.reboot.unwrap().automatic, automatic);
+        assert_eq!(armed(&rig), automatic);
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_changed_nothing_leaves_nothing_for_the_next_boot() {
+    let late = |answer: Assessment| {
+        let first = AtomicBool::new(true);
+        step("late", move |_| {
+            if first.swap(false, Ordering::SeqCst) {
+                return Assessment::After {
+                    upstream: crate::model::id::Id::new("up"),
+                    why: "not known yet".to_owned(),
+                    expected: vec![write("/late", "x")],
+                };
+            }
+            answer.clone()
+        })
+        .after(&["up"])
+    };
+    let up = || fixed("up", satisfied("fine"));
+    let rig = rebooting([up(), late(blocked("no GPU"))]);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Blocked);
+    assert_eq!(rig.log().len(), 4, "there and gone again");
+    assert!(!armed(&rig));
+
+    // What cannot be taken away has been changed.
+    let rig = rebooting([up(), late(blocked("no GPU"))]);
+    *rig.verbs.fails.lock().unwrap() = Some("restore".to_owned());
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert!(report.notes[0].contains("no longer needed"));
+}
+
+#[tokio::test]
+async fn a_unit_that_somebody_took_away_is_made_again() {
+    let link = format!("{WANTS}/gpu-bootstrap-resume.service");
+    for gone in [vec![UNIT], vec![&*link], vec![UNIT, &*link]] {
+        let mut rig = rebooting([module()]);
+        assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
+        for path in gone {
+            rig.fakes.files.take(path);
+        }
+        rig.options.boot_id = Some("boot-2".to_owned());
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, Exit::RebootRequired);
+        assert!(report.reboot.unwrap().automatic);
+        assert!(armed(&rig));
+        rig.options.boot_id = Some("boot-3".to_owned());
+        rig.fakes.files.put("/booted", "");
+        assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+        assert!(!armed(&rig));
+    }
+}
+
+#[tokio::test]
+async fn an_undo_that_is_cut_off_does_not_meet_an_installation() {
+    let rig = rebooting([module()]);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
+    rig.log();
+    *rig.verbs.fails.lock().unwrap() = Some("/denied".to_owned());
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Partial);
+    assert_eq!(
+        rig.log()[..2],
+        [
+            "disable gpu-bootstrap-resume.service",
+            "restore /etc/systemd/system/gpu-bootstrap-resume.service",
+        ]
+    );
+    assert!(!armed(&rig));
 }
