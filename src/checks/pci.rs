@@ -212,4 +212,16 @@ mod tests {
         assert_eq!(present(&none, false, false).status, Verdict::Fail);
         assert_eq!(present(&none, true, false).status, Verdict::Skip);
     }
+
+    #[test]
+    fn an_image_needs_no_gpu_of_its_own() {
+        let mut none = facts();
+        none.gpus.clear();
+        let finding = present(&none, false, true);
+        assert_eq!(finding.status, Verdict::Skip);
+        assert!(finding.why.contains("an image"), "{}", finding.why);
+        assert_eq!((finding.expected, finding.remedy), (None, None));
+        // One that is built on a machine with GPUs names them.
+        assert_eq!(present(&facts(), false, true).status, Verdict::Pass);
+    }
 }

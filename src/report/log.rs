@@ -171,24 +171,66 @@ mod tests {
         assert!(text.contains("a doubt") && !text.contains("a detail") && wrong);
     }
 
+    /// Collects what is written, once it is let in.
+    struct Collects {
+        gate: Receiver<()>,
+        text: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Write for Collects {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.gate.recv().map_err(io::Error::other)?;
+            self.text.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[test]
-    fn the_last_lines_are_waited_for_and_a_writer_that_hangs_is_not() {
-        struct Hangs;
-        impl Write for Hangs {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                thread::park();
-                Ok(0)
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
+    fn the_last_lines_are_waited_for() {
+        let (open, gate) = sync_channel(WAITING);
+        let text = Arc::new(Mutex::new(Vec::new()));
+        let out = Collects {
+            gate,
+            text: text.clone(),
+        };
+        let (to, from) = sync_channel(WAITING);
+        thread::spawn(move || write_all(&from, &Drawn::default(), Box::new(out)));
+        for _ in 0..100 {
+            Line(to.clone()).write_all(b"line\n").unwrap();
         }
-        let (to, from) = sync_channel(1);
-        thread::spawn(move || write_all(&from, &Drawn::default(), Box::new(Hangs)));
-        to.send(Word::Line(b"first".to_vec())).unwrap();
-        for _ in 0..3 {
-            Line(to.clone()).write_all(b"more").unwrap();
-        }
+        // Nothing of it can be written before this thread is at the end.
+        thread::spawn(move || (0..100).try_for_each(|_| open.send(())));
         Log(to).finish();
+        assert_eq!(*text.lock().unwrap(), b"line\n".repeat(100));
+    }
+
+    #[test]
+    fn a_writer_that_hangs_is_not_waited_for() {
+        // With a full queue, and with one that has room for the last word.
+        for waiting in [1, WAITING] {
+            let (open, gate) = sync_channel(0);
+            let text = Arc::new(Mutex::new(Vec::new()));
+            let out = Collects {
+                gate,
+                text: text.clone(),
+            };
+            let (to, from) = sync_channel(waiting);
+            thread::spawn(move || write_all(&from, &Drawn::default(), Box::new(out)));
+            let (ended, end) = sync_channel(1);
+            thread::spawn(move || {
+                for _ in 0..3 {
+                    Line(to.clone()).write_all(b"more").unwrap();
+                }
+                Log(to).finish();
+                ended.send(()).unwrap();
+            });
+            end.recv_timeout(LAST * 20).expect("the program ends");
+            assert!(text.lock().unwrap().is_empty());
+            drop(open);
+        }
     }
 }

@@ -73,6 +73,8 @@ pub(super) struct Apt {
     pub faults: Arc<Mutex<Vec<&'static str>>>,
     /// The next real installations, the first one last.
     pub breaks: Arc<Mutex<Vec<Break>>>,
+    /// What is offered from the moment at which packages are downloaded.
+    pub moves: Arc<Mutex<Vec<(&'static str, Offered)>>>,
     /// What the next fetch of the lists brings.
     pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
 }
@@ -175,6 +177,8 @@ impl Apt {
             return self.take(&names, simulated, files);
         }
         if has("--download-only") || has("--fix-broken") {
+            let moves = std::mem::take(&mut *self.moves.lock().unwrap());
+            self.archive.lock().unwrap().extend(moves);
             return ok("");
         }
         self.put(&names, simulated, has("--no-remove"), files)

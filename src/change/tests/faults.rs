@@ -199,3 +199,23 @@ async fn a_key_that_does_not_come_is_not_waited_for_when_somebody_asks_to_stop()
     // It refuses nothing: whoever rehearses has heard of the stop as well.
     applier.rehearse(&change).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_machine_that_moves_after_the_simulation_loses_nothing() {
+    // Between the simulation and the real transaction the package comes to conflict with another.
+    let (bed, apt) = offering("a");
+    apt.have("podman", "4");
+    apt.write(&bed.fakes.files);
+    let moved = Offered {
+        conflicts: &["podman"],
+        ..Offered::new("1", &[])
+    };
+    *apt.moves.lock().unwrap() = vec![("a", moved)];
+    let error = bed.apply(&install("a")).await.unwrap_err();
+    // apt refused it, and what it would do now is not agreed to.
+    assert!(bed.heard.text().contains("remove is disabled"));
+    assert_eq!(error.reason(), "transaction-refused");
+    assert!(error.to_string().contains("would remove podman"), "{error}");
+    let installed = apt.installed.lock().unwrap();
+    assert!(installed.contains_key("podman") && !installed.contains_key("a"));
+}
