@@ -1,12 +1,12 @@
 //! Repositories: the key is fetched, its fingerprint compared, and only then is anything written.
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8PathBuf;
 
 use super::{Applier, ChangeError, FileAfter, Undo, file, source};
 use crate::{
     config::desired::{Manager, Repository},
     tools::{
-        apt_sources::{self, Entry},
+        apt_sources::Entry,
         openpgp::{self, Key},
     },
 };
@@ -23,12 +23,7 @@ fn keyring(
 ) -> Result<Vec<u8>, ChangeError> {
     let accepted: Vec<&Key> = keys
         .iter()
-        .filter(|key| {
-            repository
-                .fingerprints
-                .iter()
-                .any(|fingerprint| fingerprint.eq_ignore_ascii_case(&key.fingerprint))
-        })
+        .filter(|key| source::accepts(repository, &key.fingerprint))
         .collect();
     let Some(first) = accepted.first() else {
         return Err(ChangeError::KeyMismatch {
@@ -60,11 +55,11 @@ fn keyring(
 
 /// The first entry that names one of the repository's suites with another key.
 fn conflict<'e>(repository: &Repository, entries: &'e [Entry]) -> Option<&'e Entry> {
-    let uri = apt_sources::canonical(&repository.url);
+    let architecture = repository.architectures.first().map(String::as_str);
     let ours = source::keyring_path(repository);
     entries.iter().find(|entry| {
-        entry.uri == uri
-            && repository.suites.contains(&entry.suite)
+        let names = |suite: &String| entry.names(&repository.url, suite, architecture);
+        repository.suites.iter().any(names)
             && entry.signed_by.as_deref() != ours.as_ref().map(|path| path.as_str())
     })
 }
@@ -179,7 +174,7 @@ impl Applier {
 
     /// apt refuses to work at all when two entries contradict each other.
     fn check_conflict(&self, repository: &Repository) -> Result<(), ChangeError> {
-        for (path, entries) in self.sources()? {
+        for (path, entries) in source::entries(&*self.host.files)? {
             if path == source::apt_source_path(repository) {
                 continue;
             }
@@ -197,26 +192,8 @@ impl Applier {
 
     /// The files whose entries contradict each other, in words; apt names the keys alone.
     pub(super) fn contradictions(&self) -> Result<Option<String>, ChangeError> {
-        let found = contradictions(&self.sources()?);
+        let found = contradictions(&source::entries(&*self.host.files)?);
         Ok((!found.is_empty()).then(|| found.join("\n")))
-    }
-
-    /// What apt is told to fetch from, by file.
-    fn sources(&self) -> Result<Vec<(Utf8PathBuf, Vec<Entry>)>, ChangeError> {
-        let files = &self.host.files;
-        let folder = Utf8Path::new(apt_sources::FOLDER);
-        let mut paths = vec![Utf8PathBuf::from(apt_sources::LIST)];
-        let names = files.list(folder)?;
-        paths.extend(
-            (names.iter().filter(|name| apt_sources::is_read(name))).map(|name| folder.join(name)),
-        );
-        let mut sources = Vec::new();
-        for path in paths {
-            let bytes = files.read(&path)?.unwrap_or_default();
-            let entries = apt_sources::parse(path.as_str(), &String::from_utf8_lossy(&bytes));
-            sources.push((path, entries));
-        }
-        Ok(sources)
     }
 }
 
@@ -303,6 +280,10 @@ mod tests {
             uri: uri.into(),
             suite: suite.into(),
             signed_by: key.map(str::to_owned),
+            binary: true,
+            components: Vec::new(),
+            architectures: Vec::new(),
+            trusting: false,
         }
     }
 
@@ -331,6 +312,7 @@ mod tests {
             (entry("https://example.org/deb", "stable", None), false),
             (entry("https://example.org/other", "/", None), false),
             (entry("https://example.org/deb", "/", None), true),
+            (entry("https://example.org/$(ARCH)", "/", None), false),
             (entry("https://example.org/deb", "/", Some("/k.gpg")), true),
         ] {
             let entries = [other];

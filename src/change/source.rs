@@ -1,8 +1,15 @@
 //! What a repository looks like on disk: the files that the verb writes and the step compares.
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::config::desired::{Pin, Repository};
+use crate::{
+    config::desired::{Pin, Repository},
+    host::{FilesError, ReadFiles},
+    tools::{
+        apt_sources::{self, Entry},
+        openpgp,
+    },
+};
 
 /// First line of every file that we write and people may read.
 pub const HEADER: &str = "# Written by gpu-bootstrap; `gpu-bootstrap uninstall` removes it.\n";
@@ -48,6 +55,91 @@ pub fn apt_source(repository: &Repository) -> String {
     text
 }
 
+/// What apt is told to fetch from, by file.
+///
+/// # Errors
+/// When a file that is there cannot be read.
+pub fn entries(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, Vec<Entry>)>, FilesError> {
+    let folder = Utf8Path::new(apt_sources::FOLDER);
+    let mut paths = vec![Utf8PathBuf::from(apt_sources::LIST)];
+    let names = files.list(folder)?;
+    paths.extend(
+        (names.iter().filter(|name| apt_sources::is_read(name))).map(|name| folder.join(name)),
+    );
+    let mut sources = Vec::new();
+    for path in paths {
+        let bytes = files.read(&path)?.unwrap_or_default();
+        let entries = apt_sources::parse(path.as_str(), &String::from_utf8_lossy(&bytes));
+        sources.push((path, entries));
+    }
+    Ok(sources)
+}
+
+/// The file of somebody else in which the repository stands already as it is wanted: each suite
+/// with its components, trusted by accepted keys and no other. It is used and left alone.
+///
+/// # Errors
+/// When a file that is there cannot be read.
+pub fn of_others(
+    files: &dyn ReadFiles,
+    repository: &Repository,
+) -> Result<Option<Utf8PathBuf>, FilesError> {
+    // Without a key of its own it is more of an archive that the machine has anyway.
+    if repository.key_url.is_none() || repository.keyring.is_some() {
+        return Ok(None);
+    }
+    let mut sources = entries(files)?;
+    sources.retain(|(path, _)| *path != apt_source_path(repository));
+    let architecture = repository.architectures.first().map(String::as_str);
+    let mut found = None;
+    for suite in &repository.suites {
+        let mut file = None;
+        for (path, entry) in all(&sources) {
+            if entry.names(&repository.url, suite, architecture)
+                && entry.brings(&repository.components, &repository.architectures)
+                && !entry.trusting
+                && is_trusted_as_wanted(files, repository, entry)?
+            {
+                file = Some(path.clone());
+                break;
+            }
+        }
+        let Some(file) = file else {
+            return Ok(None);
+        };
+        found.get_or_insert(file);
+    }
+    Ok(found)
+}
+
+fn all(sources: &[(Utf8PathBuf, Vec<Entry>)]) -> impl Iterator<Item = (&Utf8PathBuf, &Entry)> {
+    (sources.iter()).flat_map(|(path, entries)| entries.iter().map(move |entry| (path, entry)))
+}
+
+/// Whether the keyring of an entry holds keys that are accepted, and no other.
+fn is_trusted_as_wanted(
+    files: &dyn ReadFiles,
+    repository: &Repository,
+    entry: &Entry,
+) -> Result<bool, FilesError> {
+    let one_file = |path: &&str| path.starts_with('/') && !path.contains([' ', ',', '\n']);
+    let Some(path) = entry.signed_by.as_deref().filter(one_file) else {
+        return Ok(false);
+    };
+    let Some(bytes) = files.read(Utf8Path::new(path))? else {
+        return Ok(false);
+    };
+    // What cannot be read as keys is no keyring that apt could use.
+    Ok(openpgp::parse(&bytes)
+        .is_ok_and(|keys| keys.iter().all(|key| accepts(repository, &key.fingerprint))))
+}
+
+/// Whether a key is one of those that the repository is trusted by.
+#[must_use]
+pub fn accepts(repository: &Repository, fingerprint: &str) -> bool {
+    (repository.fingerprints.iter()).any(|one| one.eq_ignore_ascii_case(fingerprint))
+}
+
 /// Where a pin is kept.
 #[must_use]
 pub fn pin_path(pin: &Pin) -> Utf8PathBuf {
@@ -83,8 +175,11 @@ pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{apt_source, pin, priority};
-    use crate::config::desired::{Pin, Repository};
+    use super::{apt_source, of_others, pin, priority};
+    use crate::{
+        config::desired::{Pin, Repository},
+        host::fake::FakeFiles,
+    };
 
     fn toolkit() -> Repository {
         Repository {
@@ -141,5 +236,54 @@ mod tests {
                 "Package: nvidia-* libnvidia-*\nPin: version 580.*\nPin-Priority: 1001\n"
             )
         );
+    }
+
+    #[test]
+    fn an_entry_of_somebody_else_must_be_all_that_is_wanted() {
+        const KEYS: &[u8] = include_bytes!("../../tests/keys/two.asc");
+        const BOTH: [&str; 2] = [
+            "8ebe33251f7e6a8e6c2120dd2de2d3dd7e65b027",
+            "1732C20F83E68D3F9A3866A67294E6455BBBA7EA",
+        ];
+        let guide = "deb [signed-by=/k.asc] https://example.org:8077/deb/$(ARCH) /";
+        let found = |text: &str, accepted: &[&str], change: fn(&mut Repository)| {
+            let files = FakeFiles::new();
+            files.put("/k.asc", KEYS);
+            files.put("/none.asc", "no keys");
+            files.put("/etc/apt/sources.list.d/theirs.list", text);
+            files.put_folder("/etc/apt/sources.list.d/retired", 0o755);
+            let mut repository = toolkit();
+            repository.fingerprints = accepted.iter().map(ToString::to_string).collect();
+            change(&mut repository);
+            of_others(&files, &repository).expect("files")
+        };
+        assert_eq!(
+            found(guide, &BOTH, |_| {}).expect("theirs"),
+            "/etc/apt/sources.list.d/theirs.list"
+        );
+        for (text, accepted, change) in [
+            // Its keyring holds a key that is not accepted, or none at all, or is not there.
+            (guide, &BOTH[..1], (|_| {}) as fn(&mut Repository)),
+            (guide, &[], |_| {}),
+            (&guide.replace("k.asc", "none.asc"), &BOTH, |_| {}),
+            (&guide.replace("k.asc", "gone.asc"), &BOTH, |_| {}),
+            (&guide.replace("[signed-by=/k.asc]", ""), &BOTH, |_| {}),
+            // Nobody looks at the signature, or there is more to it than one keyring.
+            (
+                &guide.replace("signed", "trusted=yes signed"),
+                &BOTH,
+                |_| {},
+            ),
+            (&guide.replace("/k.asc", "/k.asc,/none.asc"), &BOTH, |_| {}),
+            // Not all that is wanted.
+            (&guide.replace("deb [", "deb-src ["), &BOTH, |_| {}),
+            (guide, &BOTH, |wanted| wanted.suites.push("stable".into())),
+            (guide, &BOTH, |wanted| wanted.components.push("main".into())),
+            (guide, &BOTH, |wanted| wanted.url.push('x')),
+            // The archive's own, with its keyring.
+            (guide, &BOTH, |wanted| wanted.key_url = None),
+        ] {
+            assert_eq!(found(text, accepted, change), None, "{text}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! `repositories`: package sources with the keys that the profile names, and version pins.
 
 use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{PREFLIGHT, look};
 use crate::{
@@ -21,6 +22,8 @@ struct OnDisk {
     /// Fingerprints in its keyring; `None` without one that can be read.
     keys: Option<Vec<String>>,
     priority: Option<String>,
+    /// The file of somebody else in which it stands already, as wanted.
+    theirs: Option<Utf8PathBuf>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -37,8 +40,13 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
             Some(path) => files.read(&path)?,
             None => None,
         };
+        let source = files.read_text(&look::source_path(cx.desired, repository))?;
         state.repositories.push(OnDisk {
-            source: files.read_text(&look::source_path(cx.desired, repository))?,
+            theirs: match (&source, cx.desired.packages.manager) {
+                (None, Manager::Apt) => source::of_others(files, repository)?,
+                _ => None,
+            },
+            source,
             keys: keyring
                 .and_then(|bytes| openpgp::parse(&bytes).ok())
                 .map(|keys| keys.into_iter().map(|key| key.fingerprint).collect()),
@@ -57,6 +65,9 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
 /// Why a repository is not as wanted; `None` if it is.
 fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<String> {
     let name = &repository.name;
+    if found.theirs.is_some() {
+        return None;
+    }
     match (&found.source, manager) {
         (None, _) => return Some(format!("{name} is not configured")),
         (Some(text), Manager::Apt) if *text != source::apt_source(repository) => {
@@ -64,11 +75,10 @@ fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<St
         }
         _ => {}
     }
-    if let Some((path, text)) = source::priority(repository)
-        && manager == Manager::Apt
-        && found.priority.as_deref() != Some(&text)
+    if manager == Manager::Apt
+        && let Some((path, _)) = missing_priority(repository, found)
     {
-        return Some(format!("`{path}` does not give {name} its priority"));
+        return Some(no_priority(&path, name));
     }
     source::keyring_path(repository)?;
     let Some(keys) = &found.keys else {
@@ -76,12 +86,7 @@ fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<St
             "the keyring of {name} is missing or cannot be read"
         ));
     };
-    let stranger = keys.iter().find(|key| {
-        !repository
-            .fingerprints
-            .iter()
-            .any(|f| f.eq_ignore_ascii_case(key))
-    });
+    let stranger = keys.iter().find(|key| !source::accepts(repository, key));
     match stranger {
         // A keyring of the distribution holds whatever the distribution trusts.
         Some(key) if repository.keyring.is_none() => Some(format!(
@@ -91,6 +96,15 @@ fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<St
     }
 }
 
+/// The preference that gives a repository its priority, where it is not there.
+fn missing_priority(repository: &Repository, found: &OnDisk) -> Option<(Utf8PathBuf, String)> {
+    source::priority(repository).filter(|(_, text)| found.priority.as_ref() != Some(text))
+}
+
+fn no_priority(path: &Utf8Path, name: &str) -> String {
+    format!("`{path}` does not give {name} its priority")
+}
+
 fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     for (repository, found) in desired.repositories.iter().zip(&state.repositories) {
@@ -98,6 +112,16 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
             whys.push(why);
             changes.push(Change::AddRepository {
                 repository: repository.clone(),
+            });
+        } else if found.theirs.is_some()
+            && let Some((path, content)) = missing_priority(repository, found)
+        {
+            // Their file stays as it is; the preference is one of our own.
+            whys.push(no_priority(&path, &repository.name));
+            changes.push(Change::WriteFile {
+                path,
+                content,
+                mode: 0o644,
             });
         }
     }
@@ -132,10 +156,14 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
             why: "the profile adds no repositories".into(),
         };
     }
-    let names: Vec<&str> = desired
+    let names: Vec<String> = desired
         .repositories
         .iter()
-        .map(|r| r.name.as_str())
+        .zip(&state.repositories)
+        .map(|(repository, found)| match &found.theirs {
+            Some(file) => format!("{} (by `{file}`)", repository.name),
+            None => repository.name.clone(),
+        })
         .collect();
     Assessment::Satisfied {
         why: format!("configured, with the keys named: {}", names.join(", ")),
@@ -185,6 +213,7 @@ mod tests {
                     source: Some(source::apt_source(repository)),
                     keys: Some(repository.fingerprints.clone()),
                     priority: source::priority(repository).map(|(_, text)| text),
+                    theirs: None,
                 })
                 .collect(),
             pins: want.pins.iter().map(|pin| Some(source::pin(pin))).collect(),
@@ -211,5 +240,40 @@ mod tests {
             panic!("must be pinned");
         };
         assert!(matches!(&changes[..], [Change::WriteFile { .. }]));
+    }
+
+    #[test]
+    fn an_entry_of_somebody_else_is_used_and_gets_no_more_than_its_priority() {
+        let mut want = desired();
+        want.pins.clear();
+        want.repositories[0].priority = Some(600);
+        let mut found = OnDisk {
+            theirs: Some("/etc/apt/sources.list.d/theirs.list".into()),
+            ..OnDisk::default()
+        };
+        let state = |found: &OnDisk| RepositoriesState {
+            repositories: vec![found.clone()],
+            pins: vec![],
+        };
+        let Assessment::Needs { changes, .. } = decide(&state(&found), &want) else {
+            panic!("it has no priority");
+        };
+        let (path, text) = source::priority(&want.repositories[0]).expect("a priority");
+        assert_eq!(
+            changes,
+            [Change::WriteFile {
+                path,
+                content: text.clone(),
+                mode: 0o644
+            }]
+        );
+        found.priority = Some(text);
+        let Assessment::Satisfied { why } = decide(&state(&found), &want) else {
+            panic!("nothing is left to do");
+        };
+        assert!(
+            why.contains("by `/etc/apt/sources.list.d/theirs.list`"),
+            "{why}"
+        );
     }
 }

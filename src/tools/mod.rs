@@ -1,4 +1,5 @@
-//! What is known about each external tool and its files: argument vectors and pure parsers.
+//! What is known about each external tool and its files: argument vectors and pure parsers. What is
+//! in several files at once is read here, too, so that all who ask see the same.
 
 pub mod accounts;
 pub mod apt;
