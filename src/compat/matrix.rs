@@ -1,5 +1,4 @@
-//! The rows of `compat/cuda-driver-matrix.toml` as types. What a field means is written beside the
-//! rows in that file.
+//! The rows of `compat/cuda-driver-matrix.toml` as types; that file says what a field means.
 
 use serde::Deserialize;
 
