@@ -29,25 +29,29 @@ const DISK_BYTES: u64 = 16 << 30;
 /// The bed's own way in: a second sshd, outside `/etc`, that waits for nothing.
 const SSHD: &str = include_str!("../../files/testbed-sshd.conf");
 
-/// Below `/usr/lib/systemd`: the way in, the way to the repository server in the machine's
-/// namespace (which QEMU calls 10.0.3.2), and a network for machines without cloud-init's, which
-/// goes before it.
-const FILES: [(&str, &str); 4] = [
+/// Below `/usr/lib`: the way in, the way to the repository server in the machine's namespace (which
+/// QEMU calls 10.0.3.2), a network for machines without cloud-init's, which goes before it, and what
+/// nouveau does with a GPU that is no emulated one.
+const FILES: [(&str, &str); 5] = [
     (
-        "system/testbed-sshd.service",
+        "systemd/system/testbed-sshd.service",
         include_str!("../../files/testbed-sshd.service"),
     ),
     (
-        "system/testbed-server.socket",
+        "systemd/system/testbed-server.socket",
         include_str!("../../files/testbed-server.socket"),
     ),
     (
-        "system/testbed-server.service",
+        "systemd/system/testbed-server.service",
         include_str!("../../files/testbed-server.service"),
     ),
     (
-        "network/90-testbed.network",
+        "systemd/network/90-testbed.network",
         "[Match]\nType=ether\n[Network]\nDHCP=yes\n",
+    ),
+    (
+        "udev/rules.d/90-testbed-nouveau.rules",
+        include_str!("../../files/testbed-nouveau.rules"),
     ),
 ];
 
@@ -73,7 +77,7 @@ impl Mould {
             .context("cannot authorize the bed")?;
         fs::write(here.join("sshd.conf"), SSHD).context("cannot write a configuration")?;
         for (file, text) in FILES {
-            fs::write(root.join("usr/lib/systemd").join(file), text)
+            fs::write(root.join("usr/lib").join(file), text)
                 .with_context(|| format!("cannot write {file}"))?;
         }
         for (target, unit) in UNITS {
