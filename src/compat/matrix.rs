@@ -2,9 +2,8 @@
 
 use serde::Deserialize;
 
-use crate::model::capability::ComputeCapability;
-use crate::model::pci::PciId;
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+use crate::model::{capability::ComputeCapability, pci::PciId};
 
 /// Everything that is known about drivers, GPUs, CUDA and kernels.
 #[derive(Debug, Clone, Deserialize)]
@@ -513,7 +512,7 @@ row! {
     KernelReport {
         /// A mainline series, or the beginning of a release.
         kernel: KernelVersion,
-        /// The vendor's later releases, too: those whose name counts on from its last number.
+        /// The vendor's later releases, too: those that count on from its last number.
         #[serde(default)]
         or_later: bool,
         /// From this version on.
