@@ -1,5 +1,6 @@
 //! What a machine is like, as lines that can be compared: packages and their states, holds,
-//! marks, units, every path under `/etc` with its mode, owner and content.
+//! marks, units and whether they run, every path under `/etc` with its mode, owner and content, and
+//! every file where an installation or an administrator may put some outside it.
 
 use std::collections::BTreeSet;
 
@@ -29,12 +30,23 @@ else
     rpm -qa --qf 'package %{NAME}.%{ARCH} %{EPOCHNUM}:%{VERSION}-%{RELEASE}\n'
 fi
 systemctl list-unit-files --no-legend --no-pager --plain | awk '{ print "unit " $1 " " $2 }'
+# A unit that a package took away may be known as failed until the next boot; the system's own
+# services come and go.
+systemctl list-units --no-legend --no-pager --plain --all --type=service,socket,path,timer |
+    awk '$2 == "loaded" && ($3 == "active" || $3 == "failed") && $1 !~ /^(systemd-|user|testbed)/ { print $3 " " $1 }'
 dkms=/lib/modules; find "$dkms"/*/updates -type f -printf 'module %p\n' 2>/dev/null || true
 find /boot -mindepth 1 -printf 'boot %p\n'
 find /etc -type d -printf 'etc %p d %m %u:%g\n'
 find /etc -type l -printf 'etc %p l %l\n'
 find /etc -type f -printf 'etc %p f %m %u:%g\n'
-find /etc -type f -exec sha256sum {} + | sed -E 's/^([^ ]+)  (.*)/content \2 \1/'
+# The bed's own drop-ins come and go with the simulated driver.
+places=
+for place in /usr/share/keyrings /usr/local /usr/lib/systemd/system; do
+    [ ! -d "$place" ] || places="$places $place"
+done
+find $places ! -type d ! -name '*testbed*' \
+    -printf 'usr %p %y %m %u:%g %l\n'
+find /etc $places -type f ! -name '*testbed*' -exec sha256sum {} + | sed -E 's/^([^ ]+)  (.*)/content \2 \1/'
 "#;
 
 impl Snapshot {
@@ -76,17 +88,20 @@ impl Snapshot {
     }
 
     /// What changed from `before` to this: lines that went (`-`) and that came (`+`), without
-    /// those that contain one of `except`.
+    /// those that contain one of `except`. Of units it counts which have stopped or failed: some
+    /// start when they are first asked for.
     pub fn changes_since(&self, before: &Snapshot, except: &[String]) -> Vec<String> {
         let wanted = |line: &&String| !except.iter().any(|part| line.contains(part.as_str()));
         let gone = before
             .0
             .difference(&self.0)
+            .filter(|line| !line.starts_with("failed "))
             .filter(wanted)
             .map(|line| format!("- {line}"));
         let new = self
             .0
             .difference(&before.0)
+            .filter(|line| !line.starts_with("active "))
             .filter(wanted)
             .map(|line| format!("+ {line}"));
         gone.chain(new).collect()
@@ -105,6 +120,22 @@ mod tests {
             after.changes_since(&before, &[]),
             ["- package a:amd64 1 ii", "+ package a:amd64 2 ii"]
         );
+    }
+
+    #[test]
+    fn units_stop_or_fail() {
+        let before = Snapshot::parse("active a.service\nfailed b.service\n");
+        let after = Snapshot::parse("failed a.service\nactive b.service\n");
+        assert_eq!(
+            after.changes_since(&before, &[]),
+            ["- active a.service", "+ failed a.service"]
+        );
+    }
+
+    #[test]
+    fn what_is_excepted_does_not_count() {
+        let before = Snapshot::parse("package a:amd64 1 ii \nhold a\n");
+        let after = Snapshot::parse("package a:amd64 2 ii \nhold a\n");
         assert!(
             after
                 .changes_since(&before, &["package a".into()])
