@@ -106,7 +106,7 @@ impl Source for Mould {
             "-accel",
             "tcg,thread=multi",
             "-cpu",
-            "qemu64,+invtsc",
+            "qemu64",
             "-kernel",
             &format!("{DISKS}/kernel"),
             "-initrd",

@@ -140,7 +140,8 @@ impl Vm {
         arguments.extend(source);
         let mut buses = Vec::new();
         for function in &self.functions {
-            arguments.extend(device(&function.address, &mut buses)?);
+            let others = self.functions.iter().map(|other| &other.address);
+            arguments.extend(device(&function.address, others, &mut buses)?);
         }
         Ok(arguments)
     }
@@ -299,15 +300,31 @@ impl Body for Vm {
 
 /// Where a function's port is: on the root bus, or behind a bus of its own with the number that
 /// the table gives it, as QEMU's `pxb-pcie` makes one.
-fn device(address: &Address, buses: &mut Vec<u8>) -> Result<Vec<String>> {
+fn device<'a>(
+    address: &Address,
+    mut others: impl Iterator<Item = &'a Address>,
+    buses: &mut Vec<u8>,
+) -> Result<Vec<String>> {
     let (bus, slot) = place(address.as_str())
         .with_context(|| format!("`{address}` is no place that QEMU can give a function"))?;
+    let slot_of = |address: &Address| {
+        address
+            .as_str()
+            .rsplit_once('.')
+            .map(|(slot, _)| slot.to_string())
+    };
+    // Firmware looks for further functions only behind a first one that says so.
+    let shared = others.any(|other| other != address && slot_of(other) == slot_of(address));
     let socket = serve::socket(Path::new(SOCKETS), address);
     let mut arguments = Vec::new();
     let on = if bus == 0 {
         "pcie.0".to_string()
     } else {
         if !buses.contains(&bus) {
+            // The bus above it has the number before.
+            if buses.iter().any(|other| other.abs_diff(bus) == 1) {
+                bail!("`{address}` is on a bus next to another one's: QEMU needs one in between");
+            }
             buses.push(bus);
             let above = bus - 1;
             arguments.extend([
@@ -322,7 +339,7 @@ fn device(address: &Address, buses: &mut Vec<u8>) -> Result<Vec<String>> {
     arguments.extend([
         "-device".to_string(),
         format!(
-            r#"{{"driver":"vfio-user-pci","bus":"{on}","addr":"{slot}","socket":{{"type":"unix","path":"{}"}}}}"#,
+            r#"{{"driver":"vfio-user-pci","bus":"{on}","addr":"{slot}","multifunction":{shared},"socket":{{"type":"unix","path":"{}"}}}}"#,
             socket.display()
         ),
     ]);
@@ -364,12 +381,16 @@ mod tests {
         assert_eq!(place("0001:18:00.0"), None);
         let address = Address::try_from("0000:18:00.0".to_string()).unwrap();
         let mut buses = Vec::new();
-        let first = device(&address, &mut buses).unwrap();
+        let second = Address::try_from("0000:18:00.1".to_string()).unwrap();
+        let first = device(&address, [&address, &second].into_iter(), &mut buses).unwrap();
         assert!(first[1].contains("bus_nr=23"), "{first:?}");
-        let address = Address::try_from("0000:18:00.1".to_string()).unwrap();
-        assert_eq!(device(&address, &mut buses).unwrap().len(), 2);
-        let address = Address::try_from("0000:00:04.0".to_string()).unwrap();
-        assert!(device(&address, &mut buses).unwrap()[1].contains("\"bus\":\"pcie.0\""));
+        assert!(first[5].contains(r#""multifunction":true"#), "{first:?}");
+        let rest = device(&second, [].into_iter(), &mut buses).unwrap();
+        assert_eq!(rest.len(), 2);
+        assert!(rest[1].contains(r#""multifunction":false"#), "{rest:?}");
+        let root = Address::try_from("0000:00:04.0".to_string()).unwrap();
+        let on_root = device(&root, [].into_iter(), &mut buses).unwrap();
+        assert!(on_root[1].contains("\"bus\":\"pcie.0\""));
     }
 
     #[test]
