@@ -18,6 +18,12 @@ use crate::sh::{Cmd, daemon};
 /// The resolver that slirp4netns answers for.
 const RESOLVER: &str = "10.0.2.3/32";
 
+/// What a slow line lets in.
+const SLOW: &str = "2mbit";
+
+/// Where what comes in is held back: traffic control shapes only what an interface sends.
+const QUEUE: &str = "slow0";
+
 /// The namespace of one machine, held by a file.
 #[derive(Clone, Debug)]
 pub struct Net {
@@ -36,6 +42,8 @@ pub enum Line {
     NoDns,
     /// Whatever is sent vanishes, as behind a firewall that drops it.
     Silent,
+    /// Little comes in at a time.
+    Slow,
 }
 
 impl Net {
@@ -80,9 +88,15 @@ impl Net {
     pub fn line(&self, line: Line) -> Result<()> {
         let signal = match line {
             Line::Silent => Signal::SIGSTOP,
-            Line::Up | Line::NoDns => Signal::SIGCONT,
+            Line::Up | Line::NoDns | Line::Slow => Signal::SIGCONT,
         };
         kill(self.carrier, signal).context("cannot reach the process that carries packets")?;
+        let slow = self.exec(["ip", "-br", "link"])?.contains(QUEUE);
+        match (line == Line::Slow, slow) {
+            (true, false) => self.hold_back()?,
+            (false, true) => self.let_go()?,
+            _ => {}
+        }
         // Whoever sends to an address of one's own hears at once that nobody listens there.
         let own = self.exec(["ip", "-br", "addr", "show", "dev", "lo"])?;
         let verb = match (line == Line::NoDns, own.contains(RESOLVER)) {
@@ -92,6 +106,28 @@ impl Net {
         };
         self.exec(["ip", "addr", verb, RESOLVER, "dev", "lo"])
             .map(drop)
+    }
+
+    fn hold_back(&self) -> Result<()> {
+        for words in [
+            format!("ip link add {QUEUE} type ifb"),
+            format!("ip link set {QUEUE} up"),
+            format!("tc qdisc add dev {QUEUE} root tbf rate {SLOW} burst 32k latency 400ms"),
+            "tc qdisc add dev tap0 handle ffff: ingress".into(),
+            format!(
+                "tc filter add dev tap0 parent ffff: protocol all u32 match u32 0 0 \
+                 action mirred egress redirect dev {QUEUE}"
+            ),
+        ] {
+            self.exec(words.split_whitespace())
+                .context("cannot make the line slow")?;
+        }
+        Ok(())
+    }
+
+    fn let_go(&self) -> Result<()> {
+        self.exec(["tc", "qdisc", "del", "dev", "tap0", "ingress"])?;
+        self.exec(["ip", "link", "del", QUEUE]).map(drop)
     }
 
     /// Runs a program of the host inside the namespace.

@@ -169,6 +169,8 @@ pub fn unload_driver(root: &Path, functions: &[Function]) -> Result<()> {
 }
 
 fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()> {
+    // Two lines, the second with the compiler: `nv_procfs_read_version`, kernel-open/nvidia/nv-procfs.c
+    // of github:NVIDIA/open-gpu-kernel-modules. The open flavour's words: github:nix-community/nixGL#186.
     let kind = match driver.flavour {
         "open" => "NVIDIA UNIX Open Kernel Module for x86_64",
         _ => "NVIDIA UNIX x86_64 Kernel Module",
@@ -187,8 +189,11 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
         &dir.join("proc/nvidia/params"),
         "ModifyDeviceFiles: 0\nDeviceFileMode: 438\n",
     )?;
+    // Numbers: kernel-open/common/inc/nv-chardev-numbers.h there.
     let mut nodes = String::from("/dev/nvidiactl 195 255\n/dev/nvidia-modeset 195 254\n");
-    // The major numbers of nvidia-uvm are given out by the kernel as it loads; any free ones do.
+    // nvidia-uvm takes a major number that is free (`alloc_chrdev_region`, kernel-open/nvidia-uvm/uvm.c
+    // there); 511 is the first of those that the kernel gives out when its small ones are taken
+    // (`find_dynamic_major`, fs/char_dev.c of Linux).
     nodes.push_str("/dev/nvidia-uvm 511 0\n/dev/nvidia-uvm-tools 511 1\n");
     let gpus = functions
         .iter()
@@ -206,27 +211,31 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
         )?;
     }
     write(&dir.join("nodes"), &nodes)?;
+    // O: from outside the kernel's tree; E: its signature is not one that the kernel knows; P: its
+    // licence is not one that goes with the GPL (Linux, Documentation/admin-guide/tainted-kernels.rst).
+    // The open flavour's is "Dual MIT/GPL".
+    let taint = match driver.flavour {
+        "open" => "OE",
+        _ => "POE",
+    };
     for module in ["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"] {
         let at = dir.join("module").join(module);
         write(&at.join("initstate"), "live\n")?;
         write(&at.join("refcnt"), "0\n")?;
-        write(
-            &at.join("taint"),
-            if driver.flavour == "open" {
-                "OE\n"
-            } else {
-                "POE\n"
-            },
-        )?;
+        write(&at.join("taint"), &format!("{taint}\n"))?;
         write(&at.join("version"), &format!("{version}\n"))?;
     }
-    write(
-        &dir.join("modules"),
-        "nvidia_uvm 1540096 0 - Live 0x0000000000000000 (POE)\n\
-         nvidia_drm 77824 0 - Live 0x0000000000000000 (POE)\n\
-         nvidia_modeset 1314816 1 nvidia_drm, Live 0x0000000000000000 (POE)\n\
-         nvidia 56717312 2 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (POE)\n",
-    )
+    // Who uses whom is as it is; the sizes are of the right order and no version's.
+    let modules: String = [
+        ("nvidia_uvm", 1_540_096, "0 -"),
+        ("nvidia_drm", 77_824, "0 -"),
+        ("nvidia_modeset", 1_314_816, "1 nvidia_drm,"),
+        ("nvidia", 56_717_312, "2 nvidia_uvm,nvidia_modeset,"),
+    ]
+    .iter()
+    .map(|(name, size, users)| format!("{name} {size} {users} Live 0x0000000000000000 ({taint})\n"))
+    .collect();
+    write(&dir.join("modules"), &modules)
 }
 
 /// Puts the stand-in where the real library lies, and keeps the real one beside it.
@@ -388,6 +397,27 @@ fn write(path: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_open_flavour_taints_as_its_licence_does() {
+        let dir = tempfile::tempdir().unwrap();
+        for (flavour, taint) in [("open", "OE"), ("proprietary", "POE")] {
+            let driver = Driver {
+                version: "535.1.2".into(),
+                flavour,
+            };
+            kernel_side(dir.path(), &driver, &[]).unwrap();
+            let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+            assert_eq!(read("module/nvidia_uvm/taint"), format!("{taint}\n"));
+            let modules = read("modules");
+            assert!(
+                modules
+                    .lines()
+                    .all(|line| line.ends_with(&format!("({taint})"))),
+                "{modules}"
+            );
+        }
+    }
 
     #[test]
     fn the_inventory_comes_from_the_bus() {

@@ -57,12 +57,33 @@ pub struct Root {
 
 /// A disk with a boot loader and cloud-init.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, deny_unknown_fields)]
+#[serde(try_from = "ImageRow")]
 pub enum Image {
     /// Published by a distribution, with a list of checksums.
     Published { image: String, checksums: String },
     /// Made here from a root filesystem.
     Made { from: String },
+}
+
+/// An image as a person writes it: `image` and `checksums`, or `from`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ImageRow {
+    image: Option<String>,
+    checksums: Option<String>,
+    from: Option<String>,
+}
+
+impl TryFrom<ImageRow> for Image {
+    type Error = &'static str;
+
+    fn try_from(row: ImageRow) -> Result<Image, Self::Error> {
+        match (row.image, row.checksums, row.from) {
+            (Some(image), Some(checksums), None) => Ok(Image::Published { image, checksums }),
+            (None, None, Some(from)) => Ok(Image::Made { from }),
+            _ => Err("an image has `image` and `checksums`, or `from`"),
+        }
+    }
 }
 
 /// A machine.
@@ -184,6 +205,14 @@ mod tests {
         let eight = &machines.machine("h100x8").unwrap().functions;
         let gpus = eight.iter().filter(|f| f.device.is_nvidia_gpu()).count();
         assert_eq!((eight.len(), gpus), (12, 8));
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_image_is_said() {
+        let error = |text: &str| toml::from_str::<Image>(text).unwrap_err().to_string();
+        assert!(error("image = 'x'").contains("`image` and `checksums`, or `from`"));
+        assert!(error("form = 'x'").contains("unknown field `form`"));
+        assert!(error("from = 'x'\nimage = 'y'").contains("or `from`"));
     }
 
     /// The architectures of the matrix, by NVIDIA's number of them.
