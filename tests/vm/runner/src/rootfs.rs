@@ -84,7 +84,11 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
             .iter()
             .map(|(site, suite)| format!("deb [signed-by={KEYRING}] {site} {suite} main\n"))
             .collect();
-        let mut argv = vec![
+        // What it mounts goes with it, also where it is killed.
+        let mut argv = ["unshare", "--mount", "--propagation=private"]
+            .map(String::from)
+            .to_vec();
+        argv.extend([
             "mmdebstrap".to_string(),
             "--variant=minbase".into(),
             "--mode=root".into(),
@@ -92,7 +96,7 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
             // A root that is built half is thrown away, so that nothing needs to be synced.
             "--dpkgopt=force-unsafe-io".into(),
             format!("--include={}", spec.packages.join(",")),
-        ];
+        ]);
         argv.extend(hook.map(|hook| format!("--essential-hook={hook}")));
         argv.extend([
             spec.suite.clone(),

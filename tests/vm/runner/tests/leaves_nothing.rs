@@ -76,6 +76,24 @@ fn a_signal_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "builds a root filesystem, as root: `make test-vm` runs it"]
+fn a_signal_leaves_nothing_of_what_is_being_built() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut run = Run::start_in(cache.path().to_path_buf());
+    let about = "a root filesystem is being configured";
+    run.wait_for(about, |run| {
+        let entries = fs::read_dir(&run.cache).into_iter().flatten().flatten();
+        let mut roots = entries.map(|entry| entry.path().join("root"));
+        roots.any(|root| root.join("var/lib/dpkg/info/kmod.list").exists())
+    });
+    assert_eq!(run.end(Signal::SIGINT).code(), Some(130));
+    run.assert_gone(about);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let cache = cache.path().display().to_string();
+    assert!(!mounts.contains(&cache), "{mounts}");
+}
+
+#[test]
 #[ignore = "boots machines, as root: `make test-vm` runs it"]
 fn after_a_kill_cleaning_leaves_nothing() {
     let mut run = Run::start();
@@ -98,9 +116,16 @@ fn repository() -> PathBuf {
 
 impl Run {
     fn start() -> Run {
+        let cache = std::env::var_os("GPU_BOOTSTRAP_VM_CACHE")
+            .map_or_else(|| repository().join(".cache/vm"), PathBuf::from);
+        Run::start_in(cache)
+    }
+
+    fn start_in(cache: PathBuf) -> Run {
         let said = tempfile::tempfile().unwrap();
         let child = Command::new(VM)
             .args(["test", CASE])
+            .env("GPU_BOOTSTRAP_VM_CACHE", &cache)
             .current_dir(repository())
             // As a shell starts it: a terminal signals the whole group.
             .process_group(0)
@@ -108,8 +133,6 @@ impl Run {
             .stdout(said.try_clone().unwrap())
             .spawn()
             .unwrap();
-        let cache = std::env::var_os("GPU_BOOTSTRAP_VM_CACHE")
-            .map_or_else(|| repository().join(".cache/vm"), PathBuf::from);
         Run {
             pid: child.id(),
             child,
