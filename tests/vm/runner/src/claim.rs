@@ -9,6 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow, bail};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
 
 use crate::bed::{Bed, remove_tree};
 use crate::group::Group;
@@ -107,9 +109,19 @@ fn destroy(id: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
             let lock = nspawn.join(format!("locks/inode-{}:{}", root.dev(), root.ino()));
             results.push(remove_file(&lock));
         }
+        results.push(unmount(&disk.join("root")));
         results.push(remove_tree(disk));
     }
     all(results)
+}
+
+/// Takes away what is mounted at a machine's root, and all that is mounted in it.
+fn unmount(root: &Path) -> Result<()> {
+    match umount2(root, MntFlags::MNT_DETACH) {
+        // Nothing is mounted: the machine stopped half-way through its making, or is no folder.
+        Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
+        Err(error) => bail!("cannot unmount {}: {error}", root.display()),
+    }
 }
 
 /// One error of many, which names each.

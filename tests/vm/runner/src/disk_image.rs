@@ -18,13 +18,11 @@ pub const DISK: &str = "disk.qcow2";
 /// How long a download may take: some 700 MiB at 3 Mbit/s.
 const DOWNLOAD: Duration = Duration::from_secs(2000);
 
-/// Makes a disk of the root filesystem `$1/root` and the modules beside it, in the folder `$2`, with
-/// the boot loader and the tool for disks of QEMU's root `$3`. The boot loader is the one that
-/// Debian's own images have, and lies where firmware looks when it knows nothing.
+/// Makes a disk of the root filesystem `$1/root` in the folder `$2`, with the boot loader and the tool
+/// for disks of QEMU's root `$3`. The boot loader is the one that Debian's own images have, and lies
+/// where firmware looks when it knows nothing.
 const MAKE: &str = r#"
-modules=$(ls "$1/modules")
 cp -a --reflink=auto -- "$1/root" "$2/root"
-cp -al -- "$1/modules/$modules" "$2/root/usr/lib/modules/$modules/kernel"
 truncate -s 6G "$2/disk.raw"
 printf 'label: gpt\nstart=1MiB, size=63MiB, type=uefi\nstart=64MiB, size=6078MiB, type=linux\n' |
     sfdisk -q "$2/disk.raw"

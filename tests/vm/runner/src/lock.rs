@@ -13,6 +13,9 @@ use crate::{out, stop};
 /// Longer than anything takes that a bed builds.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
+/// How long somebody may have their turn before it is worth a word.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Waits for the lock of a file, which then names this process; `what` is what the lock is for.
 pub fn take(path: &Path, what: &str) -> Result<File> {
     let mut file = OpenOptions::new()
@@ -32,7 +35,8 @@ pub fn take(path: &Path, what: &str) -> Result<File> {
         if start.elapsed() > LIMIT {
             bail!("{what} is still held by {owner}");
         }
-        if !told && owner != name(std::process::id()) {
+        let mine = owner == name(std::process::id());
+        if !told && !mine && start.elapsed() > PATIENCE {
             out::say(format!("waiting for {owner}, which has {what}"));
             told = true;
         }

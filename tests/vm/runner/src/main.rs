@@ -128,8 +128,8 @@ struct How {
     /// A machine that failed stays up until Ctrl-C.
     #[arg(long)]
     keep: bool,
-    /// How many machines run side by side.
-    #[arg(long, default_value_t = 2)]
+    /// How many machines run side by side; many wait most of their time.
+    #[arg(long, default_value_t = 3)]
     jobs: usize,
 }
 

@@ -124,12 +124,13 @@ pub fn carry(root: &Path, modules: &Path) -> Result<()> {
     fs::create_dir_all(&inside).with_context(|| format!("cannot make {}", inside.display()))?;
     Cmd::new([
         "cp",
-        "-al",
+        "-a",
+        "--reflink=auto",
         &format!("{}/.", modules.display()),
         &inside.to_string_lossy(),
     ])
     .ok()
-    .context("cannot link the modules into a machine")?;
+    .context("cannot copy the modules into a machine")?;
     let dkms = root.join("etc/dkms");
     fs::create_dir_all(&dkms).with_context(|| format!("cannot make {}", dkms.display()))?;
     for name in NAMES {

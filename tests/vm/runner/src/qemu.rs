@@ -32,14 +32,15 @@ printf 'Package: *qemu* seabios\nPin: release n=trixie-backports\nPin-Priority: 
 pub const DISKS: &str = "/mnt";
 pub const SOCKETS: &str = "/run";
 
-/// Mounts are seen by this QEMU alone and go with it.
+/// Mounts are seen by this QEMU alone and go with it. Cases of emulated machines are the longest, so
+/// that they go before others.
 const ENTER: &str = r#"
 root=$1 disks=$2 sockets=$3
 shift 3
 mount --bind /dev "$root/dev"
 mount --bind "$disks" "$root/mnt"
 mount --bind "$sockets" "$root/run"
-exec chroot "$root" "$@"
+exec nice -n -10 chroot "$root" "$@"
 "#;
 
 /// The root filesystem with QEMU, built or from the cache.

@@ -68,8 +68,7 @@ fn parse_mirror(text: &str) -> Option<Mirror> {
     })
 }
 
-/// The folder with the root filesystem of the table's `spec`, built or from the cache: `root`,
-/// and in `modules/VERSION` the modules of its kernels, to be linked into each copy.
+/// The folder with the root filesystem of the table's `spec`, `root`, built or from the cache.
 pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     let mirror = mirror()?;
     let recipe = format!("{spec:?}\n{mirror:?}\n{SOURCE}");
@@ -107,8 +106,7 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
             .stdin(list)
             .deadline(Duration::from_secs(1200))
             .ok()?;
-        finish(&dir.join("root"), spec, &mirror)?;
-        set_modules_aside(dir)
+        finish(&dir.join("root"), spec, &mirror)
     })
 }
 
@@ -124,18 +122,6 @@ fn initramfs_hook(modules: &[String]) -> Option<String> {
             modules.join(" ")
         )
     })
-}
-
-fn set_modules_aside(dir: &Path) -> Result<()> {
-    let version = kernel(&dir.join("root"))?;
-    let aside = dir.join("modules");
-    fs::create_dir(&aside).with_context(|| format!("cannot make {}", aside.display()))?;
-    let kernel = dir
-        .join("root/usr/lib/modules")
-        .join(&version)
-        .join("kernel");
-    fs::rename(&kernel, aside.join(version))
-        .with_context(|| format!("cannot set {} aside", kernel.display()))
 }
 
 /// The version of the kernel in a root, which the machine made of it runs (as far as anybody

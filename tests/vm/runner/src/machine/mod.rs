@@ -29,12 +29,13 @@ use crate::{out, simulation};
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Kernel modules are more than half of a disk, and nothing ever writes into one: they are linked.
-const COPY: &str = r#"
-cp -a --reflink=auto -- "$1/root" "$2/root"
-for modules in "$1"/modules/*; do
-    cp -al -- "$modules" "$2/root/usr/lib/modules/${modules##*/}/kernel"
-done
+/// What a machine changes lies in a layer of its own over its root filesystem: nothing of that is
+/// copied. But `/var/lib` is, because containers' layers cannot lie over such a filesystem.
+const LAYERS: &str = r#"
+mkdir "$2/changes" "$2/work" "$2/root"
+cp -a --reflink=auto -- "$1/root/var/lib" "$2/lib"
+mount -t overlay -o "lowerdir=$1/root,upperdir=$2/changes,workdir=$2/work" testbed "$2/root"
+mount --bind "$2/lib" "$2/root/var/lib"
 "#;
 
 /// How long a machine may take to come up or to go down; an emulated one takes several times as
@@ -106,13 +107,13 @@ impl Frame {
 }
 
 impl Machine {
-    /// Makes a machine with a fresh copy of the root filesystem that `rootfs` built in `root`.
+    /// Makes a machine of the root filesystem that `rootfs` built in `root`, which stays as it is.
     pub fn create(bed: &Bed, name: &str, spec: &MachineSpec, root: &Path) -> Result<Machine> {
         let claim = Claim::take(bed, name)?;
         let (dir, group) = (claim.dir.clone(), claim.group.clone());
         let kernel = match spec.kind {
             Kind::Image => image::parcel(root, &dir)?,
-            Kind::Container | Kind::Vm => copy(name, &group, root, &dir)?,
+            Kind::Container | Kind::Vm => lay(name, &group, root, &dir)?,
         };
         let net = Net::create(&claim.run, &group, &dir.join("slirp.log"))?;
         let frame = Frame {
@@ -347,20 +348,20 @@ impl Machine {
     }
 }
 
-/// Makes a machine's root folder a copy of the root filesystem in `root`, under its own name; which
-/// kernel it has.
-fn copy(name: &str, group: &Group, root: &Path, dir: &Path) -> Result<String> {
-    let copy = [
+/// Makes a machine's root folder of the root filesystem in `root`, under its own name; which kernel
+/// it has.
+fn lay(name: &str, group: &Group, root: &Path, dir: &Path) -> Result<String> {
+    let layers = [
         "/bin/sh",
         "-euc",
-        COPY,
+        LAYERS,
         "sh",
         &root.to_string_lossy(),
         &dir.to_string_lossy(),
     ];
-    Cmd::new(group.inside(Part::Support, &copy.map(String::from)))
+    Cmd::new(group.inside(Part::Support, &layers.map(String::from)))
         .ok()
-        .context("cannot copy the root filesystem")?;
+        .context("cannot lay a machine's changes over the root filesystem")?;
     fs::write(dir.join("root/etc/hostname"), format!("{name}\n")).context("cannot name it")?;
     crate::rootfs::kernel(&root.join("root"))
 }
