@@ -76,8 +76,8 @@ impl Applier {
     }
 
     /// Waits for what passes by itself, with newer lists if it were they that failed; lists that do
-    /// not come are an attempt, too. The machine
-    /// may be another one afterwards: whoever tries again decides anew what may happen.
+    /// not come are an attempt, too. The machine may be another one afterwards: whoever tries again
+    /// decides anew what may happen.
     ///
     /// # Errors
     /// The error itself when it does not pass, or has not passed for too long; or that somebody

@@ -118,7 +118,7 @@ fn destroy(id: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
 /// Takes away what is mounted at a machine's root, and all that is mounted in it.
 fn unmount(root: &Path) -> Result<()> {
     match umount2(root, MntFlags::MNT_DETACH) {
-        // Nothing is mounted: the machine stopped half-way through its making, or is no folder.
+        // Nothing is mounted there: an image's disk, or a machine that stopped half-way through its making.
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
         Err(error) => bail!("cannot unmount {}: {error}", root.display()),
     }

@@ -1,5 +1,5 @@
-//! A machine: its disk is a copy of a root filesystem, its processes, network and mounts are its
-//! own, and all of it is gone when it is dropped. How it runs is its body's affair.
+//! A machine: its disk is a root filesystem under a layer of changes, its processes, network and mounts
+//! are its own, and all of it is gone when it is dropped. How it runs is its body's affair.
 
 mod container;
 mod image;
