@@ -7,6 +7,8 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use camino::Utf8Path;
+
 use super::{
     Applier, ChangeError, Sink, Undo,
     apt_run::{Attempts, also},
@@ -15,13 +17,13 @@ use super::{
 };
 use crate::{
     config::desired::{Manager, PackageWish},
-    host::{Cmd, Query, exec::tail},
+    host::{Cmd, Kind, Query, Stat, exec::tail},
     tools::{
         apt::{Apt, Removals},
         apt_fault::{Fault, obstacle},
         apt_policy,
         apt_simulation::{self, Action},
-        dpkg, dpkg_status,
+        apt_sources, dpkg, dpkg_status,
     },
 };
 
@@ -71,9 +73,26 @@ impl Applier {
     pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let apt = self.apt()?;
         self.lists.set_fresh(false);
+        self.drop_empty_lists()?;
         self.apt_run("fetch the package lists", apt.update(), sink)
             .await?;
         self.lists.set_fresh(true);
+        Ok(())
+    }
+
+    /// apt does not sync its lists, so that a power cut leaves them empty, and it takes an empty one
+    /// for whole as long as the repository's signed index stays the same. Without the file it
+    /// fetches it again; so it does with the list of a repository that is really empty.
+    fn drop_empty_lists(&self) -> Result<(), ChangeError> {
+        let files = &self.host.files;
+        let folder = Utf8Path::new(apt_sources::LISTS);
+        for name in files.list(folder)? {
+            let path = folder.join(&name);
+            let empty = |stat: &Stat| stat.kind == Kind::File && stat.size == 0;
+            if name != "lock" && files.stat(&path)?.as_ref().is_some_and(empty) {
+                files.remove(&path)?;
+            }
+        }
         Ok(())
     }
 

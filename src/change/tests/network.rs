@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use camino::Utf8Path;
+
 use super::{apt::Apt, kit::Bed};
 use crate::{change::Change, error::Report, host::fake::failed};
 
@@ -54,4 +56,24 @@ async fn a_line_is_given_up_for_what_it_took_itself_and_never_at_once() {
         attempts_after(Some(locked), 100, SILENT).await,
         (3, "network")
     );
+}
+
+#[tokio::test]
+async fn lists_that_a_power_cut_left_empty_are_fetched_again() {
+    let bed = Bed::new();
+    Apt::on(&bed);
+    let lists = "/var/lib/apt/lists";
+    for (name, text) in [
+        ("lock", ""),
+        ("x_Packages", ""),
+        ("y_Packages", "Package: y"),
+    ] {
+        bed.fakes.files.put(&format!("{lists}/{name}"), text);
+    }
+    bed.fakes
+        .files
+        .put_folder(&format!("{lists}/partial"), 0o700);
+    bed.apply(&Change::RefreshRepositories).await.unwrap();
+    let left = bed.host.files.list(Utf8Path::new(lists)).unwrap();
+    assert_eq!(left, ["lock", "partial", "y_Packages"]);
 }
