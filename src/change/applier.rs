@@ -204,7 +204,8 @@ impl Applier {
         })
     }
 
-    /// The exact undo of a change that was cut off or failed: before compared with now.
+    /// The exact undo of a change that was cut off or failed: before compared with now. A file that
+    /// it left empty is put back first, so that the next run finds what the first one found.
     ///
     /// # Errors
     /// When the machine could not be looked at.
@@ -221,6 +222,7 @@ impl Applier {
                 traces: Some(Box::new(self.traces_once_over(before, sink).await?)),
             });
         }
+        self.mend_files(undo)?;
         self.refine(undo.clone())
     }
 

@@ -68,6 +68,25 @@ impl Applier {
         })
     }
 
+    /// Puts back what a tool had emptied, to write it anew, when it was cut off: most tools do it in
+    /// this order, and a power cut leaves the file without a byte, or with NULs in their number.
+    /// There is nobody's work in such a file, and the tool and the daemon both refuse it.
+    pub(super) fn mend_files(&self, undo: &Undo) -> Result<(), ChangeError> {
+        let Undo::RestoreFiles { files, .. } = undo else {
+            return Ok(());
+        };
+        for file in files.iter().filter(|f| f.after == FileAfter::Unknown) {
+            let content = match self.host.files.stat(&file.path)? {
+                Some(stat) if stat.kind == Kind::File => self.host.files.read(&file.path)?,
+                _ => None,
+            };
+            if content.is_some_and(|content| content.iter().all(|byte| *byte == 0)) {
+                self.restore(file)?;
+            }
+        }
+        Ok(())
+    }
+
     fn save(&self, path: &Utf8Path) -> Result<Option<Saved>, ChangeError> {
         let files = &self.host.files;
         let Some(stat) = files.stat(path)? else {

@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 
-use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, look};
+use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, VALIDATION_DEVICES, look};
 use crate::{
     change::{Change, Lock},
     config::desired::{Cdi as Wish, Desired},
@@ -179,8 +179,10 @@ impl Step for Cdi {
         "CDI specification"
     }
 
+    /// `nvidia-ctk` asks every GPU: where one does not start, it takes minutes to fail, in words
+    /// about the specification.
     fn after(&self) -> &[StepId] {
-        const { &[DRIVER_MODULE, TOOLKIT_PACKAGES] }
+        const { &[DRIVER_MODULE, TOOLKIT_PACKAGES, VALIDATION_DEVICES] }
     }
 
     fn locks(&self) -> &[Lock] {

@@ -80,8 +80,8 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(persistence::Persistence),
         Box::new(runtime_config::RuntimeConfig(RuntimeKind::Docker)),
         Box::new(runtime_config::RuntimeConfig(RuntimeKind::Containerd)),
-        Box::new(cdi::Cdi),
         Box::new(devices::Devices),
+        Box::new(cdi::Cdi),
         Box::new(container::Container),
     ]
 }

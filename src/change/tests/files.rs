@@ -144,6 +144,37 @@ async fn what_a_tool_wrote_is_made_durable_before_it_counts_as_applied() {
 }
 
 #[tokio::test]
+async fn what_a_tool_had_emptied_when_it_was_cut_off_is_put_back() {
+    let change = Change::RunTool {
+        purpose: "register the nvidia runtime with docker".into(),
+        command: vec!["nvidia-ctk".into()],
+        writes: vec!["/etc/docker/daemon.json".into(), "/etc/new/spec".into()],
+    };
+    for cut in ["", "\0\0\0"] {
+        let bed = Bed::new();
+        let theirs = "{\"mtu\": 1400}";
+        bed.fakes
+            .files
+            .put_mode("/etc/docker/daemon.json", theirs, 0o640);
+        let before = bed.snapshot();
+        let undo = bed.applier.capture(&change).await.unwrap();
+        bed.fakes.files.put("/etc/docker/daemon.json", cut);
+        bed.fakes.files.put("/etc/new/spec", cut);
+        let undo = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
+        assert_eq!(bed.fakes.files.text("/etc/docker/daemon.json"), theirs);
+        bed.revert(&undo).await;
+        assert!(diff(&before, &bed.snapshot()).is_empty());
+    }
+    // Whatever says something may be somebody's.
+    let bed = Bed::new();
+    bed.fakes.files.put("/etc/docker/daemon.json", "{}");
+    let undo = bed.applier.capture(&change).await.unwrap();
+    bed.fakes.files.put("/etc/docker/daemon.json", "{\"a\"");
+    bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
+    assert_eq!(bed.fakes.files.text("/etc/docker/daemon.json"), "{\"a\"");
+}
+
+#[tokio::test]
 async fn the_diff_is_shown_first() {
     let bed = Bed::new();
     bed.fakes.files.put("/etc/a", "one\ntwo\n");
