@@ -12,7 +12,7 @@ use crate::{
     model::secret::Secret,
     tools::{
         apt,
-        apt_fault::{Fault, failed_sources, obstacle},
+        apt_fault::{Fault, failed_sources, obstacle, telling_line},
         apt_progress, dkms,
     },
 };
@@ -176,12 +176,13 @@ impl Applier {
         Err(ChangeError::Packages {
             what: what.to_owned(),
             fault,
-            attachment: self.attachment(fault, &words),
+            attachment: (self.attachment(fault, &words))
+                .filter(|text| !told_already(&source, text)),
             source: Box::new(source),
         })
     }
 
-    /// What else a person needs to see: the compiler's words, or the lines before the failure.
+    /// What else a person needs to see: the compiler's words, or the line that tells the failure.
     /// Where that cannot be looked at, this is said beside what failed, never in its place.
     fn attachment(&self, fault: Fault, words: &str) -> Option<String> {
         let looked = match fault {
@@ -193,7 +194,7 @@ impl Applier {
             Fault::Script | Fault::Unmet | Fault::NotFound | Fault::Other => {
                 Ok(obstacle(words).or_else(|| Some(tail(words))))
             }
-            _ => Ok(None),
+            _ => Ok(telling_line(words).map(str::to_owned)),
         };
         looked
             .unwrap_or_else(|second| Some(also(tail(words), &second)))
@@ -257,6 +258,11 @@ fn sentence(error: &ChangeError) -> String {
         .chain(crate::error::causes(error))
         .collect();
     chain.join(": ").replace('\n', " ")
+}
+
+/// Whether an error ends with these words anyway.
+fn told_already(error: &ExecError, words: &str) -> bool {
+    matches!(error, ExecError::Failed { tail, .. } if tail.contains(words))
 }
 
 fn is_network(error: &ChangeError) -> bool {

@@ -124,6 +124,17 @@ const SIGNS: &[(&str, Fault)] = &[
     ("Failed to fetch", Fault::Network),
 ];
 
+fn sign_in(text: &str) -> Option<(&'static str, Fault)> {
+    (SIGNS.iter().copied()).find(|(sign, _)| text.contains(sign))
+}
+
+/// The line that tells the fault: of a transaction with much to say it is not among the last ones.
+#[must_use]
+pub fn telling_line(text: &str) -> Option<&str> {
+    let (sign, _) = sign_in(text)?;
+    text.lines().find(|line| line.contains(sign)).map(str::trim)
+}
+
 impl Fault {
     /// Reads what was printed.
     #[must_use]
@@ -131,10 +142,7 @@ impl Fault {
         if dkms::log_named_in(text).is_some() {
             return Self::Build;
         }
-        SIGNS
-            .iter()
-            .find(|(sign, _)| text.contains(sign))
-            .map_or(Self::Other, |(_, fault)| *fault)
+        sign_in(text).map_or(Self::Other, |(_, fault)| fault)
     }
 
     /// Another attempt may succeed without anybody doing anything.
@@ -273,7 +281,20 @@ pub fn failed_sources(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fault, failed_sources, obstacle};
+    use super::{Fault, failed_sources, obstacle, telling_line};
+
+    #[test]
+    fn the_line_that_tells_the_fault_is_found_among_the_rest() {
+        let text = "update-initramfs: Generating /boot/initrd.img-6.1\n\
+                    zstd: error 70 : Write error : No space left on device \n\
+                    Building initial module for 6.1\n\
+                    E: Sub-process /usr/bin/dpkg returned an error code (1)\n";
+        assert_eq!(
+            telling_line(text),
+            Some("zstd: error 70 : Write error : No space left on device")
+        );
+        assert_eq!(telling_line("Building initial module for 6.1\n"), None);
+    }
 
     #[test]
     fn what_stands_in_the_way_is_found_among_the_rest() {
