@@ -6,7 +6,7 @@ use super::{Applier, ChangeError, FileAfter, Undo, file, source};
 use crate::{
     config::desired::{Manager, Repository},
     tools::{
-        apt_sources::Entry,
+        apt_sources::{self, Entry},
         openpgp::{self, Key},
     },
 };
@@ -174,42 +174,40 @@ impl Applier {
 
     /// apt refuses to work at all when two entries contradict each other.
     fn check_conflict(&self, repository: &Repository) -> Result<(), ChangeError> {
-        for (path, entries) in source::entries(&*self.host.files)? {
-            if path == source::apt_source_path(repository) {
-                continue;
-            }
-            if let Some(entry) = conflict(repository, &entries) {
-                return Err(ChangeError::SourceConflict {
-                    repository: repository.name.clone(),
-                    file: path,
-                    uri: format!("{} {}", entry.uri, entry.suite),
-                    theirs: entry.signed_by.clone().unwrap_or_else(|| "none".to_owned()),
-                });
-            }
-        }
-        Ok(())
+        let mut entries = apt_sources::read(&*self.host.files)?;
+        entries.retain(|entry| entry.file != source::apt_source_path(repository));
+        let Some(entry) = conflict(repository, &entries) else {
+            return Ok(());
+        };
+        Err(ChangeError::SourceConflict {
+            repository: repository.name.clone(),
+            file: entry.file.clone(),
+            uri: format!("{} {}", entry.uri, entry.suite),
+            theirs: entry.signed_by.clone().unwrap_or_else(|| "none".to_owned()),
+        })
     }
 
     /// The files whose entries contradict each other, in words; apt names the keys alone.
     pub(super) fn contradictions(&self) -> Result<Option<String>, ChangeError> {
-        let found = contradictions(&source::entries(&*self.host.files)?);
+        let found = contradictions(&apt_sources::read(&*self.host.files)?);
         Ok((!found.is_empty()).then(|| found.join("\n")))
     }
 }
 
 /// Each entry that names the same address and suite as another, with another key.
-fn contradictions(sources: &[(Utf8PathBuf, Vec<Entry>)]) -> Vec<String> {
-    let all =
-        || (sources.iter()).flat_map(|(path, entries)| entries.iter().map(move |e| (path, e)));
-    all()
-        .filter(|(_, one)| {
-            all().any(|(_, other)| {
+fn contradictions(entries: &[Entry]) -> Vec<String> {
+    (entries.iter())
+        .filter(|one| {
+            entries.iter().any(|other| {
                 one.uri == other.uri && one.suite == other.suite && one.signed_by != other.signed_by
             })
         })
-        .map(|(path, entry)| {
+        .map(|entry| {
+            let Entry {
+                file, uri, suite, ..
+            } = entry;
             let key = entry.signed_by.as_deref().unwrap_or("no key");
-            format!("`{path}` names {} {} with {key}", entry.uri, entry.suite)
+            format!("`{file}` names {uri} {suite} with {key}")
         })
         .collect()
 }
@@ -277,6 +275,7 @@ mod tests {
 
     fn entry(uri: &str, suite: &str, key: Option<&str>) -> Entry {
         Entry {
+            file: "/a.list".into(),
             uri: uri.into(),
             suite: suite.into(),
             signed_by: key.map(str::to_owned),
@@ -290,11 +289,12 @@ mod tests {
     #[test]
     fn entries_that_contradict_each_other_are_named() {
         let uri = "https://example.org/deb";
-        let sources = [
-            ("/a.list".into(), vec![entry(uri, "/", Some("/a.gpg"))]),
-            ("/b.list".into(), vec![entry(uri, "/", Some("/b.gpg"))]),
-            ("/c.list".into(), vec![entry(uri, "stable", Some("/a.gpg"))]),
+        let mut sources = [
+            entry(uri, "/", Some("/a.gpg")),
+            entry(uri, "/", Some("/b.gpg")),
+            entry(uri, "stable", Some("/a.gpg")),
         ];
+        sources[1].file = "/b.list".into();
         assert_eq!(
             contradictions(&sources),
             [

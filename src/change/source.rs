@@ -55,26 +55,6 @@ pub fn apt_source(repository: &Repository) -> String {
     text
 }
 
-/// What apt is told to fetch from, by file.
-///
-/// # Errors
-/// When a file that is there cannot be read.
-pub fn entries(files: &dyn ReadFiles) -> Result<Vec<(Utf8PathBuf, Vec<Entry>)>, FilesError> {
-    let folder = Utf8Path::new(apt_sources::FOLDER);
-    let mut paths = vec![Utf8PathBuf::from(apt_sources::LIST)];
-    let names = files.list(folder)?;
-    paths.extend(
-        (names.iter().filter(|name| apt_sources::is_read(name))).map(|name| folder.join(name)),
-    );
-    let mut sources = Vec::new();
-    for path in paths {
-        let bytes = files.read(&path)?.unwrap_or_default();
-        let entries = apt_sources::parse(path.as_str(), &String::from_utf8_lossy(&bytes));
-        sources.push((path, entries));
-    }
-    Ok(sources)
-}
-
 /// The file of somebody else in which the repository stands already as it is wanted: each suite
 /// with its components, trusted by accepted keys and no other. It is used and left alone.
 ///
@@ -88,19 +68,19 @@ pub fn of_others(
     if repository.key_url.is_none() || repository.keyring.is_some() {
         return Ok(None);
     }
-    let mut sources = entries(files)?;
-    sources.retain(|(path, _)| *path != apt_source_path(repository));
+    let mut entries = apt_sources::read(files)?;
+    entries.retain(|entry| entry.file != apt_source_path(repository));
     let architecture = repository.architectures.first().map(String::as_str);
     let mut found = None;
     for suite in &repository.suites {
         let mut file = None;
-        for (path, entry) in all(&sources) {
+        for entry in &entries {
             if entry.names(&repository.url, suite, architecture)
                 && entry.brings(&repository.components, &repository.architectures)
                 && !entry.trusting
                 && is_trusted_as_wanted(files, repository, entry)?
             {
-                file = Some(path.clone());
+                file = Some(entry.file.clone());
                 break;
             }
         }
@@ -110,10 +90,6 @@ pub fn of_others(
         found.get_or_insert(file);
     }
     Ok(found)
-}
-
-fn all(sources: &[(Utf8PathBuf, Vec<Entry>)]) -> impl Iterator<Item = (&Utf8PathBuf, &Entry)> {
-    (sources.iter()).flat_map(|(path, entries)| entries.iter().map(move |entry| (path, entry)))
 }
 
 /// Whether the keyring of an entry holds keys that are accepted, and no other.

@@ -7,7 +7,7 @@ use camino::Utf8PathBuf;
 
 use crate::{
     config::{
-        archive::{self, ArchiveError, Entry},
+        archive::{self, ArchiveError},
         desired::{Manager, Repository},
         error::{ConfigError, Refusal, ResolveError},
         file::RepositoryConfig,
@@ -17,6 +17,7 @@ use crate::{
         values::{AbsolutePath, Fingerprint, Url, Word, redact},
     },
     model::text::nearest,
+    tools::apt_sources::Entry,
 };
 
 /// What the choice depends on.

@@ -7,7 +7,6 @@ use serde::Serialize;
 use crate::{
     compat::{gpu::GpuRef, matrix::Matrix, resolve::Wish},
     config::{
-        archive::Entry,
         desired::{
             Cdi, Desired, Hold, Manager, PackagePolicy, PackageWish, Persistence, Preflight,
             RuntimeKind, RuntimeWish, ToolkitWish, Validation,
@@ -23,6 +22,7 @@ use crate::{
     },
     facts::{Facts, Os},
     model::{pci::PciId, secret::Secret, text::nearest},
+    tools::apt_sources::Entry,
 };
 
 /// What flags say that no file can.

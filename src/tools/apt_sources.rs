@@ -1,5 +1,10 @@
 //! Where apt is told to fetch from: `sources.list(5)` in both its formats, as far as it takes to
-//! notice that two entries contradict each other, or that one is there already.
+//! notice that two entries contradict each other, that one is there already, or which mirror of its
+//! distribution a machine uses.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::host::{FilesError, Kind, ReadFiles, Stat};
 
 /// The old single file.
 pub const LIST: &str = "/etc/apt/sources.list";
@@ -21,6 +26,8 @@ pub fn is_read(name: &str) -> bool {
 /// One repository and suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
+    /// The file that names it.
+    pub file: Utf8PathBuf,
     /// Its address, without a slash at the end.
     pub uri: String,
     /// The suite, or `/`.
@@ -68,16 +75,38 @@ const TRUSTING: [&str; 4] = [
     "allow-downgrade-to-insecure",
 ];
 
+/// All that apt is told on a machine.
+///
+/// # Errors
+/// When a file that is there cannot be read.
+pub fn read(files: &dyn ReadFiles) -> Result<Vec<Entry>, FilesError> {
+    let folder = Utf8Path::new(FOLDER);
+    let mut paths = vec![Utf8PathBuf::from(LIST)];
+    let names = files.list(folder)?;
+    paths.extend((names.iter().filter(|name| is_read(name))).map(|name| folder.join(name)));
+    let mut entries = Vec::new();
+    for path in paths {
+        // A folder may have such a name as well; apt passes over it.
+        let is_folder = |stat: &Stat| stat.kind == Kind::Folder;
+        if files.stat(&path)?.as_ref().is_some_and(is_folder) {
+            continue;
+        }
+        let bytes = files.read(&path)?.unwrap_or_default();
+        entries.extend(parse(&path, &String::from_utf8_lossy(&bytes)));
+    }
+    Ok(entries)
+}
+
 /// Reads a file by its name: `.sources` is deb822, `.list` has one entry a line. Other files are
 /// ignored by apt, and here.
 #[must_use]
-pub fn parse(name: &str, text: &str) -> Vec<Entry> {
-    if name.ends_with(".sources") {
-        text.split("\n\n").flat_map(stanza).collect()
-    } else if name.ends_with(".list") {
-        text.lines().filter_map(one_line).collect()
-    } else {
-        Vec::new()
+pub fn parse(file: &Utf8Path, text: &str) -> Vec<Entry> {
+    match file.extension() {
+        Some("sources") => deb822(file, text),
+        Some("list") => (text.lines())
+            .filter_map(|line| one_line(file, line))
+            .collect(),
+        _ => Vec::new(),
     }
 }
 
@@ -87,7 +116,7 @@ pub fn canonical(uri: &str) -> String {
     uri.trim_end_matches('/').to_owned()
 }
 
-fn one_line(line: &str) -> Option<Entry> {
+fn one_line(file: &Utf8Path, line: &str) -> Option<Entry> {
     let line = line.split('#').next()?.trim();
     let (kind, rest) = line.split_at_checked(line.find([' ', '\t', '['])?)?;
     let binary = match kind {
@@ -104,10 +133,11 @@ fn one_line(line: &str) -> Option<Entry> {
         let pairs = options.split_whitespace();
         pairs
             .filter_map(|pair| pair.split_once('='))
-            .find_map(|(name, value)| (name == key).then(|| value.to_owned()))
+            .find_map(|(name, value)| name.eq_ignore_ascii_case(key).then(|| value.to_owned()))
     };
     let mut words = rest.split_whitespace().map(str::to_owned);
     Some(Entry {
+        file: file.to_owned(),
         uri: canonical(&words.next()?),
         suite: words.next()?,
         components: words.collect(),
@@ -120,7 +150,8 @@ fn one_line(line: &str) -> Option<Entry> {
 
 /// Anything but apt's words for no.
 fn says_yes(value: Option<&str>) -> bool {
-    value.is_some_and(|value| !["no", "false", "without", "off", "disable", "0"].contains(&value))
+    const NO: [&str; 6] = ["no", "false", "without", "off", "disable", "0"];
+    value.is_some_and(|value| !NO.iter().any(|no| value.eq_ignore_ascii_case(no)))
 }
 
 fn list(text: &str, separator: char) -> Vec<String> {
@@ -130,21 +161,28 @@ fn list(text: &str, separator: char) -> Vec<String> {
         .collect()
 }
 
-fn stanza(text: &str) -> Vec<Entry> {
+fn deb822(file: &Utf8Path, text: &str) -> Vec<Entry> {
+    let mut entries = Vec::new();
     let mut fields: Vec<(String, String)> = Vec::new();
-    for line in text.lines() {
+    for line in text.lines().chain([""]) {
         if line.starts_with('#') {
             continue;
         }
-        if line.starts_with([' ', '\t']) {
+        if line.trim().is_empty() {
+            entries.extend(stanza(file, &std::mem::take(&mut fields)));
+        } else if line.starts_with([' ', '\t']) {
             if let Some((_, value)) = fields.last_mut() {
                 value.push('\n');
                 value.push_str(line.trim());
             }
         } else if let Some((key, value)) = line.split_once(':') {
-            fields.push((key.to_ascii_lowercase(), value.trim().to_owned()));
+            fields.push((key.trim().to_ascii_lowercase(), value.trim().to_owned()));
         }
     }
+    entries
+}
+
+fn stanza(file: &Utf8Path, fields: &[(String, String)]) -> Vec<Entry> {
     let field = |key: &str| {
         fields
             .iter()
@@ -158,9 +196,11 @@ fn stanza(text: &str) -> Vec<Entry> {
     words("uris")
         .flat_map(|uri| {
             words("suites").map(|suite| Entry {
+                file: file.to_owned(),
                 uri: canonical(uri),
                 suite: suite.to_owned(),
-                signed_by: field("signed-by").map(str::to_owned),
+                signed_by: (field("signed-by").filter(|value| !value.is_empty()))
+                    .map(str::to_owned),
                 binary: words("types").any(|kind| kind == "deb"),
                 components: words("components").map(str::to_owned).collect(),
                 architectures: list(field("architectures").unwrap_or_default(), ' '),
@@ -172,10 +212,16 @@ fn stanza(text: &str) -> Vec<Entry> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Entry, parse};
+    use super::{Entry, read};
+    use crate::host::fake::FakeFiles;
+
+    fn parse(name: &str, text: &str) -> Vec<Entry> {
+        super::parse(name.into(), text)
+    }
 
     fn entry(uri: &str, suite: &str, signed_by: Option<&str>, components: &[&str]) -> Entry {
         Entry {
+            file: "x.list".into(),
             uri: uri.into(),
             suite: suite.into(),
             signed_by: signed_by.map(str::to_owned),
@@ -213,11 +259,15 @@ mod tests {
     fn deb822() {
         let text = "Types: deb\n# a comment\nURIs: http://debian.example.org/debian/\n\
                     Suites: bookworm bookworm-updates\nComponents: main\n\
-                    Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n\
-                    Enabled: no\nTypes: deb\nURIs: http://b\nSuites: x\n\n\
+                    Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n \n\
+                    Enabled: No\nTypes: deb\nURIs: http://b\nSuites: x\n\n\
                     Types: deb\nURIs: http://c\nSuites: /\nSigned-By:\n -----BEGIN PGP\n .\n";
-        let found = parse("debian.sources", text);
+        let found = parse("x.sources", text);
         let key = Some("/usr/share/keyrings/debian-archive-keyring.gpg");
+        let entry = |uri: &str, suite: &str, key, components: &[&str]| Entry {
+            file: "x.sources".into(),
+            ..entry(uri, suite, key, components)
+        };
         assert_eq!(
             found[..2],
             [
@@ -237,6 +287,41 @@ mod tests {
         );
         assert_eq!(found.len(), 3);
         assert!(found[2].signed_by.as_deref().unwrap().contains("BEGIN PGP"));
+    }
+
+    #[test]
+    fn what_apt_passes_over_is_not_read() {
+        let files = FakeFiles::new();
+        let line = "deb http://a x main\n";
+        files.put("/etc/apt/sources.list", line);
+        for name in ["b.list", "b.list.save", "b c.list", "b"] {
+            files.put(&format!("/etc/apt/sources.list.d/{name}"), line);
+        }
+        files.put_folder("/etc/apt/sources.list.d/folder.list", 0o755);
+        let found: Vec<String> = (read(&files).unwrap().into_iter())
+            .map(|entry| entry.file.into_string())
+            .collect();
+        assert_eq!(
+            found,
+            ["/etc/apt/sources.list", "/etc/apt/sources.list.d/b.list"]
+        );
+    }
+
+    #[test]
+    fn garbage_is_no_entry() {
+        for text in [
+            "",
+            "deb",
+            "deb [",
+            "deb [x] ",
+            ":::",
+            "Types",
+            "\u{0}\n\n deb\t",
+            " x: y",
+        ] {
+            assert!(parse("x.list", text).is_empty(), "{text:?}");
+            assert!(parse("x.sources", text).is_empty(), "{text:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use camino::Utf8Path;
+use nix::errno::Errno;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -16,7 +17,7 @@ use crate::{
     error::{Report, causes},
     host::{
         ExecError, Http, HttpError,
-        fake::{failed, ok},
+        fake::{Damage, failed, ok},
     },
     model::secret::Secret,
 };
@@ -84,7 +85,10 @@ async fn a_proxys_password_is_in_no_words_of_apt() {
 async fn what_keeps_from_looking_further_does_not_take_the_faults_place() {
     let (bed, apt) = offering("a");
     // The sources cannot be read to say which of them contradict each other.
-    bed.fakes.files.put_folder("/etc/apt/sources.list", 0o755);
+    bed.fakes
+        .files
+        .put("/etc/apt/sources.list", "deb http://a x main\n");
+    (bed.fakes.files).damage("/etc/apt/sources.list", Damage::Reads, Errno::EIO);
     let conflict = "E: Conflicting values set for option Signed-By regarding source https://x/ /";
     *apt.faults.lock().unwrap() = vec![conflict];
     let error = bed.apply(&Change::RefreshRepositories).await.unwrap_err();
