@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use camino::Utf8Path;
 use debversion::Version;
 use gpu_bootstrap::{
-    config::archive::{Entry, parse_lines, parse_stanzas},
     host::{ReadFiles, fake::FakeFiles},
     model::pattern,
-    tools::openpgp,
+    tools::{apt_sources, openpgp},
 };
 use serde::Deserialize;
 
@@ -111,33 +110,32 @@ impl Archive {
     /// Fetches the lists of every source on the machine; gives what failed, in apt's words.
     pub fn update(&self, files: &FakeFiles, unreachable: Option<&str>) -> Vec<String> {
         let mut failures = Vec::new();
-        for entry in sources(files) {
-            for uri in &entry.uris {
-                for suite in &entry.suites {
-                    if let Some(why) = unreachable {
-                        failures.push(format!(
-                            "Failed to fetch {uri}/dists/{suite}/InRelease  {why}"
-                        ));
-                        continue;
-                    }
-                    let components: Vec<Option<&str>> = if entry.components.is_empty() {
-                        vec![None]
-                    } else {
-                        entry.components.iter().map(|c| Some(c.as_str())).collect()
-                    };
-                    for component in components {
-                        let Some(repo) = self.repo(uri, suite, component) else {
-                            failures.push(format!(
-                                "Failed to fetch {uri}/dists/{suite}/{}  404  Not Found",
-                                component.unwrap_or("Packages")
-                            ));
-                            continue;
-                        };
-                        match signed(files, repo, entry.signed_by.as_deref()) {
-                            Ok(()) => self.fetch(files, repo, suite),
-                            Err(why) => failures.push(why),
-                        }
-                    }
+        let mut entries = apt_sources::read(files).expect("sources can be read");
+        entries.retain(|entry| entry.binary);
+        for entry in entries {
+            let (uri, suite) = (&entry.uri, &entry.suite);
+            if let Some(why) = unreachable {
+                failures.push(format!(
+                    "Failed to fetch {uri}/dists/{suite}/InRelease  {why}"
+                ));
+                continue;
+            }
+            let components: Vec<Option<&str>> = if entry.components.is_empty() {
+                vec![None]
+            } else {
+                entry.components.iter().map(|c| Some(c.as_str())).collect()
+            };
+            for component in components {
+                let Some(repo) = self.repo(uri, suite, component) else {
+                    failures.push(format!(
+                        "Failed to fetch {uri}/dists/{suite}/{}  404  Not Found",
+                        component.unwrap_or("Packages")
+                    ));
+                    continue;
+                };
+                match signed(files, repo, entry.signed_by.as_deref()) {
+                    Ok(()) => self.fetch(files, repo, suite),
+                    Err(why) => failures.push(why),
                 }
             }
         }
@@ -287,23 +285,6 @@ fn preferences(files: &FakeFiles) -> Vec<Preference> {
     }
     found.sort_by_key(Preference::is_general);
     found
-}
-
-fn sources(files: &FakeFiles) -> Vec<Entry> {
-    const FOLDER: &str = "/etc/apt/sources.list.d";
-    let mut entries = parse_lines(
-        "sources.list",
-        &text(files, "/etc/apt/sources.list").unwrap_or_default(),
-    );
-    for name in list(files, FOLDER) {
-        let content = text(files, &format!("{FOLDER}/{name}")).unwrap_or_default();
-        if name.ends_with(".list") {
-            entries.extend(parse_lines(&name, &content));
-        } else if name.ends_with(".sources") {
-            entries.extend(parse_stanzas(&name, &content));
-        }
-    }
-    entries
 }
 
 /// What apt says of a list whose signature it cannot check.
