@@ -12,6 +12,7 @@ use super::{
 use crate::{
     config::desired::PackagePolicy,
     host::{Cmd, ExecError, Host, Output, ReadFiles, digest::sha256},
+    tools::kmod,
 };
 
 /// Does what changes say. One per run: it remembers that the package lists are fresh.
@@ -119,9 +120,15 @@ impl Applier {
     pub async fn capture(&self, change: &Change) -> Result<Undo, ChangeError> {
         match change {
             Change::WriteFile { path, content, .. } => {
-                self.capture_files(std::slice::from_ref(path), |_| FileAfter::File {
-                    sha256: sha256(content.as_bytes()),
-                })
+                let files =
+                    self.capture_files(std::slice::from_ref(path), |_| FileAfter::File {
+                        sha256: sha256(content.as_bytes()),
+                    })?;
+                if path.parent() == Some(kmod::AT_BOOT.into()) {
+                    self.capture_autoload(content, files)
+                } else {
+                    Ok(files)
+                }
             }
             Change::RemoveFile { path } => {
                 self.capture_files(std::slice::from_ref(path), |_| FileAfter::Absent)

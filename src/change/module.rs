@@ -26,6 +26,24 @@ impl Applier {
         })
     }
 
+    /// A file that names modules for every boot: undone, it is gone, and those that it loaded go
+    /// with it. Until the first boot with it they may not be there.
+    pub(super) fn capture_autoload(&self, content: &str, files: Undo) -> Result<Undo, ChangeError> {
+        let mut undos = Vec::new();
+        // What needs another is named after it.
+        for module in kmod::named_for_boot(content).rev() {
+            match self.capture_load(module)? {
+                Undo::Nothing { .. } => {}
+                unload => undos.push(unload),
+            }
+        }
+        if undos.is_empty() {
+            return Ok(files);
+        }
+        undos.push(files);
+        Ok(Undo::Several { undos })
+    }
+
     pub(super) fn capture_unload(&self, module: &str) -> Result<Undo, ChangeError> {
         Ok(if self.is_loaded(module)? {
             Undo::LoadModule {
@@ -84,23 +102,23 @@ impl Applier {
             .map_err(|source| module(&said, source))
     }
 
+    fn loaded_modules(&self) -> Result<Vec<kmod::Loaded>, ChangeError> {
+        let text = self.host.files.read_text(kmod::MODULES.into())?;
+        Ok(kmod::parse_loaded(&text.unwrap_or_default()))
+    }
+
     /// Who uses a loaded module; `None` when nobody does.
     fn users_of(&self, module: &str) -> Result<Option<String>, ChangeError> {
-        let text = self
-            .host
-            .files
-            .read_text(kmod::MODULES.into())?
-            .unwrap_or_default();
         let name = kmod::canonical(module);
-        Ok(kmod::parse_loaded(&text)
+        Ok(self
+            .loaded_modules()?
             .into_iter()
             .find(|loaded| loaded.name == name && loaded.users > 0)
             .map(|loaded| {
-                let by_modules = loaded.used_by.len() as u64;
-                let others = u64::from(loaded.users).saturating_sub(by_modules);
+                let others = loaded.others();
                 let mut by = loaded.used_by;
                 if others > 0 {
-                    by.push(format!("{others} open file(s) or device(s)"));
+                    by.push(opened(others));
                 }
                 by.join(", ")
             }))
@@ -128,6 +146,8 @@ impl Applier {
         .await
     }
 
+    /// Unloads what was loaded, with the modules that came on top of it: none of them can have been
+    /// there before. What somebody has open stays until the next boot.
     pub(super) async fn revert_load(
         &self,
         module: &str,
@@ -138,14 +158,31 @@ impl Applier {
                 why: format!("`{module}` is not loaded"),
             });
         }
-        Ok(match self.unload_module(module, sink).await {
-            Ok(()) => Reverted::Done {
-                what: format!("unloaded `{module}`"),
-            },
-            Err(error) => Reverted::Left {
+        let stack = kmod::with_holders(&self.loaded_modules()?, module);
+        if let Some(open) = stack.iter().find(|one| one.others() > 0) {
+            return Ok(Reverted::Left {
                 what: format!("kernel module `{module}`, until the next boot"),
-                why: error.to_string(),
-            },
+                why: format!("`{}` is in use by {}", open.name, opened(open.others())),
+            });
+        }
+        for one in &stack {
+            // By its name alone: its file and what `modprobe` is told of it may be gone.
+            let what = format!("unload kernel module `{}`", one.name);
+            if let Err(error) = (self.modprobe(&what, &kmod::remove(&one.name), sink)).await {
+                return Ok(Reverted::Left {
+                    what: format!("kernel module `{module}`, until the next boot"),
+                    why: error.to_string(),
+                });
+            }
+        }
+        if stack.is_empty() {
+            return Ok(Reverted::Nothing {
+                why: format!("`{module}` is no module that can be unloaded"),
+            });
+        }
+        let names: Vec<String> = (stack.iter().map(|one| format!("`{}`", one.name))).collect();
+        Ok(Reverted::Done {
+            what: format!("unloaded {}", names.join(", ")),
         })
     }
 
@@ -327,6 +364,10 @@ impl Applier {
             what: format!("removed `{module}` {version} from {kernel}"),
         })
     }
+}
+
+fn opened(others: u64) -> String {
+    format!("{others} open file(s) or device(s)")
 }
 
 fn is_installed(status: &dkms::Status, kernel: &str) -> bool {

@@ -219,6 +219,16 @@ impl Undo {
         }
     }
 
+    /// Whether it unloads a kernel module. Daemons that packages brought have it open.
+    #[must_use]
+    pub fn unloads(&self) -> bool {
+        match self {
+            Self::UnloadModule { .. } => true,
+            Self::Several { undos } => undos.iter().any(Self::unloads),
+            _ => false,
+        }
+    }
+
     /// This and the undo of the change just before it as one, where one does the work of both: two
     /// purges are one run of the package manager, and a restart must come after the file it is for.
     #[must_use]

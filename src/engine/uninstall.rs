@@ -104,8 +104,9 @@ async fn undo_all(
         tools.note(&mut report.notes, note);
     }
     let mut standing = ledger.journal.receipt().standing;
-    // First of all nothing may install at the next boot: this run may be cut off.
-    standing.sort_by_key(|standing| !is_of_unit(standing));
+    // First of all nothing may install at the next boot: this run may be cut off. Last of all
+    // modules go: until their packages do, daemons have them open.
+    standing.sort_by_key(|standing| (!is_of_unit(standing), standing.undo.unloads()));
     let mut groups: Vec<(Group, Fate, f64)> = group(standing)
         .into_iter()
         .map(|group| (group, Fate::NotTried, 0.0))

@@ -10,6 +10,18 @@ pub const MODULES: &str = "/proc/modules";
 /// Initialising eight GPUs takes tens of seconds; a sick one hangs.
 const DEADLINE: Duration = Duration::from_secs(180);
 
+/// Where files name modules that are loaded at every boot, `modules-load.d(5)`.
+pub const AT_BOOT: &str = "/etc/modules-load.d";
+
+/// The modules that such a file names.
+#[must_use]
+pub fn named_for_boot(content: &str) -> impl DoubleEndedIterator<Item = &str> {
+    content
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with(['#', ';']))
+}
+
 /// A loaded module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
@@ -36,6 +48,14 @@ pub enum Fault {
     InUse,
     /// Anything else.
     Other,
+}
+
+impl Loaded {
+    /// How many have it open, beside the modules that need it.
+    #[must_use]
+    pub fn others(&self) -> u64 {
+        u64::from(self.users).saturating_sub(self.used_by.len() as u64)
+    }
 }
 
 impl Fault {
@@ -103,6 +123,31 @@ pub fn load(module: &str) -> Cmd {
 #[must_use]
 pub fn unload(module: &str) -> Cmd {
     Cmd::new("modprobe", ["-r", "--", module]).deadline(DEADLINE)
+}
+
+/// Unloads a module and nothing else, whatever files and configuration it came from.
+#[must_use]
+pub fn remove(module: &str) -> Cmd {
+    Cmd::new("rmmod", ["--", module]).deadline(DEADLINE)
+}
+
+/// A module with those that need it, in the order in which they can be unloaded: itself last.
+#[must_use]
+pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
+    fn visit(loaded: &[Loaded], name: &str, found: &mut Vec<Loaded>) {
+        let Some(one) = loaded.iter().find(|one| one.name == name) else {
+            return;
+        };
+        for holder in &one.used_by {
+            visit(loaded, holder, found);
+        }
+        if !found.contains(one) {
+            found.push(one.clone());
+        }
+    }
+    let mut found = Vec::new();
+    visit(loaded, &canonical(module), &mut found);
+    found
 }
 
 /// The last words of the kernel, which say why a module was refused.

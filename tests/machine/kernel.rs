@@ -340,6 +340,14 @@ pub fn modprobe(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     }
 }
 
+/// `rmmod`.
+pub fn rmmod(cmd: &Cmd, files: &FakeFiles) -> Output {
+    match &cmd.args[..] {
+        [dashes, module] if dashes == "--" => unload(files, module),
+        _ => panic!("the simulated rmmod knows no `{}`", cmd.line()),
+    }
+}
+
 /// Loads a module; the driver's takes every GPU that nobody has.
 pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
     let mut now = loaded(files);
@@ -408,11 +416,11 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
 fn unload(files: &FakeFiles, module: &str) -> Output {
     let mut now = loaded(files);
     if !now.iter().any(|name| name == module) {
-        return failed(1, format!("modprobe: FATAL: Module {module} not found.\n"));
+        return failed(1, format!("{module}: module is not currently loaded\n"));
     }
     let daemon = crate::units::active(files, "nvidia-persistenced.service");
     if module == "nvidia" && (daemon || now.iter().any(|name| name.starts_with("nvidia_"))) {
-        return failed(1, "modprobe: FATAL: Module nvidia is in use.\n");
+        return failed(1, "module nvidia is in use\n");
     }
     now.retain(|name| name != module);
     set_loaded(files, &now);

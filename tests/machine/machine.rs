@@ -239,7 +239,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 20] = [
+        let programs: [(&str, Option<&str>, Program); 21] = [
             ("dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s))),
             ("apt-get", None, apt::apt_get),
             ("apt-cache", None, |c, f, _| Ok(apt::apt_cache(c, f))),
@@ -253,6 +253,7 @@ impl Machine {
             ("systemctl", None, |c, f, s| Ok(units::systemctl(c, f, s))),
             ("journalctl", None, |c, f, _| Ok(units::journalctl(c, f))),
             ("modprobe", None, |c, f, s| Ok(kernel::modprobe(c, f, s))),
+            ("rmmod", None, |c, f, _| Ok(kernel::rmmod(c, f))),
             ("modinfo", None, |c, f, _| Ok(kernel::modinfo(c, f))),
             ("update-initramfs", None, |c, f, s| {
                 Ok(kernel::update_initramfs(c, f, s))

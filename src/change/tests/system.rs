@@ -7,7 +7,7 @@ use crate::{
     error::Report,
     host::{
         ReadFiles,
-        fake::{failed, ok},
+        fake::{FakeFiles, diff, failed, ok},
     },
 };
 
@@ -105,15 +105,31 @@ async fn restored_configuration_is_read_again() {
     );
 }
 
+/// A kernel without modules, and what loads and unloads them.
 fn modprobe(bed: &Bed) {
+    fn unload(files: &FakeFiles, name: &str) {
+        files.take(&format!("/sys/module/{name}"));
+        let text = files.text("/proc/modules").replace(&format!("{name},"), "");
+        let others = text.lines().filter(|line| !line.starts_with(name));
+        files.put(
+            "/proc/modules",
+            others.map(|line| format!("{line}\n")).collect::<String>(),
+        );
+    }
+    bed.fakes.files.put("/proc/modules", "");
     bed.fakes.exec.on("modprobe", |cmd, files| {
         let name = cmd.args.last().unwrap().replace('-', "_");
-        let path = format!("/sys/module/{name}");
         if cmd.args[0] == "-r" {
-            files.take(&path);
+            unload(files, &name);
         } else {
-            files.put_folder(&path, 0o755);
+            files.put_folder(&format!("/sys/module/{name}"), 0o755);
+            let loaded = files.text("/proc/modules");
+            files.put("/proc/modules", format!("{loaded}{name} 1 0 - Live 0x0\n"));
         }
+        ok("")
+    });
+    bed.fakes.exec.on("rmmod", |cmd, files| {
+        unload(files, cmd.args.last().unwrap());
         ok("")
     });
 }
@@ -127,6 +143,7 @@ async fn modules_are_loaded_and_unloaded() {
     })
     .await;
     bed.fakes.files.put_folder("/sys/module/nouveau", 0o755);
+    (bed.fakes.files).put("/proc/modules", "nouveau 1 0 - Live 0x0\n");
     let unload = Change::UnloadModule {
         module: "nouveau".into(),
     };
@@ -144,20 +161,92 @@ async fn modules_are_loaded_and_unloaded() {
 async fn a_module_that_stays_loaded_is_told_and_goes_with_the_next_boot() {
     let bed = Bed::new();
     modprobe(&bed);
-    let undo = bed
-        .apply(&Change::LoadModule {
-            module: "nvidia".into(),
-        })
-        .await
-        .unwrap();
-    bed.fakes
-        .files
-        .put("/proc/modules", "nvidia 1 1 - Live 0x0\n");
-    let reverted = bed.revert(&undo).await;
-    assert!(
-        matches!(&reverted, Reverted::Left { what, .. } if what.contains("until the next boot")),
-        "{reverted:?}"
+    let load = Change::LoadModule {
+        module: "nvidia".into(),
+    };
+    let undo = bed.apply(&load).await.unwrap();
+    for (modules, user) in [
+        ("nvidia 1 1 - Live 0x0\n", "`nvidia` is in use by 1 open"),
+        (
+            "nvidia 1 1 nvidia_uvm, Live 0x0\nnvidia_uvm 1 2 - Live 0x0\n",
+            "`nvidia_uvm` is in use by 2 open",
+        ),
+    ] {
+        bed.fakes.files.put("/proc/modules", modules);
+        let reverted = bed.revert(&undo).await;
+        assert!(
+            matches!(&reverted, Reverted::Left { what, why }
+                if what.contains("until the next boot") && why.contains(user)),
+            "{reverted:?}"
+        );
+        assert!(
+            !bed.fakes
+                .exec
+                .lines()
+                .iter()
+                .any(|line| line.starts_with("rmmod"))
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_came_on_top_of_a_module_is_unloaded_with_it() {
+    let bed = Bed::new();
+    modprobe(&bed);
+    let load = Change::LoadModule {
+        module: "nvidia".into(),
+    };
+    let undo = bed.apply(&load).await.unwrap();
+    bed.fakes.files.put(
+        "/proc/modules",
+        "nvidia_uvm 1 0 - Live 0x0\nnvidia_drm 1 0 - Live 0x0\n\
+         nvidia_modeset 1 1 nvidia_drm, Live 0x0\n\
+         nvidia 1 3 nvidia_uvm,nvidia_drm,nvidia_modeset, Live 0x0\ndrm 1 1 nvidia_drm, Live 0x0\n",
     );
+    let reverted = bed.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    let mut lines = bed.fakes.exec.lines();
+    lines.retain(|line| line.starts_with("rmmod"));
+    assert_eq!(
+        lines,
+        [
+            "rmmod -- nvidia_uvm",
+            "rmmod -- nvidia_drm",
+            "rmmod -- nvidia_modeset",
+            "rmmod -- nvidia",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_file_that_names_modules_for_boot_takes_them_along() {
+    let bed = Bed::new();
+    modprobe(&bed);
+    bed.fakes.files.put_folder("/etc/modules-load.d", 0o755);
+    let file = Change::WriteFile {
+        path: "/etc/modules-load.d/gpu.conf".into(),
+        content: "# a comment\nnvidia\nnvidia-uvm\n".into(),
+        mode: 0o644,
+    };
+    let before = bed.snapshot();
+    let undo = bed.apply(&file).await.unwrap();
+    assert!(undo.unloads());
+    // A boot later.
+    for module in ["nvidia", "nvidia_uvm"] {
+        (bed.fakes.files).put_folder(&format!("/sys/module/{module}"), 0o755);
+    }
+    bed.fakes.files.put(
+        "/proc/modules",
+        "nvidia_uvm 1 0 - Live 0x0\nnvidia 1 0 - Live 0x0\n",
+    );
+    bed.revert(&undo).await;
+    assert!(diff(&before, &bed.snapshot()).is_empty());
+    // What was loaded before stays.
+    for module in ["nvidia", "nvidia_uvm"] {
+        (bed.fakes.files).put_folder(&format!("/sys/module/{module}"), 0o755);
+    }
+    let undo = bed.applier.capture(&file).await.unwrap();
+    assert!(!undo.unloads());
 }
 
 #[tokio::test]
