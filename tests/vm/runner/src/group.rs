@@ -67,6 +67,14 @@ impl Group {
         full
     }
 
+    /// How much of the processors the machine and what serves it have had; nothing on a host whose
+    /// kernel does not count it.
+    pub fn processor(&self) -> Option<Duration> {
+        (self.dirs.iter())
+            .filter_map(|dir| fs::read_to_string(dir.join("cpu.stat")).ok())
+            .find_map(|text| used(&text))
+    }
+
     /// Ends every process of the machine and removes the groups.
     pub fn destroy(&self) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(10);
@@ -124,6 +132,14 @@ fn hierarchies(mountinfo: &str) -> Vec<PathBuf> {
     found
 }
 
+/// Reads `cpu.stat` of a control group.
+fn used(text: &str) -> Option<Duration> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "))?;
+    line.trim().parse().ok().map(Duration::from_micros)
+}
+
 fn processes(dir: &Path) -> Vec<i32> {
     let mut pids: Vec<i32> = fs::read_to_string(dir.join("cgroup.procs"))
         .unwrap_or_default()
@@ -172,6 +188,13 @@ fn remove_groups(dir: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_group_used_is_read() {
+        let text = "usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n";
+        assert_eq!(used(text), Some(Duration::from_millis(1500)));
+        assert_eq!(used("nr_periods 0\n"), None);
+    }
 
     #[test]
     fn both_layouts_of_the_host_are_found() {

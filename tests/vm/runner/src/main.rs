@@ -391,6 +391,9 @@ fn one(stage: &Stage<'_>, case: &Case) -> bool {
         case.name,
         out::seconds(begin.elapsed())
     );
+    if let Some(processor) = outcome.processor {
+        text.push_str(&format!("{:>7} s of processor", out::seconds(processor)));
+    }
     if let Some(error) = &outcome.error {
         text.push_str("\n      ");
         text.push_str(&format!("{error:#}").replace('\n', "\n      "));

@@ -15,6 +15,13 @@ use serde::Deserialize;
 use crate::group::{Group, Part};
 use crate::sh::{Cmd, daemon};
 
+/// What slirp4netns answers for, gateway and resolver. Their Ethernet addresses are 52:55 and the
+/// four bytes of the other one (`special_ethaddr` of libslirp).
+const NEIGHBOURS: [(&str, &str); 2] = [
+    ("10.0.2.2", "52:55:0a:00:02:02"),
+    ("10.0.2.3", "52:55:0a:00:02:03"),
+];
+
 /// The resolver that slirp4netns answers for.
 const RESOLVER: &str = "10.0.2.3/32";
 
@@ -76,6 +83,22 @@ impl Net {
         // dockerd refuses to start without it, and /proc/sys is read-only inside a machine.
         net.exec(["sysctl", "-qw", "net.ipv4.ip_forward=1"])?;
         net.wait_for_address(log)?;
+        // Known for good: where nobody asks who has the gateway's address, a line that falls silent
+        // is silent, and not one without a gateway.
+        for (address, ethernet) in NEIGHBOURS {
+            net.exec([
+                "ip",
+                "neigh",
+                "replace",
+                address,
+                "lladdr",
+                ethernet,
+                "dev",
+                "tap0",
+                "nud",
+                "permanent",
+            ])?;
+        }
         Ok(net)
     }
 

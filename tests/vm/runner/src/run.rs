@@ -31,6 +31,8 @@ pub struct Stage<'a> {
 /// What came of a case: a row per step, and the error that ended it.
 pub struct Outcome {
     pub rows: Vec<Row>,
+    /// How much of the processors it took, which tells what it costs beside others.
+    pub processor: Option<Duration>,
     pub error: Option<anyhow::Error>,
 }
 
@@ -73,12 +75,14 @@ pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
                 running.hold(error);
             }
             Outcome {
+                processor: running.machine.processor(),
                 rows: running.rows,
                 error,
             }
         }
         Err(error) => Outcome {
             rows: Vec::new(),
+            processor: None,
             error: Some(error),
         },
     }

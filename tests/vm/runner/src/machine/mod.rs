@@ -107,6 +107,11 @@ impl Frame {
 }
 
 impl Machine {
+    /// How much of the processors it has had since it was made.
+    pub fn processor(&self) -> Option<Duration> {
+        self.frame.group.processor()
+    }
+
     /// Makes a machine of the root filesystem that `rootfs` built in `root`, which stays as it is.
     pub fn create(bed: &Bed, name: &str, spec: &MachineSpec, root: &Path) -> Result<Machine> {
         let claim = Claim::take(bed, name)?;
