@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Applier, ChangeError, FileAfter, FileBefore, Reverted, Saved, Undo};
-use crate::host::{Kind, Stat, digest::sha256};
+use crate::host::{Kind, Stat, digest::sha256, files::leftovers};
 
 /// A file as it is now, in the terms of an undo.
 #[derive(Debug, PartialEq, Eq)]
@@ -68,21 +68,36 @@ impl Applier {
         })
     }
 
-    /// Puts back what a tool had emptied, to write it anew, when it was cut off: most tools do it in
-    /// this order, and a power cut leaves the file without a byte, or with NULs in their number.
-    /// There is nobody's work in such a file, and the tool and the daemon both refuse it.
+    /// Mends what whoever was cut off left. A tool had emptied a file, to write it anew: most do it
+    /// in this order, and a power cut leaves it without a byte, or with NULs in their number. There
+    /// is nobody's work in such a file, and the tool and the daemon both refuse it.
     pub(super) fn mend_files(&self, undo: &Undo) -> Result<(), ChangeError> {
-        let Undo::RestoreFiles { files, .. } = undo else {
+        match undo {
+            Undo::RestoreFiles { files, .. } => files.iter().try_for_each(|file| self.mend(file)),
+            Undo::Several { undos } => undos.iter().try_for_each(|undo| self.mend_files(undo)),
+            _ => Ok(()),
+        }
+    }
+
+    fn mend(&self, file: &FileBefore) -> Result<(), ChangeError> {
+        self.sweep(&file.path)?;
+        if file.after != FileAfter::Unknown {
             return Ok(());
+        }
+        let content = match self.host.files.stat(&file.path)? {
+            Some(stat) if stat.kind == Kind::File => self.host.files.read(&file.path)?,
+            _ => None,
         };
-        for file in files.iter().filter(|f| f.after == FileAfter::Unknown) {
-            let content = match self.host.files.stat(&file.path)? {
-                Some(stat) if stat.kind == Kind::File => self.host.files.read(&file.path)?,
-                _ => None,
-            };
-            if content.is_some_and(|content| content.iter().all(|byte| *byte == 0)) {
-                self.restore(file)?;
-            }
+        if content.is_some_and(|content| content.iter().all(|byte| *byte == 0)) {
+            self.restore(file)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what a writer of ours that was killed left beside a file.
+    fn sweep(&self, path: &Utf8Path) -> Result<(), ChangeError> {
+        for leftover in leftovers(&*self.host.files, path)? {
+            self.host.files.remove(&leftover)?;
         }
         Ok(())
     }
@@ -176,6 +191,8 @@ impl Applier {
 
     fn restore(&self, file: &FileBefore) -> Result<Reverted, ChangeError> {
         let path = &file.path;
+        // A former undo may have been killed while it wrote.
+        self.sweep(path)?;
         let now = self.look(path)?;
         if same(&now, file.before.as_ref()) {
             return Ok(Reverted::Nothing {

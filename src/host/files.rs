@@ -8,6 +8,44 @@ use crate::model::text::bytes;
 /// Bytes below which a filesystem has no room for what this program writes.
 const LITTLE: u64 = 4 << 20;
 
+/// What the name of a file ends with that is being written and not yet in its place.
+const UNFINISHED: &str = ".gpu-bootstrap-new";
+
+/// A name for what becomes `name` when it is whole: hidden, and with an ending that no daemon reads
+/// from its `.d` folder.
+#[must_use]
+pub fn unfinished(name: &str, pid: u32, number: u32) -> String {
+    format!("{}{pid}-{number}{UNFINISHED}", stem(name))
+}
+
+fn stem(name: &str) -> String {
+    // Room for the suffix: a name has at most 255 bytes.
+    let start: String = name.chars().take(50).collect();
+    format!(".{start}.")
+}
+
+/// What writers of this file left beside it when they were killed. Only for one that is alone in
+/// writing it.
+///
+/// # Errors
+/// The operating system's reason.
+pub fn leftovers(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(Vec::new());
+    };
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let stem = stem(name);
+    let is_one = |other: &String| {
+        (other.strip_prefix(&stem))
+            .and_then(|rest| rest.strip_suffix(UNFINISHED)?.split_once('-'))
+            .is_some_and(|(pid, number)| digits(pid) && digits(number))
+    };
+    let names = files.list(folder)?;
+    Ok((names.iter().filter(|name| is_one(name)))
+        .map(|name| folder.join(name))
+        .collect())
+}
+
 /// What kind of thing a path names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

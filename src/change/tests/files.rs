@@ -11,6 +11,7 @@ use crate::{
     host::{
         ReadFiles,
         fake::{diff, ok},
+        files::unfinished,
     },
 };
 
@@ -86,6 +87,31 @@ async fn cut_off_before_or_after_the_write_undo_is_right() {
     bed.apply(&change).await.unwrap();
     let late = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
     assert!(matches!(bed.revert(&late).await, Reverted::Done { .. }));
+    assert!(diff(&before, &bed.snapshot()).is_empty());
+}
+
+#[tokio::test]
+async fn what_a_killed_writer_left_beside_its_file_goes() {
+    let theirs = [
+        "/etc/.a.bak",
+        "/etc/.a.1-x.gpu-bootstrap-new",
+        "/etc/.b.1-2.gpu-bootstrap-new",
+    ];
+    let left = format!("/etc/{}", unfinished("a", 4711, 2));
+    let bed = Bed::new();
+    for path in theirs {
+        bed.fakes.files.put(path, "");
+    }
+    let before = bed.snapshot();
+    // Killed before the change ended.
+    let undo = bed.applier.capture(&write("/etc/a", "ours")).await.unwrap();
+    bed.fakes.files.put(&left, "ou");
+    bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
+    assert!(diff(&before, &bed.snapshot()).is_empty());
+    // Killed while it was undone.
+    let undo = bed.apply(&write("/etc/a", "ours")).await.unwrap();
+    bed.fakes.files.put(&left, "");
+    bed.revert(&undo).await;
     assert!(diff(&before, &bed.snapshot()).is_empty());
 }
 

@@ -17,7 +17,7 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
 use super::lock::Lock;
-use crate::host::files::{Disk, Room};
+use crate::host::files::{Disk, Room, unfinished};
 use crate::host::os::{self, present, takes_no_more};
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
@@ -253,12 +253,9 @@ impl Folder {
         mut make: impl FnMut(&str) -> io::Result<T>,
     ) -> io::Result<(T, String)> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // Room for the suffix: a name has at most 255 bytes.
-        let stem: String = name.chars().take(50).collect();
         for _ in 0..TEMPORARY_NAMES {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            // Hidden, and with an ending that no daemon reads from its `.d` folder.
-            let name = format!(".{stem}.{}-{number}.gpu-bootstrap-new", std::process::id());
+            let name = unfinished(name, std::process::id(), number);
             match make(&name) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => return made.map(|made| (made, name)),
