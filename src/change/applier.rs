@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Change, ChangeError, FileAfter, Reverted, Sink, Undo, backup::Backups, file, packages::Lists,
+    Change, ChangeError, FileAfter, Reverted, Sink, Undo, backup::Backups, file, lists::Lists,
 };
 use crate::{
     config::desired::PackagePolicy,

@@ -14,6 +14,7 @@ mod file;
 mod hold;
 mod image;
 mod inventory;
+mod lists;
 mod lock;
 mod module;
 mod packages;

@@ -2,12 +2,7 @@
 //! is simulated first, refused if it does what the plan does not name, downloaded before anything
 //! is touched, run without questions, and verified afterwards.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::atomic::{AtomicBool, Ordering},
-};
-
-use camino::Utf8Path;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Applier, ChangeError, Sink, Undo,
@@ -17,33 +12,19 @@ use super::{
 };
 use crate::{
     config::desired::{Manager, PackageWish},
-    host::{Cmd, Kind, Query, Stat, exec::tail},
+    host::{Cmd, Query, exec::tail},
     tools::{
         apt::{Apt, Removals},
         apt_fault::{Fault, obstacle},
         apt_policy,
         apt_simulation::{self, Action},
-        apt_sources, dpkg, dpkg_status,
+        dpkg, dpkg_status,
     },
 };
 
 /// Seconds that apt itself waits for its locks. Short: we wait ourselves, by name, and can be
 /// stopped while we do.
 const LOCK_BACKSTOP: u64 = 10;
-
-/// Whether the package lists were fetched in this run, and no repository was added since.
-#[derive(Debug, Default)]
-pub(super) struct Lists(AtomicBool);
-
-impl Lists {
-    pub(super) fn set_fresh(&self, fresh: bool) {
-        self.0.store(fresh, Ordering::SeqCst);
-    }
-
-    pub(super) fn are_fresh(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
-}
 
 impl Applier {
     /// The settings of every call of apt.
@@ -58,42 +39,6 @@ impl Applier {
                 what: "changing packages with dnf".to_owned(),
             }),
         }
-    }
-
-    /// Fetches the package lists, unless they are fresh.
-    pub(super) async fn refresh(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
-        self.apt()?;
-        if self.lists.are_fresh() {
-            sink.line("the package lists were fetched in this run already");
-            return Ok(());
-        }
-        self.exclusively(sink, self.update(sink)).await
-    }
-
-    pub(super) async fn update(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
-        let apt = self.apt()?;
-        self.lists.set_fresh(false);
-        self.drop_empty_lists()?;
-        self.apt_run("fetch the package lists", apt.update(), sink)
-            .await?;
-        self.lists.set_fresh(true);
-        Ok(())
-    }
-
-    /// apt does not sync its lists, so that a power cut leaves them empty, and it takes an empty one
-    /// for whole as long as the repository's signed index stays the same. Without the file it
-    /// fetches it again; so it does with the list of a repository that is really empty.
-    fn drop_empty_lists(&self) -> Result<(), ChangeError> {
-        let files = &self.host.files;
-        let folder = Utf8Path::new(apt_sources::LISTS);
-        for name in files.list(folder)? {
-            let path = folder.join(&name);
-            let empty = |stat: &Stat| stat.kind == Kind::File && stat.size == 0;
-            if name != "lock" && files.stat(&path)?.as_ref().is_some_and(empty) {
-                files.remove(&path)?;
-            }
-        }
-        Ok(())
     }
 
     /// Installs what is wished for; what is installed as wished stays untouched.

@@ -12,9 +12,6 @@ pub const LIST: &str = "/etc/apt/sources.list";
 /// The folder of further files, `*.list` and `*.sources`.
 pub const FOLDER: &str = "/etc/apt/sources.list.d";
 
-/// Where apt keeps the lists that it fetched.
-pub const LISTS: &str = "/var/lib/apt/lists";
-
 /// Whether apt reads a file of this name in [`FOLDER`]; it passes over all others,
 /// `sources.list(5)`.
 #[must_use]

@@ -4,6 +4,7 @@
 pub mod accounts;
 pub mod apt;
 pub mod apt_fault;
+pub mod apt_lists;
 pub mod apt_marks;
 pub mod apt_policy;
 pub mod apt_progress;

@@ -59,14 +59,19 @@ async fn a_line_is_given_up_for_what_it_took_itself_and_never_at_once() {
 }
 
 #[tokio::test]
-async fn lists_that_a_power_cut_left_empty_are_fetched_again() {
+async fn lists_that_a_power_cut_left_torn_are_fetched_again() {
     let bed = Bed::new();
     Apt::on(&bed);
     let lists = "/var/lib/apt/lists";
+    let index = "SHA256:\n aa 10 main/binary-amd64/Packages\n aa 10 non-free/Packages\n\
+                 -----END PGP SIGNATURE-----\n";
     for (name, text) in [
         ("lock", ""),
         ("x_Packages", ""),
-        ("y_Packages", "Package: y"),
+        ("y_InRelease", index),
+        ("y_main_binary-amd64_Packages", "Package: y"),
+        ("y_non-free_Packages", "Package:"),
+        ("z_InRelease", "Origin: z\n"),
     ] {
         bed.fakes.files.put(&format!("{lists}/{name}"), text);
     }
@@ -75,5 +80,13 @@ async fn lists_that_a_power_cut_left_empty_are_fetched_again() {
         .put_folder(&format!("{lists}/partial"), 0o700);
     bed.apply(&Change::RefreshRepositories).await.unwrap();
     let left = bed.host.files.list(Utf8Path::new(lists)).unwrap();
-    assert_eq!(left, ["lock", "partial", "y_Packages"]);
+    assert_eq!(
+        left,
+        [
+            "lock",
+            "partial",
+            "y_InRelease",
+            "y_main_binary-amd64_Packages"
+        ]
+    );
 }
