@@ -1,6 +1,7 @@
 //! Reads a matrix and refuses one that contradicts itself.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use crate::compat::locate::Locator;
 use crate::compat::matrix::Matrix;
@@ -59,7 +60,9 @@ impl Matrix {
     /// # Errors
     /// When the program was built with a broken matrix; a test keeps that from happening.
     pub fn builtin() -> Result<Self, MatrixError> {
-        Self::parse(BUILTIN, BUILTIN_NAME)
+        static ONCE: LazyLock<Result<Matrix, MatrixError>> =
+            LazyLock::new(|| Matrix::parse(BUILTIN, BUILTIN_NAME));
+        ONCE.clone()
     }
 
     /// Reads a matrix. `file_name` is for messages.

@@ -22,6 +22,18 @@ struct Table {
     case: Vec<Case>,
 }
 
+/// Whether DKMS compiles the driver's module in a case. Where it does not, it takes modules that
+/// the bed compiled before, by the same DKMS for the same kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compile {
+    #[default]
+    Never,
+    /// Not in the quick run of the table.
+    WithTime,
+    Always,
+}
+
 /// One case.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -32,10 +44,9 @@ pub struct Case {
     pub machine: String,
     /// A template in `configs/`, put into the machine as `/etc/gpu-bootstrap/config.toml`.
     pub config: Option<String>,
-    /// The driver's module is really compiled by DKMS. In other cases DKMS takes modules that were
-    /// compiled before, by the same DKMS for the same kernel.
+    /// Whether DKMS compiles the driver's module in it.
     #[serde(default)]
-    pub compile: bool,
+    pub compile: Compile,
     /// A file of the repository that cloud-init gets as user-data, on a NoCloud seed disk. Without
     /// it the machine has no data source, and cloud-init does nothing.
     pub user_data: Option<PathBuf>,
@@ -222,6 +233,15 @@ pub fn load(dir: &Path) -> Result<Vec<Case>> {
         }
     }
     Ok(cases)
+}
+
+/// The cases as the quick run of the table has them; it says so where that is less.
+pub fn make_quick(cases: &mut [Case]) {
+    for case in cases {
+        if case.compile == Compile::WithTime {
+            case.compile = Compile::Never;
+        }
+    }
 }
 
 /// The cases on another machine than their own.

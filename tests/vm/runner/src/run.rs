@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::assets::{Assets, values};
 use crate::bed::Bed;
-use crate::cases::{Boot, Case, Step, fill};
+use crate::cases::{Boot, Case, Compile, Step, fill};
 use crate::machine::Machine;
 use crate::server::Server;
 use crate::sh::Done;
@@ -96,7 +96,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
         .get(&spec.root)
         .with_context(|| format!("no root {}", spec.root))?;
     let machine = Machine::create(stage.bed, &case.name, spec, root)?;
-    if !case.compile {
+    if case.compile == Compile::Never {
         for modules in stage.assets.modules.get(&spec.root).into_iter().flatten() {
             modules::carry(&machine.root(), modules)?;
             if spec.kind == Kind::Vm {
