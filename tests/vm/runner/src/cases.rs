@@ -50,6 +50,9 @@ pub struct Case {
     /// A file of the repository that cloud-init gets as user-data, on a NoCloud seed disk. Without
     /// it the machine has no data source, and cloud-init does nothing.
     pub user_data: Option<PathBuf>,
+    /// About how many seconds it takes, where that is a minute or more: the longest is begun first.
+    #[serde(default)]
+    pub takes: u64,
     /// Runs in `make test`; the others run in `make test-vm` only.
     #[serde(default = "yes")]
     pub quick: bool,

@@ -35,6 +35,7 @@ mod toolkit;
 mod units;
 mod watch;
 
+use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -129,7 +130,7 @@ struct How {
     #[arg(long)]
     keep: bool,
     /// How many machines run side by side; many wait most of their time.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 4)]
     jobs: usize,
 }
 
@@ -272,16 +273,11 @@ fn left_out(cases: &[Case], how: &How) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// The order in which cases are begun, so that a long one is not alone at the end: emulated machines
-/// first, then those that compile, then the others in the table's order.
-fn longest_first<'a>(machines: &Machines, cases: &[&'a Case]) -> Result<Vec<&'a Case>> {
-    let mut keyed = Vec::new();
-    for case in cases {
-        let emulated = machines.machine(&case.machine)?.kind != Kind::Container;
-        keyed.push(((!emulated, case.compile == Compile::Never), *case));
-    }
-    keyed.sort_by_key(|(key, _)| *key);
-    Ok(keyed.into_iter().map(|(_, case)| case).collect())
+/// The order in which cases are begun, so that a long one is not alone at the end.
+fn longest_first<'a>(cases: &[&'a Case]) -> Vec<&'a Case> {
+    let mut cases = cases.to_vec();
+    cases.sort_by_key(|case| Reverse(case.takes));
+    cases
 }
 
 /// What the machines of `cases` are made from.
@@ -364,7 +360,7 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         tell: how.tell,
         keep: how.keep,
     };
-    let queue = Mutex::new(longest_first(machines, cases)?.into_iter());
+    let queue = Mutex::new(longest_first(cases).into_iter());
     let failed = AtomicUsize::new(0);
     let workers = if how.tell { 1 } else { how.jobs.max(1) };
     thread::scope(|scope| {
