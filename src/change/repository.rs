@@ -277,6 +277,7 @@ mod tests {
         Entry {
             file: "/a.list".into(),
             uri: uri.into(),
+            written: uri.into(),
             suite: suite.into(),
             signed_by: key.map(str::to_owned),
             binary: true,

@@ -22,7 +22,11 @@ impl Applier {
                 why: "the tool that did it has no way back".to_owned(),
             });
         }
-        self.capture_files(writes, |_| FileAfter::Unknown)
+        // A link stays a link: the file that it leads to is what the tool writes.
+        let files: Vec<Utf8PathBuf> = (writes.iter())
+            .map(|path| Ok((self.host.files.resolve(path)?).unwrap_or_else(|| path.clone())))
+            .collect::<Result<_, ChangeError>>()?;
+        self.capture_files(&files, |_| FileAfter::Unknown)
     }
 
     pub(super) async fn run_tool(

@@ -219,13 +219,31 @@ impl Undo {
         }
     }
 
-    /// Whether it unloads a kernel module. Daemons that packages brought have it open.
+    /// Whether it unloads a kernel module.
     #[must_use]
     pub fn unloads(&self) -> bool {
+        self.split_unloading().0.is_some()
+    }
+
+    /// What it unloads of kernel modules, and all else that it does.
+    #[must_use]
+    pub fn split_unloading(&self) -> (Option<Self>, Option<Self>) {
         match self {
-            Self::UnloadModule { .. } => true,
-            Self::Several { undos } => undos.iter().any(Self::unloads),
-            _ => false,
+            Self::UnloadModule { .. } => (Some(self.clone()), None),
+            Self::Several { undos } => {
+                let (unload, rest): (Vec<Self>, Vec<Self>) = (undos.iter().cloned())
+                    .partition(|one| matches!(one, Self::UnloadModule { .. }));
+                (Self::several(unload), Self::several(rest))
+            }
+            _ => (None, Some(self.clone())),
+        }
+    }
+
+    fn several(mut undos: Vec<Self>) -> Option<Self> {
+        match undos.len() {
+            0 => None,
+            1 => undos.pop(),
+            _ => Some(Self::Several { undos }),
         }
     }
 

@@ -97,7 +97,7 @@ pub fn further(
         other => other.clone(),
     };
     Ok(Some(Further {
-        url: entry.uri.clone(),
+        url: entry.written.clone(),
         suites: (suites.iter().filter(|suite| there(suite).next().is_some()))
             .cloned()
             .collect(),
@@ -157,7 +157,7 @@ deb http://mirror.example/debian bookworm-updates main
         assert_eq!(
             wanted(&entries).unwrap().unwrap(),
             Further {
-                url: "http://mirror.example/debian".into(),
+                url: "http://mirror.example/debian/".into(),
                 suites: strings(&["bookworm", "bookworm-updates"]),
                 components: strings(&["contrib", "non-free"]),
                 keyring: Some("/usr/share/keyrings/a.gpg".into()),

@@ -104,26 +104,43 @@ impl Ledger {
         standing: &[Standing],
         undo: &Undo,
     ) -> Result<Option<Reverted>, JournalError> {
+        let reverted = self.undo(standing, undo).await;
+        if let Some(reverted) = &reverted {
+            self.reverted(standing, reverted)?;
+        }
+        Ok(reverted)
+    }
+
+    /// The same without a word in the journal: a part of what stands.
+    pub(super) async fn undo(&self, standing: &[Standing], undo: &Undo) -> Option<Reverted> {
         let steps = steps_of(standing);
         let sink = Said {
             events: &self.events,
             steps: &steps,
         };
-        let reverted = match self.verbs.revert(undo, &sink).await {
-            Ok(reverted) => reverted,
-            Err(failure) if failure.reason() == STOPPED => return Ok(None),
-            Err(failure) => Reverted::Left {
+        match self.verbs.revert(undo, &sink).await {
+            Ok(reverted) => Some(reverted),
+            Err(failure) if failure.reason() == STOPPED => None,
+            Err(failure) => Some(Reverted::Left {
                 what: standing
                     .iter()
                     .map(|standing| standing.change.summary())
                     .collect::<Vec<_>>()
                     .join("; "),
                 why: one_line(&*failure),
-            },
-        };
+            }),
+        }
+    }
+
+    /// Keeps how undoing ended.
+    pub(super) fn reverted(
+        &self,
+        standing: &[Standing],
+        reverted: &Reverted,
+    ) -> Result<(), JournalError> {
         for standing in standing {
             let intent = standing.intent;
-            self.journal.append(match &reverted {
+            self.journal.append(match reverted {
                 Reverted::Done { what } => Record::Reverted {
                     intent,
                     what: what.clone(),
@@ -138,7 +155,7 @@ impl Ledger {
                 },
             })?;
         }
-        Ok(Some(reverted))
+        Ok(())
     }
 
     async fn exact(&self, summary: &str, undo: &Undo, sink: &dyn Sink) -> Option<Undo> {

@@ -1,6 +1,8 @@
 //! `uninstall`: the journal read backwards. Only what we changed is undone, and what cannot be is
 //! named and stays recorded.
 
+use std::collections::BTreeMap;
+
 use camino::Utf8Path;
 
 use super::{
@@ -23,6 +25,8 @@ use crate::{
 struct Group {
     standing: Vec<Standing>,
     undo: Undo,
+    /// A later group undoes the rest of the same change.
+    in_part: bool,
 }
 
 /// How a group ended.
@@ -32,7 +36,8 @@ enum Fate {
     NotTried,
 }
 
-/// Undoes every change that stands, newest first; `titles` are words for the steps.
+/// Undoes every change that stands, newest first but for [`group`]; `titles` are words for the
+/// steps.
 ///
 /// # Errors
 /// When the run cannot begin or cannot be recorded. What could not be undone is in the report.
@@ -104,13 +109,14 @@ async fn undo_all(
         tools.note(&mut report.notes, note);
     }
     let mut standing = ledger.journal.receipt().standing;
-    // First of all nothing may install at the next boot: this run may be cut off. Last of all
-    // modules go: until their packages do, daemons have them open.
-    standing.sort_by_key(|standing| (!is_of_unit(standing), standing.undo.unloads()));
+    // First of all nothing may install at the next boot: this run may be cut off.
+    standing.sort_by_key(|standing| !is_of_unit(standing));
     let mut groups: Vec<(Group, Fate, f64)> = group(standing)
         .into_iter()
         .map(|group| (group, Fate::NotTried, 0.0))
         .collect();
+    // How what is undone in part has gone so far.
+    let mut parts: BTreeMap<u64, Reverted> = BTreeMap::new();
     for (group, fate, seconds) in &mut groups {
         if tools.cancel.exit().is_some() {
             break;
@@ -122,8 +128,20 @@ async fn undo_all(
             steps: steps.clone(),
             summary: summary.clone(),
         });
-        let reverted = ledger.revert(&group.standing, &group.undo).await;
-        *fate = match reverted.map_err(EngineError::Unfinished)? {
+        let reverted = ledger.undo(&group.standing, &group.undo).await;
+        if let Some(reverted) = &reverted {
+            for standing in &group.standing {
+                let before = parts.remove(&standing.intent);
+                let whole = Reverted::of(before.into_iter().chain([reverted.clone()]).collect());
+                if group.in_part {
+                    parts.insert(standing.intent, whole);
+                } else {
+                    (ledger.reverted(std::slice::from_ref(standing), &whole))
+                        .map_err(EngineError::Unfinished)?;
+                }
+            }
+        }
+        *fate = match reverted {
             Some(Reverted::Done { what }) => Fate::Gone(what),
             Some(Reverted::Nothing { why }) => Fate::Gone(format!("nothing to undo: {why}")),
             Some(Reverted::Left { what, why }) => Fate::Stays(format!("{what}: {why}")),
@@ -199,22 +217,39 @@ fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
     standing
 }
 
-/// Neighbours that can be undone at once are.
+/// Neighbours that can be undone at once are. Modules are unloaded last: until their packages go,
+/// daemons have them open. Files that named them for every boot go when it is their turn.
 fn group(standing: Vec<Standing>) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+    let (mut groups, mut unloading): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
     for next in follow_files(standing) {
+        let (unload, rest) = next.undo.split_unloading();
+        if let Some(undo) = unload {
+            unloading.push(Group {
+                undo,
+                standing: vec![next.clone()],
+                in_part: false,
+            });
+        }
+        let in_part = next.undo.unloads();
+        let Some(undo) = rest else {
+            continue;
+        };
         if let Some(last) = groups.last_mut()
-            && let Some(undo) = last.undo.merge(&next.undo)
+            && !in_part
+            && !last.in_part
+            && let Some(undo) = last.undo.merge(&undo)
         {
             last.undo = undo;
             last.standing.push(next);
             continue;
         }
         groups.push(Group {
-            undo: next.undo.clone(),
+            undo,
             standing: vec![next],
+            in_part,
         });
     }
+    groups.extend(unloading);
     groups
 }
 
@@ -369,6 +404,42 @@ mod tests {
         assert!(
             matches!(&groups[3].undo, Undo::RestoreFiles { then, .. } if then.len() == 1),
             "one restart, after the files"
+        );
+    }
+
+    #[test]
+    fn modules_go_last_and_the_files_that_name_them_in_their_turn() {
+        let unload = || Undo::UnloadModule {
+            module: "nvidia".into(),
+        };
+        let named = Undo::Several {
+            undos: vec![unload(), files()],
+        };
+        let newest_first = vec![
+            standing(4, "module", unload()),
+            standing(3, "autoload", named),
+            standing(2, "autoload", files()),
+            standing(1, "deny", files()),
+        ];
+        let groups = group(newest_first);
+        let order: Vec<(u64, bool, bool)> = (groups.iter())
+            .map(|group| {
+                (
+                    group.standing[0].intent,
+                    group.undo.unloads(),
+                    group.in_part,
+                )
+            })
+            .collect();
+        assert_eq!(
+            order,
+            [
+                (3, false, true),
+                (2, false, false),
+                (1, false, false),
+                (4, true, false),
+                (3, true, false),
+            ]
         );
     }
 }

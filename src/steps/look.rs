@@ -15,7 +15,7 @@ use crate::{
     model::version::DriverVersion,
     step::{Assessment, Cx, StepError},
     tools::{
-        apt_policy, containerd, docker, dpkg_status, initramfs, rpm_query,
+        apt_lists, apt_policy, containerd, docker, dpkg_status, initramfs, rpm_query,
         systemctl::{self, UnitState},
     },
 };
@@ -143,8 +143,8 @@ pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
     Ok(found)
 }
 
-/// Which of the packages no repository offers. Empty when there are no package lists yet: then
-/// nobody knows.
+/// Which of the packages no repository offers. Empty when there are no package lists yet, or a
+/// power cut left them torn: then nobody knows.
 pub(super) async fn unavailable(
     cx: &Cx<'_>,
     wishes: &[PackageWish],
@@ -152,11 +152,9 @@ pub(super) async fn unavailable(
     if wishes.is_empty() || cx.desired.packages.manager != Manager::Apt {
         return Ok(Vec::new());
     }
-    let lists = cx.host.files().list(Utf8Path::new("/var/lib/apt/lists"))?;
-    if !lists
-        .iter()
-        .any(|name| name.ends_with("_Packages") || name.contains("_Packages."))
-    {
+    let lists = cx.host.files().list(Utf8Path::new(apt_lists::FOLDER))?;
+    let is_list = |name: &String| name.ends_with("_Packages") || name.contains("_Packages.");
+    if !lists.iter().any(is_list) || !apt_lists::torn(cx.host.files())?.is_empty() {
         return Ok(Vec::new());
     }
     let names: Vec<&str> = wishes.iter().map(|wish| wish.name.as_str()).collect();

@@ -25,8 +25,10 @@ pub fn is_read(name: &str) -> bool {
 pub struct Entry {
     /// The file that names it.
     pub file: Utf8PathBuf,
-    /// Its address, without a slash at the end.
+    /// Its address, in the form in which two can be compared.
     pub uri: String,
+    /// Its address, as written.
+    pub written: String,
     /// The suite, or `/`.
     pub suite: String,
     /// The keyring that it names, or the key itself.
@@ -133,9 +135,11 @@ fn one_line(file: &Utf8Path, line: &str) -> Option<Entry> {
             .find_map(|(name, value)| name.eq_ignore_ascii_case(key).then(|| value.to_owned()))
     };
     let mut words = rest.split_whitespace().map(str::to_owned);
+    let written = words.next()?;
     Some(Entry {
         file: file.to_owned(),
-        uri: canonical(&words.next()?),
+        uri: canonical(&written),
+        written,
         suite: words.next()?,
         components: words.collect(),
         signed_by: option("signed-by"),
@@ -195,6 +199,7 @@ fn stanza(file: &Utf8Path, fields: &[(String, String)]) -> Vec<Entry> {
             words("suites").map(|suite| Entry {
                 file: file.to_owned(),
                 uri: canonical(uri),
+                written: uri.to_owned(),
                 suite: suite.to_owned(),
                 signed_by: (field("signed-by").filter(|value| !value.is_empty()))
                     .map(str::to_owned),
@@ -219,7 +224,8 @@ mod tests {
     fn entry(uri: &str, suite: &str, signed_by: Option<&str>, components: &[&str]) -> Entry {
         Entry {
             file: "x.list".into(),
-            uri: uri.into(),
+            uri: super::canonical(uri),
+            written: uri.into(),
             suite: suite.into(),
             signed_by: signed_by.map(str::to_owned),
             binary: true,
@@ -239,7 +245,12 @@ mod tests {
             [
                 Entry {
                     architectures: vec!["amd64".into()],
-                    ..entry("https://a/deb", "/", Some("/usr/share/keyrings/k.gpg"), &[])
+                    ..entry(
+                        "https://a/deb/",
+                        "/",
+                        Some("/usr/share/keyrings/k.gpg"),
+                        &[]
+                    )
                 },
                 entry(
                     "http://debian.example.org/debian",
@@ -269,13 +280,13 @@ mod tests {
             found[..2],
             [
                 entry(
-                    "http://debian.example.org/debian",
+                    "http://debian.example.org/debian/",
                     "bookworm",
                     key,
                     &["main"]
                 ),
                 entry(
-                    "http://debian.example.org/debian",
+                    "http://debian.example.org/debian/",
                     "bookworm-updates",
                     key,
                     &["main"]

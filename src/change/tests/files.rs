@@ -191,6 +191,15 @@ async fn what_a_tool_had_emptied_when_it_was_cut_off_is_put_back() {
         bed.revert(&undo).await;
         assert!(diff(&before, &bed.snapshot()).is_empty());
     }
+    // Through a link.
+    let bed = Bed::new();
+    bed.fakes.files.put("/srv/daemon.json", "{}");
+    (bed.fakes.files).put_link("/etc/docker/daemon.json", "/srv/daemon.json");
+    let before = bed.snapshot();
+    let undo = bed.applier.capture(&change).await.unwrap();
+    bed.fakes.files.put("/srv/daemon.json", "");
+    bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
+    assert!(diff(&before, &bed.snapshot()).is_empty());
     // Whatever says something may be somebody's.
     let bed = Bed::new();
     bed.fakes.files.put("/etc/docker/daemon.json", "{}");

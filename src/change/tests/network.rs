@@ -63,12 +63,13 @@ async fn lists_that_a_power_cut_left_torn_are_fetched_again() {
     let bed = Bed::new();
     Apt::on(&bed);
     let lists = "/var/lib/apt/lists";
-    let index = "SHA256:\n aa 10 main/binary-amd64/Packages\n aa 10 non-free/Packages\n\
-                 -----END PGP SIGNATURE-----\n";
+    let index = "SHA256:\n aa 10 main/binary-amd64/Packages\n aa 10 non-free/Packages\n \
+                 aa 0 contrib/Packages\n-----END PGP SIGNATURE-----\n";
     for (name, text) in [
         ("lock", ""),
         ("x_Packages", ""),
         ("y_InRelease", index),
+        ("y_contrib_Packages", ""),
         ("y_main_binary-amd64_Packages", "Package: y"),
         ("y_non-free_Packages", "Package:"),
         ("z_InRelease", "Origin: z\n"),
@@ -86,6 +87,7 @@ async fn lists_that_a_power_cut_left_torn_are_fetched_again() {
             "lock",
             "partial",
             "y_InRelease",
+            "y_contrib_Packages",
             "y_main_binary-amd64_Packages"
         ]
     );

@@ -238,7 +238,7 @@ pub fn load(dir: &Path) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// The cases as the quick run of the table has them; it says so where that is less.
+/// The cases as the quick run of the table has them.
 pub fn make_quick(cases: &mut [Case]) {
     for case in cases {
         if case.compile == Compile::WithTime {

@@ -267,7 +267,8 @@ fn left_out(cases: &[Case], how: &How) -> Option<String> {
     }
     if let Some(compiling) = names(|case| case.quick && case.compile == Compile::WithTime) {
         lines.push(format!(
-            "with modules that the preparation compiles, and `make test-vm` in them: {compiling}"
+            "here with modules that the preparation compiled, in `make test-vm` with their own: \
+             {compiling}"
         ));
     }
     (!lines.is_empty()).then(|| lines.join("\n"))
