@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::net::Line;
 use crate::serve::Serving;
-use crate::tables::MachineSpec;
+use crate::tables::{Kind, MachineSpec, Machines};
 
 /// The configuration that a machine of another system replaces by its own.
 const DEFAULT_CONFIG: &str = "debian-12.toml";
@@ -114,6 +114,9 @@ pub struct Step {
     /// JSON pointers at which there must be `null`.
     #[serde(default)]
     pub null: Vec<String>,
+    /// JSON pointers to lists, and how many elements each has.
+    #[serde(default)]
+    pub count: BTreeMap<String, usize>,
     /// Exactly these findings of `check` fail, in any order.
     pub fails: Option<Vec<String>>,
     /// At least these findings of `check` fail.
@@ -165,7 +168,8 @@ impl Step {
     }
 
     fn reads_document(&self) -> bool {
-        !(self.json.is_empty() && self.null.is_empty() && self.fails_with.is_empty())
+        !(self.json.is_empty() && self.null.is_empty() && self.count.is_empty())
+            || !self.fails_with.is_empty()
             || self.fails.is_some()
             || self.save.is_some()
             || self.did_nothing
@@ -184,7 +188,7 @@ impl Step {
             ("`did`", self.did.is_some(), run),
             // The events of an install are no document.
             (
-                "what it expects of a document (`json`, `null`, `fails`, `fails-with`, `save`, `did-nothing`)",
+                "what it expects of a document (`json`, `null`, `count`, `fails`, `fails-with`, `save`, `did-nothing`)",
                 self.reads_document(),
                 run && self.did.is_none(),
             ),
@@ -236,6 +240,31 @@ pub fn load(dir: &Path) -> Result<Vec<Case>> {
         }
     }
     Ok(cases)
+}
+
+/// Refuses what names a machine, a root filesystem or a configuration that is not there.
+pub fn fit(cases: &[Case], machines: &Machines, configs: &Path) -> Result<()> {
+    for case in cases {
+        let spec = (machines.machine(&case.machine))
+            .with_context(|| format!("case `{}` is not right", case.name))?;
+        if let Some(name) = &case.config
+            && !configs.join(name).is_file()
+        {
+            bail!("case `{}`: there is no `{name}` in configs/", case.name);
+        }
+        let known = match spec.kind {
+            Kind::Image => machines.images.contains_key(&spec.root),
+            Kind::Container | Kind::Vm => machines.roots.contains_key(&spec.root),
+        };
+        if !known {
+            bail!(
+                "machine `{}`: machines.toml has no root `{}`",
+                case.machine,
+                spec.root
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The cases as the quick run of the table has them.
@@ -340,7 +369,6 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables::Machines;
 
     #[test]
     fn the_table_of_the_repository_is_right() {
@@ -348,11 +376,19 @@ mod tests {
         let machines = Machines::load(&here.join("machines.toml")).unwrap();
         let cases = load(&here.join("cases")).unwrap();
         assert!(!cases.is_empty());
-        for case in &cases {
-            machines.machine(&case.machine).unwrap();
-            if let Some(config) = &case.config {
-                assert!(here.join("configs").join(config).is_file(), "{config}");
-            }
+        fit(&cases, &machines, &here.join("configs")).unwrap();
+        type Break = fn(&mut Case);
+        for (wrong, word) in [
+            ((|case| case.machine = "h1000".into()) as Break, "h1000"),
+            (
+                |case| case.config = Some("debian-21.toml".into()),
+                "debian-21",
+            ),
+        ] {
+            let mut cases = cases.clone();
+            wrong(&mut cases[0]);
+            let error = fit(&cases, &machines, &here.join("configs")).unwrap_err();
+            assert!(format!("{error:#}").contains(word), "{error:#}");
         }
     }
 

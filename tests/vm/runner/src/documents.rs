@@ -21,7 +21,7 @@ pub fn expect(step: &Step, stdout: &str, saved: &mut BTreeMap<String, String>) -
         parse(stdout)?;
         saved.insert(name.clone(), stdout.to_string());
     }
-    let pointers = !step.json.is_empty() || !step.null.is_empty();
+    let pointers = !(step.json.is_empty() && step.null.is_empty() && step.count.is_empty());
     let findings = step.fails.is_some() || !step.fails_with.is_empty();
     if !pointers && !findings && !step.did_nothing {
         return Ok(());
@@ -37,7 +37,15 @@ pub fn expect(step: &Step, stdout: &str, saved: &mut BTreeMap<String, String>) -
     for pointer in &step.null {
         match document.pointer(pointer) {
             Some(Value::Null) => {}
-            found => bail!("{pointer} is {found:?}, not null"),
+            None => bail!("{pointer} is absent, not null"),
+            Some(found) => bail!("{pointer} is {found}, not null"),
+        }
+    }
+    for (pointer, wanted) in &step.count {
+        match document.pointer(pointer).and_then(Value::as_array) {
+            Some(list) if list.len() == *wanted => {}
+            Some(list) => bail!("{pointer} has {} elements, not {wanted}", list.len()),
+            None => bail!("{pointer} is no list"),
         }
     }
     if findings {
@@ -67,10 +75,17 @@ fn expect_failures(step: &Step, failing: &BTreeMap<String, String>) -> Result<()
             bail!("`{wanted}` does not fail; these do:{}", told());
         }
     }
-    if let Some(exact) = &step.fails
-        && failing.len() != exact.len()
-    {
-        bail!("exactly {exact:?} should fail; these do:{}", told());
+    let Some(exact) = &step.fails else {
+        return Ok(());
+    };
+    let others: Vec<String> = (failing.iter().filter(|(id, _)| !exact.contains(id)))
+        .map(|(id, why)| format!("\n  {id}: {why}"))
+        .collect();
+    if !others.is_empty() {
+        bail!(
+            "others than the `fails` of this step fail, too:{}",
+            others.concat()
+        );
     }
     Ok(())
 }
@@ -192,5 +207,28 @@ mod tests {
         expect_failures(&step("fails-with = ['a']"), &failing).unwrap();
         assert!(expect_failures(&step("fails = []"), &failing).is_err());
         assert!(expect_failures(&step("fails = ['a', 'b']"), &failing).is_err());
+    }
+
+    #[test]
+    fn elements_are_counted_and_what_is_absent_is_not_null() {
+        let look = |text: &str| {
+            let step = toml::from_str::<Step>(&format!("title = 't'\n{text}")).unwrap();
+            expect(
+                &step,
+                r#"{"gpus": [1, 2], "driver": null}"#,
+                &mut BTreeMap::new(),
+            )
+        };
+        look("count = { '/gpus' = 2 }\nnull = ['/driver']").unwrap();
+        for (wrong, word) in [
+            ("count = { '/gpus' = 3 }", "has 2 elements"),
+            ("count = { '/driver' = 0 }", "is no list"),
+            ("null = ['/gpus/2']", "is absent"),
+        ] {
+            assert!(
+                look(wrong).unwrap_err().to_string().contains(word),
+                "{wrong}"
+            );
+        }
     }
 }

@@ -120,7 +120,7 @@ struct How {
     /// Every case, not the quick ones alone.
     #[arg(long)]
     all: bool,
-    /// Tells each step, with its output; one case at a time.
+    /// Tells each step, with its output where the step has `show = true`; one case at a time.
     #[arg(long)]
     tell: bool,
     /// Runs them on this machine instead of their own.
@@ -167,6 +167,7 @@ fn run() -> Result<ExitCode> {
     let bed = Bed::open(&here, cli.cache)?;
     let machines = Machines::load(&bed.here("machines.toml"))?;
     let cases = cases::load(&bed.here("cases"))?;
+    cases::fit(&cases, &machines, &bed.here("configs"))?;
     match cli.verb {
         Verb::Needs => needs::ensure(&machines.toolkit.go)?,
         Verb::Prepare => {

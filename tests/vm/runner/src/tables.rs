@@ -245,7 +245,10 @@ mod tests {
             if device.is_nvidia_gpu() {
                 let gpu = row("gpu", &device.id.to_string());
                 assert_eq!(gpu["name"].as_str(), Some(device.name.as_str()), "{key}");
-                let number = device.chip.unwrap().architecture;
+                let chip = device.chip.as_ref();
+                let number = chip
+                    .unwrap_or_else(|| panic!("{key} has no `chip`"))
+                    .architecture;
                 let architecture = ARCHITECTURES.iter().find(|(n, _)| *n == number).unwrap().1;
                 assert_eq!(gpu["architecture"].as_str(), Some(architecture), "{key}");
             } else if device.id.vendor == table::NVIDIA && device.class.base() == 0x06 {
