@@ -168,7 +168,8 @@ impl Step {
     }
 
     fn reads_document(&self) -> bool {
-        !(self.json.is_empty() && self.null.is_empty() && self.count.is_empty())
+        let pointers = [self.json.len(), self.null.len(), self.count.len()];
+        pointers.iter().any(|count| *count > 0)
             || !self.fails_with.is_empty()
             || self.fails.is_some()
             || self.save.is_some()
