@@ -159,6 +159,11 @@ impl Applier {
             });
         }
         let stack = kmod::with_holders(&self.loaded_modules()?, module);
+        if stack.is_empty() {
+            return Ok(Reverted::Nothing {
+                why: format!("`{module}` is no module that can be unloaded"),
+            });
+        }
         if let Some(open) = stack.iter().find(|one| one.others() > 0) {
             return Ok(Reverted::Left {
                 what: format!("kernel module `{module}`, until the next boot"),
@@ -174,11 +179,6 @@ impl Applier {
                     why: error.to_string(),
                 });
             }
-        }
-        if stack.is_empty() {
-            return Ok(Reverted::Nothing {
-                why: format!("`{module}` is no module that can be unloaded"),
-            });
         }
         let names: Vec<String> = (stack.iter().map(|one| format!("`{}`", one.name))).collect();
         Ok(Reverted::Done {

@@ -164,11 +164,6 @@ fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
             "etc/hosts",
             "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".into(),
         ),
-        // As in Debian's container images: translated descriptions are half of what apt reads.
-        (
-            "etc/apt/apt.conf.d/90testbed",
-            "Acquire::Languages \"none\";\n".into(),
-        ),
         // The resolver of slirp4netns; it forwards to the host's.
         ("etc/resolv.conf", "nameserver 10.0.2.3\n".into()),
         // Empty: each machine makes its own at its first boot.
