@@ -30,6 +30,9 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// How long a run may take to end after a signal; it gives up by itself before.
 const END: Duration = Duration::from_secs(200);
 
+/// How long processes that were killed may take to be gone.
+const DYING: Duration = Duration::from_secs(10);
+
 /// A run of the case, and what it was seen to have.
 struct Run {
     child: Child,
@@ -221,6 +224,21 @@ impl Run {
         }
     }
 
+    /// Its processes, and others in its namespaces.
+    fn alive(&self) -> Vec<String> {
+        let is_ours = |process: &u32| {
+            start_time(*process).is_some_and(|start| {
+                self.processes.contains(&(*process, start))
+                    || !namespaces(*process).is_disjoint(&self.namespaces)
+            })
+        };
+        let name = |process: u32| {
+            let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+            format!("process {process} {}", name.trim())
+        };
+        processes().into_iter().filter(is_ours).map(name).collect()
+    }
+
     fn assert_gone(&mut self, about: &str) {
         let mut text = String::new();
         self.said.rewind().unwrap();
@@ -240,19 +258,15 @@ impl Run {
             let ours = text.lines().filter(|line| line.contains(&self.id()));
             left.extend(ours.map(String::from));
         }
-        for process in processes() {
-            let Some(start) = start_time(process) else {
-                continue;
-            };
-            let known = self.processes.contains(&(process, start));
-            if known || !namespaces(process).is_disjoint(&self.namespaces) {
-                let name = fs::read_to_string(format!("/proc/{process}/comm"));
-                left.push(format!(
-                    "process {process} {}",
-                    name.unwrap_or_default().trim()
-                ));
-            }
+        // The first process of a machine has left its control group when it waits for the kernel to
+        // end the others; it is gone a moment later.
+        let end = Instant::now() + DYING;
+        let mut alive = self.alive();
+        while !alive.is_empty() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(10));
+            alive = self.alive();
         }
+        left.extend(alive);
         assert!(left.is_empty(), "left ({about}):\n{}", left.join("\n"));
     }
 }
