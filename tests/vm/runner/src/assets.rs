@@ -2,19 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
 use crate::bed::{Bed, PROGRAMS};
 use crate::claim::Claim;
+use crate::out::timed;
 use crate::repo::table::Packages;
 use crate::server::PROXY;
 use crate::sh::Cmd;
-use crate::tables::Machines;
-use crate::{disk_image, image, lock, modules, needs, out, qemu, repo, rootfs, toolkit};
+use crate::tables::{Machines, Root};
+use crate::{disk_image, image, lock, modules, needs, qemu, repo, rootfs, toolkit};
 
 /// Programs that are compiled from the repository.
 const PRODUCT: &str = "gpu-bootstrap";
@@ -76,7 +77,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             false => Ok(()),
         });
         let image = scope.spawn(|| timed("probe image", || image::build(bed)));
-        let (mut roots, mut carried) = (BTreeMap::new(), BTreeMap::new());
+        let (mut roots, mut carrying) = (BTreeMap::new(), Vec::new());
         for name in &wanted.roots {
             let spec = machines
                 .roots
@@ -85,15 +86,15 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             let root = timed(&format!("root filesystem {name}"), || {
                 rootfs::build(bed, spec)
             })?;
+            roots.insert(name.clone(), root.clone());
             if wanted.carried.contains(name) {
-                let folders = spec.carried.iter().map(|package| {
-                    timed(&format!("module of {package}, compiled"), || {
-                        modules::build(bed, name, spec, &root, package, &mirror)
-                    })
-                });
-                carried.insert(name.clone(), folders.collect::<Result<Vec<_>>>()?);
+                // A compiler uses all processors, what unpacks a root filesystem uses one.
+                let mirror = &mirror;
+                carrying.push(scope.spawn(move || {
+                    let folders = compiled_modules(bed, name, spec, &root, mirror)?;
+                    anyhow::Ok((name.clone(), folders))
+                }));
             }
-            roots.insert(name.clone(), root);
         }
         for name in &wanted.images {
             let disk = timed(&format!("image {name}"), || {
@@ -102,6 +103,11 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             roots.insert(name.clone(), disk);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
+        let mut carried = BTreeMap::new();
+        for compiling in carrying {
+            let (name, folders) = compiling.join().map_err(joined)??;
+            carried.insert(name, folders);
+        }
         let programs = compiled.join().map_err(joined)??;
         emulator.join().map_err(joined)??;
         Ok(Assets {
@@ -132,6 +138,20 @@ pub fn values(assets: &Assets) -> BTreeMap<String, String> {
     values
 }
 
+/// Folders of the modules that machines of the root filesystem `name` carry.
+fn compiled_modules(
+    bed: &Bed,
+    name: &str,
+    spec: &Root,
+    root: &Path,
+    mirror: &rootfs::Mirror,
+) -> Result<Vec<PathBuf>> {
+    spec.carried
+        .iter()
+        .map(|package| modules::build(bed, name, spec, root, package, mirror))
+        .collect()
+}
+
 /// Compiles the repository's programs, and copies them to where they stay as they are.
 fn programs(bed: &Bed) -> Result<Claim> {
     let target = bed.repo.join("target");
@@ -149,13 +169,4 @@ fn programs(bed: &Bed) -> Result<Claim> {
             .with_context(|| format!("cannot copy {name}"))?;
     }
     Ok(claim)
-}
-
-fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let start = Instant::now();
-    let result = work();
-    if start.elapsed() > Duration::from_secs(1) {
-        out::say(format!("  {:>6} s  {what}", out::seconds(start.elapsed())));
-    }
-    result
 }

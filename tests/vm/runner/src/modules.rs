@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 
 use crate::bed::Bed;
 use crate::machine::Machine;
+use crate::out::timed;
 use crate::rootfs::{KEYRING, Mirror};
 use crate::sh::Cmd;
 use crate::tables::{Kind, MachineSpec, Root};
@@ -67,41 +68,55 @@ pub fn build(
     let kernel = crate::rootfs::kernel(&root.join("root"))?;
     let archive = format!("[signed-by={KEYRING}] {} {}", mirror.main, spec.suite);
     let recipe = format!("{BUILD}\n{archive}\n{package} {kernel}");
+    let script = format!("set -- '{package}' '{archive}' '{kernel}'\n{BUILD}");
     bed.cached(
         &format!("module-{package}"),
         &recipe,
         Some(MAX_AGE),
         |dir| {
-            let builder = MachineSpec {
-                about: format!("compiles {package}"),
-                kind: Kind::Container,
-                root: name.into(),
-                config: None,
-                pci: Vec::new(),
-                faults: toml::Table::new(),
-                key: String::new(),
-                functions: Vec::new(),
-            };
-            let mut machine = Machine::create(bed, "module-builder", &builder, root)?;
-            machine.boot()?;
-            let script = format!("set -- '{package}' '{archive}' '{kernel}'\n{BUILD}");
-            machine
-                .exec(&script)
-                .deadline(Duration::from_secs(1500))
-                .ok()?;
-            machine.power_off()?;
-            let made = machine.root().join("modules");
-            Cmd::new([
-                "cp",
-                "-a",
-                &made.to_string_lossy(),
-                &dir.join("modules").to_string_lossy(),
-            ])
-            .ok()
-            .map(drop)
+            timed(&format!("module of {package}, compiled"), || {
+                compile(bed, name, root, package, &script, dir)
+            })
         },
     )
     .map(|dir| dir.join("modules"))
+}
+
+/// Runs the script in a machine of the root filesystem in `root`, and keeps in `dir` what it leaves.
+fn compile(
+    bed: &Bed,
+    name: &str,
+    root: &Path,
+    package: &str,
+    script: &str,
+    dir: &Path,
+) -> Result<()> {
+    let builder = MachineSpec {
+        about: format!("compiles {package}"),
+        kind: Kind::Container,
+        root: name.into(),
+        config: None,
+        pci: Vec::new(),
+        faults: toml::Table::new(),
+        key: String::new(),
+        functions: Vec::new(),
+    };
+    let mut machine = Machine::create(bed, "module-builder", &builder, root)?;
+    machine.boot()?;
+    machine
+        .exec(script)
+        .deadline(Duration::from_secs(1500))
+        .ok()?;
+    machine.power_off()?;
+    let made = machine.root().join("modules");
+    Cmd::new([
+        "cp",
+        "-a",
+        &made.to_string_lossy(),
+        &dir.join("modules").to_string_lossy(),
+    ])
+    .ok()
+    .map(drop)
 }
 
 /// The driver's version that modules were built from: their folder is called `NAME-VERSION`.

@@ -2,7 +2,9 @@
 
 use std::io::Write;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
 
 static STDOUT: Mutex<()> = Mutex::new(());
 
@@ -25,6 +27,16 @@ pub fn heading(title: &str) {
 /// Seconds with one decimal, as in every table of the bed.
 pub fn seconds(duration: Duration) -> String {
     format!("{:.1}", duration.as_secs_f64())
+}
+
+/// Does a part of the preparation, and says how long it took if that is worth a word.
+pub fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    let result = work();
+    if start.elapsed() > Duration::from_secs(1) {
+        say(format!("  {:>6} s  {what}", seconds(start.elapsed())));
+    }
+    result
 }
 
 /// The last `count` lines of a text, for a failure message.
