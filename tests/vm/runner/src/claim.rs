@@ -19,6 +19,10 @@ use crate::{lock, net, out, stop};
 /// Where systemd-nspawn keeps what it does not always take away.
 const NSPAWN: &str = "/run/systemd/nspawn";
 
+/// In the run folder, locked by whoever adds a claim or takes one away.
+const LIST: &str = ".lock";
+const NAME_OF_LIST: &str = "the list of machines";
+
 /// A name that is ours, and what it stands for; dropping it removes all of that.
 pub struct Claim {
     /// Its name among all on this host.
@@ -49,7 +53,7 @@ impl Claim {
                 // Held until this closure goes.
                 let _ours = &owner;
                 destroy(&id, &run, Some(&dir))?;
-                let _turn = turn(&bed)?;
+                let _turn = lock::take_to_undo(&bed.run.join(LIST), NAME_OF_LIST)?;
                 remove_tree(&run)
             }
         };
@@ -160,7 +164,7 @@ fn owned(run: &Path) -> Result<bool> {
 
 fn turn(bed: &Bed) -> Result<File> {
     fs::create_dir_all(&bed.run).with_context(|| format!("cannot make {}", bed.run.display()))?;
-    lock::take(&bed.run.join(".lock"), "the list of machines")
+    lock::take(&bed.run.join(LIST), NAME_OF_LIST)
 }
 
 fn remove_file(file: &Path) -> Result<()> {

@@ -13,11 +13,23 @@ use crate::{out, stop};
 /// Longer than anything takes that a bed builds.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
+/// Longer than another bed takes to clean up, and shorter than a stopped run may.
+const LIMIT_OF_UNDOING: Duration = Duration::from_secs(60);
+
 /// How long somebody may have their turn before it is worth a word.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Waits for the lock of a file, which then names this process; `what` is what the lock is for.
 pub fn take(path: &Path, what: &str) -> Result<File> {
+    wait(path, what, LIMIT, stop::stopping)
+}
+
+/// The same on the way out, where a signal is no reason to leave something behind.
+pub fn take_to_undo(path: &Path, what: &str) -> Result<File> {
+    wait(path, what, LIMIT_OF_UNDOING, || false)
+}
+
+fn wait(path: &Path, what: &str, limit: Duration, stopped: fn() -> bool) -> Result<File> {
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -29,10 +41,10 @@ pub fn take(path: &Path, what: &str) -> Result<File> {
     let mut told = false;
     while !try_take(&file).with_context(|| format!("cannot lock {}", path.display()))? {
         let owner = owner(&mut file);
-        if stop::stopping() {
+        if stopped() {
             bail!("the run was stopped while it waited for {what}");
         }
-        if start.elapsed() > LIMIT {
+        if start.elapsed() > limit {
             bail!("{what} is still held by {owner}");
         }
         let mine = owner == name(std::process::id());
@@ -83,6 +95,20 @@ mod tests {
         assert_eq!(owner(&mut other), name(std::process::id()));
         assert!(!try_take(&other).unwrap());
         let waiting = thread::spawn(move || take(&path, "a thing").map(drop));
+        drop(held);
+        waiting.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_run_that_was_stopped_waits_for_nothing_but_its_undoing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = take(&path, "a thing").unwrap();
+        let error = wait(&path, "a thing", LIMIT, || true).unwrap_err();
+        assert!(format!("{error:#}").contains("stopped while it waited for a thing"));
+        let error = wait(&path, "a thing", Duration::ZERO, || false).unwrap_err();
+        assert!(format!("{error:#}").contains("still held by process"));
+        let waiting = thread::spawn(move || take_to_undo(&path, "a thing").map(drop));
         drop(held);
         waiting.join().unwrap().unwrap();
     }

@@ -80,6 +80,34 @@ fn a_signal_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "boots machines, as root: `make test-vm` runs it"]
+fn runs_that_are_stopped_at_once_leave_nothing() {
+    let mut runs = [Run::start(), Run::start()];
+    let end = Instant::now() + LIMIT;
+    while !runs.iter().all(|run| run.folder().join("netns").exists()) {
+        for run in &mut runs {
+            assert_eq!(
+                run.child.try_wait().unwrap(),
+                None,
+                "before it had a network"
+            );
+        }
+        assert!(Instant::now() < end, "too late");
+        thread::sleep(Duration::from_millis(1));
+    }
+    runs.iter_mut().for_each(Run::remember);
+    for run in &runs {
+        run.send(Signal::SIGINT);
+    }
+    for run in &mut runs {
+        assert_eq!(run.wait().code(), Some(130));
+    }
+    for run in &mut runs {
+        run.assert_gone("others were stopped at once");
+    }
+}
+
+#[test]
 #[ignore = "builds a root filesystem, as root: `make test-vm` runs it"]
 fn a_signal_leaves_nothing_of_what_is_being_built() {
     let cache = tempfile::tempdir().unwrap();
@@ -214,7 +242,15 @@ impl Run {
     }
 
     fn end(&mut self, signal: Signal) -> ExitStatus {
+        self.send(signal);
+        self.wait()
+    }
+
+    fn send(&self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.pid).unwrap()), signal).unwrap();
+    }
+
+    fn wait(&mut self) -> ExitStatus {
         let end = Instant::now() + END;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -244,8 +280,8 @@ impl Run {
         let mut text = String::new();
         self.said.rewind().unwrap();
         self.said.read_to_string(&mut text).unwrap();
-        let gave_up = text.lines().filter(|line| line.contains("left behind"));
-        let mut left: Vec<String> = gave_up.map(String::from).collect();
+        let gave_up = |line: &&str| line.contains("left behind") || line.contains("not all gone");
+        let mut left: Vec<String> = text.lines().filter(gave_up).map(String::from).collect();
         let suffix = format!("-{}", self.pid);
         for folder in [RUN, "/run/systemd/nspawn/propagate"].map(PathBuf::from) {
             left.extend(entries(&folder, &suffix));
