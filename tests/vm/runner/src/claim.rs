@@ -114,17 +114,19 @@ fn destroy(id: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
             results.push(remove_file(&lock));
         }
         results.push(unmount(&disk.join("root")));
+        results.push(unmount(&disk.join("layer")));
         results.push(remove_tree(disk));
     }
     all(results)
 }
 
-/// Takes away what is mounted at a machine's root, and all that is mounted in it.
-fn unmount(root: &Path) -> Result<()> {
-    match umount2(root, MntFlags::MNT_DETACH) {
-        // Nothing is mounted there: an image's disk, or a machine that stopped half-way through its making.
+/// Takes away what is mounted at a machine's folder, and all that is mounted in it.
+fn unmount(folder: &Path) -> Result<()> {
+    match umount2(folder, MntFlags::MNT_DETACH) {
+        // Nothing is mounted there: an image's disk, a layer on the disk, or a machine that stopped
+        // half-way through its making.
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
-        Err(error) => bail!("cannot unmount {}: {error}", root.display()),
+        Err(error) => bail!("cannot unmount {}: {error}", folder.display()),
     }
 }
 

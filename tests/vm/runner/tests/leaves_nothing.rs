@@ -61,8 +61,8 @@ const MOMENTS: [Moment; 7] = [
         run.disk().join("root/root/boot-id").exists()
     }),
     ("it is being removed", |run| {
-        // In the layer of its changes, which is there for longer than what is mounted.
-        run.disk().join("changes/root/boot-id").exists() && run.groups().is_empty()
+        // The root comes after the groups, and goes after them.
+        run.disk().join("root").exists() && run.groups().is_empty()
     }),
 ];
 

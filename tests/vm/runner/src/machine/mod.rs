@@ -30,13 +30,23 @@ use crate::{out, simulation};
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What a machine changes lies in a layer of its own over its root filesystem: nothing of that is
-/// copied. But `/var/lib` is, because containers' layers cannot lie over such a filesystem.
+/// copied. But `/var/lib` is, because containers' layers cannot lie over such a filesystem. With `$3`
+/// all of it lies in memory.
 const LAYERS: &str = r#"
-mkdir "$2/changes" "$2/work" "$2/root"
-cp -a --reflink=auto -- "$1/root/var/lib" "$2/lib"
-mount -t overlay -o "lowerdir=$1/root,upperdir=$2/changes,workdir=$2/work" testbed "$2/root"
-mount --bind "$2/lib" "$2/root/var/lib"
+mkdir "$2/layer" "$2/root"
+[ -z "$3" ] || mount -t tmpfs -o "$3" testbed "$2/layer"
+mkdir "$2/layer/changes" "$2/layer/work"
+cp -a --reflink=auto -- "$1/root/var/lib" "$2/layer/lib"
+mount -t overlay -o "lowerdir=$1/root,upperdir=$2/layer/changes,workdir=$2/layer/work" testbed "$2/root"
+mount --bind "$2/layer/lib" "$2/root/var/lib"
 "#;
+
+/// As much as a disk has that a driver, a compiler and Docker fill by a gigabyte or two. dpkg makes,
+/// syncs and removes tens of thousands of files, which costs a fifth less in memory.
+const IN_MEMORY: &str = "size=16G,mode=755";
+
+/// What has to be left of memory, in KiB, so that four machines and an emulated one find room.
+const MEMORY_LEFT: u64 = 10 << 20;
 
 /// How long a machine may take to come up or to go down; an emulated one takes several times as
 /// long as one at native speed.
@@ -118,7 +128,7 @@ impl Machine {
         let (dir, group) = (claim.dir.clone(), claim.group.clone());
         let kernel = match spec.kind {
             Kind::Image => image::parcel(root, &dir)?,
-            Kind::Container | Kind::Vm => lay(name, &group, root, &dir)?,
+            Kind::Container | Kind::Vm => lay(name, &group, root, &dir, spec.kind)?,
         };
         let net = Net::create(&claim.run, &group, &dir.join("slirp.log"))?;
         let frame = Frame {
@@ -355,7 +365,9 @@ impl Machine {
 
 /// Makes a machine's root folder of the root filesystem in `root`, under its own name; which kernel
 /// it has.
-fn lay(name: &str, group: &Group, root: &Path, dir: &Path) -> Result<String> {
+fn lay(name: &str, group: &Group, root: &Path, dir: &Path, kind: Kind) -> Result<String> {
+    // An emulated machine has it for as long as its disk is made of it.
+    let in_memory = kind == Kind::Container && available_memory()? >= MEMORY_LEFT;
     let layers = [
         "/bin/sh",
         "-euc",
@@ -363,12 +375,26 @@ fn lay(name: &str, group: &Group, root: &Path, dir: &Path) -> Result<String> {
         "sh",
         &root.to_string_lossy(),
         &dir.to_string_lossy(),
+        if in_memory { IN_MEMORY } else { "" },
     ];
     Cmd::new(group.inside(Part::Support, &layers.map(String::from)))
         .ok()
         .context("cannot lay a machine's changes over the root filesystem")?;
     fs::write(dir.join("root/etc/hostname"), format!("{name}\n")).context("cannot name it")?;
     crate::rootfs::kernel(&root.join("root"))
+}
+
+/// What programs can have of memory without anything being swapped, in KiB.
+fn available_memory() -> Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    text.lines()
+        .find_map(|line| {
+            line.strip_prefix("MemAvailable:")?
+                .split_whitespace()
+                .next()
+        })
+        .and_then(|count| count.parse().ok())
+        .context("/proc/meminfo does not say what is available")
 }
 
 fn keygen(file: &Path) -> Result<()> {
