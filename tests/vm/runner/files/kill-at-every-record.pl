@@ -2,8 +2,9 @@
 # Starts a command of the product again and again, and kills it with SIGKILL right after each record
 # of its journal that no kill has come after yet, until a run ends by itself with status 0. A record
 # is known by its kind and the change that it is about: where a later run writes the same one again,
-# it goes on past it, so that each run gets at least one record further. Now and then a run has written
-# the next record already; where that is more than one record in ten, it is an error.
+# it goes on past it, so that each run gets at least one record further. The kernel tells of each write
+# (inotify), and the run stands still while it is looked at. Should one have written the next record
+# already all the same: more than one record in ten is an error.
 use strict;
 use warnings;
 use POSIX qw(WNOHANG);
@@ -14,7 +15,12 @@ if (!$ENV{LOOKS_ON}) {
     exec("chrt", "--fifo", "10", $0, @ARGV) or die "chrt: $!";
 }
 
-my $journal = "/var/lib/gpu-bootstrap/journal.jsonl";
+my ($parent, $folder) = ("/var/lib", "/var/lib/gpu-bootstrap");
+my $journal = "$folder/journal.jsonl";
+# System calls of x86-64, and their flags.
+my ($inotify_init1, $inotify_add_watch) = (294, 254);
+my ($nonblock, $cloexec) = (0x800, 0x80000);
+my ($modify, $moved_to, $create) = (0x2, 0x80, 0x100);
 # More kills than that, tries for one record, or seconds for one run mean that something hangs.
 my ($most, $tries, $seconds) = (250, 3, 300);
 my $said = "/root/killed.log";
@@ -45,7 +51,28 @@ sub fresh {
     return @fresh;
 }
 
+my $writes = syscall($inotify_init1, $nonblock | $cloexec);
+open(my $told, "<&=", $writes) or die "inotify: $!";
+
+# Again and again: a folder may go away and come back.
+sub watch {
+    my ($path) = @_;
+    return syscall($inotify_add_watch, $writes, $path, $modify | $moved_to | $create) >= 0;
+}
+
+# Waits until something is written or the run ends, but not for long; whether something is written.
+sub written {
+    my $ready = "";
+    vec($ready, $writes, 1) = 1;
+    return select($ready, undef, undef, 0.1) > 0;
+}
+
 sub short { my ($name) = @_; return length $name > 100 ? substr($name, 0, 100) . "..." : $name }
+
+watch($parent) or die "cannot watch $parent: $!";
+watch($folder);
+# An end interrupts the waiting.
+$SIG{CHLD} = sub { };
 
 # Records of before are nothing to kill after.
 fresh();
@@ -60,6 +87,13 @@ RUN: while (1) {
     }
     my $end = time + $seconds;
     while (1) {
+        my $stopped = written();
+        if ($stopped) {
+            kill(STOP => $pid);
+            # What was written is in the journal.
+            sysread($told, my $events, 65536);
+            watch($folder);
+        }
         my @fresh = fresh();
         my $last = $fresh[-1];
         if (defined $last && !$kills{$last} && ($tried{$last}++ < $tries)) {
@@ -86,7 +120,7 @@ RUN: while (1) {
             system("tail", "-n", "40", $said);
             die "a run took more than $seconds s\n";
         }
-        select(undef, undef, undef, 0.0003);
+        kill(CONT => $pid) if $stopped;
     }
 }
 my %written = map { $_ => 1 } @names[$before .. $#names];
