@@ -20,6 +20,7 @@ mod out;
 mod pci;
 mod power;
 mod qemu;
+mod queue;
 mod repo;
 mod rootfs;
 mod run;
@@ -38,7 +39,6 @@ mod watch;
 use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -49,6 +49,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::assets::Wanted;
 use crate::bed::Bed;
 use crate::cases::{Case, Compile};
+use crate::queue::Queue;
 use crate::run::{Outcome, Stage};
 use crate::tables::{Kind, Machines};
 
@@ -362,17 +363,20 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         tell: how.tell,
         keep: how.keep,
     };
-    let queue = Mutex::new(longest_first(cases).into_iter());
+    let mut waiting = Vec::new();
+    for case in longest_first(cases) {
+        let emulated = machines.machine(&case.machine)?.kind.is_emulated();
+        waiting.push((case, emulated));
+    }
+    let processors = thread::available_parallelism().context("cannot count the processors")?;
+    let queue = Queue::new(waiting, processors.get());
     let failed = AtomicUsize::new(0);
     let workers = if how.tell { 1 } else { how.jobs.max(1) };
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
-                let next = || queue.lock().ok()?.next();
-                while let Some(case) = next()
-                    && !stop::stopping()
-                {
-                    if !one(&stage, case) {
+                while let Some(turn) = queue.next() {
+                    if !one(&stage, turn.case) {
                         failed.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -404,7 +408,7 @@ fn one(stage: &Stage<'_>, case: &Case) -> bool {
         out::say(format!("\n{}", out::table(&step_rows(&outcome))));
     }
     let mut text = format!(
-        "{:<5} {:<28} {:>6} s",
+        "{:<5} {:<32} {:>6} s",
         verdict(&outcome),
         case.name,
         out::seconds(begin.elapsed())

@@ -1,0 +1,116 @@
+//! Which case is next: the one that takes the longest, but no more emulated machines at once than the
+//! host has processors. Each keeps about one busy, and more of them would only miss their deadlines.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::stop;
+
+/// How often somebody who waits looks whether the run was stopped.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Cases that wait for their turn.
+pub struct Queue<T> {
+    state: Mutex<State<T>>,
+    ended: Condvar,
+    /// How many emulated machines there may be at once.
+    most: usize,
+}
+
+struct State<T> {
+    /// In their order, with whether each is on an emulated machine.
+    waiting: Vec<(T, bool)>,
+    /// How many of those are at work.
+    emulated: usize,
+}
+
+/// A case that is at work; the next emulated one may begin when it is dropped.
+pub struct Turn<'a, T> {
+    pub case: T,
+    emulated: bool,
+    queue: &'a Queue<T>,
+}
+
+impl<T> Queue<T> {
+    /// Takes cases in their order, each with whether it is on an emulated machine.
+    pub fn new(waiting: Vec<(T, bool)>, most: usize) -> Queue<T> {
+        Queue {
+            state: Mutex::new(State {
+                waiting,
+                emulated: 0,
+            }),
+            ended: Condvar::new(),
+            most: most.max(1),
+        }
+    }
+
+    /// The next case; waits where all that are left are emulated and as many run as may. `None` where
+    /// none is left, or the run was stopped.
+    pub fn next(&self) -> Option<Turn<'_, T>> {
+        let mut state = self.state();
+        loop {
+            if state.waiting.is_empty() || stop::stopping() {
+                return None;
+            }
+            let free = state.emulated < self.most;
+            let first = state
+                .waiting
+                .iter()
+                .position(|(_, emulated)| free || !emulated);
+            if let Some(first) = first {
+                let (case, emulated) = state.waiting.remove(first);
+                state.emulated += usize::from(emulated);
+                return Some(Turn {
+                    case,
+                    emulated,
+                    queue: self,
+                });
+            }
+            let waited = self.ended.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for Turn<'_, T> {
+    fn drop(&mut self) {
+        self.queue.state().emulated -= usize::from(self.emulated);
+        self.queue.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn emulated_cases_take_turns_and_others_go_past_them() {
+        let queue = Queue::new(vec![("long", true), ("vm", true), ("a", false)], 1);
+        let long = queue.next().unwrap();
+        let other = queue.next().unwrap();
+        assert_eq!((long.case, other.case), ("long", "a"));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| queue.next().map(|turn| turn.case));
+            drop(other);
+            assert!(!waiting.is_finished(), "only an emulated one is left");
+            drop(long);
+            assert_eq!(waiting.join().unwrap(), Some("vm"));
+        });
+        assert!(queue.next().is_none());
+    }
+
+    #[test]
+    fn as_many_as_may_run_at_once() {
+        let queue = Queue::new(vec![("a", true), ("b", true), ("c", true)], 2);
+        let turns = [queue.next().unwrap(), queue.next().unwrap()];
+        assert_eq!(turns.each_ref().map(|turn| turn.case), ["a", "b"]);
+        assert_eq!(queue.state().emulated, 2);
+        drop(turns);
+        assert_eq!(queue.state().emulated, 0);
+    }
+}
