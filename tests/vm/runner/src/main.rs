@@ -187,7 +187,7 @@ fn run() -> Result<ExitCode> {
             out::say("");
             for case in &cases {
                 out::say(format!(
-                    "{:<28} {:<10} {}",
+                    "{:<32} {:<10} {}",
                     case.name, case.machine, case.about
                 ));
             }
