@@ -17,7 +17,8 @@ if (!$ENV{LOOKS_ON}) {
 
 my ($parent, $folder) = ("/var/lib", "/var/lib/gpu-bootstrap");
 my $journal = "$folder/journal.jsonl";
-# System calls of x86-64, and their flags.
+# System calls of x86-64, and their flags: inotify_init1(2), asm/unistd_64.h.
+die "the numbers of system calls are x86-64's\n" if (POSIX::uname())[4] ne "x86_64";
 my ($inotify_init1, $inotify_add_watch) = (294, 254);
 my ($nonblock, $cloexec) = (0x800, 0x80000);
 my ($modify, $moved_to, $create) = (0x2, 0x80, 0x100);
@@ -52,6 +53,7 @@ sub fresh {
 }
 
 my $writes = syscall($inotify_init1, $nonblock | $cloexec);
+die "inotify: $!" if $writes < 0;
 open(my $told, "<&=", $writes) or die "inotify: $!";
 
 # Again and again: a folder may go away and come back.

@@ -52,14 +52,7 @@ impl<T> Queue<T> {
             if state.waiting.is_empty() || stop::stopping() {
                 return None;
             }
-            let free = state.emulated < self.most;
-            let first = state
-                .waiting
-                .iter()
-                .position(|(_, emulated)| free || !emulated);
-            if let Some(first) = first {
-                let (case, emulated) = state.waiting.remove(first);
-                state.emulated += usize::from(emulated);
+            if let Some((case, emulated)) = state.take(self.most) {
                 return Some(Turn {
                     case,
                     emulated,
@@ -73,6 +66,18 @@ impl<T> Queue<T> {
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> State<T> {
+    /// The first case that may begin now.
+    fn take(&mut self, most: usize) -> Option<(T, bool)> {
+        let free = self.emulated < most;
+        let mut waiting = self.waiting.iter();
+        let first = waiting.position(|(_, emulated)| free || !emulated)?;
+        let (case, emulated) = self.waiting.remove(first);
+        self.emulated += usize::from(emulated);
+        Some((case, emulated))
     }
 }
 
@@ -94,10 +99,10 @@ mod tests {
         let long = queue.next().unwrap();
         let other = queue.next().unwrap();
         assert_eq!((long.case, other.case), ("long", "a"));
+        drop(other);
+        assert_eq!(queue.state().take(1), None, "only an emulated one is left");
         thread::scope(|scope| {
             let waiting = scope.spawn(|| queue.next().map(|turn| turn.case));
-            drop(other);
-            assert!(!waiting.is_finished(), "only an emulated one is left");
             drop(long);
             assert_eq!(waiting.join().unwrap(), Some("vm"));
         });
@@ -109,8 +114,8 @@ mod tests {
         let queue = Queue::new(vec![("a", true), ("b", true), ("c", true)], 2);
         let turns = [queue.next().unwrap(), queue.next().unwrap()];
         assert_eq!(turns.each_ref().map(|turn| turn.case), ["a", "b"]);
-        assert_eq!(queue.state().emulated, 2);
+        assert_eq!(queue.state().take(2), None);
         drop(turns);
-        assert_eq!(queue.state().emulated, 0);
+        assert_eq!(queue.next().map(|turn| turn.case), Some("c"));
     }
 }

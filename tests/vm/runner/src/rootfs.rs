@@ -166,11 +166,6 @@ fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
         ),
         // The resolver of slirp4netns; it forwards to the host's.
         ("etc/resolv.conf", "nameserver 10.0.2.3\n".into()),
-        // As minimal images have it: what descriptions say is two fifths of the lists.
-        (
-            "etc/apt/apt.conf.d/99testbed",
-            "Acquire::Languages \"none\";\n".into(),
-        ),
         // Empty: each machine makes its own at its first boot.
         ("etc/machine-id", String::new()),
     ];
