@@ -7,7 +7,7 @@
 # already all the same: more than one record in ten is an error.
 use strict;
 use warnings;
-use POSIX qw(WNOHANG);
+use POSIX qw(SA_NOCLDSTOP SIGCHLD WNOHANG);
 
 # Who looks on has to be quicker than who is looked at, whatever else the host does.
 if (!$ENV{LOOKS_ON}) {
@@ -73,8 +73,12 @@ sub short { my ($name) = @_; return length $name > 100 ? substr($name, 0, 100) .
 
 watch($parent) or die "cannot watch $parent: $!";
 watch($folder);
-# An end interrupts the waiting.
-$SIG{CHLD} = sub { };
+# An end interrupts the waiting, a stop does not.
+POSIX::sigaction(SIGCHLD, POSIX::SigAction->new(sub { }, POSIX::SigSet->new, SA_NOCLDSTOP))
+    or die "sigaction: $!";
+# Whatever goes wrong here, nobody is left standing with dpkg's locks.
+my $pid;
+END { local $?; kill(KILL => $pid) if $pid }
 
 # Records of before are nothing to kill after.
 fresh();
@@ -82,7 +86,7 @@ my $before = @names;
 my $count = 0;
 RUN: while (1) {
     die "killed $count times, and no run ends\n" if $count >= $most;
-    my $pid = fork() // die "fork: $!";
+    $pid = fork() // die "fork: $!";
     if ($pid == 0) {
         open(STDOUT, ">>", $said) and open(STDERR, ">&", \*STDOUT) or die "$said: $!";
         exec("chrt", "--other", "0", "nice", "-n", "19", @ARGV) or die "chrt: $!";
@@ -101,6 +105,7 @@ RUN: while (1) {
         if (defined $last && !$kills{$last} && ($tried{$last}++ < $tries)) {
             kill(KILL => $pid);
             waitpid($pid, 0);
+            undef $pid;
             # What it wrote before the signal came counts.
             my @more = fresh();
             $last = $more[-1] if @more;
@@ -110,6 +115,7 @@ RUN: while (1) {
             next RUN;
         }
         if (waitpid($pid, WNOHANG) == $pid) {
+            undef $pid;
             my $status = $? >> 8;
             if ($? != 0) {
                 system("tail", "-n", "40", $said);
@@ -118,7 +124,6 @@ RUN: while (1) {
             last RUN;
         }
         if (time > $end) {
-            kill(KILL => $pid);
             system("tail", "-n", "40", $said);
             die "a run took more than $seconds s\n";
         }

@@ -150,7 +150,7 @@ pub struct Step {
     /// How many such reboots there must be on the way.
     #[serde(default)]
     pub reboots: u32,
-    /// Waits likewise until this script holds, and takes the power away.
+    /// Waits likewise, and takes the power away.
     pub cut_when: Option<String>,
     /// At the machine's next boot, takes the power away when its console says this.
     pub cut_at_console: Option<String>,
@@ -197,7 +197,11 @@ impl Step {
             // Of a script in the background only the start is watched.
             ("`only-queries`", self.only_queries, run && self.background.is_none()),
             ("`deadline`", self.deadline != ten_minutes(), run || waits),
-            ("`reboots`", self.reboots != 0, self.until.is_some()),
+            (
+                "`reboots`",
+                self.reboots != 0,
+                self.until.is_some() || self.cut_when.is_some(),
+            ),
         ]
         .into_iter()
         .filter(|(_, there, meant)| *there && !meant)

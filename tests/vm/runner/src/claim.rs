@@ -115,6 +115,8 @@ fn destroy(id: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
         }
         results.push(unmount(&disk.join("root")));
         results.push(unmount(&disk.join("layer")));
+        // With the folders go the mounts on them in other namespaces, such as that of a QEMU that was
+        // started meanwhile: the kernel detaches them.
         results.push(remove_tree(disk));
     }
     all(results)

@@ -13,7 +13,8 @@ use crate::{out, stop};
 /// Longer than anything takes that a bed builds.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
-/// Longer than another bed takes to clean up, and shorter than a stopped run may.
+/// Longer than another bed has the list, also one that removes what several left behind, and shorter than
+/// a stopped run may take.
 const LIMIT_OF_UNDOING: Duration = Duration::from_secs(60);
 
 /// How long somebody may have their turn before it is worth a word.

@@ -404,15 +404,16 @@ fn one(stage: &Stage<'_>, case: &Case) -> bool {
     if stop::stopping() {
         return false;
     }
-    if stage.tell {
-        out::say(format!("\n{}", out::table(&step_rows(&outcome))));
+    let mut text = String::new();
+    if stage.tell || outcome.error.is_some() && !outcome.rows.is_empty() {
+        text.push_str(&format!("\n{}\n", out::table(&step_rows(&outcome))));
     }
-    let mut text = format!(
+    text.push_str(&format!(
         "{:<5} {:<32} {:>6} s",
         verdict(&outcome),
         case.name,
         out::seconds(begin.elapsed())
-    );
+    ));
     if let Some(processor) = outcome.processor {
         text.push_str(&format!("{:>7} s of processor", out::seconds(processor)));
     }

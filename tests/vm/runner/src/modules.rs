@@ -101,7 +101,9 @@ fn compile(
         key: String::new(),
         functions: Vec::new(),
     };
-    let mut machine = Machine::create(bed, "module-builder", &builder, root)?;
+    // Another package may be compiled at the same time.
+    let machine = format!("module-builder-{package}");
+    let mut machine = Machine::create(bed, &machine, &builder, root)?;
     machine.boot()?;
     machine
         .exec(script)

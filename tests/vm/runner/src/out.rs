@@ -29,12 +29,16 @@ pub fn seconds(duration: Duration) -> String {
     format!("{:.1}", duration.as_secs_f64())
 }
 
-/// Does a part of the preparation, and says how long it took if that is worth a word.
+/// Does a part of the preparation, and says how long it took if that is worth a word. A failure is said
+/// at once, because other parts may take their time before it ends the run.
 pub fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let result = work();
-    if start.elapsed() > Duration::from_secs(1) {
-        say(format!("  {:>6} s  {what}", seconds(start.elapsed())));
+    let took = seconds(start.elapsed());
+    match &result {
+        Err(error) => say(format!("  {took:>6} s  {what}: {error:#}")),
+        Ok(_) if start.elapsed() > Duration::from_secs(1) => say(format!("  {took:>6} s  {what}")),
+        Ok(_) => {}
     }
     result
 }

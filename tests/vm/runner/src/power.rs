@@ -17,19 +17,21 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Waits until `script` holds in the machine, which must have rebooted by itself `reboots` times
 /// by then.
 pub fn until(machine: &mut Machine, script: &str, reboots: u32, limit: Duration) -> Result<String> {
-    let seen = ride(machine, script, limit)?;
-    if seen != reboots {
-        bail!("it rebooted {seen} times by itself, not {reboots} times");
-    }
-    Ok(match seen {
+    ride(machine, script, reboots, limit)?;
+    Ok(match reboots {
         0 => "it holds".into(),
         count => format!("it holds, after {count} reboots of its own"),
     })
 }
 
-/// Waits until `script` holds in the machine, and takes its power away.
-pub fn cut_when(machine: &mut Machine, script: &str, limit: Duration) -> Result<String> {
-    ride(machine, script, limit)?;
+/// Waits likewise, and takes its power away.
+pub fn cut_when(
+    machine: &mut Machine,
+    script: &str,
+    reboots: u32,
+    limit: Duration,
+) -> Result<String> {
+    ride(machine, script, reboots, limit)?;
     machine.cut()?;
     Ok("cut".into())
 }
@@ -58,11 +60,11 @@ pub fn cut_at_console(machine: &mut Machine, text: &str, limit: Duration) -> Res
     Ok("cut".into())
 }
 
-/// Waits until `script` holds, turning the machine on wherever it is off or has rebooted; how
-/// often it rebooted by itself.
-fn ride(machine: &mut Machine, script: &str, limit: Duration) -> Result<u32> {
+/// Waits until `script` holds, turning the machine on wherever it is off or has rebooted, which it must
+/// have done `reboots` times by itself.
+fn ride(machine: &mut Machine, script: &str, reboots: u32, limit: Duration) -> Result<()> {
     let end = Instant::now() + limit;
-    let mut reboots = 0;
+    let mut seen = 0;
     // Asked from within: each way in takes longer than a step of the product may.
     let script = format!("holds() {{\n{script}\n}}\nuntil holds; do sleep 0.1; done");
     loop {
@@ -73,7 +75,8 @@ fn ride(machine: &mut Machine, script: &str, limit: Duration) -> Result<u32> {
         let left = end.saturating_duration_since(Instant::now());
         let done = machine.exec(&script).deadline(left).run()?;
         match done.code {
-            0 => return Ok(reboots),
+            0 if seen == reboots => return Ok(()),
+            0 => bail!("it rebooted {seen} times by itself, not {reboots} times"),
             _ if done.late || Instant::now() > end => {
                 bail!("it does not hold in time\n{}", done.output_tail(40));
             }
@@ -82,7 +85,10 @@ fn ride(machine: &mut Machine, script: &str, limit: Duration) -> Result<u32> {
         }
         let left = end.saturating_duration_since(Instant::now());
         match machine.wait_for_end(left).context("the way in is closed")? {
-            End::Reboot => reboots += 1,
+            End::Reboot if seen == reboots => {
+                bail!("it rebooted once more by itself than {reboots} times")
+            }
+            End::Reboot => seen += 1,
             End::Off => bail!("it turned itself off"),
         }
     }

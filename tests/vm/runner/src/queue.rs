@@ -1,5 +1,6 @@
 //! Which case is next: the one that takes the longest, but no more emulated machines at once than the
-//! host has processors. Each keeps about one busy, and more of them would only miss their deadlines.
+//! host has processors. Each keeps one busy for most of its time, two where it compiles or packs, and more
+//! of them would only miss their deadlines.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -69,7 +69,8 @@ pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
                 plans: BTreeMap::new(),
                 rows: Vec::new(),
             };
-            running.row("make the machine", start, "ok");
+            let place = running.machine.place_of_changes();
+            running.row("make the machine", start, place);
             let error = running.all().err();
             if let Some(error) = &error {
                 running.hold(error);
@@ -190,7 +191,7 @@ impl Running<'_> {
                 .and_then(|script| power::until(&mut self.machine, &script, step.reboots, limit))
         } else if let Some(script) = &step.cut_when {
             fill(script, &self.values)
-                .and_then(|script| power::cut_when(&mut self.machine, &script, limit))
+                .and_then(|script| power::cut_when(&mut self.machine, &script, step.reboots, limit))
         } else if let Some(text) = &step.cut_at_console {
             fill(text, &self.values)
                 .and_then(|text| power::cut_at_console(&mut self.machine, &text, limit))

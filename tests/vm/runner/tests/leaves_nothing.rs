@@ -6,8 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Read, Seek};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -47,7 +46,7 @@ struct Run {
 /// A moment in the life of a machine.
 type Moment = (&'static str, fn(&Run) -> bool);
 
-const MOMENTS: [Moment; 7] = [
+const MOMENTS: [Moment; 6] = [
     ("it has a name", |run| run.folder().exists()),
     ("its disk is being copied", |run| {
         run.disk().join("root/usr").exists()
@@ -57,14 +56,10 @@ const MOMENTS: [Moment; 7] = [
     }),
     ("it has been turned on", |run| run.has_process("machine")),
     ("a command has entered it", |run| run.has_process("exec")),
-    ("its second boot", |run| {
-        run.disk().join("root/root/boot-id").exists()
-    }),
-    ("it is being removed", |run| {
-        // The root comes after the groups, and goes after them.
-        run.disk().join("root").exists() && run.groups().is_empty()
-    }),
+    ("its second boot", SECOND_BOOT),
 ];
+
+const SECOND_BOOT: fn(&Run) -> bool = |run| run.disk().join("root/root/boot-id").exists();
 
 #[test]
 #[ignore = "boots machines, as root: `make test-vm` runs it"]
@@ -81,30 +76,75 @@ fn a_signal_leaves_nothing() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-vm` runs it"]
+fn a_signal_while_it_is_being_removed_leaves_nothing() {
+    let mut run = Run::start();
+    run.wait_for("its second boot", SECOND_BOOT);
+    run.remember();
+    let list = hold_list();
+    run.wait_for("it is being removed", |run| !run.disk().exists());
+    run.send(Signal::SIGINT);
+    run.wait_for("it has heard", |run| run.said().contains("cleaning up"));
+    assert!(run.folder().exists(), "it has to wait for the list");
+    drop(list);
+    assert_eq!(run.wait().code(), Some(130));
+    run.assert_gone("it was being removed");
+}
+
+#[test]
+#[ignore = "boots machines, as root: `make test-vm` runs it"]
 fn runs_that_are_stopped_at_once_leave_nothing() {
     let mut runs = [Run::start(), Run::start()];
-    let end = Instant::now() + LIMIT;
-    while !runs.iter().all(|run| run.folder().join("netns").exists()) {
-        for run in &mut runs {
-            assert_eq!(
-                run.child.try_wait().unwrap(),
-                None,
-                "before it had a network"
-            );
-        }
-        assert!(Instant::now() < end, "too late");
-        thread::sleep(Duration::from_millis(1));
+    for run in &mut runs {
+        run.wait_for("it has a network", |run| {
+            run.folder().join("netns").exists()
+        });
     }
     runs.iter_mut().for_each(Run::remember);
+    // Whoever of them has the list is waited for by the other; here both wait.
+    let list = hold_list();
     for run in &runs {
         run.send(Signal::SIGINT);
     }
     for run in &mut runs {
+        run.wait_for("all but its name is gone", |run| !run.disk().exists());
+    }
+    drop(list);
+    for run in &mut runs {
         assert_eq!(run.wait().code(), Some(130));
     }
-    for run in &mut runs {
+    for run in &runs {
         run.assert_gone("others were stopped at once");
     }
+}
+
+#[test]
+#[ignore = "boots machines, as root: `make test-vm` runs it"]
+fn nothing_is_left_where_somebody_else_keeps_the_mounts() {
+    let mut run = Run::start();
+    run.wait_for("it has been turned on", |run| run.has_process("machine"));
+    // As a QEMU does that starts meanwhile.
+    let mut keeper = Command::new("unshare")
+        .args(["--mount", "--propagation=private", "sleep", "600"])
+        .spawn()
+        .unwrap();
+    let kept = |run: &Run| {
+        let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", keeper.id())).unwrap();
+        mounts.contains(&run.id())
+    };
+    let end = Instant::now() + DYING;
+    let is_apart = || namespace(keeper.id()) != namespace(std::process::id());
+    while !is_apart() && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let was_kept = is_apart() && kept(&run);
+    let status = run.end(Signal::SIGINT);
+    let is_kept = kept(&run);
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    assert!(was_kept, "it has a namespace of its own");
+    assert_eq!(status.code(), Some(130));
+    assert!(!is_kept, "mounts are left in another namespace");
+    run.assert_gone("somebody else kept the mounts");
 }
 
 #[test]
@@ -140,6 +180,18 @@ fn after_a_kill_cleaning_leaves_nothing() {
         .status();
     assert!(cleaned.unwrap().success());
     run.assert_gone("after SIGKILL and `vm clean`");
+}
+
+/// Whoever adds a machine to the list or takes one away waits until it is dropped.
+fn hold_list() -> File {
+    let list = File::open(Path::new(RUN).join(".lock")).unwrap();
+    list.lock().unwrap();
+    list
+}
+
+/// Which mounts a process sees.
+fn namespace(process: u32) -> PathBuf {
+    fs::read_link(format!("/proc/{process}/ns/mnt")).unwrap()
 }
 
 fn repository() -> PathBuf {
@@ -276,10 +328,15 @@ impl Run {
         processes().into_iter().filter(is_ours).map(name).collect()
     }
 
-    fn assert_gone(&mut self, about: &str) {
-        let mut text = String::new();
-        self.said.rewind().unwrap();
-        self.said.read_to_string(&mut text).unwrap();
+    /// What it has said, read beside it: it goes on where it was.
+    fn said(&self) -> String {
+        let mut bytes = vec![0; usize::try_from(self.said.metadata().unwrap().len()).unwrap()];
+        self.said.read_exact_at(&mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn assert_gone(&self, about: &str) {
+        let text = self.said();
         let gave_up = |line: &&str| line.contains("left behind") || line.contains("not all gone");
         let mut left: Vec<String> = text.lines().filter(gave_up).map(String::from).collect();
         let suffix = format!("-{}", self.pid);

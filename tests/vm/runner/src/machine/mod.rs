@@ -31,7 +31,7 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 
 /// What a machine changes lies in a layer of its own over its root filesystem: nothing of that is
 /// copied. But `/var/lib` is, because containers' layers cannot lie over such a filesystem. With `$3`
-/// all of it lies in memory.
+/// all of it lies in memory, in a tmpfs with these options.
 const LAYERS: &str = r#"
 mkdir "$2/layer" "$2/root"
 [ -z "$3" ] || mount -t tmpfs -o "$3" testbed "$2/layer"
@@ -41,12 +41,12 @@ mount -t overlay -o "lowerdir=$1/root,upperdir=$2/layer/changes,workdir=$2/layer
 mount --bind "$2/layer/lib" "$2/root/var/lib"
 "#;
 
-/// As much as a disk has that a driver, a compiler and Docker fill by a gigabyte or two. dpkg makes,
-/// syncs and removes tens of thousands of files, which costs a fifth less in memory.
-const IN_MEMORY: &str = "size=16G,mode=755";
-
-/// What has to be left of memory, in KiB, so that four machines and an emulated one find room.
-const MEMORY_LEFT: u64 = 10 << 20;
+/// What has to be left of memory so that a container's changes lie there, and as much as they may have
+/// of it, in bytes. A driver, a compiler and Docker come to a gigabyte or two, so that four machines at
+/// once find room, or three beside an emulated one; one that goes wild finds its disk full before
+/// the host has no memory. dpkg makes, syncs and removes tens of thousands of files, which costs a fifth
+/// less in memory.
+const MEMORY: u64 = 10 << 30;
 
 /// How long a machine may take to come up or to go down; an emulated one takes several times as
 /// long as one at native speed.
@@ -70,6 +70,7 @@ pub struct Frame {
     /// Its sockets, in a folder whose name is short enough for them.
     run: PathBuf,
     kernel: String,
+    in_memory: bool,
     group: Group,
     net: Net,
 }
@@ -126,9 +127,11 @@ impl Machine {
     pub fn create(bed: &Bed, name: &str, spec: &MachineSpec, root: &Path) -> Result<Machine> {
         let claim = Claim::take(bed, name)?;
         let (dir, group) = (claim.dir.clone(), claim.group.clone());
+        // An emulated machine has its root folder for as long as its disk is made of it.
+        let in_memory = spec.kind == Kind::Container && available_memory()? >= MEMORY;
         let kernel = match spec.kind {
             Kind::Image => image::parcel(root, &dir)?,
-            Kind::Container | Kind::Vm => lay(name, &group, root, &dir, spec.kind)?,
+            Kind::Container | Kind::Vm => lay(name, &group, root, &dir, in_memory)?,
         };
         let net = Net::create(&claim.run, &group, &dir.join("slirp.log"))?;
         let frame = Frame {
@@ -137,6 +140,7 @@ impl Machine {
             dir,
             run: claim.run.clone(),
             kernel,
+            in_memory,
             group,
             net,
         };
@@ -169,6 +173,14 @@ impl Machine {
 
     pub fn spec(&self) -> &MachineSpec {
         &self.spec
+    }
+
+    /// Where its changes lie, for a person who wonders why it was quick or slow.
+    pub fn place_of_changes(&self) -> &'static str {
+        match self.frame.in_memory {
+            true => "its changes lie in memory",
+            false => "its changes lie on the disk",
+        }
     }
 
     /// The version of the kernel that its disk holds.
@@ -365,9 +377,11 @@ impl Machine {
 
 /// Makes a machine's root folder of the root filesystem in `root`, under its own name; which kernel
 /// it has.
-fn lay(name: &str, group: &Group, root: &Path, dir: &Path, kind: Kind) -> Result<String> {
-    // An emulated machine has it for as long as its disk is made of it.
-    let in_memory = kind == Kind::Container && available_memory()? >= MEMORY_LEFT;
+fn lay(name: &str, group: &Group, root: &Path, dir: &Path, in_memory: bool) -> Result<String> {
+    let options = match in_memory {
+        true => format!("size={MEMORY},mode=755"),
+        false => String::new(),
+    };
     let layers = [
         "/bin/sh",
         "-euc",
@@ -375,7 +389,7 @@ fn lay(name: &str, group: &Group, root: &Path, dir: &Path, kind: Kind) -> Result
         "sh",
         &root.to_string_lossy(),
         &dir.to_string_lossy(),
-        if in_memory { IN_MEMORY } else { "" },
+        &options,
     ];
     Cmd::new(group.inside(Part::Support, &layers.map(String::from)))
         .ok()
@@ -384,17 +398,24 @@ fn lay(name: &str, group: &Group, root: &Path, dir: &Path, kind: Kind) -> Result
     crate::rootfs::kernel(&root.join("root"))
 }
 
-/// What programs can have of memory without anything being swapped, in KiB.
+/// What programs can have of memory without anything being swapped, in bytes, and within the limit of
+/// a container (cgroup v2) that the bed itself runs in.
 fn available_memory() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
-    text.lines()
-        .find_map(|line| {
-            line.strip_prefix("MemAvailable:")?
-                .split_whitespace()
-                .next()
-        })
-        .and_then(|count| count.parse().ok())
-        .context("/proc/meminfo does not say what is available")
+    let mut lines = text.lines();
+    let kibibytes: u64 = lines
+        .find_map(|line| line.strip_prefix("MemAvailable:")?.strip_suffix("kB"))
+        .and_then(|count| count.trim().parse().ok())
+        .context("/proc/meminfo does not say what is available")?;
+    // Neither is there at the root of all groups, and the limit may be the word `max`.
+    let of_group = |name: &str| -> Option<u64> {
+        let text = fs::read_to_string(Path::new("/sys/fs/cgroup").join(name));
+        text.ok()?.trim().parse().ok()
+    };
+    let left = of_group("memory.max")
+        .zip(of_group("memory.current"))
+        .map_or(u64::MAX, |(limit, used)| limit.saturating_sub(used));
+    Ok(left.min(kibibytes * 1024))
 }
 
 fn keygen(file: &Path) -> Result<()> {
