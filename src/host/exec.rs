@@ -28,7 +28,7 @@ pub struct Cmd {
     pub stdin: Option<Secret>,
     /// After this it is ended (TERM, then KILL, to its whole process group).
     pub deadline: Duration,
-    /// After so long without a line of output it is ended.
+    /// After so long without a line of output, and without work of its processes, it is ended.
     pub silence: Option<Duration>,
 }
 
@@ -111,8 +111,8 @@ pub enum ExecError {
         /// Its last lines.
         tail: String,
     },
-    /// It printed nothing for too long.
-    #[error("`{command}` printed nothing for {} s and was ended (last output: {tail})", .after.as_secs())]
+    /// It printed nothing and did not work for too long.
+    #[error("`{command}` printed nothing and did nothing for {} s and was ended (last output: {tail})", .after.as_secs())]
     Silent {
         /// The command line.
         command: String,
@@ -171,7 +171,7 @@ impl Cmd {
         self
     }
 
-    /// Bounds silence.
+    /// Bounds silence, as long as nothing works in it: a compiler may print nothing.
     #[must_use]
     pub fn silence(mut self, silence: Duration) -> Self {
         self.silence = Some(silence);

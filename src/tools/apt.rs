@@ -43,7 +43,8 @@ impl Removals {
 /// A transaction with a DKMS build takes some minutes; this is for a sick machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
 
-/// DKMS prints nothing while it compiles, for up to some minutes on a small machine.
+/// While DKMS compiles nothing is printed, but a processor is at work; where neither is the case for so
+/// long, a script waits for what does not come.
 const SILENCE: Duration = Duration::from_secs(10 * 60);
 
 /// Fetching lists; AKS caps it at 180 s for one attempt, and slow mirrors need more.

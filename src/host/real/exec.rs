@@ -17,6 +17,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until};
 
 use super::lines::{Kept, Lines, Tail};
+use super::work::Work;
 use crate::host::exec::{OnLine, Status};
 use crate::host::{Cmd, Exec, ExecError, Output, Stream};
 
@@ -210,7 +211,9 @@ struct Run {
     grace: Duration,
     deadline: Instant,
     silence: Option<Duration>,
-    last_output: Instant,
+    /// When it last printed something, or was seen to work.
+    last_sign: Instant,
+    work: Option<Work>,
     stage: Stage,
     end: Option<Status>,
     drain_until: Option<Instant>,
@@ -220,15 +223,17 @@ struct Run {
 impl Run {
     fn new(cmd: &Cmd, child: &Child, grace: Duration) -> Self {
         let now = Instant::now();
+        let group = child
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .map(Pid::from_raw);
         Self {
-            group: child
-                .id()
-                .and_then(|id| i32::try_from(id).ok())
-                .map(Pid::from_raw),
+            group,
+            work: group.map(Work::of),
             grace,
             deadline: now + cmd.deadline,
             silence: cmd.silence,
-            last_output: now,
+            last_sign: now,
             stage: Stage::Running,
             end: None,
             drain_until: None,
@@ -262,7 +267,7 @@ impl Run {
         match self.stage {
             Stage::Running => self
                 .silence
-                .map(|silence| self.last_output + silence)
+                .map(|silence| self.last_sign + silence)
                 .map_or(self.deadline, |silent| silent.min(self.deadline)),
             Stage::Asked(_, until) | Stage::Killed(_, until) => until,
         }
@@ -278,6 +283,9 @@ impl Run {
             Stage::Running => {
                 let bound = if now >= self.deadline {
                     Bound::Deadline
+                } else if self.works() {
+                    self.last_sign = now;
+                    return false;
                 } else {
                     Bound::Silence
                 };
@@ -291,6 +299,17 @@ impl Run {
             Stage::Killed(..) => return true,
         };
         false
+    }
+
+    /// A compiler prints nothing for as long as it likes; to end it would leave a package half
+    /// configured.
+    fn works(&mut self) -> bool {
+        let seconds = self.last_sign.elapsed().as_secs_f64();
+        let works = (self.work.as_mut()).is_some_and(|work| work.went_on(seconds));
+        if works {
+            tracing::info!(seconds, "a command prints nothing, but works");
+        }
+        works
     }
 
     fn result(self, cmd: &Cmd, stdout: String, stderr: String) -> Result<Output, ExecError> {
@@ -361,7 +380,7 @@ impl<R: AsyncRead + Unpin> Pipe<R> {
             self.reader = None;
             return Ok(());
         }
-        run.last_output = Instant::now();
+        run.last_sign = Instant::now();
         let bytes = &self.buffer[..count];
         self.kept.add(bytes);
         self.lines.feed(bytes, |line| {
@@ -500,6 +519,18 @@ mod tests {
             panic!("{error:?}");
         };
         assert_eq!(tail, "1\n2\n3\n4\n5\nquiet");
+    }
+
+    #[tokio::test]
+    async fn who_works_in_silence_is_not_ended() {
+        let script = "end=$(($(date +%s%N) + 1500000000)); \
+                      while [ $(date +%s%N) -lt $end ]; do :; done; echo done; sleep 35";
+        let cmd = sh(script).silence(Duration::from_millis(500));
+        let error = run(&cmd).await.unwrap_err();
+        let ExecError::Silent { tail, .. } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(tail, "done");
     }
 
     #[tokio::test]

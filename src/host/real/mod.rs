@@ -7,6 +7,7 @@ pub mod gpu;
 mod http;
 mod lines;
 mod lock;
+mod work;
 
 pub use clock::RealClock;
 pub use exec::RealExec;
