@@ -87,6 +87,8 @@ fn command_lines_that_make_no_sense() {
             "compat --cuda twelve",
             "compat --driver latest",
             "facts --root /nowhere/at/all",
+            &format!("check --root {BARE} --only kernel.dney"),
+            &format!("check --root {BARE} --skip xyz"),
         ],
     );
 }

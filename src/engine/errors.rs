@@ -15,6 +15,14 @@ pub enum EngineError {
     /// A bug in the list of steps.
     #[error("begin the run")]
     Graph(#[from] GraphError),
+    /// `check` was asked for a finding that there is not.
+    #[error("begin the check: no finding is called `{name}`")]
+    NoFinding {
+        /// As it was given.
+        name: String,
+        /// The finding that it may stand for.
+        nearest: Option<String>,
+    },
     /// The journal cannot be read or written.
     #[error("record the run")]
     Journal(#[from] JournalError),
@@ -44,6 +52,7 @@ impl Report for EngineError {
     fn exit(&self) -> Exit {
         match self {
             Self::Graph(_) => Exit::Internal,
+            Self::NoFinding { .. } => Exit::Usage,
             Self::Journal(error) => error.exit(),
             // Only a run that changed nothing may say that it did not.
             Self::Unfinished(error) => match error.exit() {
@@ -65,6 +74,7 @@ impl Report for EngineError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Graph(_) => "steps-out-of-order",
+            Self::NoFinding { .. } => "no-finding",
             Self::Journal(error) | Self::Unfinished(error) => error.reason(),
             Self::Lock(error) if error.disk().is_some() => error.reason().unwrap_or("run-lock"),
             Self::Lock(_) => "run-lock",
@@ -76,6 +86,10 @@ impl Report for EngineError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Graph(_) => Some("this is a bug; please report it".to_owned()),
+            Self::NoFinding { nearest, .. } => Some(nearest.as_ref().map_or_else(
+                || "`gpu-bootstrap check` names them all".to_owned(),
+                |nearest| format!("did you mean `{nearest}`?"),
+            )),
             Self::Journal(error) | Self::Unfinished(error) => error.hint(),
             Self::Lock(_) if self.exit() == Exit::NotPermitted => Some("run it as root".to_owned()),
             Self::Lock(error) => error.hint(),

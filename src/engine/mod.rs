@@ -47,7 +47,7 @@ use crate::{
     facts::Facts,
     host::{Clock, Host},
     journal::Request,
-    model::paths::RUN,
+    model::{id::Id, paths::RUN, text},
     step::{Cx, Step},
 };
 use graph::Graph;
@@ -125,7 +125,8 @@ impl Session {
     /// Puts the steps in order.
     ///
     /// # Errors
-    /// [`EngineError::Graph`] when there is none.
+    /// [`EngineError::Graph`] when there is none, [`EngineError::NoFinding`] when a finding is wanted,
+    /// or not wanted, that nobody gives: a misspelt name would be a check that always passes.
     pub fn new(
         tools: Tools,
         mut steps: Vec<Box<dyn Step>>,
@@ -135,6 +136,9 @@ impl Session {
     ) -> Result<Self, EngineError> {
         // The whole list must have an order, whatever part of it is looked at.
         let mut graph = Graph::new(&steps)?;
+        let known = (steps.iter().map(|step| step.id()))
+            .chain(checks.iter().flat_map(|check| check.ids().to_vec()));
+        tools.options.all_known(&known.collect::<Vec<_>>())?;
         let wanted = |id: &str| tools.options.wants(id);
         if !steps.iter().all(|step| wanted(step.id().as_str())) {
             let keep: Vec<bool> = steps
@@ -220,14 +224,26 @@ impl Options {
     /// Whether a step or a finding of this name was asked for.
     #[must_use]
     pub fn wants(&self, id: &str) -> bool {
-        let named = |names: &[String]| {
-            names.iter().any(|name| {
-                id.strip_prefix(name.as_str())
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-            })
-        };
+        let named = |names: &[String]| names.iter().any(|name| stands_for(name, id));
         (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
     }
+
+    fn all_known(&self, known: &[Id]) -> Result<(), EngineError> {
+        let is_known = |name: &str| known.iter().any(|id| stands_for(name, id.as_str()));
+        match (self.only.iter().chain(&self.skip)).find(|name| !is_known(name)) {
+            None => Ok(()),
+            Some(name) => Err(EngineError::NoFinding {
+                name: name.clone(),
+                nearest: text::nearest(name, known.iter().map(Id::as_str)).map(str::to_owned),
+            }),
+        }
+    }
+}
+
+/// Whether a name is that of a finding, or its part before a dot.
+fn stands_for(name: &str, id: &str) -> bool {
+    id.strip_prefix(name)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 impl Tools {

@@ -498,6 +498,18 @@ impl Rig {
     }
 
     fn session(&self, tools: Tools) -> Session {
+        self.try_session(tools).unwrap()
+    }
+
+    /// Why a run with these options does not begin.
+    pub fn refused(&self) -> EngineError {
+        let (tools, reporter) = self.tools("refused");
+        let error = self.try_session(tools).err().unwrap();
+        reporter.finish();
+        error
+    }
+
+    fn try_session(&self, tools: Tools) -> Result<Session, EngineError> {
         let steps: Vec<Box<dyn Step>> = self
             .steps
             .iter()
@@ -505,7 +517,7 @@ impl Rig {
             .collect();
         let mut desired = fixtures::desired();
         desired.image = self.image;
-        Session::new(tools, steps, (self.checks)(), fixtures::facts(), desired).unwrap()
+        Session::new(tools, steps, (self.checks)(), fixtures::facts(), desired)
     }
 
     pub async fn install(&self) -> Result<RunReport, EngineError> {

@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use super::kit::{Rig, blocked, file, fixed, outcomes, packages, satisfied, step, why, write};
 use crate::{
     check::{Check, Finding, Verdict},
+    error::Report,
     event::Outcome,
     exit::Exit,
     model::id::Id,
@@ -182,6 +183,19 @@ async fn only_and_skip_go_by_name_or_family() {
         outcomes(&report),
         ["driver.packages satisfied", "cdi satisfied"]
     );
+}
+
+#[tokio::test]
+async fn a_finding_that_there_is_not_is_no_pass() {
+    for name in ["driver.modul", "driver.module.x", "drive", "ecc."] {
+        let mut rig = Rig::new([fixed("driver.module", satisfied(""))]);
+        rig.checks = || vec![Box::new(Blind)];
+        rig.options.skip = vec!["driver".to_owned(), "ecc".to_owned()];
+        rig.options.only = vec![name.to_owned()];
+        let error = rig.refused();
+        assert_eq!(error.exit(), Exit::Usage, "{name}");
+        assert!(format!("{error}").contains(&format!("`{name}`")), "{error}");
+    }
 }
 
 #[tokio::test]
