@@ -14,6 +14,9 @@ use crate::lock;
 /// The name under which a run holds its programs.
 pub const PROGRAMS: &str = "programs";
 
+/// After so long without being built, an entry of the cache goes when another of its kind is built.
+const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// Folders of one run of the bed.
 #[derive(Clone, Debug)]
 pub struct Bed {
@@ -87,6 +90,7 @@ impl Bed {
         remove_tree(&path)?;
         drop(old);
         fs::rename(&partial, &path).with_context(|| format!("cannot keep {}", path.display()))?;
+        self.discard(kind, |entry| entry != path && !fresh(entry, Some(WEEK)))?;
         let entry = open(&path)?.with_context(|| format!("{} is gone", path.display()))?;
         self.hold(path, entry)
     }
@@ -94,14 +98,25 @@ impl Bed {
     /// Removes all of `kind` that no bed uses, but the one in `keep`.
     pub fn discard_others(&self, kind: &str, keep: &Path) -> Result<()> {
         let _turn = lock::take(&self.cache.join(format!("{kind}.lock")), kind)?;
+        self.discard(kind, |entry| entry != keep)
+    }
+
+    /// Removes what is outdated of `kind` and used by no bed, and what was never completed. Whoever calls
+    /// it has the turn of that kind.
+    fn discard(&self, kind: &str, outdated: impl Fn(&Path) -> bool) -> Result<()> {
         for entry in fs::read_dir(&self.cache).context("cannot read the cache")? {
             let path = entry.context("cannot read the cache")?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let ours = name
+            let Some(key) = name
                 .strip_prefix(kind)
                 .and_then(|rest| rest.strip_prefix('-'))
-                .is_some_and(is_key);
-            if !ours || path == keep {
+            else {
+                continue;
+            };
+            if key.strip_suffix(".partial").is_some_and(is_key) {
+                remove_tree(&path)?;
+            }
+            if !is_key(key) || !outdated(&path) {
                 continue;
             }
             if let Some(entry) = open(&path)?
@@ -262,6 +277,25 @@ mod tests {
         third.discard_others("disk", &newest).unwrap();
         assert!(newest.exists() && used.exists() && other.exists() && !unused.exists());
         assert!(!recipe_of(&unused).exists());
+    }
+
+    #[test]
+    fn what_nobody_builds_any_more_goes_when_another_is_built() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |recipe: &str| {
+            bed(dir.path())
+                .cached("root", recipe, None, |_| Ok(()))
+                .unwrap()
+        };
+        let (old, young) = (make("a"), make("b"));
+        let week = SystemTime::now() - WEEK - Duration::from_secs(1);
+        File::open(&old).unwrap().set_modified(week).unwrap();
+        let broken_off = PathBuf::from(format!("{}.partial", young.display()));
+        fs::create_dir(&broken_off).unwrap();
+        assert_eq!(make("b"), young);
+        assert!(old.exists(), "nothing was built");
+        make("c");
+        assert!(young.exists() && !old.exists() && !broken_off.exists());
     }
 
     #[test]

@@ -80,7 +80,7 @@ fn id(name: &str) -> String {
 /// stays, the rest is removed all the same, and the next one tries again.
 pub fn clean_stale(bed: &Bed) -> Result<()> {
     let _turn = turn(bed)?;
-    let mut results = Vec::new();
+    let mut results = orphans(bed)?;
     for entry in fs::read_dir(&bed.run).context("cannot read the run folder")? {
         let run = entry.context("cannot read the run folder")?.path();
         if !run.is_dir() || owned(&run)? {
@@ -97,6 +97,21 @@ pub fn clean_stale(bed: &Bed) -> Result<()> {
         results.push(gone.with_context(|| format!("{id} is not all gone")));
     }
     all(results)
+}
+
+/// Removes folders on the disk that nobody claims: a host that lost its power has nothing left in `/run`.
+fn orphans(bed: &Bed) -> Result<Vec<Result<()>>> {
+    let mut results = Vec::new();
+    let machines = bed.cache.join("machines");
+    for entry in fs::read_dir(&machines).context("cannot read the cache")? {
+        let disk = entry.context("cannot read the cache")?;
+        if !bed.run.join(disk.file_name()).exists() {
+            let disk = disk.path();
+            out::say(format!("removing {}, which nobody claims", disk.display()));
+            results.push(remove_tree(&disk));
+        }
+    }
+    Ok(results)
 }
 
 /// Takes away everything of a claim but its folder, without which nobody would find the rest.
@@ -205,6 +220,18 @@ mod tests {
         drop(owner);
         clean_stale(&bed).unwrap();
         assert!(!run.exists() && !disk.exists());
+    }
+
+    #[test]
+    fn a_folder_that_nobody_claims_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let bed = bed(dir.path());
+        let [mine, orphan] = ["a-1", "b-1"].map(|id| bed.cache.join("machines").join(id));
+        fs::create_dir_all(mine.join("layer")).unwrap();
+        fs::create_dir_all(orphan.join("layer")).unwrap();
+        let (_run, _owner) = own(&bed, "a-1", &mine).unwrap();
+        clean_stale(&bed).unwrap();
+        assert!(mine.exists() && !orphan.exists());
     }
 
     #[test]

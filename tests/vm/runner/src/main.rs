@@ -61,7 +61,7 @@ const DEMO: &str = "main-job";
 #[command(name = "vm", version)]
 struct Cli {
     /// Where what is slow to build is kept [default: .cache/vm in the repository].
-    #[arg(long, env = "GPU_BOOTSTRAP_VM_CACHE", global = true)]
+    #[arg(long, env = "TESTBED_CACHE", global = true)]
     cache: Option<PathBuf>,
     #[command(subcommand)]
     verb: Verb,

@@ -146,10 +146,7 @@ impl Running<'_> {
             self.machine.settle(Duration::from_secs(300))?;
         }
         self.row("first boot", start, "ok");
-        for script in &self.case.before {
-            self.holds(script)
-                .context("cannot break the machine as the case wants")?;
-        }
+        self.hold_all("before", &self.case.before)?;
         if idle {
             self.before = Some(Snapshot::take(&self.machine)?);
         }
@@ -158,9 +155,7 @@ impl Running<'_> {
                 .with_context(|| format!("step `{}`", step.title))?;
         }
         self.server.did_its_worst()?;
-        for script in &self.case.after {
-            self.holds(script)?;
-        }
+        self.hold_all("after", &self.case.after)?;
         if let Some(scripts) = &self.case.after_uninstall {
             self.uninstall(scripts)?;
         }
@@ -318,17 +313,30 @@ impl Running<'_> {
             result.as_deref().unwrap_or("FAILED"),
         );
         result?;
-        for script in scripts {
-            self.holds(script)?;
-        }
-        Ok(())
+        self.hold_all("after-uninstall", scripts)
     }
 
-    fn holds(&self, script: &str) -> Result<()> {
-        let script = fill(script, &self.values)?;
-        self.machine
-            .ok(&format!("set -euo pipefail\n{script}"))
-            .map(drop)
+    /// Scripts of a case's list, each of which must succeed.
+    fn hold_all(&mut self, list: &str, scripts: &[String]) -> Result<()> {
+        for script in scripts {
+            let start = Instant::now();
+            let filled = fill(script, &self.values)?;
+            let done = self
+                .machine
+                .exec(&format!("set -euo pipefail\n{filled}"))
+                .run()?;
+            if done.code != 0 || done.late {
+                self.rows.push(failed(list, start));
+                let script = script.trim();
+                bail!(
+                    "`{list}`: {}, and must exit with 0: `{script}`\n{}",
+                    done.verdict(),
+                    done.output_tail(20)
+                );
+            }
+            self.row(list, start, "ok");
+        }
+        Ok(())
     }
 
     fn row(&mut self, title: &str, start: Instant, result: &str) {

@@ -200,7 +200,7 @@ fn repository() -> PathBuf {
 
 impl Run {
     fn start() -> Run {
-        let cache = std::env::var_os("GPU_BOOTSTRAP_VM_CACHE")
+        let cache = std::env::var_os("TESTBED_CACHE")
             .map_or_else(|| repository().join(".cache/vm"), PathBuf::from);
         Run::start_in(cache)
     }
@@ -209,7 +209,7 @@ impl Run {
         let said = tempfile::tempfile().unwrap();
         let child = Command::new(VM)
             .args(["test", CASE])
-            .env("GPU_BOOTSTRAP_VM_CACHE", &cache)
+            .env("TESTBED_CACHE", &cache)
             .current_dir(repository())
             // As a shell starts it: a terminal signals the whole group.
             .process_group(0)
