@@ -28,7 +28,8 @@ pub struct Cmd {
     pub stdin: Option<Secret>,
     /// After this it is ended (TERM, then KILL, to its whole process group).
     pub deadline: Duration,
-    /// After so long without a line of output, and without work of its processes, it is ended.
+    /// After so long without a line of output, and without work of its processes, it is ended; what it
+    /// worked while it still printed may grant it as much time once more.
     pub silence: Option<Duration>,
 }
 

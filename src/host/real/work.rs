@@ -38,6 +38,7 @@ impl Work {
         // Less, where a process has gone that nobody waited for: it has done something, too.
         let worked = ticks.abs_diff(self.ticks);
         self.ticks = ticks;
+        // Without an answer x86-64's USER_HZ, time(7).
         let second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
         #[expect(
             clippy::cast_precision_loss,

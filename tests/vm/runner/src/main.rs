@@ -187,7 +187,7 @@ fn run() -> Result<ExitCode> {
             out::say("");
             for case in &cases {
                 out::say(format!(
-                    "{:<32} {:<10} {}",
+                    "{:<32} {:<16} {}",
                     case.name, case.machine, case.about
                 ));
             }

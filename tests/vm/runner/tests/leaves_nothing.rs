@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// How long a run may take to end after a signal; it gives up by itself before.
 const END: Duration = Duration::from_secs(200);
 
-/// How long processes that were killed may take to be gone.
+/// How long processes that were killed may take to be gone, and what is a matter of a moment.
 const DYING: Duration = Duration::from_secs(10);
 
 /// A run of the case, and what it was seen to have.
@@ -185,7 +185,11 @@ fn after_a_kill_cleaning_leaves_nothing() {
 /// Whoever adds a machine to the list or takes one away waits until it is dropped.
 fn hold_list() -> File {
     let list = File::open(Path::new(RUN).join(".lock")).unwrap();
-    list.lock().unwrap();
+    let end = Instant::now() + DYING;
+    while let Err(error) = list.try_lock() {
+        assert!(Instant::now() < end, "the list of machines: {error}");
+        thread::sleep(Duration::from_millis(1));
+    }
     list
 }
 
