@@ -135,7 +135,7 @@ pub struct Step {
     /// It may start no package tool except to ask.
     #[serde(default)]
     pub only_queries: bool,
-    /// Seconds after which it is ended and the case fails.
+    /// Seconds after which it is ended and the case fails, where no other case runs beside it.
     #[serde(default = "ten_minutes")]
     pub deadline: u64,
     /// Powers the machine off and boots it again, in this state.

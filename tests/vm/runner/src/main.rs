@@ -313,6 +313,7 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
         assets: &assets,
         tell: true,
         keep,
+        at_once: 1,
     };
     let outcome = run::run(&stage, case);
     if stop::stopping() {
@@ -356,12 +357,17 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         out::seconds(start.elapsed()),
         cases.len()
     ));
+    let workers = match how.tell {
+        true => 1,
+        false => how.jobs.clamp(1, cases.len().max(1)),
+    };
     let stage = Stage {
         bed,
         machines,
         assets: &assets,
         tell: how.tell,
         keep: how.keep,
+        at_once: u32::try_from(workers).context("so many cases cannot run at once")?,
     };
     let mut waiting = Vec::new();
     for case in longest_first(cases) {
@@ -371,7 +377,6 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
     let processors = thread::available_parallelism().context("cannot count the processors")?;
     let queue = Queue::new(waiting, processors.get());
     let failed = AtomicUsize::new(0);
-    let workers = if how.tell { 1 } else { how.jobs.max(1) };
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {

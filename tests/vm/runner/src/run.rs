@@ -26,6 +26,16 @@ pub struct Stage<'a> {
     pub tell: bool,
     /// A machine that failed stays up until the bed is stopped.
     pub keep: bool,
+    /// How many cases run at once.
+    pub at_once: u32,
+}
+
+impl Stage<'_> {
+    /// How long a step may take. The table says it for a case that has the host to itself: beside
+    /// others it waits for processors, which is no fault of what is tested.
+    fn deadline(&self, seconds: u64) -> Duration {
+        Duration::from_secs(seconds) * self.at_once
+    }
 }
 
 /// What came of a case: a row per step, and the error that ended it.
@@ -143,7 +153,7 @@ impl Running<'_> {
         // User-data may change the machine from its first moment on: there is no state before.
         let idle = self.case.user_data.is_none();
         if idle {
-            self.machine.settle(Duration::from_secs(300))?;
+            self.machine.settle(self.stage.deadline(300))?;
         }
         self.row("first boot", start, "ok");
         self.hold_all("before", &self.case.before)?;
@@ -170,7 +180,7 @@ impl Running<'_> {
             out::heading(&step.title);
         }
         let start = Instant::now();
-        let limit = Duration::from_secs(step.deadline);
+        let limit = self.stage.deadline(step.deadline);
         let result = if let Some(script) = units::script(step) {
             self.command(step, &script)
         } else if let Some(boot) = step.boot {
@@ -208,7 +218,7 @@ impl Running<'_> {
         let mut command = self
             .machine
             .exec(&script)
-            .deadline(Duration::from_secs(step.deadline));
+            .deadline(self.stage.deadline(step.deadline));
         if self.stage.tell && step.show {
             // A person at a terminal sees the product as on their own machine; that leaves
             // nothing to look through.
@@ -297,7 +307,7 @@ impl Running<'_> {
         let mut command = self
             .machine
             .exec("gpu-bootstrap uninstall")
-            .deadline(Duration::from_secs(600));
+            .deadline(self.stage.deadline(600));
         if self.stage.tell {
             command = command.show("  | ");
         }

@@ -115,6 +115,8 @@ dpkg-buildpackage -b -us -uc -d
         .env("VERSION", version)
         .env("SECTION", "")
         .env("DISTRIB", "bookworm")
+        // Packed once, unpacked in most cases: xz costs ten times as much of both.
+        .env("DPKG_DEB_COMPRESSOR_TYPE", "zstd")
         .ok()
         .context("cannot pack the container toolkit")?;
     Ok(())

@@ -15,8 +15,8 @@ status=$(systemctl show -P ExecMainStatus "$unit")
 
 /// The product's unit: where its run succeeds, it takes its own file away.
 const RESUMED: &str = r#"unit=gpu-bootstrap-resume.service
-until journalctl -q -b -u "$unit" -o cat | grep -q . || [ ! -e "/etc/systemd/system/$unit" ]; do sleep 0.2; done
-until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sleep 0.2; done
+until journalctl -q -b -u "$unit" -o cat | grep -q . || [ ! -e "/etc/systemd/system/$unit" ]; do sleep 0.5; done
+until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sleep 0.5; done
 "#;
 
 /// The script of a step, if it is one.
@@ -31,7 +31,7 @@ pub fn script(step: &Step) -> Option<Cow<'_, str>> {
     if let Some(unit) = &step.join {
         return Some(Cow::Owned(format!(
             "unit={unit}\n\
-             while [ \"$(systemctl show -P SubState \"$unit\")\" = running ]; do sleep 0.2; done\n\
+             while [ \"$(systemctl show -P SubState \"$unit\")\" = running ]; do sleep 0.5; done\n\
              {END}systemctl stop \"$unit\"\n\
              systemctl reset-failed \"$unit\" 2>/dev/null\n\
              exit \"$status\"\n"
@@ -62,7 +62,7 @@ fn background(unit: &str, script: &str, until_said: Option<&str>) -> String {
              [ \"$state\" = running ] || journalctl --sync\n    \
              journalctl -q -b -u \"$unit\" -o cat | grep -qF -e {} && break\n    \
              [ \"$state\" = running ] || {{ journalctl -q -b -u \"$unit\" -o cat; exit 99; }}\n    \
-             sleep 0.2\ndone\n",
+             sleep 0.5\ndone\n",
             quoted(said)
         ),
     }
