@@ -1,6 +1,6 @@
 //! Which case is next: the one that takes the longest, but no more emulated machines at once than the
 //! host has pairs of processors. Each machine has two and keeps them busy; where two machines share a pair,
-//! the processors of each wait for each other, and the same work takes nearly twice the processor time.
+//! the processors of each wait for each other, and the same work takes a third more processor time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
