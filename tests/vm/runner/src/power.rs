@@ -15,7 +15,7 @@ const CONNECTION_LOST: i32 = 255;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Seconds between two looks from within the machine, each of which is some programs: where the processor
-/// is emulated a tenth of a second. Five in a second took a fifth of all that a machine worked.
+/// is emulated a tenth of a second. Three in a second took a fifth of all that a machine worked.
 const WITHIN: &str = "3";
 
 /// The same where a moment is looked for that passes.

@@ -182,7 +182,7 @@ impl Running<'_> {
         let start = Instant::now();
         let limit = self.stage.deadline(step.deadline);
         let result = if let Some(script) = units::script(step) {
-            self.command(step, &script)
+            self.command(step, &script, limit)
         } else if let Some(boot) = step.boot {
             self.reboot(boot)
         } else if let Some(serving) = &step.server {
@@ -207,7 +207,7 @@ impl Running<'_> {
         result.map(drop)
     }
 
-    fn command(&mut self, step: &Step, script: &str) -> Result<String> {
+    fn command(&mut self, step: &Step, script: &str, limit: Duration) -> Result<String> {
         let script = fill(script, &self.values)?;
         if self.stage.tell && step.show {
             out::say(format!("  # {}", script.trim().replace('\n', "\n  # ")));
@@ -215,10 +215,7 @@ impl Running<'_> {
         if step.only_queries {
             watch::start(&self.machine)?;
         }
-        let mut command = self
-            .machine
-            .exec(&script)
-            .deadline(self.stage.deadline(step.deadline));
+        let mut command = self.machine.exec(&script).deadline(limit);
         if self.stage.tell && step.show {
             // A person at a terminal sees the product as on their own machine; that leaves
             // nothing to look through.

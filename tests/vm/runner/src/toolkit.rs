@@ -115,7 +115,8 @@ dpkg-buildpackage -b -us -uc -d
         .env("VERSION", version)
         .env("SECTION", "")
         .env("DISTRIB", "bookworm")
-        // Packed once, unpacked in most cases: xz costs ten times as much of both.
+        // Packed once, unpacked in most cases: of a processor 22 s and 0.8 s with xz, 0.3 s and 0.1 s
+        // so.
         .env("DPKG_DEB_COMPRESSOR_TYPE", "zstd")
         .ok()
         .context("cannot pack the container toolkit")?;
