@@ -1,5 +1,6 @@
 //! `cdi`: the Container Device Interface specification names the GPUs and libraries that are
-//! there now. It goes stale with every driver change, since library file names carry the version.
+//! there now. It goes stale with every driver change, since library file names carry the version, and
+//! with a boot that gives nvidia-uvm, whose major number is dynamic, another number than before.
 
 use async_trait::async_trait;
 
@@ -8,7 +9,7 @@ use crate::{
     change::{Change, Lock},
     config::desired::{Cdi as Wish, Desired},
     facts::Facts,
-    host::Nvml,
+    host::{Nvml, files::Kind},
     model::{id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
@@ -16,12 +17,27 @@ use crate::{
 /// See the module.
 pub struct Cdi;
 
+/// A character device of the host with its major and minor number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Device {
+    path: String,
+    numbers: (u32, u32),
+}
+
+/// A device that the specification names with other numbers than it has.
+#[derive(Debug, Clone)]
+struct Renumbered {
+    named: Device,
+    now: (u32, u32),
+}
+
 #[derive(Debug, Clone, Default)]
 struct CdiState {
     spec: Option<String>,
     loaded: Option<DriverVersion>,
     /// Host paths that the specification names and that are not there.
     missing: Vec<String>,
+    renumbered: Vec<Renumbered>,
     /// UUIDs of all GPUs, where the specification names some and NVML tells all.
     uuids: Option<Vec<String>>,
 }
@@ -32,6 +48,17 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
     for path in spec.as_deref().map(host_paths).unwrap_or_default() {
         if !cx.host.files().exists(path.as_str().into())? {
             missing.push(path);
+        }
+    }
+    let mut renumbered = Vec::new();
+    for named in spec.as_deref().map(numbered_devices).unwrap_or_default() {
+        let stat = cx.host.files().stat(named.path.as_str().into())?;
+        match stat.map(|stat| stat.kind) {
+            Some(Kind::CharDevice(major, minor)) if (major, minor) != named.numbers => {
+                let now = (major, minor);
+                renumbered.push(Renumbered { named, now });
+            }
+            _ => {}
         }
     }
     let loaded = look::loaded_driver(cx)?;
@@ -48,6 +75,7 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
         spec,
         loaded,
         missing,
+        renumbered,
         uuids,
     })
 }
@@ -68,6 +96,46 @@ fn host_paths(spec: &str) -> Vec<String> {
     paths.sort_unstable();
     paths.dedup();
     paths
+}
+
+/// The device nodes that a specification gives numbers to, as `nvidia-ctk` 1.20 does. A container gets
+/// the node that is written there; where no number is, its runtime asks the host.
+fn numbered_devices(spec: &str) -> Vec<Device> {
+    let mut devices: Vec<Device> = Vec::new();
+    // What stands in one element of a list: a new one begins with a hyphen.
+    let mut element: Vec<(&str, &str)> = Vec::new();
+    for line in spec.lines().map(str::trim_start).chain(["- "]) {
+        let key = match line.strip_prefix("- ") {
+            Some(first) => {
+                devices.extend(device(&element));
+                element.clear();
+                first
+            }
+            None => line,
+        };
+        element.extend(key.split_once(": "));
+    }
+    devices.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+    devices.dedup();
+    devices
+}
+
+/// The device node of an element of a list in a specification, if that is one with a number.
+fn device(element: &[(&str, &str)]) -> Option<Device> {
+    let value = |wanted: &str| {
+        let mut found = element.iter().filter(|(key, _)| *key == wanted);
+        found
+            .next()
+            .map(|(_, value)| value.trim().trim_matches('"'))
+    };
+    let path = value("hostPath").or_else(|| value("path"))?;
+    let major = value("major")?.parse().ok()?;
+    // Zero is left out.
+    let minor = value("minor").map_or(Some(0), |minor| minor.parse().ok())?;
+    Some(Device {
+        path: path.to_owned(),
+        numbers: (major, minor),
+    })
 }
 
 /// Device names of a specification: `- name: "0"`, `- name: GPU-…`, `- name: all`.
@@ -129,6 +197,15 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     if let Some(path) = state.missing.first() {
         return Assessment::Needs {
             why: format!("`{}` names `{path}`, which is not there", wish.path),
+            changes: generate,
+        };
+    }
+    if let Some(Renumbered { named, now }) = state.renumbered.first() {
+        return Assessment::Needs {
+            why: format!(
+                "`{}` has `{}` as device {}:{}, which is {}:{} now",
+                wish.path, named.path, named.numbers.0, named.numbers.1, now.0, now.1
+            ),
             changes: generate,
         };
     }
@@ -200,7 +277,7 @@ impl Step for Cdi {
 
 #[cfg(test)]
 mod tests {
-    use super::{CdiState, decide, device_names, host_paths};
+    use super::{CdiState, Device, Renumbered, decide, device_names, host_paths, numbered_devices};
     use crate::{
         step::Assessment,
         steps::fixtures::{desired, facts},
@@ -236,6 +313,7 @@ kind: nvidia.com/gpu
             spec: Some(SPEC.into()),
             loaded: loaded.parse().ok(),
             missing: vec![],
+            renumbered: vec![],
             uuids: None,
         }
     }
@@ -251,6 +329,49 @@ kind: nvidia.com/gpu
             ]
         );
         assert_eq!(device_names(SPEC), ["0", "all"]);
+    }
+
+    #[test]
+    fn numbers_of_devices_are_read() {
+        assert_eq!(numbered_devices(SPEC), [], "older tools write none");
+        // As nvidia-ctk 1.20.1 writes it.
+        let spec = r#"devices:
+    - name: "0"
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+              major: 195
+              fileMode: 438
+              permissions: rwm
+        hooks:
+            - hookName: createContainer
+              path: /usr/bin/nvidia-cdi-hook
+              args:
+                - nvidia-cdi-hook
+                - --link
+                - ../card0::/dev/dri/by-path/pci-0000:18:00.0-card
+containerEdits:
+    deviceNodes:
+        - path: /dev/nvidia-uvm-tools
+          major: 243
+          minor: 1
+        - path: /run/nvidia/dev/nvidiactl
+          hostPath: /dev/nvidiactl
+          major: 195
+          minor: 255
+"#;
+        let device = |path: &str, numbers| Device {
+            path: path.into(),
+            numbers,
+        };
+        assert_eq!(
+            numbered_devices(spec),
+            [
+                device("/dev/nvidia-uvm-tools", (243, 1)),
+                device("/dev/nvidia0", (195, 0)),
+                device("/dev/nvidiactl", (195, 255)),
+            ]
+        );
     }
 
     #[test]
@@ -271,6 +392,19 @@ kind: nvidia.com/gpu
             ..state("535.261.03")
         };
         assert!(why(&gone, &facts).contains("`/dev/nvidia0`, which is not there"));
+        let renumbered = CdiState {
+            renumbered: vec![Renumbered {
+                named: Device {
+                    path: "/dev/nvidia-uvm".into(),
+                    numbers: (243, 0),
+                },
+                now: (242, 0),
+            }],
+            ..state("535.261.03")
+        };
+        assert!(
+            why(&renumbered, &facts).contains("`/dev/nvidia-uvm` as device 243:0, which is 242:0")
+        );
         let none = CdiState {
             spec: None,
             ..state("535.261.03")
