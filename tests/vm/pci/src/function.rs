@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io;
+use std::thread;
+use std::time::Duration;
 
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_NORESIZE, VFIO_IRQ_SET_ACTION_TRIGGER,
@@ -17,6 +19,14 @@ use crate::table::Device;
 /// `NV_PMC_BOOT_0` and `NV_PMC_BOOT_42` of NVIDIA's `nv_ref.h`, in the range of BAR 0.
 const BOOT_0: u64 = 0x000;
 const BOOT_42: u64 = 0xa00;
+
+/// `NV_THERM_I2CS_SCRATCH` of NVIDIA's `published/hopper/gh100/dev_therm.h`, in the range of BAR 0: by
+/// it the GPU's firmware says that it has booted, which it never does here.
+const FIRMWARE_BOOT: u64 = 0x2_00bc;
+
+/// How long the answer to a read of that takes. NVIDIA's driver asks again and again for four seconds
+/// at each opening of a device, and an emulated processor would have nothing else to do.
+const FIRMWARE_BOOT_ANSWER: Duration = Duration::from_millis(2);
 
 /// A function that answers.
 #[derive(Debug)]
@@ -123,6 +133,9 @@ impl ServerBackend for Emulated {
         if region == VFIO_PCI_CONFIG_REGION_INDEX {
             self.config.read(offset, data);
             return Ok(());
+        }
+        if (region, offset) == (VFIO_PCI_BAR0_REGION_INDEX, FIRMWARE_BOOT) {
+            thread::sleep(FIRMWARE_BOOT_ANSWER);
         }
         let size = self.size_of(region);
         for (step, byte) in (0u64..).zip(data.iter_mut()) {
