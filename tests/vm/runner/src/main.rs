@@ -375,7 +375,7 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
         waiting.push((case, emulated));
     }
     let processors = thread::available_parallelism().context("cannot count the processors")?;
-    let queue = Queue::new(waiting, processors.get() / 2);
+    let queue = Queue::new(waiting, processors.get());
     let failed = AtomicUsize::new(0);
     thread::scope(|scope| {
         for _ in 0..workers {

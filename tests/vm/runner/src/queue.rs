@@ -1,6 +1,8 @@
 //! Which case is next: the one that takes the longest, but no more emulated machines at once than the
 //! host has pairs of processors. Each machine has two and keeps them busy; where two machines share a pair,
-//! the processors of each wait for each other, and the same work takes a third more processor time.
+//! the processors of each wait for each other, and the same work takes a third more processor time. Only
+//! where nothing but emulated machines is left, there is one for each processor: a single one does not
+//! keep its second processor busy all the time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,8 +16,14 @@ const LOOK: Duration = Duration::from_millis(200);
 pub struct Queue<T> {
     state: Mutex<State<T>>,
     ended: Condvar,
-    /// How many emulated machines there may be at once.
-    most: usize,
+    /// How many emulated machines there may be at once, beside others and where there are no others.
+    most: Most,
+}
+
+#[derive(Clone, Copy)]
+struct Most {
+    beside_others: usize,
+    alone: usize,
 }
 
 struct State<T> {
@@ -33,15 +41,19 @@ pub struct Turn<'a, T> {
 }
 
 impl<T> Queue<T> {
-    /// Takes cases in their order, each with whether it is on an emulated machine.
-    pub fn new(waiting: Vec<(T, bool)>, most: usize) -> Queue<T> {
+    /// Takes cases in their order, each with whether it is on an emulated machine, for a host with so
+    /// many processors.
+    pub fn new(waiting: Vec<(T, bool)>, processors: usize) -> Queue<T> {
         Queue {
             state: Mutex::new(State {
                 waiting,
                 emulated: 0,
             }),
             ended: Condvar::new(),
-            most: most.max(1),
+            most: Most {
+                beside_others: (processors / 2).max(1),
+                alone: processors,
+            },
         }
     }
 
@@ -72,7 +84,12 @@ impl<T> Queue<T> {
 
 impl<T> State<T> {
     /// The first case that may begin now.
-    fn take(&mut self, most: usize) -> Option<(T, bool)> {
+    fn take(&mut self, most: Most) -> Option<(T, bool)> {
+        let alone = self.waiting.iter().all(|(_, emulated)| *emulated);
+        let most = match alone {
+            true => most.alone,
+            false => most.beside_others,
+        };
         let free = self.emulated < most;
         let mut waiting = self.waiting.iter();
         let first = waiting.position(|(_, emulated)| free || !emulated)?;
@@ -96,27 +113,30 @@ mod tests {
 
     #[test]
     fn emulated_cases_take_turns_and_others_go_past_them() {
-        let queue = Queue::new(vec![("long", true), ("vm", true), ("a", false)], 1);
+        let queue = Queue::new(
+            vec![("long", true), ("vm", true), ("a", false), ("b", false)],
+            2,
+        );
         let long = queue.next().unwrap();
         let other = queue.next().unwrap();
         assert_eq!((long.case, other.case), ("long", "a"));
-        drop(other);
-        assert_eq!(queue.state().take(1), None, "only an emulated one is left");
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| queue.next().map(|turn| turn.case));
-            drop(long);
-            assert_eq!(waiting.join().unwrap(), Some("vm"));
-        });
+        drop(long);
+        let taken = [queue.next().unwrap(), queue.next().unwrap()];
+        assert_eq!(taken.each_ref().map(|turn| turn.case), ["vm", "b"]);
         assert!(queue.next().is_none());
     }
 
     #[test]
-    fn as_many_as_may_run_at_once() {
+    fn where_only_emulated_ones_are_left_each_processor_has_one() {
         let queue = Queue::new(vec![("a", true), ("b", true), ("c", true)], 2);
         let turns = [queue.next().unwrap(), queue.next().unwrap()];
         assert_eq!(turns.each_ref().map(|turn| turn.case), ["a", "b"]);
-        assert_eq!(queue.state().take(2), None);
-        drop(turns);
-        assert_eq!(queue.next().map(|turn| turn.case), Some("c"));
+        assert_eq!(queue.state().take(queue.most), None);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| queue.next().map(|turn| turn.case));
+            drop(turns);
+            assert_eq!(waiting.join().unwrap(), Some("c"));
+        });
+        assert!(queue.next().is_none());
     }
 }

@@ -179,10 +179,10 @@ impl Done {
         }
     }
 
-    /// The end of both outputs.
+    /// The end of both outputs, of each so many lines: what a long one says does not hide the other.
     pub fn output_tail(&self, lines: usize) -> String {
-        let both = format!("{}\n{}", self.stdout.trim_end(), self.stderr.trim_end());
-        out::tail(both.trim(), lines)
+        let ends = [&self.stdout, &self.stderr].map(|text| out::tail(text.trim_end(), lines));
+        ends.join("\n").trim().to_string()
     }
 }
 
