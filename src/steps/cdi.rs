@@ -17,18 +17,19 @@ use crate::{
 /// See the module.
 pub struct Cdi;
 
-/// A character device of the host with its major and minor number.
+/// A device node with its numbers as `major:minor`. They are compared as text, so that what is no number
+/// in a specification is another one than the node has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Device {
     path: String,
-    numbers: (u32, u32),
+    numbers: String,
 }
 
 /// A device that the specification names with other numbers than it has.
 #[derive(Debug, Clone)]
 struct Renumbered {
     named: Device,
-    now: (u32, u32),
+    now: String,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -53,12 +54,12 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
     let mut renumbered = Vec::new();
     for named in spec.as_deref().map(numbered_devices).unwrap_or_default() {
         let stat = cx.host.files().stat(named.path.as_str().into())?;
-        match stat.map(|stat| stat.kind) {
-            Some(Kind::CharDevice(major, minor)) if (major, minor) != named.numbers => {
-                let now = (major, minor);
+        // What is not there at all is among `missing`.
+        if let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind) {
+            let now = format!("{major}:{minor}");
+            if now != named.numbers {
                 renumbered.push(Renumbered { named, now });
             }
-            _ => {}
         }
     }
     let loaded = look::loaded_driver(cx)?;
@@ -129,12 +130,12 @@ fn device(element: &[(&str, &str)]) -> Option<Device> {
             .map(|(_, value)| value.trim().trim_matches('"'))
     };
     let path = value("hostPath").or_else(|| value("path"))?;
-    let major = value("major")?.parse().ok()?;
+    let major = value("major")?;
     // Zero is left out.
-    let minor = value("minor").map_or(Some(0), |minor| minor.parse().ok())?;
+    let minor = value("minor").unwrap_or("0");
     Some(Device {
         path: path.to_owned(),
-        numbers: (major, minor),
+        numbers: format!("{major}:{minor}"),
     })
 }
 
@@ -203,8 +204,8 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     if let Some(Renumbered { named, now }) = state.renumbered.first() {
         return Assessment::Needs {
             why: format!(
-                "`{}` has `{}` as device {}:{}, which is {}:{} now",
-                wish.path, named.path, named.numbers.0, named.numbers.1, now.0, now.1
+                "`{}` has `{}` as device {}, which is {now} now",
+                wish.path, named.path, named.numbers
             ),
             changes: generate,
         };
@@ -360,18 +361,20 @@ containerEdits:
           major: 195
           minor: 255
 "#;
-        let device = |path: &str, numbers| Device {
+        let device = |path: &str, numbers: &str| Device {
             path: path.into(),
-            numbers,
+            numbers: numbers.into(),
         };
         assert_eq!(
             numbered_devices(spec),
             [
-                device("/dev/nvidia-uvm-tools", (243, 1)),
-                device("/dev/nvidia0", (195, 0)),
-                device("/dev/nvidiactl", (195, 255)),
+                device("/dev/nvidia-uvm-tools", "243:1"),
+                device("/dev/nvidia0", "195:0"),
+                device("/dev/nvidiactl", "195:255"),
             ]
         );
+        let broken = numbered_devices(&spec.replace("minor: 1\n", "minor: one\n"));
+        assert_eq!(broken[0].numbers, "243:one");
     }
 
     #[test]
@@ -396,9 +399,9 @@ containerEdits:
             renumbered: vec![Renumbered {
                 named: Device {
                     path: "/dev/nvidia-uvm".into(),
-                    numbers: (243, 0),
+                    numbers: "243:0".into(),
                 },
-                now: (242, 0),
+                now: "242:0".into(),
             }],
             ..state("535.261.03")
         };

@@ -1,8 +1,8 @@
 //! Which case is next: the one that takes the longest, but no more emulated machines at once than the
 //! host has pairs of processors. Each machine has two and keeps them busy; where two machines share a pair,
 //! the processors of each wait for each other, and the same work takes a third more processor time. Only
-//! where nothing but emulated machines is left, there is one for each processor: a single one does not
-//! keep its second processor busy all the time.
+//! where nothing but emulated machines waits, there is one for each processor: a single one does not keep
+//! its second processor busy all the time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
