@@ -11,7 +11,7 @@ use crate::{
     config::{
         desired::RuntimeKind,
         values::{
-            AbsolutePath, BranchKey, Build, Fingerprint, PackagePattern, Proxy, Url,
+            AbsolutePath, BranchKey, Build, CdiPath, Fingerprint, PackagePattern, Proxy, Url,
             VersionPattern, Word,
         },
     },
@@ -103,8 +103,8 @@ pub struct ToolkitConfig {
 pub struct CdiConfig {
     /// Write a specification.
     pub enabled: Option<bool>,
-    /// Where.
-    pub path: Option<AbsolutePath>,
+    /// Where: a folder that container runtimes read such files from, `/etc/cdi` as a rule.
+    pub path: Option<CdiPath>,
 }
 
 /// Persistence.

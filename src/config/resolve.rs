@@ -1,7 +1,6 @@
 //! Joins profile, configuration, facts and matrix into what the machine shall be. Pure: everything
 //! was read before.
 
-use camino::Utf8PathBuf;
 use serde::Serialize;
 
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
         profile::{Chosen, Profile, Release, RuntimeRow, described},
         repositories,
         template::Terms,
-        values::{AbsolutePath, PackagePattern},
+        values::PackagePattern,
     },
     facts::{Facts, Os},
     model::{pci::PciId, secret::Secret, text::nearest},
@@ -155,7 +154,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             packages: wishes(&profile.toolkit.packages, toolkit_version(&config)),
         }),
         cdi: (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
-            path: path(config.cdi.path.clone(), &profile.cdi.path),
+            path: (config.cdi.path.as_ref())
+                .map_or_else(|| profile.cdi.path.clone(), |path| path.as_str().into()),
         }),
         validation: Validation {
             container: config
@@ -382,10 +382,6 @@ fn as_regex(pattern: &str) -> String {
 
 fn patterns(patterns: &[PackagePattern]) -> Vec<String> {
     patterns.iter().map(ToString::to_string).collect()
-}
-
-fn path(own: Option<AbsolutePath>, default: &Utf8PathBuf) -> Utf8PathBuf {
-    own.map_or_else(|| default.clone(), AbsolutePath::into_inner)
 }
 
 /// `1.20.0` means any revision of it; `1.20.0-1` and `1.20.*` mean what they say.

@@ -105,6 +105,22 @@ checked_text!(
     "^[0-9][A-Za-z0-9+._*?:~-]*$"
 );
 
+checked_text!(
+    /// Where a CDI specification is written. `nvidia-ctk` would write JSON where a name ends so, and
+    /// container runtimes read neither other endings nor `.yml`.
+    /// Source: container-device-interface, `pkg/cdi/spec-dirs.go`.
+    CdiPath,
+    |text| from_root(text) && text.ends_with(".yaml"),
+    "a path that starts with `/`, ends in `.yaml` and has no `..` or spaces",
+    "^/[^\\s]+\\.yaml$"
+);
+
+/// Whether text is a path from the root without `..`.
+fn from_root(text: &str) -> bool {
+    let climbs = text.split('/').any(|part| part == "..");
+    text.starts_with('/') && text.len() > 1 && !climbs && plain(text)
+}
+
 /// Whether text can stand in a line of a configuration file without changing its meaning.
 fn plain(text: &str) -> bool {
     !text
@@ -169,8 +185,7 @@ impl FromStr for AbsolutePath {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let climbs = text.split('/').any(|part| part == "..");
-        if text.starts_with('/') && text.len() > 1 && !climbs && plain(text) {
+        if from_root(text) {
             Ok(Self(Utf8PathBuf::from(text)))
         } else {
             Err(ValueError::new(
@@ -363,6 +378,15 @@ mod tests {
         assert!("/etc/cdi/nvidia.yaml".parse::<AbsolutePath>().is_ok());
         for bad in ["", "/", "etc/x", "/etc/../x", "/a b"] {
             assert!(bad.parse::<AbsolutePath>().is_err(), "{bad}");
+        }
+        assert!("/etc/cdi/nvidia.yaml".parse::<CdiPath>().is_ok());
+        for bad in [
+            "/etc/cdi/nvidia.json",
+            "/etc/cdi/nvidia.yml",
+            "/etc/cdi/nvidia",
+            "nvidia.yaml",
+        ] {
+            assert!(bad.parse::<CdiPath>().is_err(), "{bad}");
         }
     }
 
