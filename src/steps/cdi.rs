@@ -25,20 +25,14 @@ struct Device {
     numbers: String,
 }
 
-/// A device that the specification names with other numbers than it has.
-#[derive(Debug, Clone)]
-struct Renumbered {
-    named: Device,
-    now: String,
-}
-
 #[derive(Debug, Clone, Default)]
 struct CdiState {
     spec: Option<String>,
     loaded: Option<DriverVersion>,
     /// Host paths that the specification names and that are not there.
     missing: Vec<String>,
-    renumbered: Vec<Renumbered>,
+    /// The devices that the specification gives numbers to, with what is there under their names now.
+    devices: Vec<(Device, Kind)>,
     /// UUIDs of all GPUs, where the specification names some and NVML tells all.
     uuids: Option<Vec<String>>,
 }
@@ -51,15 +45,11 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
             missing.push(path);
         }
     }
-    let mut renumbered = Vec::new();
+    let mut devices = Vec::new();
     for named in spec.as_deref().map(numbered_devices).unwrap_or_default() {
-        let stat = cx.host.files().stat(named.path.as_str().into())?;
         // What is not there at all is among `missing`.
-        if let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind) {
-            let now = format!("{major}:{minor}");
-            if now != named.numbers {
-                renumbered.push(Renumbered { named, now });
-            }
+        if let Some(stat) = cx.host.files().stat(named.path.as_str().into())? {
+            devices.push((named, stat.kind));
         }
     }
     let loaded = look::loaded_driver(cx)?;
@@ -76,7 +66,7 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
         spec,
         loaded,
         missing,
-        renumbered,
+        devices,
         uuids,
     })
 }
@@ -156,6 +146,17 @@ fn named_uuids(spec: &str) -> impl Iterator<Item = String> {
     (device_names(spec).into_iter()).filter(|name| name.starts_with("GPU-"))
 }
 
+/// What a device is now, where that is not what the specification has it as.
+fn moved(named: &Device, now: &Kind) -> Option<String> {
+    match now {
+        Kind::CharDevice(major, minor) => {
+            let now = format!("{major}:{minor}");
+            (now != named.numbers).then_some(now)
+        }
+        _ => Some("no device".into()),
+    }
+}
+
 fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let (Some(wish), Some(_), Some(_)) = (&desired.cdi, &desired.driver, &desired.toolkit) else {
         return Assessment::NotApplicable {
@@ -201,7 +202,8 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
             changes: generate,
         };
     }
-    if let Some(Renumbered { named, now }) = state.renumbered.first() {
+    let mut devices = state.devices.iter();
+    if let Some((named, now)) = devices.find_map(|(named, now)| Some((named, moved(named, now)?))) {
         return Assessment::Needs {
             why: format!(
                 "`{}` has `{}` as device {}, which is {now} now",
@@ -278,8 +280,9 @@ impl Step for Cdi {
 
 #[cfg(test)]
 mod tests {
-    use super::{CdiState, Device, Renumbered, decide, device_names, host_paths, numbered_devices};
+    use super::{CdiState, Device, decide, device_names, host_paths, numbered_devices};
     use crate::{
+        host::files::Kind,
         step::Assessment,
         steps::fixtures::{desired, facts},
     };
@@ -314,7 +317,7 @@ kind: nvidia.com/gpu
             spec: Some(SPEC.into()),
             loaded: loaded.parse().ok(),
             missing: vec![],
-            renumbered: vec![],
+            devices: vec![],
             uuids: None,
         }
     }
@@ -395,19 +398,6 @@ containerEdits:
             ..state("535.261.03")
         };
         assert!(why(&gone, &facts).contains("`/dev/nvidia0`, which is not there"));
-        let renumbered = CdiState {
-            renumbered: vec![Renumbered {
-                named: Device {
-                    path: "/dev/nvidia-uvm".into(),
-                    numbers: "243:0".into(),
-                },
-                now: "242:0".into(),
-            }],
-            ..state("535.261.03")
-        };
-        assert!(
-            why(&renumbered, &facts).contains("`/dev/nvidia-uvm` as device 243:0, which is 242:0")
-        );
         let none = CdiState {
             spec: None,
             ..state("535.261.03")
@@ -422,6 +412,40 @@ containerEdits:
         let mut two = facts.clone();
         two.gpus.push(two.gpus[0].clone());
         assert!(why(&state("535.261.03"), &two).contains("names 1 GPUs, 2 are on the bus"));
+    }
+
+    #[test]
+    fn a_device_that_is_not_what_it_was_makes_it_stale() {
+        let (want, mut facts) = (desired(), facts());
+        facts.gpus.truncate(1);
+        let decide = |now| {
+            let uvm = Device {
+                path: "/dev/nvidia-uvm".into(),
+                numbers: "243:1".into(),
+            };
+            let state = CdiState {
+                devices: vec![(uvm, now)],
+                ..state("535.261.03")
+            };
+            decide(&state, &want, &facts)
+        };
+        assert!(matches!(
+            decide(Kind::CharDevice(243, 1)),
+            Assessment::Satisfied { .. }
+        ));
+        for (now, told) in [
+            (Kind::CharDevice(242, 1), "242:1"),
+            (Kind::CharDevice(243, 0), "243:0"),
+            (Kind::CharDevice(1, 243), "1:243"),
+            (Kind::File, "no device"),
+        ] {
+            let assessment = decide(now);
+            let Assessment::Needs { why, .. } = &assessment else {
+                panic!("must be made anew: {assessment:?}");
+            };
+            let words = format!("`/dev/nvidia-uvm` as device 243:1, which is {told} now");
+            assert!(why.contains(&words), "{why}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use gpu_bootstrap::{
     host::{
         Cmd, Nvml, Output, ReadFiles,
         fake::{FakeFiles, failed, ok},
+        files::Kind,
     },
     tools::container_view::{ContainerView, LIBRARIES},
 };
@@ -402,13 +403,16 @@ fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
     let mut spec = String::from("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n");
     for device in &view.devices {
         spec.push_str(&format!(
-            "- name: \"{0}\"\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia{0}\n",
+            "- name: \"{}\"\n  containerEdits:\n    deviceNodes:\n",
             device.index
         ));
+        spec.push_str(&device_node(files, &format!("/dev/nvidia{}", device.index)));
     }
-    spec.push_str(
-        "- name: all\ncontainerEdits:\n  deviceNodes:\n  - path: /dev/nvidiactl\n  mounts:\n",
-    );
+    spec.push_str("- name: all\ncontainerEdits:\n  deviceNodes:\n");
+    for path in ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"] {
+        spec.push_str(&device_node(files, path));
+    }
+    spec.push_str("  mounts:\n");
     for folder in LIBRARY_FOLDERS {
         for name in list(files, folder) {
             if name.ends_with(&view.driver_version) {
@@ -420,6 +424,19 @@ fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
     }
     files.put(path, spec);
     ok("")
+}
+
+/// As nvidia-ctk 1.20 writes it: with its numbers, and a zero left out.
+fn device_node(files: &FakeFiles, path: &str) -> String {
+    let stat = files.stat(path.into()).expect("a device can be looked at");
+    let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind) else {
+        return String::new();
+    };
+    let minor = match minor {
+        0 => String::new(),
+        minor => format!("      minor: {minor}\n"),
+    };
+    format!("    - path: {path}\n      major: {major}\n{minor}")
 }
 
 /// Whether a driver library is where programs look for it.
