@@ -32,7 +32,7 @@ impl Work {
         }
     }
 
-    /// Whether it worked since it was last asked, `seconds` ago at most.
+    /// Whether it worked since it was last asked, which was `seconds` ago at least.
     pub(super) fn went_on(&mut self, seconds: f64) -> bool {
         let ticks = ticks(self.leader, &processes());
         // Less, where a process has gone that nobody waited for: it has done something, too.
