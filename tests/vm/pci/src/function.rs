@@ -20,6 +20,9 @@ use crate::table::Device;
 const BOOT_0: u64 = 0x000;
 const BOOT_42: u64 = 0xa00;
 
+/// The architecture whose firmware is asked for by [`FIRMWARE_BOOT`].
+const HOPPER: u8 = 0x18;
+
 /// `NV_THERM_I2CS_SCRATCH` of NVIDIA's `published/hopper/gh100/dev_therm.h`, in the range of BAR 0: by
 /// it the GPU's firmware says that it has booted, which it never does here.
 const FIRMWARE_BOOT: u64 = 0x2_00bc;
@@ -134,7 +137,8 @@ impl ServerBackend for Emulated {
             self.config.read(offset, data);
             return Ok(());
         }
-        if (region, offset) == (VFIO_PCI_BAR0_REGION_INDEX, FIRMWARE_BOOT) {
+        let is_hopper = (self.device.chip).is_some_and(|chip| chip.architecture == HOPPER);
+        if is_hopper && (region, offset) == (VFIO_PCI_BAR0_REGION_INDEX, FIRMWARE_BOOT) {
             thread::sleep(FIRMWARE_BOOT_ANSWER);
         }
         let size = self.size_of(region);

@@ -138,6 +138,8 @@ pub struct Step {
     /// Seconds after which it is ended and the case fails, where no other case runs beside it.
     #[serde(default = "ten_minutes")]
     pub deadline: u64,
+    /// Seconds after which it fails, whatever runs beside it: where time is what the step is about.
+    pub within: Option<u64>,
     /// Powers the machine off and boots it again, in this state.
     pub boot: Option<Boot>,
     /// How the repository server behaves from now on.
@@ -196,7 +198,12 @@ impl Step {
             ("`show`", self.show, run),
             // Of a script in the background only the start is watched.
             ("`only-queries`", self.only_queries, run && self.background.is_none()),
-            ("`deadline`", self.deadline != ten_minutes(), run || waits),
+            (
+                "`deadline`",
+                self.deadline != ten_minutes(),
+                (run || waits) && self.within.is_none(),
+            ),
+            ("`within`", self.within.is_some(), run || waits),
             (
                 "`reboots`",
                 self.reboots != 0,
@@ -431,6 +438,7 @@ mod tests {
             "run = ''\ndid = 'plan'\nstdout = ['x']",
             "until = ''\nreboots = 1\ndeadline = 9",
             "resumed = true\nexit = 3\ndeadline = 9",
+            "join = 'u'\nwithin = 9",
             "join = 'u'\nstdout = ['x']\nonly-queries = true",
             "boot = 'plain'",
         ] {
@@ -440,6 +448,8 @@ mod tests {
             ("until = ''\nstdout = ['x']", "`stdout`"),
             ("boot = 'plain'\njson = { '/a' = 1 }", "`json`"),
             ("boot = 'plain'\ndeadline = 9", "`deadline`"),
+            ("run = ''\ndeadline = 9\nwithin = 9", "`deadline`"),
+            ("line = 'up'\nwithin = 9", "`within`"),
             ("run = ''\nreboots = 1", "`reboots`"),
             ("run = ''\ndid = 'plan'\nfails = []", "`fails`"),
             ("unchanged = true\nexit = 1", "`exit`"),

@@ -1,7 +1,7 @@
 //! Which case is next: the one that takes the longest, but no more emulated machines at once than the
 //! host has pairs of processors. Each machine has two and keeps them busy; where two machines share a pair,
 //! the processors of each wait for each other, and the same work takes a third more processor time. Only
-//! where nothing but emulated machines waits, there is one for each processor: a single one does not keep
+//! where nothing but emulated machines is left, there is one for each processor: a single one does not keep
 //! its second processor busy all the time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,6 +31,8 @@ struct State<T> {
     waiting: Vec<(T, bool)>,
     /// How many of those are at work.
     emulated: usize,
+    /// And how many of the others.
+    others: usize,
 }
 
 /// A case that is at work; the next emulated one may begin when it is dropped.
@@ -48,6 +50,7 @@ impl<T> Queue<T> {
             state: Mutex::new(State {
                 waiting,
                 emulated: 0,
+                others: 0,
             }),
             ended: Condvar::new(),
             most: Most {
@@ -85,7 +88,7 @@ impl<T> Queue<T> {
 impl<T> State<T> {
     /// The first case that may begin now.
     fn take(&mut self, most: Most) -> Option<(T, bool)> {
-        let alone = self.waiting.iter().all(|(_, emulated)| *emulated);
+        let alone = self.others == 0 && self.waiting.iter().all(|(_, emulated)| *emulated);
         let most = match alone {
             true => most.alone,
             false => most.beside_others,
@@ -94,14 +97,21 @@ impl<T> State<T> {
         let mut waiting = self.waiting.iter();
         let first = waiting.position(|(_, emulated)| free || !emulated)?;
         let (case, emulated) = self.waiting.remove(first);
-        self.emulated += usize::from(emulated);
+        *self.at_work(emulated) += 1;
         Some((case, emulated))
+    }
+
+    fn at_work(&mut self, emulated: bool) -> &mut usize {
+        match emulated {
+            true => &mut self.emulated,
+            false => &mut self.others,
+        }
     }
 }
 
 impl<T> Drop for Turn<'_, T> {
     fn drop(&mut self) {
-        self.queue.state().emulated -= usize::from(self.emulated);
+        *self.queue.state().at_work(self.emulated) -= 1;
         self.queue.ended.notify_all();
     }
 }
@@ -124,6 +134,17 @@ mod tests {
         let taken = [queue.next().unwrap(), queue.next().unwrap()];
         assert_eq!(taken.each_ref().map(|turn| turn.case), ["vm", "b"]);
         assert!(queue.next().is_none());
+    }
+
+    #[test]
+    fn a_second_emulated_one_waits_for_the_others_that_are_at_work() {
+        let queue = Queue::new(vec![("a", true), ("b", true), ("other", false)], 2);
+        let a = queue.next().unwrap();
+        let other = queue.next().unwrap();
+        assert_eq!((a.case, other.case), ("a", "other"));
+        assert_eq!(queue.state().take(queue.most), None);
+        drop(other);
+        assert_eq!(queue.next().map(|turn| turn.case), Some("b"));
     }
 
     #[test]

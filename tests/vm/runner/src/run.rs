@@ -180,7 +180,8 @@ impl Running<'_> {
             out::heading(&step.title);
         }
         let start = Instant::now();
-        let limit = self.stage.deadline(step.deadline);
+        let limit =
+            (step.within).map_or_else(|| self.stage.deadline(step.deadline), Duration::from_secs);
         let result = if let Some(script) = units::script(step) {
             self.command(step, &script, limit)
         } else if let Some(boot) = step.boot {

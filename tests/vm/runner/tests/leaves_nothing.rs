@@ -5,7 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -31,6 +31,9 @@ const END: Duration = Duration::from_secs(200);
 
 /// How long processes that were killed may take to be gone, and what is a matter of a moment.
 const DYING: Duration = Duration::from_secs(10);
+
+/// Longer than another bed has the list of machines; the bed itself waits as long on its way out.
+const TURN_OF_OTHERS: Duration = Duration::from_secs(60);
 
 /// A run of the case, and what it was seen to have.
 struct Run {
@@ -185,12 +188,17 @@ fn after_a_kill_cleaning_leaves_nothing() {
 /// Whoever adds a machine to the list or takes one away waits until it is dropped.
 fn hold_list() -> File {
     let list = File::open(Path::new(RUN).join(".lock")).unwrap();
-    let end = Instant::now() + DYING;
-    while let Err(error) = list.try_lock() {
-        assert!(Instant::now() < end, "the list of machines: {error}");
-        thread::sleep(Duration::from_millis(1));
+    let end = Instant::now() + TURN_OF_OTHERS;
+    loop {
+        match list.try_lock() {
+            Ok(()) => return list,
+            Err(TryLockError::WouldBlock) => {
+                assert!(Instant::now() < end, "another bed has the list of machines");
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(TryLockError::Error(error)) => panic!("the list of machines: {error}"),
+        }
     }
-    list
 }
 
 /// Which mounts a process sees.

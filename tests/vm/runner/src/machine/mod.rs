@@ -43,7 +43,7 @@ mount --bind "$2/layer/lib" "$2/root/var/lib"
 
 /// What has to be left of memory so that a container's changes lie there, and as much as they may have
 /// of it, in bytes. A driver, a compiler and Docker come to a gigabyte or two, so that four machines at
-/// once find room, or three beside an emulated one; one that goes wild finds its disk full before
+/// once find room, also where one of them is emulated; one that goes wild finds its disk full before
 /// the host has no memory. dpkg makes, syncs and removes tens of thousands of files, which costs a fifth
 /// less in memory.
 const MEMORY: u64 = 10 << 30;
