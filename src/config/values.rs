@@ -108,7 +108,8 @@ checked_text!(
 checked_text!(
     /// Where a CDI specification is written. `nvidia-ctk` would write JSON where a name ends so, and
     /// container runtimes read neither other endings nor `.yml`.
-    /// Source: container-device-interface, `pkg/cdi/spec-dirs.go`.
+    /// Sources: nvidia-container-toolkit, `cmd/nvidia-ctk/cdi/generate/generate.go`;
+    /// container-device-interface, `pkg/cdi/spec-dirs.go`.
     CdiPath,
     |text| from_root(text) && text.ends_with(".yaml"),
     "a path that starts with `/`, ends in `.yaml` and has no `..` or spaces",
