@@ -9,7 +9,7 @@ use strict;
 use warnings;
 use POSIX qw(SA_NOCLDSTOP SIGCHLD WNOHANG);
 
-# On the processor where this happens to be, which is another one for another case.
+# On the processor where this happens to be: cases at once need not share one, and may.
 if (!$ENV{LOOKS_ON}) {
     $ENV{LOOKS_ON} = 1;
     open(my $stat, "<", "/proc/self/stat") or die "/proc/self/stat: $!";
