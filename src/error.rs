@@ -12,6 +12,14 @@ pub trait Report: std::error::Error + Send + Sync + 'static {
     fn hint(&self) -> Option<String>;
 }
 
+/// More words of an error, below its own line.
+#[must_use]
+pub fn attached(text: &Option<String>) -> String {
+    text.as_ref()
+        .map(|text| format!("\n{text}"))
+        .unwrap_or_default()
+}
+
 /// An error with its causes, on one line: for words in between.
 #[must_use]
 pub fn one_line(error: &dyn std::error::Error) -> String {

@@ -8,6 +8,7 @@ use crate::{
     facts::Facts,
     host::{ExecError, FilesError, Reader},
     model::id::StepId,
+    tools::packages::DatabaseError,
 };
 
 /// What a step decides from.
@@ -94,6 +95,15 @@ impl StepError {
         match self {
             Self::Exec(ExecError::NotAsked { why, .. }) => Some(why),
             _ => None,
+        }
+    }
+}
+
+impl From<DatabaseError> for StepError {
+    fn from(error: DatabaseError) -> Self {
+        match error {
+            DatabaseError::Files(error) => error.into(),
+            DatabaseError::Exec(error) => error.into(),
         }
     }
 }

@@ -7,12 +7,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Change, ChangeError, FileAfter, Reverted, Sink, Undo, backup::Backups, file, lists::Lists,
+    Change, ChangeError, FileAfter, Reverted, Sink, Undo, backup::Backups, file, packages::Lists,
 };
 use crate::{
     config::desired::PackagePolicy,
     host::{Cmd, ExecError, Host, Output, ReadFiles, digest::sha256},
-    tools::kmod,
+    tools::{kmod, packages::Backend},
 };
 
 /// Does what changes say. One per run: it remembers that the package lists are fresh.
@@ -20,6 +20,7 @@ use crate::{
 pub struct Applier {
     pub(super) host: Host,
     pub(super) policy: PackagePolicy,
+    pub(super) backend: &'static dyn Backend,
     pub(super) state: Utf8PathBuf,
     pub(super) backups: Backups,
     pub(super) lists: Arc<Lists>,
@@ -33,6 +34,7 @@ impl Applier {
         Self {
             backups: Backups::new(host.files.clone(), &state),
             host,
+            backend: policy.manager.backend(),
             policy,
             state,
             lists: Arc::default(),
@@ -94,8 +96,7 @@ impl Applier {
             Change::InstallPackages { packages, removing } => {
                 Some(self.preview_install(packages, removing).await?)
             }
-            Change::RemovePackages { packages } => Some(self.preview_remove(packages).await?),
-            Change::HoldPackages { patterns } => Some(self.preview_hold(patterns)?),
+            Change::HoldPackages { patterns } => Some(self.preview_hold(patterns).await?),
             Change::RepairPackages => Some(self.preview_repair().await?),
             _ => None,
         })
@@ -137,10 +138,8 @@ impl Applier {
             Change::RefreshRepositories => Ok(Undo::Nothing {
                 why: "package lists are a cache".to_owned(),
             }),
-            Change::InstallPackages { .. }
-            | Change::RemovePackages { .. }
-            | Change::RepairPackages => self.capture_packages(),
-            Change::HoldPackages { .. } => self.capture_hold(),
+            Change::InstallPackages { .. } | Change::RepairPackages => self.capture_packages(),
+            Change::HoldPackages { .. } => self.capture_hold().await,
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
             Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
             Change::LoadModule { module } => self.capture_load(module),
@@ -180,7 +179,6 @@ impl Applier {
             Change::InstallPackages { packages, removing } => {
                 self.install(packages, removing, &undo, sink).await?;
             }
-            Change::RemovePackages { packages } => self.remove(packages, &undo, sink).await?,
             Change::RepairPackages => self.repair(&undo, sink).await?,
             Change::HoldPackages { patterns } => self.hold(patterns, sink).await?,
             Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
@@ -204,7 +202,7 @@ impl Applier {
             } => self.run_probe(probe, record, inputs, sink).await?,
             Change::Reboot { why } => self.reboot(why, sink).await?,
         }
-        let undo = self.refine(undo)?;
+        let undo = self.refine(undo).await?;
         Ok(match change {
             Change::RunProbe { .. } => Self::settle_probe(undo),
             _ => undo,
@@ -220,17 +218,17 @@ impl Applier {
         // Whoever was cut off in the middle of a transaction left timers paused.
         self.resume_paused().await?;
         if let Undo::Packages {
-            before,
-            traces: None,
+            transaction,
+            effects: None,
         } = undo
         {
             return Ok(Undo::Packages {
-                before: before.clone(),
-                traces: Some(Box::new(self.traces_once_over(before, sink).await?)),
+                transaction: transaction.clone(),
+                effects: Some(Box::new(self.effects_once_over(transaction, sink).await?)),
             });
         }
         self.mend_files(undo)?;
-        self.refine(undo.clone())
+        self.refine(undo.clone()).await
     }
 
     /// Undoes it.
@@ -256,8 +254,12 @@ impl Applier {
                 let followed = self.afterwards(then, sink).await?;
                 Ok(Reverted::of(vec![restored, followed]))
             }
-            Undo::Packages { before, traces } => {
-                self.revert_packages(before, traces.as_deref(), sink).await
+            Undo::Packages {
+                transaction,
+                effects,
+            } => {
+                self.revert_packages(transaction, effects.as_deref(), sink)
+                    .await
             }
             Undo::Unhold { before, held } => self.unhold(before, held.as_deref(), sink).await,
             Undo::RestoreUnit {
@@ -288,17 +290,18 @@ impl Applier {
         }
     }
 
-    fn refine(&self, undo: Undo) -> Result<Undo, ChangeError> {
+    async fn refine(&self, undo: Undo) -> Result<Undo, ChangeError> {
         match undo {
             Undo::RestoreFiles { .. } => self.refine_files(undo),
-            Undo::Packages { .. } => self.refine_packages(undo),
-            Undo::Unhold { .. } => self.refine_hold(undo),
-            Undo::Several { undos } => Ok(Undo::Several {
-                undos: undos
-                    .into_iter()
-                    .map(|undo| self.refine(undo))
-                    .collect::<Result<_, _>>()?,
-            }),
+            Undo::Packages { .. } => self.refine_packages(undo).await,
+            Undo::Unhold { .. } => self.refine_hold(undo).await,
+            Undo::Several { undos } => {
+                let mut refined = Vec::new();
+                for undo in undos {
+                    refined.push(Box::pin(self.refine(undo)).await?);
+                }
+                Ok(Undo::Several { undos: refined })
+            }
             other => Ok(other),
         }
     }

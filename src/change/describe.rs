@@ -27,7 +27,6 @@ impl Change {
                 }
                 text
             }
-            Self::RemovePackages { packages } => format!("remove {}", packages.join(", ")),
             Self::RepairPackages => "finish what an interrupted package manager left".to_owned(),
             Self::HoldPackages { patterns } => {
                 format!("hold installed packages {}", patterns.join(", "))
@@ -69,7 +68,6 @@ impl Change {
             Self::AddRepository { .. } => "add-repository",
             Self::RefreshRepositories => "refresh-repositories",
             Self::InstallPackages { .. } => "install-packages",
-            Self::RemovePackages { .. } => "remove-packages",
             Self::RepairPackages => "repair-packages",
             Self::HoldPackages { .. } => "hold-packages",
             Self::EnableUnit { .. } => "enable-unit",

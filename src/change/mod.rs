@@ -5,29 +5,18 @@
 //! can forget the dry run or the undo.
 
 mod applier;
-mod apt_run;
 mod backup;
-mod bracket;
 mod describe;
 mod error;
 mod file;
-mod hold;
 mod image;
-mod inventory;
-mod lists;
-mod lock;
 mod module;
-mod packages;
+pub mod packages;
 pub mod probe;
 mod proof;
-mod purge;
-mod repository;
-pub mod source;
 #[cfg(test)]
 mod tests;
 mod tool;
-pub mod traces;
-mod transaction;
 pub mod undo;
 mod unit;
 
@@ -36,7 +25,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use applier::Applier;
-pub use error::{ChangeError, STOPPED};
+pub use error::{ChangeError, ModuleError, PackageError, RepositoryError, STOPPED};
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
 
 use crate::config::desired::{PackageWish, Repository};
@@ -78,11 +67,6 @@ pub enum Change {
         packages: Vec<PackageWish>,
         /// Packages whose removal is part of the plan.
         removing: Vec<String>,
-    },
-    /// Remove packages (and their configuration).
-    RemovePackages {
-        /// Which.
-        packages: Vec<String>,
     },
     /// Finish what an interrupted package manager left half done.
     RepairPackages,

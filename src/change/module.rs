@@ -2,7 +2,7 @@
 
 use camino::Utf8PathBuf;
 
-use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo};
+use super::{Afterwards, Applier, ChangeError, ModuleError, Reverted, Sink, Undo};
 use crate::{
     host::ExecError,
     tools::{dkms, initramfs, kmod},
@@ -86,7 +86,7 @@ impl Applier {
         cmd: &crate::host::Cmd,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let module = |text: &str, source: ExecError| ChangeError::Module {
+        let module = |text: &str, source: ExecError| ModuleError::Refused {
             what: what.to_owned(),
             fault: kmod::Fault::of(text),
             source,
@@ -99,7 +99,7 @@ impl Applier {
         output
             .success(cmd)
             .map(drop)
-            .map_err(|source| module(&said, source))
+            .map_err(|source| module(&said, source).into())
     }
 
     fn loaded_modules(&self) -> Result<Vec<kmod::Loaded>, ChangeError> {
@@ -133,10 +133,11 @@ impl Applier {
             return Ok(());
         }
         if let Some(by) = self.users_of(module)? {
-            return Err(ChangeError::InUse {
+            return Err(ModuleError::InUse {
                 module: module.to_owned(),
                 by,
-            });
+            }
+            .into());
         }
         self.modprobe(
             &format!("unload kernel module `{module}`"),
@@ -223,8 +224,9 @@ impl Applier {
         kernels: &[String],
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
+        let generator = initramfs::of(&*self.host.files)?;
         for kernel in kernels {
-            let cmd = initramfs::update(kernel);
+            let cmd = generator.rebuild(kernel);
             let what = format!("rebuild the initramfs of {kernel}");
             match self.tool(&what, &cmd, sink).await {
                 Err(ChangeError::Tool {
@@ -232,15 +234,16 @@ impl Applier {
                     ..
                 }) => {
                     return Err(ChangeError::Unsupported {
-                        what: format!("to {what} without `update-initramfs`"),
+                        what: format!("to {what} without `{}`", generator.program()),
                     });
                 }
                 done => done?,
             };
-            if self.host.files.stat(&initramfs::image(kernel))?.is_none() {
+            let image = generator.image(kernel);
+            if self.host.files.stat(&image)?.is_none() {
                 return Err(ChangeError::Unreadable {
                     what,
-                    why: format!("`{}` is not there", initramfs::image(kernel)),
+                    why: format!("`{image}` is not there"),
                 });
             }
         }
@@ -299,7 +302,7 @@ impl Applier {
         if builds.iter().any(|status| is_installed(status, kernel)) {
             return Ok(());
         }
-        let error = |log: Option<String>, source: Option<ExecError>| ChangeError::Build {
+        let error = |log: Option<String>, source: Option<ExecError>| ModuleError::Build {
             module: module.to_owned(),
             kernel: kernel.to_owned(),
             log,
@@ -309,7 +312,8 @@ impl Applier {
             return Err(error(
                 Some("DKMS does not know the module; its source package is not installed".into()),
                 None,
-            ));
+            )
+            .into());
         };
         let cmd = dkms::install(module, &version, kernel);
         let ran = self
@@ -318,7 +322,7 @@ impl Applier {
             .and_then(|output| output.success(&cmd));
         if let Err(source) = ran {
             let log = self.log_tail(&dkms::log_path(module, &version))?;
-            return Err(error(log, Some(source)));
+            return Err(error(log, Some(source)).into());
         }
         if self
             .builds(module)
@@ -330,7 +334,7 @@ impl Applier {
         } else {
             // Some versions of DKMS skip a kernel without headers and succeed.
             let log = self.log_tail(&dkms::log_path(module, &version))?;
-            Err(error(log, None))
+            Err(error(log, None).into())
         }
     }
 

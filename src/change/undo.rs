@@ -5,7 +5,7 @@ use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::traces::Traces;
+use super::packages::Effects;
 use crate::config::desired::RuntimeKind;
 
 /// How one change is undone.
@@ -41,10 +41,12 @@ pub enum Undo {
     },
     /// Take back what a transaction of the package manager did.
     Packages {
-        /// The name under which it is kept what the transaction has done, once it has begun.
-        before: String,
+        /// The name of the transaction's record, which is kept from its first command on.
+        #[serde(rename = "before")]
+        transaction: String,
         /// What the transaction did; `None` while it has not ended.
-        traces: Option<Box<Traces>>,
+        #[serde(rename = "traces")]
+        effects: Option<Box<Effects>>,
     },
     /// Take holds away that the change set.
     Unhold {
@@ -208,9 +210,9 @@ impl Undo {
         match self {
             Self::Nothing { .. } => true,
             Self::Packages {
-                traces: Some(traces),
+                effects: Some(effects),
                 ..
-            } => traces.is_empty(),
+            } => effects.is_empty(),
             Self::Unhold {
                 held: Some(held), ..
             } => held.is_empty(),
@@ -254,15 +256,16 @@ impl Undo {
         match (self, older) {
             (
                 Self::Packages {
-                    traces: Some(mine), ..
+                    effects: Some(mine),
+                    ..
                 },
                 Self::Packages {
-                    before,
-                    traces: Some(theirs),
+                    transaction,
+                    effects: Some(theirs),
                 },
             ) => Some(Self::Packages {
-                before: before.clone(),
-                traces: Some(Box::new(theirs.and_then(mine))),
+                transaction: transaction.clone(),
+                effects: Some(Box::new(theirs.and_then(mine))),
             }),
             (
                 Self::Afterwards { then: mine },

@@ -235,7 +235,10 @@ impl Applier {
             endings.push(match one {
                 Afterwards::RestartUnit { unit } => self.restart_again(unit, sink).await?,
                 Afterwards::RebuildInitramfs { kernel } => {
-                    if self.host.files.stat(&initramfs::image(kernel))?.is_none() {
+                    if (self.host.files)
+                        .stat(&initramfs::of(&*self.host.files)?.image(kernel))?
+                        .is_none()
+                    {
                         Reverted::Nothing {
                             why: format!("kernel {kernel} is not there any more"),
                         }

@@ -13,6 +13,11 @@ use crate::{
     },
 };
 
+pub use crate::{
+    model::packages::{PackageWish, Pin, Repository},
+    tools::packages::Manager,
+};
+
 /// What the machine shall be. Steps read it and nothing else of the configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -92,70 +97,6 @@ pub struct PackagePolicy {
     pub may_upgrade: Vec<String>,
     /// Install recommended packages too, not only needed ones.
     pub recommends: bool,
-}
-
-/// A package manager.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Manager {
-    /// Debian, Ubuntu.
-    Apt,
-    /// AlmaLinux, Rocky, RHEL.
-    Dnf,
-}
-
-/// A package repository with its key.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Repository {
-    /// Our name for it; the source file is `gpu-bootstrap-NAME.sources` or `.repo`.
-    pub name: String,
-    /// Base address.
-    pub url: String,
-    /// deb: suites (`/` for a flat repository).
-    pub suites: Vec<String>,
-    /// deb: components (none for a flat repository).
-    pub components: Vec<String>,
-    /// Architectures as the package manager names them.
-    pub architectures: Vec<String>,
-    /// Where the key is fetched. `None`, and no `keyring` either: apt's own keyrings hold, as they
-    /// do for the machine's source of the same archive; apt refuses sources of one suite that
-    /// differ in their `Signed-By`.
-    pub key_url: Option<String>,
-    /// Fingerprints of acceptable keys, 40 hex digits. Empty only without `key-url`.
-    pub fingerprints: Vec<String>,
-    /// A keyring already on the machine, for components of the distribution's own archive.
-    #[schemars(with = "Option<String>")]
-    pub keyring: Option<Utf8PathBuf>,
-    /// apt pin priority for everything from this repository; `None` leaves apt's default.
-    pub priority: Option<i32>,
-}
-
-/// A preference for a version: without it `apt` takes the newest for the dependencies of a package
-/// that was asked for at an older version, and then gives up.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Pin {
-    /// Our name for it; the file is `/etc/apt/preferences.d/gpu-bootstrap-NAME`.
-    pub name: String,
-    /// Shell patterns over package names, as `apt_preferences(5)` takes them.
-    pub packages: Vec<String>,
-    /// A shell pattern over versions, such as `580.*`; packages that have none such are untouched.
-    pub version: String,
-    /// apt's priority; above 1000 it may go back to an older version.
-    pub priority: i32,
-}
-
-/// A package, by name and version pattern.
-#[derive(
-    Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
-pub struct PackageWish {
-    /// Its name.
-    pub name: String,
-    /// A version, or a shell pattern over versions such as `535.*`; `None` takes the candidate.
-    pub version: Option<String>,
 }
 
 /// The driver.

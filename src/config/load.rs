@@ -6,8 +6,6 @@ use camino::Utf8PathBuf;
 use crate::{
     compat::matrix::Matrix,
     config::{
-        archive,
-        desired::Manager,
         error::{ConfigError, ResolveError},
         layers::Layers,
         profile::Profile,
@@ -67,10 +65,10 @@ pub fn load(
             Profile::choose(asked.as_deref(), facts.os.as_ref(), files)?
         }
     };
-    let sources = match chosen.profile.manager {
-        Manager::Apt => archive::read(files).map_err(ConfigError::Files)?,
-        Manager::Dnf => Vec::new(),
-    };
+    let backend = chosen.profile.manager.backend();
+    let mut sources = backend.entries(files).map_err(ConfigError::Files)?;
+    // What we wrote is not the machine's own configuration.
+    sources.retain(|entry| entry.binary && !entry.is_ours());
     resolve::resolve(Inputs {
         chosen: &chosen,
         layers: &layers,

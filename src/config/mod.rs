@@ -3,7 +3,6 @@
 //! [`layers`] reads what people wrote and remembers where; [`profile`] is what we know about an
 //! operating system; [`resolve`] joins both with the facts and the matrix; [`load`] does it all.
 
-pub mod archive;
 pub mod desired;
 mod driver;
 pub mod error;

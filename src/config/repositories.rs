@@ -7,8 +7,7 @@ use camino::Utf8PathBuf;
 
 use crate::{
     config::{
-        archive::{self, ArchiveError},
-        desired::{Manager, Repository},
+        desired::Repository,
         error::{ConfigError, Refusal, ResolveError},
         file::RepositoryConfig,
         layers::Layers,
@@ -17,7 +16,7 @@ use crate::{
         values::{AbsolutePath, Fingerprint, Url, Word, redact},
     },
     model::text::nearest,
-    tools::apt_sources::Entry,
+    tools::packages::{ArchiveError, SourceEntry},
 };
 
 /// What the choice depends on.
@@ -27,7 +26,7 @@ pub(super) struct Question<'a> {
     pub terms: &'a Terms,
     pub config: &'a BTreeMap<String, RepositoryConfig>,
     pub layers: &'a Layers,
-    pub sources: &'a [Entry],
+    pub sources: &'a [SourceEntry],
 }
 
 impl Question<'_> {
@@ -148,7 +147,7 @@ impl Question<'_> {
                 ),
             )
             .into()),
-            // An archive of the distribution that was moved elsewhere: apt's own keyrings hold.
+            // An archive of the distribution that was moved elsewhere: the machine's keyrings hold.
             _ if repository.fingerprints.is_empty() && row.url == DISTRIBUTION => {
                 repository.key_url = None;
                 Ok(Some(repository))
@@ -159,7 +158,8 @@ impl Question<'_> {
 
     /// Further components of the distribution's archive, from where the machine has it.
     fn of_the_archive(&self, wish: Repository) -> Result<Option<Repository>, ResolveError> {
-        let found = archive::further(self.sources, &wish.suites, &wish.components);
+        let backend = self.profile.manager.backend();
+        let found = backend.further(self.sources, &wish.suites, &wish.components);
         let further = found.map_err(|error| self.no_archive(&wish, &error))?;
         Ok(further.map(|further| Repository {
             url: further.url,
@@ -229,7 +229,7 @@ impl Question<'_> {
             return Err(wrong("fingerprints"));
         }
         let suites = config.suites.as_deref().map(texts).unwrap_or_default();
-        if self.profile.manager == Manager::Apt && suites.is_empty() {
+        if self.profile.manager.backend().needs_suites() && suites.is_empty() {
             return Err(wrong("suites"));
         }
         let url = self.terms.fill(url.as_str());

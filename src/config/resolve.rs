@@ -7,8 +7,8 @@ use crate::{
     compat::{gpu::GpuRef, matrix::Matrix, resolve::Wish},
     config::{
         desired::{
-            Cdi, Desired, Hold, Manager, PackagePolicy, PackageWish, Persistence, Preflight,
-            RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+            Cdi, Desired, Hold, PackagePolicy, PackageWish, Persistence, Preflight, RuntimeKind,
+            RuntimeWish, ToolkitWish, Validation,
         },
         driver,
         error::{Refusal, ResolveError},
@@ -21,7 +21,7 @@ use crate::{
     },
     facts::{Facts, Os},
     model::{pci::PciId, secret::Secret, text::nearest},
-    tools::apt_sources::Entry,
+    tools::packages::SourceEntry,
 };
 
 /// What flags say that no file can.
@@ -45,7 +45,7 @@ pub struct Inputs<'a> {
     /// What fits what.
     pub matrix: &'a Matrix,
     /// The machine's own package sources, for further components of its archive.
-    pub sources: &'a [Entry],
+    pub sources: &'a [SourceEntry],
     /// Flags.
     pub flags: &'a Flags,
 }
@@ -357,27 +357,11 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
         patterns: with(&default.patterns, &default.kernel),
         blacklist: with(&default.blacklist, &default.kernel_blacklist),
     };
-    if profile.manager == Manager::Apt {
-        hold.blacklist
-            .extend(extra.iter().map(|pattern| as_regex(pattern)));
-    }
+    let backend = profile.manager.backend();
+    hold.blacklist
+        .extend((extra.iter()).filter_map(|pattern| backend.updater_pattern(pattern)));
     hold.patterns.extend(extra);
     hold
-}
-
-/// A shell pattern as the regular expression that unattended-upgrades wants.
-fn as_regex(pattern: &str) -> String {
-    let mut regex = String::from("^");
-    for c in pattern.chars() {
-        match c {
-            '*' => regex.push_str(".*"),
-            '?' => regex.push('.'),
-            '.' | '+' => regex.extend(['\\', c]),
-            c => regex.push(c),
-        }
-    }
-    regex.push('$');
-    regex
 }
 
 fn patterns(patterns: &[PackagePattern]) -> Vec<String> {

@@ -556,7 +556,6 @@ const fn needs_package_lock(change: &Change) -> bool {
         Change::AddRepository { .. }
             | Change::RefreshRepositories
             | Change::InstallPackages { .. }
-            | Change::RemovePackages { .. }
             | Change::RepairPackages
             | Change::HoldPackages { .. }
     )

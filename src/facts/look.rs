@@ -118,6 +118,11 @@ impl<'h> Look<'h> {
         }
     }
 
+    /// What reading told, or a note.
+    pub(super) fn answer<T>(&mut self, fact: &str, result: Result<T, FilesError>) -> Option<T> {
+        self.take(fact, result)
+    }
+
     fn take<T>(&mut self, fact: &str, result: Result<T, FilesError>) -> Option<T> {
         match result {
             Ok(value) => Some(value),

@@ -6,12 +6,9 @@ use crate::{
         detection::table,
         look::{Look, chain},
     },
-    host::Reader,
-    tools::{dpkg_status, rpm_query},
+    host::{ExecError, Reader},
+    tools::packages::{self, DatabaseError, Manager},
 };
-
-/// `rpm` keeps its database in one of these; which one has changed over time.
-const RPM: [&str; 2] = ["/usr/lib/sysimage/rpm", "/var/lib/rpm"];
 
 /// The installed packages, or why they are not known.
 pub(super) type Packages = Result<Vec<Package>, String>;
@@ -25,58 +22,40 @@ pub(super) struct Package {
     pub by_vendor: Option<bool>,
 }
 
-/// Reads the database: dpkg's is a file, rpm's needs its query.
+/// Reads the database of whichever package manager the machine has.
 pub(super) async fn gather(look: &mut Look<'_>, host: Reader<'_>, scope: Scope) -> Packages {
     let fact = "driver.package-version";
-    if let Some(text) = look.text(fact, dpkg_status::PATH)
-        && !text.trim().is_empty()
-    {
-        return Ok(from_dpkg(&text));
+    let mut found = None;
+    for manager in Manager::ALL {
+        if look.answer(fact, manager.backend().is_used_on(look.files())) == Some(true) {
+            found = Some(manager.backend());
+            break;
+        }
     }
-    if !RPM.iter().any(|folder| look.exists(fact, folder)) {
+    let Some(backend) = found else {
         return Err("neither a dpkg nor an rpm database is there".to_owned());
-    }
-    if !scope.executes {
-        return Err("the rpm database can only be read by `rpm`, which was not run".to_owned());
-    }
-    let query = rpm_query::all();
-    let output = match host.query(&query).await {
-        Ok(output) => output.success(query.cmd()),
-        Err(error) => Err(error),
     };
-    match output {
-        Ok(output) => Ok(from_rpm(&output.stdout)),
+    match backend.database(host).await {
+        Ok(packages) => Ok(by_maker(packages.unwrap_or_default())),
+        Err(DatabaseError::Exec(ExecError::NotAsked { .. })) if !scope.executes => {
+            Err("the rpm database can only be read by `rpm`, which was not run".to_owned())
+        }
         Err(error) => Err(chain(&error)),
     }
 }
 
-fn from_dpkg(text: &str) -> Vec<Package> {
-    dpkg_status::parse(text)
+/// Who made each package that is on the disk.
+fn by_maker(packages: Vec<packages::Package>) -> Vec<Package> {
+    let vendor = &table().vendor;
+    packages
         .into_iter()
         // A driver that is unpacked and not configured is on the disk all the same.
-        .filter(dpkg_status::Package::is_unpacked)
-        .map(|package| Package {
-            by_vendor: (!package.maintainer.is_empty())
-                .then(|| package.maintainer.contains(&table().vendor.mail_domain)),
-            name: package.name,
-            version: package.version,
-        })
-        .collect()
-}
-
-fn from_rpm(text: &str) -> Vec<Package> {
-    let vendor = &table().vendor;
-    rpm_query::parse(text)
-        .into_iter()
+        .filter(packages::Package::is_unpacked)
         .map(|package| {
-            let by_mail = package
-                .packager
-                .as_deref()
+            let by_mail = (package.packager.as_deref())
                 .map(|packager| packager.contains(&vendor.mail_domain));
-            let by_name = package
-                .vendor
-                .as_deref()
-                .map(|name| name.starts_with(&vendor.vendor_prefix));
+            let by_name =
+                (package.vendor.as_deref()).map(|name| name.starts_with(&vendor.vendor_prefix));
             Package {
                 name: package.name,
                 version: package.version,
@@ -127,11 +106,16 @@ mod tests {
 
     #[test]
     fn dpkg_is_read_as_a_file() {
-        let packages = from_dpkg(
+        let (host, fakes) = fake::host();
+        fakes.files.put(
+            "/var/lib/dpkg/status",
             "Package: a\nStatus: install ok unpacked\nMaintainer: cudatools <cudatools@nvidia.com>\nVersion: 1\n\n\
              Package: b\nStatus: deinstall ok config-files\nVersion: 1\n\n\
              Package: c\nStatus: hold ok installed\nMaintainer: Debian NVIDIA Maintainers <pkg-nvidia-devel@lists.alioth.debian.org>\nVersion: 2\n",
         );
+        let mut look = Look::new(host.reader().files());
+        let scope = Scope { executes: false };
+        let packages = block(gather(&mut look, host.reader(), scope)).unwrap();
         let found: Vec<(&str, Option<bool>)> = packages
             .iter()
             .map(|package| (package.name.as_str(), package.by_vendor))

@@ -1,6 +1,7 @@
 //! Words that the whole program shares: versions, PCI ids, names, secrets. No I/O.
 pub mod capability;
 pub mod id;
+pub mod packages;
 pub mod paths;
 pub mod pattern;
 pub mod pci;

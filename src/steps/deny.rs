@@ -4,7 +4,7 @@
 //! kernel whose image contains one of those drivers and was made before they were denied.
 
 use async_trait::async_trait;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
 use super::{PREFLIGHT, look};
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
     config::desired::Desired,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
+    tools::initramfs,
 };
 
 /// The file that modprobe reads.
@@ -32,16 +33,19 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
     let path = Utf8Path::new(PATH);
     let found = files.read_text(path)?;
     let denied_since = files.stat(path)?.map(|stat| stat.mtime);
+    let generator = initramfs::of(files)?;
     let mut initramfs_with_denied = Vec::new();
     for kernel in look::bootable_kernels(cx.facts) {
-        let image = Utf8PathBuf::from(format!("/boot/initrd.img-{kernel}"));
+        let image = generator.image(&kernel);
         let Some(stat) = files.stat(&image)? else {
             continue;
         };
         if denied_since.is_some_and(|since| stat.mtime >= since) {
             continue;
         }
-        match look::initramfs_holds(cx, &image, &cx.desired.deny_modules, PATH).await {
+        match look::initramfs_holds(cx, &generator.list(&image), &cx.desired.deny_modules, PATH)
+            .await
+        {
             Ok(true) => initramfs_with_denied.push(kernel),
             Ok(false) => {}
             // What the file lacks can be told without looking into images.

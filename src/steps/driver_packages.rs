@@ -63,7 +63,7 @@ fn decide(state: &DriverPackagesState, desired: &Desired, facts: &Facts) -> Asse
     if !comparison.held.is_empty() {
         return Assessment::Blocked {
             why: comparison.held.join("; "),
-            hint: comparison.held_hint(),
+            hint: comparison.held_hint(desired.packages.manager),
         };
     }
     let others = others(driver, desired, state, facts, &comparison);

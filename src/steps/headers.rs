@@ -64,7 +64,7 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
     if !comparison.held.is_empty() {
         return Assessment::Blocked {
             why: comparison.held.join("; "),
-            hint: comparison.held_hint(),
+            hint: comparison.held_hint(desired.packages.manager),
         };
     }
     if !state.unavailable.is_empty() {

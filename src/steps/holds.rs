@@ -1,7 +1,6 @@
 //! `packages.hold`: no background upgrade may split driver, libraries and runtime.
 
 use async_trait::async_trait;
-use camino::Utf8Path;
 
 use super::{
     DRIVER_PACKAGES, HEADERS, RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, look,
@@ -9,13 +8,10 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, Manager},
+    config::desired::Desired,
     model::{id::StepId, pattern},
     step::{Assessment, Cx, Step, StepError},
 };
-
-/// Read by unattended-upgrades, whether it is installed now or later.
-pub const BLACKLIST: &str = "/etc/apt/apt.conf.d/52gpu-bootstrap-unattended-upgrades";
 
 /// See the module.
 pub struct Holds;
@@ -23,24 +19,19 @@ pub struct Holds;
 #[derive(Debug, Clone, Default)]
 struct HoldState {
     installed: Packages,
-    blacklist: Option<String>,
+    /// The file that makes the automatic updater leave packages alone.
+    exclusion: Option<String>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<HoldState, StepError> {
+    let exclusion = match look::backend(cx).updater_exclusion(&cx.desired.hold.blacklist) {
+        Some((path, _)) => cx.host.files().read_text(&path)?,
+        None => None,
+    };
     Ok(HoldState {
         installed: look::packages(cx).await?,
-        blacklist: cx.host.files().read_text(Utf8Path::new(BLACKLIST))?,
+        exclusion,
     })
-}
-
-fn blacklist(patterns: &[String]) -> String {
-    let mut text = look::HEADER.replace('#', "//");
-    text.push_str("Unattended-Upgrade::Package-Blacklist {\n");
-    for pattern in patterns {
-        text.push_str(&format!("    \"{pattern}\";\n"));
-    }
-    text.push_str("};\n");
-    text
 }
 
 fn decide(state: &HoldState, desired: &Desired) -> Assessment {
@@ -76,17 +67,21 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
             patterns: hold.patterns.clone(),
         });
     }
-    let wanted = blacklist(&hold.blacklist);
-    if desired.packages.manager == Manager::Apt
+    let exclusion = desired
+        .packages
+        .manager
+        .backend()
+        .updater_exclusion(&hold.blacklist);
+    if let Some((path, content)) = exclusion
         && !hold.blacklist.is_empty()
-        && state.blacklist.as_deref() != Some(&wanted)
+        && state.exclusion.as_deref() != Some(&content)
     {
         whys.push(format!(
-            "unattended upgrades are not told to leave them alone (`{BLACKLIST}`)"
+            "unattended upgrades are not told to leave them alone (`{path}`)"
         ));
         changes.push(Change::WriteFile {
-            path: BLACKLIST.into(),
-            content: wanted,
+            path,
+            content,
             mode: 0o644,
         });
     }
@@ -134,7 +129,7 @@ impl Step for Holds {
 
 #[cfg(test)]
 mod tests {
-    use super::{HoldState, blacklist, decide};
+    use super::{HoldState, decide};
     use crate::{
         change::Change,
         step::Assessment,
@@ -146,7 +141,9 @@ mod tests {
         let want = desired();
         let good = HoldState {
             installed: packages(&["libnvidia-ml1!=535.1", "nvidia-smi!=535.1", "bash=5.2"]),
-            blacklist: Some(blacklist(&want.hold.blacklist)),
+            exclusion: (want.packages.manager.backend())
+                .updater_exclusion(&want.hold.blacklist)
+                .map(|(_, text)| text),
         };
         assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
         let one_free = HoldState {
@@ -169,12 +166,5 @@ mod tests {
             &changes[..],
             [Change::HoldPackages { .. }, Change::WriteFile { .. }]
         ));
-    }
-
-    #[test]
-    fn the_blacklist_is_apt_configuration() {
-        let text = blacklist(&["nvidia-".into()]);
-        assert!(text.starts_with("//"));
-        assert!(text.contains("Unattended-Upgrade::Package-Blacklist {\n    \"nvidia-\";\n};\n"));
     }
 }

@@ -3,24 +3,23 @@
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    preflight,
     runtime_config::Effective,
     wishes::{Package, Packages},
 };
 use crate::{
-    change::source,
-    config::desired::{Desired, Manager, PackageWish, Repository, RuntimeKind},
+    config::desired::{Desired, PackageWish, RuntimeKind},
     facts::{Facts, Origin},
-    host::ExecError,
+    host::{ExecError, Query},
     model::version::DriverVersion,
     step::{Assessment, Cx, StepError},
     tools::{
-        apt_lists, apt_policy, containerd, docker, dpkg_status, initramfs, rpm_query,
+        containerd, docker, initramfs,
+        packages::{self, Backend},
         systemctl::{self, UnitState},
     },
 };
 
-pub(super) use crate::change::source::HEADER;
+pub(super) use crate::tools::packages::HEADER;
 
 /// Version of the loaded module, as the kernel tells it.
 const LOADED_VERSION: &str = "/sys/module/nvidia/version";
@@ -78,67 +77,54 @@ pub(super) fn gpus(facts: &Facts) -> String {
     }
 }
 
+/// What is known about the machine's package manager.
+pub(super) fn backend(cx: &Cx<'_>) -> &'static dyn Backend {
+    cx.desired.packages.manager.backend()
+}
+
 /// Installed packages, from the database of the machine's package manager.
 pub(super) async fn packages(cx: &Cx<'_>) -> Result<Packages, StepError> {
-    match cx.desired.packages.manager {
-        Manager::Apt => {
-            let database =
-                dpkg_status::read(cx.host.files())?.ok_or_else(|| StepError::Unexpected {
-                    what: format!("`{}`", dpkg_status::PATH),
-                    why: "it is missing".into(),
-                })?;
-            let mut found = Packages::new();
-            for package in database {
-                if package.is_unpacked() || package.is_held() {
-                    found.entry(package.name.clone()).or_insert(Package {
-                        complete: package.is_installed(),
-                        held: package.is_held(),
-                        version: if package.is_unpacked() {
-                            package.version
-                        } else {
-                            String::new()
-                        },
-                    });
-                }
-            }
-            Ok(found)
-        }
-        Manager::Dnf => {
-            let query = rpm_query::all();
-            let output = cx.host.query(&query).await?.success(query.cmd())?;
-            Ok(rpm_query::parse(&output.stdout)
-                .into_iter()
-                .map(|package| {
-                    let entry = Package {
-                        version: package.version,
-                        held: false,
-                        complete: true,
-                    };
-                    (package.name, entry)
-                })
-                .collect())
+    let mut found = Packages::new();
+    for package in database(cx).await? {
+        if package.is_unpacked() || package.held {
+            found.entry(package.name.clone()).or_insert(Package {
+                complete: package.is_installed(),
+                held: package.held,
+                version: if package.is_unpacked() {
+                    package.version
+                } else {
+                    String::new()
+                },
+            });
         }
     }
+    Ok(found)
+}
+
+/// Every package that the package manager knows.
+pub(super) async fn database(cx: &Cx<'_>) -> Result<Vec<packages::Package>, StepError> {
+    let backend = backend(cx);
+    (backend.database(cx.host).await?).ok_or_else(|| StepError::Unexpected {
+        what: format!("`{}`", backend.database_path()),
+        why: "it is missing".into(),
+    })
 }
 
 /// What an interrupted package manager left half done, in words.
 pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
-    if !preflight::audits(cx.desired.packages.manager) {
+    let backend = backend(cx);
+    if backend.transactions().is_none() {
         return Ok(Vec::new());
     }
-    let files = cx.host.files();
-    let Some(database) = dpkg_status::read(files)? else {
-        return Ok(Vec::new());
-    };
-    let mut found: Vec<String> = database
-        .iter()
+    let database = backend.database(cx.host).await?.unwrap_or_default();
+    let mut found: Vec<String> = (database.iter())
         .filter(|package| package.needs_repair())
         .map(|package| format!("{} {}", package.name, package.version))
         .collect();
     if found.is_empty()
-        && dpkg_status::interrupted(&files.list(Utf8Path::new(dpkg_status::UPDATES))?)
+        && let Some(program) = backend.interrupted(cx.host.files())?
     {
-        found.push("dpkg was interrupted".into());
+        found.push(format!("{program} was interrupted"));
     }
     Ok(found)
 }
@@ -149,21 +135,22 @@ pub(super) async fn unavailable(
     cx: &Cx<'_>,
     wishes: &[PackageWish],
 ) -> Result<Vec<String>, StepError> {
-    if wishes.is_empty() || cx.desired.packages.manager != Manager::Apt {
+    let (backend, files) = (backend(cx), cx.host.files());
+    let Some(transactions) = backend.transactions() else {
         return Ok(Vec::new());
-    }
-    let lists = cx.host.files().list(Utf8Path::new(apt_lists::FOLDER))?;
-    let is_list = |name: &String| name.ends_with("_Packages") || name.contains("_Packages.");
-    if !lists.iter().any(is_list) || !apt_lists::torn(cx.host.files())?.is_empty() {
+    };
+    if wishes.is_empty() || !backend.has_lists(files)? || !backend.torn_lists(files)?.is_empty() {
         return Ok(Vec::new());
     }
     let names: Vec<&str> = wishes.iter().map(|wish| wish.name.as_str()).collect();
-    let query = apt_policy::candidates(&names);
+    let query = transactions.offers(&names);
     let output = cx.host.query(&query).await?.success(query.cmd())?;
-    let offered = apt_policy::parse(&output.stdout);
+    let offers = transactions.parse_offers(&output.stdout);
+    let offered =
+        |name: &str| (offers.iter()).any(|offer| offer.name == name && offer.candidate.is_some());
     Ok(names
         .into_iter()
-        .filter(|name| !offered.iter().any(|(offered, _)| offered == name))
+        .filter(|name| !offered(name))
         .map(str::to_owned)
         .collect())
 }
@@ -190,15 +177,14 @@ pub(super) fn bootable_kernels(facts: &Facts) -> Vec<String> {
     kernels
 }
 
-/// Whether an initial RAM filesystem holds one of the modules and not the file that denies them.
+/// Whether an initial RAM filesystem that is listed holds one of the modules and not the file that denies them.
 pub(super) async fn initramfs_holds(
     cx: &Cx<'_>,
-    image: &Utf8Path,
+    listing: &Query,
     modules: &[String],
     denied_by: &str,
 ) -> Result<bool, StepError> {
-    let query = initramfs::list(image);
-    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    let output = cx.host.query(listing).await?.success(listing.cmd())?;
     let denied = initramfs::has_file(&output.stdout, Utf8Path::new(denied_by));
     Ok(!denied && !initramfs::modules_in(&output.stdout, modules).is_empty())
 }
@@ -318,15 +304,4 @@ fn containerd_file_version(cx: &Cx<'_>) -> Result<i64, StepError> {
                 .version
         }
     })
-}
-
-/// The file that configures a repository.
-pub(super) fn source_path(desired: &Desired, repository: &Repository) -> Utf8PathBuf {
-    match desired.packages.manager {
-        Manager::Apt => source::apt_source_path(repository),
-        Manager::Dnf => Utf8PathBuf::from(format!(
-            "/etc/yum.repos.d/gpu-bootstrap-{}.repo",
-            repository.name
-        )),
-    }
 }

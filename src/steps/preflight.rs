@@ -10,12 +10,12 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, Manager, PackageWish, Pin},
+    config::desired::{Desired, PackageWish, Pin},
     facts::Facts,
     host::{FilesError, ReadFiles, files::Room},
     model::{id::StepId, pattern, text::bytes},
     step::{Assessment, Cx, Step, StepError},
-    tools::dpkg_status,
+    tools::packages::{Backend, Package},
 };
 
 /// Filesystems that must be writable and have room, with the name of the bound in the profile.
@@ -23,13 +23,9 @@ const ROOT: &str = "/";
 const BOOT: &str = "/boot";
 /// Where configuration is written; a read-only `/etc` is refused before anything else is touched.
 const ETC: &str = "/etc";
-/// Written by the package manager at its last run: the clock cannot be before it.
-const LAST_PACKAGE_RUN: &str = "/var/lib/dpkg/status";
 /// Slack for clocks of build machines.
 const CLOCK_SLACK_SECONDS: i64 = 24 * 3600;
 
-/// Where apt keeps what it has downloaded and not thrown away yet.
-const ARCHIVES: &str = "/var/cache/apt/archives";
 /// The part of the bound that is wanted as long as anything is to come: one in so many.
 const LEAST_PART: u64 = 8;
 
@@ -47,7 +43,7 @@ struct PreflightState {
     here: u64,
     now: i64,
     last_package_run: Option<i64>,
-    /// What `dpkg --audit` says; empty when the database is consistent.
+    /// What an interrupted package manager left half done; empty when the database is consistent.
     half_done: Vec<String>,
 }
 
@@ -64,7 +60,13 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         let wished = wished(&installed, cx.desired, cx.facts);
         (
             !compare(&wished, &installed).all_met(),
-            here(files, &wished, cx.desired)?,
+            here(
+                look::backend(cx),
+                files,
+                look::database(cx).await?,
+                &wished,
+                &cx.desired.pins,
+            )?,
         )
     } else {
         (true, 0)
@@ -76,39 +78,42 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         to_come,
         here,
         now: cx.host.now().as_second(),
-        last_package_run: files
-            .stat(Utf8Path::new(LAST_PACKAGE_RUN))?
-            .map(|stat| stat.mtime),
+        last_package_run: match look::backend(cx).last_run() {
+            Some(path) => files.stat(path)?.map(|stat| stat.mtime),
+            None => None,
+        },
         half_done: look::half_done(cx).await?,
     })
 }
 
 /// Bytes of wanted packages that are unpacked, and of their archives.
 fn here(
+    backend: &dyn Backend,
     files: &dyn ReadFiles,
+    mut unpacked: Vec<Package>,
     wished: &[PackageWish],
-    desired: &Desired,
+    pins: &[Pin],
 ) -> Result<u64, FilesError> {
-    if !audits(desired.packages.manager) {
-        return Ok(0);
-    }
-    let mut unpacked = dpkg_status::read(files)?.unwrap_or_default();
-    unpacked.retain(dpkg_status::Package::is_unpacked);
+    let wanted = |name: &str, version: &str| wanted(backend, name, version, wished, pins);
+    unpacked.retain(Package::is_unpacked);
     let mut bytes: u64 = unpacked
         .iter()
-        .filter(|package| wanted(&package.name, &package.version, wished, &desired.pins))
+        .filter(|package| wanted(&package.name, &package.version))
         .map(|package| package.installed_bytes)
         .sum();
-    for file in files.list(ARCHIVES.into())? {
+    let Some((folder, archived)) = backend.downloads() else {
+        return Ok(bytes);
+    };
+    for file in files.list(folder)? {
         let Some((name, version)) = archived(&file) else {
             continue;
         };
         // A wish without a version is met by the one that is there: another one is an old one.
         let outlived =
             (unpacked.iter()).any(|package| package.name == name && package.version != version);
-        if wanted(name, &version, wished, &desired.pins)
+        if wanted(&name, &version)
             && !outlived
-            && let Some(stat) = files.stat(&Utf8Path::new(ARCHIVES).join(&file))?
+            && let Some(stat) = files.stat(&folder.join(&file))?
         {
             bytes += stat.size;
         }
@@ -118,21 +123,20 @@ fn here(
 
 /// Whether this version of a package is wished for, or belongs to what is: a pin names all that
 /// must have the driver's version.
-fn wanted(name: &str, version: &str, wished: &[PackageWish], pins: &[Pin]) -> bool {
-    let fits = |wanted: &str| pattern::matches(wanted, version);
+fn wanted(
+    backend: &dyn Backend,
+    name: &str,
+    version: &str,
+    wished: &[PackageWish],
+    pins: &[Pin],
+) -> bool {
+    let fits = |wanted: &str| backend.matches(wanted, version);
     wished
         .iter()
         .any(|wish| wish.name == name && wish.version.as_deref().is_none_or(fits))
         || pins.iter().any(|pin| {
             fits(&pin.version) && pin.packages.iter().any(|one| pattern::matches(one, name))
         })
-}
-
-/// Package and version of an archive, `NAME_VERSION_ARCHITECTURE.deb`; apt writes `%3a` for the
-/// colon after an epoch.
-fn archived(file: &str) -> Option<(&str, String)> {
-    let mut parts = file.strip_suffix(".deb")?.split('_');
-    Some((parts.next()?, parts.next()?.replace("%3a", ":")))
 }
 
 /// All packages that are wanted on this machine.
@@ -279,22 +283,18 @@ impl Step for Preflight {
     }
 }
 
-/// Whether the package manager keeps a database that can be audited without running it.
-pub(super) fn audits(manager: Manager) -> bool {
-    matches!(manager, Manager::Apt)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{ARCHIVES, Packages, PreflightState, bytes, compare, decide, here, wished};
+    use super::{Packages, PreflightState, bytes, compare, decide, here, wished};
     use crate::{
         change::Change,
-        host::{fake::FakeFiles, files::Room},
+        host::{fake, files::Room},
         step::Assessment,
         steps::{
             fixtures::{desired, facts},
             wishes::{Package, fixtures::wishes},
         },
+        tools::packages::Manager,
     };
 
     const GIB: u64 = 1 << 30;
@@ -407,9 +407,12 @@ mod tests {
         blocked(&late);
     }
 
-    #[test]
-    fn only_what_is_wanted_has_come() {
-        let files = FakeFiles::new();
+    #[tokio::test]
+    async fn only_what_is_wanted_has_come() {
+        let backend = Manager::Apt.backend();
+        let (archives, _) = backend.downloads().expect("a folder");
+        let (host, fakes) = fake::host();
+        let files = &fakes.files;
         let package = |name: &str, version: &str, kib: u32| {
             format!(
                 "Package: {name}\nStatus: install ok installed\nArchitecture: amd64\n\
@@ -446,17 +449,21 @@ mod tests {
             ("docker.io_20.5_amd64.deb", 9000),
             ("partial", 9000),
         ] {
-            files.put(&format!("{ARCHIVES}/{archive}"), "x".repeat(size));
+            files.put(&format!("{archives}/{archive}"), "x".repeat(size));
         }
         let mut want = desired();
         want.pins[0].packages.push("lib*".into());
         let wished = wished(&Packages::new(), &want, &facts());
-        let come = here(&files, &wished, &want).expect("files");
+        let database = (backend.database(host.reader()).await)
+            .expect("files")
+            .expect("a database");
+        let come = here(backend, files, database.clone(), &wished, &want.pins).expect("files");
         assert_eq!(come, (1 + 2 + 4 + 8) * 1024 + 100 + 200 + 400);
         // With an epoch it is the one that is wished for.
         want.pins[0].version = "none".into();
         let wished = wishes(&["nvidia-container-toolkit=1:1.20.*"]);
-        assert_eq!(here(&files, &wished, &want).expect("files"), 9000);
+        let come = here(backend, files, database, &wished, &want.pins).expect("files");
+        assert_eq!(come, 9000);
     }
 
     #[test]

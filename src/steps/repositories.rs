@@ -5,11 +5,11 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{PREFLIGHT, look};
 use crate::{
-    change::{Change, Lock, source},
-    config::desired::{Desired, Manager, Pin, Repository},
+    change::{Change, Lock, packages::repository},
+    config::desired::{Desired, Repository},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::openpgp,
+    tools::{openpgp, packages::Backend},
 };
 
 /// See the module.
@@ -33,60 +33,60 @@ struct RepositoriesState {
 }
 
 fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
-    let files = cx.host.files();
+    let (files, backend) = (cx.host.files(), look::backend(cx));
     let mut state = RepositoriesState::default();
     for repository in &cx.desired.repositories {
-        let keyring = match source::keyring_path(repository) {
+        let keyring = match backend.keyring_path(repository) {
             Some(path) => files.read(&path)?,
             None => None,
         };
-        let source = files.read_text(&look::source_path(cx.desired, repository))?;
+        let source = files.read_text(&backend.source(repository).0)?;
         state.repositories.push(OnDisk {
-            theirs: match (&source, cx.desired.packages.manager) {
-                (None, Manager::Apt) => source::of_others(files, repository)?,
-                _ => None,
+            theirs: match &source {
+                None => repository::of_others(backend, files, repository)?,
+                Some(_) => None,
             },
             source,
             keys: keyring
                 .and_then(|bytes| openpgp::parse(&bytes).ok())
                 .map(|keys| keys.into_iter().map(|key| key.fingerprint).collect()),
-            priority: match source::priority(repository) {
+            priority: match backend.priority(repository) {
                 Some((path, _)) => files.read_text(&path)?,
                 None => None,
             },
         });
     }
-    for pin in &cx.desired.pins {
-        state.pins.push(files.read_text(&source::pin_path(pin))?);
+    for (path, _) in cx.desired.pins.iter().filter_map(|pin| backend.pin(pin)) {
+        state.pins.push(files.read_text(&path)?);
     }
     Ok(state)
 }
 
 /// Why a repository is not as wanted; `None` if it is.
-fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<String> {
+fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Option<String> {
     let name = &repository.name;
     if found.theirs.is_some() {
         return None;
     }
-    match (&found.source, manager) {
-        (None, _) => return Some(format!("{name} is not configured")),
-        (Some(text), Manager::Apt) if *text != source::apt_source(repository) => {
+    match &found.source {
+        None => return Some(format!("{name} is not configured")),
+        Some(text) if *text != backend.source(repository).1 => {
             return Some(format!("{name} is configured in another way"));
         }
-        _ => {}
+        Some(_) => {}
     }
-    if manager == Manager::Apt
-        && let Some((path, _)) = missing_priority(repository, found)
-    {
+    if let Some((path, _)) = missing_priority(backend, repository, found) {
         return Some(no_priority(&path, name));
     }
-    source::keyring_path(repository)?;
+    backend.keyring_path(repository)?;
     let Some(keys) = &found.keys else {
         return Some(format!(
             "the keyring of {name} is missing or cannot be read"
         ));
     };
-    let stranger = keys.iter().find(|key| !source::accepts(repository, key));
+    let stranger = keys
+        .iter()
+        .find(|key| !repository::accepts(repository, key));
     match stranger {
         // A keyring of the distribution holds whatever the distribution trusts.
         Some(key) if repository.keyring.is_none() => Some(format!(
@@ -97,8 +97,14 @@ fn drift(repository: &Repository, found: &OnDisk, manager: Manager) -> Option<St
 }
 
 /// The preference that gives a repository its priority, where it is not there.
-fn missing_priority(repository: &Repository, found: &OnDisk) -> Option<(Utf8PathBuf, String)> {
-    source::priority(repository).filter(|(_, text)| found.priority.as_ref() != Some(text))
+fn missing_priority(
+    backend: &dyn Backend,
+    repository: &Repository,
+    found: &OnDisk,
+) -> Option<(Utf8PathBuf, String)> {
+    backend
+        .priority(repository)
+        .filter(|(_, text)| found.priority.as_ref() != Some(text))
 }
 
 fn no_priority(path: &Utf8Path, name: &str) -> String {
@@ -106,15 +112,16 @@ fn no_priority(path: &Utf8Path, name: &str) -> String {
 }
 
 fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
+    let backend = desired.packages.manager.backend();
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     for (repository, found) in desired.repositories.iter().zip(&state.repositories) {
-        if let Some(why) = drift(repository, found, desired.packages.manager) {
+        if let Some(why) = drift(backend, repository, found) {
             whys.push(why);
             changes.push(Change::AddRepository {
                 repository: repository.clone(),
             });
         } else if found.theirs.is_some()
-            && let Some((path, content)) = missing_priority(repository, found)
+            && let Some((path, content)) = missing_priority(backend, repository, found)
         {
             // Their file stays as it is; the preference is one of our own.
             whys.push(no_priority(&path, &repository.name));
@@ -125,13 +132,9 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
             });
         }
     }
-    let pins: &[Pin] = if desired.packages.manager == Manager::Apt {
-        &desired.pins
-    } else {
-        &[]
-    };
-    for (pin, found) in pins.iter().zip(&state.pins) {
-        let content = source::pin(pin);
+    let pins = desired.pins.iter();
+    let pins = pins.filter_map(|pin| backend.pin(pin).map(|file| (pin, file)));
+    for ((pin, (path, content)), found) in pins.zip(&state.pins) {
         if found.as_deref() != Some(&content) {
             whys.push(format!(
                 "no preference for {} of {}",
@@ -139,7 +142,7 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
                 pin.packages.join(", ")
             ));
             changes.push(Change::WriteFile {
-                path: source::pin_path(pin),
+                path,
                 content,
                 mode: 0o644,
             });
@@ -197,10 +200,13 @@ impl Step for Repositories {
 mod tests {
     use super::{OnDisk, RepositoriesState, decide};
     use crate::{
-        change::{Change, source},
+        change::Change,
         step::Assessment,
         steps::fixtures::desired,
+        tools::packages::{Backend, apt::Apt},
     };
+
+    const APT: &dyn Backend = &Apt;
 
     #[test]
     fn source_key_and_pin_must_all_be_there() {
@@ -210,13 +216,15 @@ mod tests {
                 .repositories
                 .iter()
                 .map(|repository| OnDisk {
-                    source: Some(source::apt_source(repository)),
+                    source: Some(APT.source(repository).1),
                     keys: Some(repository.fingerprints.clone()),
-                    priority: source::priority(repository).map(|(_, text)| text),
+                    priority: APT.priority(repository).map(|(_, text)| text),
                     theirs: None,
                 })
                 .collect(),
-            pins: want.pins.iter().map(|pin| Some(source::pin(pin))).collect(),
+            pins: (want.pins.iter())
+                .map(|pin| APT.pin(pin).map(|(_, text)| text))
+                .collect(),
         };
         assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
 
@@ -258,7 +266,7 @@ mod tests {
         let Assessment::Needs { changes, .. } = decide(&state(&found), &want) else {
             panic!("it has no priority");
         };
-        let (path, text) = source::priority(&want.repositories[0]).expect("a priority");
+        let (path, text) = APT.priority(&want.repositories[0]).expect("a priority");
         assert_eq!(
             changes,
             [Change::WriteFile {

@@ -45,7 +45,7 @@ pub(super) fn wish(desired: &Desired, kind: RuntimeKind) -> Option<&RuntimeWish>
     desired.runtimes.iter().find(|wish| wish.kind == kind)
 }
 
-fn decide(state: &RuntimeState, wish: &RuntimeWish) -> Assessment {
+fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assessment {
     let present: Vec<&str> = wish
         .alternatives
         .iter()
@@ -76,7 +76,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish) -> Assessment {
     } else if !comparison.held.is_empty() {
         return Assessment::Blocked {
             why: comparison.held.join("; "),
-            hint: comparison.held_hint(),
+            hint: comparison.held_hint(desired.packages.manager),
         };
     } else if !comparison.all_met() {
         whys.push(comparison.unmet_text());
@@ -134,7 +134,7 @@ impl Step for RuntimePackages {
                 why: "this runtime is not wanted".into(),
             });
         };
-        Ok(decide(&detect(cx, wish).await?, wish))
+        Ok(decide(&detect(cx, wish).await?, wish, cx.desired))
     }
 }
 
@@ -155,7 +155,8 @@ mod tests {
     fn installed_enabled_and_running() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker");
-        let Assessment::Needs { changes, .. } = decide(&RuntimeState::default(), docker) else {
+        let Assessment::Needs { changes, .. } = decide(&RuntimeState::default(), docker, &want)
+        else {
             panic!("must be installed");
         };
         assert!(matches!(
@@ -171,14 +172,14 @@ mod tests {
             unit: Some(unit("enabled", "active")),
         };
         assert!(matches!(
-            decide(&good, docker),
+            decide(&good, docker, &want),
             Assessment::Satisfied { .. }
         ));
         let stopped = RuntimeState {
             unit: Some(unit("enabled", "inactive")),
             ..good
         };
-        let Assessment::Needs { changes, .. } = decide(&stopped, docker) else {
+        let Assessment::Needs { changes, .. } = decide(&stopped, docker, &want) else {
             panic!("must be started");
         };
         assert!(matches!(&changes[..], [Change::EnableUnit { .. }]));
@@ -192,7 +193,7 @@ mod tests {
             installed: packages(&["docker-ce=5:29.1"]),
             unit: Some(unit("enabled", "active")),
         };
-        let Assessment::Satisfied { why } = decide(&other, docker) else {
+        let Assessment::Satisfied { why } = decide(&other, docker, &want) else {
             panic!("must be kept");
         };
         assert!(why.contains("docker-ce"), "{why}");

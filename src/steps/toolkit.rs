@@ -26,7 +26,7 @@ fn decide(installed: &Packages, desired: &Desired) -> Assessment {
     if !comparison.held.is_empty() {
         return Assessment::Blocked {
             why: comparison.held.join("; "),
-            hint: comparison.held_hint(),
+            hint: comparison.held_hint(desired.packages.manager),
         };
     }
     if !comparison.all_met() {

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::{change::Change, config::desired::PackageWish, model::pattern};
+use crate::{
+    change::Change,
+    config::desired::{Manager, PackageWish},
+    model::pattern,
+};
 
 /// An installed package.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,10 +97,11 @@ impl Comparison {
 
     /// What to do about held packages.
     #[must_use]
-    pub fn held_hint(&self) -> String {
-        "release the hold (`apt-mark unhold NAME`, `dnf versionlock delete NAME`), or ask for the \
-         version that is held"
-            .to_owned()
+    pub fn held_hint(&self, manager: Manager) -> String {
+        format!(
+            "release the hold (`{}`), or ask for the version that is held",
+            manager.backend().unhold_command()
+        )
     }
 }
 

@@ -7,7 +7,7 @@ use debversion::Version;
 use gpu_bootstrap::{
     host::{ReadFiles, fake::FakeFiles},
     model::pattern,
-    tools::{apt_sources, openpgp},
+    tools::{openpgp, packages::Manager},
 };
 use serde::Deserialize;
 
@@ -110,7 +110,7 @@ impl Archive {
     /// Fetches the lists of every source on the machine; gives what failed, in apt's words.
     pub fn update(&self, files: &FakeFiles, unreachable: Option<&str>) -> Vec<String> {
         let mut failures = Vec::new();
-        let mut entries = apt_sources::read(files).expect("sources can be read");
+        let mut entries = (Manager::Apt.backend().entries(files)).expect("sources can be read");
         entries.retain(|entry| entry.binary);
         for entry in entries {
             let (uri, suite) = (&entry.uri, &entry.suite);

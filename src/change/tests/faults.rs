@@ -125,8 +125,9 @@ async fn an_undo_that_only_waits_says_that_it_was_stopped() {
     let (bed, apt) = offering("a");
     apt.have("a", "1");
     apt.write(&bed.fakes.files);
-    let removal = Change::RemovePackages {
-        packages: vec!["a".into()],
+    let removal = Change::InstallPackages {
+        packages: vec![],
+        removing: vec!["a".into()],
     };
     let undo = bed.apply(&removal).await.unwrap();
     *apt.faults.lock().unwrap() = vec!["E: Could not get lock /var/lib/dpkg/lock-frontend."];

@@ -4,7 +4,7 @@ use camino::Utf8PathBuf;
 
 use super::kit::{Bed, STATE};
 use crate::{
-    change::{Change, ChangeError, Reverted, Undo},
+    change::{Change, ChangeError, RepositoryError, Reverted, Undo},
     config::desired::Repository,
     error::Report,
     exit::Exit,
@@ -288,7 +288,10 @@ async fn another_key_is_refused_with_both_fingerprints_and_nothing_changes() {
     let before = bed.snapshot();
     let wrong = "0".repeat(40);
     let error = bed.apply(&add(&wrong)).await.unwrap_err();
-    assert!(matches!(&error, ChangeError::KeyMismatch { .. }));
+    assert!(matches!(
+        &error,
+        ChangeError::Repository(RepositoryError::KeyMismatch { .. })
+    ));
     let text = error.to_string();
     assert!(text.contains(FIRST) && text.contains(&wrong), "{text}");
     assert_eq!(error.exit(), Exit::Blocked);

@@ -65,17 +65,17 @@ async fn everything_that_came_goes() {
     let (bed, _) = docker();
     let (undo, reverted) = bed.there_and_back(&install(&["docker.io"])).await;
     let Undo::Packages {
-        traces: Some(traces),
+        effects: Some(effects),
         ..
     } = undo
     else {
         panic!("packages");
     };
     assert_eq!(
-        traces.appeared.iter().collect::<Vec<_>>(),
+        effects.appeared.iter().collect::<Vec<_>>(),
         ["docker.io", "runc"]
     );
-    assert!(traces.groups.contains("docker") && traces.users.contains("dock"));
+    assert!(effects.groups.contains("docker") && effects.users.contains("dock"));
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
 }
 

@@ -12,7 +12,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use crate::{
     change::{
         Change, ChangeError, FileAfter, FileBefore, Lock, Reverted, Saved, Sink, Undo,
-        traces::Traces,
+        packages::Effects,
     },
     check::Check,
     config::desired::PackageWish,
@@ -292,8 +292,8 @@ impl Verbs for FileVerbs {
                 then: Vec::new(),
             },
             Change::InstallPackages { .. } => Undo::Packages {
-                before: self.names()?.join(" "),
-                traces: None,
+                transaction: self.names()?.join(" "),
+                effects: None,
             },
             Change::EnableUnit { unit, start } => Undo::RestoreUnit {
                 unit: unit.clone(),
@@ -332,17 +332,20 @@ impl Verbs for FileVerbs {
             return Err(broken("somebody is at work"));
         }
         Ok(match undo {
-            Undo::Packages { before, .. } => {
+            Undo::Packages {
+                transaction: before,
+                ..
+            } => {
                 let names: BTreeSet<&str> = before.split(' ').collect();
                 Undo::Packages {
-                    before: before.clone(),
-                    traces: Some(Box::new(Traces {
+                    transaction: before.clone(),
+                    effects: Some(Box::new(Effects {
                         appeared: self
                             .names()?
                             .into_iter()
                             .filter(|name| !names.contains(name.as_str()))
                             .collect(),
-                        ..Traces::default()
+                        ..Effects::default()
                     })),
                 }
             }
@@ -365,10 +368,10 @@ impl Verbs for FileVerbs {
                 }
                 format!("restore {}", saved[0].path)
             }
-            Undo::Packages { traces, .. } => {
-                let names: Vec<String> = traces
+            Undo::Packages { effects, .. } => {
+                let names: Vec<String> = effects
                     .iter()
-                    .flat_map(|traces| traces.appeared.clone())
+                    .flat_map(|effects| effects.appeared.clone())
                     .collect();
                 for name in &names {
                     let path = Utf8PathBuf::from(format!("/packages/{name}"));

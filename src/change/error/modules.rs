@@ -1,0 +1,91 @@
+//! Why a kernel module could not be loaded, unloaded or built.
+
+use crate::{
+    error::{Report, attached},
+    exit::Exit,
+    host::ExecError,
+    tools::{kmod, packages::Fault},
+};
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub enum ModuleError {
+    /// The kernel, or `modprobe`, refused it.
+    #[error("{what}")]
+    Refused {
+        /// What was tried.
+        what: String,
+        /// Its class.
+        fault: kmod::Fault,
+        /// What happened.
+        source: ExecError,
+    },
+    /// A kernel module is in use.
+    #[error("unload kernel module `{module}`: it is in use by {by}")]
+    InUse {
+        /// Which.
+        module: String,
+        /// By whom.
+        by: String,
+    },
+    /// A DKMS build failed.
+    #[error("build kernel module `{module}` for {kernel}{}", attached(.log))]
+    Build {
+        /// Which.
+        module: String,
+        /// For which kernel.
+        kernel: String,
+        /// The end of the compiler's log.
+        log: Option<String>,
+        /// What happened; nothing where DKMS does not know the module.
+        source: Option<Box<ExecError>>,
+    },
+}
+
+impl Report for ModuleError {
+    fn exit(&self) -> Exit {
+        Exit::StepFailed
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Refused { fault, .. } => match fault {
+                kmod::Fault::KeyRejected => "module-signature",
+                kmod::Fault::NotFound => "module-not-found",
+                kmod::Fault::WrongKernel => "module-kernel",
+                kmod::Fault::NoDevice => "module-no-device",
+                kmod::Fault::InUse => "module-in-use",
+                kmod::Fault::Other => "module-failed",
+            },
+            Self::InUse { .. } => "module-in-use",
+            Self::Build { .. } => "module-build",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::Refused { fault, .. } => match fault {
+                kmod::Fault::KeyRejected => {
+                    "Secure Boot is on and the kernel does not know who signed the module: \
+                     install a module signed by the distribution, or enrol the signing key with \
+                     `mokutil` from the console"
+                }
+                kmod::Fault::NotFound => {
+                    "the module was not built for the running kernel: its headers are missing, \
+                     or the machine must boot the kernel it was built for (`dkms status`)"
+                }
+                kmod::Fault::WrongKernel => {
+                    "the module belongs to another kernel; reboot, or build it for this one"
+                }
+                kmod::Fault::NoDevice => {
+                    "another driver has the GPU, or the driver does not support it; the kernel \
+                     log says which (`dmesg`)"
+                }
+                kmod::Fault::InUse | kmod::Fault::Other => return None,
+            },
+            Self::InUse { .. } => "stop what uses it, or reboot",
+            Self::Build { .. } => Fault::Build.hint()?,
+        };
+        Some(text.to_owned())
+    }
+}

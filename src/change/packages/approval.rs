@@ -1,0 +1,288 @@
+//! What a package transaction may do, decided from data alone: which versions are asked for, and
+//! whether the simulation does what the plan says and nothing else.
+
+use std::{cmp::Ordering, collections::BTreeSet};
+
+use crate::{
+    change::PackageError,
+    config::desired::PackageWish,
+    model::pattern,
+    tools::packages::{Action, Backend, Fault, Offer},
+};
+
+/// What the plan approves.
+#[derive(Debug, Default)]
+pub(super) struct Approved<'p> {
+    /// Packages that it names.
+    pub named: BTreeSet<&'p str>,
+    /// Patterns of packages that may be removed.
+    pub removing: Vec<&'p str>,
+    /// Patterns of packages that may be upgraded beside the named ones.
+    pub upgrading: Vec<&'p str>,
+    /// Packages that are held.
+    pub held: BTreeSet<String>,
+    /// Nothing may be installed: the transaction is a removal.
+    pub only_removals: bool,
+}
+
+/// The version to ask for.
+///
+/// The candidate is taken where it matches, because it is what pins and priorities say; else the
+/// newest version of the highest priority among those that match.
+pub(super) fn choose(
+    backend: &dyn Backend,
+    wish: &PackageWish,
+    offer: Option<&Offer>,
+) -> Result<String, PackageError> {
+    let wanted = wish.version.as_deref().unwrap_or("*");
+    let none = |offered: String| PackageError::NoVersion {
+        package: wish.name.clone(),
+        wanted: wish.version.clone().unwrap_or_else(|| "any".to_owned()),
+        offered,
+        hint: (backend.transactions())
+            .and_then(|transactions| transactions.hint(Fault::NotFound))
+            .or_else(|| Fault::NotFound.hint()),
+    };
+    let Some(offer) = offer else {
+        return Err(none("the package lists do not know the package".to_owned()));
+    };
+    if let Some(candidate) = &offer.candidate
+        && backend.matches(wanted, candidate)
+    {
+        return Ok(candidate.clone());
+    }
+    offer
+        .versions
+        .iter()
+        // A negative priority prevents the installation.
+        .filter(|(version, priority)| *priority >= 0 && backend.matches(wanted, version))
+        .max_by(|(a, a_priority), (b, b_priority)| {
+            a_priority
+                .cmp(b_priority)
+                .then_with(|| backend.compare(a, b))
+        })
+        .map(|(version, _)| version.clone())
+        .ok_or_else(|| {
+            none(if offer.versions.is_empty() {
+                "no version is offered".to_owned()
+            } else {
+                let all: Vec<&str> = offer.versions.iter().map(|(v, _)| v.as_str()).collect();
+                format!("offered: {}", all.join(", "))
+            })
+        })
+}
+
+/// What the simulation does that was not approved to, each as `would …`.
+pub(super) fn objections(
+    backend: &dyn Backend,
+    actions: &[Action],
+    approved: &Approved<'_>,
+) -> Vec<String> {
+    let any = |patterns: &[&str], name: &str| {
+        let bare = name.split(':').next().unwrap_or(name);
+        patterns
+            .iter()
+            .any(|pattern| pattern::matches(pattern, name) || pattern::matches(pattern, bare))
+    };
+    let mut reasons = Vec::new();
+    for action in actions {
+        match action {
+            Action::Remove { name, version, .. } => {
+                if approved.held.contains(name) {
+                    reasons.push(format!("would remove {name} {version}, which is held"));
+                } else if !any(&approved.removing, name) {
+                    reasons.push(format!("would remove {name} {version}"));
+                }
+            }
+            Action::Install { name, from, to } => match from {
+                _ if approved.only_removals => {
+                    reasons.push(format!("would install {name} {to}"));
+                }
+                None => {}
+                Some(from) if from == to => {}
+                Some(from) if approved.held.contains(name) => {
+                    reasons.push(format!(
+                        "would change {name}, which is held, from {from} to {to}"
+                    ));
+                }
+                Some(from) if backend.compare(from, to) == Ordering::Greater => {
+                    reasons.push(format!("would downgrade {name} from {from} to {to}"));
+                }
+                Some(from)
+                    if !approved.named.contains(name.as_str())
+                        && !any(&approved.upgrading, name) =>
+                {
+                    reasons.push(format!("would upgrade {name} from {from} to {to}"));
+                }
+                Some(_) => {}
+            },
+        }
+    }
+    reasons
+}
+
+/// Says of dependencies that cannot be met which of the packages named there are held: a hold is
+/// the likely cause, and package managers speak of it without a name.
+pub(super) fn blame(fault: Fault, told: String, held: &BTreeSet<String>) -> (Fault, String) {
+    let words: BTreeSet<&str> = told.split_whitespace().collect();
+    let named: Vec<&str> = held
+        .iter()
+        .map(String::as_str)
+        .filter(|name| words.contains(name))
+        .collect();
+    if fault != Fault::Unmet || named.is_empty() {
+        return (fault, told);
+    }
+    let text = format!("{told}\nheld: {}", named.join(", "));
+    (Fault::Held, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::packages::apt::Apt;
+
+    const APT: &dyn Backend = &Apt;
+
+    #[test]
+    fn a_hold_that_keeps_dependencies_from_being_met_is_named() {
+        let told = "The following packages have unmet dependencies:\n libnvidia-container-tools : \
+                    Depends: libnvidia-container1 (>= 1.20.1-1) but 1.10.0-1 is to be installed";
+        let held = |name: &str| BTreeSet::from([name.to_owned()]);
+        let (fault, text) = blame(Fault::Unmet, told.into(), &held("libnvidia-container1"));
+        assert_eq!(fault, Fault::Held);
+        assert!(text.ends_with("\nheld: libnvidia-container1"), "{text}");
+        // A hold on something else explains nothing.
+        let (fault, text) = blame(Fault::Unmet, told.into(), &held("libnvidia"));
+        assert_eq!((fault, text.as_str()), (Fault::Unmet, told));
+    }
+
+    fn wish(version: Option<&str>) -> PackageWish {
+        PackageWish {
+            name: "nvidia-kernel-dkms".into(),
+            version: version.map(str::to_owned),
+        }
+    }
+
+    fn offer(candidate: Option<&str>, versions: &[(&str, i32)]) -> Offer {
+        Offer {
+            name: "nvidia-kernel-dkms".into(),
+            candidate: candidate.map(str::to_owned),
+            versions: versions
+                .iter()
+                .map(|(version, priority)| ((*version).to_owned(), *priority))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn versions_are_chosen_by_pattern_then_priority_then_age() {
+        let two = offer(
+            Some("580.178.04-1"),
+            &[
+                ("580.178.04-1", 500),
+                ("535.261.03-1~deb12u1", 500),
+                ("535.183.01-1", 500),
+                ("535.9.1-1", 500),
+                ("535.300.1-1", -1),
+            ],
+        );
+        for (pattern, expected) in [
+            (None, "580.178.04-1"),
+            (Some("535.*"), "535.261.03-1~deb12u1"),
+            (Some("535.9.*"), "535.9.1-1"),
+            (Some("535.183.01-1"), "535.183.01-1"),
+        ] {
+            assert_eq!(choose(APT, &wish(pattern), Some(&two)).unwrap(), expected);
+        }
+        let pinned = offer(Some("2"), &[("2", 500), ("1.2", 100), ("1.1", 600)]);
+        assert_eq!(
+            choose(APT, &wish(Some("1.*")), Some(&pinned)).unwrap(),
+            "1.1"
+        );
+    }
+
+    #[test]
+    fn what_is_not_offered_is_told() {
+        for (pattern, offered, text) in [
+            (None, None, "do not know the package"),
+            (None, Some(offer(None, &[])), "no version is offered"),
+            (
+                Some("535.*"),
+                Some(offer(Some("550.1-1"), &[("550.1-1", 500)])),
+                "offered: 550.1-1",
+            ),
+            (
+                Some("535.*"),
+                Some(offer(None, &[("535.1-1", -10)])),
+                "offered: 535.1-1",
+            ),
+        ] {
+            let error = choose(APT, &wish(pattern), offered.as_ref()).unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    fn install(name: &str, from: Option<&str>, to: &str) -> Action {
+        Action::Install {
+            name: name.into(),
+            from: from.map(str::to_owned),
+            to: to.into(),
+        }
+    }
+
+    fn remove(name: &str) -> Action {
+        Action::Remove {
+            name: name.into(),
+            version: "1".into(),
+        }
+    }
+
+    #[test]
+    fn only_what_the_plan_names_happens() {
+        let approved = Approved {
+            named: ["docker.io"].into(),
+            removing: vec!["busybox-*"],
+            upgrading: vec!["libc6*"],
+            held: ["containerd".to_owned(), "podman".to_owned()].into(),
+            only_removals: false,
+        };
+        for (action, objection) in [
+            (install("runc", None, "1"), None),
+            (install("docker.io", Some("1"), "2"), None),
+            (install("libc6-dev:i386", Some("1"), "2"), None),
+            (install("gcc", Some("1"), "1"), None),
+            (
+                install("gcc", Some("1"), "2"),
+                Some("would upgrade gcc from 1 to 2"),
+            ),
+            (
+                install("docker.io", Some("2"), "1"),
+                Some("would downgrade docker.io from 2 to 1"),
+            ),
+            (
+                install("containerd", Some("1"), "2"),
+                Some("would change containerd, which is held, from 1 to 2"),
+            ),
+            (remove("busybox-static"), None),
+            (
+                remove("podman"),
+                Some("would remove podman 1, which is held"),
+            ),
+            (remove("bash"), Some("would remove bash 1")),
+        ] {
+            let found = objections(APT, std::slice::from_ref(&action), &approved);
+            assert_eq!(found.first().map(String::as_str), objection, "{action:?}");
+        }
+        let removal = Approved {
+            removing: vec!["a"],
+            only_removals: true,
+            ..Approved::default()
+        };
+        assert!(objections(APT, &[remove("a")], &removal).is_empty());
+        assert_eq!(
+            objections(APT, &[install("b", None, "1")], &removal),
+            ["would install b 1"]
+        );
+    }
+}

@@ -1,0 +1,265 @@
+//! What a transaction of the package manager did to a machine, as the difference of two
+//! inventories: packages, marks, accounts, and paths below `/etc`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use camino::Utf8PathBuf;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::desired::PackageWish;
+
+/// What was there at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Inventory {
+    /// Layout of this document.
+    pub schema: u32,
+    /// Packages whose files are there, with their versions. Those of a foreign architecture are
+    /// called `name:architecture`.
+    pub packages: BTreeMap<String, String>,
+    /// Packages that are gone but for their configuration.
+    pub configured: BTreeSet<String>,
+    /// Packages that are there for others' sake only.
+    pub auto: BTreeSet<String>,
+    /// Users.
+    pub users: BTreeSet<String>,
+    /// Groups.
+    pub groups: BTreeSet<String>,
+    /// Every path below `/etc`: `folder`, `link TARGET`, or SHA-256 of the content.
+    pub etc: BTreeMap<Utf8PathBuf, String>,
+}
+
+/// What a transaction did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Traces")]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Effects {
+    /// Packages absent before and present after: purged.
+    pub appeared: BTreeSet<String>,
+    /// The same, where configuration of an earlier installation was there already: removed.
+    pub refilled: BTreeSet<String>,
+    /// Packages present before and absent after, with their versions.
+    pub disappeared: Vec<PackageWish>,
+    /// Packages whose version moved: name, and the version before.
+    pub moved: Vec<PackageWish>,
+    /// Marked as installed for others' sake before, and no longer.
+    pub now_manual: BTreeSet<String>,
+    /// Users that came.
+    pub users: BTreeSet<String>,
+    /// Groups that came.
+    pub groups: BTreeSet<String>,
+    /// Paths below `/etc` that came, as in [`Inventory::etc`].
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub etc: BTreeMap<Utf8PathBuf, String>,
+}
+
+impl Inventory {
+    /// The layout that this version writes.
+    pub const SCHEMA: u32 = 1;
+
+    /// What happened between this moment and a later one.
+    #[must_use]
+    pub fn effects(&self, later: &Self) -> Effects {
+        let came = |before: &BTreeSet<String>, after: &BTreeSet<String>| -> BTreeSet<String> {
+            after.difference(before).cloned().collect()
+        };
+        let new: BTreeSet<String> = later
+            .packages
+            .keys()
+            // A package that left only configuration in between is for us to purge as well.
+            .chain(later.configured.difference(&self.configured))
+            .filter(|name| !self.packages.contains_key(*name))
+            .cloned()
+            .collect();
+        let (refilled, appeared) = new
+            .into_iter()
+            .partition(|name| self.configured.contains(name));
+        let wish = |(name, version): (&String, &String)| PackageWish {
+            name: name.clone(),
+            version: Some(version.clone()),
+        };
+        Effects {
+            appeared,
+            refilled,
+            disappeared: self
+                .packages
+                .iter()
+                .filter(|(name, _)| !later.packages.contains_key(*name))
+                .map(wish)
+                .collect(),
+            moved: self
+                .packages
+                .iter()
+                .filter(|(name, version)| {
+                    later.packages.get(*name).is_some_and(|now| now != *version)
+                })
+                .map(wish)
+                .collect(),
+            now_manual: self
+                .auto
+                .difference(&later.auto)
+                .filter(|name| later.packages.contains_key(*name))
+                .cloned()
+                .collect(),
+            users: came(&self.users, &later.users),
+            groups: came(&self.groups, &later.groups),
+            etc: later
+                .etc
+                .iter()
+                .filter(|(path, _)| !self.etc.contains_key(*path))
+                .map(|(path, what)| (path.clone(), what.clone()))
+                .collect(),
+        }
+    }
+}
+
+impl Effects {
+    /// Nothing happened.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Those of these packages alone; accounts and paths have no package to tell them by.
+    #[must_use]
+    pub fn only(mut self, names: &BTreeSet<String>) -> Self {
+        for set in [&mut self.appeared, &mut self.refilled, &mut self.now_manual] {
+            set.retain(|name| names.contains(name));
+        }
+        for wishes in [&mut self.disappeared, &mut self.moved] {
+            wishes.retain(|wish| names.contains(&wish.name));
+        }
+        self
+    }
+
+    /// These and then those of a later transaction, as of one transaction.
+    #[must_use]
+    pub fn and_then(&self, later: &Self) -> Self {
+        let union = |a: &BTreeSet<String>, b: &BTreeSet<String>| -> BTreeSet<String> {
+            a.union(b).cloned().collect()
+        };
+        // What came and went again in between left nothing; what went and came again is back.
+        let without = |wishes: &[PackageWish], names: &BTreeSet<String>| -> Vec<PackageWish> {
+            wishes
+                .iter()
+                .filter(|wish| !names.contains(&wish.name))
+                .cloned()
+                .collect()
+        };
+        let appeared = union(&self.appeared, &later.appeared);
+        let refilled = union(&self.refilled, &later.refilled);
+        let mine = union(&self.appeared, &self.refilled);
+        let mut disappeared = without(&self.disappeared, &appeared);
+        disappeared.extend(without(&later.disappeared, &mine));
+        let mut moved = self.moved.clone();
+        for wish in without(&later.moved, &mine) {
+            // The version before both transactions is the one to tell.
+            if !moved.iter().any(|earlier| earlier.name == wish.name) {
+                moved.push(wish);
+            }
+        }
+        let went: BTreeSet<&str> = self.disappeared.iter().map(|w| w.name.as_str()).collect();
+        let mut etc = self.etc.clone();
+        etc.extend(later.etc.clone());
+        Self {
+            appeared: appeared
+                .iter()
+                .filter(|name| !went.contains(name.as_str()))
+                .cloned()
+                .collect(),
+            refilled: refilled
+                .iter()
+                .filter(|name| !went.contains(name.as_str()))
+                .cloned()
+                .collect(),
+            disappeared,
+            moved,
+            now_manual: union(&self.now_manual, &later.now_manual)
+                .into_iter()
+                .filter(|name| !mine.contains(name))
+                .collect(),
+            users: union(&self.users, &later.users),
+            groups: union(&self.groups, &later.groups),
+            etc,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inventory(packages: &[(&str, &str)], etc: &[(&str, &str)]) -> Inventory {
+        Inventory {
+            schema: Inventory::SCHEMA,
+            packages: packages
+                .iter()
+                .map(|(name, version)| ((*name).to_owned(), (*version).to_owned()))
+                .collect(),
+            etc: etc
+                .iter()
+                .map(|(path, what)| ((*path).into(), (*what).to_owned()))
+                .collect(),
+            ..Inventory::default()
+        }
+    }
+
+    fn names(set: &BTreeSet<String>) -> Vec<&str> {
+        set.iter().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn the_difference_of_two_inventories() {
+        let mut before = inventory(
+            &[("bash", "1"), ("exim4", "4"), ("zlib1g", "1")],
+            &[("/etc/exim4", "folder"), ("/etc/passwd", "a")],
+        );
+        before.configured = ["docker.io".to_owned()].into();
+        before.auto = ["zlib1g".to_owned()].into();
+        let mut after = inventory(
+            &[
+                ("bash", "1"),
+                ("docker.io", "20"),
+                ("runc", "1"),
+                ("zlib1g", "2"),
+            ],
+            &[("/etc/passwd", "b"), ("/etc/docker", "folder")],
+        );
+        after.groups = ["docker".to_owned()].into();
+        let effects = before.effects(&after);
+        assert_eq!(names(&effects.appeared), ["runc"]);
+        assert_eq!(names(&effects.refilled), ["docker.io"]);
+        assert_eq!(effects.disappeared[0].name, "exim4");
+        assert_eq!(effects.moved[0].version.as_deref(), Some("1"));
+        assert_eq!(names(&effects.now_manual), ["zlib1g"]);
+        assert_eq!(names(&effects.groups), ["docker"]);
+        assert_eq!(effects.etc.len(), 1);
+        assert!(before.effects(&before).is_empty());
+    }
+
+    #[test]
+    fn two_transactions_are_undone_as_one() {
+        let start = inventory(&[("old", "1"), ("lib", "1")], &[]);
+        let middle = inventory(&[("lib", "2"), ("a", "1")], &[("/etc/a", "x")]);
+        let end = inventory(
+            &[("old", "1"), ("lib", "3"), ("b", "1")],
+            &[("/etc/a", "x"), ("/etc/b", "y")],
+        );
+        let both = start.effects(&middle).and_then(&middle.effects(&end));
+        let at_once = start.effects(&end);
+        assert!(both.disappeared.is_empty());
+        assert_eq!(both.moved, at_once.moved);
+        assert_eq!(both.etc, at_once.etc);
+        // `a` is purged too: its configuration may have stayed.
+        assert_eq!(names(&both.appeared), ["a", "b"]);
+    }
+
+    #[test]
+    fn configuration_that_stayed_is_purged() {
+        let start = inventory(&[], &[]);
+        let mut end = inventory(&[], &[]);
+        end.configured = ["nvidia-alternative".to_owned()].into();
+        assert_eq!(names(&start.effects(&end).appeared), ["nvidia-alternative"]);
+    }
+}

@@ -1,0 +1,233 @@
+//! Being the only package manager: waiting, with a bound and by name, for those that run, and
+//! keeping those that would start by themselves from starting.
+
+use std::time::Duration;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    change::{Applier, ChangeError, PackageError, Sink},
+    host::ExecError,
+    tools::{
+        packages::locks,
+        systemctl::{self, UnitState},
+    },
+};
+
+/// Between two looks.
+const POLL: Duration = Duration::from_secs(2);
+
+/// Between two words about the same holder.
+const REMIND: Duration = Duration::from_secs(30);
+
+/// What was paused, so that the next run can mend it if this one is cut off.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Paused {
+    schema: u32,
+    units: Vec<String>,
+}
+
+/// Who is in the way, and of what.
+struct Holder {
+    path: Utf8PathBuf,
+    who: String,
+}
+
+impl Applier {
+    /// Does package work while nobody else does: timers paused, locks free. The timers run again
+    /// afterwards, whatever happened.
+    pub(super) async fn exclusively<T>(
+        &self,
+        sink: &dyn Sink,
+        work: impl Future<Output = Result<T, ChangeError>> + Send,
+    ) -> Result<T, ChangeError> {
+        self.pause().await?;
+        let result = match self.wait_for_locks(sink).await {
+            Ok(()) => work.await,
+            Err(error) => Err(error),
+        };
+        match (result, self.resume_paused().await) {
+            (Ok(value), Ok(())) => Ok(value),
+            (Ok(_), Err(error)) => Err(error),
+            (Err(error), resumed) => {
+                if let Err(second) = resumed {
+                    // The first error is the one to tell; this one must not be lost either.
+                    sink.line(&format!("{second}; the next run will try again"));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until no package manager holds a lock, or somebody asks to stop.
+    pub(super) async fn wait_for_locks(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let clock = &self.host.clock;
+        let started = clock.monotonic();
+        let mut told: Option<(String, Duration)> = None;
+        while let Some(holder) = self.in_the_way().await? {
+            let now = clock.monotonic();
+            let waited = now.saturating_sub(started).as_secs();
+            if waited >= self.policy.lock_timeout_seconds {
+                return Err(PackageError::Locked {
+                    path: holder.path,
+                    holder: holder.who,
+                    waited,
+                }
+                .into());
+            }
+            let news = told
+                .as_ref()
+                .is_none_or(|(who, at)| *who != holder.who || now.saturating_sub(*at) >= REMIND);
+            if news {
+                let left = self.policy.lock_timeout_seconds - waited;
+                sink.retry(
+                    &format!(
+                        "{} holds `{}`; waiting for at most {left} s more",
+                        holder.who, holder.path
+                    ),
+                    POLL.as_secs_f64(),
+                );
+                told = Some((holder.who, now));
+            }
+            self.pause_for(POLL, "wait for another package manager")
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn in_the_way(&self) -> Result<Option<Holder>, ChangeError> {
+        if let Some(holder) = locks::holder(&*self.host.files, self.backend.locks())? {
+            let who = match &holder.command {
+                Some(command) if !command.is_empty() => format!("{holder}, `{command}`,"),
+                _ => holder.to_string(),
+            };
+            return Ok(Some(Holder {
+                path: holder.lock.into(),
+                who,
+            }));
+        }
+        // A service that has not locked yet, or not any more: it will in a moment. It is waited
+        // for and never ended, because an upgrade that is killed leaves the machine half done.
+        for unit in self.policy.pause_units.iter().filter(|unit| !timer(unit)) {
+            if let Some(state) = self.unit_state_if_any(unit).await?
+                && state.active == "activating"
+            {
+                return Ok(Some(Holder {
+                    path: self
+                        .backend
+                        .locks()
+                        .first()
+                        .copied()
+                        .unwrap_or_default()
+                        .into(),
+                    who: format!("{unit}, which is running,"),
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn paused_path(&self) -> Utf8PathBuf {
+        self.state.join("paused.json")
+    }
+
+    /// Stops the timers that run, and only timers. What is stopped is written down first.
+    async fn pause(&self) -> Result<(), ChangeError> {
+        let mut paused = self.read_paused()?;
+        let before = paused.units.len();
+        for unit in self.policy.pause_units.iter().filter(|unit| timer(unit)) {
+            if !paused.units.contains(unit)
+                && self
+                    .unit_state_if_any(unit)
+                    .await?
+                    .is_some_and(|state| state.is_active())
+            {
+                paused.units.push(unit.clone());
+            }
+        }
+        if paused.units.len() > before {
+            paused.schema = 1;
+            let text = serde_json::to_string(&paused).map_err(|error| ChangeError::Unreadable {
+                what: "write down what is paused".to_owned(),
+                why: error.to_string(),
+            })?;
+            self.host
+                .files
+                .write(&self.paused_path(), text.as_bytes(), 0o600)?;
+        }
+        for unit in &paused.units[before..] {
+            self.act("stop", unit).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts what this run or one that was cut off paused. For the start of every run, too.
+    ///
+    /// # Errors
+    /// When one cannot be started; the record stays, and the next call tries again.
+    pub async fn resume_paused(&self) -> Result<(), ChangeError> {
+        let paused = self.read_paused()?;
+        if paused.units.is_empty() {
+            return Ok(());
+        }
+        for unit in &paused.units {
+            // It may have gone with its package since.
+            if self
+                .unit_state_if_any(unit)
+                .await?
+                .is_some_and(|state| state.exists() && !state.is_active())
+            {
+                self.act("start", unit).await?;
+            }
+        }
+        self.host.files.remove(&self.paused_path())?;
+        Ok(())
+    }
+
+    fn read_paused(&self) -> Result<Paused, ChangeError> {
+        let path = self.paused_path();
+        match self.host.files.read_text(&path)? {
+            None => Ok(Paused::default()),
+            Some(text) => serde_json::from_str(&text).map_err(|error| ChangeError::Unreadable {
+                what: format!("read `{path}`"),
+                why: error.to_string(),
+            }),
+        }
+    }
+
+    async fn act(&self, verb: &str, unit: &str) -> Result<(), ChangeError> {
+        let cmd = systemctl::act(verb, unit);
+        self.host
+            .exec
+            .run(&cmd, &mut |_, _| {})
+            .await
+            .and_then(|output| output.success(&cmd))
+            .map_err(|source| ChangeError::Tool {
+                what: format!("{verb} `{unit}`"),
+                source,
+            })?;
+        Ok(())
+    }
+
+    /// The state of a unit; `None` where there is no running systemd, as in an image's chroot.
+    pub(in crate::change) async fn unit_state_if_any(
+        &self,
+        unit: &str,
+    ) -> Result<Option<UnitState>, ChangeError> {
+        let query = systemctl::show(unit);
+        match self.host.reader().query(&query).await {
+            Ok(output) if output.ok() => Ok(systemctl::parse_show(&output.stdout)),
+            Ok(_) | Err(ExecError::NotFound { .. }) => Ok(None),
+            Err(source) => Err(ChangeError::Tool {
+                what: format!("ask for the state of `{unit}`"),
+                source,
+            }),
+        }
+    }
+}
+
+fn timer(unit: &str) -> bool {
+    Utf8Path::new(unit).extension() == Some("timer")
+}

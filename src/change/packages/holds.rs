@@ -1,0 +1,122 @@
+//! Holds: packages that no background upgrade may move.
+
+use std::collections::BTreeSet;
+
+use super::inventory::held;
+use crate::{
+    change::{Applier, ChangeError, PackageError, Reverted, Sink, Undo},
+    model::pattern,
+    tools::packages::{Mark, Package},
+};
+
+/// Installed packages that match and are not held.
+fn to_hold(database: &[Package], patterns: &[String]) -> Vec<String> {
+    database
+        .iter()
+        .filter(|package| package.is_unpacked() && !package.held)
+        .filter(|package| {
+            patterns
+                .iter()
+                .any(|pattern| pattern::matches(pattern, &package.name))
+        })
+        .map(|package| package.id.clone())
+        .collect()
+}
+
+impl Applier {
+    pub(in crate::change) async fn preview_hold(
+        &self,
+        patterns: &[String],
+    ) -> Result<String, ChangeError> {
+        Ok(to_hold(&self.database().await?, patterns)
+            .iter()
+            .map(|name| format!("= {name}"))
+            .collect::<Vec<_>>()
+            .join("\n"))
+    }
+
+    pub(in crate::change) async fn capture_hold(&self) -> Result<Undo, ChangeError> {
+        Ok(Undo::Unhold {
+            before: held(&self.database().await?).into_iter().collect(),
+            held: None,
+        })
+    }
+
+    pub(in crate::change) async fn refine_hold(&self, undo: Undo) -> Result<Undo, ChangeError> {
+        match undo {
+            Undo::Unhold { before, held: None } => {
+                let known: BTreeSet<String> = before.iter().cloned().collect();
+                let now = held(&self.database().await?);
+                Ok(Undo::Unhold {
+                    held: Some(now.difference(&known).cloned().collect()),
+                    before,
+                })
+            }
+            other => Ok(other),
+        }
+    }
+
+    pub(in crate::change) async fn hold(
+        &self,
+        patterns: &[String],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let transactions = self.transactions()?;
+        self.exclusively(sink, async {
+            let names = to_hold(&self.database().await?, patterns);
+            if names.is_empty() {
+                return Ok(());
+            }
+            self.run_until_it_passes("hold packages", transactions.mark(Mark::Hold, &names), sink)
+                .await?;
+            match to_hold(&self.database().await?, patterns).first() {
+                None => Ok(()),
+                Some(name) => Err(PackageError::NotVerified {
+                    package: name.clone(),
+                    found: "not held".to_owned(),
+                    wanted: "a hold".to_owned(),
+                }
+                .into()),
+            }
+        })
+        .await
+    }
+
+    pub(in crate::change) async fn unhold(
+        &self,
+        before: &[String],
+        ours: Option<&[String]>,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let now = held(&self.database().await?);
+        let names: Vec<String> = match ours {
+            Some(ours) => ours
+                .iter()
+                .filter(|name| now.contains(*name))
+                .cloned()
+                .collect(),
+            None => now
+                .into_iter()
+                .filter(|name| !before.contains(name))
+                .collect(),
+        };
+        if names.is_empty() {
+            return Ok(Reverted::Nothing {
+                why: "no hold of ours is left".to_owned(),
+            });
+        }
+        let transactions = self.transactions()?;
+        self.exclusively(
+            sink,
+            self.run_until_it_passes(
+                "release holds",
+                transactions.mark(Mark::Unhold, &names),
+                sink,
+            ),
+        )
+        .await?;
+        Ok(Reverted::Done {
+            what: format!("released the hold on {} packages", names.len()),
+        })
+    }
+}

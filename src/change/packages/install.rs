@@ -1,0 +1,236 @@
+//! Installing: resolved, simulated, approved, downloaded, performed, verified.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{approval::choose, names, run::Attempts};
+use crate::{
+    change::{Applier, ChangeError, PackageError, Sink, Undo},
+    config::desired::PackageWish,
+    tools::packages::{Action, Removals, Request},
+};
+
+impl Applier {
+    /// Installs what is wished for; what is installed as wished stays untouched.
+    pub(in crate::change) async fn install(
+        &self,
+        wishes: &[PackageWish],
+        removing: &[String],
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        self.transactions()?;
+        self.exclusively(sink, async {
+            self.check_consistent().await?;
+            let mut resolved = match self.resolve(wishes).await {
+                // Lists as old as the image may not know what the mirror has.
+                Err(ChangeError::Packages(PackageError::NoVersion { .. }))
+                    if !self.lists.are_fresh() =>
+                {
+                    self.update(sink).await?;
+                    self.resolve(wishes).await?
+                }
+                resolved => resolved?,
+            };
+            let mut attempts = Attempts::new();
+            while let Err(error) = self.transact(&resolved, wishes, removing, undo, sink).await {
+                self.pass_and_refresh(&mut attempts, error, sink).await?;
+                // Newer lists, or what another package manager did, may ask for another
+                // transaction: it is simulated and approved like the first one.
+                resolved = self.resolve(wishes).await?;
+            }
+            self.verify(&resolved).await
+        })
+        .await
+    }
+
+    /// One attempt at a transaction: simulated, approved, downloaded, performed.
+    async fn transact(
+        &self,
+        resolved: &BTreeMap<String, String>,
+        wishes: &[PackageWish],
+        removing: &[String],
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let (packages, removing_there) = (
+            self.to_install(resolved).await?,
+            self.present(removing).await?,
+        );
+        if packages.is_empty() && removing_there.is_empty() {
+            return Ok(());
+        }
+        let request = Request::Install {
+            packages: &packages,
+            removing: &removing_there,
+        };
+        let actions = self.simulate(&request).await?;
+        self.approve(&actions, &names(wishes), removing).await?;
+        let (transactions, settings) = (self.transactions()?, self.settings());
+        let arrivals = actions
+            .iter()
+            .filter(|action| matches!(action, Action::Install { .. }))
+            .count();
+        let download = transactions.download(&settings, &request);
+        self.run_once("download packages", &download, arrivals, sink)
+            .await?;
+        let cmd = transactions.perform(&settings, &request, removals(&actions));
+        self.attempt(undo, "install packages", &cmd, &actions, sink)
+            .await
+    }
+
+    pub(in crate::change) async fn preview_install(
+        &self,
+        wishes: &[PackageWish],
+        removing: &[String],
+    ) -> Result<String, ChangeError> {
+        if self.backend.transactions().is_none() {
+            let name = self.backend.name();
+            return Ok(format!(
+                "installing with {name} is not available in this version"
+            ));
+        }
+        let resolved = match self.resolve(wishes).await {
+            Ok(resolved) => resolved,
+            // A plan may add the repository, or fetch newer lists, before it comes to this.
+            Err(ChangeError::Packages(error @ PackageError::NoVersion { .. })) => {
+                return Ok(format!("cannot be simulated yet: {error}"));
+            }
+            Err(error) => return Err(error),
+        };
+        let (packages, removing_there) = (
+            self.to_install(&resolved).await?,
+            self.present(removing).await?,
+        );
+        if packages.is_empty() && removing_there.is_empty() {
+            return Ok(String::new());
+        }
+        let request = Request::Install {
+            packages: &packages,
+            removing: &removing_there,
+        };
+        let actions = self.simulate(&request).await?;
+        self.approve(&actions, &names(wishes), removing).await?;
+        Ok(Action::tell(&actions))
+    }
+
+    /// Brings packages back; refused if it would take others.
+    pub(super) async fn bring_back(
+        &self,
+        packages: &[String],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        const WHAT: &str = "install removed packages again";
+        let request = Request::Install {
+            packages,
+            removing: &[],
+        };
+        let mut attempts = Attempts::new();
+        loop {
+            let actions = self.simulate(&request).await?;
+            self.approve(&actions, &[], &[]).await?;
+            let cmd =
+                (self.transactions()?).perform(&self.settings(), &request, removals(&actions));
+            let stages = super::run::stages(&actions);
+            match self.run_once(WHAT, &cmd, stages, sink).await {
+                Ok(()) => return Ok(()),
+                Err(error) => self.pass_and_refresh(&mut attempts, error, sink).await?,
+            }
+        }
+    }
+
+    /// Each wish with its version: the installed one where it is as wished, else the one to take.
+    async fn resolve(
+        &self,
+        wishes: &[PackageWish],
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
+        let installed = self.installed().await?;
+        let mut resolved = BTreeMap::new();
+        let mut open: Vec<&PackageWish> = Vec::new();
+        for wish in wishes {
+            let wanted = wish.version.as_deref().unwrap_or("*");
+            match installed.get(&wish.name) {
+                Some(version) if self.backend.matches(wanted, version) => {
+                    resolved.insert(wish.name.clone(), version.clone());
+                }
+                _ => open.push(wish),
+            }
+        }
+        if open.is_empty() {
+            return Ok(resolved);
+        }
+        let transactions = self.transactions()?;
+        let names: BTreeSet<&str> = open.iter().map(|wish| wish.name.as_str()).collect();
+        let query = transactions.offers(&names.into_iter().collect::<Vec<_>>());
+        let answer = self.ask("look packages up", &query).await?;
+        let offers = transactions.parse_offers(&answer);
+        for wish in open {
+            let offer = offers.iter().find(|offer| offer.name == wish.name);
+            resolved.insert(wish.name.clone(), choose(self.backend, wish, offer)?);
+        }
+        Ok(resolved)
+    }
+
+    /// What must be asked for: what is not installed in the resolved version.
+    async fn to_install(
+        &self,
+        resolved: &BTreeMap<String, String>,
+    ) -> Result<Vec<String>, ChangeError> {
+        let (installed, transactions) = (self.installed().await?, self.transactions()?);
+        Ok(resolved
+            .iter()
+            .filter(|(name, version)| installed.get(*name) != Some(version))
+            .map(|(name, version)| transactions.at_version(name, version))
+            .collect())
+    }
+
+    /// Which of the names are there, in whatever state but gone.
+    async fn present(&self, names: &[String]) -> Result<Vec<String>, ChangeError> {
+        let database = self.database().await?;
+        let there: BTreeSet<&str> = database
+            .iter()
+            .filter(|package| package.is_there())
+            .map(|package| package.id.as_str())
+            .collect();
+        Ok(names
+            .iter()
+            .filter(|name| there.contains(name.as_str()))
+            .cloned()
+            .collect())
+    }
+
+    async fn installed(&self) -> Result<BTreeMap<String, String>, ChangeError> {
+        Ok((self.database().await?.into_iter())
+            .filter(|package| package.is_installed())
+            .map(|package| (package.id, package.version))
+            .collect())
+    }
+
+    async fn verify(&self, resolved: &BTreeMap<String, String>) -> Result<(), ChangeError> {
+        self.check_consistent().await?;
+        let installed = self.installed().await?;
+        for (name, wanted) in resolved {
+            let found = installed.get(name);
+            if found != Some(wanted) {
+                return Err(PackageError::NotVerified {
+                    package: name.clone(),
+                    found: found.map_or("not installed", String::as_str).to_owned(),
+                    wanted: wanted.clone(),
+                }
+                .into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a simulation that was approved removes anything: else nothing may be removed for real.
+pub(super) fn removals(actions: &[Action]) -> Removals {
+    if actions
+        .iter()
+        .any(|action| matches!(action, Action::Remove { .. }))
+    {
+        Removals::Approved
+    } else {
+        Removals::None
+    }
+}

@@ -1,0 +1,65 @@
+//! Finishing what an interrupted package manager left half done.
+
+use super::{install::removals, run::Attempts};
+use crate::{
+    change::{Applier, ChangeError, PackageError, Sink, Undo},
+    tools::packages::{Fault, Request},
+};
+
+impl Applier {
+    /// Finishes what an interrupted package manager left.
+    pub(in crate::change) async fn repair(
+        &self,
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let transactions = self.transactions()?;
+        self.exclusively(sink, async {
+            match self.configure(undo, sink).await {
+                Ok(()) if self.half_done().await?.is_empty() => return Ok(()),
+                Ok(()) => {}
+                // Only what is missing can be added; a script or build that fails would fail again.
+                Err(ChangeError::Packages(PackageError::Failed {
+                    fault: Fault::Unmet,
+                    ..
+                })) => {}
+                Err(error) => return Err(error),
+            }
+            let mut attempts = Attempts::new();
+            loop {
+                let actions = self.simulate(&Request::Fix).await?;
+                let half_done = self.half_done().await?;
+                let named: Vec<&str> = half_done.iter().map(String::as_str).collect();
+                self.approve(&actions, &named, &[]).await?;
+                let fix = transactions.perform(&self.settings(), &Request::Fix, removals(&actions));
+                match self
+                    .attempt(undo, "complete broken dependencies", &fix, &actions, sink)
+                    .await
+                {
+                    Ok(()) => break,
+                    Err(error) => self.pass_and_refresh(&mut attempts, error, sink).await?,
+                }
+            }
+            self.check_consistent().await
+        })
+        .await
+    }
+
+    async fn configure(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let configure = self.transactions()?.configure();
+        let mut attempts = Attempts::new();
+        while let Err(error) = self
+            .attempt(undo, "configure what is unpacked", &configure, &[], sink)
+            .await
+        {
+            self.pass_and_refresh(&mut attempts, error, sink).await?;
+        }
+        Ok(())
+    }
+
+    pub(in crate::change) async fn preview_repair(&self) -> Result<String, ChangeError> {
+        let names = self.half_done().await?;
+        let lines: Vec<String> = names.iter().map(|name| format!("~ {name}")).collect();
+        Ok(lines.join("\n"))
+    }
+}

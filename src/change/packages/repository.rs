@@ -1,0 +1,469 @@
+//! Repositories: the key is fetched, its fingerprint compared, and only then is anything written.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::{
+    change::{Applier, ChangeError, FileAfter, RepositoryError, Undo, file},
+    config::desired::Repository,
+    host::{FilesError, ReadFiles},
+    tools::{
+        openpgp::{self, Key},
+        packages::{Backend, SourceEntry},
+    },
+};
+
+/// A key is some kilobytes.
+const KEY_LIMIT: u64 = 1 << 20;
+
+/// The accepted keys among those that were fetched, without armour.
+fn keyring(
+    repository: &Repository,
+    url: &str,
+    keys: &[Key],
+    now: i64,
+) -> Result<Vec<u8>, RepositoryError> {
+    let accepted: Vec<&Key> = keys
+        .iter()
+        .filter(|key| accepts(repository, &key.fingerprint))
+        .collect();
+    let Some(first) = accepted.first() else {
+        return Err(RepositoryError::KeyMismatch {
+            repository: repository.name.clone(),
+            url: url.to_owned(),
+            found: keys.iter().map(|key| key.fingerprint.clone()).collect(),
+            accepted: repository.fingerprints.clone(),
+        });
+    };
+    let valid: Vec<&&Key> = accepted
+        .iter()
+        .filter(|key| key.expires.is_none_or(|at| at > now))
+        .collect();
+    if valid.is_empty() {
+        return Err(RepositoryError::KeyExpired {
+            repository: repository.name.clone(),
+            fingerprint: first.fingerprint.clone(),
+            on: first
+                .expires
+                .and_then(|at| jiff::Timestamp::from_second(at).ok())
+                .map_or_else(
+                    || "an unknown day".to_owned(),
+                    |at| at.strftime("%Y-%m-%d").to_string(),
+                ),
+        });
+    }
+    Ok(valid.iter().flat_map(|key| key.binary.clone()).collect())
+}
+
+/// The first entry that names one of the repository's suites with another key.
+fn conflict<'e>(
+    repository: &Repository,
+    keyring: Option<&Utf8Path>,
+    entries: &'e [SourceEntry],
+) -> Option<&'e SourceEntry> {
+    let architecture = repository.architectures.first().map(String::as_str);
+    entries.iter().find(|entry| {
+        let names = |suite: &String| entry.names(&repository.url, suite, architecture);
+        repository.suites.iter().any(names)
+            && entry.signed_by.as_deref() != keyring.map(Utf8Path::as_str)
+    })
+}
+
+impl Applier {
+    pub(in crate::change) fn preview_repository(
+        &self,
+        repository: &Repository,
+    ) -> Result<String, ChangeError> {
+        if self.backend.transactions().is_none() {
+            let name = self.backend.name();
+            return Ok(format!(
+                "adding a repository for {name} is not available in this version"
+            ));
+        }
+        self.check_conflict(repository)?;
+        let mut text = String::new();
+        for (path, content) in self.texts(repository) {
+            let before = self.host.files.read_text(&path)?;
+            text.push_str(&file::diff(&path, before.as_deref(), Some(&content)));
+        }
+        if let (None, Some(keyring)) = (&repository.keyring, self.backend.keyring_path(repository))
+        {
+            text.push_str(&format!(
+                "+ {keyring} with {}\n",
+                repository.fingerprints.join(", ")
+            ));
+        }
+        Ok(text)
+    }
+
+    pub(in crate::change) fn capture_repository(
+        &self,
+        repository: &Repository,
+    ) -> Result<Undo, ChangeError> {
+        let mut paths: Vec<Utf8PathBuf> = self
+            .texts(repository)
+            .into_iter()
+            .map(|(path, _)| path)
+            .collect();
+        if let (None, Some(keyring)) = (&repository.keyring, self.backend.keyring_path(repository))
+        {
+            paths.push(keyring);
+        }
+        self.capture_files(&paths, |_| FileAfter::Unknown)
+    }
+
+    /// Looks ahead for what would refuse the repository: a key that is not the one named, an entry
+    /// of somebody else. A network that is away is no refusal; applying tries again, and tells.
+    pub(in crate::change) async fn rehearse_repository(
+        &self,
+        repository: &Repository,
+    ) -> Result<(), ChangeError> {
+        self.transactions()?;
+        self.check_conflict(repository)?;
+        match (&repository.keyring, &repository.key_url) {
+            (None, Some(url)) => match self.fetch_keyring(repository, url).await {
+                // Nor is it one that somebody asked to stop; the engine has heard it as well.
+                Ok(_)
+                | Err(
+                    ChangeError::Repository(RepositoryError::Fetch { .. })
+                    | ChangeError::Stopped { .. },
+                ) => Ok(()),
+                Err(error) => Err(error),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    pub(in crate::change) async fn add_repository(
+        &self,
+        repository: &Repository,
+    ) -> Result<(), ChangeError> {
+        self.transactions()?;
+        self.check_conflict(repository)?;
+        match (&repository.keyring, &repository.key_url) {
+            (Some(keyring), _) => {
+                if !self.host.files.exists(keyring)? {
+                    return Err(incomplete(
+                        repository,
+                        format!("its keyring `{keyring}` is not there"),
+                    )
+                    .into());
+                }
+            }
+            // Further components of an archive that the machine trusts by its own keyrings.
+            (None, None) => {}
+            (None, Some(url)) => {
+                let keyring = self.fetch_keyring(repository, url).await?;
+                if let Some(path) = self.backend.keyring_path(repository) {
+                    // Readable for all: a package manager may verify as an ordinary user.
+                    self.write_file(&path, &keyring, 0o644)?;
+                }
+            }
+        }
+        for (path, content) in self.texts(repository) {
+            self.write_file(&path, content.as_bytes(), 0o644)?;
+        }
+        self.lists.set_fresh(false);
+        Ok(())
+    }
+
+    async fn fetch_keyring(
+        &self,
+        repository: &Repository,
+        url: &str,
+    ) -> Result<Vec<u8>, ChangeError> {
+        if repository.fingerprints.is_empty() {
+            return Err(incomplete(
+                repository,
+                "no fingerprint says which key to trust".to_owned(),
+            )
+            .into());
+        }
+        // It tries again for minutes; nothing is lost where it is given up half-way.
+        let bytes = self
+            .unless_stopped("fetch the key", self.host.http.get(url, KEY_LIMIT))
+            .await?
+            .map_err(|source| RepositoryError::Fetch {
+                repository: repository.name.clone(),
+                source,
+            })?;
+        let keys = openpgp::parse(&bytes).map_err(|source| RepositoryError::NoKey {
+            repository: repository.name.clone(),
+            url: url.to_owned(),
+            source,
+        })?;
+        let now = self.host.clock.now().as_second();
+        Ok(keyring(repository, url, &keys, now)?)
+    }
+
+    /// A package manager may refuse to work at all when two entries contradict each other.
+    fn check_conflict(&self, repository: &Repository) -> Result<(), ChangeError> {
+        let (own, _) = self.backend.source(repository);
+        let mut entries = self.backend.entries(&*self.host.files)?;
+        entries.retain(|entry| entry.file != own);
+        let keyring = self.backend.keyring_path(repository);
+        let Some(entry) = conflict(repository, keyring.as_deref(), &entries) else {
+            return Ok(());
+        };
+        Err(RepositoryError::Conflict {
+            repository: repository.name.clone(),
+            file: entry.file.clone(),
+            uri: format!("{} {}", entry.uri, entry.suite),
+            theirs: entry.signed_by.clone().unwrap_or_else(|| "none".to_owned()),
+        }
+        .into())
+    }
+
+    /// The files of text that make the repository: source, and its priority where it has one.
+    fn texts(&self, repository: &Repository) -> Vec<(Utf8PathBuf, String)> {
+        let mut files = vec![self.backend.source(repository)];
+        files.extend(self.backend.priority(repository));
+        files
+    }
+
+    /// The files whose entries contradict each other, in words.
+    pub(super) fn contradictions(&self) -> Result<Option<String>, ChangeError> {
+        let found = contradictions(&self.backend.entries(&*self.host.files)?);
+        Ok((!found.is_empty()).then(|| found.join("\n")))
+    }
+}
+
+/// Each entry that names the same address and suite as another, with another key.
+fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
+    (entries.iter())
+        .filter(|one| {
+            entries.iter().any(|other| {
+                one.uri == other.uri && one.suite == other.suite && one.signed_by != other.signed_by
+            })
+        })
+        .map(|entry| {
+            let SourceEntry {
+                file, uri, suite, ..
+            } = entry;
+            let key = entry.signed_by.as_deref().unwrap_or("no key");
+            format!("`{file}` names {uri} {suite} with {key}")
+        })
+        .collect()
+}
+
+/// The file of somebody else in which the repository stands already as it is wanted: each suite
+/// with its components, trusted by accepted keys and no other. It is used and left alone.
+///
+/// # Errors
+/// When a file that is there cannot be read.
+pub fn of_others(
+    backend: &dyn Backend,
+    files: &dyn ReadFiles,
+    repository: &Repository,
+) -> Result<Option<Utf8PathBuf>, FilesError> {
+    // Without a key of its own it is more of an archive that the machine has anyway.
+    if repository.key_url.is_none() || repository.keyring.is_some() {
+        return Ok(None);
+    }
+    let (own, _) = backend.source(repository);
+    let mut entries = backend.entries(files)?;
+    entries.retain(|entry| entry.file != own);
+    let architecture = repository.architectures.first().map(String::as_str);
+    let mut found = None;
+    for suite in &repository.suites {
+        let mut file = None;
+        for entry in &entries {
+            if entry.names(&repository.url, suite, architecture)
+                && entry.brings(&repository.components, &repository.architectures)
+                && !entry.trusting
+                && is_trusted_as_wanted(files, repository, entry)?
+            {
+                file = Some(entry.file.clone());
+                break;
+            }
+        }
+        let Some(file) = file else {
+            return Ok(None);
+        };
+        found.get_or_insert(file);
+    }
+    Ok(found)
+}
+
+/// Whether the keyring of an entry holds keys that are accepted, and no other.
+fn is_trusted_as_wanted(
+    files: &dyn ReadFiles,
+    repository: &Repository,
+    entry: &SourceEntry,
+) -> Result<bool, FilesError> {
+    let one_file = |path: &&str| path.starts_with('/') && !path.contains([' ', ',', '\n']);
+    let Some(path) = entry.signed_by.as_deref().filter(one_file) else {
+        return Ok(false);
+    };
+    let Some(bytes) = files.read(Utf8Path::new(path))? else {
+        return Ok(false);
+    };
+    // What cannot be read as keys is no keyring that could be used.
+    Ok(openpgp::parse(&bytes)
+        .is_ok_and(|keys| keys.iter().all(|key| accepts(repository, &key.fingerprint))))
+}
+
+/// Whether a key is one of those that the repository is trusted by.
+#[must_use]
+pub fn accepts(repository: &Repository, fingerprint: &str) -> bool {
+    (repository.fingerprints.iter()).any(|one| one.eq_ignore_ascii_case(fingerprint))
+}
+
+fn incomplete(repository: &Repository, why: String) -> RepositoryError {
+    RepositoryError::Incomplete {
+        repository: repository.name.clone(),
+        why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{host::fake::FakeFiles, tools::packages::Manager};
+
+    fn repository() -> Repository {
+        Repository {
+            name: "toolkit".into(),
+            url: "https://example.org/deb/".into(),
+            suites: vec!["/".into()],
+            components: vec![],
+            architectures: vec!["amd64".into()],
+            key_url: Some("https://example.org/key".into()),
+            fingerprints: vec!["aa".repeat(20)],
+            keyring: None,
+            priority: None,
+        }
+    }
+
+    fn key(digits: &str, expires: Option<i64>) -> Key {
+        Key {
+            fingerprint: digits.repeat(20),
+            expires,
+            binary: digits.as_bytes().to_vec(),
+        }
+    }
+
+    #[test]
+    fn only_the_named_and_valid_key_is_kept() {
+        let kept = |keys: &[Key]| keyring(&repository(), "https://example.org/key", keys, 100);
+        assert_eq!(
+            kept(&[key("BB", None), key("AA", Some(101))]).unwrap(),
+            b"AA"
+        );
+        let error = kept(&[key("BB", None)]).unwrap_err();
+        assert!(matches!(error, RepositoryError::KeyMismatch { .. }));
+        let text = error.to_string();
+        assert!(text.contains(&"BB".repeat(20)) && text.contains(&"aa".repeat(20)));
+        let error = kept(&[key("AA", Some(100))]).unwrap_err();
+        assert!(
+            error.to_string().contains("expired on 1970-01-01"),
+            "{error}"
+        );
+    }
+
+    fn entry(uri: &str, suite: &str, key: Option<&str>) -> SourceEntry {
+        SourceEntry {
+            file: "/a.list".into(),
+            uri: uri.into(),
+            written: uri.into(),
+            suite: suite.into(),
+            signed_by: key.map(str::to_owned),
+            binary: true,
+            components: Vec::new(),
+            architectures: Vec::new(),
+            trusting: false,
+        }
+    }
+
+    #[test]
+    fn entries_that_contradict_each_other_are_named() {
+        let uri = "https://example.org/deb";
+        let mut sources = [
+            entry(uri, "/", Some("/a.gpg")),
+            entry(uri, "/", Some("/b.gpg")),
+            entry(uri, "stable", Some("/a.gpg")),
+        ];
+        sources[1].file = "/b.list".into();
+        assert_eq!(
+            contradictions(&sources),
+            [
+                "`/a.list` names https://example.org/deb / with /a.gpg",
+                "`/b.list` names https://example.org/deb / with /b.gpg",
+            ]
+        );
+    }
+
+    #[test]
+    fn two_entries_for_one_address_must_agree() {
+        let ours = "/usr/share/keyrings/gpu-bootstrap-toolkit.gpg";
+        for (other, conflicts) in [
+            (entry("https://example.org/deb", "/", Some(ours)), false),
+            (entry("https://example.org/deb", "stable", None), false),
+            (entry("https://example.org/other", "/", None), false),
+            (entry("https://example.org/deb", "/", None), true),
+            (entry("https://example.org/$(ARCH)", "/", None), false),
+            (entry("https://example.org/deb", "/", Some("/k.gpg")), true),
+        ] {
+            let entries = [other];
+            let found = conflict(&repository(), Some(ours.into()), &entries);
+            assert_eq!(found.is_some(), conflicts);
+        }
+    }
+
+    fn adopted() -> Repository {
+        Repository {
+            url: "https://example.org:8077/deb/amd64".into(),
+            priority: Some(600),
+            fingerprints: vec![],
+            ..repository()
+        }
+    }
+
+    #[test]
+    fn an_entry_of_somebody_else_must_be_all_that_is_wanted() {
+        const KEYS: &[u8] = include_bytes!("../../../tests/keys/two.asc");
+        const BOTH: [&str; 2] = [
+            "8ebe33251f7e6a8e6c2120dd2de2d3dd7e65b027",
+            "1732C20F83E68D3F9A3866A67294E6455BBBA7EA",
+        ];
+        let guide = "deb [signed-by=/k.asc] https://example.org:8077/deb/$(ARCH) /";
+        let found = |text: &str, accepted: &[&str], change: fn(&mut Repository)| {
+            let files = FakeFiles::new();
+            files.put("/k.asc", KEYS);
+            files.put("/none.asc", "no keys");
+            files.put("/etc/apt/sources.list.d/theirs.list", text);
+            files.put_folder("/etc/apt/sources.list.d/retired", 0o755);
+            let mut repository = adopted();
+            repository.fingerprints = accepted.iter().map(ToString::to_string).collect();
+            change(&mut repository);
+            of_others(Manager::Apt.backend(), &files, &repository).expect("files")
+        };
+        assert_eq!(
+            found(guide, &BOTH, |_| {}).expect("theirs"),
+            "/etc/apt/sources.list.d/theirs.list"
+        );
+        for (text, accepted, change) in [
+            // Its keyring holds a key that is not accepted, or none at all, or is not there.
+            (guide, &BOTH[..1], (|_| {}) as fn(&mut Repository)),
+            (guide, &[], |_| {}),
+            (&guide.replace("k.asc", "none.asc"), &BOTH, |_| {}),
+            (&guide.replace("k.asc", "gone.asc"), &BOTH, |_| {}),
+            (&guide.replace("[signed-by=/k.asc]", ""), &BOTH, |_| {}),
+            // Nobody looks at the signature, or there is more to it than one keyring.
+            (
+                &guide.replace("signed", "trusted=yes signed"),
+                &BOTH,
+                |_| {},
+            ),
+            (&guide.replace("/k.asc", "/k.asc,/none.asc"), &BOTH, |_| {}),
+            // Not all that is wanted.
+            (&guide.replace("deb [", "deb-src ["), &BOTH, |_| {}),
+            (guide, &BOTH, |wanted| wanted.suites.push("stable".into())),
+            (guide, &BOTH, |wanted| wanted.components.push("main".into())),
+            (guide, &BOTH, |wanted| wanted.url.push('x')),
+            // The archive's own, with its keyring.
+            (guide, &BOTH, |wanted| wanted.key_url = None),
+        ] {
+            assert_eq!(found(text, accepted, change), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What is wanted of a package manager, as plain data: packages, repositories, preferences. Every
+//! backend in `tools::packages` understands these types.
+
+use camino::Utf8PathBuf;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A package repository with its key.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Repository {
+    /// Our name for it; its file is called `gpu-bootstrap-NAME`.
+    pub name: String,
+    /// Base address.
+    pub url: String,
+    /// Suites (`/` for a flat repository), where the package manager has such.
+    pub suites: Vec<String>,
+    /// Components (none for a flat repository), where the package manager has such.
+    pub components: Vec<String>,
+    /// Architectures as the package manager names them.
+    pub architectures: Vec<String>,
+    /// Where the key is fetched. `None`, and no `keyring` either: the package manager's own keyrings
+    /// vouch for it, as they do for the machine's source of the same archive.
+    pub key_url: Option<String>,
+    /// Fingerprints of acceptable keys, 40 hex digits. Empty only without `key-url`.
+    pub fingerprints: Vec<String>,
+    /// A keyring already on the machine, for components of the distribution's own archive.
+    #[schemars(with = "Option<String>")]
+    pub keyring: Option<Utf8PathBuf>,
+    /// The priority of everything from this repository; `None` leaves the package manager's default.
+    pub priority: Option<i32>,
+}
+
+/// A preference for a version. Without it a package manager may take the newest version for the
+/// dependencies of a package that was asked for at an older version, and then give up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Pin {
+    /// Our name for it; its file is `gpu-bootstrap-NAME`.
+    pub name: String,
+    /// Shell patterns over package names.
+    pub packages: Vec<String>,
+    /// A shell pattern over versions, such as `580.*`; packages that have none such are untouched.
+    pub version: String,
+    /// The priority; above 1000 the package manager may go back to an older version.
+    pub priority: i32,
+}
+
+/// A package, by name and version pattern.
+#[derive(
+    Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub struct PackageWish {
+    /// Its name.
+    pub name: String,
+    /// A version, or a shell pattern over versions such as `535.*`; `None` takes the candidate.
+    pub version: Option<String>,
+}

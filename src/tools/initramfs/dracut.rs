@@ -1,0 +1,33 @@
+//! `dracut`, which AlmaLinux, RHEL and their relatives use.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{BUILD_DEADLINE, Generator};
+use crate::host::{Cmd, Query};
+
+/// Where the program is.
+pub(super) const PATH: &str = "/usr/bin/dracut";
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Dracut;
+
+impl Generator for Dracut {
+    fn program(&self) -> &'static str {
+        "dracut"
+    }
+
+    fn image(&self, kernel: &str) -> Utf8PathBuf {
+        format!("/boot/initramfs-{kernel}.img").into()
+    }
+
+    fn list(&self, image: &Utf8Path) -> Query {
+        Query::new("lsinitrd", [image.as_str()])
+    }
+
+    /// dracut(8): without `--force` it refuses to overwrite an image that is there.
+    fn rebuild(&self, kernel: &str) -> Cmd {
+        let image = self.image(kernel);
+        Cmd::new("dracut", ["--force", image.as_str(), kernel]).deadline(BUILD_DEADLINE)
+    }
+}

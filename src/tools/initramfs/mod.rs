@@ -1,0 +1,120 @@
+//! Initial RAM filesystems. Each program that builds them has a file of its own; [`of`] tells which
+//! one a machine has.
+
+mod dracut;
+mod update_initramfs;
+
+use std::{fmt::Debug, time::Duration};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::host::{Cmd, FilesError, Query, ReadFiles};
+
+/// Building takes some 10 to 30 s on a healthy machine.
+const BUILD_DEADLINE: Duration = Duration::from_secs(600);
+
+/// A program that builds initial RAM filesystems.
+pub trait Generator: Debug + Send + Sync {
+    /// Its name, for messages.
+    fn program(&self) -> &'static str;
+
+    /// Where a kernel's image is.
+    fn image(&self, kernel: &str) -> Utf8PathBuf;
+
+    /// Lists what an image holds; each line ends with a path.
+    fn list(&self, image: &Utf8Path) -> Query;
+
+    /// Builds a kernel's image anew.
+    fn rebuild(&self, kernel: &str) -> Cmd;
+}
+
+/// The program that a machine has; where it has none, or both, Debian's.
+///
+/// # Errors
+/// When the machine's files cannot be read.
+pub fn of(files: &dyn ReadFiles) -> Result<&'static dyn Generator, FilesError> {
+    let debian = files.exists(Utf8Path::new(update_initramfs::PATH))?;
+    Ok(if !debian && files.exists(Utf8Path::new(dracut::PATH))? {
+        &dracut::Dracut
+    } else {
+        &update_initramfs::UpdateInitramfs
+    })
+}
+
+/// Which of the modules the listed image holds. Module files may be compressed.
+#[must_use]
+pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
+    modules
+        .iter()
+        .filter(|module| {
+            listing.lines().any(|line| {
+                let name = line.rsplit('/').next().unwrap_or(line);
+                // The kernel takes `-` and `_` in module names as the same.
+                name.split_once(".ko")
+                    .is_some_and(|(stem, _)| stem.replace('-', "_") == module.replace('-', "_"))
+            })
+        })
+        .map(String::as_str)
+        .collect()
+}
+
+/// Whether the listed image holds the file with this absolute path; an image has paths from its
+/// root, with or without a leading `./`. Some programs print attributes before the path.
+#[must_use]
+pub fn has_file(listing: &str, path: &Utf8Path) -> bool {
+    let wanted = path.as_str().trim_start_matches('/');
+    listing
+        .lines()
+        .map(|line| line.rsplit(' ').next().unwrap_or(line))
+        .any(|path| path.trim_start_matches("./").trim_start_matches('/') == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{has_file, modules_in, of};
+    use crate::host::fake::FakeFiles;
+    use camino::Utf8Path;
+
+    #[test]
+    fn the_program_that_is_there_is_used() {
+        let files = FakeFiles::new();
+        assert_eq!(of(&files).unwrap().program(), "update-initramfs");
+        files.put("/usr/bin/dracut", "");
+        let dracut = of(&files).unwrap();
+        assert_eq!(dracut.image("5.14.0"), "/boot/initramfs-5.14.0.img");
+        assert_eq!(
+            dracut.rebuild("5.14.0").line(),
+            "dracut --force /boot/initramfs-5.14.0.img 5.14.0"
+        );
+        // Debian's dracut brings the name that its scripts call.
+        files.put("/usr/sbin/update-initramfs", "");
+        assert_eq!(of(&files).unwrap().program(), "update-initramfs");
+    }
+
+    #[test]
+    fn a_file_is_found_by_its_whole_path() {
+        let path = Utf8Path::new("/etc/modprobe.d/deny.conf");
+        // Debian's images have a folder of that name.
+        assert!(!has_file(".\nconf\nconf/initramfs.conf\netc\n", path));
+        for line in [
+            "etc/modprobe.d/deny.conf",
+            "./etc/modprobe.d/deny.conf",
+            "-rw-r--r--   1 root     root          120 Jan  1  2026 etc/modprobe.d/deny.conf",
+        ] {
+            assert!(has_file(&format!("etc\n{line}\n"), path));
+        }
+    }
+
+    #[test]
+    fn modules_are_found_by_name_compressed_or_not() {
+        let listing = "usr/lib/modules/6.1.0/kernel/drivers/gpu/drm/nouveau/nouveau.ko.xz\n\
+                       usr/lib/modules/6.1.0/kernel/drivers/net/nova-core.ko\n\
+                       etc/modprobe.d/nouveau-off.conf\n";
+        let modules = [
+            "nouveau".to_owned(),
+            "nova_core".to_owned(),
+            "nova_drm".to_owned(),
+        ];
+        assert_eq!(modules_in(listing, &modules), ["nouveau", "nova_core"]);
+    }
+}

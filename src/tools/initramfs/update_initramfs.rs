@@ -1,0 +1,31 @@
+//! Debian's `initramfs-tools`.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{BUILD_DEADLINE, Generator};
+use crate::host::{Cmd, Query};
+
+/// Where the program is.
+pub(super) const PATH: &str = "/usr/sbin/update-initramfs";
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct UpdateInitramfs;
+
+impl Generator for UpdateInitramfs {
+    fn program(&self) -> &'static str {
+        "update-initramfs"
+    }
+
+    fn image(&self, kernel: &str) -> Utf8PathBuf {
+        format!("/boot/initrd.img-{kernel}").into()
+    }
+
+    fn list(&self, image: &Utf8Path) -> Query {
+        Query::new("lsinitramfs", [image.as_str()])
+    }
+
+    fn rebuild(&self, kernel: &str) -> Cmd {
+        Cmd::new("update-initramfs", ["-u", "-k", kernel]).deadline(BUILD_DEADLINE)
+    }
+}

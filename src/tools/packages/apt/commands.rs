@@ -1,0 +1,277 @@
+//! `apt-get`, `apt-mark` and `dpkg`: argument vectors that never ask, never wait without bound,
+//! never allow what a plan did not name.
+
+use std::time::Duration;
+
+use crate::{
+    host::{Cmd, Query},
+    tools::packages::{Mark, Removals, Request, Settings},
+};
+
+/// A transaction with a DKMS build takes some minutes; this is for a sick machine.
+const DEADLINE: Duration = Duration::from_secs(45 * 60);
+
+/// While DKMS compiles nothing is printed, but a processor is at work; where neither is the case for so
+/// long, a script waits for what does not come.
+const SILENCE: Duration = Duration::from_secs(10 * 60);
+
+/// Fetching lists; AKS caps it at 180 s for one attempt, and slow mirrors need more.
+const UPDATE_DEADLINE: Duration = Duration::from_secs(10 * 60);
+
+/// Nothing may ask, and no service may be restarted behind the run's back.
+const ENVIRONMENT: [(&str, &str); 7] = [
+    ("DEBIAN_FRONTEND", "noninteractive"),
+    ("DEBCONF_NONINTERACTIVE_SEEN", "true"),
+    // needrestart(1): list only; and not even look.
+    ("NEEDRESTART_MODE", "l"),
+    ("NEEDRESTART_SUSPEND", "1"),
+    ("APT_LISTCHANGES_FRONTEND", "none"),
+    ("APT_LISTBUGS_FRONTEND", "none"),
+    // ucf(1): keep the local file, as dpkg does by `--force-confold`.
+    ("UCF_FORCE_CONFFOLD", "1"),
+];
+
+/// Gives a command the environment of every package-manager call.
+#[must_use]
+pub fn quiet(mut cmd: Cmd) -> Cmd {
+    for (key, value) in ENVIRONMENT {
+        cmd = cmd.env(key, value);
+    }
+    cmd
+}
+
+/// apt-get(8): with `--no-remove` it "immediately aborts" if any package is to be removed. What may
+/// be removed cannot be named to it.
+const fn removals_option(removals: Removals) -> &'static [&'static str] {
+    match removals {
+        Removals::None => &["--no-remove"],
+        Removals::Approved => &[],
+    }
+}
+
+fn options(settings: &Settings) -> Vec<String> {
+    vec![
+        format!("-oDPkg::Lock::Timeout={}", settings.lock_timeout_seconds),
+        // No terminal is there to draw on.
+        "-oDpkg::Use-Pty=0".to_owned(),
+        "-oAcquire::Retries=3".to_owned(),
+        "-oAcquire::http::Timeout=30".to_owned(),
+        "-oAcquire::https::Timeout=30".to_owned(),
+        // dpkg(1): `confdef` takes the default action for a changed conffile if there is one,
+        // `confold` keeps the old file if there is none.
+        "-oDpkg::Options::=--force-confdef".to_owned(),
+        "-oDpkg::Options::=--force-confold".to_owned(),
+        format!("-oAPT::Install-Recommends={}", settings.recommends),
+        // Whatever the administrator's default is: what nobody needs any more is not ours.
+        "-oAPT::Get::AutomaticRemove=false".to_owned(),
+    ]
+}
+
+/// The environment of every call. The proxy's address may carry a password, and every user can
+/// read arguments.
+fn environment(settings: &Settings, cmd: Cmd) -> Cmd {
+    let cmd = quiet(cmd);
+    match &settings.proxy {
+        Some(proxy) => cmd
+            .secret_env("http_proxy", proxy)
+            .secret_env("https_proxy", proxy),
+        None => cmd,
+    }
+}
+
+/// A verb. Progress is told from the lines that dpkg prints, [`super::progress`]:
+/// `APT::Status-Fd=1` would close the standard output of the packages' scripts, and those that
+/// check what they print fail.
+fn get(settings: &Settings, verb: &[&str], packages: &[String]) -> Cmd {
+    let mut args = vec!["-q".to_owned(), "-y".to_owned()];
+    args.extend(arguments(settings, verb, packages));
+    environment(settings, Cmd::new("apt-get", args))
+        .deadline(DEADLINE)
+        .silence(SILENCE)
+}
+
+fn arguments(settings: &Settings, verb: &[&str], packages: &[String]) -> Vec<String> {
+    let mut args = options(settings);
+    args.extend(verb.iter().map(|word| (*word).to_owned()));
+    if !packages.is_empty() {
+        args.push("--".to_owned());
+        args.extend(packages.iter().cloned());
+    }
+    args
+}
+
+/// The words of a request: its verb, and packages, those to be removed with a dash at their end.
+fn words(request: &Request<'_>) -> (&'static [&'static str], Vec<String>) {
+    match request {
+        Request::Install { packages, removing } => {
+            let going = removing.iter().map(|name| format!("{name}-"));
+            (
+                &["install"],
+                packages.iter().cloned().chain(going).collect(),
+            )
+        }
+        Request::Purge(packages) => (&["purge"], packages.to_vec()),
+        Request::Remove(packages) => (&["remove"], packages.to_vec()),
+        Request::Fix => (&["install", "--fix-broken"], Vec::new()),
+    }
+}
+
+/// Fetches the package lists. apt.conf(5): with `Error-Mode` `any` a source that fails makes the
+/// whole call fail instead of a warning; older versions than 2.3 ignore it.
+#[must_use]
+pub fn update(settings: &Settings, past_caches: bool) -> Cmd {
+    let mut cmd = get(settings, &["-oAPT::Update::Error-Mode=any", "update"], &[])
+        .deadline(UPDATE_DEADLINE)
+        .silence(Duration::from_secs(180));
+    // For a mirror that was met in the middle of its sync.
+    if past_caches {
+        for scheme in ["https", "http"] {
+            (cmd.args).insert(0, format!("-oAcquire::{scheme}::No-Cache=true"));
+        }
+    }
+    cmd
+}
+
+/// What a transaction would do; takes no lock and needs no root.
+#[must_use]
+pub fn simulate(settings: &Settings, request: &Request<'_>) -> Query {
+    let (verb, packages) = words(request);
+    let mut args = vec!["-q".to_owned(), "-s".to_owned(), "-y".to_owned()];
+    args.extend(arguments(settings, verb, &packages));
+    Query::new("apt-get", args).deadline(Duration::from_secs(120))
+}
+
+/// Downloads what [`perform`] will need.
+#[must_use]
+pub fn download(settings: &Settings, request: &Request<'_>) -> Cmd {
+    let (verb, packages) = words(request);
+    get(settings, &[verb, &["--download-only"]].concat(), &packages)
+}
+
+/// Performs a transaction.
+#[must_use]
+pub fn perform(settings: &Settings, request: &Request<'_>, removals: Removals) -> Cmd {
+    let (verb, packages) = words(request);
+    let option = match request {
+        Request::Install { .. } | Request::Fix => removals_option(removals),
+        Request::Purge(_) | Request::Remove(_) => &[],
+    };
+    get(settings, &[verb, option].concat(), &packages)
+}
+
+/// A command line for people: without the options that every call has.
+#[must_use]
+pub fn short_line(cmd: &Cmd) -> String {
+    std::iter::once(cmd.program.as_str())
+        .chain(cmd.args.iter().map(String::as_str).filter(|arg| {
+            !(arg.starts_with("-o") || ["-q", "-y", "--no-remove", "--"].contains(arg))
+        }))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// `apt-mark`.
+#[must_use]
+pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
+    let verb = match mark {
+        Mark::Hold => "hold",
+        Mark::Unhold => "unhold",
+        Mark::Automatic => "auto",
+    };
+    let mut args = vec![verb.to_owned(), "--".to_owned()];
+    args.extend(packages.iter().cloned());
+    quiet(Cmd::new("apt-mark", args)).deadline(Duration::from_secs(120))
+}
+
+/// Configures what is unpacked and not configured.
+#[must_use]
+pub fn configure() -> Cmd {
+    quiet(Cmd::new(
+        "dpkg",
+        [
+            "--force-confdef",
+            "--force-confold",
+            "--configure",
+            "--pending",
+        ],
+    ))
+    .deadline(DEADLINE)
+    .silence(SILENCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{configure, download, mark, perform, short_line, simulate, update};
+    use crate::{
+        model::secret::Secret,
+        tools::packages::{Mark, Removals, Request, Settings},
+    };
+
+    fn settings() -> Settings {
+        Settings {
+            lock_timeout_seconds: 60,
+            proxy: Some(Secret::new("http://joe:s3cret@proxy:3128")),
+            recommends: false,
+        }
+    }
+
+    #[test]
+    fn no_command_asks_or_forces_anything() {
+        let settings = settings();
+        let names = ["docker.io".to_owned()];
+        let install = Request::Install {
+            packages: &names,
+            removing: &[],
+        };
+        for cmd in [
+            update(&settings, false),
+            update(&settings, true),
+            download(&settings, &install),
+            perform(&settings, &install, Removals::None),
+            perform(&settings, &install, Removals::Approved),
+            perform(&settings, &Request::Fix, Removals::None),
+            perform(&settings, &Request::Purge(&names), Removals::Approved),
+            perform(&settings, &Request::Remove(&names), Removals::Approved),
+            simulate(&settings, &install).cmd().clone(),
+        ] {
+            let line = cmd.line();
+            assert!(line.contains("-oDPkg::Lock::Timeout=60"), "{line}");
+            assert!(line.contains(" -y "), "{line}");
+            assert!(!line.contains("proxy:3128"), "{line}");
+            assert!(!line.contains("--allow-"), "{line}");
+            assert!(!line.contains("Unauthenticated"), "{line}");
+            assert!(!line.contains("Status-Fd"), "{line}");
+        }
+        let approved = perform(&settings, &install, Removals::Approved);
+        assert!(approved.line().ends_with("install -- docker.io"));
+        let cmd = perform(&settings, &install, Removals::None);
+        assert!(cmd.line().ends_with("install --no-remove -- docker.io"));
+        assert!(cmd.silence.is_some() && cmd.stdin.is_none());
+        assert!(
+            cmd.env
+                .contains(&("DEBIAN_FRONTEND".to_owned(), "noninteractive".to_owned()))
+        );
+        assert!(cmd.secret_env.contains(&(
+            "https_proxy".to_owned(),
+            Secret::new("http://joe:s3cret@proxy:3128")
+        )));
+        assert!(!format!("{settings:?} {cmd:?}").contains("s3cret"));
+        assert_eq!(short_line(&cmd), "apt-get install docker.io");
+        assert_eq!(
+            mark(Mark::Hold, &names).line(),
+            "apt-mark hold -- docker.io"
+        );
+        assert!(configure().line().starts_with("dpkg --force-confdef"));
+    }
+
+    #[test]
+    fn packages_that_go_are_written_with_a_dash() {
+        let (coming, going) = (["a=1".to_owned()], ["b".to_owned()]);
+        let both = Request::Install {
+            packages: &coming,
+            removing: &going,
+        };
+        let cmd = perform(&settings(), &both, Removals::Approved);
+        assert!(cmd.line().ends_with("install -- a=1 b-"), "{}", cmd.line());
+    }
+}

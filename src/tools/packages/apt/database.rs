@@ -1,0 +1,378 @@
+//! The database of `dpkg`, read as the file that it is: no process, no lock.
+//!
+//! `/var/lib/dpkg/status` is a list of paragraphs, one per package and architecture, as
+//! `deb-control(5)` and `dpkg-query(1)` describe them. Facts and steps share this one parser, so a
+//! look at a machine costs no package-manager process; the file is replaced atomically by `dpkg`,
+//! so a reader never sees half of it. Journalled updates in `/var/lib/dpkg/updates` exist only
+//! while `dpkg` runs or after it was killed, which [`interrupted`] tells from the folder's names.
+//! What it did last is in them alone.
+
+use std::collections::BTreeSet;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::{
+    host::{FilesError, ReadFiles},
+    tools::packages::{Condition, Package},
+};
+
+/// Where the database is.
+pub const PATH: &str = "/var/lib/dpkg/status";
+
+/// The folder of updates that are not yet merged into the database.
+pub const UPDATES: &str = "/var/lib/dpkg/updates";
+
+/// Where lists of the packages' files, checksums and scripts are.
+pub const INFO: &str = "/var/lib/dpkg/info";
+
+/// Reads the database. A paragraph without a name or with a status that is no status is left out:
+/// `dpkg` itself refuses to work with such a file, and says so better.
+fn paragraphs(text: &str) -> impl Iterator<Item = Package> {
+    // Descriptions hold lines with a single dot, never empty ones, so an empty line ends a package.
+    text.split("\n\n").filter_map(paragraph)
+}
+
+/// The machine's own architecture: that of dpkg itself; empty where that is not known.
+#[must_use]
+pub fn native(packages: &[Package]) -> &str {
+    (packages.iter().find(|package| package.name == "dpkg"))
+        .map_or("", |package| package.architecture.as_str())
+}
+
+/// apt takes a package of a foreign architecture as `name:architecture`.
+fn name_foreign_ones(packages: &mut Vec<Package>) {
+    let native = native(packages).to_owned();
+    if native.is_empty() {
+        return;
+    }
+    for package in packages {
+        if ![native.as_str(), "all", ""].contains(&package.architecture.as_str()) {
+            package.id = format!("{}:{}", package.name, package.architecture);
+        }
+    }
+}
+
+/// The database with the updates that are not yet merged into it; `None` where there is none.
+///
+/// # Errors
+/// When a file that is there cannot be read.
+pub fn read(files: &dyn ReadFiles) -> Result<Option<Vec<Package>>, FilesError> {
+    let text = |path: &Utf8Path| -> Result<Option<String>, FilesError> {
+        let bytes = files.read(path)?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    };
+    let Some(status) = text(Utf8Path::new(PATH))? else {
+        return Ok(None);
+    };
+    let mut packages: Vec<Package> = paragraphs(&status).collect();
+    // After the database: what is merged in between is then missing, and never older than it.
+    let folder = Utf8Path::new(UPDATES);
+    let mut names: Vec<String> = files.list(folder)?;
+    names.retain(|name| is_update(name));
+    names.sort();
+    for name in names {
+        for update in paragraphs(&text(&folder.join(name))?.unwrap_or_default()) {
+            merge(&mut packages, update);
+        }
+    }
+    name_foreign_ones(&mut packages);
+    Ok(Some(packages))
+}
+
+fn merge(packages: &mut Vec<Package>, update: Package) {
+    let same = packages.iter_mut().find(|package| {
+        package.name == update.name
+            && (package.architecture == update.architecture || package.architecture.is_empty())
+    });
+    match same {
+        Some(package) => *package = update,
+        None => packages.push(update),
+    }
+}
+
+/// Whether the names in [`UPDATES`] tell of a `dpkg` that was interrupted (or runs now): its
+/// updates are files whose names are numbers.
+#[must_use]
+pub fn interrupted(names: &[String]) -> bool {
+    names.iter().any(|name| is_update(name))
+}
+
+fn is_update(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn paragraph(text: &str) -> Option<Package> {
+    let mut name = None;
+    let mut status = None;
+    let mut package = Package {
+        name: String::new(),
+        id: String::new(),
+        architecture: String::new(),
+        version: String::new(),
+        condition: Condition::Absent,
+        held: false,
+        packager: None,
+        vendor: None,
+        installed_bytes: 0,
+    };
+    for line in text.lines() {
+        // Lines that begin with white space go on with the field before them.
+        if line.starts_with([' ', '\t']) {
+            continue;
+        }
+        let Some((field, value)) = line.split_once(':') else {
+            continue;
+        };
+        let value = value.trim();
+        // Field names are not case-sensitive, says deb-control(5).
+        match field.to_ascii_lowercase().as_str() {
+            "package" => name = Some(value),
+            "status" => status = Some(value),
+            "architecture" => value.clone_into(&mut package.architecture),
+            "version" => value.clone_into(&mut package.version),
+            "maintainer" => {
+                package.packager = (!value.is_empty()).then(|| value.to_owned());
+            }
+            // In KiB, says deb-control(5); packages that were made by hand may lack it.
+            "installed-size" => {
+                package.installed_bytes = value.parse::<u64>().unwrap_or_default() * 1024;
+            }
+            _ => {}
+        }
+    }
+    name.filter(|name| !name.is_empty())?
+        .clone_into(&mut package.name);
+    package.id.clone_from(&package.name);
+    (package.held, package.condition) = status_words(status?)?;
+    Some(package)
+}
+
+/// The three words of `Status`, dpkg-query(1): what the administrator wants, whether the package
+/// must be installed again, and how far it is. Gives whether it is held, and its condition.
+fn status_words(status: &str) -> Option<(bool, Condition)> {
+    let mut words = status.split_whitespace();
+    let held = match words.next()? {
+        "hold" => true,
+        "unknown" | "install" | "deinstall" | "purge" => false,
+        _ => return None,
+    };
+    let reinstall = match words.next()? {
+        "ok" => false,
+        "reinstreq" => true,
+        _ => return None,
+    };
+    let condition = match words.next()? {
+        "not-installed" => Condition::Absent,
+        "config-files" => Condition::Configuration,
+        "half-installed" => Condition::HalfInstalled,
+        "unpacked" | "half-configured" => Condition::Unpacked,
+        "triggers-awaited" | "triggers-pending" | "installed" => Condition::Installed,
+        _ => return None,
+    };
+    Some((
+        held,
+        match condition {
+            Condition::Installed if reinstall => Condition::Unpacked,
+            Condition::Absent | Condition::Configuration if reinstall => Condition::HalfInstalled,
+            other => other,
+        },
+    ))
+}
+
+/// Whether the name of a file in [`INFO`] is that of a package's list of files.
+fn is_list(name: &str) -> bool {
+    name.ends_with(".list")
+}
+
+/// Paths below a folder that packages own.
+///
+/// # Errors
+/// When a list that is there cannot be read.
+pub fn owned_below(
+    files: &dyn ReadFiles,
+    folder: &Utf8Path,
+) -> Result<BTreeSet<Utf8PathBuf>, FilesError> {
+    let info = Utf8Path::new(INFO);
+    let mut owned = BTreeSet::new();
+    for name in files.list(info)?.iter().filter(|name| is_list(name)) {
+        let text = files.read(&info.join(name))?.unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        owned.extend(
+            text.lines()
+                .map(Utf8Path::new)
+                .filter(|path| path.starts_with(folder))
+                .map(Utf8Path::to_owned),
+        );
+    }
+    Ok(owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeFiles;
+
+    fn parse(text: &str) -> Vec<Package> {
+        let mut packages = paragraphs(text).collect();
+        name_foreign_ones(&mut packages);
+        packages
+    }
+
+    #[test]
+    fn updates_that_are_not_merged_are_newer_than_the_database() {
+        let files = FakeFiles::new();
+        assert_eq!(read(&files).unwrap(), None);
+        let package = |name: &str, state: &str| {
+            format!(
+                "Package: {name}\nStatus: install ok {state}\nArchitecture: amd64\nVersion: 1\n"
+            )
+        };
+        files.put(
+            PATH,
+            format!(
+                "{}\n{}",
+                package("a", "installed"),
+                package("b", "unpacked")
+            ),
+        );
+        files.put(
+            "/var/lib/dpkg/updates/0000",
+            package("b", "half-configured"),
+        );
+        files.put("/var/lib/dpkg/updates/0001", package("c", "unpacked"));
+        files.put("/var/lib/dpkg/updates/0002", package("b", "installed"));
+        files.put("/var/lib/dpkg/updates/tmp.i", package("a", "unpacked"));
+        let found: Vec<(String, Condition)> = read(&files)
+            .unwrap()
+            .unwrap()
+            .into_iter()
+            .map(|package| (package.name, package.condition))
+            .collect();
+        let of = |name: &str, state| (name.to_owned(), state);
+        assert_eq!(
+            found,
+            [
+                of("a", Condition::Installed),
+                of("b", Condition::Installed),
+                of("c", Condition::Unpacked)
+            ]
+        );
+    }
+
+    const STATUS: &str = "\
+Package: containerd
+Status: install ok installed
+Architecture: amd64
+Maintainer: Debian Go Packaging Team <team+pkg-go@tracker.debian.org>
+Version: 1.6.20~ds1-1+deb12u1
+Description: open and reliable container runtime
+ Containerd is an industry-standard core container runtime.
+ .
+ Package: not-a-package
+
+Package: libnvidia-ml1
+Status: hold ok installed
+Architecture: amd64
+Version: 535.261.03-1~deb12u1
+
+Package: libnvidia-ml1
+Status: install ok installed
+Architecture: i386
+Version: 535.261.03-1~deb12u1
+
+Package: nvidia-kernel-dkms
+Status: install ok half-configured
+Architecture: amd64
+Version: 535.261.03-1~deb12u1
+
+Package: nvidia-alternative
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 535.183.01-1
+
+Package: half
+Status: install reinstreq half-installed
+Architecture: amd64
+
+Package: no-status
+
+Status: install ok installed
+";
+
+    fn of_name<'p>(packages: &'p [Package], name: &str) -> &'p Package {
+        packages.iter().find(|p| p.name == name).unwrap()
+    }
+
+    #[test]
+    fn paragraphs_are_packages() {
+        let packages = parse(STATUS);
+        let names: Vec<&str> = packages.iter().map(|p| p.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "containerd",
+                "libnvidia-ml1",
+                "libnvidia-ml1",
+                "nvidia-kernel-dkms",
+                "nvidia-alternative",
+                "half"
+            ]
+        );
+        let containerd = of_name(&packages, "containerd");
+        assert!(containerd.is_installed() && !containerd.held && !containerd.needs_repair());
+        assert_eq!(containerd.version, "1.6.20~ds1-1+deb12u1");
+        assert!((containerd.packager.as_deref()).is_some_and(|name| name.starts_with("Debian Go")));
+        assert!(of_name(&packages, "libnvidia-ml1").held);
+        let dkms = of_name(&packages, "nvidia-kernel-dkms");
+        assert!(!dkms.is_installed() && dkms.is_unpacked() && dkms.needs_repair());
+        let gone = of_name(&packages, "nvidia-alternative");
+        assert!(!gone.is_installed() && !gone.is_unpacked() && !gone.needs_repair());
+        assert!(of_name(&packages, "half").needs_repair());
+        let sized = "Package: a\nStatus: install ok installed\nInstalled-Size: 1234\n";
+        assert_eq!(parse(sized)[0].installed_bytes, 1234 * 1024);
+        assert_eq!(containerd.installed_bytes, 0);
+    }
+
+    #[test]
+    fn a_foreign_architecture_is_part_of_the_name() {
+        let own =
+            "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n\n";
+        let ids = |text: &str| -> Vec<String> {
+            let packages = parse(text).into_iter();
+            packages.map(|package| package.id).collect()
+        };
+        let both = ids(&format!("{own}{STATUS}"));
+        assert_eq!(both[2..4], ["libnvidia-ml1", "libnvidia-ml1:i386"]);
+        // Without dpkg nobody knows which architecture is the machine's own.
+        assert_eq!(ids(STATUS)[1..3], ["libnvidia-ml1", "libnvidia-ml1"]);
+    }
+
+    #[test]
+    fn lists_of_files() {
+        let files = FakeFiles::new();
+        files.put(
+            "/var/lib/dpkg/info/docker.io.list",
+            "/.\n/etc\n/etc/docker\n/etc/default/docker\n/usr/bin/docker\n/etcetera\n",
+        );
+        files.put("/var/lib/dpkg/info/docker.io.md5sums", "/etc/other\n");
+        let found: Vec<Utf8PathBuf> =
+            (owned_below(&files, "/etc".into()).unwrap().into_iter()).collect();
+        assert_eq!(found, ["/etc", "/etc/default/docker", "/etc/docker"]);
+    }
+
+    #[test]
+    fn updates_left_by_a_killed_dpkg() {
+        let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        assert!(!interrupted(&names(&[])));
+        assert!(!interrupted(&names(&["tmp.i"])));
+        assert!(interrupted(&names(&["0001", "tmp.i"])));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in ".*", cut in 0..STATUS.len()) {
+            let _ = parse(&text);
+            let _ = parse(&STATUS[..cut]);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Why apt or dpkg failed, by what they printed.
+
+use crate::tools::{dkms, packages::Fault};
+
+/// What is printed, and what it means. The first match counts, so causes stand before their
+/// consequences: a script that failed for want of space is told by the lack of space.
+const SIGNS: &[(&str, Fault)] = &[
+    ("Could not get lock", Fault::Locked),
+    ("Unable to acquire the dpkg frontend lock", Fault::Locked),
+    ("Unable to lock directory", Fault::Locked),
+    ("Unable to lock the", Fault::Locked),
+    ("is locked by another process", Fault::Locked),
+    (
+        "dpkg was interrupted, you must manually run",
+        Fault::Interrupted,
+    ),
+    ("No space left on device", Fault::NoSpace),
+    ("You don't have enough free space", Fault::NoSpace),
+    // apt adds that it could not read the sources.
+    (
+        "Conflicting values set for option Signed-By",
+        Fault::SignedBy,
+    ),
+    ("Malformed entry", Fault::Sources),
+    ("Malformed stanza", Fault::Sources),
+    ("The list of sources could not be read", Fault::Sources),
+    // What was not found is not signed either.
+    ("does not have a Release file", Fault::Missing),
+    ("no longer has a Release file", Fault::Missing),
+    ("InRelease  40", Fault::Missing),
+    ("is not valid yet", Fault::Clock),
+    ("is expired (invalid since", Fault::Expired),
+    ("ertificate verification failed", Fault::Certificate),
+    ("NO_PUBKEY", Fault::Key),
+    ("EXPKEYSIG", Fault::Key),
+    ("KEYEXPIRED", Fault::Key),
+    ("REVKEYSIG", Fault::Key),
+    ("BADSIG", Fault::Key),
+    ("At least one invalid signature", Fault::Key),
+    ("is not signed", Fault::Key),
+    ("The following signatures couldn't be verified", Fault::Key),
+    ("Hash Sum mismatch", Fault::Stale),
+    ("File has unexpected size", Fault::Stale),
+    ("Mirror sync in progress", Fault::Stale),
+    ("404  Not Found", Fault::Stale),
+    ("404 Not Found", Fault::Stale),
+    ("Temporary failure resolving", Fault::Network),
+    ("Could not resolve", Fault::Network),
+    ("Could not connect", Fault::Network),
+    ("Unable to connect", Fault::Network),
+    ("Connection failed", Fault::Network),
+    ("Connection timed out", Fault::Network),
+    ("connection timed out", Fault::Network),
+    ("Connection refused", Fault::Network),
+    ("Connection reset", Fault::Network),
+    ("Network is unreachable", Fault::Network),
+    ("Could not handshake", Fault::Network),
+    ("Error reading from server", Fault::Network),
+    ("Clearsigned file isn't valid", Fault::Network),
+    (" 502 ", Fault::Network),
+    (" 503 ", Fault::Network),
+    ("Unable to locate package", Fault::NotFound),
+    ("has no installation candidate", Fault::NotFound),
+    ("' was not found", Fault::NotFound),
+    ("Held packages were changed", Fault::Held),
+    (
+        "Packages need to be removed but remove is disabled",
+        Fault::Moved,
+    ),
+    ("Bad return status for module build on kernel", Fault::Build),
+    ("you have held broken packages", Fault::Unmet),
+    ("unmet dependencies", Fault::Unmet),
+    ("Unable to correct problems", Fault::Unmet),
+    ("pkgProblemResolver::Resolve generated breaks", Fault::Unmet),
+    ("dependency problems", Fault::Unmet),
+    (
+        "script subprocess returned error exit status",
+        Fault::Script,
+    ),
+    ("Failed to fetch", Fault::Network),
+];
+
+fn sign_in(text: &str) -> Option<(&'static str, Fault)> {
+    (SIGNS.iter().copied()).find(|(sign, _)| text.contains(sign))
+}
+
+/// The line that tells the fault: of a transaction with much to say it is not among the last ones.
+#[must_use]
+pub fn telling_line(text: &str) -> Option<&str> {
+    let (sign, _) = sign_in(text)?;
+    text.lines().find(|line| line.contains(sign)).map(str::trim)
+}
+
+/// The class of a failure, by what was printed.
+#[must_use]
+pub fn fault(text: &str) -> Fault {
+    if dkms::log_named_in(text).is_some() {
+        return Fault::Build;
+    }
+    sign_in(text).map_or(Fault::Other, |(_, fault)| fault)
+}
+
+/// What to do about a failure, where apt has a command for it.
+#[must_use]
+pub fn hint(fault: Fault) -> Option<&'static str> {
+    Some(match fault {
+        Fault::NotFound => {
+            "check that the repository is enabled and carries the package for this release \
+             and architecture (`apt-cache policy NAME`)"
+        }
+        Fault::Held => "release the hold with `apt-mark unhold`, if it is yours to release",
+        Fault::Unmet => {
+            "look at what apt says about the dependencies above; packages of two \
+             repositories mixed are the usual cause"
+        }
+        _ => return None,
+    })
+}
+
+/// The lines that say what stands in the way, out of all that apt says about a transaction that it
+/// refuses.
+#[must_use]
+pub fn obstacle(text: &str) -> Option<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| {
+        line.starts_with("The following held packages will be changed")
+            || line.starts_with("The following packages have unmet dependencies")
+    })?;
+    let details = lines[at + 1..]
+        .iter()
+        .take_while(|line| line.starts_with(' '))
+        .count();
+    Some(lines[at..=at + details].join("\n"))
+}
+
+/// Failures that older versions of apt report as warnings of `update` that exits with 0.
+#[must_use]
+pub fn failed_sources(text: &str) -> Option<String> {
+    let failed: Vec<&str> = text
+        .lines()
+        .filter(|line| {
+            line.starts_with("W: Failed to fetch")
+                || line.starts_with("E: ")
+                || line.starts_with("W: GPG error")
+                || line.starts_with("W: Some index files failed to download")
+        })
+        .collect();
+    (!failed.is_empty()).then(|| failed.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{failed_sources, obstacle, telling_line};
+    use crate::tools::packages::Fault;
+
+    #[test]
+    fn the_line_that_tells_the_fault_is_found_among_the_rest() {
+        let text = "update-initramfs: Generating /boot/initrd.img-6.1\n\
+                    zstd: error 70 : Write error : No space left on device \n\
+                    Building initial module for 6.1\n\
+                    E: Sub-process /usr/bin/dpkg returned an error code (1)\n";
+        assert_eq!(
+            telling_line(text),
+            Some("zstd: error 70 : Write error : No space left on device")
+        );
+        assert_eq!(telling_line("Building initial module for 6.1\n"), None);
+    }
+
+    #[test]
+    fn what_stands_in_the_way_is_found_among_the_rest() {
+        let text = "The following NEW packages will be installed:\n  a b\n\
+                    The following held packages will be changed:\n  docker.io\n\
+                    0 upgraded, 2 newly installed.\n";
+        assert_eq!(
+            obstacle(text).as_deref(),
+            Some("The following held packages will be changed:\n  docker.io")
+        );
+        assert_eq!(obstacle("Reading package lists...\n"), None);
+    }
+
+    #[test]
+    fn what_was_printed_has_a_class() {
+        for (text, fault) in [
+            (
+                "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812 (unattended-upgr)",
+                Fault::Locked,
+            ),
+            (
+                "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?",
+                Fault::Locked,
+            ),
+            (
+                "dpkg: error: dpkg frontend lock was locked by another process with pid 12\nE: Unable to lock the administration directory (/var/lib/dpkg/), is another process using it?",
+                Fault::Locked,
+            ),
+            (
+                "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem.",
+                Fault::Interrupted,
+            ),
+            (
+                "dpkg: error processing archive x.deb (--unpack):\n cannot copy extracted data: No space left on device\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
+                Fault::NoSpace,
+            ),
+            (
+                "E: You don't have enough free space in /var/cache/apt/archives/.",
+                Fault::NoSpace,
+            ),
+            (
+                "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B469963BF863CC",
+                Fault::Key,
+            ),
+            (
+                "E: Conflicting values set for option Signed-By regarding source https://x/ /: /a.gpg != /b.gpg\nE: The list of sources could not be read.",
+                Fault::SignedBy,
+            ),
+            (
+                "E: Failed to fetch http://x/Packages.gz  File has unexpected size (1 != 2). Mirror sync in progress? [IP: 1.2.3.4 80]",
+                Fault::Stale,
+            ),
+            (
+                "E: Failed to fetch http://x/a.deb  404  Not Found [IP: 1.2.3.4 80]",
+                Fault::Stale,
+            ),
+            (
+                "E: Failed to fetch http://x/a.deb  Hash Sum mismatch",
+                Fault::Stale,
+            ),
+            (
+                "E: Failed to fetch http://debian.example.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'debian.example.org'",
+                Fault::Network,
+            ),
+            (
+                "E: Failed to fetch http://x/InRelease  503  Service Unavailable",
+                Fault::Network,
+            ),
+            (
+                "Err:4 http://x/nosuch bookworm Release\n  404  Not Found [IP: 1.2.3.4 80]\nE: The repository 'http://x/nosuch bookworm Release' does not have a Release file.",
+                Fault::Missing,
+            ),
+            (
+                "E: Failed to fetch http://x/dists/bookworm/InRelease  403  Forbidden [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
+                Fault::Missing,
+            ),
+            (
+                "E: Release file for http://x/dists/bookworm/InRelease is not valid yet (invalid for another 2h 3min 4s). Updates for this repository will not be applied.",
+                Fault::Clock,
+            ),
+            (
+                "E: Release file for http://x/dists/bookworm/InRelease is expired (invalid since 3d). Updates for this repository will not be applied.",
+                Fault::Expired,
+            ),
+            (
+                "W: Failed to fetch https://x/InRelease  Certificate verification failed: The certificate is NOT trusted. Could not handshake: Error in the certificate verification.",
+                Fault::Certificate,
+            ),
+            (
+                "E: Malformed entry 1 in list file /etc/apt/sources.list.d/x.list (Suite)\nE: The list of sources could not be read.",
+                Fault::Sources,
+            ),
+            ("E: Unable to locate package nosuchpackage", Fault::NotFound),
+            ("E: Version '1.0' for 'gcc' was not found", Fault::NotFound),
+            (
+                "E: Package 'gcc:i386' has no installation candidate",
+                Fault::NotFound,
+            ),
+            (
+                "E: Held packages were changed and -y was used without --allow-change-held-packages.",
+                Fault::Held,
+            ),
+            (
+                "The following packages have unmet dependencies:\n a : Depends: b (>= 2)\nE: Unable to correct problems, you have held broken packages.",
+                Fault::Unmet,
+            ),
+            (
+                "E: Error, pkgProblemResolver::Resolve generated breaks, this may be caused by held packages.",
+                Fault::Unmet,
+            ),
+            (
+                "Error! Bad return status for module build on kernel: 6.1.0-44-amd64 (x86_64)\nConsult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.\ndpkg: error processing package nvidia-kernel-dkms (--configure):\n installed nvidia-kernel-dkms package post-installation script subprocess returned error exit status 10",
+                Fault::Build,
+            ),
+            (
+                "dpkg: error processing package x (--configure):\n installed x package post-installation script subprocess returned error exit status 1",
+                Fault::Script,
+            ),
+            ("Segmentation fault", Fault::Other),
+        ] {
+            assert_eq!(super::fault(text), fault, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_what_passes_by_itself_is_tried_again() {
+        assert!(Fault::Locked.passes() && Fault::Stale.passes() && Fault::Network.passes());
+        assert!(!Fault::Key.passes() && !Fault::NoSpace.passes() && !Fault::Build.passes());
+    }
+
+    #[test]
+    fn a_warning_about_a_source_is_a_failure() {
+        let text = "Hit:1 http://a\nW: Failed to fetch http://b/InRelease  Could not connect\n";
+        assert!(failed_sources(text).unwrap().contains("http://b"));
+        assert_eq!(failed_sources("Reading package lists...\n"), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! The package lists that apt fetched, and whether they are whole: apt does not sync them, so that
+//! a power cut leaves them empty or cut short, and it never looks at them again as long as the
+//! repository's signed index stays the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::host::{FilesError, Kind, ReadFiles, Stat};
+
+/// Where apt keeps them.
+pub const FOLDER: &str = "/var/lib/apt/lists";
+
+/// How a signature ends, in an index that carries its own and in a file beside one.
+const SIGNED: &str = "-----END PGP SIGNATURE-----";
+
+/// Endings of what apt may compress in its own way; the index tells another size then.
+const COMPRESSED: [&str; 6] = [".gz", ".xz", ".bz2", ".lzma", ".lz4", ".zst"];
+
+/// The lists and indexes of a machine that are not whole.
+///
+/// # Errors
+/// The operating system's reason.
+pub fn torn(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    let folder = Utf8Path::new(FOLDER);
+    let mut sizes = BTreeMap::new();
+    for name in files.list(folder)? {
+        let is_file = |stat: &Stat| stat.kind == Kind::File && name != "lock";
+        if let Some(stat) = files.stat(&folder.join(&name))?.filter(is_file) {
+            sizes.insert(name, stat.size);
+        }
+    }
+    let mut texts = BTreeMap::new();
+    for name in sizes.keys().filter(|name| is_signed(name)) {
+        let bytes = files.read(&folder.join(name))?.unwrap_or_default();
+        texts.insert(name.as_str(), String::from_utf8_lossy(&bytes).into_owned());
+    }
+    Ok((torn_of(&sizes, &texts).into_iter())
+        .map(|name| folder.join(name))
+        .collect())
+}
+
+/// Whether a file of the folder is a list of packages.
+#[must_use]
+pub fn is_list(name: &str) -> bool {
+    name.ends_with("_Packages") || name.contains("_Packages.")
+}
+
+fn is_signed(name: &str) -> bool {
+    ["_InRelease", "_Release", "_Release.gpg"]
+        .iter()
+        .any(|end| name.ends_with(end))
+}
+
+/// By the sizes of all files and the texts of indexes and signatures.
+fn torn_of<'n>(
+    sizes: &'n BTreeMap<String, u64>,
+    texts: &BTreeMap<&str, String>,
+) -> BTreeSet<&'n str> {
+    let name = |name: &str| sizes.get_key_value(name).map(|(name, _)| name.as_str());
+    let text = |name: &str| texts.get(name).map_or("", String::as_str);
+    let is_whole = |name: &str| text(name).trim_end().lines().last() == Some(SIGNED);
+    let (mut told, mut torn) = (BTreeSet::new(), BTreeSet::new());
+    for index in texts.keys().filter(|name| !name.ends_with(".gpg")) {
+        let signature = match index.ends_with("_InRelease") {
+            true => (*index).to_owned(),
+            false => format!("{index}.gpg"),
+        };
+        // Nothing says whether an index without a signature is whole.
+        if texts.contains_key(signature.as_str()) && !is_whole(&signature) {
+            torn.extend([name(index), name(&signature)].into_iter().flatten());
+            continue;
+        }
+        let repository = index.rsplit_once('_').map_or("", |(start, _)| start);
+        for (path, size) in entries(text(index)) {
+            if COMPRESSED.iter().any(|end| path.ends_with(end)) {
+                continue;
+            }
+            if let Some(list) = name(&format!("{repository}_{}", file_name(path))) {
+                told.insert(list);
+                if sizes[list] != size {
+                    torn.insert(list);
+                }
+            }
+        }
+    }
+    let empty = (sizes.iter()).filter(|(name, size)| **size == 0 && !told.contains(name.as_str()));
+    torn.extend(empty.map(|(name, _)| name.as_str()));
+    torn
+}
+
+/// Paths and sizes in the sections of checksums: ` HASH SIZE PATH`.
+fn entries(text: &str) -> impl Iterator<Item = (&str, u64)> {
+    text.lines()
+        .filter(|line| line.starts_with(' '))
+        .filter_map(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let size = words.next()?.parse().ok()?;
+            let path = words.next()?;
+            (words.next().is_none()).then(|| (path.trim_start_matches("./"), size))
+        })
+}
+
+/// As apt writes an address into a file's name: `URItoFileName` quotes these and makes `_` of each
+/// slash.
+fn file_name(path: &str) -> String {
+    let mut name = String::new();
+    for c in path.chars() {
+        match c {
+            '/' => name.push('_'),
+            c if r#"\|{}[]<>"^~_=!@#$%^&*"#.contains(c) => {
+                name.push_str(&format!("%{:02x}", u32::from(c)));
+            }
+            c => name.push(c),
+        }
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::torn_of;
+    use std::collections::BTreeMap;
+
+    const INDEX: &str = "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nOrigin: Debian\n\
+        Description: Debian 12.9 Released 11 January 2025\nMD5Sum:\n \
+        aa 44 main/binary-amd64/Packages\n aa 20 main/dep11/Components-amd64.yml.gz\nSHA256:\n \
+        bb 44 main/binary-amd64/Packages\n bb 7 x_y@2/Packages\n bb 0 none/Packages\n cc 5 ./Packages\n\
+        -----BEGIN PGP SIGNATURE-----\n\nabc\n-----END PGP SIGNATURE-----\n";
+
+    fn found(sizes: &[(&str, u64)], texts: &[(&'static str, &str)]) -> Vec<String> {
+        let all = (texts.iter().map(|(name, text)| (*name, text.len() as u64)))
+            .chain(sizes.iter().copied());
+        let sizes: BTreeMap<String, u64> =
+            (all.map(|(name, size)| (name.to_owned(), size))).collect();
+        let texts = (texts.iter())
+            .map(|(name, text)| (*name, (*text).to_owned()))
+            .collect();
+        (torn_of(&sizes, &texts).into_iter())
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn a_list_of_another_size_than_its_index_says_is_torn() {
+        let whole = [
+            ("m_d_main_binary-amd64_Packages", 44),
+            ("m_d_x%5fy%402_Packages", 7),
+            ("m_d_Packages", 5),
+            ("other_main_binary-amd64_Packages", 3),
+            // Compressed by apt itself, or really empty.
+            ("m_d_main_dep11_Components-amd64.yml.gz", 21),
+            ("m_d_none_Packages", 0),
+        ];
+        let index = [("m_d_InRelease", INDEX)];
+        assert!(found(&whole, &index).is_empty());
+        for at in 0..3 {
+            let mut sizes = whole;
+            sizes[at].1 -= 1;
+            assert_eq!(found(&sizes, &index), [sizes[at].0]);
+        }
+        assert_eq!(found(&[("x_Packages", 0)], &index), ["x_Packages"]);
+    }
+
+    #[test]
+    fn an_index_without_the_end_of_its_signature_is_torn() {
+        let list = [("m_d_Packages", 5)];
+        for cut in [&INDEX[..INDEX.len() - 5], ""] {
+            assert_eq!(found(&list, &[("m_d_InRelease", cut)]), ["m_d_InRelease"]);
+            let beside = [("m_d_Release", "SHA256:\n"), ("m_d_Release.gpg", cut)];
+            assert_eq!(found(&list, &beside), ["m_d_Release", "m_d_Release.gpg"]);
+        }
+        let beside = [("m_d_Release", INDEX), ("m_d_Release.gpg", INDEX)];
+        assert!(found(&list, &beside).is_empty());
+        assert_eq!(found(&[("m_d_Packages", 4)], &beside), ["m_d_Packages"]);
+    }
+}

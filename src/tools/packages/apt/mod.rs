@@ -1,0 +1,282 @@
+//! `apt-get` on top of `dpkg`: Debian and Ubuntu.
+
+mod archive;
+mod commands;
+mod database;
+mod faults;
+mod lists;
+mod marks;
+mod offers;
+mod progress;
+mod repository;
+mod simulation;
+mod sources;
+mod unattended_upgrades;
+
+use std::{cmp::Ordering, collections::BTreeSet};
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+use debversion::Version;
+
+use super::{
+    Action, ArchiveError, Backend, DatabaseError, Fault, Further, Mark, Offer, Package, Removals,
+    Request, Settings, SourceEntry, Transactions,
+};
+use crate::{
+    host::{Cmd, FilesError, Query, ReadFiles, Reader},
+    model::packages::{Pin, Repository},
+};
+
+/// Where apt keeps what it has downloaded and not thrown away yet.
+const ARCHIVES: &str = "/var/cache/apt/archives";
+
+/// The files that are locked while packages or lists change, the outermost first.
+const LOCKS: [&str; 4] = [
+    "/var/lib/dpkg/lock-frontend",
+    "/var/lib/dpkg/lock",
+    "/var/lib/apt/lists/lock",
+    "/var/cache/apt/archives/lock",
+];
+
+/// See the module.
+#[derive(Debug)]
+pub struct Apt;
+
+#[async_trait]
+impl Backend for Apt {
+    fn name(&self) -> &'static str {
+        "apt"
+    }
+
+    fn transactions(&self) -> Option<&dyn Transactions> {
+        Some(self)
+    }
+
+    fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+        let text = files.read(Utf8Path::new(database::PATH))?;
+        Ok(text.is_some_and(|text| !text.trim_ascii().is_empty()))
+    }
+
+    async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError> {
+        Ok(database::read(host.files())?)
+    }
+
+    fn database_path(&self) -> &'static str {
+        database::PATH
+    }
+
+    fn interrupted(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        let updates = files.list(Utf8Path::new(database::UPDATES))?;
+        Ok(database::interrupted(&updates).then_some("dpkg"))
+    }
+
+    async fn automatic(
+        &self,
+        host: Reader<'_>,
+        packages: &[Package],
+    ) -> Result<BTreeSet<String>, DatabaseError> {
+        let bytes = host
+            .files()
+            .read(Utf8Path::new(marks::PATH))?
+            .unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        Ok(marks::parse(&text, database::native(packages)))
+    }
+
+    async fn owned_below(
+        &self,
+        host: Reader<'_>,
+        folder: &Utf8Path,
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
+        Ok(database::owned_below(host.files(), folder)?)
+    }
+
+    /// Debian's order. Text that is no version sorts as text: apt will say so better.
+    fn compare(&self, a: &str, b: &str) -> Ordering {
+        match (a.parse::<Version>(), b.parse::<Version>()) {
+            (Ok(a), Ok(b)) => a.cmp(&b),
+            _ => a.cmp(b),
+        }
+    }
+
+    fn last_run(&self) -> Option<&'static Utf8Path> {
+        Some(Utf8Path::new(database::PATH))
+    }
+
+    fn downloads(&self) -> Option<(&'static Utf8Path, fn(&str) -> Option<(String, String)>)> {
+        Some((Utf8Path::new(ARCHIVES), archived))
+    }
+
+    fn locks(&self) -> &'static [&'static str] {
+        &LOCKS
+    }
+
+    fn torn_lists(&self, files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
+        lists::torn(files)
+    }
+
+    fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+        let names = files.list(Utf8Path::new(lists::FOLDER))?;
+        Ok(names.iter().any(|name| lists::is_list(name)))
+    }
+
+    fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+        sources::read(files)
+    }
+
+    fn further(
+        &self,
+        entries: &[SourceEntry],
+        suites: &[String],
+        components: &[String],
+    ) -> Result<Option<Further>, ArchiveError> {
+        archive::further(entries, suites, components)
+    }
+
+    fn needs_suites(&self) -> bool {
+        true
+    }
+
+    fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf> {
+        repository::keyring_path(repository)
+    }
+
+    fn source(&self, repository: &Repository) -> (Utf8PathBuf, String) {
+        repository::source(repository)
+    }
+
+    fn priority(&self, repository: &Repository) -> Option<(Utf8PathBuf, String)> {
+        repository::priority(repository)
+    }
+
+    fn pin(&self, pin: &Pin) -> Option<(Utf8PathBuf, String)> {
+        Some(repository::pin(pin))
+    }
+
+    fn updater_exclusion(&self, patterns: &[String]) -> Option<(Utf8PathBuf, String)> {
+        Some(unattended_upgrades::exclusion(patterns))
+    }
+
+    fn updater_pattern(&self, pattern: &str) -> Option<String> {
+        Some(unattended_upgrades::as_regex(pattern))
+    }
+
+    fn unhold_command(&self) -> &'static str {
+        "apt-mark unhold NAME"
+    }
+}
+
+impl Transactions for Apt {
+    fn refresh(&self, settings: &Settings, past_caches: bool) -> Cmd {
+        commands::update(settings, past_caches)
+    }
+
+    fn offers(&self, names: &[&str]) -> Query {
+        offers::candidates(names)
+    }
+
+    fn parse_offers(&self, text: &str) -> Vec<Offer> {
+        offers::parse(text)
+    }
+
+    fn simulate(&self, settings: &Settings, request: &Request<'_>) -> Query {
+        commands::simulate(settings, request)
+    }
+
+    fn parse_actions(&self, text: &str) -> Vec<Action> {
+        simulation::parse(text)
+    }
+
+    fn download(&self, settings: &Settings, request: &Request<'_>) -> Cmd {
+        commands::download(settings, request)
+    }
+
+    fn perform(&self, settings: &Settings, request: &Request<'_>, removals: Removals) -> Cmd {
+        commands::perform(settings, request, removals)
+    }
+
+    fn configure(&self) -> Cmd {
+        commands::configure()
+    }
+
+    fn mark(&self, mark: Mark, packages: &[String]) -> Cmd {
+        commands::mark(mark, packages)
+    }
+
+    fn at_version(&self, name: &str, version: &str) -> String {
+        format!("{name}={version}")
+    }
+
+    fn downgrade_command(&self, packages: &[String]) -> String {
+        format!("apt-get install --allow-downgrades {}", packages.join(" "))
+    }
+
+    fn short_line(&self, cmd: &Cmd) -> String {
+        commands::short_line(cmd)
+    }
+
+    fn fault(&self, output: &str) -> Fault {
+        faults::fault(output)
+    }
+
+    fn hint(&self, fault: Fault) -> Option<&'static str> {
+        faults::hint(fault)
+    }
+
+    fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
+        faults::telling_line(output)
+    }
+
+    fn obstacle(&self, output: &str) -> Option<String> {
+        faults::obstacle(output)
+    }
+
+    fn failed_sources(&self, output: &str) -> Option<String> {
+        faults::failed_sources(output)
+    }
+
+    fn is_stage(&self, line: &str) -> bool {
+        progress::is_stage(line)
+    }
+}
+
+/// Package and version of an archive, `NAME_VERSION_ARCHITECTURE.deb`; apt writes `%3a` for the
+/// colon after an epoch.
+fn archived(file: &str) -> Option<(String, String)> {
+    let mut parts = file.strip_suffix(".deb")?.split('_');
+    Some((parts.next()?.to_owned(), parts.next()?.replace("%3a", ":")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Apt, archived};
+    use crate::tools::packages::Backend;
+    use std::cmp::Ordering;
+
+    #[test]
+    fn debian_order() {
+        for (older, newer) in [
+            ("1.0~rc1-1", "1.0-1"),
+            ("535.9-1", "535.10-1"),
+            ("2.0", "1:1.0"),
+            ("1.0-1", "1.0-1+b1"),
+        ] {
+            assert_eq!(
+                Apt.compare(older, newer),
+                Ordering::Less,
+                "{older} < {newer}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_of_archives() {
+        let read = |file: &str| archived(file);
+        assert_eq!(
+            read("docker-ce_5%3a27.3.1-1_amd64.deb"),
+            Some(("docker-ce".to_owned(), "5:27.3.1-1".to_owned()))
+        );
+        assert_eq!(read("lock"), None);
+    }
+}

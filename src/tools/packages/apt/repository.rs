@@ -1,0 +1,141 @@
+//! A repository and a version preference as apt reads them from files.
+
+use camino::Utf8PathBuf;
+
+use crate::{
+    model::packages::{Pin, Repository},
+    tools::packages::HEADER,
+};
+
+/// Where the key of a repository is kept: ours, or one that the distribution ships; `None` where
+/// apt's own keyrings hold.
+#[must_use]
+pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
+    let ours = || {
+        Utf8PathBuf::from(format!(
+            "/usr/share/keyrings/gpu-bootstrap-{}.gpg",
+            repository.name
+        ))
+    };
+    (repository.keyring.clone()).or_else(|| repository.key_url.is_some().then(ours))
+}
+
+/// Where apt finds the repository.
+fn source_path(repository: &Repository) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!(
+        "/etc/apt/sources.list.d/gpu-bootstrap-{}.sources",
+        repository.name
+    ))
+}
+
+/// The repository in apt's deb822 format, `sources.list(5)`.
+#[must_use]
+pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
+    let mut text = HEADER.to_owned();
+    let mut field = |key: &str, values: &[String]| {
+        if !values.is_empty() {
+            text.push_str(&format!("{key}: {}\n", values.join(" ")));
+        }
+    };
+    field("Types", &["deb".to_owned()]);
+    field("URIs", std::slice::from_ref(&repository.url));
+    field("Suites", &repository.suites);
+    field("Components", &repository.components);
+    field("Architectures", &repository.architectures);
+    let keyring = keyring_path(repository).map(Utf8PathBuf::into_string);
+    field("Signed-By", keyring.as_slice());
+    (source_path(repository), text)
+}
+
+/// A version preference in the format of `apt_preferences(5)`.
+#[must_use]
+pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
+    (
+        Utf8PathBuf::from(format!("/etc/apt/preferences.d/gpu-bootstrap-{}", pin.name)),
+        format!(
+            "{HEADER}Package: {}\nPin: version {}\nPin-Priority: {}\n",
+            pin.packages.join(" "),
+            pin.version,
+            pin.priority
+        ),
+    )
+}
+
+/// The priority of everything from a repository, with the file that says so; `None` leaves apt's
+/// default. `apt_preferences(5)`: `origin` is the host name of its address.
+#[must_use]
+pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
+    let priority = repository.priority?;
+    let (_, rest) = repository.url.split_once("://")?;
+    let host = rest.split(['/', ':']).next().unwrap_or_default();
+    Some((
+        Utf8PathBuf::from(format!(
+            "/etc/apt/preferences.d/gpu-bootstrap-repository-{}",
+            repository.name
+        )),
+        format!("{HEADER}Package: *\nPin: origin \"{host}\"\nPin-Priority: {priority}\n"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{pin, priority, source};
+    use crate::model::packages::{Pin, Repository};
+
+    fn toolkit() -> Repository {
+        Repository {
+            name: "toolkit".into(),
+            url: "https://example.org:8077/deb/amd64".into(),
+            suites: vec!["/".into()],
+            components: vec![],
+            architectures: vec!["amd64".into()],
+            key_url: Some("https://example.org/key".into()),
+            fingerprints: vec![],
+            keyring: None,
+            priority: Some(600),
+        }
+    }
+
+    #[test]
+    fn a_priority_goes_by_the_host() {
+        let (path, text) = priority(&toolkit()).expect("a priority");
+        assert_eq!(
+            path,
+            "/etc/apt/preferences.d/gpu-bootstrap-repository-toolkit"
+        );
+        assert!(text.ends_with("Pin: origin \"example.org\"\nPin-Priority: 600\n"));
+    }
+
+    #[test]
+    fn a_flat_repository_has_no_components() {
+        let mut repository = toolkit();
+        assert_eq!(
+            source(&repository).1.lines().skip(1).collect::<Vec<_>>(),
+            [
+                "Types: deb",
+                "URIs: https://example.org:8077/deb/amd64",
+                "Suites: /",
+                "Architectures: amd64",
+                "Signed-By: /usr/share/keyrings/gpu-bootstrap-toolkit.gpg"
+            ]
+        );
+        // Further components of an archive that the machine trusts by apt's own keyrings.
+        repository.key_url = None;
+        assert!(!source(&repository).1.contains("Signed-By"));
+    }
+
+    #[test]
+    fn a_pin_prefers_a_version() {
+        let (_, text) = pin(&Pin {
+            name: "driver".into(),
+            packages: vec!["nvidia-*".into(), "libnvidia-*".into()],
+            version: "580.*".into(),
+            priority: 1001,
+        });
+        assert!(
+            text.ends_with(
+                "Package: nvidia-* libnvidia-*\nPin: version 580.*\nPin-Priority: 1001\n"
+            )
+        );
+    }
+}

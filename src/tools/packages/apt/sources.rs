@@ -1,0 +1,331 @@
+//! Where apt is told to fetch from: `sources.list(5)` in both its formats, as far as it takes to
+//! notice that two entries contradict each other, that one is there already, or which mirror of its
+//! distribution a machine uses.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::{
+    host::{FilesError, Kind, ReadFiles, Stat},
+    tools::packages::SourceEntry,
+};
+
+/// The old single file.
+pub const LIST: &str = "/etc/apt/sources.list";
+
+/// The folder of further files, `*.list` and `*.sources`.
+pub const FOLDER: &str = "/etc/apt/sources.list.d";
+
+/// Whether apt reads a file of this name in [`FOLDER`]; it passes over all others,
+/// `sources.list(5)`.
+#[must_use]
+pub fn is_read(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    (name.ends_with(".list") || name.ends_with(".sources")) && name.chars().all(plain)
+}
+
+/// Options that let apt take what no signature, or a weak or missing one, vouches for.
+const TRUSTING: [&str; 4] = [
+    "trusted",
+    "allow-insecure",
+    "allow-weak",
+    "allow-downgrade-to-insecure",
+];
+
+/// All that apt is told on a machine.
+///
+/// # Errors
+/// When a file that is there cannot be read.
+pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+    let folder = Utf8Path::new(FOLDER);
+    let mut paths = vec![Utf8PathBuf::from(LIST)];
+    let names = files.list(folder)?;
+    paths.extend((names.iter().filter(|name| is_read(name))).map(|name| folder.join(name)));
+    let mut entries = Vec::new();
+    for path in paths {
+        // A folder may have such a name as well; apt passes over it.
+        let is_folder = |stat: &Stat| stat.kind == Kind::Folder;
+        if files.stat(&path)?.as_ref().is_some_and(is_folder) {
+            continue;
+        }
+        let bytes = files.read(&path)?.unwrap_or_default();
+        entries.extend(parse(&path, &String::from_utf8_lossy(&bytes)));
+    }
+    Ok(entries)
+}
+
+/// Reads a file by its name: `.sources` is deb822, `.list` has one entry a line. Other files are
+/// ignored by apt, and here.
+#[must_use]
+pub fn parse(file: &Utf8Path, text: &str) -> Vec<SourceEntry> {
+    match file.extension() {
+        Some("sources") => deb822(file, text),
+        Some("list") => (text.lines())
+            .filter_map(|line| one_line(file, line))
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn one_line(file: &Utf8Path, line: &str) -> Option<SourceEntry> {
+    let line = line.split('#').next()?.trim();
+    let (kind, rest) = line.split_at_checked(line.find([' ', '\t', '['])?)?;
+    let binary = match kind {
+        "deb" => true,
+        "deb-src" => false,
+        _ => return None,
+    };
+    let rest = rest.trim_start();
+    let (options, rest) = match rest.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?,
+        None => ("", rest),
+    };
+    let option = |key: &str| {
+        let pairs = options.split_whitespace();
+        pairs
+            .filter_map(|pair| pair.split_once('='))
+            .find_map(|(name, value)| name.eq_ignore_ascii_case(key).then(|| value.to_owned()))
+    };
+    let mut words = rest.split_whitespace().map(str::to_owned);
+    let written = words.next()?;
+    Some(SourceEntry {
+        file: file.to_owned(),
+        uri: SourceEntry::canonical(&written),
+        written,
+        suite: words.next()?,
+        components: words.collect(),
+        signed_by: option("signed-by"),
+        binary,
+        architectures: list(&option("arch").unwrap_or_default(), ','),
+        trusting: TRUSTING.iter().any(|key| says_yes(option(key).as_deref())),
+    })
+}
+
+/// Anything but apt's words for no.
+fn says_yes(value: Option<&str>) -> bool {
+    const NO: [&str; 6] = ["no", "false", "without", "off", "disable", "0"];
+    value.is_some_and(|value| !NO.iter().any(|no| value.eq_ignore_ascii_case(no)))
+}
+
+fn list(text: &str, separator: char) -> Vec<String> {
+    text.split(|c: char| c == separator || c.is_whitespace())
+        .filter(|word| !word.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn deb822(file: &Utf8Path, text: &str) -> Vec<SourceEntry> {
+    let mut entries = Vec::new();
+    let mut fields: Vec<(String, String)> = Vec::new();
+    for line in text.lines().chain([""]) {
+        if line.starts_with('#') {
+            continue;
+        }
+        if line.trim().is_empty() {
+            entries.extend(stanza(file, &std::mem::take(&mut fields)));
+        } else if line.starts_with([' ', '\t']) {
+            if let Some((_, value)) = fields.last_mut() {
+                value.push('\n');
+                value.push_str(line.trim());
+            }
+        } else if let Some((key, value)) = line.split_once(':') {
+            fields.push((key.trim().to_ascii_lowercase(), value.trim().to_owned()));
+        }
+    }
+    entries
+}
+
+fn stanza(file: &Utf8Path, fields: &[(String, String)]) -> Vec<SourceEntry> {
+    let field = |key: &str| {
+        fields
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
+    };
+    if field("enabled").is_some() && !says_yes(field("enabled")) {
+        return Vec::new();
+    }
+    let words = |key| field(key).unwrap_or_default().split_whitespace();
+    words("uris")
+        .flat_map(|uri| {
+            words("suites").map(|suite| SourceEntry {
+                file: file.to_owned(),
+                uri: SourceEntry::canonical(uri),
+                written: uri.to_owned(),
+                suite: suite.to_owned(),
+                signed_by: (field("signed-by").filter(|value| !value.is_empty()))
+                    .map(str::to_owned),
+                binary: words("types").any(|kind| kind == "deb"),
+                components: words("components").map(str::to_owned).collect(),
+                architectures: list(field("architectures").unwrap_or_default(), ' '),
+                trusting: TRUSTING.iter().any(|key| says_yes(field(key))),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read;
+    use crate::{host::fake::FakeFiles, tools::packages::SourceEntry};
+
+    fn parse(name: &str, text: &str) -> Vec<SourceEntry> {
+        super::parse(name.into(), text)
+    }
+
+    fn entry(uri: &str, suite: &str, signed_by: Option<&str>, components: &[&str]) -> SourceEntry {
+        SourceEntry {
+            file: "x.list".into(),
+            uri: SourceEntry::canonical(uri),
+            written: uri.into(),
+            suite: suite.into(),
+            signed_by: signed_by.map(str::to_owned),
+            binary: true,
+            components: components.iter().map(ToString::to_string).collect(),
+            architectures: Vec::new(),
+            trusting: false,
+        }
+    }
+
+    #[test]
+    fn one_entry_a_line() {
+        let text = "# deb http://old x main\n\
+                    deb [arch=amd64 signed-by=/usr/share/keyrings/k.gpg] https://a/deb/ / # flat\n\
+                    deb http://debian.example.org/debian bookworm main contrib\n";
+        assert_eq!(
+            parse("x.list", text),
+            [
+                SourceEntry {
+                    architectures: vec!["amd64".into()],
+                    ..entry(
+                        "https://a/deb/",
+                        "/",
+                        Some("/usr/share/keyrings/k.gpg"),
+                        &[]
+                    )
+                },
+                entry(
+                    "http://debian.example.org/debian",
+                    "bookworm",
+                    None,
+                    &["main", "contrib"]
+                ),
+            ]
+        );
+        assert!(parse("x.list.save", text).is_empty());
+    }
+
+    #[test]
+    fn deb822() {
+        let text = "Types: deb\n# a comment\nURIs: http://debian.example.org/debian/\n\
+                    Suites: bookworm bookworm-updates\nComponents: main\n\
+                    Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n \n\
+                    Enabled: No\nTypes: deb\nURIs: http://b\nSuites: x\n\n\
+                    Types: deb\nURIs: http://c\nSuites: /\nSigned-By:\n -----BEGIN PGP\n .\n";
+        let found = parse("x.sources", text);
+        let key = Some("/usr/share/keyrings/debian-archive-keyring.gpg");
+        let entry = |uri: &str, suite: &str, key, components: &[&str]| SourceEntry {
+            file: "x.sources".into(),
+            ..entry(uri, suite, key, components)
+        };
+        assert_eq!(
+            found[..2],
+            [
+                entry(
+                    "http://debian.example.org/debian/",
+                    "bookworm",
+                    key,
+                    &["main"]
+                ),
+                entry(
+                    "http://debian.example.org/debian/",
+                    "bookworm-updates",
+                    key,
+                    &["main"]
+                ),
+            ]
+        );
+        assert_eq!(found.len(), 3);
+        assert!(found[2].signed_by.as_deref().unwrap().contains("BEGIN PGP"));
+    }
+
+    #[test]
+    fn what_apt_passes_over_is_not_read() {
+        let files = FakeFiles::new();
+        let line = "deb http://a x main\n";
+        files.put("/etc/apt/sources.list", line);
+        for name in ["b.list", "b.list.save", "b c.list", "b"] {
+            files.put(&format!("/etc/apt/sources.list.d/{name}"), line);
+        }
+        files.put_folder("/etc/apt/sources.list.d/folder.list", 0o755);
+        let found: Vec<String> = (read(&files).unwrap().into_iter())
+            .map(|entry| entry.file.into_string())
+            .collect();
+        assert_eq!(
+            found,
+            ["/etc/apt/sources.list", "/etc/apt/sources.list.d/b.list"]
+        );
+    }
+
+    #[test]
+    fn garbage_is_no_entry() {
+        for text in [
+            "",
+            "deb",
+            "deb [",
+            "deb [x] ",
+            ":::",
+            "Types",
+            "\u{0}\n\n deb\t",
+            " x: y",
+        ] {
+            assert!(parse("x.list", text).is_empty(), "{text:?}");
+            assert!(parse("x.sources", text).is_empty(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_an_entry_names_and_brings() {
+        let only = |name: &str, text: &str| parse(name, text).pop().expect("an entry");
+        let guide = only("x.list", "deb [signed-by=/k.gpg] https://a/deb/$(ARCH) /");
+        assert!(guide.names("https://a/deb/amd64/", "/", Some("amd64")));
+        assert!(!guide.names("https://a/deb/amd64", "/", Some("arm64")));
+        assert!(!guide.names("https://a/deb/amd64", "stable", Some("amd64")));
+        let strings = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+        for (name, text, brings, trusting) in [
+            ("x.list", "deb http://a x main", true, false),
+            ("x.list", "deb\thttp://a x main", true, false),
+            ("x.list", "deb-src http://a x main", false, false),
+            ("x.list", "deb http://a x contrib", false, false),
+            (
+                "x.list",
+                "deb [arch=arm64,i386] http://a x main",
+                false,
+                false,
+            ),
+            (
+                "x.list",
+                "deb [arch=i386,amd64 trusted=yes] http://a x main",
+                true,
+                true,
+            ),
+            ("x.list", "deb [trusted=no] http://a x main", true, false),
+            (
+                "x.sources",
+                "Types: deb-src\nURIs: http://a\nSuites: x\nComponents: main\n",
+                false,
+                false,
+            ),
+            (
+                "x.sources",
+                "Types: deb-src deb\nURIs: http://a\nSuites: x\nComponents: main\n\
+                 Architectures: amd64\nAllow-Insecure: yes\n",
+                true,
+                true,
+            ),
+        ] {
+            let entry = only(name, text);
+            let found = entry.brings(&strings(&["main"]), &strings(&["amd64"]));
+            assert_eq!((found, entry.trusting), (brings, trusting), "{text}");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The database of `rpm`, asked by one query: it has no file format for others to read.
+
+use crate::{
+    host::Query,
+    tools::packages::{Condition, Package},
+};
+
+/// One line per package; tabs cannot be in any of the tags. `rpm` prints `(none)` for a tag that a
+/// package does not have.
+const FORMAT: &str =
+    "%{NAME}\\t%{ARCH}\\t%{EPOCH}\\t%{VERSION}\\t%{RELEASE}\\t%{VENDOR}\\t%{PACKAGER}\\n";
+
+/// Asks for all installed packages.
+#[must_use]
+pub fn all() -> Query {
+    Query::new("rpm", ["-qa", "--qf", FORMAT])
+}
+
+/// Asks for the packages that somebody asked for, as [`Package::id`]; all others are there because
+/// these need them.
+#[must_use]
+pub fn asked_for() -> Query {
+    Query::new(
+        "dnf",
+        [
+            "-q",
+            "-C",
+            "repoquery",
+            "--userinstalled",
+            "--qf",
+            "%{name}\n",
+        ],
+    )
+}
+
+/// Asks for all paths that installed packages own.
+#[must_use]
+pub fn owned() -> Query {
+    Query::new("rpm", ["-qa", "--qf", "[%{FILENAMES}\\n]"])
+}
+
+/// Reads the answer to [`all`]; keys are left out, since they are no packages.
+#[must_use]
+pub fn parse(text: &str) -> Vec<Package> {
+    let mut packages: Vec<Package> = text.lines().filter_map(line).collect();
+    // The machine's own architecture is that of rpm itself.
+    let native =
+        (packages.iter().find(|package| package.name == "rpm")).map(|rpm| rpm.architecture.clone());
+    if let Some(native) = native {
+        for package in &mut packages {
+            if ![native.as_str(), "noarch"].contains(&package.architecture.as_str()) {
+                package.id = format!("{}.{}", package.name, package.architecture);
+            }
+        }
+    }
+    packages
+}
+
+fn line(text: &str) -> Option<Package> {
+    let fields: Vec<&str> = text.split('\t').collect();
+    let [
+        name,
+        architecture,
+        epoch,
+        version,
+        release,
+        vendor,
+        packager,
+    ] = fields[..]
+    else {
+        return None;
+    };
+    if name.is_empty() || name == "gpg-pubkey" {
+        return None;
+    }
+    let some = |tag: &str| (tag != "(none)" && !tag.is_empty()).then(|| tag.to_owned());
+    let version = match some(epoch) {
+        Some(epoch) if epoch != "0" => format!("{epoch}:{version}-{release}"),
+        _ => format!("{version}-{release}"),
+    };
+    Some(Package {
+        name: name.to_owned(),
+        id: name.to_owned(),
+        architecture: architecture.to_owned(),
+        version,
+        condition: Condition::Installed,
+        held: false,
+        packager: some(packager),
+        vendor: some(vendor),
+        installed_bytes: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines() {
+        let packages = parse(
+            "nvidia-driver\tx86_64\t3\t580.178.04\t1.el9\t(none)\tcudatools <cudatools@nvidia.com>\n\
+             gpg-pubkey\t(none)\t(none)\td42d0685\t62589a51\t(none)\tcudatools\n\
+             containerd.io\tx86_64\t(none)\t1.7.28\t2.el9\tDocker\tDocker <support@docker.com>\n\
+             warning: something\n",
+        );
+        assert_eq!(packages.len(), 2);
+        assert_eq!(packages[0].version, "3:580.178.04-1.el9");
+        assert_eq!(packages[0].vendor, None);
+        assert_eq!(packages[1].version, "1.7.28-2.el9");
+        assert_eq!(packages[1].vendor.as_deref(), Some("Docker"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(.|\t|\n)*") {
+            let _ = parse(&text);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! `dnf` on top of `rpm`: AlmaLinux, Rocky, RHEL. This version of the program reads its database
+//! and describes its repositories; it does not change packages with it.
+
+mod database;
+mod repository;
+
+use std::{cmp::Ordering, collections::BTreeSet};
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+use rpm_version::rpm_evr_compare;
+
+use super::{ArchiveError, Backend, DatabaseError, Further, Package, SourceEntry, Transactions};
+use crate::{
+    host::{FilesError, ReadFiles, Reader},
+    model::{
+        packages::{Pin, Repository},
+        pattern,
+    },
+};
+
+/// `rpm` keeps its database in one of these; which one has changed over time.
+const DATABASES: [&str; 2] = ["/usr/lib/sysimage/rpm", "/var/lib/rpm"];
+
+/// rpm locks its database; dnf has pid files in places that differ by version.
+const LOCKS: [&str; 2] = ["/usr/lib/sysimage/rpm/.rpm.lock", "/var/lib/rpm/.rpm.lock"];
+
+/// See the module.
+#[derive(Debug)]
+pub struct Dnf;
+
+#[async_trait]
+impl Backend for Dnf {
+    fn name(&self) -> &'static str {
+        "dnf"
+    }
+
+    fn transactions(&self) -> Option<&dyn Transactions> {
+        None
+    }
+
+    fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+        for folder in DATABASES {
+            if files.exists(Utf8Path::new(folder))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError> {
+        let query = database::all();
+        let output = host.query(&query).await?.success(query.cmd())?;
+        Ok(Some(database::parse(&output.stdout)))
+    }
+
+    fn database_path(&self) -> &'static str {
+        DATABASES[1]
+    }
+
+    fn interrupted(&self, _: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        Ok(None)
+    }
+
+    async fn automatic(
+        &self,
+        host: Reader<'_>,
+        packages: &[Package],
+    ) -> Result<BTreeSet<String>, DatabaseError> {
+        let query = database::asked_for();
+        let output = host.query(&query).await?.success(query.cmd())?;
+        let asked_for: BTreeSet<&str> = output.stdout.lines().collect();
+        Ok(packages
+            .iter()
+            .map(|package| &package.id)
+            .filter(|id| !asked_for.contains(id.as_str()))
+            .cloned()
+            .collect())
+    }
+
+    async fn owned_below(
+        &self,
+        host: Reader<'_>,
+        folder: &Utf8Path,
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
+        let query = database::owned();
+        let output = host.query(&query).await?.success(query.cmd())?;
+        Ok((output.stdout.lines().map(Utf8Path::new))
+            .filter(|path| path.starts_with(folder))
+            .map(Utf8Path::to_owned)
+            .collect())
+    }
+
+    /// rpm's order: the epoch first, none counts as 0.
+    fn compare(&self, a: &str, b: &str) -> Ordering {
+        rpm_evr_compare(a, b)
+    }
+
+    /// A pattern without an epoch asks for any epoch: vendors write `580.95.05` for `3:580.95.05-1`.
+    fn matches(&self, wanted: &str, version: &str) -> bool {
+        let bare = match version.split_once(':') {
+            Some((_, bare)) if !wanted.contains(':') => bare,
+            _ => version,
+        };
+        pattern::matches(wanted, bare)
+    }
+
+    fn locks(&self) -> &'static [&'static str] {
+        &LOCKS
+    }
+
+    fn torn_lists(&self, _: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
+        // dnf compares its metadata with checksums each time that it reads them.
+        Ok(Vec::new())
+    }
+
+    fn has_lists(&self, _: &dyn ReadFiles) -> Result<bool, FilesError> {
+        // Nobody asks which packages are offered before transactions are there.
+        Ok(false)
+    }
+
+    fn entries(&self, _: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+        // Two entries of one address do not contradict each other for dnf.
+        Ok(Vec::new())
+    }
+
+    fn further(
+        &self,
+        _: &[SourceEntry],
+        _: &[String],
+        _: &[String],
+    ) -> Result<Option<Further>, ArchiveError> {
+        // Repositories have no components that a machine could lack.
+        Ok(None)
+    }
+
+    fn needs_suites(&self) -> bool {
+        false
+    }
+
+    fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf> {
+        repository::keyring_path(repository)
+    }
+
+    fn source(&self, repository: &Repository) -> (Utf8PathBuf, String) {
+        repository::source(repository)
+    }
+
+    fn priority(&self, _: &Repository) -> Option<(Utf8PathBuf, String)> {
+        // It is a line of the repository's own file.
+        None
+    }
+
+    fn pin(&self, _: &Pin) -> Option<(Utf8PathBuf, String)> {
+        None
+    }
+
+    fn updater_exclusion(&self, _: &[String]) -> Option<(Utf8PathBuf, String)> {
+        // dnf-automatic obeys versionlock.
+        None
+    }
+
+    fn updater_pattern(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn unhold_command(&self) -> &'static str {
+        "dnf versionlock delete NAME"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cmp::Ordering;
+
+    use super::Dnf;
+    use crate::tools::packages::Backend;
+
+    #[test]
+    fn rpm_order() {
+        for (older, newer) in [
+            ("580.95.05-1.el9", "3:570.1-1.el9"),
+            ("3:580.9.1-1", "3:580.10.1-1"),
+            ("1.0~rc1-1", "1.0-1"),
+            ("1.0-1", "1.0^git1-1"),
+        ] {
+            assert_eq!(
+                Dnf.compare(older, newer),
+                Ordering::Less,
+                "{older} < {newer}"
+            );
+        }
+        assert_eq!(Dnf.compare("0:1.0-1", "1.0-1"), Ordering::Equal);
+    }
+
+    #[test]
+    fn a_pattern_without_an_epoch_asks_for_any_epoch() {
+        for (wanted, version, expected) in [
+            ("580.*", "3:580.95.05-1.el9", true),
+            ("580.*", "580.95.05-1.el9", true),
+            ("3:580.*", "3:580.95.05-1.el9", true),
+            ("2:580.*", "3:580.95.05-1.el9", false),
+            ("3:580.*", "580.95.05-1.el9", false),
+            ("570.*", "3:580.95.05-1.el9", false),
+        ] {
+            assert_eq!(Dnf.matches(wanted, version), expected, "{wanted} {version}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Who holds the lock of a package manager, read from the kernel's list. Nothing here takes or
+//! breaks one.
+
+use camino::Utf8Path;
+
+use crate::host::{FilesError, Kind, ReadFiles};
+
+/// Where the kernel lists all locks on files.
+const PROC_LOCKS: &str = "/proc/locks";
+
+/// Who holds a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The file.
+    pub lock: String,
+    /// The process, where it is of this machine and not of an outer one.
+    pub pid: Option<u32>,
+    /// Its name, as `unattended-upgr` (the kernel keeps 15 characters).
+    pub name: Option<String>,
+    /// Its command line.
+    pub command: Option<String>,
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (&self.name, self.pid) {
+            (Some(name), Some(pid)) => write!(f, "`{name}` (pid {pid})"),
+            (None, Some(pid)) => write!(f, "process {pid}"),
+            _ => f.write_str("a process that cannot be seen from here"),
+        }
+    }
+}
+
+/// One line of the kernel's list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Held {
+    pid: u32,
+    inode: u64,
+}
+
+/// Who holds any of these locks now; `None`: they are free.
+///
+/// # Errors
+/// When the list, or a file that is there, cannot be read.
+pub fn holder(files: &dyn ReadFiles, locks: &[&str]) -> Result<Option<Holder>, FilesError> {
+    // `/proc` may be hidden from us altogether; then the package manager's own waiting has to do.
+    let Some(text) = files.read_text(Utf8Path::new(PROC_LOCKS))? else {
+        return Ok(None);
+    };
+    let held = parse(&text);
+    for &lock in locks {
+        let Some(inode) = files
+            .stat(Utf8Path::new(lock))?
+            .map(|stat| stat.inode)
+            .filter(|&inode| inode != 0)
+        else {
+            continue;
+        };
+        for by in held.iter().filter(|held| held.inode == inode) {
+            if let Some(holder) = named(files, lock, *by)? {
+                return Ok(Some(holder));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The list as lines `1: POSIX  ADVISORY  WRITE 812 fe:00:5833827 0 EOF`, `proc_locks(5)`. Those
+/// that wait have an arrow before the kind. `dpkg` and `apt` lock with fcntl, which is `POSIX`.
+fn parse(text: &str) -> Vec<Held> {
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            (words.next()? == "POSIX").then_some(())?;
+            (words.nth(1)? == "WRITE").then_some(())?;
+            // A process outside this PID namespace has the number 0, an open file description -1.
+            let pid = words.next()?.parse().unwrap_or(0);
+            let inode = words.next()?.rsplit(':').next()?.parse().ok()?;
+            Some(Held { pid, inode })
+        })
+        .collect()
+}
+
+/// Names the process. `None` where it is seen to have a file of the same number open on another
+/// filesystem, and none of ours.
+fn named(files: &dyn ReadFiles, lock: &str, held: Held) -> Result<Option<Holder>, FilesError> {
+    let unseen = Holder {
+        lock: lock.to_owned(),
+        pid: None,
+        name: None,
+        command: None,
+    };
+    if held.pid == 0 {
+        return Ok(Some(unseen));
+    }
+    let folder = format!("/proc/{}", held.pid);
+    // The process may end at any moment; what is gone then is left out, not an error.
+    let text = |name: &str| -> Option<String> {
+        files
+            .read_text(Utf8Path::new(&format!("{folder}/{name}")))
+            .ok()
+            .flatten()
+    };
+    let open: Vec<String> = files
+        .list(Utf8Path::new(&format!("{folder}/fd")))
+        .unwrap_or_default();
+    let mut targets = open.iter().filter_map(|fd| {
+        let path = format!("{folder}/fd/{fd}");
+        match files.stat(Utf8Path::new(&path)) {
+            Ok(Some(stat)) => match stat.kind {
+                Kind::Link(target) => Some(target),
+                _ => None,
+            },
+            _ => None,
+        }
+    });
+    if !open.is_empty() && !targets.any(|target| target == lock) {
+        return Ok(None);
+    }
+    Ok(Some(Holder {
+        pid: Some(held.pid),
+        name: text("comm").map(|name| name.trim().to_owned()),
+        command: text("cmdline").map(|line| line.replace('\0', " ").trim().to_owned()),
+        ..unseen
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOCKS: [&str; 2] = ["/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock"];
+    use crate::host::fake::FakeFiles;
+
+    fn machine(line: impl Fn(u64) -> String) -> FakeFiles {
+        let files = FakeFiles::new();
+        for lock in LOCKS {
+            files.put(lock, "");
+        }
+        let inode = files.stat(LOCKS[0].into()).unwrap().unwrap().inode;
+        files.put("/proc/locks", line(inode));
+        files
+    }
+
+    #[test]
+    fn names_the_holder() {
+        let files = machine(|inode| {
+            format!(
+                "1: FLOCK  ADVISORY  WRITE 7 fe:00:{inode} 0 EOF\n\
+                 2: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n\
+                 2: -> POSIX  ADVISORY  WRITE 813 fe:00:{inode} 0 EOF\n"
+            )
+        });
+        files.put("/proc/812/comm", "unattended-upgr\n");
+        files.put(
+            "/proc/812/cmdline",
+            "/usr/bin/python3\0/usr/bin/unattended-upgrade\0",
+        );
+        files.put_link("/proc/812/fd/5", LOCKS[0]);
+        let holder = holder(&files, &LOCKS).unwrap().unwrap();
+        assert_eq!(holder.to_string(), "`unattended-upgr` (pid 812)");
+        assert_eq!(holder.lock, LOCKS[0]);
+        assert_eq!(
+            holder.command.as_deref(),
+            Some("/usr/bin/python3 /usr/bin/unattended-upgrade")
+        );
+    }
+
+    #[test]
+    fn the_same_number_on_another_filesystem_is_not_ours() {
+        let files = machine(|inode| format!("2: POSIX  ADVISORY  WRITE 812 00:2b:{inode} 0 EOF\n"));
+        files.put_link("/proc/812/fd/5", "/home/someone/database");
+        assert_eq!(holder(&files, &LOCKS).unwrap(), None);
+    }
+
+    #[test]
+    fn a_holder_outside_our_namespace_is_still_a_holder() {
+        let files = machine(|inode| format!("1: POSIX  ADVISORY  WRITE 0 fe:00:{inode} 0 EOF\n"));
+        let holder = holder(&files, &LOCKS).unwrap().unwrap();
+        assert_eq!(holder.pid, None);
+        assert!(holder.to_string().contains("cannot be seen"));
+    }
+
+    #[test]
+    fn free_locks() {
+        let files = machine(|inode| {
+            let other = inode + 1000;
+            format!("1: POSIX  ADVISORY  WRITE 5 fe:00:{other} 0 EOF\n1: POSIX garbage\n")
+        });
+        assert_eq!(holder(&files, &LOCKS).unwrap(), None);
+        assert_eq!(holder(&FakeFiles::new(), &LOCKS).unwrap(), None);
+    }
+}
