@@ -6,8 +6,8 @@ use crate::{
         detection::table,
         look::{Look, chain},
     },
-    host::{ExecError, Reader},
-    tools::packages::{self, DatabaseError, Manager},
+    host::Reader,
+    tools::packages::{self, Manager},
 };
 
 /// The installed packages, or why they are not known.
@@ -35,11 +35,13 @@ pub(super) async fn gather(look: &mut Look<'_>, host: Reader<'_>, scope: Scope) 
     let Some(backend) = found else {
         return Err("neither a dpkg nor an rpm database is there".to_owned());
     };
+    if let (Some(program), false) = (backend.database_program(), scope.executes) {
+        return Err(format!(
+            "the {program} database can only be read by `{program}`, which was not run"
+        ));
+    }
     match backend.database(host).await {
         Ok(packages) => Ok(by_maker(packages.unwrap_or_default())),
-        Err(DatabaseError::Exec(ExecError::NotAsked { .. })) if !scope.executes => {
-            Err("the rpm database can only be read by `rpm`, which was not run".to_owned())
-        }
         Err(error) => Err(chain(&error)),
     }
 }

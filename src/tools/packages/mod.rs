@@ -88,6 +88,11 @@ pub trait Backend: Debug + Send + Sync {
     /// When the database is there and cannot be read.
     async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError>;
 
+    /// The program that must be run to read the database; `None` where files are read.
+    fn database_program(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Where the database is, for messages.
     fn database_path(&self) -> &'static str;
 

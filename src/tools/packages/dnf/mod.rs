@@ -54,6 +54,10 @@ impl Backend for Dnf {
         Ok(Some(database::parse(&output.stdout)))
     }
 
+    fn database_program(&self) -> Option<&'static str> {
+        Some("rpm")
+    }
+
     fn database_path(&self) -> &'static str {
         DATABASES[1]
     }
