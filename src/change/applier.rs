@@ -87,10 +87,7 @@ impl Applier {
         };
         Ok(match change {
             Change::WriteFile { path, content, .. } => {
-                Some(file::diff(path, text(path)?.as_deref(), Some(content)))
-            }
-            Change::RemoveFile { path } => {
-                text(path)?.map(|before| file::diff(path, Some(&before), None))
+                Some(file::diff(path, text(path)?.as_deref(), content))
             }
             Change::AddRepository { repository } => Some(self.preview_repository(repository)?),
             Change::InstallPackages { packages, removing } => {
@@ -131,9 +128,6 @@ impl Applier {
                     Ok(files)
                 }
             }
-            Change::RemoveFile { path } => {
-                self.capture_files(std::slice::from_ref(path), |_| FileAfter::Absent)
-            }
             Change::AddRepository { repository } => self.capture_repository(repository),
             Change::RefreshRepositories => Ok(Undo::Nothing {
                 why: "package lists are a cache".to_owned(),
@@ -143,13 +137,11 @@ impl Applier {
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
             Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
             Change::LoadModule { module } => self.capture_load(module),
-            Change::UnloadModule { module } => self.capture_unload(module),
             Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
             Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
             Change::RunTool {
                 purpose, writes, ..
             } => self.capture_tool(purpose, writes),
-            Change::PullImage { runtime, image } => self.capture_image(*runtime, image).await,
             Change::RunProbe { probe, record, .. } => self.capture_probe(probe, record).await,
             Change::Reboot { .. } => Ok(Undo::Nothing {
                 why: "a reboot leaves nothing".to_owned(),
@@ -173,7 +165,6 @@ impl Applier {
                 content,
                 mode,
             } => self.write_file(path, content.as_bytes(), *mode)?,
-            Change::RemoveFile { path } => self.host.files.remove(path)?,
             Change::AddRepository { repository } => self.add_repository(repository).await?,
             Change::RefreshRepositories => self.refresh(sink).await?,
             Change::InstallPackages { packages, removing } => {
@@ -184,7 +175,6 @@ impl Applier {
             Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
             Change::RestartUnit { unit } => self.restart_unit(unit, sink).await?,
             Change::LoadModule { module } => self.load_module(module, sink).await?,
-            Change::UnloadModule { module } => self.unload_module(module, sink).await?,
             Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
             Change::BuildModule { module, kernel } => {
                 self.build_module(module, kernel, sink).await?;
@@ -194,7 +184,6 @@ impl Applier {
                 command,
                 writes,
             } => self.run_tool(purpose, command, writes, sink).await?,
-            Change::PullImage { runtime, image } => self.pull_image(*runtime, image, sink).await?,
             Change::RunProbe {
                 probe,
                 record,
@@ -273,7 +262,6 @@ impl Applier {
             }
             Undo::Afterwards { then } => self.afterwards(then, sink).await,
             Undo::UnloadModule { module } => self.revert_load(module, sink).await,
-            Undo::LoadModule { module } => self.revert_unload(module, sink).await,
             Undo::RemoveModuleBuild {
                 module,
                 version,

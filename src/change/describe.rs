@@ -8,7 +8,6 @@ impl Change {
     pub fn summary(&self) -> String {
         match self {
             Self::WriteFile { path, .. } => format!("write `{path}`"),
-            Self::RemoveFile { path } => format!("remove `{path}`"),
             Self::AddRepository { repository } => {
                 format!("add repository `{}` ({})", repository.name, repository.url)
             }
@@ -37,7 +36,6 @@ impl Change {
             }
             Self::RestartUnit { unit } => format!("restart `{unit}`"),
             Self::LoadModule { module } => format!("load kernel module `{module}`"),
-            Self::UnloadModule { module } => format!("unload kernel module `{module}`"),
             Self::RebuildInitramfs { kernels } => {
                 format!("rebuild the initramfs of {}", kernels.join(", "))
             }
@@ -47,7 +45,6 @@ impl Change {
             Self::RunTool {
                 purpose, command, ..
             } => format!("{purpose} (`{}`)", command.join(" ")),
-            Self::PullImage { image, .. } => format!("pull image `{image}`"),
             Self::RunProbe {
                 probe: Probe::ContainerSeesGpus { gpus, .. },
                 ..
@@ -64,7 +61,6 @@ impl Change {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::WriteFile { .. } => "write-file",
-            Self::RemoveFile { .. } => "remove-file",
             Self::AddRepository { .. } => "add-repository",
             Self::RefreshRepositories => "refresh-repositories",
             Self::InstallPackages { .. } => "install-packages",
@@ -73,11 +69,9 @@ impl Change {
             Self::EnableUnit { .. } => "enable-unit",
             Self::RestartUnit { .. } => "restart-unit",
             Self::LoadModule { .. } => "load-module",
-            Self::UnloadModule { .. } => "unload-module",
             Self::RebuildInitramfs { .. } => "rebuild-initramfs",
             Self::BuildModule { .. } => "build-module",
             Self::RunTool { .. } => "run-tool",
-            Self::PullImage { .. } => "pull-image",
             Self::RunProbe { .. } => "run-probe",
             Self::Reboot { .. } => "reboot",
         }

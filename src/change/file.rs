@@ -248,14 +248,11 @@ fn same(now: &Now, before: Option<&Saved>) -> bool {
     }
 }
 
-/// A unified diff of a file and what replaces it; `None` for either is its absence.
-pub(super) fn diff(path: &Utf8Path, before: Option<&str>, after: Option<&str>) -> String {
-    let name = |side: &str, text: Option<&str>| match text {
-        Some(_) => format!("{side}{path}"),
-        None => "/dev/null".to_owned(),
-    };
-    similar::TextDiff::from_lines(before.unwrap_or_default(), after.unwrap_or_default())
+/// A unified diff of a file and what replaces it; `before` is `None` where there is no file.
+pub(super) fn diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String {
+    let old = before.map_or_else(|| "/dev/null".to_owned(), |_| format!("a{path}"));
+    similar::TextDiff::from_lines(before.unwrap_or_default(), after)
         .unified_diff()
-        .header(&name("a", before), &name("b", after))
+        .header(&old, &format!("b{path}"))
         .to_string()
 }

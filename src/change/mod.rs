@@ -48,12 +48,6 @@ pub enum Change {
         /// Permission bits.
         mode: u32,
     },
-    /// Remove a file.
-    RemoveFile {
-        /// Which.
-        #[schemars(with = "String")]
-        path: Utf8PathBuf,
-    },
     /// Fetch a repository's key, compare its fingerprint, write keyring and source.
     AddRepository {
         /// Which.
@@ -92,11 +86,6 @@ pub enum Change {
         /// Which.
         module: String,
     },
-    /// Unload a kernel module; refused while it is in use.
-    UnloadModule {
-        /// Which.
-        module: String,
-    },
     /// Rebuild the initial RAM filesystems of these kernels.
     RebuildInitramfs {
         /// Kernel releases.
@@ -118,13 +107,6 @@ pub enum Change {
         /// The files it writes; they are backed up first and restored by undo.
         #[schemars(with = "Vec<String>")]
         writes: Vec<Utf8PathBuf>,
-    },
-    /// Pull a container image.
-    PullImage {
-        /// By which runtime.
-        runtime: crate::config::desired::RuntimeKind,
-        /// Which.
-        image: String,
     },
     /// Prove function. What stays is the record of the proof, so that a run on a machine where
     /// nothing moved need not prove it again.

@@ -44,18 +44,6 @@ impl Applier {
         Ok(Undo::Several { undos })
     }
 
-    pub(super) fn capture_unload(&self, module: &str) -> Result<Undo, ChangeError> {
-        Ok(if self.is_loaded(module)? {
-            Undo::LoadModule {
-                module: module.to_owned(),
-            }
-        } else {
-            Undo::Nothing {
-                why: format!("`{module}` was not loaded before"),
-            }
-        })
-    }
-
     pub(super) async fn load_module(
         &self,
         module: &str,
@@ -107,46 +95,6 @@ impl Applier {
         Ok(kmod::parse_loaded(&text.unwrap_or_default()))
     }
 
-    /// Who uses a loaded module; `None` when nobody does.
-    fn users_of(&self, module: &str) -> Result<Option<String>, ChangeError> {
-        let name = kmod::canonical(module);
-        Ok(self
-            .loaded_modules()?
-            .into_iter()
-            .find(|loaded| loaded.name == name && loaded.users > 0)
-            .map(|loaded| {
-                let others = loaded.others();
-                let mut by = loaded.used_by;
-                if others > 0 {
-                    by.push(opened(others));
-                }
-                by.join(", ")
-            }))
-    }
-
-    pub(super) async fn unload_module(
-        &self,
-        module: &str,
-        sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        if !self.is_loaded(module)? {
-            return Ok(());
-        }
-        if let Some(by) = self.users_of(module)? {
-            return Err(ModuleError::InUse {
-                module: module.to_owned(),
-                by,
-            }
-            .into());
-        }
-        self.modprobe(
-            &format!("unload kernel module `{module}`"),
-            &kmod::unload(module),
-            sink,
-        )
-        .await
-    }
-
     /// Unloads what was loaded, with the modules that came on top of it: none of them can have been
     /// there before. What somebody has open stays until the next boot.
     pub(super) async fn revert_load(
@@ -184,27 +132,6 @@ impl Applier {
         let names: Vec<String> = (stack.iter().map(|one| format!("`{}`", one.name))).collect();
         Ok(Reverted::Done {
             what: format!("unloaded {}", names.join(", ")),
-        })
-    }
-
-    pub(super) async fn revert_unload(
-        &self,
-        module: &str,
-        sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
-        if self.is_loaded(module)? {
-            return Ok(Reverted::Nothing {
-                why: format!("`{module}` is loaded"),
-            });
-        }
-        Ok(match self.load_module(module, sink).await {
-            Ok(()) => Reverted::Done {
-                what: format!("loaded `{module}`"),
-            },
-            Err(error) => Reverted::Left {
-                what: format!("`{module}` unloaded, until the next boot"),
-                why: error.to_string(),
-            },
         })
     }
 

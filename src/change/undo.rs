@@ -77,11 +77,6 @@ pub enum Undo {
         /// Which.
         module: String,
     },
-    /// Load a module that the change unloaded.
-    LoadModule {
-        /// Which.
-        module: String,
-    },
     /// Remove a DKMS module from one kernel.
     RemoveModuleBuild {
         /// Its DKMS name.

@@ -119,12 +119,6 @@ pub fn load(module: &str) -> Cmd {
     Cmd::new("modprobe", ["--", module]).deadline(DEADLINE)
 }
 
-/// Unloads a module.
-#[must_use]
-pub fn unload(module: &str) -> Cmd {
-    Cmd::new("modprobe", ["-r", "--", module]).deadline(DEADLINE)
-}
-
 /// Unloads a module and nothing else, whatever files and configuration it came from.
 #[must_use]
 pub fn remove(module: &str) -> Cmd {

@@ -335,7 +335,6 @@ pub fn modprobe(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
         ["--", module] => load(files, state, &module.replace('-', "_")),
-        ["-r", "--", module] => unload(files, &module.replace('-', "_")),
         _ => panic!("the simulated modprobe knows no `{}`", cmd.line()),
     }
 }

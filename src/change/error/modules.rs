@@ -20,14 +20,6 @@ pub enum ModuleError {
         /// What happened.
         source: ExecError,
     },
-    /// A kernel module is in use.
-    #[error("unload kernel module `{module}`: it is in use by {by}")]
-    InUse {
-        /// Which.
-        module: String,
-        /// By whom.
-        by: String,
-    },
     /// A DKMS build failed.
     #[error("build kernel module `{module}` for {kernel}{}", attached(.log))]
     Build {
@@ -57,7 +49,6 @@ impl Report for ModuleError {
                 kmod::Fault::InUse => "module-in-use",
                 kmod::Fault::Other => "module-failed",
             },
-            Self::InUse { .. } => "module-in-use",
             Self::Build { .. } => "module-build",
         }
     }
@@ -83,7 +74,6 @@ impl Report for ModuleError {
                 }
                 kmod::Fault::InUse | kmod::Fault::Other => return None,
             },
-            Self::InUse { .. } => "stop what uses it, or reboot",
             Self::Build { .. } => Fault::Build.hint()?,
         };
         Some(text.to_owned())

@@ -83,7 +83,7 @@ impl Applier {
         let mut text = String::new();
         for (path, content) in self.texts(repository) {
             let before = self.host.files.read_text(&path)?;
-            text.push_str(&file::diff(&path, before.as_deref(), Some(&content)));
+            text.push_str(&file::diff(&path, before.as_deref(), &content));
         }
         if let (None, Some(keyring)) = (&repository.keyring, self.backend.keyring_path(repository))
         {

@@ -12,7 +12,7 @@ use super::{
     kit::{Bed, STATE, policy},
 };
 use crate::{
-    change::{Applier, Change, STOPPED},
+    change::{Applier, Change, Probe, STOPPED},
     config::desired::{PackageWish, Repository, RuntimeKind},
     error::{Report, causes},
     host::{
@@ -152,9 +152,16 @@ async fn a_registry_is_not_tried_again_when_somebody_asks_to_stop() {
     let stop = CancellationToken::new();
     stop.cancel();
     let applier = bed.restarted().stopped_by(stop);
-    let change = Change::PullImage {
-        runtime: RuntimeKind::Docker,
-        image: "x".into(),
+    let change = Change::RunProbe {
+        probe: Probe::ContainerSeesGpus {
+            runtime: RuntimeKind::Docker,
+            image: Some("x".into()),
+            gpus: 1,
+            driver: "1.2".into(),
+            timeout_seconds: 60,
+        },
+        record: "/var/lib/gpu-bootstrap/proof".into(),
+        inputs: String::new(),
     };
     let undo = applier.capture(&change).await.unwrap();
     let error = applier.apply(&change, undo, &bed.heard).await.unwrap_err();
