@@ -2,6 +2,7 @@
 //! in several files at once is read here, too, so that all who ask see the same.
 
 pub mod accounts;
+pub mod cdi;
 pub mod container_view;
 pub mod containerd;
 pub mod ctr;

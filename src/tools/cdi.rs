@@ -1,0 +1,211 @@
+//! Container Device Interface specifications: which device nodes and files a container gets for a GPU.
+//!
+//! Source: the CDI specification, <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>.
+
+use std::{collections::BTreeSet, iter};
+
+use serde::Deserialize;
+
+/// What this program reads of a specification; other fields belong to the tools that write and use it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Spec {
+    /// What a container can ask for by name.
+    pub devices: Vec<Device>,
+    /// What every such container gets besides.
+    pub container_edits: Edits,
+}
+
+/// A device that a container can ask for.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Device {
+    /// An index, a UUID, or `all`.
+    pub name: String,
+    /// What a container gets with it.
+    #[serde(default)]
+    pub container_edits: Edits,
+}
+
+/// What a container gets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Edits {
+    /// Device nodes.
+    pub device_nodes: Vec<DeviceNode>,
+    /// Files and folders of the host.
+    pub mounts: Vec<Mount>,
+}
+
+/// A device node that is made in a container.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceNode {
+    path: String,
+    host_path: Option<String>,
+    major: Option<i64>,
+    #[serde(default)]
+    minor: i64,
+}
+
+/// A file or folder of the host that is mounted in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Mount {
+    host_path: String,
+}
+
+impl DeviceNode {
+    /// Where the node is on the host.
+    #[must_use]
+    pub fn host_path(&self) -> &str {
+        self.host_path.as_deref().unwrap_or(&self.path)
+    }
+
+    /// Major and minor number that the container's node gets. Without a major number the runtime asks
+    /// the host. A minor number that is not written is zero.
+    #[must_use]
+    pub fn numbers(&self) -> Option<(i64, i64)> {
+        self.major.map(|major| (major, self.minor))
+    }
+}
+
+impl Spec {
+    fn edits(&self) -> impl Iterator<Item = &Edits> {
+        let of_devices = self.devices.iter().map(|device| &device.container_edits);
+        iter::once(&self.container_edits).chain(of_devices)
+    }
+
+    /// The device nodes, each once.
+    #[must_use]
+    pub fn device_nodes(&self) -> BTreeSet<&DeviceNode> {
+        self.edits().flat_map(|edits| &edits.device_nodes).collect()
+    }
+
+    /// The paths on the host that must exist, each once.
+    #[must_use]
+    pub fn host_paths(&self) -> BTreeSet<&str> {
+        let mounts = self.edits().flat_map(|edits| &edits.mounts);
+        (mounts.map(|mount| mount.host_path.as_str()))
+            .chain(self.device_nodes().into_iter().map(DeviceNode::host_path))
+            .collect()
+    }
+
+    /// The names that are UUIDs of GPUs.
+    pub fn uuids(&self) -> impl Iterator<Item = &str> {
+        let names = self.devices.iter().map(|device| device.name.as_str());
+        names.filter(|name| name.starts_with("GPU-"))
+    }
+}
+
+/// Reads a specification.
+///
+/// # Errors
+/// Where and why it is none, in one line.
+pub fn parse(text: &str) -> Result<Spec, String> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceNode, parse};
+
+    /// As nvidia-ctk 1.20.1 writes it.
+    const SPEC: &str = r#"---
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+    - name: "0"
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+              major: 195
+              fileMode: 438
+              permissions: rwm
+        hooks:
+            - hookName: createContainer
+              path: /usr/bin/nvidia-cdi-hook
+              args:
+                - nvidia-cdi-hook
+                - --link
+                - ../card0::/dev/dri/by-path/pci-0000:18:00.0-card
+    - name: GPU-1
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+              major: 195
+    - name: all
+containerEdits:
+    deviceNodes:
+        - path: /dev/nvidia-uvm-tools
+          major: 243
+          minor: 1
+        - path: /run/nvidia/dev/nvidiactl
+          hostPath: /dev/nvidiactl
+          major: 195
+          minor: 255
+        - path: /dev/nvidia-modeset
+    mounts:
+        - containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03
+          hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03
+          options:
+            - ro
+"#;
+
+    #[test]
+    fn names_nodes_and_paths_are_read() {
+        let spec = parse(SPEC).expect("a specification");
+        let names: Vec<&str> = spec.devices.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["0", "GPU-1", "all"]);
+        assert_eq!(spec.uuids().collect::<Vec<_>>(), ["GPU-1"]);
+        let nodes: Vec<_> = (spec.device_nodes().into_iter())
+            .map(|node: &DeviceNode| (node.host_path(), node.numbers()))
+            .collect();
+        assert_eq!(
+            nodes,
+            [
+                ("/dev/nvidia-modeset", None),
+                ("/dev/nvidia-uvm-tools", Some((243, 1))),
+                ("/dev/nvidia0", Some((195, 0))),
+                ("/dev/nvidiactl", Some((195, 255))),
+            ]
+        );
+        let paths: Vec<&str> = spec.host_paths().into_iter().collect();
+        assert_eq!(
+            paths,
+            [
+                "/dev/nvidia-modeset",
+                "/dev/nvidia-uvm-tools",
+                "/dev/nvidia0",
+                "/dev/nvidiactl",
+                "/usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_name_without_quotes_is_text() {
+        let spec = parse("devices:\n- name: 0\n").expect("a specification");
+        assert_eq!(spec.devices[0].name, "0");
+    }
+
+    #[test]
+    fn json_is_yaml() {
+        let spec = parse(r#"{"devices": [{"name": "0"}]}"#).expect("a specification");
+        assert_eq!(spec.devices.len(), 1);
+    }
+
+    #[test]
+    fn what_is_none_says_where() {
+        let error = parse(&SPEC.replace("minor: 1\n", "minor: one\n")).expect_err("no number");
+        assert!(error.contains("line 29"), "{error}");
+        for none in [
+            SPEC.replace("    - name: all", "   - name: all"),
+            SPEC.replace("hostPath: /usr", "path: /usr"),
+        ] {
+            let error = parse(&none).expect_err("no specification");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+}
