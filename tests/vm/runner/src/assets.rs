@@ -1,6 +1,8 @@
 //! Everything that a machine is given, built at once: the slow parts side by side.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -152,10 +154,18 @@ fn compiled_modules(
         .collect()
 }
 
+/// The folder in which cargo builds: what `CARGO_TARGET_DIR` says, from the repository's root.
+fn target(repo: &Path, named: Option<OsString>) -> PathBuf {
+    match named {
+        Some(named) if !named.is_empty() => repo.join(named),
+        _ => repo.join("target"),
+    }
+}
+
 /// Compiles the repository's programs, and copies them to where they stay as they are.
 fn programs(bed: &Bed) -> Result<Claim> {
-    let target = bed.repo.join("target");
-    fs::create_dir_all(&target).context("cannot make a folder")?;
+    let target = target(&bed.repo, env::var_os("CARGO_TARGET_DIR"));
+    fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
     // A run that compiles now must not exchange them while they are copied.
     let _turn = lock::take(&target.join("vm-programs.lock"), "the compiler")?;
     // As `make vm` does, so that nothing is compiled twice.
@@ -165,8 +175,27 @@ fn programs(bed: &Bed) -> Result<Claim> {
         .ok()?;
     let claim = Claim::take(bed, PROGRAMS)?;
     for name in [PRODUCT, NVML, "vm-pci"] {
-        fs::copy(target.join("debug").join(name), bed.programs.join(name))
-            .with_context(|| format!("cannot copy {name}"))?;
+        let (from, to) = (target.join("debug").join(name), bed.programs.join(name));
+        fs::copy(&from, &to)
+            .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     }
     Ok(claim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_folder_is_where_cargo_builds() {
+        let repo = Path::new("/repo");
+        for (named, folder) in [
+            (None, "/repo/target"),
+            (Some(""), "/repo/target"),
+            (Some("build"), "/repo/build"),
+            (Some("/tmp/build"), "/tmp/build"),
+        ] {
+            assert_eq!(target(repo, named.map(Into::into)), Path::new(folder));
+        }
+    }
 }

@@ -75,7 +75,8 @@ enum Verb {
     Prepare,
     /// Shows the product's main job in two boots.
     Demo {
-        /// A machine that failed stays up until Ctrl-C.
+        /// When a case fails, keeps its machine running and prints how to enter it; the command then waits
+        /// until Ctrl-C.
         #[arg(long)]
         keep: bool,
     },
@@ -127,7 +128,8 @@ struct How {
     /// Runs them on this machine instead of their own.
     #[arg(long, value_name = "MACHINE")]
     on: Option<String>,
-    /// A machine that failed stays up until Ctrl-C.
+    /// When a case fails, keeps its machine running and prints how to enter it; the command then waits
+    /// until Ctrl-C.
     #[arg(long)]
     keep: bool,
     /// How many machines run side by side; many wait most of their time.

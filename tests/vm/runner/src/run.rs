@@ -368,7 +368,7 @@ impl Running<'_> {
                 self.machine.root().display()
             )),
         }
-        out::say("Ctrl-C ends it and cleans up.");
+        out::say("This command waits until Ctrl-C, which stops the machine and removes it.");
         while !crate::stop::stopping() {
             std::thread::sleep(Duration::from_millis(200));
         }
