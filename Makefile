@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test lint unit
+.PHONY: test lint unit update
 
 # Everything that continuous integration runs.
 test: lint unit test-machines
@@ -13,3 +13,9 @@ lint:
 
 unit:
 	cargo test --workspace --locked --quiet
+
+# Renews snapshots, schemas and generated docs, and lists what is different in the working tree.
+# Tests that fail for other reasons are reported, and the rest is renewed all the same.
+update:
+	status=0; INSTA_UPDATE=always UPDATE_DOCS=1 cargo test --locked --quiet --no-fail-fast || status=$$?; \
+	git status --short; exit $$status

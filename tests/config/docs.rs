@@ -21,7 +21,7 @@ fn schema_is_current() {
     let kept = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         kept == now,
-        "docs/config.schema.json is stale; run `UPDATE_DOCS=1 cargo test --test config`"
+        "docs/config.schema.json is stale; run `make update`"
     );
 }
 
