@@ -1,0 +1,193 @@
+//! A whole step as an example: a wish, a state, `detect`, `decide`, the `Step`, and a table of tests.
+//! It is compiled and run with all other tests, so that it stays true.
+//!
+//! In the product the wish is a field of `Desired`, and the file is one of `src/steps`.
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+use gpu_bootstrap::{
+    change::{Applier, Change, Sink},
+    compat::matrix::Matrix,
+    config::{
+        desired::Desired,
+        load::{Ask, load},
+    },
+    facts::{Facts, Scope, gather},
+    host::{
+        Host,
+        fake::{self, diff},
+    },
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+};
+
+const PATH: &str = "/etc/motd";
+
+/// What is wanted.
+struct Motd {
+    /// The message of the day; `None` leaves the file alone.
+    wish: Option<String>,
+}
+
+/// What was read.
+#[derive(Default)]
+struct MotdState {
+    content: Option<String>,
+}
+
+/// Reads the machine, and decides nothing.
+fn detect(cx: &Cx<'_>) -> Result<MotdState, StepError> {
+    Ok(MotdState {
+        content: cx.host.files().read_text(Utf8Path::new(PATH))?,
+    })
+}
+
+/// Decides, and reads nothing: all rules are here.
+fn decide(state: &MotdState, wish: Option<&str>) -> Assessment {
+    let Some(wish) = wish else {
+        return Assessment::NotApplicable {
+            why: "no message is wanted".into(),
+        };
+    };
+    let why = match &state.content {
+        Some(content) if content == wish => {
+            return Assessment::Satisfied {
+                why: format!("`{PATH}` has the message"),
+            };
+        }
+        Some(_) => format!("`{PATH}` has another message"),
+        None => format!("`{PATH}` is missing"),
+    };
+    Assessment::Needs {
+        why,
+        changes: vec![Change::WriteFile {
+            path: PATH.into(),
+            content: wish.to_owned(),
+            mode: 0o644,
+        }],
+    }
+}
+
+#[async_trait]
+impl Step for Motd {
+    fn id(&self) -> StepId {
+        StepId::new("motd")
+    }
+
+    fn title(&self) -> &'static str {
+        "Message of the day"
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx)?, self.wish.as_deref()))
+    }
+}
+
+#[test]
+fn each_state_has_its_answer() {
+    for (content, wish, answer) in [
+        (None, None, "not applicable"),
+        (None, Some("hello"), "`/etc/motd` is missing"),
+        (
+            Some("bye"),
+            Some("hello"),
+            "`/etc/motd` has another message",
+        ),
+        (Some("hello"), Some("hello"), "satisfied"),
+    ] {
+        let state = MotdState {
+            content: content.map(str::to_owned),
+        };
+        let found = match decide(&state, wish) {
+            Assessment::NotApplicable { .. } => "not applicable".to_owned(),
+            Assessment::Satisfied { .. } => "satisfied".to_owned(),
+            Assessment::Needs { why, .. } => why,
+            other => panic!("no such answer: {other:?}"),
+        };
+        assert_eq!(found, answer, "{content:?}, {wish:?}");
+    }
+}
+
+/// Hears what a change says while it is applied.
+struct Silent;
+
+impl Sink for Silent {
+    fn line(&self, _: &str) {}
+    fn progress(&self, _: u64, _: Option<u64>, _: &str) {}
+    fn retry(&self, _: &str, _: f64) {}
+}
+
+#[tokio::test]
+async fn what_it_changes_satisfies_it_and_is_undone() {
+    let (host, fakes) = fake::host();
+    for (path, content) in [
+        ("/etc/os-release", "ID=debian\nVERSION_ID=\"12\"\n"),
+        ("/proc/sys/kernel/osrelease", "6.1.0-44-amd64\n"),
+        (
+            "/etc/apt/sources.list",
+            "deb http://deb.debian.org/debian bookworm main\n",
+        ),
+        (PATH, "bye"),
+    ] {
+        fakes.files.put(path, content);
+    }
+    fakes.files.put_folder("/var/lib", 0o755);
+    let machine = Machine::of(host).await;
+    let step = Motd {
+        wish: Some("hello".to_owned()),
+    };
+    let before = fakes.files.snapshot();
+
+    let Assessment::Needs { changes, .. } = machine.assess(&step).await else {
+        panic!("the message is another one");
+    };
+    let policy = machine.desired.packages.clone();
+    let state = Utf8PathBuf::from("/var/lib/gpu-bootstrap");
+    let applier = Applier::new(machine.host.clone(), policy, state.clone());
+    let undo = applier.capture(&changes[0]).await.expect("an undo");
+    let undo = applier.apply(&changes[0], undo, &Silent).await;
+    assert_eq!(fakes.files.text(PATH), "hello");
+    let again = machine.assess(&step).await;
+    assert!(matches!(again, Assessment::Satisfied { .. }), "{again:?}");
+
+    let undo = undo.expect("the exact undo");
+    applier.revert(&undo, &Silent).await.expect("undone");
+    let left = diff(&before, &fakes.files.snapshot().without(&[state.as_str()]));
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// A machine in memory with all that a step is given.
+struct Machine {
+    host: Host,
+    facts: Facts,
+    desired: Desired,
+}
+
+impl Machine {
+    async fn of(host: Host) -> Self {
+        let matrix = Matrix::builtin().expect("the built-in matrix");
+        let scope = Scope { executes: false };
+        let facts = gather(host.reader(), Some(&matrix), scope).await;
+        let ask = Ask {
+            set: vec!["preflight.allow-no-gpu=true".to_owned()],
+            ..Ask::default()
+        };
+        let desired = load(&*host.files, &*host.files, &ask, &facts, &matrix)
+            .unwrap_or_else(|error| panic!("no desired state: {error}"))
+            .desired;
+        Self {
+            host,
+            facts,
+            desired,
+        }
+    }
+
+    async fn assess(&self, step: &dyn Step) -> Assessment {
+        let cx = Cx {
+            host: self.host.reader(),
+            facts: &self.facts,
+            desired: &self.desired,
+        };
+        step.assess(&cx).await.expect("an answer")
+    }
+}
