@@ -11,9 +11,8 @@ use tokio::task::{Id as TaskId, JoinSet};
 use super::{
     Session,
     gate::{due, gate},
-    job::{End, Job},
+    job::{Answer, End, Job},
     ledger::Ledger,
-    survey::Answer,
     verbs::Failure,
 };
 use crate::{

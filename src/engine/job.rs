@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{
     result::{ChangeReport, StepReport},
-    survey::Answer,
     verbs::Failure,
 };
 use crate::{
@@ -15,6 +14,9 @@ use crate::{
     model::id::StepId,
     step::{Assessment, Step, StepError},
 };
+
+/// A step's answer.
+pub(super) type Answer = Result<Assessment, StepError>;
 
 /// A step on its way through a run.
 pub(super) struct Job {

@@ -51,7 +51,7 @@ use crate::{
     step::{Cx, Step},
 };
 use graph::Graph;
-use survey::Answer;
+use job::Answer;
 
 /// Everything that a run works with, whatever it is for.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{
     Session,
-    job::{End, Job},
+    job::{Answer, End, Job},
     result::Mode,
 };
 use crate::{
@@ -15,9 +15,6 @@ use crate::{
     event::{Event, Outcome},
     step::{Assessment, StepError},
 };
-
-/// A step's answer, and how long it took.
-pub(super) type Answer = Result<Assessment, StepError>;
 
 impl Session {
     /// Assesses every step that is wanted.
