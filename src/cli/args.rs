@@ -46,7 +46,7 @@ pub enum Command {
     /// What NVML says, for the process that asks with a deadline
     #[command(hide = true)]
     NvmlView,
-    /// What a container sees, for the proof
+    /// What a container sees, for the container probe
     #[command(hide = true)]
     ContainerProbe,
 }
@@ -54,6 +54,16 @@ pub enum Command {
 /// How a document is printed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
+    /// For people.
+    #[default]
+    Human,
+    /// One JSON document.
+    Json,
+}
+
+/// How `check` prints what it found. Other programs read findings, too, each in a format of its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum CheckFormat {
     /// For people.
     #[default]
     Human,
@@ -100,9 +110,9 @@ pub struct Check {
     /// What is wanted
     #[command(flatten)]
     pub target: Target,
-    /// How it is told
-    #[command(flatten)]
-    pub output: Output,
+    /// How to print
+    #[arg(long, value_enum, default_value_t)]
+    pub format: CheckFormat,
     /// Report these findings only
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub only: Vec<Id>,

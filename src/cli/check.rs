@@ -4,7 +4,7 @@ use camino::Utf8Path;
 
 use super::{
     Failure,
-    args::{self, Format},
+    args::{self, CheckFormat},
     look, prepare, print,
     world::World,
 };
@@ -58,9 +58,9 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         recording.finish().map_err(not_recorded)?;
     }
     let style = world.out_style();
-    match args.output.format {
-        Format::Json => print::json(world.out, &document::check(&report, &target.facts))?,
-        Format::Human => print::show(world.out, |to| human::check(to, &report, style))?,
+    match args.format {
+        CheckFormat::Json => print::json(world.out, &document::check(&report, &target.facts))?,
+        CheckFormat::Human => print::show(world.out, |to| human::check(to, &report, style))?,
     }
     Ok(report.exit)
 }
