@@ -13,7 +13,6 @@ mod image;
 mod module;
 pub mod packages;
 pub mod probe;
-mod proof;
 #[cfg(test)]
 mod tests;
 mod tool;
@@ -108,15 +107,15 @@ pub enum Change {
         #[schemars(with = "Vec<String>")]
         writes: Vec<Utf8PathBuf>,
     },
-    /// Prove function. What stays is the record of the proof, so that a run on a machine where
-    /// nothing moved need not prove it again.
+    /// Run a probe. What stays is its record, so that a run on a machine where nothing moved need not
+    /// probe again.
     RunProbe {
-        /// Which proof.
+        /// Which probe.
         probe: Probe,
         /// Where success is recorded, below the state folder.
         #[schemars(with = "String")]
         record: Utf8PathBuf,
-        /// What the proof depends on (versions, devices), one `name=value` a line; it is written
+        /// What the probe depends on (versions, devices), one `name=value` a line; it is written
         /// to `record` as it is.
         inputs: String,
     },
@@ -127,7 +126,7 @@ pub enum Change {
     },
 }
 
-/// A proof of function.
+/// A run that proves function.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     tag = "probe",

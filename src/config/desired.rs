@@ -50,7 +50,7 @@ pub struct Desired {
     pub toolkit: Option<ToolkitWish>,
     /// Container Device Interface.
     pub cdi: Option<Cdi>,
-    /// The proof.
+    /// The container probe.
     pub validation: Validation,
     /// What is held at its version.
     pub hold: Hold,
@@ -189,7 +189,7 @@ pub struct Cdi {
     pub path: Utf8PathBuf,
 }
 
-/// The proof.
+/// The container probe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Validation {

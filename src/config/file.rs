@@ -47,7 +47,7 @@ pub struct Config {
     pub packages: PackagesConfig,
     /// What must hold before anything is changed.
     pub preflight: PreflightConfig,
-    /// The proof at the end.
+    /// The container probe at the end.
     pub validation: ValidationConfig,
     /// What stays at its version.
     pub hold: HoldConfig,
@@ -167,7 +167,7 @@ pub struct PreflightConfig {
     pub allow_no_gpu: Option<bool>,
 }
 
-/// The proof.
+/// The container probe.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct ValidationConfig {

@@ -59,7 +59,7 @@ pub struct Profile {
     pub persistence: PersistenceDefaults,
     /// The CDI specification.
     pub cdi: CdiDefaults,
-    /// The proof.
+    /// The container probe.
     pub validation: ValidationDefaults,
     /// What is held.
     pub hold: HoldDefaults,
@@ -134,7 +134,7 @@ pub struct CdiDefaults {
     pub path: Utf8PathBuf,
 }
 
-/// Defaults of the proof.
+/// Defaults of the container probe.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ValidationDefaults {

@@ -1,6 +1,6 @@
 //! Where this program keeps things. Part of its contract with administrators.
 
-/// Journal, receipt, backups and proofs; survives reboots. Mode 0700.
+/// Journal, receipt, backups and records of probes; survives reboots. Mode 0700.
 pub const STATE: &str = "/var/lib/gpu-bootstrap";
 
 /// The run lock and what is known of a run under way; gone after a reboot.

@@ -1,5 +1,5 @@
-//! `validation.container`: a container sees the GPUs and the driver's libraries. This is the
-//! proof of everything below it, so it comes last.
+//! `validation.container`: a container sees the GPUs and the driver's libraries. This
+//! probe needs everything below it, so it comes last.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -23,7 +23,7 @@ pub struct Container;
 struct ContainerState {
     loaded: Option<DriverVersion>,
     installed: Packages,
-    /// The record of the last proof.
+    /// The record of the last probe.
     record: Option<String>,
 }
 
@@ -47,7 +47,7 @@ fn record_path(kind: RuntimeKind) -> Utf8PathBuf {
     Utf8PathBuf::from(paths::STATE).join("proofs").join(name)
 }
 
-/// What the proof depends on: if none of it moved, it still holds.
+/// What the probe depends on. If none of it moved, the last result still holds.
 fn inputs(
     state: &ContainerState,
     wish: &RuntimeWish,

@@ -1,5 +1,5 @@
 //! What a container sees of GPUs: devices and driver libraries. Our own program looks from inside
-//! and prints it; the proof reads it outside.
+//! and prints it; the container probe reads it outside.
 
 use serde::{Deserialize, Serialize};
 

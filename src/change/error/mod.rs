@@ -81,9 +81,9 @@ pub enum ChangeError {
     /// A kernel module.
     #[error(transparent)]
     Module(#[from] ModuleError),
-    /// The proof failed.
+    /// A probe failed.
     #[error(transparent)]
-    Proof(#[from] ProbeError),
+    Probe(#[from] ProbeError),
 }
 
 impl Report for ChangeError {
@@ -108,13 +108,13 @@ impl Report for ChangeError {
             Self::Repository(error) => error.reason(),
             Self::Unit { .. } => "unit-failed",
             Self::Module(error) => error.reason(),
-            Self::Proof(error) => error.reason(),
+            Self::Probe(error) => error.reason(),
         }
     }
 
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Proof(error) => error.hint(),
+            Self::Probe(error) => error.hint(),
             Self::Files(error) => error.hint(),
             Self::Packages(error) => error.hint(),
             Self::Repository(error) => error.hint(),

@@ -1,5 +1,5 @@
-//! The container proof: our own program runs in a container beside nothing but its libraries, and
-//! tells which devices and driver libraries it sees. No registry is needed.
+//! The container probe: our own program runs in a container with its libraries and nothing else, and
+//! prints which devices and driver libraries it sees. No registry is needed.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// The image made for the proof, removed after it.
+/// The image that is made for the probe, and removed after it.
 pub(super) const IMAGE: &str = "gpu-bootstrap/probe:local";
 /// The name of its container.
 const CONTAINER: &str = "gpu-bootstrap-probe";
@@ -30,7 +30,7 @@ const SUBCOMMAND: &str = "container-probe";
 /// Packing and importing a few megabytes.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Why the proof failed.
+/// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// Its files could not be made.
@@ -87,11 +87,11 @@ impl Report for ProbeError {
     }
 }
 
-/// Runs a proof to its end. Nothing stays of it but a folder below `state`.
+/// Runs the probe to its end. Nothing stays of it but a folder below `state`.
 ///
 /// # Errors
 /// See [`ProbeError`].
-pub async fn run(
+pub(super) async fn run(
     host: &Host,
     state: &Utf8Path,
     probe: &Probe,
@@ -230,7 +230,7 @@ async fn docker(
         let import = Cmd::new("docker", ["import", archive.as_str(), IMAGE]);
         quiet(host, &import.deadline(PREPARE_DEADLINE), sink).await?;
     }
-    // A container of a proof that was cut off would take the name.
+    // The container of a probe that was cut off still has the name.
     let clear = Cmd::new("docker", ["rm", "--force", CONTAINER]);
     host.exec.run(&clear, &mut |_, _| {}).await?;
     let mut args: Vec<String> = ["run", "--rm", "--network=none", "--runtime=nvidia"]
@@ -277,7 +277,7 @@ async fn containerd(
 ) -> Result<ContainerView, ProbeError> {
     // Images were pulled where the kubelet's are.
     let namespace = image.map_or(CONTAINER, |_| ctr::KUBERNETES);
-    // A container of a proof that was cut off would take the name.
+    // The container of a probe that was cut off still has the name.
     clear_containerd(host, namespace, sink).await?;
     let mut args: Vec<String> = ["--namespace", namespace, "run", "--rm"]
         .into_iter()
@@ -429,7 +429,7 @@ mod tests {
         let probe = probe(RuntimeKind::Docker, None);
         run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
             .await
-            .expect("a proof");
+            .expect("the probe succeeds");
         let verbs: Vec<String> = fakes
             .exec
             .log()
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_cut_off_proof_left_in_containerd_goes_first() {
+    async fn what_a_cut_off_probe_left_in_containerd_goes_first() {
         let (host, fakes) = machine();
         fakes.exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
             "containers" if cmd.args[3] == "list" => ok("other\ngpu-bootstrap-probe\n"),
@@ -453,7 +453,7 @@ mod tests {
         let probe = probe(RuntimeKind::Containerd, None);
         run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
             .await
-            .expect("a proof");
+            .expect("the probe succeeds");
         let lines = fakes.exec.lines();
         let own = "ctr --namespace gpu-bootstrap-probe";
         assert_eq!(lines[0], format!("{own} containers list --quiet"));
@@ -480,7 +480,7 @@ mod tests {
         let probe = probe(RuntimeKind::Containerd, Some(image));
         run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
             .await
-            .expect("a proof");
+            .expect("the probe succeeds");
         let lines = fakes.exec.lines();
         let [list, run] = &lines[..] else {
             panic!("{lines:#?}");

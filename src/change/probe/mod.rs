@@ -1,8 +1,13 @@
-//! The proof as a change: captured, run, and recorded where it succeeded.
+//! Probes as changes: captured, run, and recorded where they succeeded. A probe is a run that proves
+//! function.
+
+mod container;
 
 use camino::Utf8Path;
 
-use super::{Applier, ChangeError, FileAfter, Probe, Sink, Undo, probe};
+pub use container::ProbeError;
+
+use super::{Applier, ChangeError, FileAfter, Probe, Sink, Undo};
 use crate::config::desired::RuntimeKind;
 
 impl Applier {
@@ -15,10 +20,10 @@ impl Applier {
         let record = self.capture_files(&[record.to_owned()], |_| FileAfter::Unknown)?;
         let image = match (image, runtime) {
             (Some(image), _) => self.capture_image(*runtime, image).await?,
-            // Made for the proof and removed by it; this is for a proof that is cut off.
+            // The probe makes the image and removes it; this undo is for a probe that was cut off.
             (None, RuntimeKind::Docker) => Undo::RemoveImage {
                 runtime: *runtime,
-                image: probe::IMAGE.to_owned(),
+                image: container::IMAGE.to_owned(),
             },
             (None, RuntimeKind::Containerd) => return Ok(record),
         };
@@ -27,7 +32,7 @@ impl Applier {
         })
     }
 
-    /// The undo of a proof that succeeded: the image that was made for it is gone, and asking the
+    /// The undo of a probe that succeeded: the image that was made for it is gone, and asking the
     /// runtime for it later could fail for other reasons.
     pub(super) fn settle_probe(undo: Undo) -> Undo {
         match undo {
@@ -35,7 +40,7 @@ impl Applier {
                 undos: undos
                     .into_iter()
                     .filter(|undo| {
-                        !matches!(undo, Undo::RemoveImage { image, .. } if image == probe::IMAGE)
+                        !matches!(undo, Undo::RemoveImage { image, .. } if image == container::IMAGE)
                     })
                     .collect(),
             },
@@ -54,7 +59,7 @@ impl Applier {
         if let Some(image) = image {
             self.pull_image(*runtime, image, sink).await?;
         }
-        probe::run(&self.host, &self.state, probe, sink).await?;
+        container::run(&self.host, &self.state, probe, sink).await?;
         self.host.files.write(record, inputs.as_bytes(), 0o600)?;
         Ok(())
     }
