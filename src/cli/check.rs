@@ -20,7 +20,7 @@ use crate::{
     report::{document, human},
 };
 
-/// There where a kernel runs, and in the recording of a machine.
+/// Exists where a kernel runs, and in the recording of a machine.
 const RUNNING_KERNEL: &str = "/proc/sys/kernel/osrelease";
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure> {
@@ -38,7 +38,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         let own = request == Request::default();
         request.image = true;
         request.assume_gpus = built.assume_gpus;
-        // What it was built with lies in it, and not on this machine.
+        // The files it was built with are in the image, and not on this machine.
         if own {
             named = host.clone();
             request.profile = built.profile;
@@ -65,7 +65,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     Ok(report.exit)
 }
 
-/// What an image that was never booted was built for, as its journal says.
+/// The request in the journal of an image; `None` where a kernel runs.
 fn built(host: &Host) -> Result<Option<Request>, Failure> {
     let files = &host.files;
     let runs = files

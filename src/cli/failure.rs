@@ -1,4 +1,4 @@
-//! An error on its way to the one place that prints it.
+//! The error of a command, as the one place that prints errors takes it.
 
 use crate::{error::Report, exit::Exit};
 
@@ -43,7 +43,7 @@ impl Failure {
         }))
     }
 
-    /// What was asked for cannot be answered as it was put.
+    /// The request is wrong as it was given.
     pub fn usage(error: impl std::error::Error + Send + Sync + 'static, hint: &str) -> Self {
         Self::caused(
             Exit::Usage,

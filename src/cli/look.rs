@@ -1,4 +1,4 @@
-//! What several commands look at first.
+//! The machine and its facts, as several commands need them.
 
 use camino::Utf8Path;
 

@@ -1,5 +1,4 @@
-//! The command line: parses it, calls what it asks for, and prints the one error that may come of
-//! it.
+//! The command line: parses it, runs the command, and prints its error if it fails.
 
 pub mod args;
 mod check;
@@ -31,7 +30,7 @@ use crate::{
     tools::container_view,
 };
 
-/// The matrix that takes the place of the built-in one.
+/// The matrix of the administrator, which replaces the built-in one.
 pub const MATRIX: &str = "/etc/gpu-bootstrap/cuda-driver-matrix.toml";
 
 /// Runs a command line.
@@ -44,7 +43,7 @@ pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
         Ok(exit) => exit,
         Err(failure) => {
             let report = failure.report();
-            // Standard error is the last resort: if it is gone there is nobody to tell.
+            // Where standard error is closed, too, the error cannot be reported anywhere.
             let style = world.err_style();
             let _ = crate::report::error::styled(world.err, report, style);
             report.exit()
@@ -52,7 +51,7 @@ pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
     }
 }
 
-/// Help and version are data; everything else that clap says is talk.
+/// Help and version go to standard output; all other output of clap goes to standard error.
 fn usage(error: &clap::Error, world: &mut World<'_>) -> Exit {
     let (sink, exit) = if error.use_stderr() {
         (&mut world.err, Exit::Usage)

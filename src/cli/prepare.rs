@@ -73,7 +73,7 @@ pub(super) fn request(
     })
 }
 
-/// Settings, and those that hold a password. Of several of one key only the last counts.
+/// Settings, and those that hold a password. If a key is given several times, the last one counts.
 fn parted(set: Vec<String>) -> (Vec<String>, Vec<Secret>) {
     let key = |setting: &str| setting.split('=').next().map(|key| key.trim().to_owned());
     let last: Vec<String> = set
@@ -99,7 +99,7 @@ fn settings(request: &Request) -> Vec<String> {
         .collect()
 }
 
-/// After a reboot the request is repeated from another working directory.
+/// Makes a path absolute: after a reboot the request is repeated from another working directory.
 fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
     camino::absolute_utf8(path).map_err(|error| {
         Failure::caused(
@@ -172,7 +172,7 @@ fn env(vars: &BTreeMap<String, String>) -> Vec<(String, String)> {
 /// Events with subscribers. The run's id names it everywhere.
 ///
 /// # Errors
-/// When the operating system gives no thread.
+/// When the operating system cannot start a thread.
 pub(super) fn events(
     host: &Host,
     subscribers: Vec<Box<dyn Subscriber>>,
@@ -217,8 +217,8 @@ pub(super) fn tools(
     }
 }
 
-/// The package policy of the machine's profile, without anybody's configuration: undoing must not
-/// depend on a file that was broken since.
+/// The package policy of the machine's profile, without the configuration: undoing must not depend on
+/// a file that was broken since.
 ///
 /// # Errors
 /// When no profile serves the machine.
@@ -239,8 +239,8 @@ pub(super) fn bare_policy(
     })
 }
 
-/// The proxy that `install` would take now: from the files, the environment, and what the last run
-/// was told. Nothing of it may stand in the way of undoing: what cannot be read is told.
+/// The proxy that `install` would use now: from the files, the environment, and the last request. An
+/// error here must not stop undoing, so it is only reported.
 pub(super) fn proxy(world: &mut World<'_>) -> Option<Secret> {
     let request = engine::request(&world.host).map(Option::unwrap_or_default);
     let files = &*world.host.files;
@@ -258,7 +258,7 @@ pub(super) fn proxy(world: &mut World<'_>) -> Option<Secret> {
         },
         Err(error) => one_line(&error),
     };
-    // Standard error may be gone; without a proxy undoing mostly goes well all the same.
+    // Standard error may be closed. Undoing mostly works without a proxy.
     let _ = writeln!(
         world.err,
         "warning: the configuration cannot be read, so that no proxy is used: {why}"
@@ -280,8 +280,8 @@ impl Target {
         )
     }
 
-    /// The request as the journal keeps it: after a reboot the environment is another one, so its
-    /// settings are kept with the others, below them as they are now.
+    /// The request as the journal keeps it. After a reboot the environment is another one, so settings
+    /// from the environment are kept, too, with lower priority than the others, as now.
     fn kept(&self, world: &World<'_>) -> Request {
         let mut set = layers::assignments(env(&world.vars));
         set.extend(settings(&self.request));
@@ -306,15 +306,16 @@ impl Target {
     }
 }
 
-/// Tells the doubts of the resolution: talk, so that documents stay documents.
+/// Prints the warnings of the resolution to standard error, so that standard output holds only the
+/// document.
 pub(super) fn warn(world: &mut World<'_>, resolution: &Resolution) {
     for warning in &resolution.warnings {
-        // Standard error may be gone; the warning is in `plan`'s document as well.
+        // Standard error may be closed. The warning is in the document of `plan`, too.
         let _ = writeln!(world.err, "warning: {warning}");
     }
 }
 
-/// Refuses what only root may do.
+/// Refuses a command that needs root, for other users.
 pub(super) fn root(world: &World<'_>, what: &str) -> Result<(), Failure> {
     if world.root {
         return Ok(());

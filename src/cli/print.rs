@@ -33,7 +33,7 @@ pub(super) fn text(out: &mut dyn Write, text: &str) -> Result<(), Failure> {
         .map_err(failed)
 }
 
-/// What a report writes.
+/// Prints what a report writes.
 pub(super) fn show(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,

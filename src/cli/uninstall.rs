@@ -1,5 +1,5 @@
-//! `uninstall`: puts back what was there. It reads the journal, and of the configuration nothing but
-//! the proxy: no configuration that was broken since can stand in its way.
+//! `uninstall`: puts back what was there. It reads the journal, and of the configuration only the
+//! proxy, so that a configuration that was broken since cannot stop it.
 
 use super::{Failure, args, install, look, matrix, prepare, world::World};
 use crate::{engine, event::StepTitle, exit::Exit, journal::Request, steps};

@@ -1,4 +1,4 @@
-//! What a command line runs in: the machine, and where it talks to. Tests give it another one.
+//! The environment of a command: the machine and the output streams. Tests replace it.
 
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
@@ -8,7 +8,7 @@ use crate::{
     report::{Drawn, Style},
 };
 
-/// The surroundings of a run.
+/// The environment of a command.
 pub struct World<'w> {
     /// The machine.
     pub host: Host,
@@ -18,21 +18,21 @@ pub struct World<'w> {
     pub vars: BTreeMap<String, String>,
     /// Where documents go: data.
     pub out: &'w mut (dyn Write + Send),
-    /// Where talk goes.
+    /// Where messages for people go.
     pub err: &'w mut (dyn Write + Send),
     /// `out` is a terminal.
     pub out_terminal: bool,
     /// `err` is a terminal.
     pub err_terminal: bool,
-    /// The running program, for the unit that goes on after a reboot.
+    /// The running program, for the resume unit.
     pub exe: camino::Utf8PathBuf,
-    /// This command in words, for others who find the run lock taken.
+    /// This command, as it is shown to others who find the run lock taken.
     pub command: String,
     /// The network behind a proxy that the configuration names.
     pub proxied: Proxied,
-    /// Opens another way to where talk goes, for the thread that tells about a run under way.
+    /// Opens a second handle for messages, for the thread that reports a run in progress.
     pub talk: Talk,
-    /// What is drawn on the terminal, for the log that writes there too.
+    /// The progress bars on the terminal, for the log that writes there, too.
     pub drawn: Drawn,
 }
 

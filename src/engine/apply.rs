@@ -1,5 +1,5 @@
-//! The scheduler: one loop that starts what may start and takes in what has ended. All decisions
-//! are made here, in one task; the work is done in tasks of its own.
+//! The scheduler: one loop starts the work that may start and handles the work that has ended. One
+//! task makes all decisions; each assessment and each change runs in a task of its own.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,7 +22,7 @@ use crate::{
     step::Assessment,
 };
 
-/// After so many reboots without a complete run something is wrong that no reboot mends.
+/// The most reboots without a complete run. After that, another reboot will not help.
 pub(super) const MOST_REBOOTS: u32 = 3;
 
 /// The scheduler's state.
@@ -33,11 +33,11 @@ pub(super) struct Applying<'s> {
     reboots: u32,
     pub(super) jobs: Vec<Job>,
     tasks: JoinSet<Done>,
-    /// For whom each task works.
+    /// The step that each task works for.
     workers: HashMap<TaskId, Worker>,
-    /// Rises whenever a change starts or ends: an older assessment is out of date.
+    /// Incremented whenever a change starts or ends. An assessment with a lower number is out of date.
     epoch: u64,
-    /// The package lists are as new as the repositories.
+    /// The package lists were refreshed after the last repository was added.
     lists_are_new: bool,
     pub(super) stop: Option<Stop>,
 }
@@ -52,13 +52,13 @@ struct Worker {
 pub(super) enum Stop {
     /// A step failed, or is blocked.
     Step(String),
-    /// Somebody asked.
+    /// The user asked to stop.
     Cancelled(Exit),
     /// A reboot is due.
     Reboot(String),
 }
 
-/// What a task brings home.
+/// The result of a task.
 enum Done {
     Assessed {
         at: usize,
@@ -86,7 +86,7 @@ impl<'s> Applying<'s> {
         }
     }
 
-    /// Runs to the end: of the work, or of what may still be done.
+    /// Runs until all work is done or nothing more may start.
     pub(super) async fn run(&mut self) {
         loop {
             if self.stop.is_none()
@@ -121,7 +121,7 @@ impl<'s> Applying<'s> {
         self.give_up_the_rest();
     }
 
-    /// Starts or ends what can be; says whether the steps stand differently now.
+    /// Starts and ends what can be started and ended. Returns whether any step changed its state.
     fn advance(&mut self) -> bool {
         let mut moved = false;
         for at in self.session.inner.graph.order.clone() {
@@ -171,7 +171,7 @@ impl<'s> Applying<'s> {
         }
         match job.pending().first() {
             None => {
-                // Looking is allowed even when nothing new may start: what is done is done.
+                // An assessment changes nothing, so it may start even when no change may.
                 self.assess(at);
                 true
             }
@@ -187,7 +187,7 @@ impl<'s> Applying<'s> {
         }
     }
 
-    /// Looks again: to decide, or to verify once its changes are applied.
+    /// Assesses a step again: to decide, or to verify its changes after they were applied.
     fn assess(&mut self, at: usize) {
         let job = &mut self.jobs[at];
         let now = self.session.tools.events.elapsed();
@@ -244,7 +244,7 @@ impl<'s> Applying<'s> {
         true
     }
 
-    /// Opens the gate when all are there who can come.
+    /// Opens the gate when every step that can reach it waits there.
     fn advance_packages(&mut self) -> bool {
         let Some(shared) = due(&self.jobs, &self.session.inner.graph) else {
             return false;
@@ -348,7 +348,7 @@ impl<'s> Applying<'s> {
                     job.applied += count;
                 }
                 if let Some((summary, failure)) = failed
-                    // What had only waited has not failed; it was not run.
+                    // A change that had only waited did not fail: it was not run.
                     && failure.reason() != STOPPED
                 {
                     for at in steps {
@@ -457,7 +457,7 @@ impl<'s> Applying<'s> {
     /// A step cannot go on before a reboot.
     fn reboot(&mut self, at: usize, why: String) {
         if self.session.inner.desired.image {
-            // The first boot of the image is that reboot; the others go on.
+            // The first boot of the image takes the place of that reboot. Other steps go on.
             self.end(at, End::new(Outcome::AwaitingBoot, why));
         } else if self.reboots >= MOST_REBOOTS {
             let mut end = End::new(
@@ -486,7 +486,7 @@ impl<'s> Applying<'s> {
         let why = format!("`{}` {word}", self.jobs[at].id);
         match self.stop {
             Some(Stop::Step(_) | Stop::Cancelled(_)) => {}
-            // A failure weighs more than a reboot.
+            // A failure has precedence over a reboot.
             None | Some(Stop::Reboot(_)) => self.stop = Some(Stop::Step(why)),
         }
         self.end(at, end);
@@ -516,7 +516,7 @@ impl<'s> Applying<'s> {
         }
     }
 
-    /// Nothing runs and nothing can start: what has no end now was not run.
+    /// Nothing runs and nothing can start: every step without an outcome is not-run.
     fn give_up_the_rest(&mut self) {
         let because = match &self.stop {
             Some(Stop::Step(why)) => why.clone(),

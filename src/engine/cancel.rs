@@ -1,5 +1,5 @@
-//! Stopping at a safe point: the running change ends, nothing new starts, and nobody is waited
-//! for any more.
+//! Stopping at a safe point: the running change finishes, nothing new starts, and every wait for
+//! other programs ends.
 
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +16,7 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    /// Nobody has asked yet.
+    /// A request that nobody has made yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -34,21 +34,21 @@ impl Cancel {
         self.by.get().copied()
     }
 
-    /// For those who wait for others: cancelled once somebody has asked to stop.
+    /// A token for code that waits for other programs. It is cancelled when somebody asks to stop.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
 
-    /// Waits until somebody asks; gives the exit status.
+    /// Waits until somebody asks to stop. Returns the exit status.
     pub async fn cancelled(&self) -> Exit {
         self.token.cancelled().await;
         // The reason is set before the token.
         self.exit().unwrap_or(Exit::Terminated)
     }
 
-    /// Stops at the first SIGINT or SIGTERM. Further signals do nothing: a package manager that
-    /// is at work is never ended half way. The task lives as long as the runtime.
+    /// Stops at the first SIGINT or SIGTERM. Further signals have no effect: a running package manager
+    /// is never interrupted. The task lives as long as the runtime.
     ///
     /// # Errors
     /// When the operating system refuses the handlers.

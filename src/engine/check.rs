@@ -1,4 +1,4 @@
-//! `check`: what the steps want and what the checks found, as one list.
+//! `check`: the findings of steps and of checks in one list.
 
 use std::sync::Arc;
 

@@ -15,18 +15,18 @@ pub enum EngineError {
     /// A bug in the list of steps.
     #[error("begin the run")]
     Graph(#[from] GraphError),
-    /// `check` was asked for a finding that there is not.
+    /// `check` was asked for a finding that does not exist.
     #[error("begin the check: no finding is called `{name}`")]
     NoFinding {
-        /// As it was given.
+        /// The name as it was given.
         name: String,
-        /// The finding that it may stand for.
+        /// The most similar finding.
         nearest: Option<String>,
     },
     /// The journal cannot be read or written.
     #[error("record the run")]
     Journal(#[from] JournalError),
-    /// The end of the run cannot be written down: what was changed is recorded, and stays.
+    /// The end of the run cannot be recorded. Its changes are recorded, and stay.
     #[error("record the end of the run")]
     Unfinished(#[source] JournalError),
     /// The run lock cannot be tried.
@@ -54,7 +54,7 @@ impl Report for EngineError {
             Self::Graph(_) => Exit::Internal,
             Self::NoFinding { .. } => Exit::Usage,
             Self::Journal(error) => error.exit(),
-            // Only a run that changed nothing may say that it did not.
+            // Only a run that changed nothing may say "nothing was changed".
             Self::Unfinished(error) => match error.exit() {
                 Exit::Blocked => Exit::StepFailed,
                 other => other,

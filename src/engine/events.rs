@@ -1,6 +1,6 @@
-//! From the engine to the subscribers: one ordered queue, one thread that empties it. The engine
-//! never waits for a subscriber. What a slow one cannot follow is coalesced, but only progress
-//! and output; everything else is kept however long the queue gets.
+//! From the engine to the subscribers: one ordered queue and one thread that empties it. The engine
+//! never waits for a subscriber. Where a subscriber is slow, progress and output are coalesced. All
+//! other events are kept, however long the queue gets.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +20,7 @@ use crate::{
 /// How many lines of output may wait before the oldest of them is dropped.
 const WAITING_OUTPUT: usize = 512;
 
-/// How long the end of a run waits for subscribers that do not keep up.
+/// How long the end of a run waits for slow subscribers.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// Where events are put. Clones share the queue.
@@ -43,7 +43,7 @@ struct Queue {
     waiting: VecDeque<Envelope>,
     outputs: usize,
     closed: bool,
-    /// The thread has handed everything out and is gone.
+    /// The thread has delivered all events and ended.
     done: bool,
 }
 
@@ -56,7 +56,7 @@ pub struct Reporter {
 /// Starts a stream for a run.
 ///
 /// # Errors
-/// When the operating system gives no thread.
+/// When the operating system cannot start a thread.
 pub fn start(
     run: &str,
     clock: Arc<dyn Clock>,
@@ -97,14 +97,14 @@ impl Events {
         self.shared.elapsed()
     }
 
-    /// Puts an event; never waits.
+    /// Adds an event to the queue. Never waits.
     pub fn emit(&self, event: Event) {
         self.shared.put(event);
     }
 }
 
 impl Reporter {
-    /// Ends the stream: everything is handed out first, unless a subscriber hangs.
+    /// Ends the stream. All events are delivered first, unless a subscriber hangs.
     pub fn finish(self) {
         let deadline = Instant::now() + LAST_WAIT;
         let mut queue = self.shared.queue();
@@ -132,7 +132,7 @@ impl Reporter {
 
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        // The queue is whole between statements; a panic of a holder leaves it usable.
+        // The queue is consistent between statements, so a panic while it is locked does no harm.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,8 +1,8 @@
-//! Which package work is done together, and when: a pure function of where the steps stand.
+//! Which package work is done together, and when: a pure function of the state of the steps.
 //!
 //! A step whose next change refreshes repositories or installs packages waits at a gate. It opens
-//! when nobody who holds the package lock can come to it any more, and then all who wait go
-//! through as one: one refresh, one transaction.
+//! when no other step with the package lock can reach it any more. Then all waiting steps share
+//! one refresh or one transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,13 +15,13 @@ use crate::{
 /// What a step waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gate {
-    /// Repositories are read anew.
+    /// The package lists are refreshed.
     Refresh,
     /// Packages are installed.
     Install,
 }
 
-/// Where a step waits with this change, if it does.
+/// The gate at which a step waits with this change; `None` where it does not wait.
 pub(super) const fn gate(change: &Change) -> Option<Gate> {
     match change {
         Change::RefreshRepositories => Some(Gate::Refresh),
@@ -30,7 +30,7 @@ pub(super) const fn gate(change: &Change) -> Option<Gate> {
     }
 }
 
-/// Package work that is due now: one change for several steps.
+/// Package work that can start now: one change for several steps.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Shared {
     /// The steps, by index.
@@ -39,7 +39,7 @@ pub(super) struct Shared {
     pub(super) change: Change,
 }
 
-/// The package work that is due now.
+/// The package work that can start now.
 pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
     let waiting: Vec<(usize, Gate)> = jobs
         .iter()
@@ -79,7 +79,7 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
     Some(union(jobs, at_gate(Gate::Install)))
 }
 
-/// One transaction of as many steps as agree; the others come next.
+/// One transaction for as many steps as have no conflict. The other steps get the next one.
 fn union(jobs: &[Job], waiting: impl Iterator<Item = usize>) -> Shared {
     let mut steps = Vec::new();
     let mut wishes: BTreeMap<&str, &PackageWish> = BTreeMap::new();

@@ -1,24 +1,24 @@
-//! The order of steps: who comes after whom.
+//! The order of steps, from what each names in `after`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{model::id::StepId, step::Step};
 
-/// A list of steps that has no order.
+/// Why a list of steps cannot be ordered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
-    /// Two steps of one name.
+    /// Two steps have the same name.
     #[error("put the steps in order: `{id}` is there twice")]
     Twice {
         /// The name.
         id: StepId,
     },
-    /// A step comes after one that does not exist.
+    /// A step names another in `after` that does not exist.
     #[error("put the steps in order: `{id}` comes after `{unknown}`, which does not exist")]
     Unknown {
         /// The step.
         id: StepId,
-        /// What it names.
+        /// The name in `after`.
         unknown: StepId,
     },
     /// Steps that wait for each other.
@@ -41,7 +41,7 @@ pub struct Graph {
     pub up: Vec<Vec<usize>>,
     /// For each step all that come after it, directly or not.
     pub below: Vec<BTreeSet<usize>>,
-    /// Every step, upstreams first; else in the order of the list.
+    /// Every step after those that it names, otherwise in the order of the list.
     pub order: Vec<usize>,
 }
 

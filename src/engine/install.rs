@@ -1,4 +1,4 @@
-//! `install`: look at everything, and only if nothing stands in the way begin to change.
+//! `install`: assess all steps, and start changes only if nothing blocks the run.
 
 use super::{
     EngineError, Session,
@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Session {
-    /// Makes the machine what is wanted, or says why not. Every change is recorded before and
-    /// after; what was cut off is taken up again.
+    /// Brings the machine to the desired state, or says why it cannot. Each change is recorded before
+    /// and after. A change that was interrupted earlier is completed.
     ///
     /// After a report whose [`RunReport::reboot`] is automatic, the caller calls
     /// [`super::reboot`] once it has told what there is to tell.
@@ -38,8 +38,7 @@ impl Session {
             verbs: self.tools.verbs.clone(),
             events: self.tools.events.clone(),
         };
-        // A machine that was never touched stays so until it is known that nothing stands in
-        // the way.
+        // Nothing is written to an untouched machine before it is known that nothing blocks the run.
         let known = !history.lines.is_empty();
         let first = history.lines.len() as u64;
         if known {
@@ -50,7 +49,7 @@ impl Session {
         }
 
         let mut jobs = self.survey().await;
-        // Looking can be left at any moment; then nothing starts.
+        // Assessing can be stopped at any moment; then no change starts.
         tokio::select! {
             biased;
             _ = self.tools.cancel.cancelled() => {}
@@ -62,7 +61,7 @@ impl Session {
             self.emit_ends(&jobs);
             (jobs, exit, None)
         } else {
-            // Nothing will be changed where somebody has asked to stop by now, nor at the next boot.
+            // Once somebody has asked to stop, nothing is changed, and nothing at the next boot either.
             let mut armed = false;
             if self.tools.cancel.exit().is_none() {
                 if !known {
@@ -130,7 +129,7 @@ impl Session {
         }
     }
 
-    /// What the journal has to say before anything is looked at.
+    /// Reports what the journal says about earlier runs, before any step is assessed.
     fn look_back(&self, journal: &Journal, history: &History, notes: &mut Vec<String>) {
         if let Some(torn) = &history.torn {
             self.tools.note(
@@ -157,7 +156,7 @@ impl Session {
     }
 
     fn begin(&self, ledger: &Ledger) -> Result<(), EngineError> {
-        // The journal comes first: with it `uninstall` knows that there is something to take away.
+        // The journal is written first: it tells `uninstall` what to remove.
         ledger.journal.append(Record::RunStarted {
             tool: self.tools.options.version.clone(),
             mode: Mode::Install.word().to_owned(),
@@ -171,9 +170,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whoever lets the machine reboot by itself is not there to start anew after a power cut,
-    /// either: the unit that goes on is there before the first change. Says whether it came with
-    /// this run.
+    /// With `--reboot` nobody is there to continue after a power cut, either. So the resume unit is
+    /// installed before the first change. Returns whether this run installed it.
     async fn survive_power_cuts(
         &self,
         ledger: &Ledger,
@@ -203,7 +201,7 @@ impl Session {
     ) -> Result<Reboot, EngineError> {
         let mut automatic = self.tools.options.request.reboot && !self.stopped_by_hand();
         if automatic && let Err(note) = resume::ensure(&self.tools, ledger).await {
-            // Rebooting without coming back to the work would be worse than asking.
+            // A reboot after which nothing continues would be worse than asking the user to reboot.
             automatic = false;
             self.tools.note(notes, note);
         }
@@ -225,8 +223,8 @@ impl Session {
         })
     }
 
-    /// The resume unit stays while something awaits a boot, and goes when all is done. An image
-    /// whose first boot would not finish is no good image.
+    /// The resume unit stays while a step awaits a boot, and is removed when all is done. The first
+    /// boot of an image must finish the work, so there the unit must be in place.
     async fn settle_resume(
         &self,
         ledger: &Ledger,
@@ -249,9 +247,9 @@ impl Session {
         Ok(Exit::Ok)
     }
 
-    /// A run that did not end well leaves the unit for the next boot, but for two: one that changed
-    /// nothing says so, and one that a person stopped is taken up by a person. SIGTERM is what a
-    /// machine sends that goes down.
+    /// A run that failed leaves the unit for the next boot, with two exceptions: a run that changed
+    /// nothing, and a run that a person stopped. SIGTERM does not count as a person: a machine sends it
+    /// when it shuts down.
     async fn disarm(
         &self,
         ledger: &Ledger,
@@ -297,7 +295,7 @@ pub(super) fn finish(journal: &Journal, exit: Exit, summary: Summary) -> Result<
         .map_err(EngineError::Unfinished)
 }
 
-/// Whether the look already says no.
+/// Whether the assessments already rule out any change.
 fn refusal(jobs: &[Job]) -> Option<Exit> {
     let any = |outcome| {
         jobs.iter()
@@ -313,7 +311,7 @@ fn refusal(jobs: &[Job]) -> Option<Exit> {
     }
 }
 
-/// Everything that would have changed is not run, with the reason.
+/// Marks every step that would have changed something as not-run, with the reason.
 fn nothing_changes(jobs: &mut [Job]) {
     let culprit = jobs.iter().find(|job| {
         job.ended
@@ -347,7 +345,7 @@ fn done(job: &Job) -> Vec<ChangeReport> {
 }
 
 /// Whether a run changed anything since its `first` record. A package transaction that failed may
-/// have brought a part; what else fails has done nothing.
+/// have installed some of its packages. Any other change that failed did nothing.
 fn changed(applying: &Applying<'_>, ledger: &Ledger, first: u64) -> bool {
     let brought = |standing: &Standing| {
         standing.intent >= first && matches!(standing.undo, Undo::Packages { .. })
@@ -360,7 +358,7 @@ fn exit_of(applying: &Applying<'_>, changed: bool) -> Exit {
     let ends = || applying.jobs.iter().filter_map(|job| job.ended.as_ref());
     if let Some(end) = ends().find(|end| end.outcome == Outcome::Failed) {
         return match end.exit {
-            // Only a run that changed nothing may say that it did not.
+            // Only a run that changed nothing may say "nothing was changed".
             Some(Exit::Blocked) if changed => Exit::StepFailed,
             Some(exit) => exit,
             None => Exit::StepFailed,

@@ -1,4 +1,4 @@
-//! A step on its way through a run.
+//! The state of one step during a run.
 
 use std::time::Duration;
 
@@ -18,26 +18,26 @@ use crate::{
 /// A step's answer.
 pub(super) type Answer = Result<Assessment, StepError>;
 
-/// A step on its way through a run.
+/// The state of one step during a run.
 pub(super) struct Job {
     pub(super) id: StepId,
     pub(super) title: &'static str,
     pub(super) locks: Vec<Lock>,
     /// The last assessment.
     pub(super) answer: Option<Answer>,
-    /// How many changes had been started on the machine when it was made.
+    /// The number of changes started or ended when that assessment was made.
     pub(super) answered_at: u64,
-    /// What is to be applied, in order.
+    /// The changes to apply, in order.
     pub(super) changes: Vec<Change>,
     /// How many of them are applied.
     pub(super) applied: usize,
-    /// A task works for it right now.
+    /// A task works for it now.
     pub(super) busy: bool,
-    /// It has changes, and they are agreed on.
+    /// Its changes are decided.
     pub(super) decided: bool,
-    /// Since when it is under way in the part that applies.
+    /// When the current phase of applying began.
     pub(super) since: Option<Duration>,
-    /// Time spent before.
+    /// Time spent in earlier phases.
     pub(super) spent: Duration,
     pub(super) ended: Option<End>,
 }
@@ -50,7 +50,7 @@ pub(super) struct End {
     pub(super) causes: Vec<String>,
     pub(super) hint: Option<String>,
     pub(super) reason: Option<&'static str>,
-    /// The class of a failure.
+    /// The exit status that a failure means.
     pub(super) exit: Option<Exit>,
 }
 
@@ -130,7 +130,7 @@ impl Job {
         &self.changes[self.applied.min(self.changes.len())..]
     }
 
-    /// What it answered, as an event.
+    /// The event for its answer.
     pub(super) fn heard(&self, answer: &Answer) -> Event {
         let (why, changes) = match answer {
             Ok(
@@ -154,12 +154,12 @@ impl Job {
         }
     }
 
-    /// Why what depends on it is not run.
+    /// The reason why steps that depend on it are not run.
     pub(super) fn not_because_of(&self) -> String {
         match self.ended.as_ref().map(|end| (end.outcome, &end.why)) {
             Some((Outcome::Blocked, _)) => format!("`{}` is blocked", self.id),
             Some((Outcome::Failed, _)) => format!("`{}` failed", self.id),
-            // The reason travels: the reader wants the root of it.
+            // The root cause is passed on, because it is what the reader needs.
             Some((Outcome::NotRun, why)) => why.clone(),
             _ => format!("`{}` has not ended", self.id),
         }

@@ -1,4 +1,4 @@
-//! Write ahead, then act: the only way by which the engine changes a machine.
+//! Write-ahead recording. The engine changes a machine only through this module.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Applies a change: undo captured, intent synced, applied, end synced.
+    /// Applies a change: captures the undo, syncs the intent, applies, syncs the end.
     pub(super) async fn perform(&self, steps: &[StepId], change: &Change) -> Result<(), Failure> {
         let began = self.events.elapsed();
         let summary = change.summary();
@@ -52,8 +52,8 @@ impl Ledger {
                 Ok(())
             }
             Err(failure) => {
-                // What it did all the same must be undone by `uninstall`. Where that cannot be told
-                // the intent stays open: the next run looks again.
+                // What it did before it failed must be undone by `uninstall`. Where that cannot be
+                // determined the intent stays open, and the next run determines it.
                 if let Some(undo) = self.exact(&summary, &undo, &sink).await {
                     self.append(Record::Failed {
                         intent,
@@ -67,7 +67,7 @@ impl Ledger {
         }
     }
 
-    /// Ends the intents that a former run left open: it was cut off while applying them.
+    /// Ends the intents that an earlier run left open because it was interrupted.
     pub(super) async fn reconcile(&self) -> Result<Vec<String>, JournalError> {
         let mut notes = Vec::new();
         for open in self.journal.receipt().standing.iter().filter(|s| s.open) {
@@ -97,8 +97,8 @@ impl Ledger {
         Ok(notes)
     }
 
-    /// Undoes what stands; several at once where their undo was merged into `undo`. Nothing where
-    /// it had only waited when somebody asked to stop.
+    /// Undoes changes that stand; several at once where their undos were merged into `undo`. Records
+    /// nothing where the undo had only waited when somebody asked to stop.
     pub(super) async fn revert(
         &self,
         standing: &[Standing],
@@ -111,7 +111,7 @@ impl Ledger {
         Ok(reverted)
     }
 
-    /// The same without a word in the journal: a part of what stands.
+    /// Undoes a part of a change, without a journal record.
     pub(super) async fn undo(&self, standing: &[Standing], undo: &Undo) -> Option<Reverted> {
         let steps = steps_of(standing);
         let sink = Said {
@@ -132,7 +132,7 @@ impl Ledger {
         }
     }
 
-    /// Keeps how undoing ended.
+    /// Records how undoing ended.
     pub(super) fn reverted(
         &self,
         standing: &[Standing],
@@ -180,7 +180,7 @@ impl Ledger {
     }
 }
 
-/// The steps that changes were made for, each once.
+/// The steps for which changes were made, each once.
 pub(super) fn steps_of(standing: &[Standing]) -> Vec<StepId> {
     let mut steps: Vec<StepId> = Vec::new();
     for step in standing.iter().flat_map(|standing| &standing.steps) {

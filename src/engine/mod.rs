@@ -75,7 +75,7 @@ pub struct Options {
     pub version: String,
     /// This program, absolute: the resume unit starts it.
     pub exe: Utf8PathBuf,
-    /// To ask for the same again after a reboot.
+    /// The request, to be repeated after a reboot.
     pub request: Request,
     /// From the facts.
     pub instance_id: Option<String>,
@@ -93,7 +93,7 @@ pub struct Session {
     inner: Arc<Inner>,
 }
 
-/// What tasks share.
+/// Data that all tasks share.
 struct Inner {
     host: Host,
     steps: Vec<Box<dyn Step>>,
@@ -125,8 +125,9 @@ impl Session {
     /// Puts the steps in order.
     ///
     /// # Errors
-    /// [`EngineError::Graph`] when there is none, [`EngineError::NoFinding`] when a finding is wanted,
-    /// or not wanted, that nobody gives: a misspelt name would be a check that always passes.
+    /// [`EngineError::Graph`] when the steps cannot be ordered. [`EngineError::NoFinding`] when a
+    /// finding is selected or skipped that does not exist: a misspelt name would be a check that always
+    /// passes.
     pub fn new(
         tools: Tools,
         mut steps: Vec<Box<dyn Step>>,
@@ -134,7 +135,7 @@ impl Session {
         facts: Facts,
         desired: Desired,
     ) -> Result<Self, EngineError> {
-        // The whole list must have an order, whatever part of it is looked at.
+        // The whole list must have an order, also where only a part of it is assessed.
         let mut graph = Graph::new(&steps)?;
         let known = (steps.iter().map(|step| step.id()))
             .chain(checks.iter().flat_map(|check| check.ids().to_vec()));
@@ -178,13 +179,13 @@ impl Session {
         let look = async {
             let mut jobs = self.survey().await;
             self.conclude(mode, &mut jobs);
-            // The one place where the modes that change nothing part.
+            // The only place where `check` and `plan` differ.
             match mode {
                 Mode::Check => self.findings(jobs).await,
                 _ => self.planned(jobs).await,
             }
         };
-        // Looking can be left at any moment.
+        // Assessing can be stopped at any moment.
         let report = tokio::select! {
             biased;
             exit = self.tools.cancel.cancelled() => RunReport {

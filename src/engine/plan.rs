@@ -1,4 +1,4 @@
-//! `plan`: what `install` would do, with the difference that it makes.
+//! `plan`: what `install` would do, with diffs.
 
 use super::{
     Session,
@@ -68,8 +68,8 @@ impl Session {
         }
     }
 
-    /// The difference that a change makes. A simulation can fail because what comes before was
-    /// not done: that is expected and says nothing.
+    /// The diff of a change. A simulation can fail because earlier changes were not applied. That is
+    /// expected, and gives no diff.
     async fn preview(
         &self,
         job: &Job,

@@ -1,4 +1,4 @@
-//! What a run leaves for those who tell about it.
+//! The result of a run, for reports.
 
 use serde::Serialize;
 
@@ -13,13 +13,13 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Look.
+    /// Assess only.
     Check,
-    /// Look and say what would be done.
+    /// Assess, and say what would be done.
     Plan,
-    /// Do it.
+    /// Apply the changes.
     Install,
-    /// Put back what was there.
+    /// Undo the changes.
     Uninstall,
 }
 
@@ -49,7 +49,7 @@ pub struct RunReport {
     pub steps: Vec<StepReport>,
     /// Only after `check`: steps and checks as one list.
     pub findings: Vec<Finding>,
-    /// What belongs to no step.
+    /// Notes that belong to no step.
     pub notes: Vec<String>,
     /// A reboot that is awaited.
     pub reboot: Option<Reboot>,

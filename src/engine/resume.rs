@@ -1,5 +1,5 @@
-//! Going on after a reboot: a unit that runs `install --resume` at the next boot, itself two
-//! recorded changes.
+//! Resuming after a reboot: a unit runs `install --resume` at the next boot. Installing the unit is
+//! two recorded changes.
 
 use std::time::Duration;
 
@@ -20,16 +20,16 @@ pub const UNIT: &str = "gpu-bootstrap-resume.service";
 /// Its changes carry this name in the journal.
 const RESUME: StepId = StepId::new("resume");
 
-/// How long `systemctl reboot` may take to hand the request over.
+/// How long `systemctl reboot` may take to send the request.
 const REBOOT_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The unit. `Type=exec`: the boot does not wait for it, so nothing that it starts or waits for
-/// can wait for it in turn. It is not ordered after cloud-init, whose last stage comes after
+/// The unit. `Type=exec`: the boot does not wait for it, so a unit that it starts or waits for cannot
+/// deadlock with it. It is not ordered after cloud-init, whose last stage comes after
 /// `multi-user.target`. Only the main process gets SIGTERM (it ends at a safe point), and it gets
 /// the time that a package manager needs for that.
 ///
-/// Of systemd's sandbox only what neither package scripts nor kernel modules can need is closed:
-/// they write everywhere, make setuid files and load modules.
+/// Of systemd's sandbox options it has only those that neither package scripts nor kernel modules can
+/// need: these write everywhere, make setuid files and load modules.
 fn unit(exe: &Utf8Path) -> String {
     format!(
         "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
@@ -83,7 +83,7 @@ fn file() -> Utf8PathBuf {
     Utf8Path::new("/etc/systemd/system").join(UNIT)
 }
 
-/// The link that makes it enabled: systemd makes it for `WantedBy=multi-user.target`.
+/// The symbolic link that enables the unit; systemd makes it for `WantedBy=multi-user.target`.
 fn link() -> Utf8PathBuf {
     Utf8Path::new("/etc/systemd/system/multi-user.target.wants").join(UNIT)
 }
@@ -102,8 +102,8 @@ fn changes(exe: &Utf8Path) -> [Change; 2] {
     ]
 }
 
-/// Whether the machine is as the change leaves it: somebody may have disabled the unit, or taken it
-/// away, since the journal said that it is there.
+/// Whether the machine is as the change leaves it: the unit may have been disabled or removed by
+/// somebody since it was recorded.
 fn is_made(files: &dyn ReadFiles, change: &Change) -> Result<bool, FilesError> {
     match change {
         Change::WriteFile { path, content, .. } => {
@@ -113,7 +113,7 @@ fn is_made(files: &dyn ReadFiles, change: &Change) -> Result<bool, FilesError> {
     }
 }
 
-/// Makes sure that the next boot goes on; the error is a note for people.
+/// Makes sure that the next boot resumes the run. The error is a note for people.
 pub(super) async fn ensure(tools: &Tools, ledger: &Ledger) -> Result<(), String> {
     let standing = standing(ledger);
     for change in changes(&tools.options.exe) {
@@ -125,7 +125,8 @@ pub(super) async fn ensure(tools: &Tools, ledger: &Ledger) -> Result<(), String>
             )
         };
         let made = is_made(&*tools.host.files, &change).map_err(|error| told(one_line(&error)))?;
-        // One that failed or was cut off is done again; without a record nobody would take it away.
+        // A change that failed or was interrupted is applied again. Without a record nothing would
+        // ever remove the unit.
         if made && (standing.iter()).any(|standing| standing.whole && standing.change == change) {
             continue;
         }
@@ -137,17 +138,17 @@ pub(super) async fn ensure(tools: &Tools, ledger: &Ledger) -> Result<(), String>
     Ok(())
 }
 
-/// Whether the next boot goes on, as far as the journal knows.
+/// Whether the next boot resumes the run, according to the journal.
 pub(super) fn stands(ledger: &Ledger) -> bool {
     !standing(ledger).is_empty()
 }
 
-/// What makes the next boot go on.
+/// The changes that make the next boot resume the run.
 pub(super) fn is_of_unit(standing: &Standing) -> bool {
     standing.steps == [RESUME]
 }
 
-/// Takes the unit away; the answer is a note for people if that did not work.
+/// Removes the unit. Returns a note for people where that failed.
 pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineError> {
     let mut note = None;
     for standing in standing(ledger) {
@@ -166,8 +167,8 @@ fn standing(ledger: &Ledger) -> Vec<Standing> {
     standing
 }
 
-/// What the last `install` was asked for, to ask for the same at the boot that it awaits. The
-/// image is an instance by then: its GPUs are seen, not assumed.
+/// The request of the last `install`, to be repeated at the boot that it awaits. An image is an
+/// instance by then: its GPUs are detected, not assumed.
 ///
 /// # Errors
 /// When the journal cannot be read.
@@ -183,7 +184,7 @@ pub fn request(host: &Host) -> Result<Option<Request>, EngineError> {
     }))
 }
 
-/// What the last `install` was asked for, word for word: an image is still one.
+/// The request of the last `install`, unchanged: an image is still an image.
 ///
 /// # Errors
 /// When the journal cannot be read.
@@ -191,10 +192,10 @@ pub fn asked(host: &Host) -> Result<Option<Request>, EngineError> {
     Ok(fold(&Journal::read(host)?.lines).request)
 }
 
-/// Reboots the machine; returns while it goes down.
+/// Reboots the machine. Returns while it shuts down.
 ///
 /// # Errors
-/// When it cannot be asked to.
+/// When the reboot cannot be requested.
 pub async fn reboot(host: &Host) -> Result<(), ExecError> {
     let reboot = Cmd::new("systemctl", ["reboot"]).deadline(REBOOT_DEADLINE);
     host.exec

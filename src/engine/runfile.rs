@@ -1,4 +1,4 @@
-//! What another process can see of a run: a small file, written anew when something moves.
+//! What another process can see of a run: a small file that is rewritten at each step forward.
 
 use std::{io, sync::Arc};
 
@@ -30,7 +30,7 @@ pub struct Progress {
     pub mode: String,
     /// The process.
     pub pid: u32,
-    /// When the process began, in clock ticks since boot: a pid alone may be somebody else's.
+    /// When the process began, in clock ticks since boot: a pid alone may have been reused.
     pub pid_started: Option<u64>,
     /// Its command line.
     pub command: String,
@@ -66,7 +66,7 @@ pub fn path() -> Utf8PathBuf {
     Utf8Path::new(RUN).join("run.json")
 }
 
-/// Writes the file; a subscriber of runs that hold the run lock, and of no others.
+/// Writes the file. Subscribes only to runs that hold the run lock.
 pub struct RunFile {
     files: Arc<dyn Files>,
     command: String,
@@ -89,7 +89,7 @@ impl RunFile {
     }
 
     fn remove(&self, run: &str) -> Result<(), FilesError> {
-        // Only our own: the next run may have begun already.
+        // Only the file of this run is removed: the next run may have begun already.
         match read(&*self.files)? {
             Some(there) if there.run == run => self.files.remove(&path()),
             _ => Ok(()),
@@ -98,7 +98,7 @@ impl RunFile {
 }
 
 impl Drop for RunFile {
-    /// A run that ends without a last event leaves no file either.
+    /// The file is removed, too, where a run ends without a last event.
     fn drop(&mut self) {
         if let Some(progress) = self.progress.take()
             && let Err(error) = self.remove(&progress.run)
@@ -164,7 +164,7 @@ impl Subscriber for RunFile {
     }
 }
 
-/// Folds an event in; says whether the file should show it.
+/// Applies an event. Returns whether the file must be rewritten.
 fn take_in(progress: &mut Progress, event: &Event) -> bool {
     let mut active = |steps: &[StepId], now: bool| {
         for step in &mut progress.steps {
@@ -219,7 +219,7 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
     true
 }
 
-/// What is there; a file that makes no sense is treated as none, it is only for eyes.
+/// Reads the file. One that does not parse counts as none, because the file is only for display.
 pub(super) fn read(files: &dyn ReadFiles) -> Result<Option<Progress>, FilesError> {
     let Some(text) = files.read(&path())? else {
         return Ok(None);
@@ -238,7 +238,7 @@ pub(super) fn began(files: &dyn ReadFiles, pid: u32) -> Option<u64> {
     let path = Utf8PathBuf::from(format!("/proc/{pid}/stat"));
     match files.read_text(&path) {
         Ok(text) => ticks(&text?),
-        // A process that ended while we looked reads as an error; it is as good as gone.
+        // A process that ends during the read gives an error. It counts as ended.
         Err(error) => {
             tracing::debug!(%error, "no word about a process");
             None

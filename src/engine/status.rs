@@ -11,7 +11,7 @@ use crate::{
     journal::{Awaited, Journal, Request, Run, fold},
 };
 
-/// What there is to tell.
+/// The document of `status`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Status {
@@ -31,7 +31,7 @@ pub struct Status {
     pub changes_standing: usize,
     /// The steps that they were made for, newest first.
     pub steps_standing: Vec<String>,
-    /// A change was cut off; the next `install` or `uninstall` takes care of it.
+    /// A change was interrupted; the next `install` or `uninstall` handles it.
     pub interrupted: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct Current {
     pub progress: Progress,
 }
 
-/// Reads what there is to tell; `boot_id` is the current boot's.
+/// Reads the status. `boot_id` is that of the current boot.
 ///
 /// # Errors
 /// When the journal cannot be read.

@@ -1,5 +1,5 @@
-//! The look before anything is done: every step is assessed, and the answers are put together in
-//! the order of the steps. Nothing changes meanwhile, so all steps look at the same time.
+//! The first assessment of a run: every step is assessed, and the answers are concluded in the order
+//! of the steps. Nothing changes meanwhile, so all steps are assessed at the same time.
 
 use std::sync::Arc;
 
@@ -61,8 +61,7 @@ impl Session {
         jobs
     }
 
-    /// A step with a change that would certainly be refused is blocked now, while nothing has been
-    /// changed.
+    /// Blocks each step with a change that would certainly be refused, before anything is changed.
     pub(super) async fn rehearse(&self, jobs: &mut [Job]) {
         for job in jobs {
             let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
@@ -105,7 +104,7 @@ impl Session {
                 })
                 .map(|up| up.id.clone());
             let end = match (jobs[at].answer.as_ref(), dead) {
-                // `check` tells everything that it saw; a plan goes no further than it can.
+                // `check` reports every assessment; a plan does not go beyond a step in the way.
                 (_, Some(why)) if mode != Mode::Check => End::new(Outcome::NotRun, why),
                 (Some(answer), _) => match (answer, pending) {
                     (Err(error), Some(upstream)) => End::new(

@@ -1,5 +1,5 @@
-//! `uninstall`: the journal read backwards. Only what we changed is undone, and what cannot be is
-//! named and stays recorded.
+//! `uninstall`: the journal read backwards. Only our changes are undone. A change that cannot be
+//! undone is named and stays recorded.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::{
     model::{id::StepId, paths::STATE},
 };
 
-/// Changes that are undone at once.
+/// Changes that are undone together.
 struct Group {
     standing: Vec<Standing>,
     undo: Undo,
@@ -36,8 +36,8 @@ enum Fate {
     NotTried,
 }
 
-/// Undoes every change that stands, newest first but for [`group`]; `titles` are words for the
-/// steps.
+/// Undoes every change that stands, newest first; [`group`] has the exceptions. `titles` are the
+/// titles of the steps.
 ///
 /// # Errors
 /// When the run cannot begin or cannot be recorded. What could not be undone is in the report.
@@ -109,13 +109,13 @@ async fn undo_all(
         tools.note(&mut report.notes, note);
     }
     let mut standing = ledger.journal.receipt().standing;
-    // First of all nothing may install at the next boot: this run may be cut off.
+    // The resume unit goes first: if this run is interrupted, the next boot must not install again.
     standing.sort_by_key(|standing| !is_of_unit(standing));
     let mut groups: Vec<(Group, Fate, f64)> = group(standing)
         .into_iter()
         .map(|group| (group, Fate::NotTried, 0.0))
         .collect();
-    // How what is undone in part has gone so far.
+    // The results so far of changes that are undone in parts.
     let mut parts: BTreeMap<u64, Reverted> = BTreeMap::new();
     for (group, fate, seconds) in &mut groups {
         if tools.cancel.exit().is_some() {
@@ -194,10 +194,11 @@ async fn undo_all(
     Ok(())
 }
 
-/// What must read files again (a restart, an initial RAM filesystem) is undone with the oldest
-/// files of its own step: steps run side by side, so another step's change may lie in between.
+/// A change that makes something read files again (a restart, an initial RAM filesystem) is undone
+/// with the oldest files of its own step. Steps run concurrently, so changes of other steps may lie
+/// in between.
 fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
-    // From the oldest on, so that a move does not change what is still to be looked at.
+    // From the oldest on, so that a move does not change the indices that are still to be visited.
     for at in (0..standing.len()).rev() {
         if !matches!(standing[at].undo, Undo::Afterwards { .. }) {
             continue;
@@ -217,8 +218,9 @@ fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
     standing
 }
 
-/// Neighbours that can be undone at once are. Modules are unloaded last: until their packages go,
-/// daemons have them open. Files that named them for every boot go when it is their turn.
+/// Merges neighbours that can be undone together. Modules are unloaded last, because daemons have
+/// them open until their packages are removed. Files that name modules for every boot keep their
+/// place in the order.
 fn group(standing: Vec<Standing>) -> Vec<Group> {
     let (mut groups, mut unloading): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
     for next in follow_files(standing) {
@@ -307,8 +309,9 @@ fn of_step(id: &StepId, title: String, groups: &[(Group, Fate, f64)]) -> StepRep
     }
 }
 
-/// Removes what a run that was cut off at its very first or very last write left: a journal without
-/// a whole record, the empty folder. What else is there may be a person's: a journal moved aside.
+/// Removes what a run left that was interrupted at its first or last write: a journal without a
+/// complete record, and the empty folder. Other files may belong to a person, for example a journal
+/// that was moved aside.
 fn clear(files: &dyn Files) -> Result<(), FilesError> {
     let folder = Utf8Path::new(STATE);
     if files.stat(&path())?.is_some() {
@@ -320,8 +323,8 @@ fn clear(files: &dyn Files) -> Result<(), FilesError> {
     Ok(())
 }
 
-/// Removes the state folder. The journal goes last: cut off in between, the next `uninstall`
-/// finds that nothing stands and goes on here.
+/// Removes the state folder. The journal goes last: after an interruption the next `uninstall` finds
+/// that nothing stands, and continues here.
 fn wipe(files: &dyn Files) -> Result<(), FilesError> {
     let folder = Utf8Path::new(STATE);
     remove_below(files, folder, &path())?;

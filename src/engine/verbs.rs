@@ -1,5 +1,5 @@
-//! What the engine asks of the verbs. `change::Applier` answers on a machine; tests answer from
-//! memory.
+//! What the engine needs of the verbs. `change::Applier` implements it for a machine; tests implement
+//! it in memory.
 
 use async_trait::async_trait;
 
@@ -20,8 +20,8 @@ pub trait Verbs: Send + Sync {
     /// When the machine could not be looked at, or the simulation was refused.
     async fn preview(&self, change: &Change) -> Result<Option<String>, Failure>;
 
-    /// Finds what would certainly refuse the change, before the first change of a run is made;
-    /// changes nothing.
+    /// Finds what would certainly refuse the change, before the first change of a run. Changes
+    /// nothing.
     ///
     /// # Errors
     /// The refusal.
@@ -33,7 +33,7 @@ pub trait Verbs: Send + Sync {
     /// When the machine could not be looked at.
     async fn capture(&self, change: &Change) -> Result<Undo, Failure>;
 
-    /// Applies it; gives the exact undo.
+    /// Applies it. Returns the exact undo.
     ///
     /// # Errors
     /// When it failed, whatever it did until then.
@@ -48,7 +48,7 @@ pub trait Verbs: Send + Sync {
     /// Undoes it.
     ///
     /// # Errors
-    /// When it failed; it stands then.
+    /// When it failed. The change stands then.
     async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure>;
 }
 

@@ -28,7 +28,7 @@ pub struct Group {
     pub name: String,
     /// Its number.
     pub gid: u32,
-    /// Users that are in it beside those whose primary group it is.
+    /// Its members, without the users whose primary group it is.
     pub members: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! What a container sees of GPUs: devices and driver libraries. Our own program looks from inside
-//! and prints it; the container probe reads it outside.
+//! What a container sees of GPUs: devices and driver libraries. Our own program runs in the container
+//! and prints them; the container probe reads its output.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ const LIBRARY_FOLDERS: [&str; 7] = [
     "/usr/lib/aarch64-linux-gnu/nvidia/current",
 ];
 
-/// What CUDA programs and monitoring open.
+/// The libraries that CUDA programs and monitoring open.
 pub const LIBRARIES: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 
 /// The view from inside.
@@ -51,7 +51,7 @@ impl ContainerView {
     }
 }
 
-/// Looks.
+/// Reads what this process sees.
 ///
 /// # Errors
 /// When a folder that is there cannot be read.
@@ -72,8 +72,8 @@ pub fn look(files: &dyn ReadFiles) -> Result<ContainerView, FilesError> {
     Ok(ContainerView { devices, libraries })
 }
 
-/// Shared objects that a process has mapped, by `proc_pid_maps(5)`: what it takes to run the same
-/// program in a place where nothing else is. The first is the program itself.
+/// Shared objects that a process has mapped, by `proc_pid_maps(5)`: all that is needed to run the
+/// program in an empty root filesystem. The first is the program itself.
 #[must_use]
 pub fn mapped_objects(maps: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();

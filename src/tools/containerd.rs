@@ -1,4 +1,4 @@
-//! containerd's own view of its configuration.
+//! containerd's configuration, as containerd prints it.
 
 use toml::Table;
 
@@ -29,7 +29,7 @@ const PLUGINS: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.r
 /// Reads the answer to [`config_dump`].
 ///
 /// # Errors
-/// Where and why it is no TOML.
+/// Where and why it is not TOML.
 pub fn parse_config(text: &str) -> Result<CriConfig, String> {
     let root: Table = toml::from_str(text).map_err(|error| error.to_string())?;
     let disabled = root
@@ -66,10 +66,10 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
     })
 }
 
-/// Looks whether the daemon's configuration file, `config.toml`, can be read.
+/// Checks that the daemon's configuration file, `config.toml`, can be read.
 ///
 /// # Errors
-/// Where and why it is no TOML, in one line.
+/// Where and why it is not TOML, in one line.
 pub fn check_config(text: &str) -> Result<(), String> {
     toml::from_str::<Table>(text).map(drop).map_err(|error| {
         let place = error.span().map(|span| place(text, span.start));

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::host::{Cmd, Query};
 
-/// The kubelet's images.
+/// The namespace of the kubelet's images.
 pub const KUBERNETES: &str = "k8s.io";
 
-/// Big images take a while.
+/// Big images take minutes.
 pub const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
 /// Lists the names of images.
@@ -28,7 +28,7 @@ pub fn containers(namespace: &str) -> Query {
     )
 }
 
-/// Ends what runs in a container; a status other than 0 where nothing does.
+/// Ends the processes of a container. The status is not 0 where none runs.
 #[must_use]
 pub fn end_task(namespace: &str, container: &str) -> Cmd {
     Cmd::new(
@@ -44,7 +44,7 @@ pub fn end_task(namespace: &str, container: &str) -> Cmd {
     )
 }
 
-/// Removes a container in which nothing runs, and its snapshot.
+/// Removes a container without running processes, and its snapshot.
 #[must_use]
 pub fn remove_container(namespace: &str, container: &str) -> Cmd {
     Cmd::new(

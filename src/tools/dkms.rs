@@ -6,7 +6,7 @@ use camino::Utf8PathBuf;
 
 use crate::host::{Cmd, Query};
 
-/// Compiling NVIDIA's module takes 80 to 275 s; this is for a sick machine.
+/// Compiling NVIDIA's module takes 80 to 275 s; the rest is for a slow machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
 
 /// One line of `dkms status`.
@@ -22,7 +22,7 @@ pub struct Status {
     pub state: String,
 }
 
-/// Asks what is known about a module.
+/// Asks for the builds of a module.
 #[must_use]
 pub fn status(module: &str) -> Query {
     Query::new("dkms", ["status", "-m", module])
@@ -72,7 +72,7 @@ pub fn remove(module: &str, version: &str, kernel: &str) -> Cmd {
     .deadline(Duration::from_secs(300))
 }
 
-/// Where the compiler's words are, when a build failed.
+/// The compiler's log of a build.
 #[must_use]
 pub fn log_path(module: &str, version: &str) -> Utf8PathBuf {
     Utf8PathBuf::from(format!("/var/lib/dkms/{module}/{version}/build/make.log"))

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::host::{Cmd, Query};
 
-/// Big images take a while.
+/// Big images take minutes.
 const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
-/// What the daemon says about itself, as far as it matters here.
+/// What the daemon says about itself.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Info {
@@ -20,7 +20,7 @@ pub struct Info {
     pub cgroup_driver: Option<String>,
     /// The daemon's version.
     pub server_version: Option<String>,
-    /// Why the daemon could not be asked; the client then still prints a document.
+    /// Why the daemon could not be asked. The client prints a document even then.
     #[serde(default)]
     pub server_errors: Vec<String>,
 }
@@ -31,7 +31,7 @@ pub fn info() -> Query {
     Query::new("docker", ["info", "--format", "{{json .}}"])
 }
 
-/// Asks for an image; a status other than 0 says that it is not there.
+/// Asks for an image. The status is not 0 where the daemon does not have it.
 #[must_use]
 pub fn inspect_image(image: &str) -> Query {
     Query::new("docker", ["image", "inspect", "--format", "{{.Id}}", image])
@@ -52,7 +52,7 @@ pub fn remove_image(image: &str) -> Cmd {
 /// Reads the answer to [`info`].
 ///
 /// # Errors
-/// Where and why it is no such document.
+/// Where and why it is not such a document.
 pub fn parse_info(text: &str) -> Result<Info, String> {
     serde_json::from_str(text.trim()).map_err(|error| error.to_string())
 }
@@ -66,18 +66,18 @@ pub struct Flaw {
     pub forgiven: bool,
 }
 
-/// The first Docker that takes an empty file for none and passes over a byte order mark
+/// The first Docker that treats an empty file as none and skips a byte order mark
 /// (moby/moby, `daemon/config/config.go` of 20.10.24 and 23.0.0). `nvidia-ctk` decodes the bytes as
 /// they are (NVIDIA/nvidia-container-toolkit, `pkg/config/engine/docker/option.go`).
 pub const LENIENT: u32 = 23;
 
-/// What a UTF-8 file begins with where an editor of Windows wrote it.
+/// The byte order mark with which some editors on Windows begin a UTF-8 file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Looks whether the daemon's configuration file, `daemon.json`, can be read.
+/// Checks that the daemon's configuration file, `daemon.json`, can be read.
 ///
 /// # Errors
-/// Where and why it is no JSON object.
+/// Where and why it is not a JSON object.
 pub fn check_config(text: &str) -> Result<(), Flaw> {
     let unmarked = text.strip_prefix(BYTE_ORDER_MARK);
     let forgiven = |why: &str| Flaw {

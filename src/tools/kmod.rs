@@ -27,7 +27,7 @@ pub fn named_for_boot(content: &str) -> impl DoubleEndedIterator<Item = &str> {
 pub struct Loaded {
     /// Its name, with underscores.
     pub name: String,
-    /// How many users it has: other modules, open files.
+    /// The number of its users: other modules and open files.
     pub users: u32,
     /// The modules among them.
     pub used_by: Vec<String>,
@@ -51,7 +51,7 @@ pub enum Fault {
 }
 
 impl Loaded {
-    /// How many have it open, beside the modules that need it.
+    /// The number of users that are not modules.
     #[must_use]
     pub fn others(&self) -> u64 {
         u64::from(self.users).saturating_sub(self.used_by.len() as u64)
@@ -119,13 +119,13 @@ pub fn load(module: &str) -> Cmd {
     Cmd::new("modprobe", ["--", module]).deadline(DEADLINE)
 }
 
-/// Unloads a module and nothing else, whatever files and configuration it came from.
+/// Unloads a module and nothing else. Needs neither its file nor its configuration.
 #[must_use]
 pub fn remove(module: &str) -> Cmd {
     Cmd::new("rmmod", ["--", module]).deadline(DEADLINE)
 }
 
-/// A module with those that need it, in the order in which they can be unloaded: itself last.
+/// A module and those that use it, in the order in which they can be unloaded: itself last.
 #[must_use]
 pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     fn visit(loaded: &[Loaded], name: &str, found: &mut Vec<Loaded>) {
@@ -144,7 +144,7 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     found
 }
 
-/// The last words of the kernel, which say why a module was refused.
+/// The last kernel messages, which say why a module was refused.
 #[must_use]
 pub fn kernel_log() -> Query {
     Query::new("dmesg", ["--nopager", "--level=emerg,alert,crit,err,warn"])

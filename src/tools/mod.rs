@@ -1,5 +1,5 @@
-//! What is known about each external tool and its files: argument vectors and pure parsers. What is
-//! in several files at once is read here, too, so that all who ask see the same.
+//! What is known about each external tool and its files: argument vectors and pure parsers. Data that
+//! is spread over several files is read here, too, so that all callers see the same.
 
 pub mod accounts;
 pub mod cdi;

@@ -20,10 +20,10 @@ pub struct Key {
 /// Why key material cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenPgpError {
-    /// It is no OpenPGP.
+    /// It is not OpenPGP.
     #[error("it is no OpenPGP public key: {why}")]
     Malformed {
-        /// The parser's words.
+        /// The parser's message.
         why: String,
     },
     /// It holds no key.
@@ -34,7 +34,7 @@ pub enum OpenPgpError {
 /// Reads all public keys of a file, armoured or binary.
 ///
 /// # Errors
-/// When it holds none, or something else.
+/// When it holds no key, or is not OpenPGP.
 pub fn parse(bytes: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     let malformed = |error: pgp::errors::Error| OpenPgpError::Malformed {
         why: error.to_string(),
@@ -56,7 +56,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     }
 }
 
-/// The end of validity by the newest self-signature that carries one; RFC 9580, 5.2.3.13: an
+/// The expiry date in the newest self-signature that has one. RFC 9580, 5.2.3.13: an
 /// absent or zero value means that the key never expires.
 fn expires(key: &SignedPublicKey) -> Option<i64> {
     let created = i64::from(key.primary_key.created_at().as_secs());

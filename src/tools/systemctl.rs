@@ -22,13 +22,13 @@ pub struct UnitState {
 }
 
 impl UnitState {
-    /// There is such a unit.
+    /// Whether the unit exists.
     #[must_use]
     pub fn exists(&self) -> bool {
         self.load != "not-found"
     }
 
-    /// It starts at boot, or by something else that does (`static`, `indirect`, …).
+    /// Whether it starts at boot, by itself or by another unit (`static`, `indirect`, …).
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         matches!(
@@ -37,7 +37,7 @@ impl UnitState {
         )
     }
 
-    /// It runs now.
+    /// Whether it runs now.
     #[must_use]
     pub fn is_active(&self) -> bool {
         matches!(self.active.as_str(), "active" | "reloading")
@@ -93,8 +93,8 @@ pub fn parse_show(text: &str) -> Option<UnitState> {
     })
 }
 
-/// Asks whether files of a unit changed since systemd read them. A unit that systemd has never
-/// heard of is asked for by name, and looked up on the disk, so it needs no reload either.
+/// Asks whether files of a unit changed since systemd read them. A unit that systemd does
+/// not know yet is looked up on the disk when it is asked for by name, so it needs no reload.
 #[must_use]
 pub fn needs_reload(unit: &str) -> Query {
     Query::new(
