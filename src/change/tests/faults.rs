@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    apt::{Apt, Offered},
+    archive::{Archive, Offered},
     kit::{Bed, STATE, policy},
 };
 use crate::{
@@ -32,9 +32,9 @@ fn install(name: &str) -> Change {
     }
 }
 
-fn offering(name: &'static str) -> (Bed, Apt) {
+fn offering(name: &'static str) -> (Bed, Archive) {
     let bed = Bed::new();
-    let apt = Apt::on(&bed);
+    let apt = Archive::on(&bed);
     apt.offer(name, Offered::new("1", &[]));
     (bed, apt)
 }

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use super::archive::Kind;
 use crate::{
     change::{Applier, Change, ChangeError, Reverted, Sink, Undo},
     config::desired::{Manager, PackagePolicy},
@@ -54,8 +55,16 @@ pub(super) fn policy() -> PackagePolicy {
     }
 }
 
+fn applier(kind: Kind, host: &Host) -> Applier {
+    Applier {
+        backend: kind.backend(),
+        ..Applier::new(host.clone(), policy(), STATE.into())
+    }
+}
+
 /// A machine and what changes it.
 pub(super) struct Bed {
+    pub kind: Kind,
     pub host: Host,
     pub fakes: Fakes,
     pub applier: Applier,
@@ -65,6 +74,11 @@ pub(super) struct Bed {
 
 impl Bed {
     pub(super) fn new() -> Self {
+        Self::with(Kind::Apt)
+    }
+
+    /// A machine with this package manager.
+    pub(super) fn with(kind: Kind) -> Self {
         let (host, fakes) = fake::host();
         for folder in ["/etc", "/var/lib", "/proc", "/sys/module", "/boot"] {
             fakes.files.put_folder(folder, 0o755);
@@ -72,7 +86,8 @@ impl Bed {
         let units = Units::default();
         units.install(&fakes);
         Self {
-            applier: Applier::new(host.clone(), policy(), STATE.into()),
+            kind,
+            applier: applier(kind, &host),
             host,
             fakes,
             heard: Heard::default(),
@@ -82,7 +97,7 @@ impl Bed {
 
     /// The same machine after a restart of the program.
     pub(super) fn restarted(&self) -> Applier {
-        Applier::new(self.host.clone(), policy(), STATE.into())
+        applier(self.kind, &self.host)
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {

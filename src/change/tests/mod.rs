@@ -1,6 +1,6 @@
 //! Each verb on a machine in memory: applied, undone, and the machine compared with before.
 
-mod apt;
+mod archive;
 mod faults;
 mod files;
 mod kit;
@@ -8,3 +8,23 @@ mod network;
 mod packages;
 mod record;
 mod system;
+mod tiny;
+
+/// Runs each of these tests against each package manager, the smallest one included.
+macro_rules! with_each_manager {
+    ($($test:ident)*) => {
+        mod with_apt {
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(super::Kind::Apt).await;
+            })*
+        }
+        mod with_tiny {
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(super::Kind::Tiny).await;
+            })*
+        }
+    };
+}
+use with_each_manager;

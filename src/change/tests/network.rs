@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use camino::Utf8Path;
 
-use super::{apt::Apt, kit::Bed};
+use super::{archive::Archive, kit::Bed};
 use crate::{change::Change, error::Report, host::fake::failed};
 
 const SILENT: &str = "E: Failed to fetch http://x/InRelease  Temporary failure resolving 'x'";
@@ -22,7 +22,7 @@ async fn attempts_after(
     words: &'static str,
 ) -> (usize, &'static str) {
     let bed = Bed::new();
-    Apt::on(&bed);
+    Archive::on(&bed);
     let clock = bed.fakes.clock.clone();
     bed.fakes.exec.on("apt-get", move |_, _| {
         clock.advance(Duration::from_secs(seconds));
@@ -61,7 +61,7 @@ async fn a_line_is_given_up_for_what_it_took_itself_and_never_at_once() {
 #[tokio::test]
 async fn lists_that_a_power_cut_left_torn_are_fetched_again() {
     let bed = Bed::new();
-    Apt::on(&bed);
+    Archive::on(&bed);
     let lists = "/var/lib/apt/lists";
     let index = "SHA256:\n aa 10 main/binary-amd64/Packages\n aa 10 non-free/Packages\n \
                  aa 0 contrib/Packages\n-----END PGP SIGNATURE-----\n";

@@ -3,8 +3,9 @@
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    apt::{Apt, Offered, append, hold_lock, release_lock},
+    archive::{Archive, Kind, Offered, append, hold_lock, release_lock},
     kit::{Bed, STATE},
+    with_each_manager,
 };
 use crate::{
     change::{Change, Reverted, Undo},
@@ -31,10 +32,33 @@ pub(super) fn install(names: &[&str]) -> Change {
     }
 }
 
+with_each_manager! {
+    everything_that_came_goes
+    the_second_time_nothing_runs
+    what_was_there_before_stays_and_keeps_its_marks
+    cut_off_in_the_middle_it_is_undone_by_what_came
+    what_others_installed_while_we_waited_is_not_ours
+    removals_upgrades_and_versions_that_nobody_named_are_refused
+    what_newer_lists_bring_is_agreed_to_anew
+    what_others_need_meanwhile_is_left_and_named
+    what_was_upgraded_stays_and_is_told_with_the_way_back
+    a_systemd_that_does_not_listen_is_told
+    what_nobody_needs_goes_beside_what_others_need
+    a_number_in_a_container_is_another_user
+    accounts_in_use_stay
+    holds_are_ours_to_release_only_where_we_set_them
+    the_lists_are_fetched_once_until_a_repository_comes
+    passing_faults_are_tried_again_and_others_are_not
+    half_done_packages_are_repaired_first
+    another_package_manager_is_waited_for_by_name_and_with_a_bound
+    waiting_ends_at_once_when_somebody_asks_to_stop
+    the_plan_shows_what_the_transaction_will_do
+}
+
 /// An archive with docker, whose scripts leave what the real ones leave.
-pub(super) fn docker() -> (Bed, Apt) {
-    let bed = Bed::new();
-    let apt = Apt::on(&bed);
+pub(super) fn docker(kind: Kind) -> (Bed, Archive) {
+    let bed = Bed::with(kind);
+    let apt = Archive::on(&bed);
     apt.offer("runc", Offered::new("1.1.5", &[]));
     apt.offer(
         "docker.io",
@@ -60,9 +84,8 @@ pub(super) fn docker() -> (Bed, Apt) {
     (bed, apt)
 }
 
-#[tokio::test]
-async fn everything_that_came_goes() {
-    let (bed, _) = docker();
+async fn everything_that_came_goes(kind: Kind) {
+    let (bed, _) = docker(kind);
     let (undo, reverted) = bed.there_and_back(&install(&["docker.io"])).await;
     let Undo::Packages {
         effects: Some(effects),
@@ -79,9 +102,8 @@ async fn everything_that_came_goes() {
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
 }
 
-#[tokio::test]
-async fn the_second_time_nothing_runs() {
-    let (bed, _) = docker();
+async fn the_second_time_nothing_runs(kind: Kind) {
+    let (bed, _) = docker(kind);
     bed.apply(&install(&["docker.io"])).await.unwrap();
     bed.fakes.exec.clear_log();
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
@@ -91,13 +113,12 @@ async fn the_second_time_nothing_runs() {
             .exec
             .lines()
             .iter()
-            .any(|line| line.contains("apt-get"))
+            .any(|line| line.contains("apt-get") || line.contains("tiny"))
     );
 }
 
-#[tokio::test]
-async fn what_was_there_before_stays_and_keeps_its_marks() {
-    let (bed, apt) = docker();
+async fn what_was_there_before_stays_and_keeps_its_marks(kind: Kind) {
+    let (bed, apt) = docker(kind);
     apt.have("runc", "1.1.5");
     apt.installed.lock().unwrap().get_mut("runc").unwrap().auto = true;
     apt.write(&bed.fakes.files);
@@ -106,9 +127,8 @@ async fn what_was_there_before_stays_and_keeps_its_marks() {
     assert!(apt.installed.lock().unwrap().contains_key("runc"));
 }
 
-#[tokio::test]
-async fn cut_off_in_the_middle_it_is_undone_by_what_came() {
-    let (bed, _) = docker();
+async fn cut_off_in_the_middle_it_is_undone_by_what_came(kind: Kind) {
+    let (bed, _) = docker(kind);
     let before = bed.snapshot();
     let change = install(&["docker.io"]);
     let undo = bed.applier.capture(&change).await.unwrap();
@@ -123,9 +143,8 @@ async fn cut_off_in_the_middle_it_is_undone_by_what_came() {
     assert_eq!(diff(&before, &bed.snapshot()), Vec::<String>::new());
 }
 
-#[tokio::test]
-async fn what_others_installed_while_we_waited_is_not_ours() {
-    let (bed, apt) = docker();
+async fn what_others_installed_while_we_waited_is_not_ours(kind: Kind) {
+    let (bed, apt) = docker(kind);
     let change = install(&["docker.io"]);
     let undo = bed.applier.capture(&change).await.unwrap();
     apt.have("vim", "9");
@@ -139,9 +158,8 @@ async fn what_others_installed_while_we_waited_is_not_ours() {
     assert!(left.contains_key("vim") && !left.contains_key("docker.io"));
 }
 
-#[tokio::test]
-async fn removals_upgrades_and_versions_that_nobody_named_are_refused() {
-    let (bed, apt) = docker();
+async fn removals_upgrades_and_versions_that_nobody_named_are_refused(kind: Kind) {
+    let (bed, apt) = docker(kind);
     apt.have("podman", "4");
     apt.have("runc", "1.0");
     apt.offer(
@@ -179,7 +197,7 @@ async fn removals_upgrades_and_versions_that_nobody_named_are_refused() {
 
 #[tokio::test]
 async fn only_removals_that_were_agreed_to_can_happen() {
-    let (bed, apt) = docker();
+    let (bed, apt) = docker(Kind::Apt);
     apt.have("podman", "4");
     apt.write(&bed.fakes.files);
     bed.apply(&install(&["docker.io"])).await.unwrap();
@@ -200,10 +218,9 @@ async fn only_removals_that_were_agreed_to_can_happen() {
     assert_eq!(real, [true, false]);
 }
 
-#[tokio::test]
-async fn what_newer_lists_bring_is_agreed_to_anew() {
+async fn what_newer_lists_bring_is_agreed_to_anew(kind: Kind) {
     // The lists were older than the mirror. What it has now takes something else away.
-    let (bed, apt) = docker();
+    let (bed, apt) = docker(kind);
     apt.have("podman", "4");
     apt.write(&bed.fakes.files);
     *apt.faults.lock().unwrap() = vec!["E: Failed to fetch http://x/runc.deb  404  Not Found"];
@@ -224,9 +241,8 @@ async fn what_newer_lists_bring_is_agreed_to_anew() {
     assert_eq!(apt.installed.lock().unwrap()["runc"].version, "1.1.6");
 }
 
-#[tokio::test]
-async fn what_others_need_meanwhile_is_left_and_named() {
-    let (bed, apt) = docker();
+async fn what_others_need_meanwhile_is_left_and_named(kind: Kind) {
+    let (bed, apt) = docker(kind);
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
     apt.offer("swarm", Offered::new("1", &["docker.io"]));
     apt.have("swarm", "1");
@@ -239,9 +255,8 @@ async fn what_others_need_meanwhile_is_left_and_named() {
     assert!(apt.installed.lock().unwrap().contains_key("docker.io"));
 }
 
-#[tokio::test]
-async fn what_was_upgraded_stays_and_is_told_with_the_way_back() {
-    let (bed, apt) = docker();
+async fn what_was_upgraded_stays_and_is_told_with_the_way_back(kind: Kind) {
+    let (bed, apt) = docker(kind);
     apt.have("runc", "1.0");
     apt.write(&bed.fakes.files);
     let change = Change::InstallPackages {
@@ -253,10 +268,11 @@ async fn what_was_upgraded_stays_and_is_told_with_the_way_back() {
         panic!("something is left");
     };
     assert_eq!(what, "runc 1.1.5 instead of 1.0");
-    assert!(
-        why.contains("`apt-get install --allow-downgrades runc=1.0`"),
-        "{why}"
-    );
+    let command = match kind {
+        Kind::Apt => "`apt-get install --allow-downgrades runc=1.0`",
+        Kind::Tiny => "`tiny perform as-approved install runc=1.0`",
+    };
+    assert!(why.contains(command), "{why}");
     assert!(!apt.installed.lock().unwrap().contains_key("docker.io"));
     // Once it is back there is nothing left to do.
     apt.have("runc", "1.0");
@@ -265,9 +281,8 @@ async fn what_was_upgraded_stays_and_is_told_with_the_way_back() {
     assert!(!matches!(again, Reverted::Left { .. }), "{again:?}");
 }
 
-#[tokio::test]
-async fn a_systemd_that_does_not_listen_is_told() {
-    let (bed, _) = docker();
+async fn a_systemd_that_does_not_listen_is_told(kind: Kind) {
+    let (bed, _) = docker(kind);
     bed.fakes.files.put_folder("/run/systemd/system", 0o755);
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
     bed.fakes
@@ -283,9 +298,8 @@ async fn a_systemd_that_does_not_listen_is_told() {
     assert!(why.contains("Connection timed out"), "{why}");
 }
 
-#[tokio::test]
-async fn what_nobody_needs_goes_beside_what_others_need() {
-    let (bed, apt) = docker();
+async fn what_nobody_needs_goes_beside_what_others_need(kind: Kind) {
+    let (bed, apt) = docker(kind);
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
     apt.offer("theirs", Offered::new("1", &["runc"]));
     apt.have("theirs", "1");
@@ -303,9 +317,8 @@ async fn what_nobody_needs_goes_beside_what_others_need() {
     assert!(what.contains("accounts"), "{what}");
 }
 
-#[tokio::test]
-async fn a_number_in_a_container_is_another_user() {
-    let (bed, _) = docker();
+async fn a_number_in_a_container_is_another_user(kind: Kind) {
+    let (bed, _) = docker(kind);
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
     let files = &bed.fakes.files;
     files.put("/proc/77/status", "Name:\tx\nUid:\t105\t105\t105\t105\n");
@@ -315,9 +328,8 @@ async fn a_number_in_a_container_is_another_user() {
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
 }
 
-#[tokio::test]
-async fn accounts_in_use_stay() {
-    let (bed, _) = docker();
+async fn accounts_in_use_stay(kind: Kind) {
+    let (bed, _) = docker(kind);
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
     bed.fakes
         .files
@@ -340,9 +352,8 @@ async fn accounts_in_use_stay() {
     assert!(why.contains("bob"), "{why}");
 }
 
-#[tokio::test]
-async fn holds_are_ours_to_release_only_where_we_set_them() {
-    let (bed, apt) = docker();
+async fn holds_are_ours_to_release_only_where_we_set_them(kind: Kind) {
+    let (bed, apt) = docker(kind);
     bed.apply(&install(&["docker.io"])).await.unwrap();
     apt.installed.lock().unwrap().get_mut("runc").unwrap().held = true;
     apt.write(&bed.fakes.files);
@@ -360,15 +371,17 @@ async fn holds_are_ours_to_release_only_where_we_set_them() {
     );
 }
 
-#[tokio::test]
-async fn the_lists_are_fetched_once_until_a_repository_comes() {
-    let (bed, _) = docker();
+async fn the_lists_are_fetched_once_until_a_repository_comes(kind: Kind) {
+    let (bed, _) = docker(kind);
     for _ in 0..2 {
         bed.apply(&Change::RefreshRepositories).await.unwrap();
     }
     let updates = || {
         let lines = bed.fakes.exec.lines();
-        lines.iter().filter(|line| line.ends_with("update")).count()
+        lines
+            .iter()
+            .filter(|line| line.ends_with("update") || line.ends_with("refresh"))
+            .count()
     };
     assert_eq!(updates(), 1);
     bed.applier.lists.set_fresh(false);
@@ -376,9 +389,8 @@ async fn the_lists_are_fetched_once_until_a_repository_comes() {
     assert_eq!(updates(), 2);
 }
 
-#[tokio::test]
-async fn passing_faults_are_tried_again_and_others_are_not() {
-    let (bed, apt) = docker();
+async fn passing_faults_are_tried_again_and_others_are_not(kind: Kind) {
+    let (bed, apt) = docker(kind);
     *apt.faults.lock().unwrap() = vec!["E: Failed to fetch http://x/a.deb  Connection timed out"];
     bed.apply(&install(&["docker.io"])).await.unwrap();
     assert!(
@@ -388,7 +400,7 @@ async fn passing_faults_are_tried_again_and_others_are_not() {
     );
     assert!(!bed.fakes.clock.slept().is_empty());
 
-    let (bed, apt) = docker();
+    let (bed, apt) = docker(kind);
     *apt.faults.lock().unwrap() =
         vec!["E: You don't have enough free space in /var/cache/apt/archives/."];
     let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
@@ -396,9 +408,8 @@ async fn passing_faults_are_tried_again_and_others_are_not() {
     assert!(bed.fakes.clock.slept().is_empty());
 }
 
-#[tokio::test]
-async fn half_done_packages_are_repaired_first() {
-    let (bed, apt) = docker();
+async fn half_done_packages_are_repaired_first(kind: Kind) {
+    let (bed, apt) = docker(kind);
     apt.installed.lock().unwrap().get_mut("bash").unwrap().half = true;
     apt.write(&bed.fakes.files);
     let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
@@ -410,7 +421,7 @@ async fn half_done_packages_are_repaired_first() {
 
 #[tokio::test]
 async fn a_module_that_does_not_compile_shows_the_compilers_words() {
-    let (bed, apt) = docker();
+    let (bed, apt) = docker(Kind::Apt);
     let log = "/var/lib/dkms/nvidia-current/535.261.03/build/make.log";
     bed.fakes.files.put(log, "cc1: error: no such option\n");
     apt.installed.lock().unwrap().get_mut("bash").unwrap().half = true;
@@ -424,9 +435,8 @@ async fn a_module_that_does_not_compile_shows_the_compilers_words() {
     assert!(error.to_string().contains("no such option"), "{error}");
 }
 
-#[tokio::test]
-async fn another_package_manager_is_waited_for_by_name_and_with_a_bound() {
-    let (bed, _) = docker();
+async fn another_package_manager_is_waited_for_by_name_and_with_a_bound(kind: Kind) {
+    let (bed, _) = docker(kind);
     bed.units.put("apt-daily.timer", "enabled", "active");
     hold_lock(&bed.fakes.files);
     let before = bed.units.all();
@@ -452,9 +462,8 @@ async fn another_package_manager_is_waited_for_by_name_and_with_a_bound() {
     bed.apply(&install(&["docker.io"])).await.unwrap();
 }
 
-#[tokio::test]
-async fn waiting_ends_at_once_when_somebody_asks_to_stop() {
-    let (bed, _) = docker();
+async fn waiting_ends_at_once_when_somebody_asks_to_stop(kind: Kind) {
+    let (bed, _) = docker(kind);
     bed.units.put("apt-daily.timer", "enabled", "active");
     let (before, units) = (bed.snapshot(), bed.units.all());
     let stop = CancellationToken::new();
@@ -484,7 +493,7 @@ async fn waiting_ends_at_once_when_somebody_asks_to_stop() {
 
 #[tokio::test]
 async fn timers_that_a_cut_off_run_paused_run_again() {
-    let (bed, _) = docker();
+    let (bed, _) = docker(Kind::Apt);
     bed.units.put("apt-daily.timer", "enabled", "active");
     bed.fakes
         .exec
@@ -512,7 +521,7 @@ async fn timers_that_a_cut_off_run_paused_run_again() {
 
 #[tokio::test]
 async fn dnf_is_honest_about_what_it_cannot() {
-    let (bed, _) = docker();
+    let (bed, _) = docker(Kind::Apt);
     let mut policy = super::kit::policy();
     policy.manager = crate::config::desired::Manager::Dnf;
     let applier = crate::change::Applier::new(bed.host.clone(), policy, STATE.into());
@@ -524,9 +533,8 @@ async fn dnf_is_honest_about_what_it_cannot() {
     assert_eq!(error.exit(), Exit::Blocked);
 }
 
-#[tokio::test]
-async fn the_plan_shows_what_the_transaction_will_do() {
-    let (bed, _) = docker();
+async fn the_plan_shows_what_the_transaction_will_do(kind: Kind) {
+    let (bed, _) = docker(kind);
     let before = bed.fakes.files.mutations();
     let text = bed
         .applier

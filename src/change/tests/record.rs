@@ -4,9 +4,10 @@
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    apt::{Apt, Break, Offered, hold_lock, release_lock},
+    archive::{Archive, Break, Kind, Offered, hold_lock, release_lock},
     kit::{Bed, Heard},
     packages::{docker, install, wish},
+    with_each_manager,
 };
 use crate::{
     change::{Applier, Change, Reverted, STOPPED, Undo},
@@ -14,6 +15,16 @@ use crate::{
     host::{exec::Status, fake::diff},
     tools::packages::Action,
 };
+
+with_each_manager! {
+    stopped_while_somebody_else_works_nothing_of_theirs_is_ours
+    stopped_between_two_attempts_only_what_the_first_brought_is_ours
+    what_a_failed_attempt_brought_goes_with_the_rest
+    what_a_package_manager_does_that_outlived_ours_is_waited_for
+    cut_off_anywhere_it_is_undone_and_what_others_did_since_stays
+    an_unknown_end_is_not_what_was_there_before
+    an_undo_that_is_stopped_while_it_waits_brings_back_later
+}
 
 const LOCKED: &str = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812";
 /// A script that wanted the network fails like the network, after its package was unpacked.
@@ -23,7 +34,7 @@ const HALF_WAY: &str = "curl: (28) Connection timed out\n\
                         error exit status 28";
 
 /// Somebody else installs a package.
-fn vim_comes(bed: &Bed, apt: &Apt) {
+fn vim_comes(bed: &Bed, apt: &Archive) {
     apt.have("vim", "9");
     apt.write(&bed.fakes.files);
 }
@@ -41,7 +52,7 @@ fn appeared(undo: &Undo) -> Vec<&str> {
 
 /// Applies until it waits for somebody, who then installs a package; then asks to stop. Gives what
 /// can be told of it while the other one still works.
-async fn stopped_while_waiting(bed: &Bed, apt: &Apt, change: &Change) -> Undo {
+async fn stopped_while_waiting(bed: &Bed, apt: &Archive, change: &Change) -> Undo {
     let stop = CancellationToken::new();
     let applier = bed.restarted().stopped_by(stop.clone());
     let undo = applier.capture(change).await.unwrap();
@@ -58,9 +69,8 @@ async fn stopped_while_waiting(bed: &Bed, apt: &Apt, change: &Change) -> Undo {
     applier.reconcile(&undo, &bed.heard).await.unwrap()
 }
 
-#[tokio::test]
-async fn stopped_while_somebody_else_works_nothing_of_theirs_is_ours() {
-    let (bed, apt) = docker();
+async fn stopped_while_somebody_else_works_nothing_of_theirs_is_ours(kind: Kind) {
+    let (bed, apt) = docker(kind);
     *apt.breaks.lock().unwrap() = vec![Break {
         meanwhile: hold_lock,
         ..Break::after(0, LOCKED)
@@ -72,9 +82,8 @@ async fn stopped_while_somebody_else_works_nothing_of_theirs_is_ours() {
     assert!(apt.installed.lock().unwrap().contains_key("vim"));
 }
 
-#[tokio::test]
-async fn stopped_between_two_attempts_only_what_the_first_brought_is_ours() {
-    let (bed, apt) = docker();
+async fn stopped_between_two_attempts_only_what_the_first_brought_is_ours(kind: Kind) {
+    let (bed, apt) = docker(kind);
     *apt.breaks.lock().unwrap() = vec![
         Break {
             meanwhile: hold_lock,
@@ -90,9 +99,8 @@ async fn stopped_between_two_attempts_only_what_the_first_brought_is_ours() {
     assert!(left.contains_key("vim") && !left.contains_key("runc"));
 }
 
-#[tokio::test]
-async fn what_a_failed_attempt_brought_goes_with_the_rest() {
-    let (bed, apt) = docker();
+async fn what_a_failed_attempt_brought_goes_with_the_rest(kind: Kind) {
+    let (bed, apt) = docker(kind);
     apt.have("podman", "4");
     apt.write(&bed.fakes.files);
     *apt.breaks.lock().unwrap() = vec![Break::after(1, HALF_WAY)];
@@ -102,9 +110,8 @@ async fn what_a_failed_attempt_brought_goes_with_the_rest() {
     assert!(!bed.fakes.clock.slept().is_empty());
 }
 
-#[tokio::test]
-async fn what_a_package_manager_does_that_outlived_ours_is_waited_for() {
-    let (bed, apt) = docker();
+async fn what_a_package_manager_does_that_outlived_ours_is_waited_for(kind: Kind) {
+    let (bed, apt) = docker(kind);
     let before = bed.snapshot();
     let change = install(&["docker.io"]);
     *apt.breaks.lock().unwrap() = vec![Break {
@@ -129,10 +136,9 @@ async fn what_a_package_manager_does_that_outlived_ours_is_waited_for() {
     assert_eq!(diff(&before, &bed.snapshot()), Vec::<String>::new());
 }
 
-#[tokio::test]
-async fn cut_off_anywhere_it_is_undone_and_what_others_did_since_stays() {
+async fn cut_off_anywhere_it_is_undone_and_what_others_did_since_stays(kind: Kind) {
     for n in 1.. {
-        let (bed, apt) = docker();
+        let (bed, apt) = docker(kind);
         bed.units.put("apt-daily.timer", "enabled", "active");
         *apt.breaks.lock().unwrap() = vec![Break::after(1, HALF_WAY)];
         let change = install(&["docker.io"]);
@@ -163,9 +169,8 @@ async fn cut_off_anywhere_it_is_undone_and_what_others_did_since_stays() {
     }
 }
 
-#[tokio::test]
-async fn an_unknown_end_is_not_what_was_there_before() {
-    let (bed, apt) = docker();
+async fn an_unknown_end_is_not_what_was_there_before(kind: Kind) {
+    let (bed, apt) = docker(kind);
     let undo = bed.applier.capture(&install(&["docker.io"])).await.unwrap();
     let Undo::Packages { transaction, .. } = &undo else {
         panic!("{undo:?}");
@@ -187,9 +192,8 @@ async fn an_unknown_end_is_not_what_was_there_before() {
     assert_eq!(appeared(&undo), ["docker.io", "runc"]);
 }
 
-#[tokio::test]
-async fn an_undo_that_is_stopped_while_it_waits_brings_back_later() {
-    let (bed, apt) = docker();
+async fn an_undo_that_is_stopped_while_it_waits_brings_back_later(kind: Kind) {
+    let (bed, apt) = docker(kind);
     apt.offer("podman", Offered::new("4", &[]));
     apt.have("podman", "4");
     apt.write(&bed.fakes.files);

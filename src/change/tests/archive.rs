@@ -1,16 +1,23 @@
 //! A package manager in memory: a small archive, dependencies, conffiles, and scripts that leave
-//! things behind, as real ones do.
+//! things behind, as real ones do. It speaks as apt does or as [`super::tiny`] does, so that the same
+//! tests run against both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
 };
 
-use super::kit::Bed;
-use crate::host::{
-    Cmd, Output, ReadFiles,
-    exec::Status,
-    fake::{FakeFiles, failed, ok},
+use super::{
+    kit::Bed,
+    tiny::{self, Tiny},
+};
+use crate::{
+    host::{
+        Cmd, Output, ReadFiles,
+        exec::Status,
+        fake::{FakeFiles, failed, ok},
+    },
+    tools::packages::{Backend, Manager, Transactions},
 };
 
 /// A package of the archive.
@@ -43,6 +50,14 @@ pub(super) struct Installed {
     pub half: bool,
 }
 
+/// What a command does.
+enum Verb {
+    Refresh,
+    Download,
+    Take,
+    Put { no_remove: bool },
+}
+
 /// How a real installation is broken off.
 pub(super) struct Break {
     /// So many packages are unpacked before.
@@ -64,9 +79,60 @@ impl Break {
     }
 }
 
-/// The archive and the database. The files of dpkg are written anew after each change.
+/// As which package manager it speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    #[default]
+    Apt,
+    Tiny,
+}
+
+impl Kind {
+    /// A backend that knows its language.
+    pub(super) fn backend(self) -> &'static dyn Backend {
+        match self {
+            Self::Apt => Manager::Apt.backend(),
+            Self::Tiny => &Tiny,
+        }
+    }
+
+    fn action(self, name: &str, from: Option<&str>, to: Option<&str>) -> String {
+        match (self, from, to) {
+            (Self::Apt, from, Some(to)) => {
+                let from = from.map(|from| format!("[{from}] ")).unwrap_or_default();
+                format!("Inst {name} {from}({to} Archive [amd64])\n")
+            }
+            (Self::Apt, from, None) => format!("Remv {name} [{}]\n", from.unwrap_or_default()),
+            (Self::Tiny, from, to) => {
+                format!("{name} {} {}\n", from.unwrap_or("-"), to.unwrap_or("-"))
+            }
+        }
+    }
+
+    /// A failure, which the tests write in apt's words.
+    fn failed(self, status: i32, words: &str) -> Output {
+        match self {
+            Self::Apt => failed(status, words),
+            Self::Tiny => failed(status, tiny::words(apt().fault(words), words)),
+        }
+    }
+
+    fn owned_path(self, name: &str) -> String {
+        match self {
+            Self::Apt => format!("/var/lib/dpkg/info/{name}.list"),
+            Self::Tiny => format!("{}/{name}", tiny::OWNED),
+        }
+    }
+}
+
+fn apt() -> &'static dyn Transactions {
+    (Manager::Apt.backend().transactions()).expect("apt changes packages")
+}
+
+/// The archive and the database. The database's files are written anew after each change.
 #[derive(Clone, Default)]
-pub(super) struct Apt {
+pub(super) struct Archive {
+    pub kind: Kind,
     pub archive: Arc<Mutex<BTreeMap<&'static str, Offered>>>,
     pub installed: Arc<Mutex<BTreeMap<String, Installed>>>,
     /// Standard errors of the next calls that would change something.
@@ -79,19 +145,31 @@ pub(super) struct Apt {
     pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
 }
 
-impl Apt {
+impl Archive {
     pub(super) fn on(bed: &Bed) -> Self {
-        let apt = Self::default();
+        let apt = Self {
+            kind: bed.kind,
+            ..Self::default()
+        };
         apt.have("dpkg", "1.21");
         apt.have("bash", "5.2");
         bed.fakes
             .files
             .put("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
         bed.fakes.files.put("/etc/group", "root:x:0:\n");
-        for folder in ["/var/lib/dpkg/info", "/var/lib/apt", "/etc/apt"] {
+        for folder in [
+            "/var/lib/dpkg/info",
+            "/var/lib/apt",
+            "/etc/apt",
+            tiny::OWNED,
+        ] {
             bed.fakes.files.put_folder(folder, 0o755);
         }
         apt.write(&bed.fakes.files);
+        let own = apt.clone();
+        bed.fakes
+            .exec
+            .on("tiny", move |cmd, files| own.tiny(cmd, files));
         let own = apt.clone();
         bed.fakes
             .exec
@@ -151,69 +229,114 @@ impl Apt {
                 ));
             }
         }
-        files.put("/var/lib/dpkg/status", status);
-        files.put("/var/lib/apt/extended_states", states);
+        match self.kind {
+            Kind::Apt => {
+                files.put("/var/lib/dpkg/status", status);
+                files.put("/var/lib/apt/extended_states", states);
+            }
+            Kind::Tiny => {
+                let lines: Vec<String> = (self.installed.lock().unwrap().iter())
+                    .map(|(name, package)| tiny::line(name, package))
+                    .collect();
+                files.put(tiny::DATABASE, lines.concat());
+            }
+        }
     }
 
     fn get(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
         let simulated = cmd.args.iter().any(|arg| arg == "-s");
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
+        let names = cmd.args.iter().skip_while(|arg| *arg != "--").skip(1);
+        let names: Vec<String> = names.cloned().collect();
+        let verb = match () {
+            () if has("update") => Verb::Refresh,
+            () if has("purge") || has("remove") => Verb::Take,
+            () if has("--download-only") || has("--fix-broken") => Verb::Download,
+            () => Verb::Put {
+                no_remove: has("--no-remove"),
+            },
+        };
+        self.act(verb, &names, simulated, files)
+    }
+
+    fn tiny(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
+        let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+        let names =
+            |from: usize| -> Vec<String> { args[from..].iter().map(ToString::to_string).collect() };
+        let verb = |word: &str| match word {
+            "purge" | "remove" => Verb::Take,
+            "fix" => Verb::Download,
+            _ => Verb::Put { no_remove: false },
+        };
+        match args[..] {
+            ["refresh"] => self.act(Verb::Refresh, &[], false, files),
+            ["configure"] => self.configure(files),
+            ["mark", mark, ..] => self.set_mark(mark, &names(2), files),
+            ["offers", ..] => {
+                let archive = self.archive.lock().unwrap();
+                let offers = names(1).into_iter().filter_map(|name| {
+                    let offered = archive.get(name.as_str())?;
+                    Some(format!("{name} {}\n", offered.version))
+                });
+                ok(offers.collect::<String>())
+            }
+            ["simulate", word, ..] => self.act(verb(word), &names(2), true, files),
+            ["download", ..] => self.act(Verb::Download, &names(2), false, files),
+            ["perform", "keep-all", ..] => {
+                let verb = Verb::Put { no_remove: true };
+                self.act(verb, &names(3), false, files)
+            }
+            ["perform", _, word, ..] => self.act(verb(word), &names(3), false, files),
+            _ => panic!("the tiny package manager knows no `{}`", cmd.line()),
+        }
+    }
+
+    fn act(&self, verb: Verb, names: &[String], simulated: bool, files: &FakeFiles) -> Output {
         if !simulated && let Some(fault) = self.faults.lock().unwrap().pop() {
-            return failed(100, fault);
+            return self.kind.failed(100, fault);
         }
-        if has("update") {
-            let coming = std::mem::take(&mut *self.coming.lock().unwrap());
-            self.archive.lock().unwrap().extend(coming);
-            return ok("Reading package lists...\n");
+        match verb {
+            Verb::Refresh => {
+                let coming = std::mem::take(&mut *self.coming.lock().unwrap());
+                self.archive.lock().unwrap().extend(coming);
+                ok("Reading package lists...\n")
+            }
+            Verb::Download => {
+                let moves = std::mem::take(&mut *self.moves.lock().unwrap());
+                self.archive.lock().unwrap().extend(moves);
+                ok("")
+            }
+            Verb::Take => self.take(names, simulated, files),
+            Verb::Put { no_remove } => self.put(names, simulated, no_remove, files),
         }
-        let names: Vec<String> = cmd
-            .args
-            .iter()
-            .skip_while(|arg| *arg != "--")
-            .skip(1)
-            .cloned()
-            .collect();
-        if has("purge") || has("remove") {
-            return self.take(&names, simulated, files);
-        }
-        if has("--download-only") || has("--fix-broken") {
-            let moves = std::mem::take(&mut *self.moves.lock().unwrap());
-            self.archive.lock().unwrap().extend(moves);
-            return ok("");
-        }
-        self.put(&names, simulated, has("--no-remove"), files)
     }
 
     fn put(&self, specs: &[String], simulated: bool, no_remove: bool, files: &FakeFiles) -> Output {
         let archive = self.archive.lock().unwrap();
         let mut installed = self.installed.lock().unwrap().clone();
-        let (mut text, mut scripts) = (String::new(), Vec::new());
+        let (mut text, mut scripts, mut removes) = (String::new(), Vec::new(), false);
         let mut open: Vec<(String, bool)> = Vec::new();
         for spec in specs {
             if let Some(name) = spec.strip_suffix('-') {
                 installed.remove(name);
-                text.push_str(&format!("Remv {name} [1]\n"));
+                removes = true;
+                text.push_str(&self.kind.action(name, Some("1"), None));
             } else {
                 open.push((spec.split('=').next().unwrap().to_owned(), false));
             }
         }
         while let Some((name, auto)) = open.pop() {
             let Some(offered) = archive.get(name.as_str()) else {
-                return failed(100, format!("E: Unable to locate package {name}"));
+                return (self.kind).failed(100, &format!("E: Unable to locate package {name}"));
             };
             for other in offered.conflicts {
                 if installed.remove(*other).is_some() {
-                    text.push_str(&format!("Remv {other} [1]\n"));
+                    text.push_str(&self.kind.action(other, Some("1"), None));
+                    removes = true;
                 }
             }
-            let old = installed
-                .get(&name)
-                .map(|old| format!("[{}] ", old.version));
-            text.push_str(&format!(
-                "Inst {name} {}({} Archive [amd64])\n",
-                old.unwrap_or_default(),
-                offered.version
-            ));
+            let old = installed.get(&name).map(|old| old.version.as_str());
+            text.push_str(&self.kind.action(&name, old, Some(offered.version)));
             installed.insert(
                 name.clone(),
                 Installed {
@@ -229,11 +352,9 @@ impl Apt {
                 }
             }
         }
-        if no_remove && text.contains("Remv ") {
-            return failed(
-                100,
-                "E: Packages need to be removed but remove is disabled.",
-            );
+        if no_remove && removes {
+            let words = "E: Packages need to be removed but remove is disabled.";
+            return self.kind.failed(100, words);
         }
         let broken = self.breaks.lock().unwrap().pop_if(|_| !simulated);
         if let Some(broken) = broken {
@@ -250,7 +371,7 @@ impl Apt {
             (broken.meanwhile)(files);
             return Output {
                 status: broken.status,
-                ..failed(100, broken.says)
+                ..self.kind.failed(100, broken.says)
             };
         }
         if !simulated {
@@ -259,10 +380,7 @@ impl Apt {
                 script(files);
                 if let Some(path) = conffile {
                     files.put(path, "a default\n");
-                    files.put(
-                        &format!("/var/lib/dpkg/info/{name}.list"),
-                        format!("{path}\n"),
-                    );
+                    files.put(&self.kind.owned_path(&name), format!("{path}\n"));
                 }
             }
             self.write(files);
@@ -297,14 +415,14 @@ impl Apt {
                 continue;
             };
             if package.held {
-                return failed(100, "E: Held packages were changed and -y was used");
+                return (self.kind).failed(100, "E: Held packages were changed and -y was used");
             }
-            text.push_str(&format!("Purg {name} [{}]\n", package.version));
+            text.push_str(&self.kind.action(name, Some(&package.version), None));
             if !simulated {
                 if let Some(path) = archive.get(name.as_str()).and_then(|p| p.conffile) {
                     files.take(path);
                 }
-                files.take(&format!("/var/lib/dpkg/info/{name}.list"));
+                files.take(&self.kind.owned_path(name));
             }
         }
         if !simulated {
@@ -331,9 +449,13 @@ impl Apt {
     }
 
     fn mark(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
-        for name in cmd.args.iter().skip(2) {
+        self.set_mark(&cmd.args[0], &cmd.args[2..], files)
+    }
+
+    fn set_mark(&self, mark: &str, names: &[String], files: &FakeFiles) -> Output {
+        for name in names {
             if let Some(package) = self.installed.lock().unwrap().get_mut(name) {
-                match cmd.args[0].as_str() {
+                match mark {
                     "hold" => package.held = true,
                     "unhold" => package.held = false,
                     "auto" => package.auto = true,
@@ -347,14 +469,19 @@ impl Apt {
 
     fn dpkg(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
         if cmd.args.iter().any(|arg| arg == "--configure") {
-            if let Some(fault) = self.faults.lock().unwrap().pop() {
-                return failed(1, fault);
-            }
-            for package in self.installed.lock().unwrap().values_mut() {
-                package.half = false;
-            }
-            self.write(files);
+            return self.configure(files);
         }
+        ok("")
+    }
+
+    fn configure(&self, files: &FakeFiles) -> Output {
+        if let Some(fault) = self.faults.lock().unwrap().pop() {
+            return self.kind.failed(1, fault);
+        }
+        for package in self.installed.lock().unwrap().values_mut() {
+            package.half = false;
+        }
+        self.write(files);
         ok("")
     }
 }
@@ -365,26 +492,33 @@ pub(super) fn append(files: &FakeFiles, path: &str, line: &str) {
     files.put(path, before + line + "\n");
 }
 
+/// The locks of all kinds.
+const LOCKS: [&str; 2] = ["/var/lib/dpkg/lock-frontend", tiny::LOCK];
+
 /// Another package manager is at work.
 pub(super) fn hold_lock(files: &FakeFiles) {
-    let lock = "/var/lib/dpkg/lock-frontend";
-    files.put(lock, "");
-    let inode = files.stat(lock.into()).unwrap().unwrap().inode;
-    files.put(
-        "/proc/locks",
-        format!("1: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"),
-    );
+    let mut lines = String::new();
+    for (fd, lock) in LOCKS.iter().enumerate() {
+        files.put(lock, "");
+        let inode = files.stat((*lock).into()).unwrap().unwrap().inode;
+        lines.push_str(&format!(
+            "1: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"
+        ));
+        files.put_link(&format!("/proc/812/fd/{}", fd + 5), lock);
+    }
+    files.put("/proc/locks", lines);
     files.put("/proc/812/comm", "unattended-upgr\n");
-    files.put_link("/proc/812/fd/5", lock);
 }
 
 /// It has ended.
 pub(super) fn release_lock(files: &FakeFiles) {
     for path in [
         "/proc/locks",
-        "/var/lib/dpkg/lock-frontend",
+        LOCKS[0],
+        LOCKS[1],
         "/proc/812/comm",
         "/proc/812/fd/5",
+        "/proc/812/fd/6",
         "/proc/812/fd",
         "/proc/812",
     ] {

@@ -1,0 +1,330 @@
+//! A third package manager, as small as one can be: what it takes to add one, and what everything
+//! above the seam must not care about. Its program is `tiny`; each line of its database is
+//! `NAME VERSION [held] [automatic] [half]`.
+
+use std::{cmp::Ordering, collections::BTreeSet};
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::archive::Installed;
+use crate::{
+    host::{Cmd, FilesError, Query, ReadFiles, Reader},
+    model::packages::{Pin, Repository},
+    tools::packages::{
+        Action, ArchiveError, Backend, Condition, DatabaseError, Fault, Further, Mark, Offer,
+        Package, Removals, Request, Settings, SourceEntry, Transactions,
+    },
+};
+
+pub(super) const DATABASE: &str = "/var/lib/tiny/database";
+pub(super) const OWNED: &str = "/var/lib/tiny/owned";
+pub(super) const LOCK: &str = "/var/lib/tiny/lock";
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Tiny;
+
+/// A line of the database.
+pub(super) fn line(name: &str, package: &Installed) -> String {
+    let mut line = format!("{name} {}", package.version);
+    for (set, word) in [
+        (package.held, "held"),
+        (package.auto, "automatic"),
+        (package.half, "half"),
+    ] {
+        if set {
+            line.push(' ');
+            line.push_str(word);
+        }
+    }
+    line + "\n"
+}
+
+/// What it prints when it fails: the class in a word, then what happened.
+pub(super) fn words(fault: Fault, what: &str) -> String {
+    format!("failed({}): {what}", fault.reason())
+}
+
+fn lines(files: &dyn ReadFiles) -> Result<Vec<Vec<String>>, FilesError> {
+    let text = files.read_text(DATABASE.into())?.unwrap_or_default();
+    Ok(text
+        .lines()
+        .map(|line| line.split(' ').map(str::to_owned).collect())
+        .collect())
+}
+
+#[async_trait]
+impl Backend for Tiny {
+    fn name(&self) -> &'static str {
+        "tiny"
+    }
+
+    fn transactions(&self) -> Option<&dyn Transactions> {
+        Some(self)
+    }
+
+    fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+        files.exists(DATABASE.into())
+    }
+
+    async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError> {
+        let has = |line: &[String], word: &str| line.iter().any(|other| other == word);
+        let packages = lines(host.files())?.into_iter().map(|line| Package {
+            name: line[0].clone(),
+            id: line[0].clone(),
+            architecture: String::new(),
+            version: line[1].clone(),
+            condition: if has(&line, "half") {
+                Condition::Unpacked
+            } else {
+                Condition::Installed
+            },
+            held: has(&line, "held"),
+            packager: None,
+            vendor: None,
+            installed_bytes: 0,
+        });
+        Ok(Some(packages.collect()))
+    }
+
+    fn database_path(&self) -> &'static str {
+        DATABASE
+    }
+
+    fn interrupted(&self, _: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        Ok(None)
+    }
+
+    async fn automatic(
+        &self,
+        host: Reader<'_>,
+        _: &[Package],
+    ) -> Result<BTreeSet<String>, DatabaseError> {
+        Ok((lines(host.files())?.into_iter())
+            .filter(|line| line.iter().any(|word| word == "automatic"))
+            .map(|mut line| line.swap_remove(0))
+            .collect())
+    }
+
+    async fn owned_below(
+        &self,
+        host: Reader<'_>,
+        folder: &Utf8Path,
+    ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
+        let mut owned = BTreeSet::new();
+        for name in host.files().list(OWNED.into())? {
+            let path = Utf8Path::new(OWNED).join(name);
+            let text = host.files().read_text(&path)?.unwrap_or_default();
+            owned.extend(text.lines().map(Utf8PathBuf::from));
+        }
+        owned.retain(|path| path.starts_with(folder));
+        Ok(owned)
+    }
+
+    fn compare(&self, a: &str, b: &str) -> Ordering {
+        let parts = |version: &str| -> Vec<u64> {
+            let parts = version.split('.').map(str::parse);
+            parts.collect::<Result<_, _>>().unwrap_or_default()
+        };
+        parts(a).cmp(&parts(b))
+    }
+
+    fn locks(&self) -> &'static [&'static str] {
+        &[LOCK]
+    }
+
+    fn torn_lists(&self, _: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
+        Ok(Vec::new())
+    }
+
+    fn has_lists(&self, _: &dyn ReadFiles) -> Result<bool, FilesError> {
+        Ok(true)
+    }
+
+    fn entries(&self, _: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+        Ok(Vec::new())
+    }
+
+    fn further(
+        &self,
+        _: &[SourceEntry],
+        _: &[String],
+        _: &[String],
+    ) -> Result<Option<Further>, ArchiveError> {
+        Ok(None)
+    }
+
+    fn needs_suites(&self) -> bool {
+        false
+    }
+
+    fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf> {
+        Some(format!("/etc/tiny/{}.key", repository.name).into())
+    }
+
+    fn source(&self, repository: &Repository) -> (Utf8PathBuf, String) {
+        let path = format!("/etc/tiny/{}", repository.name);
+        (path.into(), repository.url.clone())
+    }
+
+    fn priority(&self, _: &Repository) -> Option<(Utf8PathBuf, String)> {
+        None
+    }
+
+    fn pin(&self, _: &Pin) -> Option<(Utf8PathBuf, String)> {
+        None
+    }
+
+    fn updater_exclusion(&self, _: &[String]) -> Option<(Utf8PathBuf, String)> {
+        None
+    }
+
+    fn updater_pattern(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn unhold_command(&self) -> &'static str {
+        "tiny mark unhold NAME"
+    }
+}
+
+fn request_words(request: &Request<'_>) -> Vec<String> {
+    match request {
+        Request::Install { packages, removing } => {
+            let going = removing.iter().map(|name| format!("{name}-"));
+            let words = ["install".to_owned()].into_iter();
+            words.chain(packages.iter().cloned()).chain(going).collect()
+        }
+        Request::Purge(names) | Request::Remove(names) => ["purge".to_owned()]
+            .into_iter()
+            .chain(names.iter().cloned())
+            .collect(),
+        Request::Fix => vec!["fix".to_owned()],
+    }
+}
+
+fn tiny(first: &[&str], rest: Vec<String>) -> Vec<String> {
+    first.iter().map(ToString::to_string).chain(rest).collect()
+}
+
+impl Transactions for Tiny {
+    fn refresh(&self, _: &Settings, _: bool) -> Cmd {
+        Cmd::new("tiny", ["refresh"])
+    }
+
+    fn offers(&self, names: &[&str]) -> Query {
+        Query::new("tiny", ["offers"].iter().chain(names).copied())
+    }
+
+    fn parse_offers(&self, text: &str) -> Vec<Offer> {
+        text.lines()
+            .filter_map(|line| line.split_once(' '))
+            .map(|(name, version)| Offer {
+                name: name.to_owned(),
+                candidate: Some(version.to_owned()),
+                versions: vec![(version.to_owned(), 0)],
+            })
+            .collect()
+    }
+
+    fn simulate(&self, _: &Settings, request: &Request<'_>) -> Query {
+        Query::new("tiny", tiny(&["simulate"], request_words(request)))
+    }
+
+    fn parse_actions(&self, text: &str) -> Vec<Action> {
+        let some = |word: &str| (word != "-").then(|| word.to_owned());
+        text.lines()
+            .filter_map(|line| {
+                let words: Vec<&str> = line.split(' ').collect();
+                let [name, from, to] = words[..] else {
+                    return None;
+                };
+                Some(match some(to) {
+                    Some(to) => Action::Install {
+                        name: name.to_owned(),
+                        from: some(from),
+                        to,
+                    },
+                    None => Action::Remove {
+                        name: name.to_owned(),
+                        version: from.to_owned(),
+                    },
+                })
+            })
+            .collect()
+    }
+
+    fn download(&self, _: &Settings, request: &Request<'_>) -> Cmd {
+        Cmd::new("tiny", tiny(&["download"], request_words(request)))
+    }
+
+    fn perform(&self, _: &Settings, request: &Request<'_>, removals: Removals) -> Cmd {
+        let may = match removals {
+            Removals::None => "keep-all",
+            Removals::Approved => "as-approved",
+        };
+        Cmd::new("tiny", tiny(&["perform", may], request_words(request)))
+    }
+
+    fn configure(&self) -> Cmd {
+        Cmd::new("tiny", ["configure"])
+    }
+
+    fn mark(&self, mark: Mark, packages: &[String]) -> Cmd {
+        let word = match mark {
+            Mark::Hold => "hold",
+            Mark::Unhold => "unhold",
+            Mark::Automatic => "auto",
+        };
+        Cmd::new("tiny", tiny(&["mark", word], packages.to_vec()))
+    }
+
+    fn at_version(&self, name: &str, version: &str) -> String {
+        format!("{name}={version}")
+    }
+
+    fn downgrade_command(&self, packages: &[String]) -> String {
+        format!("tiny perform as-approved install {}", packages.join(" "))
+    }
+
+    fn short_line(&self, cmd: &Cmd) -> String {
+        cmd.line()
+    }
+
+    fn fault(&self, output: &str) -> Fault {
+        const KNOWN: [Fault; 8] = [
+            Fault::Locked,
+            Fault::NoSpace,
+            Fault::Stale,
+            Fault::Network,
+            Fault::NotFound,
+            Fault::Held,
+            Fault::Moved,
+            Fault::Build,
+        ];
+        (KNOWN.into_iter())
+            .find(|fault| output.contains(&format!("failed({})", fault.reason())))
+            .unwrap_or(Fault::Other)
+    }
+
+    fn hint(&self, _: Fault) -> Option<&'static str> {
+        None
+    }
+
+    fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
+        output.lines().find(|line| line.starts_with("failed("))
+    }
+
+    fn obstacle(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn failed_sources(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn is_stage(&self, _: &str) -> bool {
+        false
+    }
+}
