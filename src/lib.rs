@@ -12,6 +12,8 @@ pub mod tools;
 
 pub mod facts;
 
+pub mod state;
+
 pub mod compat;
 
 pub mod config;

@@ -8,7 +8,7 @@ use crate::{
     facts::Facts,
     host::{ExecError, FilesError, Reader},
     model::id::StepId,
-    tools::packages::DatabaseError,
+    state::{State, StateError},
 };
 
 /// What a step decides from.
@@ -16,8 +16,10 @@ use crate::{
 pub struct Cx<'a> {
     /// The machine, read-only.
     pub host: Reader<'a>,
-    /// What cannot be changed.
+    /// What cannot change.
     pub facts: &'a Facts,
+    /// What can, as of this epoch.
+    pub state: &'a State,
     /// What is wanted.
     pub desired: &'a Desired,
 }
@@ -94,16 +96,8 @@ impl StepError {
     pub fn not_asked(&self) -> Option<&str> {
         match self {
             Self::Exec(ExecError::NotAsked { why, .. }) => Some(why),
+            Self::State(error) => error.not_asked(),
             _ => None,
-        }
-    }
-}
-
-impl From<DatabaseError> for StepError {
-    fn from(error: DatabaseError) -> Self {
-        match error {
-            DatabaseError::Files(error) => error.into(),
-            DatabaseError::Exec(error) => error.into(),
         }
     }
 }
@@ -114,6 +108,9 @@ pub enum StepError {
     /// A file.
     #[error("read the machine's files")]
     Files(#[from] FilesError),
+    /// A part of the state.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// A command.
     #[error("ask the machine's tools")]
     Exec(#[from] ExecError),

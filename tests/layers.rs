@@ -10,6 +10,7 @@ const FLOORS: &[&[&str]] = &[
     &["host"],
     &["tools"],
     &["facts"],
+    &["state"],
     &["compat"],
     &["config"],
     &["change"],

@@ -35,7 +35,7 @@ struct LibrariesState {
 
 fn detect(cx: &Cx<'_>) -> Result<LibrariesState, StepError> {
     let files = cx.host.files();
-    let loaded = files.read_text("/sys/module/nvidia/version".into())?;
+    let loaded = cx.state.loaded_driver()?;
     let mut found = Vec::new();
     for name in NAMES {
         let mut at = None;
@@ -48,7 +48,7 @@ fn detect(cx: &Cx<'_>) -> Result<LibrariesState, StepError> {
         found.push((name, at));
     }
     Ok(LibrariesState {
-        loaded: loaded.map(|text| text.trim().to_owned()),
+        loaded: loaded.map(ToString::to_string),
         found,
     })
 }

@@ -2,12 +2,10 @@
 //! is the first thing to read when "no GPU" is the complaint.
 
 use async_trait::async_trait;
-use camino::Utf8PathBuf;
 
 use crate::{
     check::{Check, Finding, Verdict},
     facts::{Facts, GpuFact},
-    host::files::Kind,
     model::id::Id,
     step::{Cx, StepError},
 };
@@ -26,21 +24,13 @@ pub struct Pci;
 /// A GPU and the driver bound to it now.
 struct Bound<'f> {
     gpu: &'f GpuFact,
-    driver: Option<String>,
+    driver: Option<&'f str>,
 }
 
 fn detect<'f>(cx: &Cx<'f>) -> Result<Vec<Bound<'f>>, StepError> {
     let mut found = Vec::new();
     for gpu in &cx.facts.gpus {
-        let link = Utf8PathBuf::from(format!("/sys/bus/pci/devices/{}/driver", gpu.pci_address));
-        let driver = cx
-            .host
-            .files()
-            .stat(&link)?
-            .and_then(|stat| match stat.kind {
-                Kind::Link(target) => target.file_name().map(ToOwned::to_owned),
-                _ => None,
-            });
+        let driver = cx.state.bound_driver(gpu.pci_address)?;
         found.push(Bound { gpu, driver });
     }
     Ok(found)
@@ -112,7 +102,7 @@ fn bound(gpus: &[Bound<'_>]) -> Finding {
     }
     let (mut wrong, mut passed_through) = (Vec::new(), Vec::new());
     for Bound { gpu, driver } in gpus {
-        match driver.as_deref() {
+        match *driver {
             Some(DRIVER) => {}
             Some(PASSTHROUGH) => passed_through.push(label(gpu)),
             Some(other) => wrong.push((format!("{} is bound to `{other}`", label(gpu)), other)),
@@ -188,14 +178,7 @@ mod tests {
                 "no driver has taken H100 SXM5 80GB [10de:2330] at 0000:18:00.0",
             ),
         ] {
-            let gpus: Vec<Bound<'_>> = facts
-                .gpus
-                .iter()
-                .map(|gpu| Bound {
-                    gpu,
-                    driver: driver.map(str::to_owned),
-                })
-                .collect();
+            let gpus: Vec<Bound<'_>> = facts.gpus.iter().map(|gpu| Bound { gpu, driver }).collect();
             let finding = bound(&gpus);
             assert_eq!(finding.status, verdict, "{driver:?}");
             assert!(finding.why.contains(words), "{}", finding.why);

@@ -5,7 +5,7 @@ use camino::Utf8Path;
 use super::{
     Failure,
     args::{self, CheckFormat},
-    look, prepare, print,
+    machine, prepare, print,
     world::World,
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
 const RUNNING_KERNEL: &str = "/proc/sys/kernel/osrelease";
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure> {
-    let mut host = look::host(world, args.root.as_deref())?;
+    let mut host = machine::host(world, args.root.as_deref())?;
     let mut recording: Option<Recording> = None;
     if let Some(folder) = &args.record {
         let (recorded, begun) = record::record(&host, folder).map_err(not_recorded)?;
@@ -46,15 +46,19 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
             request.set = built.set;
         }
     }
-    let target = prepare::target(world, host, &*named.files, request, args.root.is_none()).await?;
+    let scope = machine::scope(args.root.as_deref());
+    let target = prepare::target(world, host, &*named.files, request, scope).await?;
     let (events, reporter) = prepare::events(&target.host, Vec::new())?;
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
     let mut tools = target.tools(world, events, Cancel::new());
     tools.options.only = names(&args.only);
     tools.options.skip = names(&args.skip);
-    let report = target.session(tools)?.check().await;
+    let session = target.session(tools)?;
+    let report = session.check().await;
     reporter.finish();
     if let Some(recording) = recording {
+        // What `facts` tells of this machine is to be told from the recording as well.
+        session.state().snapshot().await;
         recording.finish().map_err(not_recorded)?;
     }
     let style = world.out_style();

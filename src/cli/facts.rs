@@ -1,26 +1,31 @@
 //! `facts`: what was detected.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, sync::Arc};
 
-use super::{Failure, args, look, matrix, print, world::World};
+use super::{Failure, args, machine, matrix, print, world::World};
 use crate::{
     exit::Exit,
-    facts::{Facts, SecureBoot},
+    facts::SecureBoot,
     host::Nvml,
+    report::document::{self, FactsDocument},
+    state::State,
 };
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Facts) -> Result<Exit, Failure> {
     let matrix = matrix(world)?;
-    let host = look::host(world, args.root.as_deref())?;
-    let facts = look::facts(&host, &matrix, args.root.is_none()).await;
+    let host = machine::host(world, args.root.as_deref())?;
+    let scope = machine::scope(args.root.as_deref());
+    let facts = Arc::new(machine::facts(&host, &matrix, scope));
+    let state = State::new(host, scope, Arc::clone(&facts));
+    let document = document::facts(&facts, state.snapshot().await);
     match args.output.format {
-        args::Format::Json => print::json(world.out, &facts)?,
-        args::Format::Human => print::text(world.out, &human(&facts))?,
+        args::Format::Json => print::json(world.out, &document)?,
+        args::Format::Human => print::text(world.out, &human(&document))?,
     }
     Ok(Exit::Ok)
 }
 
-fn human(facts: &Facts) -> String {
+fn human(facts: &FactsDocument<'_>) -> String {
     let mut text = String::new();
     let or_unknown = |value: Option<String>| value.unwrap_or_else(|| "unknown".to_owned());
     let mut row = |name: &str, value: String| {
@@ -62,7 +67,7 @@ fn human(facts: &Facts) -> String {
     }
     for gpu in &facts.gpus {
         let name = gpu.name.as_deref().unwrap_or("unknown GPU");
-        let driver = gpu.bound_driver.as_deref().unwrap_or("no driver");
+        let driver = gpu.bound_driver.unwrap_or("no driver");
         row(
             "gpu",
             format!("{} {name} [{}], {driver}", gpu.pci_address, gpu.pci_id),
@@ -71,7 +76,7 @@ fn human(facts: &Facts) -> String {
     if facts.gpus.is_empty() {
         row("gpu", "none on the PCI bus".into());
     }
-    for switch in &facts.nvswitches {
+    for switch in facts.nvswitches {
         let name = switch.name.as_deref().unwrap_or("NVSwitch");
         row("nvswitch", format!("{} {name}", switch.pci_address));
     }
@@ -94,7 +99,7 @@ fn human(facts: &Facts) -> String {
         Some(Nvml::Hung { after_seconds }) => row("nvml", format!("hung for {after_seconds} s")),
         Some(Nvml::Failed { why, .. }) => row("nvml", why.clone()),
     }
-    for runtime in &facts.runtimes {
+    for runtime in facts.runtimes {
         row(&runtime.name, or_unknown(runtime.version.clone()));
     }
     for unknown in &facts.unknown {

@@ -2,7 +2,7 @@
 
 use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt};
 
-use super::{Failure, args, prepare, print, world::World};
+use super::{Failure, args, machine, prepare, print, world::World};
 use crate::{
     engine::{self, Cancel, RunFile, RunReport},
     event::Subscriber,
@@ -19,8 +19,14 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
         prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)?
     };
     let automatic = request.reboot;
-    let target =
-        prepare::target(world, world.host.clone(), &*world.host.files, request, true).await?;
+    let target = prepare::target(
+        world,
+        world.host.clone(),
+        &*world.host.files,
+        request,
+        machine::scope(None),
+    )
+    .await?;
     prepare::warn(world, &target.resolution);
     let cancel = cancel()?;
     let events_to_stdout = args.events.as_deref() == Some("-");

@@ -6,7 +6,7 @@ mod compat;
 mod facts;
 mod failure;
 mod install;
-mod look;
+mod machine;
 mod plan;
 mod prepare;
 mod print;

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{
     Failure,
     args::{self, Format},
-    prepare, print,
+    machine, prepare, print,
     world::World,
 };
 use crate::{
@@ -16,8 +16,14 @@ use crate::{
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit, Failure> {
     let request = prepare::request(&args.target, &args.image, false, None)?;
-    let target =
-        prepare::target(world, world.host.clone(), &*world.host.files, request, true).await?;
+    let target = prepare::target(
+        world,
+        world.host.clone(),
+        &*world.host.files,
+        request,
+        machine::scope(None),
+    )
+    .await?;
     prepare::warn(world, &target.resolution);
     let (events, reporter) = prepare::events(&target.host, Vec::new())?;
     let tools = target.tools(world, events, Cancel::new());

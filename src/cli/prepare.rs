@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{Failure, World, args, look, matrix};
+use super::{Failure, World, args, machine, matrix};
 use crate::{
     change::Applier,
     checks,
@@ -22,10 +22,11 @@ use crate::{
     error::one_line,
     event::Subscriber,
     exit::Exit,
-    facts::Facts,
+    facts::{Facts, Scope},
     host::{Host, ReadFiles},
     journal::Request,
     model::{paths, secret::Secret},
+    state::State,
     steps,
 };
 
@@ -33,8 +34,10 @@ use crate::{
 pub(super) struct Target {
     /// The machine, a tree below a folder, or a machine that is being recorded.
     pub(super) host: Host,
-    /// What cannot be changed.
-    pub(super) facts: Facts,
+    /// How far looking may go there.
+    scope: Scope,
+    /// What cannot change.
+    pub(super) facts: Arc<Facts>,
     /// What is wanted, and why.
     pub(super) resolution: Resolution,
     /// To ask for the same again.
@@ -121,10 +124,10 @@ pub(super) async fn target(
     mut host: Host,
     named: &dyn ReadFiles,
     request: Request,
-    executes: bool,
+    scope: Scope,
 ) -> Result<Target, Failure> {
     let matrix: Matrix = matrix(world)?;
-    let facts = look::facts(&host, &matrix, executes).await;
+    let facts = Arc::new(machine::facts(&host, &matrix, scope));
     let assume_gpus = request
         .assume_gpus
         .iter()
@@ -152,11 +155,12 @@ pub(super) async fn target(
         },
     };
     let resolution = load::load(&*host.files, named, &ask, &facts, &matrix)?;
-    if let (Some(proxy), true) = (&resolution.desired.packages.proxy, executes) {
+    if let (Some(proxy), true) = (&resolution.desired.packages.proxy, scope.executes) {
         host.http = (world.proxied)(proxy);
     }
     Ok(Target {
         host,
+        scope,
         facts,
         resolution,
         request,
@@ -295,12 +299,13 @@ impl Target {
 
     /// Steps and checks for this machine.
     pub(super) fn session(&self, tools: Tools) -> Result<Session, Failure> {
-        let (facts, desired) = (self.facts.clone(), self.resolution.desired.clone());
+        let state = State::new(self.host.clone(), self.scope, Arc::clone(&self.facts));
+        let desired = self.resolution.desired.clone();
         Ok(Session::new(
             tools,
             steps::all(),
             checks::all(),
-            facts,
+            state,
             desired,
         )?)
     }

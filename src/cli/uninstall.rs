@@ -1,12 +1,12 @@
 //! `uninstall`: puts back what was there. It reads the journal, and of the configuration only the
 //! proxy, so that a configuration that was broken since cannot stop it.
 
-use super::{Failure, args, install, look, matrix, prepare, world::World};
+use super::{Failure, args, install, machine, matrix, prepare, world::World};
 use crate::{engine, event::StepTitle, exit::Exit, journal::Request, steps};
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Output) -> Result<Exit, Failure> {
     prepare::root(world, "uninstall")?;
-    let facts = look::facts(&world.host, &matrix(world)?, true).await;
+    let facts = machine::facts(&world.host, &matrix(world)?, machine::scope(None));
     let cancel = install::cancel()?;
     let proxy = prepare::proxy(world);
     let policy = prepare::bare_policy(&world.host, &facts, proxy)?;

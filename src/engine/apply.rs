@@ -35,7 +35,8 @@ pub(super) struct Applying<'s> {
     tasks: JoinSet<Done>,
     /// The step that each task works for.
     workers: HashMap<TaskId, Worker>,
-    /// Incremented whenever a change starts or ends. An assessment with a lower number is out of date.
+    /// Incremented whenever a change starts or ends. An assessment with a lower number is out of
+    /// date, and so is what was read for it.
     epoch: u64,
     /// The package lists were refreshed after the last repository was added.
     lists_are_new: bool,
@@ -73,6 +74,8 @@ enum Done {
 
 impl<'s> Applying<'s> {
     pub(super) fn new(session: &'s Session, ledger: Ledger, reboots: u32, jobs: Vec<Job>) -> Self {
+        // What could not be looked at before is tried once more.
+        session.inner.begin_epoch();
         Self {
             session,
             ledger,
@@ -285,10 +288,15 @@ impl<'s> Applying<'s> {
     }
 
     fn begin(&mut self, steps: &[usize]) {
-        self.epoch += 1;
+        self.next_epoch();
         for at in steps {
             self.jobs[*at].busy = true;
         }
+    }
+
+    fn next_epoch(&mut self) {
+        self.epoch += 1;
+        self.session.inner.begin_epoch();
     }
 
     fn start(
@@ -331,7 +339,7 @@ impl<'s> Applying<'s> {
                 count,
                 failed,
             } => {
-                self.epoch += 1;
+                self.next_epoch();
                 for at in &steps {
                     let job = &mut self.jobs[*at];
                     job.busy = false;
@@ -497,7 +505,7 @@ impl<'s> Applying<'s> {
         let Some(worker) = self.workers.remove(&error.id()) else {
             return;
         };
-        self.epoch += 1;
+        self.next_epoch();
         for at in worker.steps {
             self.jobs[at].busy = false;
             self.fail(at, End::bug("its work ended with a panic"));

@@ -71,7 +71,10 @@ impl Session {
         let mut tasks = JoinSet::new();
         for at in 0..self.inner.checks.len() {
             let inner = Arc::clone(&self.inner);
-            tasks.spawn(async move { (at, inner.checks[at].examine(&inner.cx()).await) });
+            tasks.spawn(async move {
+                let state = inner.state();
+                (at, inner.checks[at].examine(&inner.cx(&state)).await)
+            });
         }
         let mut answers: Vec<_> = self.inner.checks.iter().map(|_| None).collect();
         while let Some(ended) = tasks.join_next().await {

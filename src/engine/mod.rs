@@ -25,7 +25,10 @@ mod tests;
 mod uninstall;
 mod verbs;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -44,10 +47,10 @@ use crate::{
     check::Check,
     config::desired::Desired,
     event::{Event, StepTitle},
-    facts::Facts,
     host::{Clock, Host},
     journal::Request,
     model::{id::Id, paths::RUN, text},
+    state::State,
     step::{Cx, Step},
 };
 use graph::Graph;
@@ -98,22 +101,35 @@ struct Inner {
     host: Host,
     steps: Vec<Box<dyn Step>>,
     checks: Vec<Box<dyn Check>>,
-    facts: Facts,
     desired: Desired,
     graph: Graph,
+    /// Of this epoch.
+    state: Mutex<Arc<State>>,
 }
 
 impl Inner {
     async fn assess(&self, at: usize) -> Answer {
-        self.steps[at].assess(&self.cx()).await
+        let state = self.state();
+        self.steps[at].assess(&self.cx(&state)).await
     }
 
-    fn cx(&self) -> Cx<'_> {
+    fn cx<'a>(&'a self, state: &'a State) -> Cx<'a> {
         Cx {
             host: self.host.reader(),
-            facts: &self.facts,
+            facts: state.facts(),
+            state,
             desired: &self.desired,
         }
+    }
+
+    fn state(&self) -> Arc<State> {
+        Arc::clone(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Forgets what was read: from now on everything is read anew.
+    fn begin_epoch(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = Arc::new(state.next());
     }
 
     fn monotonic(&self) -> Duration {
@@ -132,7 +148,7 @@ impl Session {
         tools: Tools,
         mut steps: Vec<Box<dyn Step>>,
         mut checks: Vec<Box<dyn Check>>,
-        facts: Facts,
+        state: State,
         desired: Desired,
     ) -> Result<Self, EngineError> {
         // The whole list must have an order, also where only a part of it is assessed.
@@ -156,12 +172,18 @@ impl Session {
                 host: tools.host.clone(),
                 steps,
                 checks,
-                facts,
                 desired,
                 graph,
+                state: Mutex::new(Arc::new(state)),
             }),
             tools,
         })
+    }
+
+    /// What can change about the machine, as of this epoch.
+    #[must_use]
+    pub fn state(&self) -> Arc<State> {
+        self.inner.state()
     }
 
     /// Looks, and tells what is wrong; changes nothing and leaves no trace.

@@ -4,25 +4,25 @@
 //! default in `grub.cfg`, then the menu (Debian, Ubuntu) or the entries of the Boot Loader
 //! Specification (Red Hat's children). Anything else is said to be unknown.
 
-use crate::{facts::look::Look, model::version::KernelVersion};
+use crate::{facts::reader::FactReader, model::version::KernelVersion};
 
 const FACT: &str = "kernel.next-boot";
 const ENTRIES: &str = "/boot/loader/entries";
 
 /// The kernel of the next boot, or why it cannot be told.
 pub(super) fn next(
-    look: &mut Look<'_>,
+    reader: &mut FactReader<'_>,
     installed: &[KernelVersion],
 ) -> Result<KernelVersion, String> {
     for folder in ["/boot/grub2", "/boot/grub"] {
-        let Some(config) = look.text(FACT, &format!("{folder}/grub.cfg")) else {
+        let Some(config) = reader.text(FACT, &format!("{folder}/grub.cfg")) else {
             continue;
         };
-        let environment = look
+        let environment = reader
             .text(FACT, &format!("{folder}/grubenv"))
             .unwrap_or_default();
         let wanted = wanted_entry(&config, &environment);
-        let entries = entries(look);
+        let entries = entries(reader);
         let image = if entries.is_empty() {
             kernel_in_menu(&config, &wanted)?
         } else {
@@ -69,12 +69,12 @@ struct Node {
     submenu: bool,
 }
 
-fn entries(look: &mut Look<'_>) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = look
+fn entries(reader: &mut FactReader<'_>) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = reader
         .list(FACT, ENTRIES)
         .iter()
         .filter_map(|name| Some((name, name.strip_suffix(".conf")?)))
-        .filter_map(|(name, id)| parse_entry(id, &look.text(FACT, &format!("{ENTRIES}/{name}"))?))
+        .filter_map(|(name, id)| parse_entry(id, &reader.text(FACT, &format!("{ENTRIES}/{name}"))?))
         .collect();
     // GRUB lists them newest first; the rescue kernel's release begins with `0-rescue` and so ends
     // up last, which is where it is.
@@ -354,8 +354,8 @@ menuentry 'Memory test' {
             "set default=\"${saved_entry}\"\nblscfg\n",
         );
         let next = || {
-            let mut look = Look::new(host.reader().files());
-            next(&mut look, &[]).map(|kernel| kernel.to_string())
+            let mut reader = FactReader::new(host.reader().files());
+            next(&mut reader, &[]).map(|kernel| kernel.to_string())
         };
         assert_eq!(next().as_deref(), Ok("5.14.0-570.12.1.el9_6.x86_64"));
         fakes
@@ -371,12 +371,15 @@ menuentry 'Memory test' {
     #[test]
     fn without_a_boot_loader() {
         let (host, _) = fake::host();
-        let mut look = Look::new(host.reader().files());
+        let mut reader = FactReader::new(host.reader().files());
         let one: KernelVersion = "6.1.0-44-amd64".parse().unwrap();
         let two: KernelVersion = "6.1.0-45-amd64".parse().unwrap();
-        assert!(next(&mut look, &[]).is_err());
-        assert_eq!(next(&mut look, std::slice::from_ref(&one)), Ok(one.clone()));
-        assert!(next(&mut look, &[one, two]).is_err());
+        assert!(next(&mut reader, &[]).is_err());
+        assert_eq!(
+            next(&mut reader, std::slice::from_ref(&one)),
+            Ok(one.clone())
+        );
+        assert!(next(&mut reader, &[one, two]).is_err());
     }
 
     proptest::proptest! {

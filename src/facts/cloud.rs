@@ -9,7 +9,7 @@ use crate::{
     facts::{
         Cloud,
         detection::{CloudRow, table},
-        look::Look,
+        reader::FactReader,
     },
     model::pattern,
 };
@@ -31,9 +31,10 @@ pub(super) struct Dmi {
 }
 
 impl Dmi {
-    pub(super) fn read(look: &mut Look<'_>) -> Self {
+    pub(super) fn read(reader: &mut FactReader<'_>) -> Self {
         let mut value = |name: &str| {
-            look.value("cloud.provider", &format!("/sys/class/dmi/id/{name}"))
+            reader
+                .value("cloud.provider", &format!("/sys/class/dmi/id/{name}"))
                 .unwrap_or_default()
         };
         let mut dmi = Self {
@@ -45,8 +46,8 @@ impl Dmi {
             chassis_asset_tag: value("chassis_asset_tag"),
             ..Self::default()
         };
-        dmi.present = look.exists("cloud.provider", "/sys/class/dmi/id");
-        dmi.hypervisor_uuid = look
+        dmi.present = reader.exists("cloud.provider", "/sys/class/dmi/id");
+        dmi.hypervisor_uuid = reader
             .value("cloud.provider", "/sys/hypervisor/uuid")
             .unwrap_or_default();
         dmi
@@ -63,14 +64,14 @@ pub(super) struct CloudInit {
 }
 
 impl CloudInit {
-    pub(super) fn read(look: &mut Look<'_>) -> Self {
-        let Some(text) = look.text("cloud", CLOUD_INIT) else {
+    pub(super) fn read(reader: &mut FactReader<'_>) -> Self {
+        let Some(text) = reader.text("cloud", CLOUD_INIT) else {
             return Self::default();
         };
         match serde_json::from_str(&text) {
             Ok(value) => parse_cloud_init(&value),
             Err(error) => {
-                look.unknown("cloud", format!("`{CLOUD_INIT}` is no JSON: {error}"));
+                reader.unknown("cloud", format!("`{CLOUD_INIT}` is no JSON: {error}"));
                 Self::default()
             }
         }
@@ -78,7 +79,7 @@ impl CloudInit {
 }
 
 /// Where the machine runs.
-pub(super) fn gather(look: &mut Look<'_>, dmi: &Dmi, init: &CloudInit) -> Cloud {
+pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -> Cloud {
     let row = table().cloud.iter().find(|row| matches(row, dmi));
     let provider = row
         .map(|row| row.provider.clone())
@@ -86,7 +87,7 @@ pub(super) fn gather(look: &mut Look<'_>, dmi: &Dmi, init: &CloudInit) -> Cloud 
     let Some(provider) = provider else {
         // A firmware that was read and names no cloud means that there is none.
         if !dmi.present {
-            look.unknown("cloud.provider", "`/sys/class/dmi/id` is not there");
+            reader.unknown("cloud.provider", "`/sys/class/dmi/id` is not there");
         }
         return Cloud::default();
     };
@@ -96,10 +97,10 @@ pub(super) fn gather(look: &mut Look<'_>, dmi: &Dmi, init: &CloudInit) -> Cloud 
     let instance_type = from_product.or_else(|| init.instance_type.clone());
     let asked = "neither the firmware nor cloud-init tells, and no metadata service was asked";
     if instance_type.is_none() {
-        look.unknown("cloud.instance-type", asked);
+        reader.unknown("cloud.instance-type", asked);
     }
     if init.lifecycle.is_none() {
-        look.unknown("cloud.lifecycle", asked);
+        reader.unknown("cloud.lifecycle", asked);
     }
     Cloud {
         provider: Some(provider),
@@ -182,9 +183,9 @@ mod tests {
 
     fn gathered(dmi: &Dmi, init: &CloudInit) -> (Cloud, usize) {
         let (host, _) = fake::host();
-        let mut look = Look::new(host.reader().files());
-        let cloud = gather(&mut look, dmi, init);
-        (cloud, look.into_unknown().len())
+        let mut reader = FactReader::new(host.reader().files());
+        let cloud = gather(&mut reader, dmi, init);
+        (cloud, reader.into_unknown().len())
     }
 
     fn dmi(vendor: &str, product: &str, asset_tag: &str) -> Dmi {

@@ -12,14 +12,14 @@ static TABLE: LazyLock<Detection> =
     LazyLock::new(|| toml::from_str(TEXT).expect("the built-in table parses: a test reads it"));
 
 /// The table.
-pub(super) fn table() -> &'static Detection {
+pub(crate) fn table() -> &'static Detection {
     &TABLE
 }
 
 /// All of it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) struct Detection {
+pub(crate) struct Detection {
     pub cloud: Vec<CloudRow>,
     pub virtualization: Virtualization,
     pub driver_packages: DriverPackages,
@@ -31,7 +31,7 @@ pub(super) struct Detection {
 /// A cloud: every key that is given must match.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) struct CloudRow {
+pub(crate) struct CloudRow {
     pub provider: String,
     pub sys_vendor: Option<String>,
     pub product_name: Option<String>,
@@ -43,13 +43,13 @@ pub(super) struct CloudRow {
 
 /// Beginnings of DMI values, and the hypervisor that they mean.
 #[derive(Debug, Deserialize)]
-pub(super) struct Virtualization {
+pub(crate) struct Virtualization {
     pub rows: Vec<(String, String)>,
 }
 
 /// Patterns of driver packages, the best witness first.
 #[derive(Debug, Deserialize)]
-pub(super) struct DriverPackages {
+pub(crate) struct DriverPackages {
     pub names: Vec<String>,
     pub except: Vec<String>,
 }
@@ -57,20 +57,20 @@ pub(super) struct DriverPackages {
 /// What marks a package as NVIDIA's own.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) struct Vendor {
+pub(crate) struct Vendor {
     pub mail_domain: String,
     pub vendor_prefix: String,
 }
 
 /// Files that NVIDIA's installer leaves.
 #[derive(Debug, Deserialize)]
-pub(super) struct Runfile {
+pub(crate) struct Runfile {
     pub marks: Vec<String>,
 }
 
 /// A container runtime.
 #[derive(Debug, Deserialize)]
-pub(super) struct RuntimeRow {
+pub(crate) struct RuntimeRow {
     pub name: String,
     pub packages: Vec<String>,
     pub binaries: Vec<String>,

@@ -1,6 +1,6 @@
 //! Secure Boot and kernel lockdown.
 
-use crate::facts::{SecureBoot, look::Look};
+use crate::facts::{SecureBoot, reader::FactReader};
 
 const EFI: &str = "/sys/firmware/efi";
 
@@ -9,19 +9,19 @@ const EFI: &str = "/sys/firmware/efi";
 const VARIABLE: &str = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
 /// Reads the state of Secure Boot.
-pub(super) fn secure_boot(look: &mut Look<'_>) -> SecureBoot {
-    if !look.exists("secure-boot", EFI) {
-        if look.exists("secure-boot", "/sys/firmware") {
+pub(super) fn secure_boot(reader: &mut FactReader<'_>) -> SecureBoot {
+    if !reader.exists("secure-boot", EFI) {
+        if reader.exists("secure-boot", "/sys/firmware") {
             return SecureBoot::Unsupported;
         }
         // A running kernel always has this folder: without it this is an image or a container.
-        look.unknown("secure-boot", "`/sys/firmware` is not there");
+        reader.unknown("secure-boot", "`/sys/firmware` is not there");
         return SecureBoot::Unknown;
     }
     let folder = format!("{EFI}/efivars");
-    let names = look.list("secure-boot", &folder);
+    let names = reader.list("secure-boot", &folder);
     if names.is_empty() {
-        look.unknown(
+        reader.unknown(
             "secure-boot",
             format!("`{folder}` is empty: the EFI variables are not mounted"),
         );
@@ -31,13 +31,13 @@ pub(super) fn secure_boot(look: &mut Look<'_>) -> SecureBoot {
         // UEFI firmware without the feature has no such variable.
         return SecureBoot::Unsupported;
     }
-    let Some(bytes) = look.bytes("secure-boot", &format!("{folder}/{VARIABLE}")) else {
+    let Some(bytes) = reader.bytes("secure-boot", &format!("{folder}/{VARIABLE}")) else {
         return SecureBoot::Unknown;
     };
     match parse_variable(&bytes) {
         Some(state) => state,
         None => {
-            look.unknown(
+            reader.unknown(
                 "secure-boot",
                 format!("the EFI variable `SecureBoot` holds {bytes:?}"),
             );
@@ -47,12 +47,12 @@ pub(super) fn secure_boot(look: &mut Look<'_>) -> SecureBoot {
 }
 
 /// Reads the lockdown mode.
-pub(super) fn lockdown(look: &mut Look<'_>) -> Option<String> {
+pub(super) fn lockdown(reader: &mut FactReader<'_>) -> Option<String> {
     const PATH: &str = "/sys/kernel/security/lockdown";
-    let text = look.required("lockdown", PATH)?;
+    let text = reader.required("lockdown", PATH)?;
     let mode = parse_lockdown(&text);
     if mode.is_none() {
-        look.unknown("lockdown", format!("`{PATH}` marks no mode: `{text}`"));
+        reader.unknown("lockdown", format!("`{PATH}` marks no mode: `{text}`"));
     }
     mode
 }
@@ -80,9 +80,9 @@ mod tests {
     fn state(arrange: impl Fn(&fake::FakeFiles)) -> (SecureBoot, usize) {
         let (host, fakes) = fake::host();
         arrange(&fakes.files);
-        let mut look = Look::new(host.reader().files());
-        let state = secure_boot(&mut look);
-        (state, look.into_unknown().len())
+        let mut reader = FactReader::new(host.reader().files());
+        let state = secure_boot(&mut reader);
+        (state, reader.into_unknown().len())
     }
 
     #[test]

@@ -2,40 +2,30 @@
 
 use crate::{
     facts::{
-        Boards, Facts, SCHEMA, Scope, cloud, driver, firmware, kernel, look::Look, machine, os,
-        packages, pci, runtimes,
+        Boards, Facts, SCHEMA, Scope, cloud, firmware, kernel, machine, os, pci, reader::FactReader,
     },
     host::Reader,
 };
 
-/// Looks at the machine once. `boards` is the matrix, where there is one; [`Scope::executes`] is
-/// false below `--root`, where no program is asked and NVML is not either.
-pub async fn gather(host: Reader<'_>, boards: Option<&dyn Boards>, scope: Scope) -> Facts {
-    let mut notes = Look::new(host.files());
-    let look = &mut notes;
-    let os = os::gather(look);
-    let kernel = kernel::gather(look, scope);
-    let secure_boot = firmware::secure_boot(look);
-    let lockdown = firmware::lockdown(look);
-    let dmi = cloud::Dmi::read(look);
-    let cloud_init = cloud::CloudInit::read(look);
-    let cloud = cloud::gather(look, &dmi, &cloud_init);
-    let virtualization = machine::virtualization(look, &dmi);
-    let init = machine::init(look);
-    let boot_id = machine::boot_id(look);
-    let instance_id = machine::instance_id(look, &cloud_init);
-    let memory_bytes = machine::memory(look);
-    let disks = machine::disks(look);
-    let bus = pci::gather(look, boards);
-    let packages = packages::gather(look, host, scope).await;
-    let driver = driver::gather(look, host, scope, &kernel, &packages).await;
-    let runtimes = runtimes::gather(look, host, scope, &packages).await;
-    let nvml = if scope.executes {
-        Some(host.nvml().await)
-    } else {
-        look.unknown("nvml", "no program is run here, so it was not asked");
-        None
-    };
+/// Reads the machine's files once. `boards` is the matrix, where there is one; [`Scope::executes`]
+/// is false below `--root`, where the running kernel is not the machine's.
+pub fn gather(host: Reader<'_>, boards: Option<&dyn Boards>, scope: Scope) -> Facts {
+    let mut facts = FactReader::new(host.files());
+    let reader = &mut facts;
+    let os = os::gather(reader);
+    let kernel = kernel::gather(reader, scope);
+    let secure_boot = firmware::secure_boot(reader);
+    let lockdown = firmware::lockdown(reader);
+    let dmi = cloud::Dmi::read(reader);
+    let cloud_init = cloud::CloudInit::read(reader);
+    let cloud = cloud::gather(reader, &dmi, &cloud_init);
+    let virtualization = machine::virtualization(reader, &dmi);
+    let init = machine::init(reader);
+    let boot_id = machine::boot_id(reader);
+    let instance_id = machine::instance_id(reader, &cloud_init);
+    let memory_bytes = machine::memory(reader);
+    let disks = machine::disks(reader);
+    let bus = pci::gather(reader, boards);
     Facts {
         schema: SCHEMA,
         os,
@@ -52,9 +42,6 @@ pub async fn gather(host: Reader<'_>, boards: Option<&dyn Boards>, scope: Scope)
         gpus: bus.gpus,
         nvswitches: bus.nvswitches,
         network_devices: bus.network,
-        driver,
-        nvml,
-        runtimes,
-        unknown: notes.into_unknown(),
+        unknown: facts.into_unknown(),
     }
 }

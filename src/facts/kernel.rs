@@ -3,23 +3,23 @@
 use std::str::FromStr;
 
 use crate::{
-    facts::{Kernel, Scope, boot, look::Look},
+    facts::{Kernel, Scope, boot, reader::FactReader},
     model::version::KernelVersion,
 };
 
 /// Reads all that is known about kernels.
-pub(super) fn gather(look: &mut Look<'_>, scope: Scope) -> Kernel {
-    let running = running(look);
-    let installed = installed(look);
-    let next_boot = match boot::next(look, &installed) {
+pub(super) fn gather(reader: &mut FactReader<'_>, scope: Scope) -> Kernel {
+    let running = running(reader);
+    let installed = installed(reader);
+    let next_boot = match boot::next(reader, &installed) {
         Ok(kernel) => Some(kernel),
         Err(why) => {
-            look.unknown("kernel.next-boot", why);
+            reader.unknown("kernel.next-boot", why);
             None
         }
     };
-    let arch = arch(look, scope, running.as_ref().or(next_boot.as_ref()));
-    let compiler = compiler(look);
+    let arch = arch(reader, scope, running.as_ref().or(next_boot.as_ref()));
+    let compiler = compiler(reader);
     Kernel {
         running,
         next_boot,
@@ -31,25 +31,25 @@ pub(super) fn gather(look: &mut Look<'_>, scope: Scope) -> Kernel {
 
 /// The file and not the system call: below `--root`, and in a machine made for tests, the two
 /// differ.
-fn running(look: &mut Look<'_>) -> Option<KernelVersion> {
-    let text = look.required("kernel.running", "/proc/sys/kernel/osrelease")?;
-    look.parsed("kernel.running", KernelVersion::from_str(&text))
+fn running(reader: &mut FactReader<'_>) -> Option<KernelVersion> {
+    let text = reader.required("kernel.running", "/proc/sys/kernel/osrelease")?;
+    reader.parsed("kernel.running", KernelVersion::from_str(&text))
 }
 
 /// The folders of modules that have a kernel image: below `/boot`, or in the folder itself as on
 /// Fedora and its children. Oldest first.
-fn installed(look: &mut Look<'_>) -> Vec<KernelVersion> {
+fn installed(reader: &mut FactReader<'_>) -> Vec<KernelVersion> {
     let fact = "kernel.installed";
-    let images: Vec<String> = look
+    let images: Vec<String> = reader
         .list(fact, "/boot")
         .iter()
         .filter_map(|name| boot::kernel_of_image(name).map(str::to_owned))
         .collect();
-    let mut kernels: Vec<KernelVersion> = look
+    let mut kernels: Vec<KernelVersion> = reader
         .list(fact, "/lib/modules")
         .into_iter()
         .filter(|name| {
-            images.contains(name) || look.exists(fact, &format!("/lib/modules/{name}/vmlinuz"))
+            images.contains(name) || reader.exists(fact, &format!("/lib/modules/{name}/vmlinuz"))
         })
         // A folder that is named like no kernel is none.
         .filter_map(|name| name.parse().ok())
@@ -58,16 +58,20 @@ fn installed(look: &mut Look<'_>) -> Vec<KernelVersion> {
     kernels
 }
 
-fn arch(look: &mut Look<'_>, scope: Scope, kernel: Option<&KernelVersion>) -> Option<String> {
+fn arch(
+    reader: &mut FactReader<'_>,
+    scope: Scope,
+    kernel: Option<&KernelVersion>,
+) -> Option<String> {
     let fact = "kernel.arch";
     // Since Linux 6.1 the kernel says it in a file of its own.
-    if let Some(arch) = look.value(fact, "/proc/sys/kernel/arch") {
+    if let Some(arch) = reader.value(fact, "/proc/sys/kernel/arch") {
         return Some(arch);
     }
     if let Some(arch) = kernel.and_then(|kernel| arch_of_release(kernel.as_str())) {
         return Some(arch.to_owned());
     }
-    if let Some(arch) = look
+    if let Some(arch) = reader
         .bytes(fact, "/bin/sh")
         .and_then(|binary| arch_of_elf(&binary))
     {
@@ -76,18 +80,18 @@ fn arch(look: &mut Look<'_>, scope: Scope, kernel: Option<&KernelVersion>) -> Op
     if scope.executes {
         return Some(std::env::consts::ARCH.to_owned());
     }
-    look.unknown(
+    reader.unknown(
         fact,
         "neither `/proc/sys/kernel/arch`, nor the kernel's name, nor `/bin/sh` tells",
     );
     None
 }
 
-fn compiler(look: &mut Look<'_>) -> Option<String> {
-    let text = look.required("kernel.compiler", "/proc/version")?;
+fn compiler(reader: &mut FactReader<'_>) -> Option<String> {
+    let text = reader.required("kernel.compiler", "/proc/version")?;
     let compiler = parse_compiler(&text);
     if compiler.is_none() {
-        look.unknown(
+        reader.unknown(
             "kernel.compiler",
             format!("`/proc/version` names none: `{text}`"),
         );

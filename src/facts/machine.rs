@@ -6,7 +6,7 @@ use crate::facts::{
     Disk,
     cloud::{CloudInit, Dmi},
     detection::table,
-    look::Look,
+    reader::FactReader,
 };
 
 /// Where the work needs room: the packages and their archives, the kernels, the container images.
@@ -22,24 +22,24 @@ const PATHS: [&str; 7] = [
 
 /// The hypervisor or container manager in the words of `systemd-detect-virt`; `none` on bare
 /// metal.
-pub(super) fn virtualization(look: &mut Look<'_>, dmi: &Dmi) -> Option<String> {
+pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<String> {
     let fact = "virtualization";
     // A container is inside of whatever else there is. systemd records it for everybody.
-    if let Some(container) = look.value(fact, "/run/systemd/container") {
+    if let Some(container) = reader.value(fact, "/run/systemd/container") {
         return Some(container);
     }
     for (mark, word) in [("/.dockerenv", "docker"), ("/run/.containerenv", "podman")] {
-        if look.exists(fact, mark) {
+        if reader.exists(fact, mark) {
             return Some(word.to_owned());
         }
     }
     if let Some(word) = hypervisor_of(dmi) {
         return Some(word.to_owned());
     }
-    if let Some(kind) = look.value(fact, "/sys/hypervisor/type") {
+    if let Some(kind) = reader.value(fact, "/sys/hypervisor/type") {
         return Some(kind);
     }
-    if let Some(compatible) = look.value(fact, "/proc/device-tree/hypervisor/compatible") {
+    if let Some(compatible) = reader.value(fact, "/proc/device-tree/hypervisor/compatible") {
         let word = if compatible.contains("kvm") {
             "kvm"
         } else {
@@ -47,7 +47,7 @@ pub(super) fn virtualization(look: &mut Look<'_>, dmi: &Dmi) -> Option<String> {
         };
         return Some(word.to_owned());
     }
-    let flag = look
+    let flag = reader
         .text(fact, "/proc/cpuinfo")
         .and_then(|text| hypervisor_flag(&text));
     match flag {
@@ -56,7 +56,7 @@ pub(super) fn virtualization(look: &mut Look<'_>, dmi: &Dmi) -> Option<String> {
         // Only x86 has the flag; elsewhere a firmware that names no hypervisor has to do.
         None if dmi.present => Some("none".to_owned()),
         None => {
-            look.unknown(
+            reader.unknown(
                 fact,
                 "neither the firmware nor `/proc/cpuinfo` could be read",
             );
@@ -66,86 +66,87 @@ pub(super) fn virtualization(look: &mut Look<'_>, dmi: &Dmi) -> Option<String> {
 }
 
 /// Process 1 by its name; in an image, what its `/sbin/init` leads to.
-pub(super) fn init(look: &mut Look<'_>) -> Option<String> {
-    if let Some(name) = look.value("init", "/proc/1/comm") {
+pub(super) fn init(reader: &mut FactReader<'_>) -> Option<String> {
+    if let Some(name) = reader.value("init", "/proc/1/comm") {
         return Some(name);
     }
-    let target = look.resolve("init", "/sbin/init");
+    let target = reader.resolve("init", "/sbin/init");
     if let Some(name) = target.as_deref().and_then(Utf8Path::file_name) {
         return Some(name.to_owned());
     }
-    look.unknown("init", "neither `/proc/1/comm` nor `/sbin/init` is there");
+    reader.unknown("init", "neither `/proc/1/comm` nor `/sbin/init` is there");
     None
 }
 
 /// New at every boot.
-pub(super) fn boot_id(look: &mut Look<'_>) -> Option<String> {
-    look.required("boot-id", "/proc/sys/kernel/random/boot_id")
+pub(super) fn boot_id(reader: &mut FactReader<'_>) -> Option<String> {
+    reader.required("boot-id", "/proc/sys/kernel/random/boot_id")
 }
 
 /// What a clone of this machine does not share: the cloud's id of the instance, then the firmware's
 /// UUID. The machine id comes last and says so, since a careless clone keeps it.
-pub(super) fn instance_id(look: &mut Look<'_>, init: &CloudInit) -> Option<String> {
+pub(super) fn instance_id(reader: &mut FactReader<'_>, init: &CloudInit) -> Option<String> {
     let fact = "instance-id";
     if let Some(id) = &init.instance_id {
         return Some(id.clone());
     }
-    if let Some(id) = look
+    if let Some(id) = reader
         .value(fact, "/var/lib/cloud/data/instance-id")
         .filter(|id| id != "iid-datasource-none")
     {
         return Some(id);
     }
-    if let Some(uuid) = look
+    if let Some(uuid) = reader
         .value(fact, "/sys/class/dmi/id/product_uuid")
         .filter(|uuid| is_unique(uuid))
     {
         return Some(uuid.to_ascii_lowercase());
     }
-    if let Some(id) = look
+    if let Some(id) = reader
         .value(fact, "/etc/machine-id")
         .filter(|id| id != "uninitialized")
     {
         return Some(format!("machine-id:{id}"));
     }
-    look.unknown(fact, "no cloud, firmware or machine id could be read");
+    reader.unknown(fact, "no cloud, firmware or machine id could be read");
     None
 }
 
 /// Total memory in bytes.
-pub(super) fn memory(look: &mut Look<'_>) -> Option<u64> {
-    let text = look.required("memory-bytes", "/proc/meminfo")?;
+pub(super) fn memory(reader: &mut FactReader<'_>) -> Option<u64> {
+    let text = reader.required("memory-bytes", "/proc/meminfo")?;
     let total = parse_memory(&text);
     if total.is_none() {
-        look.unknown("memory-bytes", "`/proc/meminfo` has no `MemTotal`");
+        reader.unknown("memory-bytes", "`/proc/meminfo` has no `MemTotal`");
     }
     total
 }
 
 /// The filesystems of [`PATHS`]: the root, and each path that is a filesystem of its own.
-pub(super) fn disks(look: &mut Look<'_>) -> Vec<Disk> {
-    let mounts = look.text("disks", "/proc/self/mountinfo");
+pub(super) fn disks(reader: &mut FactReader<'_>) -> Vec<Disk> {
+    let mounts = reader.text("disks", "/proc/self/mountinfo");
     let own = |path: &str| match &mounts {
         Some(mounts) => path == "/" || is_mounted(mounts, path),
         None => path == "/",
     };
     if mounts.is_none() {
-        look.unknown(
+        reader.unknown(
             "disks",
             "`/proc/self/mountinfo` could not be read, so only `/` is looked at",
         );
     }
     let mut disks = Vec::new();
     for path in PATHS.into_iter().filter(|path| own(path)) {
-        match look.files().room(Utf8Path::new(path)) {
+        match reader.files().room(Utf8Path::new(path)) {
             Ok(room) => disks.push(Disk {
                 mount: path.into(),
                 total_bytes: room.total,
                 free_bytes: room.free,
             }),
-            Err(error) => {
-                look.unknown("disks", format!("failed to {}", super::look::chain(&error)))
-            }
+            Err(error) => reader.unknown(
+                "disks",
+                format!("failed to {}", super::reader::chain(&error)),
+            ),
         }
     }
     disks
@@ -249,10 +250,10 @@ mod tests {
         fakes
             .files
             .put("/run/systemd/container", "systemd-nspawn\n");
-        let mut look = Look::new(host.reader().files());
+        let mut reader = FactReader::new(host.reader().files());
         let dmi = Dmi::default();
         assert_eq!(
-            virtualization(&mut look, &dmi).as_deref(),
+            virtualization(&mut reader, &dmi).as_deref(),
             Some("systemd-nspawn")
         );
     }
@@ -260,7 +261,7 @@ mod tests {
     #[test]
     fn identities_from_the_best_to_the_least() {
         let (host, fakes) = fake::host();
-        let id = |init: &CloudInit| instance_id(&mut Look::new(host.reader().files()), init);
+        let id = |init: &CloudInit| instance_id(&mut FactReader::new(host.reader().files()), init);
         let none = CloudInit::default();
         assert_eq!(id(&none), None);
         fakes.files.put("/etc/machine-id", "0123456789abcdef\n");
@@ -316,14 +317,14 @@ mod tests {
             "/proc/self/mountinfo",
             "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 / /var rw - ext4 /dev/sda2 rw\n",
         );
-        let mut look = Look::new(host.reader().files());
-        let disks = disks(&mut look);
+        let mut reader = FactReader::new(host.reader().files());
+        let disks = disks(&mut reader);
         let found: Vec<(&str, u64)> = disks
             .iter()
             .map(|disk| (disk.mount.as_str(), disk.total_bytes))
             .collect();
         assert_eq!(found, [("/", 1_000_000), ("/var", 600_000)]);
-        assert!(look.into_unknown().is_empty());
+        assert!(reader.into_unknown().is_empty());
     }
 
     proptest::proptest! {

@@ -2,46 +2,38 @@
 //!
 //! [`gather()`] reads everything, one file of this folder per area; each has pure parsers and as little
 //! I/O as it needs. What cannot be read is null and has a line in [`Facts::unknown`]. Names and
-//! architectures of GPUs come from the matrix, through [`Boards`], since it lies a layer above.
+//! architectures of GPUs come from the matrix, through [`Boards`], since it lies a layer above. What
+//! can change while a run goes on is in `state`.
 
 mod boards;
 mod boot;
 mod cloud;
-mod detection;
-mod driver;
+pub(crate) mod detection;
 mod firmware;
 mod gather;
 mod kernel;
-mod look;
 mod machine;
-mod modules;
 mod names;
 mod os;
-mod packages;
-mod pci;
-mod runtimes;
-
-use std::collections::BTreeMap;
+pub(crate) mod pci;
+pub(crate) mod reader;
 
 use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    host::Nvml,
-    model::{
-        pci::{PciAddress, PciId},
-        version::{DriverVersion, KernelVersion},
-    },
+use crate::model::{
+    pci::{PciAddress, PciId},
+    version::KernelVersion,
 };
 
 pub use boards::{Board, Boards, Scope};
 pub use gather::gather;
 
-/// The schema version of [`Facts`].
+/// The schema version of the document of `facts`.
 pub const SCHEMA: u32 = 1;
 
-/// Everything detected. What could not be read is `None` and named in [`Facts::unknown`].
+/// Everything detected that cannot change. What could not be read is `None` and named in [`Facts::unknown`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Facts {
@@ -76,12 +68,6 @@ pub struct Facts {
     pub nvswitches: Vec<PciFact>,
     /// NVIDIA and Mellanox network devices on PCI.
     pub network_devices: Vec<PciFact>,
-    /// The NVIDIA driver as found.
-    pub driver: DriverFact,
-    /// What NVML said; `None` where it was not asked (`--root`).
-    pub nvml: Option<Nvml>,
-    /// Container runtimes as found.
-    pub runtimes: Vec<RuntimeFact>,
     /// What could not be read, and why.
     pub unknown: Vec<Unknown>,
 }
@@ -102,20 +88,37 @@ pub struct Os {
     pub pretty_name: Option<String>,
 }
 
-/// The kernel.
+/// The kernel. What is installed and what the next boot will run does change when a kernel package
+/// is installed; both are facts because the configuration is resolved from them, and a run installs
+/// no kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Kernel {
     /// Running now.
     pub running: Option<KernelVersion>,
-    /// What the next boot will run.
+    /// What the next boot will run, as of the start of the run.
     pub next_boot: Option<KernelVersion>,
-    /// All installed kernels (folders below `/lib/modules` with a kernel image).
+    /// All installed kernels (folders below `/lib/modules` with a kernel image), as of the
+    /// start of the run.
     pub installed: Vec<KernelVersion>,
     /// `x86_64`, `aarch64`.
     pub arch: Option<String>,
     /// The compiler that built the running kernel, as `gcc-12`.
     pub compiler: Option<String>,
+}
+
+impl Kernel {
+    /// The running and the next kernel, without repetition.
+    #[must_use]
+    pub fn bootable(&self) -> Vec<String> {
+        let mut kernels: Vec<String> = [&self.running, &self.next_boot]
+            .into_iter()
+            .flatten()
+            .map(ToString::to_string)
+            .collect();
+        kernels.dedup();
+        kernels
+    }
 }
 
 /// UEFI Secure Boot.
@@ -175,8 +178,6 @@ pub struct GpuFact {
     pub compute_capability: Option<String>,
     /// `open`, `proprietary` or `either`.
     pub module_flavour: Option<String>,
-    /// The kernel driver bound to it.
-    pub bound_driver: Option<String>,
     /// A slice of a GPU, given by a hypervisor: needs the GRID driver.
     pub vgpu: bool,
     /// The NUMA node; `None` when the firmware does not say.
@@ -195,49 +196,6 @@ pub struct PciFact {
     pub name: Option<String>,
 }
 
-/// The driver as found.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct DriverFact {
-    /// Of the loaded kernel module.
-    pub loaded_version: Option<DriverVersion>,
-    /// Of `libnvidia-ml.so.1` on the library path.
-    pub library_version: Option<DriverVersion>,
-    /// Of the installed packages.
-    pub package_version: Option<DriverVersion>,
-    /// Of the module on disk for the running kernel; below `--root`, where none runs, for the one of
-    /// the next boot.
-    pub module_version: Option<DriverVersion>,
-    /// Who put it there.
-    pub origin: Option<Origin>,
-}
-
-/// Where a driver came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Origin {
-    /// The distribution's archive.
-    Distribution,
-    /// NVIDIA's repository.
-    Vendor,
-    /// NVIDIA's installer, outside packages.
-    Runfile,
-    /// There without packages or installer marks: part of the image.
-    Preinstalled,
-}
-
-/// A container runtime.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct RuntimeFact {
-    /// `docker`, `containerd`, `crio`.
-    pub name: String,
-    /// Of the program, without what a package adds to it: `27.3.1`.
-    pub version: Option<String>,
-    /// The version of its configuration file (containerd).
-    pub config_version: Option<u32>,
-}
-
 /// Something that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Unknown {
@@ -246,6 +204,3 @@ pub struct Unknown {
     /// Why not.
     pub why: String,
 }
-
-/// Versions of installed packages by name, as read from the package database.
-pub type Installed = BTreeMap<String, String>;

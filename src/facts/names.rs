@@ -1,7 +1,7 @@
 //! What devices are called where the matrix does not know them: the list of PCI ids that the
 //! distribution ships.
 
-use crate::{facts::look::Look, model::pci::PciId};
+use crate::{facts::reader::FactReader, model::pci::PciId};
 
 /// Debian and Ubuntu; Red Hat's children and SUSE; older Debian.
 const LISTS: [&str; 3] = [
@@ -18,7 +18,12 @@ pub(super) struct Names {
 
 impl Names {
     /// The name in the list; `None` if the list lacks the device or is not there.
-    pub(super) fn of(&mut self, look: &mut Look<'_>, fact: &str, id: PciId) -> Option<String> {
+    pub(super) fn of(
+        &mut self,
+        look: &mut FactReader<'_>,
+        fact: &str,
+        id: PciId,
+    ) -> Option<String> {
         let list = self
             .list
             .get_or_insert_with(|| LISTS.iter().find_map(|path| look.text(fact, path)));

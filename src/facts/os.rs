@@ -1,19 +1,19 @@
 //! The operating system, from `os-release(5)`.
 
-use crate::facts::{Os, look::Look};
+use crate::facts::{Os, reader::FactReader};
 
 /// Reads `/etc/os-release`, then its place in `/usr/lib`, as the manual says.
-pub(super) fn gather(look: &mut Look<'_>) -> Option<Os> {
-    let text = look
+pub(super) fn gather(reader: &mut FactReader<'_>) -> Option<Os> {
+    let text = reader
         .text("os", "/etc/os-release")
-        .or_else(|| look.text("os", "/usr/lib/os-release"));
+        .or_else(|| reader.text("os", "/usr/lib/os-release"));
     let Some(text) = text else {
-        look.unknown("os", "`/etc/os-release` is not there");
+        reader.unknown("os", "`/etc/os-release` is not there");
         return None;
     };
     let os = parse(&text);
     if os.is_none() {
-        look.unknown("os", "`/etc/os-release` names no `ID`");
+        reader.unknown("os", "`/etc/os-release` names no `ID`");
     }
     os
 }

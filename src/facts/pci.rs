@@ -2,14 +2,12 @@
 
 use std::str::FromStr;
 
-use camino::Utf8Path;
-
 use crate::{
-    facts::{Boards, GpuFact, PciFact, look::Look, names},
+    facts::{Boards, GpuFact, PciFact, names, reader::FactReader},
     model::pci::{MELLANOX, NVIDIA, PciAddress, PciClass, PciId},
 };
 
-const DEVICES: &str = "/sys/bus/pci/devices";
+pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
 
 /// What the bus holds that matters here.
 #[derive(Debug, Default)]
@@ -26,12 +24,11 @@ struct Function {
     id: PciId,
     class: PciClass,
     subsystem: Option<PciId>,
-    driver: Option<String>,
     numa_node: Option<u32>,
 }
 
 /// Looks at every function on the bus, in the order of addresses.
-pub(super) fn gather(look: &mut Look<'_>, boards: Option<&dyn Boards>) -> Bus {
+pub(super) fn gather(look: &mut FactReader<'_>, boards: Option<&dyn Boards>) -> Bus {
     let mut bus = Bus::default();
     if !look.exists("gpus", DEVICES) {
         for fact in ["gpus", "nvswitches", "network-devices"] {
@@ -69,7 +66,7 @@ pub(super) fn gather(look: &mut Look<'_>, boards: Option<&dyn Boards>) -> Bus {
 }
 
 /// Reads one function; `None` if it is another vendor's, or if what it is cannot be read.
-fn function(look: &mut Look<'_>, name: &str) -> Option<Function> {
+fn function(look: &mut FactReader<'_>, name: &str) -> Option<Function> {
     let folder = format!("{DEVICES}/{name}");
     let fact = format!("gpus[{name}]");
     let vendor = number(look, &fact, &folder, "vendor")?;
@@ -80,7 +77,7 @@ fn function(look: &mut Look<'_>, name: &str) -> Option<Function> {
     let device = number(look, &fact, &folder, "device")?;
     let class = look.required(&fact, &format!("{folder}/class"))?;
     let class = look.parsed(&fact, PciClass::from_str(&class))?;
-    let subsystem = |look: &mut Look<'_>| {
+    let subsystem = |look: &mut FactReader<'_>| {
         Some(PciId {
             vendor: number(look, &fact, &folder, "subsystem_vendor")?,
             device: number(look, &fact, &folder, "subsystem_device")?,
@@ -91,11 +88,6 @@ fn function(look: &mut Look<'_>, name: &str) -> Option<Function> {
         id: PciId { vendor, device },
         class,
         subsystem: subsystem(look),
-        driver: look
-            .link(&fact, &format!("{folder}/driver"))
-            .as_deref()
-            .and_then(Utf8Path::file_name)
-            .map(str::to_owned),
         // The kernel writes -1 where the firmware does not say.
         numa_node: look
             .value(&fact, &format!("{folder}/numa_node"))
@@ -104,7 +96,7 @@ fn function(look: &mut Look<'_>, name: &str) -> Option<Function> {
 }
 
 /// A file of one number such as `0x10de`.
-fn number(look: &mut Look<'_>, fact: &str, folder: &str, name: &str) -> Option<u16> {
+fn number(look: &mut FactReader<'_>, fact: &str, folder: &str, name: &str) -> Option<u16> {
     let path = format!("{folder}/{name}");
     let text = look.required(fact, &path)?;
     let value = parse_number(&text);
@@ -123,7 +115,7 @@ fn parse_number(text: &str) -> Option<u16> {
 }
 
 fn gpu(
-    look: &mut Look<'_>,
+    look: &mut FactReader<'_>,
     boards: Option<&dyn Boards>,
     names: &mut names::Names,
     function: Function,
@@ -165,14 +157,13 @@ fn gpu(
         architecture: board.architecture,
         compute_capability: board.compute_capability,
         module_flavour: board.module_flavour,
-        bound_driver: function.driver,
         vgpu: board.vgpu,
         numa_node: function.numa_node,
     }
 }
 
 fn other(
-    look: &mut Look<'_>,
+    look: &mut FactReader<'_>,
     boards: Option<&dyn Boards>,
     names: &mut names::Names,
     fact: &str,
@@ -260,23 +251,17 @@ mod tests {
         put(files, "0000:18:00.1", "0x10de", "0x22ba", "0x040300");
         put(files, "0000:00:1f.0", "0x8086", "0x2918", "0x060100");
         put(files, "0000:99:00.0", "0x10de", "0x3fff", "0x030000");
-        files.put_link(
-            &format!("{DEVICES}/0000:18:00.0/driver"),
-            "../../../../bus/pci/drivers/nvidia",
-        );
         files.put(&format!("{DEVICES}/0000:18:00.0/numa_node"), "1\n");
         files.put(
             "/usr/share/hwdata/pci.ids",
             "10de  NVIDIA Corporation\n\t3fff  GB299 [Future]\n15b3  Mellanox\n\t1021  MT2910\n",
         );
-        let mut look = Look::new(host.reader().files());
+        let mut look = FactReader::new(host.reader().files());
         let bus = gather(&mut look, Some(&Matrix));
         assert_eq!(bus.gpus.len(), 3);
         assert_eq!(bus.gpus[0].pci_address.to_string(), "0000:18:00.0");
-        assert_eq!(bus.gpus[0].bound_driver.as_deref(), Some("nvidia"));
         assert_eq!(bus.gpus[0].numa_node, Some(1));
         assert_eq!(bus.gpus[1].numa_node, None);
-        assert_eq!(bus.gpus[1].bound_driver, None);
         let future = &bus.gpus[2];
         assert_eq!(future.name.as_deref(), Some("Future"));
         assert_eq!(future.architecture.as_deref(), Some("blackwell"));
@@ -293,11 +278,11 @@ mod tests {
     #[test]
     fn no_bus_is_unknown_and_an_empty_one_is_not() {
         let (host, fakes) = fake::host();
-        let mut look = Look::new(host.reader().files());
+        let mut look = FactReader::new(host.reader().files());
         assert!(gather(&mut look, None).gpus.is_empty());
         assert_eq!(look.into_unknown().len(), 3);
         fakes.files.put_folder(DEVICES, 0o755);
-        let mut look = Look::new(host.reader().files());
+        let mut look = FactReader::new(host.reader().files());
         assert!(gather(&mut look, None).gpus.is_empty());
         assert!(look.into_unknown().is_empty());
     }
@@ -312,7 +297,7 @@ mod tests {
             "garbage",
             "0x030200",
         );
-        let mut look = Look::new(host.reader().files());
+        let mut look = FactReader::new(host.reader().files());
         assert!(gather(&mut look, None).gpus.is_empty());
         let unknown = look.into_unknown();
         assert_eq!(unknown[0].fact, "gpus[0000:18:00.0]");

@@ -6,8 +6,13 @@ use crate::{
     check::{Finding, Verdict},
     engine::{ChangeReport, Mode, Reboot, RunReport, Status, StepReport},
     event::{Outcome, Summary},
-    facts::Facts,
-    model::id::StepId,
+    facts::{Cloud, Disk, Facts, GpuFact, Kernel, Os, PciFact, SecureBoot, Unknown},
+    host::Nvml,
+    model::{
+        id::StepId,
+        pci::{PciAddress, PciId},
+    },
+    state::{FoundDriver, FoundRuntime, Snapshot},
 };
 
 /// The schema version of all documents here.
@@ -97,6 +102,93 @@ impl Verdicts {
             skip: count(Verdict::Skip),
             unknown: count(Verdict::Unknown),
         }
+    }
+}
+
+/// `facts`: what cannot change, and what can as it was just now. The fields are those of [`Facts`]
+/// and [`Snapshot`], which describe them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FactsDocument<'f> {
+    pub(crate) schema: u32,
+    pub(crate) os: &'f Option<Os>,
+    pub(crate) kernel: &'f Kernel,
+    pub(crate) secure_boot: SecureBoot,
+    pub(crate) lockdown: &'f Option<String>,
+    pub(crate) virtualization: &'f Option<String>,
+    pub(crate) cloud: &'f Cloud,
+    pub(crate) init: &'f Option<String>,
+    pub(crate) boot_id: &'f Option<String>,
+    pub(crate) instance_id: &'f Option<String>,
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) disks: &'f [Disk],
+    pub(crate) gpus: Vec<GpuDocument<'f>>,
+    pub(crate) nvswitches: &'f [PciFact],
+    pub(crate) network_devices: &'f [PciFact],
+    pub(crate) driver: &'f FoundDriver,
+    pub(crate) nvml: Option<&'f Nvml>,
+    pub(crate) runtimes: &'f [FoundRuntime],
+    pub(crate) unknown: Vec<Unknown>,
+}
+
+/// A GPU in [`FactsDocument`]: the fields of [`GpuFact`], and the driver bound to it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct GpuDocument<'f> {
+    pub(crate) pci_address: PciAddress,
+    pub(crate) pci_id: PciId,
+    pub(crate) subsystem_id: Option<PciId>,
+    pub(crate) name: &'f Option<String>,
+    pub(crate) architecture: &'f Option<String>,
+    pub(crate) compute_capability: &'f Option<String>,
+    pub(crate) module_flavour: &'f Option<String>,
+    pub(crate) bound_driver: Option<&'f str>,
+    pub(crate) vgpu: bool,
+    pub(crate) numa_node: Option<u32>,
+}
+
+/// Puts together what `facts` tells.
+#[must_use]
+pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> {
+    let gpu = |gpu: &'f GpuFact| GpuDocument {
+        pci_address: gpu.pci_address,
+        pci_id: gpu.pci_id,
+        subsystem_id: gpu.subsystem_id,
+        name: &gpu.name,
+        architecture: &gpu.architecture,
+        compute_capability: &gpu.compute_capability,
+        module_flavour: &gpu.module_flavour,
+        bound_driver: snapshot.bound_drivers.get(&gpu.pci_address).copied(),
+        vgpu: gpu.vgpu,
+        numa_node: gpu.numa_node,
+    };
+    let mut unknown = facts.unknown.clone();
+    // Facts and state may rest on one file; one line for each is enough.
+    for line in snapshot.unknown {
+        if !unknown.contains(&line) {
+            unknown.push(line);
+        }
+    }
+    FactsDocument {
+        schema: facts.schema,
+        os: &facts.os,
+        kernel: &facts.kernel,
+        secure_boot: facts.secure_boot,
+        lockdown: &facts.lockdown,
+        virtualization: &facts.virtualization,
+        cloud: &facts.cloud,
+        init: &facts.init,
+        boot_id: &facts.boot_id,
+        instance_id: &facts.instance_id,
+        memory_bytes: facts.memory_bytes,
+        disks: &facts.disks,
+        gpus: facts.gpus.iter().map(gpu).collect(),
+        nvswitches: &facts.nvswitches,
+        network_devices: &facts.network_devices,
+        driver: snapshot.driver,
+        nvml: snapshot.nvml,
+        runtimes: snapshot.runtimes,
+        unknown,
     }
 }
 

@@ -3,12 +3,13 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{DRIVER_PACKAGES, look};
+use super::{DRIVER_PACKAGES, words};
 use crate::{
     change::{Change, Lock},
     config::desired::Desired,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
+    tools::packages::HEADER,
 };
 
 /// The file that `systemd-modules-load.service` reads.
@@ -30,14 +31,14 @@ fn detect(cx: &Cx<'_>) -> Result<AutoloadState, StepError> {
 
 fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return look::no_driver();
+        return words::no_driver();
     };
     if driver.load_modules.is_empty() {
         return Assessment::NotApplicable {
             why: "the profile names no modules to load".into(),
         };
     }
-    let content = format!("{}{}\n", look::HEADER, driver.load_modules.join("\n"));
+    let content = format!("{}{}\n", HEADER, driver.load_modules.join("\n"));
     if state.content.as_deref() == Some(&content) {
         return Assessment::Satisfied {
             why: format!("`{PATH}` names {}", driver.load_modules.join(", ")),

@@ -4,7 +4,7 @@
 
 use async_trait::async_trait;
 
-use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, VALIDATION_DEVICES, look};
+use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, VALIDATION_DEVICES};
 use crate::{
     change::{Change, Lock},
     config::desired::{Cdi as Wish, Desired},
@@ -32,7 +32,7 @@ struct CdiState {
 }
 
 async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
-    let loaded = look::loaded_driver(cx)?;
+    let loaded = cx.state.loaded_driver()?.cloned();
     let text = cx.host.files().read_text(&wish.path)?;
     let mut state = CdiState {
         spec: text.as_deref().map(cdi::parse),
@@ -57,9 +57,9 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
     }
     if state.loaded.is_some()
         && spec.uuids().next().is_some()
-        && let Nvml::Ready(view) = cx.host.nvml().await
+        && let Nvml::Ready(view) = cx.state.nvml().await
     {
-        state.uuids = view.devices.into_iter().map(|one| one.uuid).collect();
+        state.uuids = view.devices.iter().map(|one| one.uuid.clone()).collect();
     }
     Ok(state)
 }

@@ -5,8 +5,8 @@ use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use super::{
-    CDI, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER_NVIDIA, VALIDATION_DEVICES, look,
-    wishes::Packages,
+    CDI, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER_NVIDIA, VALIDATION_DEVICES, packages,
+    wishes::Packages, words,
 };
 use crate::{
     change::{Change, Lock, Probe},
@@ -33,8 +33,8 @@ async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
         None => None,
     };
     Ok(ContainerState {
-        loaded: look::loaded_driver(cx)?,
-        installed: look::packages(cx).await?,
+        loaded: cx.state.loaded_driver()?.cloned(),
+        installed: packages::installed(cx).await?,
         record,
     })
 }
@@ -87,7 +87,7 @@ fn inputs(
 
 fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessment {
     if desired.driver.is_none() {
-        return look::no_driver();
+        return words::no_driver();
     }
     if !desired.validation.container || desired.toolkit.is_none() {
         return Assessment::NotApplicable {
@@ -121,7 +121,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
         return Assessment::Satisfied {
             why: format!(
                 "a container saw {} with driver {loaded}, and nothing moved since",
-                look::count(facts)
+                words::count(facts)
             ),
         };
     }

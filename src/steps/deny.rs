@@ -6,13 +6,14 @@
 use async_trait::async_trait;
 use camino::Utf8Path;
 
-use super::{PREFLIGHT, look};
+use super::{PREFLIGHT, words};
 use crate::{
     change::{Change, Lock},
     config::desired::Desired,
+    host::Query,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::initramfs,
+    tools::{initramfs, packages::HEADER},
 };
 
 /// The file that modprobe reads.
@@ -35,7 +36,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
     let denied_since = files.stat(path)?.map(|stat| stat.mtime);
     let generator = initramfs::of(files)?;
     let mut initramfs_with_denied = Vec::new();
-    for kernel in look::bootable_kernels(cx.facts) {
+    for kernel in cx.facts.kernel.bootable() {
         let image = generator.image(&kernel);
         let Some(stat) = files.stat(&image)? else {
             continue;
@@ -43,9 +44,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         if denied_since.is_some_and(|since| stat.mtime >= since) {
             continue;
         }
-        match look::initramfs_holds(cx, &generator.list(&image), &cx.desired.deny_modules, PATH)
-            .await
-        {
+        match initramfs_holds(cx, &generator.list(&image), &cx.desired.deny_modules).await {
             Ok(true) => initramfs_with_denied.push(kernel),
             Ok(false) => {}
             // What the file lacks can be told without looking into images.
@@ -61,8 +60,20 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
     })
 }
 
+/// Whether an initial RAM filesystem that is listed holds one of the modules and not the file that
+/// denies them.
+async fn initramfs_holds(
+    cx: &Cx<'_>,
+    listing: &Query,
+    modules: &[String],
+) -> Result<bool, StepError> {
+    let output = cx.host.query(listing).await?.success(listing.cmd())?;
+    let denied = initramfs::has_file(&output.stdout, Utf8Path::new(PATH));
+    Ok(!denied && !initramfs::modules_in(&output.stdout, modules).is_empty())
+}
+
 fn content(modules: &[String]) -> String {
-    let mut text = look::HEADER.to_owned();
+    let mut text = HEADER.to_owned();
     for module in modules {
         text.push_str("blacklist ");
         text.push_str(module);
@@ -77,7 +88,7 @@ fn content(modules: &[String]) -> String {
 
 fn decide(state: &DenyState, desired: &Desired) -> Assessment {
     if desired.driver.is_none() {
-        return look::no_driver();
+        return words::no_driver();
     }
     if desired.deny_modules.is_empty() {
         return Assessment::NotApplicable {

@@ -2,13 +2,12 @@
 //! `/dev` offers are the same GPUs.
 
 use async_trait::async_trait;
-use camino::Utf8PathBuf;
 
-use super::{DRIVER_MODULE, DRIVER_PERSISTENCE, look};
+use super::{DRIVER_MODULE, DRIVER_PERSISTENCE, words};
 use crate::{
     config::desired::Desired,
     facts::Facts,
-    host::{Nvml, files::Kind},
+    host::Nvml,
     model::{id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
@@ -27,26 +26,21 @@ struct DevicesState {
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
-    let files = cx.host.files();
     let mut bound = Vec::new();
     for gpu in &cx.facts.gpus {
-        let link = Utf8PathBuf::from(format!("/sys/bus/pci/devices/{}/driver", gpu.pci_address));
-        let driver = files.stat(&link)?.and_then(|stat| match stat.kind {
-            Kind::Link(target) => target.file_name().map(ToOwned::to_owned),
-            _ => None,
-        });
+        let driver = cx.state.bound_driver(gpu.pci_address)?.map(str::to_owned);
         bound.push((gpu.pci_address.to_string(), driver));
     }
-    let mut nodes: Vec<u32> = files
+    let mut nodes: Vec<u32> = (cx.host.files())
         .list("/dev".into())?
         .iter()
         .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
         .collect();
     nodes.sort_unstable();
-    let loaded = look::loaded_driver(cx)?;
+    let loaded = cx.state.loaded_driver()?.cloned();
     // NVML is asked in a child that may hang on a sick GPU; without a driver it has nothing to say.
     let nvml = if loaded.is_some() && cx.desired.driver.is_some() {
-        cx.host.nvml().await
+        cx.state.nvml().await.clone()
     } else {
         Nvml::DriverNotLoaded
     };
@@ -60,7 +54,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
 
 fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment {
     if desired.driver.is_none() {
-        return look::no_driver();
+        return words::no_driver();
     }
     let Some(loaded) = &state.loaded else {
         if desired.image {
@@ -127,7 +121,7 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
             return blocked(
                 format!(
                     "{} on the bus, none initialised by the driver",
-                    look::gpus(facts)
+                    words::gpus(facts)
                 ),
                 "read `dmesg | grep NVRM`: the firmware or the board refused to start",
             );
@@ -175,7 +169,7 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
         return blocked(
             format!(
                 "{} on the bus, NVML lists {}",
-                look::gpus(facts),
+                words::gpus(facts),
                 view.devices.len()
             ),
             "read `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
@@ -198,7 +192,7 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
     Assessment::Satisfied {
         why: format!(
             "{} on the bus, bound to nvidia {loaded}, listed by NVML, with device nodes",
-            look::gpus(facts)
+            words::gpus(facts)
         ),
     }
 }

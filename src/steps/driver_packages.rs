@@ -4,18 +4,19 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    REPOSITORIES, SECURE_BOOT, look,
+    REPOSITORIES, SECURE_BOOT, packages,
     wishes::{Comparison, Packages, compare, install},
+    words,
 };
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish},
-    facts::{Facts, Origin},
     model::{
         id::StepId,
         pattern,
         version::{Branch, DriverVersion},
     },
+    state::{FoundDriver, Origin},
     step::{Assessment, Cx, Step, StepError},
 };
 
@@ -35,28 +36,38 @@ struct DriverPackagesState {
     installed: Packages,
     /// Bootable kernels for which no driver module is on disk.
     kernels_without_module: Vec<String>,
-    /// NVIDIA's installer, or what it left to undo it, is there now. The facts are of the start of
-    /// the run and do not know what it has removed since.
+    /// The driver that is there, however it came.
+    found: FoundDriver,
+    /// NVIDIA's installer left the program that undoes it.
     uninstaller: bool,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
-    let kernels_without_module = match &cx.desired.driver {
-        Some(driver) => look::kernels_without(cx, &driver.module)?,
-        None => Vec::new(),
+    let Some(driver) = &cx.desired.driver else {
+        return Ok(DriverPackagesState::default());
     };
     Ok(DriverPackagesState {
-        installed: look::packages(cx).await?,
-        kernels_without_module,
+        installed: packages::installed(cx).await?,
+        kernels_without_module: cx.state.kernels_without(&driver.module)?,
+        found: cx.state.driver().await.clone(),
         uninstaller: cx.host.files().exists(Utf8Path::new(RUNFILE_UNINSTALLER))?,
     })
 }
 
-fn decide(state: &DriverPackagesState, desired: &Desired, facts: &Facts) -> Assessment {
+/// Whether a driver that did not come as packages is kept: then nothing is compiled for it.
+pub(super) async fn adopts(cx: &Cx<'_>) -> bool {
+    cx.desired.driver.as_ref().is_some_and(|wish| wish.adopt)
+        && matches!(
+            cx.state.driver().await.origin,
+            Some(Origin::Runfile | Origin::Preinstalled)
+        )
+}
+
+fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return look::no_driver();
+        return words::no_driver();
     };
-    if let Some(answer) = foreign(driver, state, facts) {
+    if let Some(answer) = foreign(driver, state) {
         return answer;
     }
     let comparison = compare(&driver.packages, &state.installed);
@@ -66,7 +77,7 @@ fn decide(state: &DriverPackagesState, desired: &Desired, facts: &Facts) -> Asse
             hint: comparison.held_hint(desired.packages.manager),
         };
     }
-    let others = others(driver, desired, state, facts, &comparison);
+    let others = others(driver, desired, state, &comparison);
     if !others.is_empty() {
         return instead_of(&others, driver);
     }
@@ -104,7 +115,6 @@ fn others(
     driver: &DriverWish,
     desired: &Desired,
     state: &DriverPackagesState,
-    facts: &Facts,
     comparison: &Comparison,
 ) -> Vec<(String, String)> {
     let wanted_origin = if driver.source == DISTRIBUTION {
@@ -112,12 +122,9 @@ fn others(
     } else {
         Origin::Vendor
     };
-    // What a run installs itself is not in its facts; met wishes are of the wanted origin.
-    let other_origin = !comparison.all_met()
-        && facts
-            .driver
-            .origin
-            .is_some_and(|origin| origin != wanted_origin);
+    // Met wishes are of the wanted origin, whoever made the packages.
+    let other_origin =
+        !comparison.all_met() && (state.found.origin).is_some_and(|origin| origin != wanted_origin);
     state
         .installed
         .iter()
@@ -144,7 +151,7 @@ fn instead_of(others: &[(String, String)], driver: &DriverWish) -> Assessment {
         .iter()
         .map(|(name, version)| format!("{name} {version}"))
         .collect();
-    let named = look::some(&named.iter().map(String::as_str).collect::<Vec<_>>());
+    let named = words::some(&named.iter().map(String::as_str).collect::<Vec<_>>());
     let wanted = format!("branch {} from {} is wanted", driver.branch, driver.source);
     if driver.replace {
         // What is wanted at another version is upgraded, not removed.
@@ -167,8 +174,8 @@ fn instead_of(others: &[(String, String)], driver: &DriverWish) -> Assessment {
 }
 
 /// A driver that did not come as packages: kept, replaced or refused, but never mixed with ours.
-fn foreign(driver: &DriverWish, state: &DriverPackagesState, facts: &Facts) -> Option<Assessment> {
-    let found = &facts.driver;
+fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessment> {
+    let found = &state.found;
     let origin = match found.origin? {
         Origin::Runfile if driver.replace && !state.uninstaller => return None,
         Origin::Runfile => "by NVIDIA's installer",
@@ -235,7 +242,7 @@ impl Step for DriverPackages {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
+        Ok(decide(&detect(cx).await?, cx.desired))
     }
 }
 
@@ -244,18 +251,16 @@ mod tests {
     use super::{DriverPackagesState, decide};
     use crate::{
         change::Change,
-        facts::Origin,
+        state::{FoundDriver, Origin},
         step::Assessment,
-        steps::{
-            fixtures::{desired, facts},
-            wishes::fixtures::packages,
-        },
+        steps::{fixtures::desired, wishes::fixtures::packages},
     };
 
     fn state(installed: &[&str], without: &[&str]) -> DriverPackagesState {
         DriverPackagesState {
             installed: packages(installed),
             kernels_without_module: without.iter().map(ToString::to_string).collect(),
+            found: FoundDriver::default(),
             uninstaller: true,
         }
     }
@@ -267,13 +272,13 @@ mod tests {
 
     #[test]
     fn packages_and_a_module_for_each_kernel() {
-        let (want, facts) = (desired(), facts());
+        let want = desired();
         assert!(matches!(
-            decide(&state(&[], &[]), &want, &facts),
+            decide(&state(&[], &[]), &want),
             Assessment::Needs { .. }
         ));
         let Assessment::Needs { changes, .. } =
-            decide(&state(&INSTALLED, &["6.1.0-44-amd64"]), &want, &facts)
+            decide(&state(&INSTALLED, &["6.1.0-44-amd64"]), &want)
         else {
             panic!("a kernel without a module must get one");
         };
@@ -281,7 +286,7 @@ mod tests {
             matches!(&changes[..], [Change::BuildModule { kernel, .. }] if kernel == "6.1.0-44-amd64")
         );
         assert!(matches!(
-            decide(&state(&INSTALLED, &[]), &want, &facts),
+            decide(&state(&INSTALLED, &[]), &want),
             Assessment::Satisfied { .. }
         ));
     }
@@ -292,8 +297,7 @@ mod tests {
             "nvidia-kernel-dkms!=525.147.05-1",
             "nvidia-smi=535.261.03-1~deb12u1",
         ];
-        let Assessment::Blocked { why, hint } = decide(&state(&held, &[]), &desired(), &facts())
-        else {
+        let Assessment::Blocked { why, hint } = decide(&state(&held, &[]), &desired()) else {
             panic!("a foreign hold must block");
         };
         assert!(why.contains("525.147.05") && why.contains("held"), "{why}");
@@ -302,28 +306,28 @@ mod tests {
 
     #[test]
     fn packages_of_another_branch_or_origin_are_refused_or_replaced() {
-        let (mut want, mut found) = (desired(), facts());
+        let mut want = desired();
         let old = state(
             &["nvidia-smi=470.256.02-1", "libnvidia-ml1=470.256.02-1"],
             &[],
         );
-        let Assessment::Blocked { why, hint } = decide(&old, &want, &found) else {
+        let Assessment::Blocked { why, hint } = decide(&old, &want) else {
             panic!("two branches exclude each other");
         };
         assert!(why.contains("nvidia-smi 470.256.02-1"), "{why}");
         assert!(hint.contains("driver.replace"), "{hint}");
-        let same_branch = state(&["libnvidia-ml1=535.261.03-1"], &[]);
+        let mut same_branch = state(&["libnvidia-ml1=535.261.03-1"], &[]);
         assert!(matches!(
-            decide(&same_branch, &want, &found),
+            decide(&same_branch, &want),
             Assessment::Needs { .. }
         ));
-        found.driver.origin = Some(Origin::Vendor);
+        same_branch.found.origin = Some(Origin::Vendor);
         assert!(matches!(
-            decide(&same_branch, &want, &found),
+            decide(&same_branch, &want),
             Assessment::Blocked { .. }
         ));
         want.driver.as_mut().expect("a driver").replace = true;
-        let Assessment::Needs { changes, .. } = decide(&old, &want, &found) else {
+        let Assessment::Needs { changes, .. } = decide(&old, &want) else {
             panic!("must be replaced");
         };
         let Change::InstallPackages { removing, .. } = &changes[1] else {
@@ -334,43 +338,37 @@ mod tests {
 
     #[test]
     fn a_driver_outside_packages_is_refused_adopted_or_replaced() {
-        let (mut want, mut found) = (desired(), facts());
-        found.driver.origin = Some(Origin::Runfile);
-        found.driver.loaded_version = Some("535.104.05".parse().expect("a version"));
-        let empty = state(&[], &[]);
-        let Assessment::Blocked { hint, .. } = decide(&empty, &want, &found) else {
+        let mut want = desired();
+        let mut empty = state(&[], &[]);
+        empty.found.origin = Some(Origin::Runfile);
+        empty.found.loaded_version = Some("535.104.05".parse().expect("a version"));
+        let Assessment::Blocked { hint, .. } = decide(&empty, &want) else {
             panic!("must be refused");
         };
         assert!(hint.contains("driver.adopt"), "{hint}");
 
         want.driver.as_mut().expect("a driver").adopt = true;
         assert!(matches!(
-            decide(&empty, &want, &found),
+            decide(&empty, &want),
             Assessment::Satisfied { .. }
         ));
-        found.driver.loaded_version = Some("470.256.02".parse().expect("a version"));
-        assert!(matches!(
-            decide(&empty, &want, &found),
-            Assessment::Blocked { .. }
-        ));
+        empty.found.loaded_version = Some("470.256.02".parse().expect("a version"));
+        assert!(matches!(decide(&empty, &want), Assessment::Blocked { .. }));
 
         let driver = want.driver.as_mut().expect("a driver");
         (driver.adopt, driver.replace) = (false, true);
-        let Assessment::Needs { changes, .. } = decide(&empty, &want, &found) else {
+        let Assessment::Needs { changes, .. } = decide(&empty, &want) else {
             panic!("must be replaced");
         };
         assert!(matches!(&changes[0], Change::RunTool { .. }));
-        // Its own removal is seen in the same run, although the facts still tell of it.
+        // Marks without the program that undoes the installation are no reason to run it.
         let mut removed = empty.clone();
         removed.uninstaller = false;
-        let Assessment::Needs { changes, .. } = decide(&removed, &want, &found) else {
+        let Assessment::Needs { changes, .. } = decide(&removed, &want) else {
             panic!("the packages are still to come");
         };
         assert!(matches!(&changes[0], Change::RefreshRepositories));
-        found.driver.origin = Some(Origin::Preinstalled);
-        assert!(matches!(
-            decide(&empty, &want, &found),
-            Assessment::Blocked { .. }
-        ));
+        empty.found.origin = Some(Origin::Preinstalled);
+        assert!(matches!(decide(&empty, &want), Assessment::Blocked { .. }));
     }
 }

@@ -1,14 +1,17 @@
 //! A machine and a wish for the tests of `decide`: a Debian 12 with two H100.
 
+use std::sync::Arc;
+
 use crate::{
     compat::Flavour,
     config::desired::{
         Cdi, Desired, DriverWish, Hold, Manager, PackagePolicy, Persistence, Pin, Preflight,
         Repository, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
     },
-    facts::{Cloud, DriverFact, Facts, GpuFact, Kernel, SCHEMA, SecureBoot},
-    host::NvmlDevice,
+    facts::{Cloud, Facts, GpuFact, Kernel, SCHEMA, Scope, SecureBoot},
+    host::{Host, NvmlDevice},
     model::version::Branch,
+    state::State,
     steps::wishes::fixtures::wishes,
     tools::systemctl::UnitState,
 };
@@ -47,7 +50,6 @@ fn gpu(address: &str) -> GpuFact {
         architecture: Some("hopper".into()),
         compute_capability: Some("9.0".into()),
         module_flavour: Some("either".into()),
-        bound_driver: None,
         vgpu: false,
         numa_node: None,
     }
@@ -77,11 +79,18 @@ pub(crate) fn facts() -> Facts {
         gpus: vec![gpu("0000:18:00.0"), gpu("0000:2a:00.0")],
         nvswitches: vec![],
         network_devices: vec![],
-        driver: DriverFact::default(),
-        nvml: None,
-        runtimes: vec![],
         unknown: vec![],
     }
+}
+
+/// The state of a machine with these facts.
+pub(crate) fn state(host: &Host, facts: Facts) -> State {
+    State::new(host.clone(), Scope { executes: true }, Arc::new(facts))
+}
+
+/// The state as seen below `--root`.
+pub(crate) fn state_below_root(host: &Host, facts: Facts) -> State {
+    State::new(host.clone(), Scope { executes: false }, Arc::new(facts))
 }
 
 pub(crate) fn desired() -> Desired {

@@ -3,7 +3,9 @@
 use async_trait::async_trait;
 
 use super::{
-    REPOSITORIES, look,
+    REPOSITORIES,
+    driver_packages::adopts,
+    packages,
     wishes::{Packages, compare, install},
 };
 use crate::{
@@ -25,7 +27,7 @@ struct HeadersState {
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
-    let installed = look::packages(cx).await?;
+    let installed = packages::installed(cx).await?;
     let missing: Vec<PackageWish> = cx
         .desired
         .headers
@@ -33,7 +35,7 @@ async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
         .filter(|wish| !installed.contains_key(&wish.name))
         .cloned()
         .collect();
-    let unavailable = look::unavailable(cx, &missing).await?;
+    let unavailable = packages::unavailable(cx, &missing).await?;
     Ok(HeadersState {
         installed,
         unavailable,
@@ -101,7 +103,7 @@ impl Step for Headers {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        if look::adopts(cx.desired, cx.facts) {
+        if adopts(cx).await {
             return Ok(Assessment::NotApplicable {
                 why: "the driver that is there is adopted, so no kernel module is compiled here"
                     .into(),

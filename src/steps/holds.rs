@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 
 use super::{
-    DRIVER_PACKAGES, HEADERS, RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, look,
-    wishes::Packages,
+    DRIVER_PACKAGES, HEADERS, RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, packages,
+    wishes::Packages, words,
 };
 use crate::{
     change::{Change, Lock},
@@ -24,12 +24,12 @@ struct HoldState {
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<HoldState, StepError> {
-    let exclusion = match look::backend(cx).updater_exclusion(&cx.desired.hold.blacklist) {
+    let exclusion = match packages::backend(cx).updater_exclusion(&cx.desired.hold.blacklist) {
         Some((path, _)) => cx.host.files().read_text(&path)?,
         None => None,
     };
     Ok(HoldState {
-        installed: look::packages(cx).await?,
+        installed: packages::installed(cx).await?,
         exclusion,
     })
 }
@@ -59,7 +59,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
             "{} of {} packages are not held: {}",
             free.len(),
             matching.len(),
-            look::some(&free)
+            words::some(&free)
         ));
     }
     if !whys.is_empty() {

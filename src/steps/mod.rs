@@ -11,8 +11,8 @@ mod driver_packages;
 pub(crate) mod fixtures;
 mod headers;
 mod holds;
-mod look;
 mod module;
+mod packages;
 mod persistence;
 mod preflight;
 mod repositories;
@@ -21,6 +21,7 @@ mod runtime_packages;
 mod secure_boot;
 mod toolkit;
 mod wishes;
+mod words;
 
 use crate::{config::desired::RuntimeKind, model::id::StepId, step::Step};
 

@@ -3,7 +3,10 @@
 
 use async_trait::async_trait;
 
-use super::{DRIVER_AUTOLOAD, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, look};
+use super::{
+    DRIVER_AUTOLOAD, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, driver_packages::adopts, packages,
+    words,
+};
 use crate::{
     change::{Change, Lock},
     config::desired::Desired,
@@ -33,17 +36,17 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
     let Some(driver) = &cx.desired.driver else {
         return Ok(ModuleState::default());
     };
-    let packages = look::packages(cx).await?;
+    let installed = packages::installed(cx).await?;
     let packaged = driver
         .packages
         .iter()
-        .filter_map(|wish| packages.get(&wish.name))
+        .filter_map(|wish| installed.get(&wish.name))
         .find_map(|package| DriverVersion::from_package(&package.version).ok());
-    let loaded_modules = look::loaded_modules(cx)?;
-    let without = look::kernels_without(cx, &driver.module)?;
+    let loaded_modules = cx.state.loaded_modules()?;
+    let without = cx.state.kernels_without(&driver.module)?;
     let running = cx.facts.kernel.running.as_ref().map(ToString::to_string);
     Ok(ModuleState {
-        loaded: look::loaded_driver(cx)?,
+        loaded: cx.state.loaded_driver()?.cloned(),
         packaged,
         denied_loaded: cx
             .desired
@@ -63,13 +66,13 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
             .collect(),
         // An adopted driver's module may have another file name than the profile's.
         on_disk: running.is_some_and(|kernel| !without.contains(&kernel))
-            || (look::adopts(cx.desired, cx.facts) && cx.facts.driver.module_version.is_some()),
+            || (adopts(cx).await && cx.state.driver().await.module_version.is_some()),
     })
 }
 
 fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return look::no_driver();
+        return words::no_driver();
     };
     let fits = |version: &DriverVersion| match &state.packaged {
         Some(packaged) => version == packaged,

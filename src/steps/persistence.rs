@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 
-use super::{DRIVER_MODULE, look};
+use super::{DRIVER_MODULE, driver_packages::adopts};
 use crate::{
     change::Change,
     config::desired::Desired,
@@ -16,7 +16,7 @@ use crate::{
 /// See the module.
 pub struct Persistence;
 
-fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts) -> Assessment {
+fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts, adopts: bool) -> Assessment {
     let (Some(_), Some(persistence)) = (&desired.driver, &desired.persistence) else {
         return Assessment::NotApplicable {
             why: "no persistence daemon is wanted".into(),
@@ -38,7 +38,7 @@ fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts) -> Assessm
             why: "no NVIDIA GPU is on the PCI bus".into(),
         };
     }
-    if unit.is_none() && look::adopts(desired, facts) {
+    if unit.is_none() && adopts {
         return Assessment::NotApplicable {
             why: format!("the driver that is adopted brings no `{name}`"),
         };
@@ -71,10 +71,15 @@ impl Step for Persistence {
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let unit = match &cx.desired.persistence {
-            Some(persistence) => look::unit(cx, &persistence.unit).await?,
+            Some(persistence) => cx.state.unit(&persistence.unit).await?,
             None => None,
         };
-        Ok(decide(unit.as_ref(), cx.desired, cx.facts))
+        Ok(decide(
+            unit.as_ref(),
+            cx.desired,
+            cx.facts,
+            adopts(cx).await,
+        ))
     }
 }
 
@@ -91,11 +96,11 @@ mod tests {
         let (mut want, facts) = (desired(), facts());
         let good = unit("enabled", "active");
         assert!(matches!(
-            decide(Some(&good), &want, &facts),
+            decide(Some(&good), &want, &facts, false),
             Assessment::Satisfied { .. }
         ));
         let failed = unit("enabled", "failed");
-        let Assessment::Needs { why, .. } = decide(Some(&failed), &want, &facts) else {
+        let Assessment::Needs { why, .. } = decide(Some(&failed), &want, &facts, false) else {
             panic!("must be started");
         };
         assert_eq!(
@@ -104,7 +109,7 @@ mod tests {
         );
         want.image = true;
         assert!(matches!(
-            decide(None, &want, &facts),
+            decide(None, &want, &facts, false),
             Assessment::AwaitingBoot { .. }
         ));
     }

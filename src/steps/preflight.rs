@@ -5,8 +5,10 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    look,
+    driver_packages::adopts,
+    packages,
     wishes::{Packages, compare},
+    words,
 };
 use crate::{
     change::{Change, Lock},
@@ -56,14 +58,14 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
     let want = &cx.desired.preflight;
     let short = root.free < want.min_free_root_bytes || boot.free < want.min_free_boot_bytes;
     let (to_come, here) = if short {
-        let installed = look::packages(cx).await?;
-        let wished = wished(&installed, cx.desired, cx.facts);
+        let installed = packages::installed(cx).await?;
+        let wished = wished(&installed, cx.desired, adopts(cx).await);
         (
             !compare(&wished, &installed).all_met(),
             here(
-                look::backend(cx),
+                packages::backend(cx),
                 files,
-                look::database(cx).await?,
+                packages::database(cx).await?,
                 &wished,
                 &cx.desired.pins,
             )?,
@@ -78,11 +80,11 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         to_come,
         here,
         now: cx.host.now().as_second(),
-        last_package_run: match look::backend(cx).last_run() {
+        last_package_run: match packages::backend(cx).last_run() {
             Some(path) => files.stat(path)?.map(|stat| stat.mtime),
             None => None,
         },
-        half_done: look::half_done(cx).await?,
+        half_done: packages::half_done(cx).await?,
     })
 }
 
@@ -90,14 +92,13 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
 fn here(
     backend: &dyn Backend,
     files: &dyn ReadFiles,
-    mut unpacked: Vec<Package>,
+    database: &[Package],
     wished: &[PackageWish],
     pins: &[Pin],
 ) -> Result<u64, FilesError> {
     let wanted = |name: &str, version: &str| wanted(backend, name, version, wished, pins);
-    unpacked.retain(Package::is_unpacked);
-    let mut bytes: u64 = unpacked
-        .iter()
+    let unpacked = || database.iter().filter(|package| package.is_unpacked());
+    let mut bytes: u64 = unpacked()
         .filter(|package| wanted(&package.name, &package.version))
         .map(|package| package.installed_bytes)
         .sum();
@@ -109,8 +110,7 @@ fn here(
             continue;
         };
         // A wish without a version is met by the one that is there: another one is an old one.
-        let outlived =
-            (unpacked.iter()).any(|package| package.name == name && package.version != version);
+        let outlived = unpacked().any(|package| package.name == name && package.version != version);
         if wanted(&name, &version)
             && !outlived
             && let Some(stat) = files.stat(&folder.join(&file))?
@@ -140,8 +140,8 @@ fn wanted(
 }
 
 /// All packages that are wanted on this machine.
-fn wished(installed: &Packages, desired: &Desired, facts: &Facts) -> Vec<PackageWish> {
-    let driver = (desired.driver.as_ref()).filter(|_| !look::adopts(desired, facts));
+fn wished(installed: &Packages, desired: &Desired, adopts: bool) -> Vec<PackageWish> {
+    let driver = (desired.driver.as_ref()).filter(|_| !adopts);
     let headers = driver.is_some_and(|driver| driver.dkms.is_some());
     let elsewhere = |names: &[String]| names.iter().any(|name| installed.contains_key(name));
     let runtimes = desired.runtimes.iter();
@@ -246,8 +246,8 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
         found.push(Obstacle {
             why: format!(
                 "the clock says {}, but packages were installed at {}",
-                look::time(state.now),
-                look::time(last)
+                words::time(state.now),
+                words::time(last)
             ),
             hint: "set the clock (`timedatectl set-ntp true`); certificates and signatures \
                    cannot be checked with a wrong one",
@@ -363,9 +363,8 @@ mod tests {
         ));
 
         let want = desired();
-        let to_come = |installed: &Packages| {
-            !compare(&wished(installed, &want, &facts()), installed).all_met()
-        };
+        let to_come =
+            |installed: &Packages| !compare(&wished(installed, &want, false), installed).all_met();
         assert!(to_come(&Packages::new()));
         let driver = want.driver.iter().map(|wish| &wish.packages);
         let complete: Packages = driver
@@ -453,16 +452,16 @@ mod tests {
         }
         let mut want = desired();
         want.pins[0].packages.push("lib*".into());
-        let wished = wished(&Packages::new(), &want, &facts());
+        let wished = wished(&Packages::new(), &want, false);
         let database = (backend.database(host.reader()).await)
             .expect("files")
             .expect("a database");
-        let come = here(backend, files, database.clone(), &wished, &want.pins).expect("files");
+        let come = here(backend, files, &database, &wished, &want.pins).expect("files");
         assert_eq!(come, (1 + 2 + 4 + 8) * 1024 + 100 + 200 + 400);
         // With an epoch it is the one that is wished for.
         want.pins[0].version = "none".into();
         let wished = wishes(&["nvidia-container-toolkit=1:1.20.*"]);
-        let come = here(backend, files, database, &wished, &want.pins).expect("files");
+        let come = here(backend, files, &database, &wished, &want.pins).expect("files");
         assert_eq!(come, 9000);
     }
 

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{PREFLIGHT, look};
+use super::{PREFLIGHT, packages};
 use crate::{
     change::{Change, Lock, packages::repository},
     config::desired::{Desired, Repository},
@@ -33,7 +33,7 @@ struct RepositoriesState {
 }
 
 fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
-    let (files, backend) = (cx.host.files(), look::backend(cx));
+    let (files, backend) = (cx.host.files(), packages::backend(cx));
     let mut state = RepositoriesState::default();
     for repository in &cx.desired.repositories {
         let keyring = match backend.keyring_path(repository) {

@@ -1,16 +1,15 @@
 //! `runtime.docker-nvidia`, `runtime.containerd-nvidia`: the runtime knows the nvidia runtime.
-//!
-//! What counts is what the daemon says about itself: a file that matches and a daemon that never
-//! read it look the same on disk.
+//! What counts is what the daemon says about itself.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, look, runtime_packages::wish};
+use super::{RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, runtime_packages::wish};
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, RuntimeKind, RuntimeWish},
     model::id::StepId,
+    state::Effective,
     step::{Assessment, Cx, Step, StepError},
     tools::{containerd, docker},
 };
@@ -24,26 +23,6 @@ const CONTAINERD_FILES: [&str; 2] = [
 
 /// See the module; one value per runtime.
 pub struct RuntimeConfig(pub RuntimeKind);
-
-/// What the daemon says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Effective {
-    /// It is not installed.
-    Absent,
-    /// It does not answer, in its tool's words.
-    Silent(String),
-    /// It answers.
-    Known {
-        /// Names of its runtimes.
-        runtimes: Vec<String>,
-        /// Its default one.
-        default: Option<String>,
-        /// containerd: it shows its configuration in a newer format than its file is in.
-        migrated: bool,
-        /// Docker: it reads a configuration that `nvidia-ctk` does not.
-        lenient: bool,
-    },
-}
 
 /// What was read.
 #[derive(Debug, Clone)]
@@ -81,8 +60,12 @@ async fn detect(cx: &Cx<'_>, kind: RuntimeKind) -> Result<RuntimeState, StepErro
         why,
         forgiven,
     });
+    let effective = match kind {
+        RuntimeKind::Docker => cx.state.docker().await?,
+        RuntimeKind::Containerd => cx.state.containerd().await?,
+    };
     Ok(RuntimeState {
-        effective: look::effective(cx, kind).await?,
+        effective: effective.clone(),
         broken,
     })
 }

@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 
 use super::{
-    REPOSITORIES, look,
+    REPOSITORIES, packages,
     wishes::{Packages, compare, install},
 };
 use crate::{
@@ -25,12 +25,12 @@ struct RuntimeState {
 }
 
 async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
-    let installed = look::packages(cx).await?;
-    let unit = match look::unit(cx, &wish.unit).await {
+    let installed = packages::installed(cx).await?;
+    let unit = match cx.state.unit(&wish.unit).await {
         Ok(unit) => unit,
         // Packages that lack can be told without asking systemd.
         Err(error) if error.not_asked().is_some() && lacks(&installed, wish) => None,
-        Err(error) => return Err(error),
+        Err(error) => return Err(error.into()),
     };
     Ok(RuntimeState { installed, unit })
 }

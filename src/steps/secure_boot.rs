@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 
-use super::{PREFLIGHT, look};
+use super::{PREFLIGHT, driver_packages::adopts, words};
 use crate::{
     config::desired::Desired,
     facts::{Facts, SecureBoot as State},
@@ -14,16 +14,31 @@ use crate::{
 /// See the module.
 pub struct SecureBoot;
 
-fn decide(facts: &Facts, desired: &Desired) -> Assessment {
+#[derive(Debug, Clone, Copy, Default)]
+struct SecureBootState {
+    /// The driver that is there is kept.
+    adopts: bool,
+    /// A driver is loaded.
+    loaded: bool,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<SecureBootState, StepError> {
+    Ok(SecureBootState {
+        adopts: adopts(cx).await,
+        loaded: cx.state.loaded_driver()?.is_some(),
+    })
+}
+
+fn decide(state: SecureBootState, facts: &Facts, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
-        return look::no_driver();
+        return words::no_driver();
     };
     let Some(module) = &driver.dkms else {
         return Assessment::Satisfied {
             why: "the kernel modules are installed compiled and signed by their vendor".into(),
         };
     };
-    if look::adopts(desired, facts) {
+    if state.adopts {
         return Assessment::Satisfied {
             why: "the driver that is there is adopted, so no kernel module is compiled here".into(),
         };
@@ -39,7 +54,7 @@ fn decide(facts: &Facts, desired: &Desired) -> Assessment {
         State::Unknown => Assessment::Satisfied {
             why: "the state of Secure Boot cannot be read; loading the module will tell".into(),
         },
-        State::Enabled if facts.driver.loaded_version.is_some() => Assessment::Satisfied {
+        State::Enabled if state.loaded => Assessment::Satisfied {
             why: "Secure Boot is on and an accepted NVIDIA module is loaded".into(),
         },
         State::Enabled => Assessment::Blocked {
@@ -69,13 +84,13 @@ impl Step for SecureBoot {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(cx.facts, cx.desired))
+        Ok(decide(detect(cx).await?, cx.facts, cx.desired))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{State, decide};
+    use super::{SecureBootState, State, decide};
     use crate::{
         step::Assessment,
         steps::fixtures::{desired, facts},
@@ -95,7 +110,9 @@ mod tests {
             if !dkms {
                 want.driver.as_mut().expect("a driver").dkms = None;
             }
-            let is_blocked = matches!(decide(&facts, &want), Assessment::Blocked { .. });
+            let nothing = SecureBootState::default();
+            let answer = decide(nothing, &facts, &want);
+            let is_blocked = matches!(answer, Assessment::Blocked { .. });
             assert_eq!(is_blocked, blocked, "{state:?}, dkms {dkms}");
         }
     }

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::{
-    REPOSITORIES, look,
+    REPOSITORIES, packages,
     wishes::{Packages, compare, install},
 };
 use crate::{
@@ -78,7 +78,7 @@ impl Step for Toolkit {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&look::packages(cx).await?, cx.desired))
+        Ok(decide(&packages::installed(cx).await?, cx.desired))
     }
 }
 

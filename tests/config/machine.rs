@@ -9,7 +9,7 @@ use gpu_bootstrap::{
         load::{Ask, load},
         resolve::Resolution,
     },
-    facts::{Cloud, DriverFact, Facts, GpuFact, Kernel, Os, SCHEMA, SecureBoot},
+    facts::{Cloud, Facts, GpuFact, Kernel, Os, SCHEMA, SecureBoot},
     host::fake::FakeFiles,
     model::pci::PciId,
 };
@@ -115,7 +115,6 @@ pub fn facts(id: &str, version: &str, arch: &str, kernel: &str, gpus: &[&str]) -
         architecture: None,
         compute_capability: None,
         module_flavour: None,
-        bound_driver: None,
         vgpu: false,
         numa_node: None,
     };
@@ -147,9 +146,6 @@ pub fn facts(id: &str, version: &str, arch: &str, kernel: &str, gpus: &[&str]) -
         gpus: gpus.iter().enumerate().map(gpu).collect(),
         nvswitches: Vec::new(),
         network_devices: Vec::new(),
-        driver: DriverFact::default(),
-        nvml: None,
-        runtimes: Vec::new(),
         unknown: Vec::new(),
     }
 }

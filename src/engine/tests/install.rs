@@ -287,15 +287,10 @@ async fn a_list_without_an_order_is_refused() {
             .map(|step| Box::new(step.clone()) as Box<dyn crate::step::Step>)
             .collect();
         let (tools, reporter) = rig.tools("x");
-        let error = Session::new(
-            tools,
-            boxed,
-            Vec::new(),
-            fixtures::facts(),
-            fixtures::desired(),
-        )
-        .err()
-        .unwrap();
+        let state = fixtures::state(&tools.host, fixtures::facts());
+        let error = Session::new(tools, boxed, Vec::new(), state, fixtures::desired())
+            .err()
+            .unwrap();
         reporter.finish();
         match error {
             EngineError::Graph(error) => error,

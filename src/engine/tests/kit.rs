@@ -520,7 +520,8 @@ impl Rig {
             .collect();
         let mut desired = fixtures::desired();
         desired.image = self.image;
-        Session::new(tools, steps, (self.checks)(), fixtures::facts(), desired)
+        let state = fixtures::state(&tools.host, fixtures::facts());
+        Session::new(tools, steps, (self.checks)(), state, desired)
     }
 
     pub async fn install(&self) -> Result<RunReport, EngineError> {

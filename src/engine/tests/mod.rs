@@ -1,10 +1,11 @@
 //! The engine on small steps and a fake machine.
 
+mod epoch;
 mod install;
 mod journal;
 mod kit;
-mod look;
 mod random;
 mod reboot;
 mod stream;
+mod survey;
 mod undo;

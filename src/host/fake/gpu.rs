@@ -1,6 +1,9 @@
 //! NVML as the test says.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use async_trait::async_trait;
 
@@ -11,6 +14,7 @@ use crate::host::{Gpu, Nvml};
 #[derive(Clone)]
 pub struct FakeGpu {
     answer: Arc<Mutex<Nvml>>,
+    surveys: Arc<AtomicUsize>,
 }
 
 impl Default for FakeGpu {
@@ -19,6 +23,7 @@ impl Default for FakeGpu {
             answer: Arc::new(Mutex::new(Nvml::NotLoadable {
                 why: "libnvidia-ml.so.1: cannot open shared object file".to_owned(),
             })),
+            surveys: Arc::default(),
         }
     }
 }
@@ -28,11 +33,18 @@ impl FakeGpu {
     pub fn set(&self, answer: Nvml) {
         *locked(&self.answer) = answer;
     }
+
+    /// How often NVML was asked.
+    #[must_use]
+    pub fn surveys(&self) -> usize {
+        self.surveys.load(Ordering::Relaxed)
+    }
 }
 
 #[async_trait]
 impl Gpu for FakeGpu {
     async fn survey(&self) -> Nvml {
+        self.surveys.fetch_add(1, Ordering::Relaxed);
         locked(&self.answer).clone()
     }
 }

@@ -1,38 +1,68 @@
 //! Container runtimes: found by package or by binary, with the version of their configuration.
 
+use serde::{Deserialize, Serialize};
+
+use super::{Noted, State, packages::Packages};
 use crate::{
     facts::{
-        RuntimeFact, Scope,
+        Scope,
         detection::{RuntimeRow, table},
-        look::{Look, chain},
-        packages::Packages,
+        reader::{FactReader, chain},
     },
     host::{Query, Reader},
 };
 
+/// A container runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FoundRuntime {
+    /// `docker`, `containerd`, `crio`.
+    pub name: String,
+    /// Of the program, without what a package adds to it: `27.3.1`.
+    pub version: Option<String>,
+    /// The version of its configuration file (containerd).
+    pub config_version: Option<u32>,
+}
+
+impl State {
+    /// The container runtimes that are there.
+    pub(super) async fn runtimes(&self) -> &Noted<Vec<FoundRuntime>> {
+        let read = || async {
+            let packages = &self.installed().await.value;
+            let mut reader = FactReader::new(&*self.host.files);
+            let value = find(&mut reader, self.host.reader(), self.scope, packages).await;
+            Noted {
+                value,
+                unknown: reader.into_unknown(),
+            }
+        };
+        self.memo.runtimes.get_or_init(read).await
+    }
+}
+
 /// Looks for each runtime of the table.
-pub(super) async fn gather(
-    look: &mut Look<'_>,
+async fn find(
+    reader: &mut FactReader<'_>,
     host: Reader<'_>,
     scope: Scope,
     packages: &Packages,
-) -> Vec<RuntimeFact> {
+) -> Vec<FoundRuntime> {
     let mut found = Vec::new();
     for row in &table().runtime {
-        found.extend(runtime(look, host, scope, packages, row).await);
+        found.extend(runtime(reader, host, scope, packages, row).await);
     }
     found
 }
 
 async fn runtime(
-    look: &mut Look<'_>,
+    reader: &mut FactReader<'_>,
     host: Reader<'_>,
     scope: Scope,
     packages: &Packages,
     row: &RuntimeRow,
-) -> Option<RuntimeFact> {
+) -> Option<FoundRuntime> {
     let fact = format!("runtimes[{}].version", row.name);
-    let binary = row.binaries.iter().find(|path| look.exists(&fact, path));
+    let binary = row.binaries.iter().find(|path| reader.exists(&fact, path));
     let from_package = packages.as_deref().ok().and_then(|packages| {
         row.packages
             .iter()
@@ -42,9 +72,9 @@ async fn runtime(
     let version = match (binary, from_package) {
         (None, _) => return None,
         (Some(_), Some(package)) => Some(upstream(&package.version).to_owned()),
-        (Some(binary), None) if scope.executes => ask(look, host, &fact, binary).await,
+        (Some(binary), None) if scope.executes => ask(reader, host, &fact, binary).await,
         (Some(binary), None) => {
-            look.unknown(
+            reader.unknown(
                 fact,
                 format!("`{binary}` is in no package that could be read, and was not run"),
             );
@@ -54,15 +84,20 @@ async fn runtime(
     let config_version = row
         .config
         .as_deref()
-        .and_then(|path| config_version(look, &row.name, path));
-    Some(RuntimeFact {
+        .and_then(|path| config_version(reader, &row.name, path));
+    Some(FoundRuntime {
         name: row.name.clone(),
         version,
         config_version,
     })
 }
 
-async fn ask(look: &mut Look<'_>, host: Reader<'_>, fact: &str, binary: &str) -> Option<String> {
+async fn ask(
+    reader: &mut FactReader<'_>,
+    host: Reader<'_>,
+    fact: &str,
+    binary: &str,
+) -> Option<String> {
     let query = Query::new(binary, ["--version"]);
     let output = match host.query(&query).await {
         Ok(output) => output.success(query.cmd()),
@@ -71,11 +106,11 @@ async fn ask(look: &mut Look<'_>, host: Reader<'_>, fact: &str, binary: &str) ->
     match output.map(|output| parse_version(&output.stdout)) {
         Ok(Some(version)) => Some(version),
         Ok(None) => {
-            look.unknown(fact, format!("`{binary} --version` names no version"));
+            reader.unknown(fact, format!("`{binary} --version` names no version"));
             None
         }
         Err(error) => {
-            look.unknown(fact, chain(&error));
+            reader.unknown(fact, chain(&error));
             None
         }
     }
@@ -102,13 +137,13 @@ fn parse_version(text: &str) -> Option<String> {
 
 /// The `version` of containerd's configuration. A file without one is of version 1, says
 /// containerd-config.toml(5).
-fn config_version(look: &mut Look<'_>, name: &str, path: &str) -> Option<u32> {
+fn config_version(reader: &mut FactReader<'_>, name: &str, path: &str) -> Option<u32> {
     let fact = format!("runtimes[{name}].config-version");
-    let text = look.text(&fact, path)?;
+    let text = reader.text(&fact, path)?;
     match parse_config_version(&text) {
         Ok(version) => Some(version),
         Err(why) => {
-            look.unknown(fact, format!("`{path}` {why}"));
+            reader.unknown(fact, format!("`{path}` {why}"));
             None
         }
     }
@@ -130,7 +165,7 @@ fn parse_config_version(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{facts::packages::Package, host::fake};
+    use crate::{host::fake, state::packages::Package};
 
     #[test]
     fn versions() {
@@ -181,9 +216,9 @@ mod tests {
             by_vendor: None,
         }]);
         let get = async |executes| {
-            let mut look = Look::new(host.reader().files());
-            let found = gather(&mut look, host.reader(), Scope { executes }, &packages).await;
-            (found, look.into_unknown().len())
+            let mut reader = FactReader::new(host.reader().files());
+            let found = find(&mut reader, host.reader(), Scope { executes }, &packages).await;
+            (found, reader.into_unknown().len())
         };
         assert_eq!(get(true).await, (vec![], 0));
         fakes.files.put("/usr/sbin/dockerd", "x");

@@ -1,4 +1,4 @@
-//! The machine and its facts, as several commands need them.
+//! The machine that a command is about, and its facts.
 
 use camino::Utf8Path;
 
@@ -26,7 +26,14 @@ pub(super) fn host(world: &World<'_>, root: Option<&Utf8Path>) -> Result<Host, F
     }
 }
 
-/// The facts; `executes` is false below `--root`.
-pub(super) async fn facts(host: &Host, matrix: &Matrix, executes: bool) -> Facts {
-    gather(host.reader(), Some(matrix), Scope { executes }).await
+/// The facts.
+pub(super) fn facts(host: &Host, matrix: &Matrix, scope: Scope) -> Facts {
+    gather(host.reader(), Some(matrix), scope)
+}
+
+/// How far looking may go: below `--root` nothing is executed.
+pub(super) fn scope(root: Option<&Utf8Path>) -> Scope {
+    Scope {
+        executes: root.is_none(),
+    }
 }

@@ -1,62 +1,118 @@
-//! The NVIDIA kernel module on disk and the version inside it.
+//! Kernel modules: the loaded ones, those on disk, and the version of NVIDIA's own on disk.
 
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{Read, State, StateError};
 use crate::{
     facts::{
         Scope,
-        look::{Look, chain},
+        reader::{FactReader, chain},
     },
     host::{Query, Reader},
     model::version::{DriverVersion, KernelVersion},
+    tools::kmod,
 };
 
 const FACT: &str = "driver.module-version";
 
+impl State {
+    /// Names of the loaded modules, as the kernel writes them.
+    ///
+    /// # Errors
+    /// When the kernel's list cannot be read; it is empty where there is none.
+    pub fn loaded_modules(&self) -> Result<&[String], StateError> {
+        let read = || {
+            let text = self.host.files.read_text(Utf8Path::new(kmod::MODULES))?;
+            let loaded = kmod::parse_loaded(&text.unwrap_or_default()).into_iter();
+            Ok(loaded.map(|module| module.name).collect())
+        };
+        match self.memo.loaded_modules.get_or_init(read) {
+            Ok(modules) => Ok(modules),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// The bootable kernels below whose module folder the module is not found. `depmod`'s list names
+    /// every module file of a kernel, so one small read answers for the whole tree.
+    ///
+    /// # Errors
+    /// When a list that is there cannot be read.
+    pub fn kernels_without(&self, module: &str) -> Result<Vec<String>, StateError> {
+        let read = || -> Read<Vec<(String, String)>> {
+            let mut lists = Vec::new();
+            for kernel in self.facts.kernel.bootable() {
+                let path = Utf8PathBuf::from(format!("/lib/modules/{kernel}/modules.dep"));
+                let text = self.host.files.read_text(&path)?;
+                lists.push((kernel, text.unwrap_or_default()));
+            }
+            Ok(lists)
+        };
+        let lists = self.memo.module_lists.get_or_init(read);
+        let lists = lists.as_ref().map_err(Clone::clone)?.iter();
+        Ok(lists
+            .filter(|(_, list)| !names(list, module))
+            .map(|(kernel, _)| kernel.clone())
+            .collect())
+    }
+}
+
+/// Whether a `modules.dep` names a file of the module.
+fn names(list: &str, module: &str) -> bool {
+    list.lines()
+        .filter_map(|line| line.split(':').next())
+        .any(|path| {
+            let name = path.rsplit('/').next().unwrap_or(path);
+            name.split_once(".ko")
+                .is_some_and(|(stem, _)| stem == module)
+        })
+}
+
 /// The version of the module that `modprobe` would load for a kernel; `None` if there is no such
 /// module, or if its version cannot be read, which is noted.
-pub(super) async fn gather(
-    look: &mut Look<'_>,
+pub(super) async fn on_disk(
+    reader: &mut FactReader<'_>,
     host: Reader<'_>,
     scope: Scope,
     kernel: Option<&KernelVersion>,
 ) -> Option<DriverVersion> {
     let Some(kernel) = kernel else {
-        look.unknown(FACT, "no kernel is known whose modules could be looked at");
+        reader.unknown(FACT, "no kernel is known whose modules could be looked at");
         return None;
     };
     let folder = format!("/lib/modules/{kernel}");
     // What `depmod` wrote is what `modprobe` sees; a module that is not in it does not exist.
-    let list = look.text(FACT, &format!("{folder}/modules.dep"))?;
+    let list = reader.text(FACT, &format!("{folder}/modules.dep"))?;
     let module = nvidia_module(&list)?;
     let path = format!("{folder}/{module}");
     if module.ends_with(".ko") {
-        let content = look.bytes(FACT, &path)?;
+        let content = reader.bytes(FACT, &path)?;
         let version = modinfo(&content, "version").and_then(|text| text.parse().ok());
         if version.is_none() {
-            look.unknown(FACT, format!("`{path}` names no driver version"));
+            reader.unknown(FACT, format!("`{path}` names no driver version"));
         }
         return version;
     }
-    if let Some(version) = built_by_dkms(look, kernel) {
+    if let Some(version) = built_by_dkms(reader, kernel) {
         return Some(version);
     }
     if !scope.executes {
-        look.unknown(FACT, format!("`{path}` is compressed and was not unpacked"));
+        reader.unknown(FACT, format!("`{path}` is compressed and was not unpacked"));
         return None;
     }
-    ask(look, host, &path).await
+    ask(reader, host, &path).await
 }
 
 /// `modinfo` unpacks by itself; given a path it looks at this file and nothing else.
-async fn ask(look: &mut Look<'_>, host: Reader<'_>, path: &str) -> Option<DriverVersion> {
+async fn ask(reader: &mut FactReader<'_>, host: Reader<'_>, path: &str) -> Option<DriverVersion> {
     let query = Query::new("modinfo", ["-F", "version", path]);
     let output = match host.query(&query).await {
         Ok(output) => output.success(query.cmd()),
         Err(error) => Err(error),
     };
     match output {
-        Ok(output) => look.parsed(FACT, output.stdout.trim().parse()),
+        Ok(output) => reader.parsed(FACT, output.stdout.trim().parse()),
         Err(error) => {
-            look.unknown(FACT, chain(&error));
+            reader.unknown(FACT, chain(&error));
             None
         }
     }
@@ -64,15 +120,15 @@ async fn ask(look: &mut Look<'_>, host: Reader<'_>, path: &str) -> Option<Driver
 
 /// DKMS keeps what it built for a kernel in a folder named by the version; several versions for
 /// one kernel tell nothing about which of them is installed.
-fn built_by_dkms(look: &mut Look<'_>, kernel: &KernelVersion) -> Option<DriverVersion> {
+fn built_by_dkms(reader: &mut FactReader<'_>, kernel: &KernelVersion) -> Option<DriverVersion> {
     let mut versions = Vec::new();
-    for name in look.list(FACT, "/var/lib/dkms") {
+    for name in reader.list(FACT, "/var/lib/dkms") {
         if name != "nvidia" && !name.starts_with("nvidia-") {
             continue;
         }
-        for version in look.list(FACT, &format!("/var/lib/dkms/{name}")) {
+        for version in reader.list(FACT, &format!("/var/lib/dkms/{name}")) {
             if let Ok(parsed) = version.parse::<DriverVersion>()
-                && look.exists(FACT, &format!("/var/lib/dkms/{name}/{version}/{kernel}"))
+                && reader.exists(FACT, &format!("/var/lib/dkms/{name}/{version}/{kernel}"))
             {
                 versions.push(parsed);
             }
@@ -233,10 +289,10 @@ mod tests {
         let folder = format!("/lib/modules/{kernel}");
         let dep = format!("{folder}/modules.dep");
         let get = async |executes| {
-            let mut look = Look::new(host.reader().files());
+            let mut reader = FactReader::new(host.reader().files());
             let scope = Scope { executes };
-            let version = gather(&mut look, host.reader(), scope, Some(&kernel)).await;
-            (version.map(|v| v.to_string()), look.into_unknown().len())
+            let version = on_disk(&mut reader, host.reader(), scope, Some(&kernel)).await;
+            (version.map(|v| v.to_string()), reader.into_unknown().len())
         };
         assert_eq!(get(true).await, (None, 0));
         fakes.files.put(&dep, "updates/dkms/nvidia.ko:\n");

@@ -1,4 +1,5 @@
-//! Reading for facts: whatever fails becomes a line under `unknown`, never an error.
+//! Reading for the document of `facts`: whatever fails becomes a line under `unknown`, never an
+//! error.
 
 use std::error::Error;
 
@@ -6,17 +7,17 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     facts::Unknown,
-    host::{FilesError, Kind, ReadFiles},
+    host::{FilesError, ReadFiles},
 };
 
 /// The files of the machine, and what could not be known so far.
-pub(super) struct Look<'h> {
+pub(crate) struct FactReader<'h> {
     files: &'h dyn ReadFiles,
     unknown: Vec<Unknown>,
 }
 
-impl<'h> Look<'h> {
-    pub(super) fn new(files: &'h dyn ReadFiles) -> Self {
+impl<'h> FactReader<'h> {
+    pub(crate) fn new(files: &'h dyn ReadFiles) -> Self {
         Self {
             files,
             unknown: Vec::new(),
@@ -24,12 +25,12 @@ impl<'h> Look<'h> {
     }
 
     /// The files, for what has no fact to blame.
-    pub(super) fn files(&self) -> &'h dyn ReadFiles {
+    pub(crate) fn files(&self) -> &'h dyn ReadFiles {
         self.files
     }
 
     /// Notes that a fact is not known.
-    pub(super) fn unknown(&mut self, fact: impl Into<String>, why: impl Into<String>) {
+    pub(crate) fn unknown(&mut self, fact: impl Into<String>, why: impl Into<String>) {
         let line = Unknown {
             fact: fact.into(),
             why: why.into(),
@@ -41,33 +42,33 @@ impl<'h> Look<'h> {
     }
 
     /// What is not known, in the order in which it was found.
-    pub(super) fn into_unknown(self) -> Vec<Unknown> {
+    pub(crate) fn into_unknown(self) -> Vec<Unknown> {
         self.unknown
     }
 
     /// The content of a file; `None` if it is not there, or if it cannot be read, which is noted.
-    pub(super) fn bytes(&mut self, fact: &str, path: &str) -> Option<Vec<u8>> {
+    pub(crate) fn bytes(&mut self, fact: &str, path: &str) -> Option<Vec<u8>> {
         let read = self.files.read(Utf8Path::new(path));
         self.take(fact, read).flatten()
     }
 
-    /// As [`Look::bytes`], for text. Bytes that are no UTF-8 are replaced: firmware writes what it
+    /// As [`FactReader::bytes`], for text. Bytes that are no UTF-8 are replaced: firmware writes what it
     /// likes, and one odd letter must not hide a file.
-    pub(super) fn text(&mut self, fact: &str, path: &str) -> Option<String> {
+    pub(crate) fn text(&mut self, fact: &str, path: &str) -> Option<String> {
         self.bytes(fact, path)
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// As [`Look::text`], for the file of one value: without white space around it, and `None` if
+    /// As [`FactReader::text`], for the file of one value: without white space around it, and `None` if
     /// nothing is left.
-    pub(super) fn value(&mut self, fact: &str, path: &str) -> Option<String> {
+    pub(crate) fn value(&mut self, fact: &str, path: &str) -> Option<String> {
         let text = self.text(fact, path)?;
         let value = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
         (!value.is_empty()).then(|| value.to_owned())
     }
 
-    /// As [`Look::value`]; absence and emptiness are noted too.
-    pub(super) fn required(&mut self, fact: &str, path: &str) -> Option<String> {
+    /// As [`FactReader::value`]; absence and emptiness are noted too.
+    pub(crate) fn required(&mut self, fact: &str, path: &str) -> Option<String> {
         let before = self.unknown.len();
         let value = self.value(fact, path);
         if value.is_none() && self.unknown.len() == before {
@@ -77,34 +78,25 @@ impl<'h> Look<'h> {
     }
 
     /// Whether something is at the path, links followed.
-    pub(super) fn exists(&mut self, fact: &str, path: &str) -> bool {
+    pub(crate) fn exists(&mut self, fact: &str, path: &str) -> bool {
         let exists = self.files.exists(Utf8Path::new(path));
         self.take(fact, exists).unwrap_or(false)
     }
 
     /// The names in a folder; empty if it is not there.
-    pub(super) fn list(&mut self, fact: &str, folder: &str) -> Vec<String> {
+    pub(crate) fn list(&mut self, fact: &str, folder: &str) -> Vec<String> {
         let names = self.files.list(Utf8Path::new(folder));
         self.take(fact, names).unwrap_or_default()
     }
 
     /// Where a path leads, links followed.
-    pub(super) fn resolve(&mut self, fact: &str, path: &str) -> Option<Utf8PathBuf> {
+    pub(crate) fn resolve(&mut self, fact: &str, path: &str) -> Option<Utf8PathBuf> {
         let target = self.files.resolve(Utf8Path::new(path));
         self.take(fact, target).flatten()
     }
 
-    /// The target of a link as written; `None` if there is no link.
-    pub(super) fn link(&mut self, fact: &str, path: &str) -> Option<Utf8PathBuf> {
-        let stat = self.files.stat(Utf8Path::new(path));
-        match self.take(fact, stat).flatten()?.kind {
-            Kind::Link(target) => Some(target),
-            _ => None,
-        }
-    }
-
     /// The value of a parse, or a note.
-    pub(super) fn parsed<T, E: Error + 'static>(
+    pub(crate) fn parsed<T, E: Error + 'static>(
         &mut self,
         fact: &str,
         parsed: Result<T, E>,
@@ -119,7 +111,7 @@ impl<'h> Look<'h> {
     }
 
     /// What reading told, or a note.
-    pub(super) fn answer<T>(&mut self, fact: &str, result: Result<T, FilesError>) -> Option<T> {
+    pub(crate) fn answer<T>(&mut self, fact: &str, result: Result<T, FilesError>) -> Option<T> {
         self.take(fact, result)
     }
 
@@ -135,7 +127,7 @@ impl<'h> Look<'h> {
 }
 
 /// An error and its causes in one line.
-pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     std::iter::successors(error.source(), |cause| (*cause).source())
         .fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }

@@ -1,18 +1,53 @@
 //! The NVIDIA driver as found: loaded, in the library path, in packages, on disk, and whose it is.
 
-use std::str::FromStr;
+use camino::Utf8Path;
+use serde::{Deserialize, Serialize};
 
+use super::{
+    Noted, Read, State, StateError, modules,
+    packages::{Package, Packages},
+};
 use crate::{
-    facts::{
-        DriverFact, Kernel, Origin, Scope,
-        detection::table,
-        look::Look,
-        modules,
-        packages::{Package, Packages},
-    },
-    host::Reader,
+    facts::{detection::table, reader::FactReader},
+    host::ReadFiles,
     model::{pattern, version::DriverVersion},
 };
+
+/// The NVIDIA driver as found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct FoundDriver {
+    /// Of the loaded kernel module.
+    pub loaded_version: Option<DriverVersion>,
+    /// Of `libnvidia-ml.so.1` on the library path.
+    pub library_version: Option<DriverVersion>,
+    /// Of the installed packages.
+    pub package_version: Option<DriverVersion>,
+    /// Of the module on disk for the running kernel; below `--root`, where none runs, for the one of
+    /// the next boot.
+    pub module_version: Option<DriverVersion>,
+    /// Who put it there.
+    pub origin: Option<Origin>,
+}
+
+/// Where a driver came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// The distribution's archive.
+    Distribution,
+    /// NVIDIA's repository.
+    Vendor,
+    /// NVIDIA's installer, outside packages.
+    Runfile,
+    /// There without packages or installer marks: part of the image.
+    Preinstalled,
+}
+
+/// Version of the loaded module, as the kernel tells it.
+const LOADED_VERSION: &str = "/sys/module/nvidia/version";
+/// The same as the module tells it, in a sentence.
+const PROC_VERSION: &str = "/proc/driver/nvidia/version";
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
@@ -26,46 +61,93 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib",
 ];
 
-/// Looks at all places where a driver can be.
-pub(super) async fn gather(
-    look: &mut Look<'_>,
-    host: Reader<'_>,
-    scope: Scope,
-    kernel: &Kernel,
-    packages: &Packages,
-) -> DriverFact {
-    let loaded_version = loaded(look);
-    let library = library(look);
-    let from_package = packages.as_deref().ok().and_then(driver_package);
-    if let Err(why) = packages {
-        look.unknown("driver.package-version", why.clone());
+impl State {
+    /// Version of the loaded driver; `None` if none is loaded.
+    ///
+    /// # Errors
+    /// When the kernel's file about it cannot be read or names no version.
+    pub fn loaded_driver(&self) -> Result<Option<&DriverVersion>, StateError> {
+        let read = || loaded(&*self.host.files);
+        match self.memo.loaded_driver.get_or_init(read) {
+            Ok(version) => Ok(version.as_ref()),
+            Err(error) => Err(error.clone()),
+        }
     }
-    // Below `--root` nothing runs: there the kernel of the next boot is the one that matters.
-    let of_kernel = kernel.running.as_ref().or(kernel.next_boot.as_ref());
-    let module_version = modules::gather(look, host, scope, of_kernel).await;
-    let found = library.is_some() || module_version.is_some() || loaded_version.is_some();
-    let origin = origin(look, packages, from_package.as_ref(), found);
-    DriverFact {
-        loaded_version,
-        library_version: library.flatten(),
-        package_version: from_package.map(|(_, version)| version),
-        module_version,
-        origin,
+
+    /// The driver in all places where one can be.
+    pub async fn driver(&self) -> &FoundDriver {
+        &self.noted_driver().await.value
+    }
+
+    pub(super) async fn noted_driver(&self) -> &Noted<FoundDriver> {
+        let read = || async {
+            let mut reader = FactReader::new(&*self.host.files);
+            let value = self.find_driver(&mut reader).await;
+            Noted {
+                value,
+                unknown: reader.into_unknown(),
+            }
+        };
+        self.memo.driver.get_or_init(read).await
+    }
+
+    async fn find_driver(&self, reader: &mut FactReader<'_>) -> FoundDriver {
+        let packages = &self.installed().await.value;
+        let loaded_version = match self.loaded_driver() {
+            Ok(version) => version.cloned(),
+            Err(error) => {
+                reader.unknown("driver.loaded-version", error.reason());
+                None
+            }
+        };
+        let library = library(reader);
+        let from_package = packages.as_deref().ok().and_then(driver_package);
+        if let Err(why) = packages {
+            reader.unknown("driver.package-version", why.clone());
+        }
+        // Below `--root` nothing runs: there the kernel of the next boot is the one that matters.
+        let kernel = &self.facts.kernel;
+        let of_kernel = kernel.running.as_ref().or(kernel.next_boot.as_ref());
+        let module_version =
+            modules::on_disk(reader, self.host.reader(), self.scope, of_kernel).await;
+        let found = library.is_some() || module_version.is_some() || loaded_version.is_some();
+        let origin = origin(reader, packages, from_package.as_ref(), found);
+        FoundDriver {
+            loaded_version,
+            library_version: library.flatten(),
+            package_version: from_package.map(|(_, version)| version),
+            module_version,
+            origin,
+        }
     }
 }
 
 /// The version of the loaded module; `None` if none is loaded.
-fn loaded(look: &mut Look<'_>) -> Option<DriverVersion> {
-    let fact = "driver.loaded-version";
-    if let Some(text) = look.value(fact, "/sys/module/nvidia/version") {
-        return look.parsed(fact, DriverVersion::from_str(&text));
+fn loaded(files: &dyn ReadFiles) -> Read<Option<DriverVersion>> {
+    let text = files.read_text(Utf8Path::new(LOADED_VERSION))?;
+    if let Some(text) = text
+        .as_deref()
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+    {
+        let version = text
+            .parse::<DriverVersion>()
+            .map_err(|error| StateError::Unexpected {
+                what: format!("`{LOADED_VERSION}`"),
+                why: format!("{error}"),
+            });
+        return version.map(Some);
     }
-    let text = look.text(fact, "/proc/driver/nvidia/version")?;
-    let version = parse_proc_version(&text);
-    if version.is_none() {
-        look.unknown(fact, "`/proc/driver/nvidia/version` names no version");
+    let Some(text) = files.read_text(Utf8Path::new(PROC_VERSION))? else {
+        return Ok(None);
+    };
+    match parse_proc_version(&text) {
+        Some(version) => Ok(Some(version)),
+        None => Err(StateError::Unexpected {
+            what: "the version of the loaded driver".into(),
+            why: format!("`{PROC_VERSION}` names no version"),
+        }),
     }
-    version
 }
 
 /// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (…)`.
@@ -78,30 +160,30 @@ fn parse_proc_version(text: &str) -> Option<DriverVersion> {
 
 /// The library as the dynamic linker would find it: `None` if there is none, `Some(None)` if its
 /// version is not known. It is never opened: its file is named by its version.
-fn library(look: &mut Look<'_>) -> Option<Option<DriverVersion>> {
+fn library(reader: &mut FactReader<'_>) -> Option<Option<DriverVersion>> {
     let fact = "driver.library-version";
-    let folders = linker_folders(look);
+    let folders = linker_folders(reader);
     let path = folders
         .iter()
         .map(String::as_str)
         .chain(FOLDERS)
         .map(|folder| format!("{folder}/{LIBRARY}"))
-        .find_map(|path| look.resolve(fact, &path))?;
+        .find_map(|path| reader.resolve(fact, &path))?;
     let version = path
         .file_name()
         .and_then(|name| name.strip_prefix("libnvidia-ml.so."))
         .and_then(|version| version.parse().ok());
     if version.is_none() {
-        look.unknown(fact, format!("`{path}` has no version in its name"));
+        reader.unknown(fact, format!("`{path}` has no version in its name"));
     }
     Some(version)
 }
 
 /// The folders of `ld.so.conf(5)`, with the files that it includes.
-fn linker_folders(look: &mut Look<'_>) -> Vec<String> {
+fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
     let fact = "driver.library-version";
     let mut folders = Vec::new();
-    let text = look.text(fact, "/etc/ld.so.conf").unwrap_or_default();
+    let text = reader.text(fact, "/etc/ld.so.conf").unwrap_or_default();
     for line in linker_lines(&text) {
         let Some(included) = line.strip_prefix("include").map(str::trim) else {
             folders.push(line.to_owned());
@@ -117,9 +199,9 @@ fn linker_folders(look: &mut Look<'_>) -> Vec<String> {
         };
         // Before the first folder there is the root itself.
         let folder = if folder.is_empty() { "/" } else { folder };
-        for name in look.list(fact, folder) {
+        for name in reader.list(fact, folder) {
             if pattern::matches(names, &name) {
-                let text = look.text(fact, &format!("{folder}/{name}"));
+                let text = reader.text(fact, &format!("{folder}/{name}"));
                 folders.extend(linker_lines(&text.unwrap_or_default()).map(str::to_owned));
             }
         }
@@ -160,7 +242,7 @@ fn driver_package(packages: &[Package]) -> Option<(&Package, DriverVersion)> {
 }
 
 fn origin(
-    look: &mut Look<'_>,
+    reader: &mut FactReader<'_>,
     packages: &Packages,
     from_package: Option<&(&Package, DriverVersion)>,
     found: bool,
@@ -171,7 +253,7 @@ fn origin(
         .runfile
         .marks
         .iter()
-        .any(|mark| look.exists(fact, mark))
+        .any(|mark| reader.exists(fact, mark))
     {
         return Some(Origin::Runfile);
     }
@@ -180,7 +262,7 @@ fn origin(
             Some(true) => Some(Origin::Vendor),
             Some(false) => Some(Origin::Distribution),
             None => {
-                look.unknown(
+                reader.unknown(
                     fact,
                     format!("the package `{}` does not say who made it", package.name),
                 );
@@ -190,7 +272,7 @@ fn origin(
         (None, _) if !found => None,
         (None, Ok(_)) => Some(Origin::Preinstalled),
         (None, Err(why)) => {
-            look.unknown(fact, why.clone());
+            reader.unknown(fact, why.clone());
             None
         }
     }
@@ -276,9 +358,9 @@ mod tests {
         let (host, fakes) = fake::host();
         let files = &fakes.files;
         let found = || {
-            let mut look = Look::new(host.reader().files());
-            let version = library(&mut look).map(|v| v.map(|v| v.to_string()));
-            (version, look.into_unknown().len())
+            let mut reader = FactReader::new(host.reader().files());
+            let version = library(&mut reader).map(|v| v.map(|v| v.to_string()));
+            (version, reader.into_unknown().len())
         };
         assert_eq!(found(), (None, 0));
         files.put("/usr/lib/libnvidia-ml.so.1", "x");
@@ -313,10 +395,10 @@ mod tests {
     fn origins() {
         let (host, fakes) = fake::host();
         let of = |packages: &Packages, found: bool| {
-            let mut look = Look::new(host.reader().files());
+            let mut reader = FactReader::new(host.reader().files());
             let from = packages.as_deref().ok().and_then(driver_package);
-            let origin = origin(&mut look, packages, from.as_ref(), found);
-            (origin, look.into_unknown().len())
+            let origin = origin(&mut reader, packages, from.as_ref(), found);
+            (origin, reader.into_unknown().len())
         };
         let one = |by| Ok(vec![package("libnvidia-ml1", "535.261.03-1", by)]);
         assert_eq!(of(&one(Some(true)), true), (Some(Origin::Vendor), 0));

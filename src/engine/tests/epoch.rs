@@ -1,0 +1,95 @@
+//! What steps and checks read is shared within an epoch, and read anew in the next.
+
+use async_trait::async_trait;
+
+use super::kit::{Rig, needs, outcomes, satisfied, write};
+use crate::{
+    checks,
+    config::desired::Manager,
+    engine::Session,
+    host::{Nvml, fake},
+    model::id::{Id, StepId},
+    step::{Assessment, Cx, Step, StepError},
+    steps::{self, fixtures},
+};
+
+/// A GPU that hangs must cost one deadline, however many steps and checks want to know about it.
+#[tokio::test]
+async fn a_whole_check_reads_each_part_of_the_state_once() {
+    let rig = Rig::new(vec![]);
+    let fakes = &rig.fakes;
+    fakes.gpu.set(Nvml::Hung { after_seconds: 30 });
+    fakes
+        .files
+        .put("/sys/module/nvidia/version", "535.261.03\n");
+    fakes.files.put_folder("/var/lib/rpm", 0o755);
+    fakes.files.put(
+        "/etc/cdi/nvidia.yaml",
+        "devices:\n- name: GPU-5c0b4bb8-0000-0000-0000-000000000000\n",
+    );
+    fakes.exec.on("rpm", |_, _| fake::ok(""));
+    fakes.exec.on("docker", |_, _| fake::ok("{}"));
+    fakes.exec.on("systemctl", |_, _| {
+        fake::ok("LoadState=loaded\nActiveState=active\nUnitFileState=enabled\nResult=success\n")
+    });
+    let mut desired = fixtures::desired();
+    desired.packages.manager = Manager::Dnf;
+
+    let (tools, reporter) = rig.tools("check");
+    let state = fixtures::state(&tools.host, fixtures::facts());
+    let session = Session::new(tools, steps::all(), checks::all(), state, desired).unwrap();
+    let report = session.check().await;
+    reporter.finish();
+    session.state().snapshot().await;
+
+    let devices = report
+        .findings
+        .iter()
+        .find(|one| one.id == steps::VALIDATION_DEVICES);
+    assert!(devices.is_some());
+    assert_eq!(fakes.gpu.surveys(), 1);
+    let mut lines = fakes.exec.lines();
+    for once in ["docker info", "rpm -qa"] {
+        assert!(lines.iter().any(|line| line.starts_with(once)), "{lines:?}");
+    }
+    lines.sort_unstable();
+    let all = lines.clone();
+    lines.dedup();
+    assert_eq!(all, lines);
+}
+
+/// Wants a module to be loaded.
+struct Loaded;
+
+#[async_trait]
+impl Step for Loaded {
+    fn id(&self) -> StepId {
+        Id::new("loaded")
+    }
+
+    fn title(&self) -> &'static str {
+        "a module"
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        if cx.state.loaded_modules()?.is_empty() {
+            return Ok(needs(vec![write(
+                "/proc/modules",
+                "nvidia 1 0 - Live 0x0\n",
+            )]));
+        }
+        Ok(satisfied("it is loaded"))
+    }
+}
+
+#[tokio::test]
+async fn a_change_ends_the_epoch() {
+    let rig = Rig::new(vec![]);
+    let (tools, reporter) = rig.tools("install");
+    let state = fixtures::state(&tools.host, fixtures::facts());
+    let steps: Vec<Box<dyn Step>> = vec![Box::new(Loaded)];
+    let session = Session::new(tools, steps, vec![], state, fixtures::desired()).unwrap();
+    let report = session.install().await.unwrap();
+    reporter.finish();
+    assert_eq!(outcomes(&report), ["loaded changed"]);
+}

@@ -1,0 +1,62 @@
+//! The kernel driver that is bound to each GPU, from sysfs.
+
+use camino::Utf8PathBuf;
+
+use super::{Read, State, StateError};
+use crate::{
+    facts::pci::DEVICES,
+    host::{Kind, ReadFiles},
+    model::pci::PciAddress,
+};
+
+impl State {
+    /// The driver bound to a GPU of the facts; `None` without one.
+    ///
+    /// # Errors
+    /// When sysfs cannot be read.
+    pub fn bound_driver(&self, gpu: PciAddress) -> Result<Option<&str>, StateError> {
+        let read = || {
+            let gpus = self.facts.gpus.iter().map(|gpu| gpu.pci_address);
+            gpus.map(|gpu| (gpu, bound(&*self.host.files, gpu)))
+                .collect()
+        };
+        match self.memo.bound_drivers.get_or_init(read).get(&gpu) {
+            Some(Ok(driver)) => Ok(driver.as_deref()),
+            Some(Err(error)) => Err(error.clone()),
+            None => Ok(None),
+        }
+    }
+}
+
+fn bound(files: &dyn ReadFiles, gpu: PciAddress) -> Read<Option<String>> {
+    let link = Utf8PathBuf::from(format!("{DEVICES}/{gpu}/driver"));
+    Ok(match files.stat(&link)?.map(|stat| stat.kind) {
+        Some(Kind::Link(target)) => target.file_name().map(str::to_owned),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host::fake,
+        steps::fixtures::{facts, state},
+    };
+
+    #[test]
+    fn each_gpu_has_its_own_driver_or_none() {
+        let (host, fakes) = fake::host();
+        fakes.files.put_link(
+            &format!("{DEVICES}/0000:18:00.0/driver"),
+            "../../../../bus/pci/drivers/nvidia",
+        );
+        let state = state(&host, facts());
+        let of = |gpu: &str| {
+            let driver = state.bound_driver(gpu.parse().expect("an address"));
+            driver.expect("readable").map(str::to_owned)
+        };
+        assert_eq!(of("0000:18:00.0").as_deref(), Some("nvidia"));
+        assert_eq!(of("0000:2a:00.0"), None);
+    }
+}

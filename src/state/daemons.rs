@@ -1,0 +1,125 @@
+//! What the daemons of container runtimes run with, as they say themselves: a file that matches and
+//! a daemon that never read it look the same on disk.
+
+use camino::Utf8Path;
+
+use super::{Read, State, StateError};
+use crate::{
+    host::{ExecError, Output, Query},
+    tools::{containerd, docker},
+};
+
+/// What containerd reads first.
+const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
+
+/// What a daemon says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effective {
+    /// It is not installed.
+    Absent,
+    /// It does not answer, in its tool's words.
+    Silent(String),
+    /// It answers.
+    Known {
+        /// Names of its runtimes.
+        runtimes: Vec<String>,
+        /// Its default one.
+        default: Option<String>,
+        /// containerd: it shows its configuration in a newer format than its file is in.
+        migrated: bool,
+        /// Docker: it reads a configuration that `nvidia-ctk` does not.
+        lenient: bool,
+    },
+}
+
+impl State {
+    /// What Docker runs with.
+    ///
+    /// # Errors
+    /// When it cannot be asked; that it does not answer is no error.
+    pub async fn docker(&self) -> Result<&Effective, StateError> {
+        let read = || async {
+            Ok(match self.ask(docker::info()).await? {
+                Some(output) => of_docker(&output),
+                None => Effective::Absent,
+            })
+        };
+        let read = self.memo.docker.get_or_init(read).await;
+        read.as_ref().map_err(Clone::clone)
+    }
+
+    /// What containerd runs with.
+    ///
+    /// # Errors
+    /// As for [`State::docker`], and when its configuration file cannot be read.
+    pub async fn containerd(&self) -> Result<&Effective, StateError> {
+        let read = || async {
+            let Some(output) = self.ask(containerd::config_dump()).await? else {
+                return Ok(Effective::Absent);
+            };
+            Ok(match containerd::parse_config(&output.stdout) {
+                Ok(config) if output.ok() => Effective::Known {
+                    runtimes: config.runtimes,
+                    default: config.default_runtime,
+                    migrated: config.version > self.containerd_file_version()?,
+                    lenient: false,
+                },
+                _ => Effective::Silent(last_words(&output)),
+            })
+        };
+        let read = self.memo.containerd.get_or_init(read).await;
+        read.as_ref().map_err(Clone::clone)
+    }
+
+    /// The output of a program; `None` if it is not installed.
+    async fn ask(&self, query: Query) -> Read<Option<Output>> {
+        match self.host.reader().query(&query).await {
+            Ok(output) => Ok(Some(output)),
+            Err(ExecError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The format of containerd's own file; one that is missing is made at version 2.
+    fn containerd_file_version(&self) -> Read<i64> {
+        let text = (self.host.files).read_text(Utf8Path::new(CONTAINERD_CONFIG))?;
+        let Some(text) = text else { return Ok(2) };
+        match containerd::parse_config(&text) {
+            Ok(config) => Ok(config.version),
+            Err(why) => Err(StateError::Unexpected {
+                what: format!("`{CONTAINERD_CONFIG}`"),
+                why,
+            }),
+        }
+    }
+}
+
+fn of_docker(output: &Output) -> Effective {
+    match docker::parse_info(&output.stdout) {
+        Ok(info) if output.ok() && info.server_errors.is_empty() => Effective::Known {
+            lenient: info.is_lenient(),
+            runtimes: info.runtimes.into_keys().collect(),
+            default: info.default_runtime,
+            migrated: false,
+        },
+        Ok(info) => {
+            let said = info.server_errors.first().cloned();
+            Effective::Silent(said.unwrap_or_else(|| last_words(output)))
+        }
+        Err(_) => Effective::Silent(last_words(output)),
+    }
+}
+
+/// The last line of what a program said.
+fn last_words(output: &Output) -> String {
+    let said = if output.stderr.trim().is_empty() {
+        &output.stdout
+    } else {
+        &output.stderr
+    };
+    said.lines()
+        .next_back()
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}

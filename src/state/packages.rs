@@ -1,0 +1,148 @@
+//! The installed packages, whichever database the machine has.
+
+use super::{Noted, State, StateError};
+use crate::{
+    facts::{detection::table, reader::FactReader},
+    tools::packages::{self, Manager},
+};
+
+/// The installed packages, or why they are not known.
+pub(super) type Packages = Result<Vec<Package>, String>;
+
+/// An installed package, of either kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Package {
+    pub name: String,
+    pub version: String,
+    /// NVIDIA made it; `None` where the package does not say who did.
+    pub by_vendor: Option<bool>,
+}
+
+impl State {
+    /// Every package that the database of a package manager knows; `None` where there is no database.
+    ///
+    /// # Errors
+    /// When the database is there and cannot be read.
+    pub async fn database(
+        &self,
+        manager: Manager,
+    ) -> Result<Option<&[packages::Package]>, StateError> {
+        let read = || async { Ok(manager.backend().database(self.host.reader()).await?) };
+        // As many as there are managers.
+        match self.memo.databases[manager as usize]
+            .get_or_init(read)
+            .await
+        {
+            Ok(packages) => Ok(packages.as_deref()),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// The installed packages, from the database that is there.
+    pub(super) async fn installed(&self) -> &Noted<Packages> {
+        let read = || async {
+            let mut reader = FactReader::new(&*self.host.files);
+            let value = self.find_packages(&mut reader).await;
+            Noted {
+                value,
+                unknown: reader.into_unknown(),
+            }
+        };
+        self.memo.packages.get_or_init(read).await
+    }
+
+    /// Reads the database of whichever package manager the machine has.
+    async fn find_packages(&self, reader: &mut FactReader<'_>) -> Packages {
+        let fact = "driver.package-version";
+        let found = Manager::ALL.into_iter().find(|manager| {
+            let used = manager.backend().is_used_on(reader.files());
+            reader.answer(fact, used) == Some(true)
+        });
+        let Some(manager) = found else {
+            return Err("neither a dpkg nor an rpm database is there".to_owned());
+        };
+        let program = manager.backend().database_program();
+        if let (Some(program), false) = (program, self.scope.executes) {
+            return Err(format!(
+                "the {program} database can only be read by `{program}`, which was not run"
+            ));
+        }
+        match self.database(manager).await {
+            Ok(packages) => Ok(by_maker(packages.unwrap_or_default())),
+            Err(error) => Err(error.reason()),
+        }
+    }
+}
+
+/// Who made each package that is on the disk.
+fn by_maker(packages: &[packages::Package]) -> Vec<Package> {
+    let vendor = &table().vendor;
+    packages
+        .iter()
+        // A driver that is unpacked and not configured is on the disk all the same.
+        .filter(|package| package.is_unpacked())
+        .map(|package| {
+            let by_mail = (package.packager.as_deref())
+                .map(|packager| packager.contains(&vendor.mail_domain));
+            let by_name =
+                (package.vendor.as_deref()).map(|name| name.starts_with(&vendor.vendor_prefix));
+            Package {
+                name: package.name.clone(),
+                version: package.version.clone(),
+                by_vendor: match (by_mail, by_name) {
+                    (None, None) => None,
+                    (mail, name) => Some(mail == Some(true) || name == Some(true)),
+                },
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        host::fake,
+        steps::fixtures::{facts, state, state_below_root},
+    };
+
+    #[tokio::test]
+    async fn rpm_is_asked_only_where_programs_may_run() {
+        let (host, fakes) = fake::host();
+        let get = async || state(&host, facts()).installed().await.value.clone();
+        assert!(get().await.unwrap_err().contains("neither"));
+        fakes.files.put_folder("/var/lib/rpm", 0o755);
+        let below = state_below_root(&host, facts());
+        let unread = below.installed().await.value.clone();
+        assert!(unread.unwrap_err().contains("not run"));
+        assert!(fakes.exec.log().is_empty());
+        assert!(get().await.unwrap_err().contains("rpm"));
+        fakes.exec.on("rpm", |_, _| {
+            fake::ok(
+                "nvidia-driver-cuda\tx86_64\t3\t580.178.04\t1.el9\t(none)\tcudatools <cudatools@nvidia.com>\n\
+                 nvidia-open-kmod\tx86_64\t3\t580.178.04\t1.el9\tAlmaLinux\tAlmaLinux Packaging Team\n\
+                 odd\tx86_64\t(none)\t1\t1\t(none)\t(none)\n",
+            )
+        });
+        let packages = get().await.unwrap();
+        let by: Vec<Option<bool>> = packages.iter().map(|p| p.by_vendor).collect();
+        assert_eq!(by, [Some(true), Some(false), None]);
+    }
+
+    #[tokio::test]
+    async fn dpkg_is_read_as_a_file() {
+        let (host, fakes) = fake::host();
+        fakes.files.put(
+            "/var/lib/dpkg/status",
+            "Package: a\nStatus: install ok unpacked\nMaintainer: cudatools <cudatools@nvidia.com>\nVersion: 1\n\n\
+             Package: b\nStatus: deinstall ok config-files\nVersion: 1\n\n\
+             Package: c\nStatus: hold ok installed\nMaintainer: Debian NVIDIA Maintainers <pkg-nvidia-devel@lists.alioth.debian.org>\nVersion: 2\n",
+        );
+        let below = state_below_root(&host, facts());
+        let packages = below.installed().await.value.clone().unwrap();
+        let found: Vec<(&str, Option<bool>)> = packages
+            .iter()
+            .map(|package| (package.name.as_str(), package.by_vendor))
+            .collect();
+        assert_eq!(found, [("a", Some(true)), ("c", Some(false))]);
+    }
+}

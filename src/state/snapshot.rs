@@ -1,0 +1,62 @@
+//! Everything that can change, read once for the document of `facts`.
+
+use std::collections::BTreeMap;
+
+use super::{FoundDriver, FoundRuntime, State};
+use crate::{facts::Unknown, host::Nvml, model::pci::PciAddress};
+
+/// What can change about a machine. What could not be read is `None` and named in
+/// [`Snapshot::unknown`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot<'s> {
+    /// The kernel driver bound to each GPU that has one.
+    pub bound_drivers: BTreeMap<PciAddress, &'s str>,
+    /// The NVIDIA driver as found.
+    pub driver: &'s FoundDriver,
+    /// What NVML said; `None` where it was not asked (`--root`).
+    pub nvml: Option<&'s Nvml>,
+    /// Container runtimes as found.
+    pub runtimes: &'s [FoundRuntime],
+    /// What could not be read, and why.
+    pub unknown: Vec<Unknown>,
+}
+
+impl State {
+    /// Reads everything that goes into the document of `facts` and was not read before.
+    pub async fn snapshot(&self) -> Snapshot<'_> {
+        let mut unknown = Vec::new();
+        let mut bound_drivers = BTreeMap::new();
+        for gpu in &self.facts.gpus {
+            let address = gpu.pci_address;
+            match self.bound_driver(address) {
+                Ok(driver) => bound_drivers.extend(driver.map(|driver| (address, driver))),
+                Err(error) => unknown.push(Unknown {
+                    fact: format!("gpus[{address}]"),
+                    why: error.reason(),
+                }),
+            }
+        }
+        let packages = self.installed().await;
+        let driver = self.noted_driver().await;
+        let runtimes = self.runtimes().await;
+        for notes in [&packages.unknown, &driver.unknown, &runtimes.unknown] {
+            unknown.extend(notes.iter().cloned());
+        }
+        let nvml = if self.scope.executes {
+            Some(self.nvml().await)
+        } else {
+            unknown.push(Unknown {
+                fact: "nvml".to_owned(),
+                why: "no program is run here, so it was not asked".to_owned(),
+            });
+            None
+        };
+        Snapshot {
+            bound_drivers,
+            driver: &driver.value,
+            nvml,
+            runtimes: &runtimes.value,
+            unknown,
+        }
+    }
+}
