@@ -65,11 +65,6 @@ impl<'h> Reader<'h> {
         self.0.exec.run(query.cmd(), &mut |_, _| {}).await
     }
 
-    /// What NVML says.
-    pub async fn nvml(&self) -> Nvml {
-        self.0.gpu.survey().await
-    }
-
     /// The time now.
     #[must_use]
     pub fn now(&self) -> jiff::Timestamp {

@@ -123,3 +123,57 @@ fn last_words(output: &Output) -> String {
         .trim()
         .to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host::fake,
+        steps::fixtures::{facts, state},
+    };
+
+    #[tokio::test]
+    async fn a_daemon_is_absent_silent_or_known() {
+        let (host, fakes) = fake::host();
+        let get = async || state(&host, facts()).docker().await.unwrap().clone();
+        assert_eq!(get().await, Effective::Absent);
+        fakes.exec.on("docker", |_, _| {
+            fake::failed(1, "Cannot connect to the Docker daemon\n")
+        });
+        let silent = Effective::Silent("Cannot connect to the Docker daemon".to_owned());
+        assert_eq!(get().await, silent);
+        fakes.exec.on("docker", |_, _| {
+            fake::ok(r#"{"Runtimes": {"runc": {}}, "DefaultRuntime": "runc"}"#)
+        });
+        let Effective::Known {
+            runtimes, default, ..
+        } = get().await
+        else {
+            panic!("it answers");
+        };
+        assert_eq!(
+            (runtimes, default),
+            (vec!["runc".to_owned()], Some("runc".to_owned()))
+        );
+    }
+
+    #[tokio::test]
+    async fn containerd_shows_a_newer_format_than_its_file_has() {
+        let (host, fakes) = fake::host();
+        fakes
+            .exec
+            .on("containerd", |_, _| fake::ok("version = 3\n"));
+        for (file, newer) in [("version = 2\n", true), ("version = 3\n", false)] {
+            fakes.files.put(CONTAINERD_CONFIG, file);
+            let state = state(&host, facts());
+            let found = state.containerd().await.unwrap();
+            assert!(
+                matches!(found, Effective::Known { migrated, .. } if *migrated == newer),
+                "{file}: {found:?}"
+            );
+        }
+        fakes.files.put(CONTAINERD_CONFIG, "[[[");
+        let state = state(&host, facts());
+        assert!(state.containerd().await.is_err());
+    }
+}

@@ -281,7 +281,10 @@ fn origin(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake;
+    use crate::{
+        host::fake,
+        steps::fixtures::{facts, state},
+    };
 
     fn package(name: &str, version: &str, by_vendor: Option<bool>) -> Package {
         Package {
@@ -302,6 +305,30 @@ mod tests {
         }
         assert_eq!(parse_proc_version("GCC version: 12.2.0"), None);
         assert_eq!(parse_proc_version("NVRM version:"), None);
+    }
+
+    #[test]
+    fn the_loaded_version_is_what_the_kernel_says_or_else_the_module() {
+        let (host, fakes) = fake::host();
+        let get = || {
+            let state = state(&host, facts());
+            state
+                .loaded_driver()
+                .map(|version| version.map(ToString::to_string))
+        };
+        assert_eq!(get().unwrap(), None);
+        fakes
+            .files
+            .put(PROC_VERSION, "NVRM version: NVIDIA  580.95.05  x\n");
+        assert_eq!(get().unwrap().as_deref(), Some("580.95.05"));
+        fakes.files.put(LOADED_VERSION, "580.178.04\n");
+        assert_eq!(get().unwrap().as_deref(), Some("580.178.04"));
+        fakes.files.put(LOADED_VERSION, "garbage\n");
+        let error = get().unwrap_err().to_string();
+        assert!(
+            error.starts_with("understand `/sys/module/nvidia/version`"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -208,7 +208,10 @@ fn modinfo<'m>(module: &'m [u8], key: &str) -> Option<&'m str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::fake;
+    use crate::{
+        host::fake,
+        steps::fixtures::{facts, state},
+    };
 
     /// An ELF file of three sections: none, `.modinfo`, the names.
     fn module(info: &[u8]) -> Vec<u8> {
@@ -310,6 +313,19 @@ mod tests {
             0o755,
         );
         assert_eq!(get(false).await, (Some("580.173.02".to_owned()), 0));
+    }
+
+    #[test]
+    fn a_kernel_without_the_module_is_named() {
+        let (host, fakes) = fake::host();
+        let without = |module| state(&host, facts()).kernels_without(module).unwrap();
+        assert_eq!(without("nvidia-current"), ["6.1.0-44-amd64"]);
+        fakes.files.put(
+            "/lib/modules/6.1.0-44-amd64/modules.dep",
+            "updates/dkms/nvidia-current.ko.xz: kernel/a.ko\n",
+        );
+        assert!(without("nvidia-current").is_empty());
+        assert_eq!(without("a"), ["6.1.0-44-amd64"]);
     }
 
     proptest::proptest! {
