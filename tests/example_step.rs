@@ -3,6 +3,8 @@
 //!
 //! In the product the wish is a field of `Desired`, and the file is one of `src/steps`.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use gpu_bootstrap::{
@@ -18,10 +20,14 @@ use gpu_bootstrap::{
         fake::{self, diff},
     },
     model::id::StepId,
+    state::State,
     step::{Assessment, Cx, Step, StepError},
 };
 
 const PATH: &str = "/etc/motd";
+
+/// Nothing is executed on a machine in memory.
+const SCOPE: Scope = Scope { executes: false };
 
 /// What is wanted.
 struct Motd {
@@ -132,7 +138,7 @@ async fn what_it_changes_satisfies_it_and_is_undone() {
         fakes.files.put(path, content);
     }
     fakes.files.put_folder("/var/lib", 0o755);
-    let machine = Machine::of(host).await;
+    let machine = Machine::of(host);
     let step = Motd {
         wish: Some("hello".to_owned()),
     };
@@ -159,15 +165,14 @@ async fn what_it_changes_satisfies_it_and_is_undone() {
 /// A machine in memory with all that a step is given.
 struct Machine {
     host: Host,
-    facts: Facts,
+    facts: Arc<Facts>,
     desired: Desired,
 }
 
 impl Machine {
-    async fn of(host: Host) -> Self {
+    fn of(host: Host) -> Self {
         let matrix = Matrix::builtin().expect("the built-in matrix");
-        let scope = Scope { executes: false };
-        let facts = gather(host.reader(), Some(&matrix), scope).await;
+        let facts = Arc::new(gather(host.reader(), Some(&matrix), SCOPE));
         let ask = Ask {
             set: vec!["preflight.allow-no-gpu=true".to_owned()],
             ..Ask::default()
@@ -183,9 +188,11 @@ impl Machine {
     }
 
     async fn assess(&self, step: &dyn Step) -> Assessment {
+        let state = State::new(self.host.clone(), SCOPE, Arc::clone(&self.facts));
         let cx = Cx {
             host: self.host.reader(),
             facts: &self.facts,
+            state: &state,
             desired: &self.desired,
         };
         step.assess(&cx).await.expect("an answer")

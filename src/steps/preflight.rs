@@ -102,11 +102,11 @@ fn here(
         .filter(|package| wanted(&package.name, &package.version))
         .map(|package| package.installed_bytes)
         .sum();
-    let Some((folder, archived)) = backend.downloads() else {
+    let Some(folder) = backend.downloads() else {
         return Ok(bytes);
     };
     for file in files.list(folder)? {
-        let Some((name, version)) = archived(&file) else {
+        let Some((name, version)) = backend.downloaded(&file) else {
             continue;
         };
         // A wish without a version is met by the one that is there: another one is an old one.
@@ -409,7 +409,7 @@ mod tests {
     #[tokio::test]
     async fn only_what_is_wanted_has_come() {
         let backend = Manager::Apt.backend();
-        let (archives, _) = backend.downloads().expect("a folder");
+        let archives = backend.downloads().expect("a folder");
         let (host, fakes) = fake::host();
         let files = &fakes.files;
         let package = |name: &str, version: &str, kib: u32| {

@@ -135,9 +135,13 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// The folder of package files that were downloaded and not thrown away yet, and how a file
-    /// name there is read as package and version.
-    fn downloads(&self) -> Option<(&'static Utf8Path, fn(&str) -> Option<(String, String)>)> {
+    /// The folder of package files that were downloaded and not thrown away yet.
+    fn downloads(&self) -> Option<&'static Utf8Path> {
+        None
+    }
+
+    /// The package and version of a file in [`Backend::downloads`].
+    fn downloaded(&self, _file: &str) -> Option<(String, String)> {
         None
     }
 

@@ -104,8 +104,14 @@ impl Backend for Apt {
         Some(Utf8Path::new(database::PATH))
     }
 
-    fn downloads(&self) -> Option<(&'static Utf8Path, fn(&str) -> Option<(String, String)>)> {
-        Some((Utf8Path::new(ARCHIVES), archived))
+    fn downloads(&self) -> Option<&'static Utf8Path> {
+        Some(Utf8Path::new(ARCHIVES))
+    }
+
+    /// `NAME_VERSION_ARCHITECTURE.deb`; apt writes `%3a` for the colon after an epoch.
+    fn downloaded(&self, file: &str) -> Option<(String, String)> {
+        let mut parts = file.strip_suffix(".deb")?.split('_');
+        Some((parts.next()?.to_owned(), parts.next()?.replace("%3a", ":")))
     }
 
     fn locks(&self) -> &'static [&'static str] {
@@ -241,16 +247,9 @@ impl Transactions for Apt {
     }
 }
 
-/// Package and version of an archive, `NAME_VERSION_ARCHITECTURE.deb`; apt writes `%3a` for the
-/// colon after an epoch.
-fn archived(file: &str) -> Option<(String, String)> {
-    let mut parts = file.strip_suffix(".deb")?.split('_');
-    Some((parts.next()?.to_owned(), parts.next()?.replace("%3a", ":")))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Apt, archived};
+    use super::Apt;
     use crate::tools::packages::Backend;
     use std::cmp::Ordering;
 
@@ -272,7 +271,7 @@ mod tests {
 
     #[test]
     fn names_of_archives() {
-        let read = |file: &str| archived(file);
+        let read = |file: &str| Apt.downloaded(file);
         assert_eq!(
             read("docker-ce_5%3a27.3.1-1_amd64.deb"),
             Some(("docker-ce".to_owned(), "5:27.3.1-1".to_owned()))
