@@ -11,6 +11,7 @@ use super::{
 use crate::{
     compat::question::{Answer, Question, QuestionError, Verdict, answer},
     exit::Exit,
+    model::gpu::SupportedFlavours,
 };
 
 pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure> {
@@ -70,9 +71,9 @@ fn human(answer: &Answer) -> String {
         answer.driver.recommended.as_ref().map(ToString::to_string),
     );
     let flavour = answer.module_flavour.map(|flavour| match flavour {
-        crate::compat::question::ModuleFlavour::Open => "open",
-        crate::compat::question::ModuleFlavour::Proprietary => "proprietary",
-        crate::compat::question::ModuleFlavour::Either => "open or proprietary",
+        SupportedFlavours::Open => "open",
+        SupportedFlavours::Proprietary => "proprietary",
+        SupportedFlavours::Either => "open or proprietary",
     });
     row("kernel modules", flavour.map(str::to_owned));
     for (at, source) in answer.sources.iter().enumerate() {

@@ -69,7 +69,7 @@ pub(super) fn request(
             .collect::<Result<_, _>>()?,
         set,
         image: image.image,
-        assume_gpus: image.assume_gpu.iter().map(ToString::to_string).collect(),
+        assume_gpus: image.assume_gpu.clone(),
         reboot,
         lock_timeout_seconds: lock_timeout,
         credentials,
@@ -128,21 +128,6 @@ pub(super) async fn target(
 ) -> Result<Target, Failure> {
     let matrix: Matrix = matrix(world)?;
     let facts = Arc::new(machine::facts(&host, &matrix, scope));
-    let assume_gpus = request
-        .assume_gpus
-        .iter()
-        .map(|id| {
-            id.parse().map_err(|error: crate::model::pci::PciError| {
-                Failure::caused(
-                    Exit::Internal,
-                    "request-unreadable",
-                    "failed to understand what the journal says was asked for",
-                    error,
-                    None,
-                )
-            })
-        })
-        .collect::<Result<_, _>>()?;
     let ask = Ask {
         profile: request.profile.clone(),
         config: request.config.clone(),
@@ -151,7 +136,7 @@ pub(super) async fn target(
         lock_timeout_seconds: request.lock_timeout_seconds,
         flags: Flags {
             image: request.image,
-            assume_gpus,
+            assume_gpus: request.assume_gpus.clone(),
         },
     };
     let resolution = load::load(&*host.files, named, &ask, &facts, &matrix)?;

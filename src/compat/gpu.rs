@@ -1,23 +1,13 @@
 //! Which GPU a PCI id or a name means, and what is known about it.
 
 use crate::compat::matrix::{
-    Architecture, BranchRow, CapabilityRow, Confidence, Fabric, Gpu, InstanceType, Matrix, Modules,
-    Vgpu, VgpuProfile,
+    ArchitectureRow, BranchRow, CapabilityRow, Confidence, Fabric, Gpu, InstanceType, Matrix, Vgpu,
+    VgpuProfile,
 };
 use crate::model::capability::ComputeCapability;
+use crate::model::gpu::{Architecture, ChipName, GpuIdentity, SupportedFlavours};
 use crate::model::pci::PciId;
 use crate::model::version::{Branch, DriverVersion};
-
-/// A GPU as the machine shows it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct GpuRef {
-    /// Its id.
-    pub pci_id: PciId,
-    /// The board's id, where it could be read.
-    pub subsystem_id: Option<PciId>,
-    /// What `pci.ids` calls it, such as `GH100 [H100 SXM5 80GB]`; used for a GPU without a row.
-    pub chip_name: Option<String>,
-}
 
 /// How well a GPU is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,11 +32,11 @@ pub struct Board<'m> {
     /// Its row.
     pub row: Option<&'m Gpu>,
     /// Its architecture.
-    pub architecture: Option<&'m Architecture>,
+    pub architecture: Option<&'m ArchitectureRow>,
     /// Its compute capability; with [`Knowledge::ByChip`] all of its architecture.
     pub capabilities: Vec<&'m CapabilityRow>,
     /// The modules that it runs with.
-    pub modules: Modules,
+    pub modules: SupportedFlavours,
     /// The profile, when it is a slice that a hypervisor gives.
     pub vgpu: Option<&'m VgpuProfile>,
     /// Where all this comes from.
@@ -126,13 +116,13 @@ fn perhaps(names: &[String]) -> String {
 
 impl Matrix {
     /// The row of an architecture.
-    pub fn architecture(&self, name: &str) -> Option<&Architecture> {
-        self.architectures.iter().find(|row| row.name == name)
+    pub fn architecture(&self, name: &Architecture) -> Option<&ArchitectureRow> {
+        self.architectures.iter().find(|row| row.name == *name)
     }
 
     /// The place of an architecture among the generations, the oldest first.
-    pub fn generation(&self, name: &str) -> Option<usize> {
-        self.architectures.iter().position(|row| row.name == name)
+    pub fn generation(&self, name: &Architecture) -> Option<usize> {
+        self.architectures.iter().position(|row| row.name == *name)
     }
 
     /// The row of a compute capability.
@@ -184,27 +174,28 @@ impl Matrix {
     }
 
     /// The architecture that the name of a chip tells, such as Hopper for `GH100 [H100 PCIe]`.
-    pub fn architecture_of_chip(&self, chip_name: &str) -> Option<&Architecture> {
-        let chip = chip_name.split_whitespace().next()?;
+    pub fn architecture_of_chip(&self, name: &ChipName) -> Option<&ArchitectureRow> {
         self.architectures.iter().find(|row| {
             row.chip_prefixes.iter().any(|prefix| {
-                chip.strip_prefix(prefix.as_str())
+                (name.chip.strip_prefix(prefix.as_str()))
                     .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
             })
         })
     }
 
     /// What is known about a GPU.
-    pub fn board(&self, gpu: &GpuRef) -> Board<'_> {
+    pub fn board(&self, gpu: &GpuIdentity) -> Board<'_> {
         let vgpu = gpu
             .subsystem_id
             .and_then(|subsystem| self.vgpu(gpu.pci_id, subsystem));
-        let mut board = match (self.gpu(gpu.pci_id, gpu.subsystem_id), &gpu.chip_name) {
+        let named = gpu.chip_name.as_ref().and_then(|name| {
+            self.architecture_of_chip(name)
+                .map(|architecture| (name, architecture))
+        });
+        let mut board = match (self.gpu(gpu.pci_id, gpu.subsystem_id), named) {
             (Some(row), _) => self.listed(row),
-            (None, Some(chip)) if self.architecture_of_chip(chip).is_some() => {
-                self.by_chip(gpu, chip)
-            }
-            _ => self.unlisted(gpu),
+            (None, Some((name, architecture))) => self.by_chip(gpu, name, architecture),
+            (None, None) => self.unlisted(gpu),
         };
         if let Some((row, profile)) = vgpu {
             board.vgpu = Some(profile);
@@ -230,24 +221,26 @@ impl Matrix {
         }
     }
 
-    fn by_chip(&self, gpu: &GpuRef, chip: &str) -> Board<'_> {
-        let architecture = self.architecture_of_chip(chip);
-        let of_it = |row: &&CapabilityRow| Some(&row.architecture) == architecture.map(|a| &a.name);
+    fn by_chip<'m>(
+        &'m self,
+        gpu: &GpuIdentity,
+        name: &ChipName,
+        architecture: &'m ArchitectureRow,
+    ) -> Board<'m> {
+        let of_it = |row: &&CapabilityRow| row.architecture == architecture.name;
         Board {
-            label: format!("{chip} ({})", gpu.pci_id),
+            label: format!("{name} ({})", gpu.pci_id),
             knowledge: Knowledge::ByChip,
             row: None,
-            architecture,
+            architecture: Some(architecture),
             capabilities: self.capabilities.iter().filter(of_it).collect(),
-            modules: architecture.map_or(Modules::Either, |row| row.modules),
+            modules: architecture.modules,
             vgpu: None,
-            sources: architecture
-                .map(|row| row.sources.iter().map(String::as_str).collect())
-                .unwrap_or_default(),
+            sources: architecture.sources.iter().map(String::as_str).collect(),
         }
     }
 
-    fn unlisted(&self, gpu: &GpuRef) -> Board<'_> {
+    fn unlisted(&self, gpu: &GpuIdentity) -> Board<'_> {
         let rule = &self.unlisted_gpu;
         let newer = gpu.pci_id.vendor == rule.open_from.vendor && gpu.pci_id >= rule.open_from;
         Board {
@@ -260,7 +253,7 @@ impl Matrix {
             row: None,
             architecture: None,
             capabilities: Vec::new(),
-            modules: Modules::Either,
+            modules: SupportedFlavours::Either,
             vgpu: None,
             sources: rule.sources.iter().map(String::as_str).collect(),
         }
@@ -441,12 +434,9 @@ mod tests {
             ("GT218 [GeForce 210]", None),
             ("G92", None),
             ("GHOST", None),
-            ("", None),
         ] {
-            let found = matrix
-                .architecture_of_chip(chip)
-                .map(|row| row.name.as_str());
-            assert_eq!(found, name, "{chip}");
+            let found = matrix.architecture_of_chip(&chip.parse().unwrap());
+            assert_eq!(found.map(|row| row.name.as_str()), name, "{chip}");
         }
     }
 
@@ -454,8 +444,8 @@ mod tests {
     fn unlisted_gpus_are_known_as_far_as_they_are() {
         let matrix = matrix();
         let board = |id: &str, chip: Option<&str>| {
-            let chip_name = chip.map(str::to_owned);
-            let gpu = GpuRef {
+            let chip_name = chip.map(|name| name.parse().unwrap());
+            let gpu = GpuIdentity {
                 pci_id: id.parse().unwrap(),
                 subsystem_id: None,
                 chip_name,
@@ -465,27 +455,27 @@ mod tests {
         };
         assert_eq!(
             board("10de:ffff", None),
-            (Knowledge::AssumedNewer, Modules::Either)
+            (Knowledge::AssumedNewer, SupportedFlavours::Either)
         );
         assert_eq!(
             board("10de:0001", None),
-            (Knowledge::Nothing, Modules::Either)
+            (Knowledge::Nothing, SupportedFlavours::Either)
         );
         assert_eq!(
             board("1002:ffff", None),
-            (Knowledge::Nothing, Modules::Either)
+            (Knowledge::Nothing, SupportedFlavours::Either)
         );
         assert_eq!(
             board("10de:1d81", Some("GV100 [TITAN V]")),
-            (Knowledge::ByChip, Modules::Proprietary)
+            (Knowledge::ByChip, SupportedFlavours::Proprietary)
         );
         assert_eq!(
             board("10de:2bff", Some("GB202")),
-            (Knowledge::ByChip, Modules::Open)
+            (Knowledge::ByChip, SupportedFlavours::Open)
         );
         assert_eq!(
             board("10de:2330", Some("GV100")),
-            (Knowledge::Listed, Modules::Either)
+            (Knowledge::Listed, SupportedFlavours::Either)
         );
     }
 }

@@ -3,8 +3,7 @@
 //! The rows speak of mainline kernels. A vendor's kernel carries backports, in both directions, so
 //! for it the rows are evidence and the build is the proof.
 
-use crate::compat::Flavour;
-use crate::compat::matrix::{Confidence, KernelFix, Matrix, Modules};
+use crate::compat::matrix::{Confidence, KernelFix, Matrix};
 use crate::compat::rules::{Judgement, Offer, Rule, Ruling, say};
 use crate::model::version::{DriverVersion, KernelVersion};
 
@@ -193,11 +192,7 @@ fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Ve
             .as_ref()
             .is_none_or(|first| version >= first)
             && *version <= row.last_driver
-            && match row.modules {
-                None | Some(Modules::Either) => true,
-                Some(Modules::Open) => offer.flavour == Flavour::Open,
-                Some(Modules::Proprietary) => offer.flavour == Flavour::Proprietary,
-            };
+            && (row.modules).is_none_or(|modules| modules.include(offer.flavour));
         if meant && within {
             let later = if row.or_later {
                 format!(" (of {} and later)", named.trim_end_matches('-'))

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 use crate::model::{capability::ComputeCapability, pci::PciId};
 
@@ -18,7 +19,7 @@ pub struct Matrix {
     pub sources: Vec<Source>,
     /// Generations of GPUs, oldest first.
     #[serde(rename = "architecture")]
-    pub architectures: Vec<Architecture>,
+    pub architectures: Vec<ArchitectureRow>,
     /// Compute capabilities within them.
     #[serde(rename = "compute-capability")]
     pub capabilities: Vec<CapabilityRow>,
@@ -120,18 +121,6 @@ pub struct Source {
     pub date: String,
 }
 
-/// Which kernel modules a GPU or an architecture runs with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Modules {
-    /// Only the open ones.
-    Open,
-    /// Only the proprietary ones.
-    Proprietary,
-    /// Both.
-    Either,
-}
-
 /// What holds the GPUs of a machine together beyond PCI.
 #[derive(
     Debug,
@@ -160,15 +149,15 @@ pub enum Fabric {
 
 row! {
     /// A generation of GPUs.
-    Architecture {
+    ArchitectureRow {
         /// `hopper`.
-        name: String,
+        name: Architecture,
         /// `Hopper`.
         title: String,
         /// How the names of its chips begin in `pci.ids`.
         chip_prefixes: Vec<String>,
-        /// Modules of its boards, where a board says nothing else.
-        modules: Modules,
+        /// SupportedFlavours of its boards, where a board says nothing else.
+        modules: SupportedFlavours,
         /// The last branch that drives it; `None` while it is current.
         last_branch: Option<Branch>,
     }
@@ -180,7 +169,7 @@ row! {
         /// The capabilities.
         versions: Vec<ComputeCapability>,
         /// The architecture's name.
-        architecture: String,
+        architecture: Architecture,
         /// The floor of all boards with it.
         min_driver: Option<DriverVersion>,
         /// The first toolkit with code for it.
@@ -270,9 +259,9 @@ row! {
         /// The CUDA version that the driver API reports.
         max_cuda: CudaVersion,
         /// The oldest architecture it drives.
-        oldest_architecture: String,
+        oldest_architecture: Architecture,
         /// The newest architecture that its newest version drives.
-        newest_architecture: String,
+        newest_architecture: Architecture,
         /// What it offers of the open modules.
         open: OpenModules,
         /// Whether it has proprietary modules.
@@ -375,7 +364,7 @@ row! {
         /// The chip, as `pci.ids` names it.
         chip: String,
         /// The architecture's name.
-        architecture: String,
+        architecture: Architecture,
         /// Its compute capability.
         compute_capability: ComputeCapability,
         /// Its memory in GB, as it is sold.
@@ -391,7 +380,7 @@ row! {
         /// What the full board needs; a slice without a visible NVSwitch needs nothing.
         fabric: Fabric,
         /// The modules that it runs with.
-        modules: Modules,
+        modules: SupportedFlavours,
         /// The first version of each branch that knows it, oldest first.
         #[serde(default)]
         min_drivers: Vec<DriverVersion>,
@@ -479,7 +468,7 @@ row! {
         /// For this architecture alone, as `uname -m` names it.
         arch: Option<String>,
         /// For these modules alone.
-        flavour: Option<super::Flavour>,
+        flavour: Option<Flavour>,
     }
 }
 
@@ -520,7 +509,7 @@ row! {
         /// Up to this version.
         last_driver: DriverVersion,
         /// The kernel modules that it speaks of; `None` for both.
-        modules: Option<Modules>,
+        modules: Option<SupportedFlavours>,
         /// What was reported.
         report: String,
     }

@@ -6,11 +6,11 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::compat::Flavour;
-use crate::compat::gpu::{GpuRef, Knowledge, NameError};
-use crate::compat::matrix::{InstanceDriver, Matrix, Modules};
+use crate::compat::gpu::{Knowledge, NameError};
+use crate::compat::matrix::{InstanceDriver, Matrix};
 use crate::compat::resolve::{self, Wish};
 use crate::compat::rules::{self, Judgement, Offer, Rule, Ruling};
+use crate::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
 use crate::model::pci::PciId;
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion, VersionError};
 
@@ -90,7 +90,7 @@ pub struct Answer {
     /// Which drivers serve what was asked.
     pub driver: DriverAnswer,
     /// `open`, `proprietary` or `either`; `null` where no GPU was asked about.
-    pub module_flavour: Option<ModuleFlavour>,
+    pub module_flavour: Option<SupportedFlavours>,
     /// Where it comes from.
     pub sources: Vec<String>,
 }
@@ -112,28 +112,6 @@ pub struct DriverAnswer {
     pub max_branch: Option<Branch>,
     /// The one to install; `null` where none fits.
     pub recommended: Option<DriverVersion>,
-}
-
-/// Which kernel modules a GPU runs with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ModuleFlavour {
-    /// The open ones.
-    Open,
-    /// The proprietary ones.
-    Proprietary,
-    /// Both.
-    Either,
-}
-
-impl From<Modules> for ModuleFlavour {
-    fn from(modules: Modules) -> Self {
-        match modules {
-            Modules::Open => Self::Open,
-            Modules::Proprietary => Self::Proprietary,
-            Modules::Either => Self::Either,
-        }
-    }
 }
 
 /// Answers a question.
@@ -245,24 +223,24 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionEr
             .boards
             .first()
             .filter(|board| board.architecture.is_some())
-            .map(|board| board.modules.into()),
+            .map(|board| board.modules),
         sources: cite(matrix, &sources),
     })
 }
 
-fn find_gpu(matrix: &Matrix, name: &str) -> Result<GpuRef, QuestionError> {
+fn find_gpu(matrix: &Matrix, name: &str) -> Result<GpuIdentity, QuestionError> {
     let pci_id = match name.parse::<PciId>() {
         Ok(id) => id,
         Err(_) => {
             let row = matrix.gpu_by_name(name).map_err(QuestionError::Gpu)?;
-            return Ok(GpuRef {
+            return Ok(GpuIdentity {
                 pci_id: row.pci_id,
                 subsystem_id: row.subsystem_id,
                 chip_name: None,
             });
         }
     };
-    Ok(GpuRef {
+    Ok(GpuIdentity {
         pci_id,
         subsystem_id: None,
         chip_name: None,

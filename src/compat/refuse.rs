@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use crate::compat::gpu::Board;
-use crate::compat::matrix::{Matrix, Modules};
+use crate::compat::matrix::Matrix;
 use crate::compat::resolve::{Failed, Judged, Pick, Refusal, Wish, attempt, needs};
 use crate::compat::rules::{self, Judgement, Rule, Ruling};
+use crate::model::gpu::SupportedFlavours;
 
 /// Turns a failed attempt into a refusal.
 pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> Refusal {
@@ -97,9 +98,9 @@ fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
 
 fn describe(board: &Board<'_>) -> String {
     let modules = match board.modules {
-        Modules::Open => "open modules only",
-        Modules::Proprietary => "proprietary modules only",
-        Modules::Either => "either modules",
+        SupportedFlavours::Open => "open modules only",
+        SupportedFlavours::Proprietary => "proprietary modules only",
+        SupportedFlavours::Either => "either modules",
     };
     let min = board
         .min_driver()

@@ -6,21 +6,21 @@ use std::collections::BTreeSet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::compat::Flavour;
-use crate::compat::gpu::{Board, GpuRef, Knowledge};
+use crate::compat::gpu::{Board, Knowledge};
 use crate::compat::matrix::{
-    BranchKind, BranchRow, Fabric, InstanceDriver, Matrix, Modules, OpenModules, Support,
+    BranchKind, BranchRow, Fabric, InstanceDriver, Matrix, OpenModules, Support,
 };
 use crate::compat::refuse;
 use crate::compat::rules::{self, Judgement, Needs, Offer, Rule, Ruling};
-use crate::facts::Facts;
+use crate::facts::{Facts, GpuFact};
+use crate::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 
 /// A machine and what is wanted of it. Everything may be left out.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Wish {
     /// Its GPUs.
-    pub gpus: Vec<GpuRef>,
+    pub gpus: Vec<GpuIdentity>,
     /// The kernel that runs.
     pub kernel: Option<KernelVersion>,
     /// The kernel of the next boot, where it is another one.
@@ -49,15 +49,9 @@ pub struct Wish {
 impl Wish {
     /// What the facts say of a machine, with nothing wished yet.
     pub fn of(facts: &Facts) -> Self {
-        let gpus = facts.gpus.iter().map(|gpu| GpuRef {
-            pci_id: gpu.pci_id,
-            subsystem_id: gpu.subsystem_id,
-            // For a GPU without a row the name is that of `pci.ids`, which begins with the chip.
-            chip_name: gpu.name.clone(),
-        });
         let cloud = &facts.cloud;
         Self {
-            gpus: gpus.collect(),
+            gpus: facts.gpus.iter().map(GpuFact::identity).collect(),
             kernel: facts.kernel.running.clone(),
             next_kernel: facts.kernel.next_boot.clone(),
             arch: facts.kernel.arch.clone(),
@@ -174,7 +168,7 @@ pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
 
 /// The machine in the terms of the rules: each kind of GPU and each kernel once.
 pub(super) fn needs<'m>(matrix: &'m Matrix, wish: &Wish) -> Needs<'m> {
-    let kinds: BTreeSet<&GpuRef> = wish.gpus.iter().collect();
+    let kinds: BTreeSet<&GpuIdentity> = wish.gpus.iter().collect();
     let mut boards: Vec<Board<'m>> = kinds.into_iter().map(|gpu| matrix.board(gpu)).collect();
     boards.dedup_by(|a, b| a.label == b.label);
     let kernels: BTreeSet<&KernelVersion> =
@@ -325,13 +319,13 @@ pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Bran
     let boards = &needs.boards;
     if boards
         .iter()
-        .any(|board| board.modules == Modules::Proprietary)
+        .any(|board| board.modules == SupportedFlavours::Proprietary)
     {
         return Flavour::Proprietary;
     }
-    let open_wanted = boards
-        .iter()
-        .any(|board| board.modules == Modules::Open || board.knowledge == Knowledge::AssumedNewer);
+    let open_wanted = boards.iter().any(|board| {
+        board.modules == SupportedFlavours::Open || board.knowledge == Knowledge::AssumedNewer
+    });
     match rules::branch_flavours(matrix, branch).0 {
         OpenModules::None => Flavour::Proprietary,
         OpenModules::Available if !open_wanted => Flavour::Proprietary,
@@ -446,7 +440,8 @@ fn why_flavour(
     let bound = needs.boards.iter().find(|board| {
         matches!(
             (board.modules, flavour),
-            (Modules::Open, Flavour::Open) | (Modules::Proprietary, Flavour::Proprietary)
+            (SupportedFlavours::Open, Flavour::Open)
+                | (SupportedFlavours::Proprietary, Flavour::Proprietary)
         )
     });
     if let Some(board) = bound {

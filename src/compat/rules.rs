@@ -8,10 +8,10 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::compat::Flavour;
 use crate::compat::gpu::{Board, Knowledge};
 use crate::compat::kernel;
-use crate::compat::matrix::{Matrix, Modules, OpenModules, Support, Toolkit};
+use crate::compat::matrix::{Matrix, OpenModules, Support, Toolkit};
+use crate::model::gpu::{Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 
 /// The name of a rule, stable.
@@ -344,13 +344,15 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
 fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
     let label = &board.label;
     let text = match (board.modules, flavour) {
-        (Modules::Proprietary, Flavour::Open) => {
+        (SupportedFlavours::Proprietary, Flavour::Open) => {
             format!("{label} has no GSP and runs with the proprietary kernel modules only")
         }
-        (Modules::Open, Flavour::Proprietary) => {
+        (SupportedFlavours::Open, Flavour::Proprietary) => {
             format!("{label} runs with the open kernel modules only")
         }
-        (Modules::Either, Flavour::Proprietary) if board.knowledge == Knowledge::AssumedNewer => {
+        (SupportedFlavours::Either, Flavour::Proprietary)
+            if board.knowledge == Knowledge::AssumedNewer =>
+        {
             let text = format!("{label} has no row; newer boards run with the open modules only");
             said.push(say(
                 Rule::BoardFlavour,

@@ -5,7 +5,8 @@ use std::fmt;
 
 use crate::compat::load::{Problem, SCHEMA};
 use crate::compat::locate::Locator;
-use crate::compat::matrix::{Confidence, Matrix, Modules, OpenModules};
+use crate::compat::matrix::{Confidence, Matrix, OpenModules};
+use crate::model::gpu::{Architecture, SupportedFlavours};
 use crate::model::text::nearest;
 use crate::model::version::{Branch, DriverVersion};
 
@@ -84,11 +85,17 @@ impl Check<'_> {
         }
     }
 
-    fn known_architecture(&mut self, matrix: &Matrix, at: (&str, usize), key: &str, name: &str) {
+    fn known_architecture(
+        &mut self,
+        matrix: &Matrix,
+        at: (&str, usize),
+        key: &str,
+        name: &Architecture,
+    ) {
         if matrix.architecture(name).is_none() {
             let names = matrix.architectures.iter().map(|row| row.name.as_str());
             let what = format!("architecture `{name}` has no row");
-            let remedy = nearest(name, names).map_or_else(
+            let remedy = nearest(name.as_str(), names).map_or_else(
                 || "add the row".to_owned(),
                 |near| format!("perhaps `{near}`"),
             );
@@ -294,7 +301,7 @@ impl Check<'_> {
             }
             let architecture = matrix.architecture(&row.architecture);
             if architecture
-                .is_some_and(|a| a.modules != Modules::Either && a.modules != row.modules)
+                .is_some_and(|a| a.modules != SupportedFlavours::Either && a.modules != row.modules)
             {
                 let what = "it disagrees with the architecture's".to_owned();
                 self.bad(at, "modules", what, "mend one of the two");

@@ -4,13 +4,11 @@ use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    compat::Flavour,
-    model::{
-        pci::PciId,
-        secret::{self, Secret},
-        version::{Branch, DriverVersion},
-    },
+use crate::model::{
+    gpu::Flavour,
+    pci::PciId,
+    secret::{self, Secret},
+    version::{Branch, DriverVersion},
 };
 
 pub use crate::{

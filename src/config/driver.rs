@@ -3,8 +3,6 @@
 
 use crate::{
     compat::{
-        Flavour,
-        gpu::GpuRef,
         matrix::{Fabric, Matrix},
         resolve::{self as compat, Pick, Wish},
         rules::Rule,
@@ -20,6 +18,7 @@ use crate::{
     },
     facts::Facts,
     model::{
+        gpu::{Flavour, GpuIdentity},
         text::nearest,
         version::{Branch, DriverVersion},
     },
@@ -45,7 +44,7 @@ pub(super) struct Question<'a> {
     pub facts: &'a Facts,
     pub matrix: &'a Matrix,
     pub terms: &'a Terms,
-    pub gpus: Vec<GpuRef>,
+    pub gpus: Vec<GpuIdentity>,
     pub image: bool,
 }
 

@@ -7,7 +7,6 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::{
-    compat::Flavour,
     config::{
         desired::RuntimeKind,
         values::{
@@ -15,7 +14,10 @@ use crate::{
             VersionPattern, Word,
         },
     },
-    model::version::{CudaVersion, DriverVersion},
+    model::{
+        gpu::Flavour,
+        version::{CudaVersion, DriverVersion},
+    },
 };
 
 /// The JSON schema of the configuration, as it is kept in `docs/config.schema.json`.

@@ -8,7 +8,6 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::{
-    compat::Flavour,
     config::{
         desired::{Manager, RuntimeKind},
         error::ConfigError,
@@ -17,7 +16,10 @@ use crate::{
     },
     facts::Os,
     host::ReadFiles,
-    model::version::{Branch, DriverVersion},
+    model::{
+        gpu::Flavour,
+        version::{Branch, DriverVersion},
+    },
 };
 
 /// The schema version of profile files.

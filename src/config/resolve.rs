@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::{
-    compat::{gpu::GpuRef, matrix::Matrix, resolve::Wish},
+    compat::{matrix::Matrix, resolve::Wish},
     config::{
         desired::{
             Cdi, Desired, Hold, PackagePolicy, PackageWish, Persistence, Preflight, RuntimeKind,
@@ -20,7 +20,7 @@ use crate::{
         values::PackagePattern,
     },
     facts::{Facts, Os},
-    model::{pci::PciId, secret::Secret, text::nearest},
+    model::{gpu::GpuIdentity, pci::PciId, secret::Secret, text::nearest},
     tools::packages::SourceEntry,
 };
 
@@ -224,10 +224,10 @@ fn machine<'p>(
 }
 
 /// The GPUs to serve; `None` where the machine may do without.
-fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuRef>>, Refusal> {
+fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>, Refusal> {
     let Inputs { facts, flags, .. } = inputs;
     if !flags.assume_gpus.is_empty() {
-        let assumed = flags.assume_gpus.iter().map(|id| GpuRef {
+        let assumed = flags.assume_gpus.iter().map(|id| GpuIdentity {
             pci_id: *id,
             subsystem_id: None,
             chip_name: None,

@@ -2,14 +2,15 @@
 
 use crate::{
     facts::{
-        Boards, Facts, SCHEMA, Scope, cloud, firmware, kernel, machine, os, pci, reader::FactReader,
+        DeviceCatalog, Facts, SCHEMA, Scope, cloud, firmware, kernel, machine, os, pci,
+        reader::FactReader,
     },
     host::Reader,
 };
 
-/// Reads the machine's files once. `boards` is the matrix, where there is one; [`Scope::executes`]
+/// Reads the machine's files once. `catalog` is the matrix, where there is one; [`Scope::executes`]
 /// is false below `--root`, where the running kernel is not the machine's.
-pub fn gather(host: Reader<'_>, boards: Option<&dyn Boards>, scope: Scope) -> Facts {
+pub fn gather(host: Reader<'_>, catalog: Option<&dyn DeviceCatalog>, scope: Scope) -> Facts {
     let mut facts = FactReader::new(host.files());
     let reader = &mut facts;
     let os = os::gather(reader);
@@ -25,7 +26,7 @@ pub fn gather(host: Reader<'_>, boards: Option<&dyn Boards>, scope: Scope) -> Fa
     let instance_id = machine::instance_id(reader, &cloud_init);
     let memory_bytes = machine::memory(reader);
     let disks = machine::disks(reader);
-    let bus = pci::gather(reader, boards);
+    let bus = pci::gather(reader, catalog);
     Facts {
         schema: SCHEMA,
         os,

@@ -2,11 +2,11 @@
 //!
 //! [`gather()`] reads everything, one file of this folder per area; each has pure parsers and as little
 //! I/O as it needs. What cannot be read is null and has a line in [`Facts::unknown`]. Names and
-//! architectures of GPUs come from the matrix, through [`Boards`], since it lies a layer above. What
-//! can change while a run goes on is in `state`.
+//! architectures of GPUs come from the matrix, through [`DeviceCatalog`], since it lies a layer
+//! above. What can change while a run goes on is in `state`.
 
-mod boards;
 mod boot;
+mod catalog;
 mod cloud;
 pub(crate) mod detection;
 mod firmware;
@@ -23,17 +23,27 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
+    capability::ComputeCapability,
+    gpu::{Architecture, ChipName, GpuIdentity, SupportedFlavours},
     pci::{PciAddress, PciId},
     version::KernelVersion,
 };
 
-pub use boards::{Board, Boards, Scope};
+pub use catalog::{DeviceCatalog, GpuDescription};
 pub use gather::gather;
 
 /// The schema version of the document of `facts`.
 pub const SCHEMA: u32 = 1;
 
-/// Everything detected that cannot change. What could not be read is `None` and named in [`Facts::unknown`].
+/// How far looking may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scope {
+    /// Programs and NVML may be asked. They may not with `--root`, where only files are read.
+    pub executes: bool,
+}
+
+/// Everything detected that cannot change. What could not be read is `None` and named in
+/// [`Facts::unknown`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Facts {
@@ -172,16 +182,31 @@ pub struct GpuFact {
     pub subsystem_id: Option<PciId>,
     /// From the matrix, then `pci.ids`.
     pub name: Option<String>,
+    /// What `pci.ids` calls it: `GH100 [H100 SXM5 80GB]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chip_name: Option<ChipName>,
     /// `hopper`, ….
-    pub architecture: Option<String>,
+    pub architecture: Option<Architecture>,
     /// `9.0`.
-    pub compute_capability: Option<String>,
-    /// `open`, `proprietary` or `either`.
-    pub module_flavour: Option<String>,
+    pub compute_capability: Option<ComputeCapability>,
+    /// The kernel modules that it runs with.
+    pub module_flavour: Option<SupportedFlavours>,
     /// A slice of a GPU, given by a hypervisor: needs the GRID driver.
     pub vgpu: bool,
     /// The NUMA node; `None` when the firmware does not say.
     pub numa_node: Option<u32>,
+}
+
+impl GpuFact {
+    /// What the matrix is asked with.
+    #[must_use]
+    pub fn identity(&self) -> GpuIdentity {
+        GpuIdentity {
+            pci_id: self.pci_id,
+            subsystem_id: self.subsystem_id,
+            chip_name: self.chip_name.clone(),
+        }
+    }
 }
 
 /// Another PCI function.

@@ -31,14 +31,6 @@ impl Names {
     }
 }
 
-/// The product in a name of the list: `GH100 [H100 SXM5 80GB]` is a chip and a product.
-pub(super) fn product(name: &str) -> &str {
-    match name.split_once('[') {
-        Some((_, rest)) => rest.trim_end().trim_end_matches(']'),
-        None => name,
-    }
-}
-
 /// The name of a device in the format that the head of `pci.ids` explains: a vendor begins a line,
 /// its devices follow behind one tab, their subsystems behind two.
 fn device(list: &str, id: PciId) -> Option<&str> {
@@ -81,18 +73,10 @@ mod tests {
         assert_eq!(named("ffff:0000"), None);
     }
 
-    #[test]
-    fn products() {
-        assert_eq!(product("GH100[H100 SXM5 80GB]"), "H100 SXM5 80GB");
-        assert_eq!(product("GA102GL [A10G]"), "A10G");
-        assert_eq!(product("AD104GL"), "AD104GL");
-    }
-
     proptest::proptest! {
         #[test]
         fn any_text_is_read_without_panic(text in "(10de|  |\t|\n|2330|#|.)*") {
             let _ = device(&text, PciId { vendor: 0x10de, device: 0x2330 });
-            let _ = product(&text);
         }
     }
 }

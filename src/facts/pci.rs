@@ -3,8 +3,11 @@
 use std::str::FromStr;
 
 use crate::{
-    facts::{Boards, GpuFact, PciFact, names, reader::FactReader},
-    model::pci::{MELLANOX, NVIDIA, PciAddress, PciClass, PciId},
+    facts::{DeviceCatalog, GpuFact, PciFact, names, reader::FactReader},
+    model::{
+        gpu::GpuIdentity,
+        pci::{MELLANOX, NVIDIA, PciAddress, PciClass, PciId},
+    },
 };
 
 pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
@@ -28,34 +31,34 @@ struct Function {
 }
 
 /// Looks at every function on the bus, in the order of addresses.
-pub(super) fn gather(look: &mut FactReader<'_>, boards: Option<&dyn Boards>) -> Bus {
+pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCatalog>) -> Bus {
     let mut bus = Bus::default();
-    if !look.exists("gpus", DEVICES) {
+    if !reader.exists("gpus", DEVICES) {
         for fact in ["gpus", "nvswitches", "network-devices"] {
-            look.unknown(fact, format!("`{DEVICES}` is not there"));
+            reader.unknown(fact, format!("`{DEVICES}` is not there"));
         }
         return bus;
     }
     let mut names = names::Names::default();
-    let mut functions: Vec<Function> = look
+    let mut functions: Vec<Function> = reader
         .list("gpus", DEVICES)
         .iter()
-        .filter_map(|name| function(look, name))
+        .filter_map(|name| function(reader, name))
         .collect();
     functions.sort_by_key(|function| function.address);
     for function in functions {
         let nvidia = function.id.vendor == NVIDIA;
         if nvidia && function.class.is_gpu() {
-            bus.gpus.push(gpu(look, boards, &mut names, function));
+            bus.gpus.push(gpu(reader, catalog, &mut names, function));
         } else if nvidia && function.class.is_nvswitch() {
-            let device = other(look, boards, &mut names, "nvswitches", &function);
-            if is_nvswitch(boards, &device) {
+            let device = other(reader, catalog, &mut names, "nvswitches", &function);
+            if is_nvswitch(catalog, &device) {
                 bus.nvswitches.push(device);
             }
         } else if function.class.is_network() {
             bus.network.push(other(
-                look,
-                boards,
+                reader,
+                catalog,
                 &mut names,
                 "network-devices",
                 &function,
@@ -66,42 +69,42 @@ pub(super) fn gather(look: &mut FactReader<'_>, boards: Option<&dyn Boards>) -> 
 }
 
 /// Reads one function; `None` if it is another vendor's, or if what it is cannot be read.
-fn function(look: &mut FactReader<'_>, name: &str) -> Option<Function> {
+fn function(reader: &mut FactReader<'_>, name: &str) -> Option<Function> {
     let folder = format!("{DEVICES}/{name}");
     let fact = format!("gpus[{name}]");
-    let vendor = number(look, &fact, &folder, "vendor")?;
+    let vendor = number(reader, &fact, &folder, "vendor")?;
     if !matches!(vendor, NVIDIA | MELLANOX) {
         return None;
     }
-    let address = look.parsed(&fact, PciAddress::from_str(name))?;
-    let device = number(look, &fact, &folder, "device")?;
-    let class = look.required(&fact, &format!("{folder}/class"))?;
-    let class = look.parsed(&fact, PciClass::from_str(&class))?;
-    let subsystem = |look: &mut FactReader<'_>| {
+    let address = reader.parsed(&fact, PciAddress::from_str(name))?;
+    let device = number(reader, &fact, &folder, "device")?;
+    let class = reader.required(&fact, &format!("{folder}/class"))?;
+    let class = reader.parsed(&fact, PciClass::from_str(&class))?;
+    let subsystem = |reader: &mut FactReader<'_>| {
         Some(PciId {
-            vendor: number(look, &fact, &folder, "subsystem_vendor")?,
-            device: number(look, &fact, &folder, "subsystem_device")?,
+            vendor: number(reader, &fact, &folder, "subsystem_vendor")?,
+            device: number(reader, &fact, &folder, "subsystem_device")?,
         })
     };
     Some(Function {
         address,
         id: PciId { vendor, device },
         class,
-        subsystem: subsystem(look),
+        subsystem: subsystem(reader),
         // The kernel writes -1 where the firmware does not say.
-        numa_node: look
+        numa_node: reader
             .value(&fact, &format!("{folder}/numa_node"))
             .and_then(|node| node.parse().ok()),
     })
 }
 
 /// A file of one number such as `0x10de`.
-fn number(look: &mut FactReader<'_>, fact: &str, folder: &str, name: &str) -> Option<u16> {
+fn number(reader: &mut FactReader<'_>, fact: &str, folder: &str, name: &str) -> Option<u16> {
     let path = format!("{folder}/{name}");
-    let text = look.required(fact, &path)?;
+    let text = reader.required(fact, &path)?;
     let value = parse_number(&text);
     if value.is_none() {
-        look.unknown(fact, format!("`{path}` holds `{text}`"));
+        reader.unknown(fact, format!("`{path}` holds `{text}`"));
     }
     value
 }
@@ -115,35 +118,33 @@ fn parse_number(text: &str) -> Option<u16> {
 }
 
 fn gpu(
-    look: &mut FactReader<'_>,
-    boards: Option<&dyn Boards>,
+    reader: &mut FactReader<'_>,
+    catalog: Option<&dyn DeviceCatalog>,
     names: &mut names::Names,
     function: Function,
 ) -> GpuFact {
-    let describe = |chip: Option<&str>| {
-        boards
-            .map(|boards| boards.describe(function.id, function.subsystem, chip))
-            .unwrap_or_default()
+    let identity = GpuIdentity {
+        pci_id: function.id,
+        subsystem_id: function.subsystem,
+        chip_name: names
+            .of(reader, "gpus", function.id)
+            .and_then(|name| name.parse().ok()),
     };
-    let mut board = describe(None);
-    if (board.name.is_none() || board.architecture.is_none())
-        && let Some(listed) = names.of(look, "gpus", function.id)
-    {
-        if board.architecture.is_none() {
-            board = describe(Some(&listed));
-        }
-        board
-            .name
-            .get_or_insert_with(|| names::product(&listed).to_owned());
-    }
+    let known = catalog
+        .map(|catalog| catalog.describe(&identity))
+        .unwrap_or_default();
+    let listed = identity.chip_name.as_ref();
+    let name = known
+        .name
+        .or_else(|| listed.map(|name| name.product_or_chip().to_owned()));
     for (key, missing) in [
-        ("name", board.name.is_none()),
-        ("architecture", board.architecture.is_none()),
-        ("compute-capability", board.compute_capability.is_none()),
-        ("module-flavour", board.module_flavour.is_none()),
+        ("name", name.is_none()),
+        ("architecture", known.architecture.is_none()),
+        ("compute-capability", known.compute_capability.is_none()),
+        ("module-flavour", known.module_flavour.is_none()),
     ] {
         if missing {
-            look.unknown(
+            reader.unknown(
                 format!("gpus[{}].{key}", function.address),
                 format!("neither the matrix nor `pci.ids` tells for {}", function.id),
             );
@@ -151,27 +152,28 @@ fn gpu(
     }
     GpuFact {
         pci_address: function.address,
-        pci_id: function.id,
-        subsystem_id: function.subsystem,
-        name: board.name,
-        architecture: board.architecture,
-        compute_capability: board.compute_capability,
-        module_flavour: board.module_flavour,
-        vgpu: board.vgpu,
+        pci_id: identity.pci_id,
+        subsystem_id: identity.subsystem_id,
+        name,
+        chip_name: identity.chip_name,
+        architecture: known.architecture,
+        compute_capability: known.compute_capability,
+        module_flavour: known.module_flavour,
+        vgpu: known.vgpu,
         numa_node: function.numa_node,
     }
 }
 
 fn other(
-    look: &mut FactReader<'_>,
-    boards: Option<&dyn Boards>,
+    reader: &mut FactReader<'_>,
+    catalog: Option<&dyn DeviceCatalog>,
     names: &mut names::Names,
     fact: &str,
     function: &Function,
 ) -> PciFact {
-    let name = boards
-        .and_then(|boards| boards.name(function.id))
-        .or_else(|| names.of(look, fact, function.id));
+    let name = catalog
+        .and_then(|catalog| catalog.name(function.id))
+        .or_else(|| names.of(reader, fact, function.id));
     PciFact {
         pci_address: function.address,
         pci_id: function.id,
@@ -179,11 +181,11 @@ fn other(
     }
 }
 
-/// Other NVIDIA bridges share the class, so the matrix decides by id, and the list by name where
-/// there is no matrix.
-fn is_nvswitch(boards: Option<&dyn Boards>, device: &PciFact) -> bool {
-    match boards {
-        Some(boards) => boards.is_nvswitch(device.pci_id),
+/// Other NVIDIA bridges share the class, so the catalogue decides by id. Without a catalogue the
+/// name in `pci.ids` decides.
+fn is_nvswitch(catalog: Option<&dyn DeviceCatalog>, device: &PciFact) -> bool {
+    match catalog {
+        Some(catalog) => catalog.is_nvswitch(device.pci_id),
         None => device
             .name
             .as_deref()
@@ -194,28 +196,33 @@ fn is_nvswitch(boards: Option<&dyn Boards>, device: &PciFact) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{facts::Board, host::fake};
+    use crate::{
+        facts::GpuDescription,
+        host::fake,
+        model::gpu::{Architecture, SupportedFlavours},
+    };
 
     struct Matrix;
 
-    impl Boards for Matrix {
-        fn describe(&self, id: PciId, subsystem: Option<PciId>, chip: Option<&str>) -> Board {
-            if chip.is_some_and(|chip| chip.starts_with("GB")) {
-                return Board {
-                    architecture: Some("blackwell".to_owned()),
-                    module_flavour: Some("open".to_owned()),
-                    ..Board::default()
+    impl DeviceCatalog for Matrix {
+        fn describe(&self, gpu: &GpuIdentity) -> GpuDescription {
+            let chip = gpu.chip_name.as_ref();
+            if chip.is_some_and(|name| name.chip.starts_with("GB")) {
+                return GpuDescription {
+                    architecture: architecture("blackwell"),
+                    module_flavour: Some(SupportedFlavours::Open),
+                    ..GpuDescription::default()
                 };
             }
-            if id.device != 0x2330 {
-                return Board::default();
+            if gpu.pci_id.device != 0x2330 {
+                return GpuDescription::default();
             }
-            Board {
+            GpuDescription {
                 name: Some("H100 SXM5 80GB".to_owned()),
-                architecture: Some("hopper".to_owned()),
-                compute_capability: Some("9.0".to_owned()),
-                module_flavour: Some("either".to_owned()),
-                vgpu: subsystem.is_some_and(|subsystem| subsystem.device == 0x1733),
+                architecture: architecture("hopper"),
+                compute_capability: "9.0".parse().ok(),
+                module_flavour: Some(SupportedFlavours::Either),
+                vgpu: (gpu.subsystem_id).is_some_and(|subsystem| subsystem.device == 0x1733),
             }
         }
         fn is_nvswitch(&self, id: PciId) -> bool {
@@ -224,6 +231,10 @@ mod tests {
         fn name(&self, _: PciId) -> Option<String> {
             None
         }
+    }
+
+    fn architecture(name: &str) -> Option<Architecture> {
+        name.parse().ok()
     }
 
     fn put(files: &fake::FakeFiles, address: &str, vendor: &str, device: &str, class: &str) {
@@ -256,21 +267,23 @@ mod tests {
             "/usr/share/hwdata/pci.ids",
             "10de  NVIDIA Corporation\n\t3fff  GB299 [Future]\n15b3  Mellanox\n\t1021  MT2910\n",
         );
-        let mut look = FactReader::new(host.reader().files());
-        let bus = gather(&mut look, Some(&Matrix));
+        let mut reader = FactReader::new(host.reader().files());
+        let bus = gather(&mut reader, Some(&Matrix));
         assert_eq!(bus.gpus.len(), 3);
         assert_eq!(bus.gpus[0].pci_address.to_string(), "0000:18:00.0");
         assert_eq!(bus.gpus[0].numa_node, Some(1));
         assert_eq!(bus.gpus[1].numa_node, None);
         let future = &bus.gpus[2];
         assert_eq!(future.name.as_deref(), Some("Future"));
-        assert_eq!(future.architecture.as_deref(), Some("blackwell"));
-        assert_eq!(future.module_flavour.as_deref(), Some("open"));
+        let chip = future.chip_name.as_ref().map(ToString::to_string);
+        assert_eq!(chip.as_deref(), Some("GB299 [Future]"));
+        assert_eq!(future.architecture, architecture("blackwell"));
+        assert_eq!(future.module_flavour, Some(SupportedFlavours::Open));
         assert_eq!(bus.nvswitches.len(), 1);
         assert_eq!(bus.nvswitches[0].pci_id.to_string(), "10de:22a3");
         assert_eq!(bus.network.len(), 1);
         assert_eq!(bus.network[0].name.as_deref(), Some("MT2910"));
-        let unknown = look.into_unknown();
+        let unknown = reader.into_unknown();
         assert_eq!(unknown.len(), 1, "{unknown:?}");
         assert_eq!(unknown[0].fact, "gpus[0000:99:00.0].compute-capability");
     }
@@ -278,13 +291,13 @@ mod tests {
     #[test]
     fn no_bus_is_unknown_and_an_empty_one_is_not() {
         let (host, fakes) = fake::host();
-        let mut look = FactReader::new(host.reader().files());
-        assert!(gather(&mut look, None).gpus.is_empty());
-        assert_eq!(look.into_unknown().len(), 3);
+        let mut reader = FactReader::new(host.reader().files());
+        assert!(gather(&mut reader, None).gpus.is_empty());
+        assert_eq!(reader.into_unknown().len(), 3);
         fakes.files.put_folder(DEVICES, 0o755);
-        let mut look = FactReader::new(host.reader().files());
-        assert!(gather(&mut look, None).gpus.is_empty());
-        assert!(look.into_unknown().is_empty());
+        let mut reader = FactReader::new(host.reader().files());
+        assert!(gather(&mut reader, None).gpus.is_empty());
+        assert!(reader.into_unknown().is_empty());
     }
 
     #[test]
@@ -297,9 +310,9 @@ mod tests {
             "garbage",
             "0x030200",
         );
-        let mut look = FactReader::new(host.reader().files());
-        assert!(gather(&mut look, None).gpus.is_empty());
-        let unknown = look.into_unknown();
+        let mut reader = FactReader::new(host.reader().files());
+        assert!(gather(&mut reader, None).gpus.is_empty());
+        let unknown = reader.into_unknown();
         assert_eq!(unknown[0].fact, "gpus[0000:18:00.0]");
         assert!(unknown[0].why.contains("garbage"));
     }

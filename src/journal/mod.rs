@@ -20,7 +20,7 @@ use crate::{
     event::Summary,
     exit::Exit,
     host::FilesError,
-    model::{id::StepId, paths::STATE, secret::Secret},
+    model::{id::StepId, paths::STATE, pci::PciId, secret::Secret},
 };
 
 /// The schema version of [`Line`]. It rises only when an old reader would misunderstand.
@@ -159,7 +159,7 @@ pub struct Request {
     /// `--image`.
     pub image: bool,
     /// `--assume-gpu`.
-    pub assume_gpus: Vec<String>,
+    pub assume_gpus: Vec<PciId>,
     /// `--reboot`.
     pub reboot: bool,
     /// `--lock-timeout`.

@@ -1,5 +1,6 @@
 //! Words that the whole program shares: versions, PCI ids, names, secrets. No I/O.
 pub mod capability;
+pub mod gpu;
 pub mod id;
 pub mod packages;
 pub mod paths;

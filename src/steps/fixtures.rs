@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use crate::{
-    compat::Flavour,
     config::desired::{
         Cdi, Desired, DriverWish, Hold, Manager, PackagePolicy, Persistence, Pin, Preflight,
         Repository, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
     },
     facts::{Cloud, Facts, GpuFact, Kernel, SCHEMA, Scope, SecureBoot},
     host::{Host, NvmlDevice},
-    model::version::Branch,
+    model::{
+        gpu::{Flavour, SupportedFlavours},
+        version::Branch,
+    },
     state::State,
     steps::wishes::fixtures::wishes,
     tools::systemctl::UnitState,
@@ -47,9 +49,10 @@ fn gpu(address: &str) -> GpuFact {
         pci_id: "10de:2330".parse().expect("an id"),
         subsystem_id: None,
         name: Some("H100 SXM5 80GB".into()),
-        architecture: Some("hopper".into()),
-        compute_capability: Some("9.0".into()),
-        module_flavour: Some("either".into()),
+        chip_name: None,
+        architecture: "hopper".parse().ok(),
+        compute_capability: "9.0".parse().ok(),
+        module_flavour: Some(SupportedFlavours::Either),
         vgpu: false,
         numa_node: None,
     }

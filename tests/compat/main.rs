@@ -2,14 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod identity;
 mod properties;
 mod question;
 mod resolve;
 
 use std::sync::LazyLock;
 
-use gpu_bootstrap::compat::gpu::GpuRef;
 use gpu_bootstrap::compat::matrix::Matrix;
+use gpu_bootstrap::model::gpu::GpuIdentity;
 
 /// The built-in matrix, read once: properties ask it thousands of times.
 fn matrix() -> &'static Matrix {
@@ -17,8 +18,8 @@ fn matrix() -> &'static Matrix {
     &MATRIX
 }
 
-fn gpu(id: &str) -> GpuRef {
-    GpuRef {
+fn gpu(id: &str) -> GpuIdentity {
+    GpuIdentity {
         pci_id: id.parse().unwrap(),
         subsystem_id: None,
         chip_name: None,

@@ -3,9 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use gpu_bootstrap::compat::Flavour;
-use gpu_bootstrap::compat::gpu::GpuRef;
-use gpu_bootstrap::compat::matrix::{Confidence, Gpu, Matrix, Modules, OpenModules, Support};
+use gpu_bootstrap::compat::matrix::{Confidence, Gpu, Matrix, OpenModules, Support};
 use gpu_bootstrap::compat::resolve::{Wish, resolve};
 use gpu_bootstrap::compat::rules::Rule;
 use gpu_bootstrap::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
@@ -13,6 +11,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
 
 use crate::matrix;
+use gpu_bootstrap::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
 
 /// True when the rows allow a driver, read row by row.
 fn allowed(
@@ -54,7 +53,8 @@ fn drives(matrix: &Matrix, board: &Gpu, version: &DriverVersion, flavour: Flavou
         return false;
     }
     match (board.modules, flavour) {
-        (Modules::Open, Flavour::Proprietary) | (Modules::Proprietary, Flavour::Open) => {
+        (SupportedFlavours::Open, Flavour::Proprietary)
+        | (SupportedFlavours::Proprietary, Flavour::Open) => {
             return false;
         }
         _ => {}
@@ -68,7 +68,7 @@ fn drives(matrix: &Matrix, board: &Gpu, version: &DriverVersion, flavour: Flavou
         (Some(first), _) => version >= first,
         (None, Some(floor)) => version >= floor,
         (None, None) => {
-            let place = |name: &str| matrix.architectures.iter().position(|a| a.name == name);
+            let place = |name| matrix.generation(name);
             matrix
                 .branches
                 .iter()
@@ -219,10 +219,10 @@ const KERNELS: [&str; 14] = [
 
 fn wishes() -> impl Strategy<Value = Wish> {
     let matrix = matrix();
-    let boards: Vec<GpuRef> = matrix
+    let boards: Vec<GpuIdentity> = matrix
         .gpus
         .iter()
-        .map(|row| GpuRef {
+        .map(|row| GpuIdentity {
             pci_id: row.pci_id,
             subsystem_id: row.subsystem_id,
             chip_name: None,
@@ -295,7 +295,7 @@ fn choice(matrix: &Matrix, wish: &Wish) -> Vec<DriverVersion> {
 }
 
 fn boards<'m>(matrix: &'m Matrix, wish: &Wish) -> Vec<&'m Gpu> {
-    let of = |gpu: &GpuRef| {
+    let of = |gpu: &GpuIdentity| {
         let row = matrix
             .gpus
             .iter()

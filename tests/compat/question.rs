@@ -1,6 +1,7 @@
 //! What the `compat` command answers.
 
-use gpu_bootstrap::compat::question::{self, ModuleFlavour, Question, QuestionError, Verdict};
+use gpu_bootstrap::compat::question::{self, Question, QuestionError, Verdict};
+use gpu_bootstrap::model::gpu::SupportedFlavours;
 
 use crate::matrix;
 
@@ -86,11 +87,11 @@ fn answers_have_the_promised_form() {
     assert!(json["module-flavour"].is_null() && json["driver"]["min"].is_null());
     assert_eq!(
         ask("GB200", "", "", "").module_flavour,
-        Some(ModuleFlavour::Open)
+        Some(SupportedFlavours::Open)
     );
     assert_eq!(
         ask("T4", "", "", "").module_flavour,
-        Some(ModuleFlavour::Either)
+        Some(SupportedFlavours::Either)
     );
 }
 

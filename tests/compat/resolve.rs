@@ -1,7 +1,5 @@
 //! Which driver real machines get, or why none.
 
-use gpu_bootstrap::compat::Flavour;
-use gpu_bootstrap::compat::gpu::GpuRef;
 use gpu_bootstrap::compat::matrix::Fabric;
 use gpu_bootstrap::compat::resolve::{Pick, Refusal, Wish, resolve};
 use gpu_bootstrap::compat::rules::Rule;
@@ -9,6 +7,7 @@ use gpu_bootstrap::facts::Facts;
 use gpu_bootstrap::model::version::DriverVersion;
 
 use crate::{gpu, matrix};
+use gpu_bootstrap::model::gpu::{Flavour, GpuIdentity};
 
 const V100: &str = "10de:1db1";
 const T4: &str = "10de:1eb8";
@@ -471,8 +470,8 @@ fn unlisted_gpus() {
     );
     let refusal = refused(&gpus(&["10de:0fff"]));
     assert!(refusal.unknown, "{refusal:?}");
-    let titan = GpuRef {
-        chip_name: Some("GV100 [TITAN V]".to_owned()),
+    let titan = GpuIdentity {
+        chip_name: "GV100 [TITAN V]".parse().ok(),
         ..gpu("10de:1d81")
     };
     let pick = picked(&Wish {
@@ -504,7 +503,7 @@ fn unlisted_gpus() {
 
 #[test]
 fn slices_need_the_grid_driver() {
-    let slice = GpuRef {
+    let slice = GpuIdentity {
         subsystem_id: Some("10de:1733".parse().unwrap()),
         ..gpu("10de:27b8")
     };
@@ -515,7 +514,7 @@ fn slices_need_the_grid_driver() {
     assert_eq!(refusal.reasons[0].rule, Rule::Vgpu);
     assert!(reasons(&refusal).contains("L4-3Q"), "{}", reasons(&refusal));
     assert!(refusal.nearest[0].contains("GRID guest driver"));
-    let whole = GpuRef {
+    let whole = GpuIdentity {
         subsystem_id: Some("10de:16ca".parse().unwrap()),
         ..gpu("10de:27b8")
     };

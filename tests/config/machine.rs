@@ -112,6 +112,7 @@ pub fn facts(id: &str, version: &str, arch: &str, kernel: &str, gpus: &[&str]) -
         pci_id: id.parse::<PciId>().expect("an id"),
         subsystem_id: None,
         name: None,
+        chip_name: None,
         architecture: None,
         compute_capability: None,
         module_flavour: None,

@@ -150,7 +150,7 @@ async fn an_image_ends_well_and_its_first_boot_finishes() {
     ]);
     rig.image = true;
     rig.options.request.image = true;
-    rig.options.request.assume_gpus = vec!["10de:2330".to_owned()];
+    rig.options.request.assume_gpus = vec!["10de:2330".parse().unwrap()];
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
     assert_eq!(

@@ -1,0 +1,48 @@
+//! From sysfs to the pick of a driver: a GPU keeps its identity on the way.
+
+use gpu_bootstrap::compat::resolve::{Wish, resolve};
+use gpu_bootstrap::facts::{Facts, Scope, gather};
+use gpu_bootstrap::host::fake;
+
+use crate::matrix;
+
+/// The facts of a machine with one GPU of this device id, and a list of PCI ids.
+fn facts(device: &str, list: &str) -> Facts {
+    let (host, fakes) = fake::host();
+    let folder = "/sys/bus/pci/devices/0000:18:00.0";
+    for (name, value) in [
+        ("vendor", "0x10de"),
+        ("device", device),
+        ("class", "0x030000"),
+        ("subsystem_vendor", "0x10de"),
+        ("subsystem_device", "0x1218"),
+        ("numa_node", "-1"),
+    ] {
+        let path = format!("{folder}/{name}");
+        fakes.files.put(&path, format!("{value}\n"));
+    }
+    fakes.files.put("/usr/share/misc/pci.ids", list);
+    let scope = Scope { executes: false };
+    gather(host.reader(), Some(matrix()), scope)
+}
+
+#[test]
+fn a_gpu_without_a_row_keeps_the_chip_that_pci_ids_named() {
+    let list = "10de  NVIDIA Corporation\n\t1d81  GV100 [TITAN V]\n";
+    let facts = facts("0x1d81", list);
+    let gpu = &facts.gpus[0];
+    assert_eq!(gpu.name.as_deref(), Some("TITAN V"));
+    let architecture = gpu.architecture.as_ref().map(ToString::to_string);
+    assert_eq!(architecture.as_deref(), Some("volta"));
+    // What `facts` says is what the pick of the driver goes by.
+    let pick = resolve(matrix(), &Wish::of(&facts)).unwrap_or_else(|refusal| panic!("{refusal}"));
+    assert_eq!(pick.branch.to_string(), "580");
+    assert!(pick.assumed);
+    assert!(
+        pick.reasons
+            .iter()
+            .any(|why| why.starts_with("GV100 [TITAN V] (10de:1d81): Volta")),
+        "{:?}",
+        pick.reasons
+    );
+}
