@@ -76,9 +76,9 @@ fn human(answer: &Answer) -> String {
         SupportedFlavours::Either => "open or proprietary",
     });
     row("kernel modules", flavour.map(str::to_owned));
-    for (at, source) in answer.sources.iter().enumerate() {
+    for (at, citation) in answer.citations.iter().enumerate() {
         let name = if at == 0 { "sources" } else { "" };
-        let _ = writeln!(text, "{name:<20} {source}");
+        let _ = writeln!(text, "{name:<20} {citation}");
     }
     text
 }

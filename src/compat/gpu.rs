@@ -39,8 +39,8 @@ pub struct Board<'m> {
     pub modules: SupportedFlavours,
     /// The profile, when it is a slice that a hypervisor gives.
     pub vgpu: Option<&'m VgpuProfile>,
-    /// Where all this comes from.
-    pub sources: Vec<&'m str>,
+    /// Where all this was read.
+    pub citations: Vec<&'m str>,
 }
 
 impl<'m> Board<'m> {
@@ -200,7 +200,9 @@ impl Matrix {
         if let Some((row, profile)) = vgpu {
             board.vgpu = Some(profile);
             board.label = format!("{} ({})", profile.name, gpu.pci_id);
-            board.sources.extend(row.sources.iter().map(String::as_str));
+            board
+                .citations
+                .extend(row.citations.iter().map(String::as_str));
         }
         board
     }
@@ -217,7 +219,7 @@ impl Matrix {
                 .collect(),
             modules: row.modules,
             vgpu: None,
-            sources: row.sources.iter().map(String::as_str).collect(),
+            citations: row.citations.iter().map(String::as_str).collect(),
         }
     }
 
@@ -236,7 +238,7 @@ impl Matrix {
             capabilities: self.capabilities.iter().filter(of_it).collect(),
             modules: architecture.modules,
             vgpu: None,
-            sources: architecture.sources.iter().map(String::as_str).collect(),
+            citations: architecture.citations.iter().map(String::as_str).collect(),
         }
     }
 
@@ -255,7 +257,7 @@ impl Matrix {
             capabilities: Vec::new(),
             modules: SupportedFlavours::Either,
             vgpu: None,
-            sources: rule.sources.iter().map(String::as_str).collect(),
+            citations: rule.citations.iter().map(String::as_str).collect(),
         }
     }
 

@@ -4,7 +4,7 @@
 //! for it the rows are evidence and the build is the proof.
 
 use crate::compat::matrix::{Confidence, KernelFix, Matrix};
-use crate::compat::rules::{Judgement, Offer, Rule, Ruling, say};
+use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::model::version::{DriverVersion, KernelVersion};
 
 /// Adds what the kernel rows say about an offer.
@@ -67,7 +67,8 @@ fn fixes(
             row.kernel,
             proviso(kernel)
         );
-        let mut add = |judgement, text| said.push(say(Rule::Kernel, judgement, text, &row.sources));
+        let mut add =
+            |judgement, text| said.push(say(Rule::Kernel, judgement, text, &row.citations));
         let of_branch = |versions: &[DriverVersion]| {
             versions
                 .iter()
@@ -84,7 +85,7 @@ fn fixes(
                     let text = format!(
                         "{since}; branch {branch} builds for it from {first} on, {version} is older"
                     );
-                    older = Some(say(Rule::Kernel, judgement, text, &row.sources));
+                    older = Some(say(Rule::Kernel, judgement, text, &row.citations));
                 }
             }
             Some(_) => {
@@ -105,7 +106,7 @@ fn fixes(
                 let newest = row.first_fixed.iter().map(DriverVersion::branch).max();
                 if newest.is_some_and(|newest| branch < newest) {
                     let text = format!("{since}; no row tells whether branch {branch} has the fix");
-                    untold = Some(say(Rule::Kernel, Judgement::Unknown, text, &row.sources));
+                    untold = Some(say(Rule::Kernel, Judgement::Unknown, text, &row.citations));
                 }
             }
         }
@@ -144,7 +145,7 @@ fn limits(
         row.newest_kernel,
         proviso(kernel)
     );
-    said.push(say(Rule::Kernel, judgement, text, &row.sources));
+    said.push(say(Rule::Kernel, judgement, text, &row.citations));
 }
 
 fn oldest(
@@ -169,7 +170,7 @@ fn oldest(
                 Rule::Kernel,
                 against(kernel, row.confidence),
                 text,
-                &row.sources,
+                &row.citations,
             ));
         }
     }
@@ -203,7 +204,7 @@ fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Ve
                 "reported of {version} on Linux {kernel}{later}: {}",
                 row.report
             );
-            said.push(say(Rule::Kernel, Judgement::Against, text, &row.sources));
+            said.push(say(Rule::Kernel, Judgement::Against, text, &row.citations));
         }
     }
 }

@@ -3,12 +3,10 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-use crate::compat::locate::Locator;
+use crate::compat::locate::Spans;
 use crate::compat::matrix::Matrix;
-use crate::compat::validate;
-
-/// The form of the file that this program reads.
-pub const SCHEMA: u32 = 1;
+use crate::compat::validate::{self, Contradiction};
+use crate::model::text::nearest;
 
 const BUILTIN: &str = include_str!("../../compat/cuda-driver-matrix.toml");
 const BUILTIN_NAME: &str = "compat/cuda-driver-matrix.toml";
@@ -26,23 +24,23 @@ pub struct MatrixError {
 /// One thing that is wrong with a matrix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Where, counted from 1.
+    /// The line, counted from 1.
     pub line: usize,
-    /// The key.
+    /// The key; empty where the text is no TOML.
     pub key: String,
     /// What is wrong with it.
     pub what: String,
-    /// What would mend it.
+    /// What to do about it.
     pub remedy: String,
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            to,
-            "line {}, key `{}`: {} ({})",
-            self.line, self.key, self.what, self.remedy
-        )
+        write!(to, "line {}", self.line)?;
+        if !self.key.is_empty() {
+            write!(to, ", key `{}`", self.key)?;
+        }
+        write!(to, ": {} ({})", self.what, self.remedy)
     }
 }
 
@@ -70,19 +68,59 @@ impl Matrix {
     /// # Errors
     /// When the text is no TOML, has keys or values of the wrong kind, or contradicts itself.
     pub fn parse(text: &str, file_name: &str) -> Result<Self, MatrixError> {
-        let locator = Locator::new(text);
         let failed = |problems| MatrixError {
             file: file_name.to_owned(),
             problems,
         };
-        let matrix: Self = toml::from_str(text)
-            .map_err(|error| failed(vec![locator.syntax(error.message(), error.span())]))?;
-        let problems = validate::problems(&matrix, &locator);
-        if problems.is_empty() {
-            Ok(matrix)
-        } else {
-            Err(failed(problems))
+        let matrix: Self =
+            toml::from_str(text).map_err(|error| failed(vec![unreadable(text, &error)]))?;
+        let contradictions = validate::contradictions(&matrix);
+        if contradictions.is_empty() {
+            return Ok(matrix);
         }
+        let spans = Spans::new(text);
+        let mut problems: Vec<Problem> = contradictions
+            .into_iter()
+            .map(|found| located(&spans, found))
+            .collect();
+        problems.sort();
+        Err(failed(problems))
+    }
+}
+
+fn located(spans: &Spans<'_>, found: Contradiction) -> Problem {
+    Problem {
+        line: spans.line_of(found.row, found.key),
+        key: match found.row {
+            Some((table, _)) => format!("{table}.{}", found.key),
+            None => found.key.to_owned(),
+        },
+        what: found.what,
+        remedy: found.remedy,
+    }
+}
+
+/// What the TOML parser says, with the nearest valid key where it does not know a key.
+fn unreadable(text: &str, error: &toml::de::Error) -> Problem {
+    let (spans, message) = (Spans::new(text), error.message());
+    let start = error.span().map_or(0, |span| span.start);
+    let mut words = message.split('`').skip(1).step_by(2);
+    let remedy = if message.starts_with("unknown field") || message.starts_with("unknown variant") {
+        let unknown = words.next().unwrap_or_default();
+        nearest(unknown, words).map_or_else(
+            || "take it out".to_owned(),
+            |near| format!("perhaps `{near}`"),
+        )
+    } else if message.starts_with("missing field") {
+        "add the key to this row".to_owned()
+    } else {
+        "mend the value; CONTRIBUTING.md describes the rows".to_owned()
+    };
+    Problem {
+        line: spans.line(start),
+        key: spans.key_at(start).unwrap_or_default().to_owned(),
+        what: message.lines().collect::<Vec<_>>().join(" "),
+        remedy,
     }
 }
 
@@ -199,6 +237,32 @@ mod tests {
         ] {
             assert_eq!(broken(from, to).key, key, "{to}");
         }
+    }
+
+    #[test]
+    fn a_row_without_the_key_has_the_line_of_its_header() {
+        let problem = broken(
+            "\nmin-drivers = [\"525.85.05\"]",
+            "\nmin-drivers = [\"515.48.07\"]",
+        );
+        let header = BUILTIN.lines().take(problem.line).last();
+        assert_eq!(
+            (header, problem.key.as_str()),
+            (Some("[[gpu]]"), "gpu.compute-capability.min-driver")
+        );
+        let text = BUILTIN.replacen("\nlast-branch = \"470\"", "", 1);
+        let text = text.replacen("\nmodules = \"proprietary\"", "", 1);
+        let error = Matrix::parse(&text, "m.toml").unwrap_err();
+        assert_eq!(error.problems[0].key, "architecture", "{error}");
+        let header = text.lines().take(error.problems[0].line).last();
+        assert_eq!(header, Some("[[architecture]]"), "{error}");
+    }
+
+    #[test]
+    fn text_that_is_no_toml_has_a_line() {
+        let error = Matrix::parse("schema = 1\n= 2\n", "m.toml").unwrap_err();
+        assert_eq!(error.problems[0].line, 2, "{error}");
+        assert!(!error.to_string().contains("``"), "{error}");
     }
 
     #[test]

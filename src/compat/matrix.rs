@@ -6,6 +6,9 @@ use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 use crate::model::{capability::ComputeCapability, pci::PciId};
 
+/// The form of the file that this program reads.
+pub const SCHEMA: u32 = 1;
+
 /// Everything that is known about drivers, GPUs, CUDA and kernels.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -14,9 +17,9 @@ pub struct Matrix {
     pub schema: u32,
     /// The day on which `support` and the newest versions were looked at.
     pub as_of: jiff::civil::Date,
-    /// Where the rows come from.
+    /// Where the rows were read.
     #[serde(rename = "source")]
-    pub sources: Vec<Source>,
+    pub citations: Vec<Citation>,
     /// Generations of GPUs, oldest first.
     #[serde(rename = "architecture")]
     pub architectures: Vec<ArchitectureRow>,
@@ -99,8 +102,9 @@ macro_rules! row {
             $($(#[$field_doc])* pub $field: $type,)*
             /// How far the row can be trusted.
             pub confidence: Confidence,
-            /// Keys of [`Source`] rows.
-            pub sources: Vec<String>,
+            /// Where the row was read: keys of [`Citation`] rows.
+            #[serde(rename = "sources")]
+            pub citations: Vec<String>,
             /// For people.
             pub note: Option<String>,
         }
@@ -110,7 +114,7 @@ macro_rules! row {
 /// A document or a file that rows were read from.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Source {
+pub struct Citation {
     /// How rows name it.
     pub key: String,
     /// What it is.

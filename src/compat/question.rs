@@ -6,10 +6,12 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::compat::attempt;
 use crate::compat::gpu::{Knowledge, NameError};
 use crate::compat::matrix::{InstanceDriver, Matrix};
-use crate::compat::resolve::{self, Wish};
-use crate::compat::rules::{self, Judgement, Offer, Rule, Ruling};
+use crate::compat::pick::{Wish, pick};
+use crate::compat::rules;
+use crate::compat::ruling::{self, Judgement, Offer, Rule, Ruling};
 use crate::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
 use crate::model::pci::PciId;
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion, VersionError};
@@ -91,8 +93,9 @@ pub struct Answer {
     pub driver: DriverAnswer,
     /// `open`, `proprietary` or `either`; `null` where no GPU was asked about.
     pub module_flavour: Option<SupportedFlavours>,
-    /// Where it comes from.
-    pub sources: Vec<String>,
+    /// Where the rows that decided were read.
+    #[serde(rename = "sources")]
+    pub citations: Vec<String>,
 }
 
 impl Answer {
@@ -139,19 +142,19 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionEr
         cuda: cuda.iter().copied().collect(),
         ..Wish::default()
     };
-    let needs = resolve::needs(matrix, &wish);
-    let best = resolve::resolve(matrix, &wish);
+    let needs = wish.needs(matrix);
+    let best = pick(matrix, &wish);
 
     let mut why = Vec::new();
-    let mut sources: BTreeSet<String> = BTreeSet::new();
+    let mut citations: BTreeSet<String> = BTreeSet::new();
     let verdict = if let Some(driver) = driver {
         let judged = judge(matrix, &needs, driver);
         why.extend(judged.rulings.iter().map(|ruling| ruling.text.clone()));
-        sources.extend(
+        citations.extend(
             judged
                 .rulings
                 .iter()
-                .flat_map(|ruling| ruling.sources.iter().cloned()),
+                .flat_map(|ruling| ruling.citations.iter().cloned()),
         );
         if judged.verdict == Verdict::Compatible && why.is_empty() {
             why.push(judged.fits);
@@ -161,28 +164,28 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionEr
         match &best {
             Ok(pick) => {
                 why.extend(pick.reasons.iter().chain(&pick.warnings).cloned());
-                sources.extend(pick.sources.iter().cloned());
+                citations.extend(pick.citations.iter().cloned());
                 if pick.doubtful {
                     Verdict::Unknown
                 } else {
                     Verdict::Compatible
                 }
             }
-            Err(refusal) => {
-                why.extend(refusal.reasons.iter().map(|reason| reason.text.clone()));
+            Err(no_driver) => {
+                why.extend(no_driver.reasons.iter().map(|reason| reason.text.clone()));
                 why.extend(
-                    refusal
+                    no_driver
                         .nearest
                         .iter()
                         .map(|near| format!("would work {near}")),
                 );
-                sources.extend(
-                    refusal
+                citations.extend(
+                    no_driver
                         .reasons
                         .iter()
-                        .flat_map(|r| r.sources.iter().cloned()),
+                        .flat_map(|r| r.citations.iter().cloned()),
                 );
-                if refusal.unknown {
+                if no_driver.unknown {
                     Verdict::Unknown
                 } else {
                     Verdict::Incompatible
@@ -191,7 +194,7 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionEr
         }
     };
     for board in &needs.boards {
-        sources.extend(board.sources.iter().map(|key| (*key).to_owned()));
+        citations.extend(board.citations.iter().map(|key| (*key).to_owned()));
         let instances = matrix.instance_types.iter().filter(|row| {
             row.driver == InstanceDriver::Grid
                 && board
@@ -224,7 +227,7 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionEr
             .first()
             .filter(|board| board.architecture.is_some())
             .map(|board| board.modules),
-        sources: cite(matrix, &sources),
+        citations: cite(matrix, &citations),
     })
 }
 
@@ -248,13 +251,13 @@ fn find_gpu(matrix: &Matrix, name: &str) -> Result<GpuIdentity, QuestionError> {
 }
 
 /// What the rules say about the driver that was asked about.
-struct Judged {
+struct DriverVerdict {
     verdict: Verdict,
     rulings: Vec<Ruling>,
     fits: String,
 }
 
-fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> Judged {
+fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> DriverVerdict {
     let version = match driver {
         DriverOrBranch::Version(version) => version.clone(),
         DriverOrBranch::Branch(branch) => match matrix.branch(*branch) {
@@ -262,9 +265,9 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
             None => {
                 let none: [&str; 0] = [];
                 let text = format!("the matrix has no row for branch {branch}");
-                let ruling = rules::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
+                let ruling = ruling::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
                 let verdict = Verdict::Unknown;
-                return Judged {
+                return DriverVerdict {
                     verdict,
                     rulings: vec![ruling],
                     fits: String::new(),
@@ -273,7 +276,7 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
         },
     };
     // The flavour was not asked for, so the better one counts; the branch's default among equals.
-    let preferred = resolve::preferred_flavour(matrix, needs, version.branch());
+    let preferred = attempt::preferred_flavour(matrix, needs, version.branch());
     let other = match preferred {
         Flavour::Open => Flavour::Proprietary,
         Flavour::Proprietary => Flavour::Open,
@@ -336,7 +339,7 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
     let mut rulings = rulings;
     rulings.sort_by_key(|ruling| std::cmp::Reverse(ruling.judgement));
     let fits = format!("driver {version} with {flavour} kernel modules: no rule speaks against it");
-    Judged {
+    DriverVerdict {
         verdict,
         rulings,
         fits,
@@ -353,10 +356,10 @@ fn oldest_driver(matrix: &Matrix, needs: &rules::Needs<'_>) -> Option<DriverVers
     boards.chain(cuda).max().cloned()
 }
 
-/// Sources as people can look them up.
+/// Citations as people can look them up.
 fn cite(matrix: &Matrix, keys: &BTreeSet<String>) -> Vec<String> {
     matrix
-        .sources
+        .citations
         .iter()
         .filter(|row| keys.contains(&row.key))
         .map(|row| format!("{} ({}, {})", row.title, row.r#where, row.date))

@@ -3,122 +3,12 @@
 //! A rule refuses only what a row says. Where no row speaks it keeps silent or says that nothing is
 //! known; it never takes silence for a no.
 
-use std::fmt;
-
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use crate::compat::gpu::{Board, Knowledge};
 use crate::compat::kernel;
 use crate::compat::matrix::{Matrix, OpenModules, Support, Toolkit};
+use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::model::gpu::{Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
-
-/// The name of a rule, stable.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Rule {
-    /// A vGPU guest needs the GRID driver.
-    Vgpu,
-    /// The GPU is not known.
-    UnknownGpu,
-    /// The branch is not known.
-    UnknownBranch,
-    /// The first driver that drives a board.
-    MinDriver,
-    /// Boards that a branch may not know.
-    Listed,
-    /// Below some version a board works with known problems.
-    AdvisedDriver,
-    /// The last branch of an architecture.
-    LastBranch,
-    /// The newest architecture of a branch.
-    NewestArchitecture,
-    /// Which kernel modules a board runs with.
-    BoardFlavour,
-    /// Which kernel modules a branch has.
-    BranchFlavour,
-    /// Two GPUs that no branch and flavour serves together.
-    Pair,
-    /// The driver that a CUDA version needs.
-    CudaDriver,
-    /// The same, where a `cuda-compat` package would do.
-    ForwardCompat,
-    /// The architectures that a CUDA version has code for.
-    CudaArchitecture,
-    /// The kernel that the modules are built for.
-    Kernel,
-    /// Whether a branch still gets fixes.
-    Support,
-    /// What was wished contradicts itself.
-    Wish,
-    /// What the repository has.
-    Offered,
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.pad(match self {
-            Self::Vgpu => "vgpu",
-            Self::UnknownGpu => "unknown-gpu",
-            Self::UnknownBranch => "unknown-branch",
-            Self::MinDriver => "min-driver",
-            Self::Listed => "listed",
-            Self::AdvisedDriver => "advised-driver",
-            Self::LastBranch => "last-branch",
-            Self::NewestArchitecture => "newest-architecture",
-            Self::BoardFlavour => "board-flavour",
-            Self::BranchFlavour => "branch-flavour",
-            Self::Pair => "pair",
-            Self::CudaDriver => "cuda-driver",
-            Self::ForwardCompat => "forward-compat",
-            Self::CudaArchitecture => "cuda-architecture",
-            Self::Kernel => "kernel",
-            Self::Support => "support",
-            Self::Wish => "wish",
-            Self::Offered => "offered",
-        })
-    }
-}
-
-/// How a rule judges.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Judgement {
-    /// Worth saying.
-    Note,
-    /// It works, with a known drawback.
-    Caution,
-    /// No row tells.
-    Unknown,
-    /// Evidence speaks against it, not enough to refuse.
-    Against,
-    /// A row rules it out.
-    Refuse,
-}
-
-/// What a rule says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ruling {
-    /// The rule.
-    pub rule: Rule,
-    /// How it judges.
-    pub judgement: Judgement,
-    /// The values compared, in words.
-    pub text: String,
-    /// Keys of the sources of the rows.
-    pub sources: Vec<String>,
-}
-
-/// A driver that might be installed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offer {
-    /// Its version.
-    pub version: DriverVersion,
-    /// Its kernel modules.
-    pub flavour: Flavour,
-}
 
 /// What a driver is judged for.
 #[derive(Debug, Clone)]
@@ -156,21 +46,6 @@ pub fn passes(rulings: &[Ruling]) -> bool {
     rulings
         .iter()
         .all(|ruling| ruling.judgement != Judgement::Refuse)
-}
-
-pub(super) fn say(
-    rule: Rule,
-    judgement: Judgement,
-    text: String,
-    sources: &[impl AsRef<str>],
-) -> Ruling {
-    let sources = sources.iter().map(|key| key.as_ref().to_owned()).collect();
-    Ruling {
-        rule,
-        judgement,
-        text,
-        sources,
-    }
 }
 
 /// The toolkits that a CUDA version means: one with its update, all of the minor version without.
@@ -250,7 +125,7 @@ fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
             Rule::BranchFlavour,
             Judgement::Refuse,
             text,
-            &row.sources,
+            &row.citations,
         ));
     }
     let end = row.end_of_life.as_deref();
@@ -259,11 +134,11 @@ fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
         Support::Ended => {
             let when = end.map_or(String::new(), |end| format!(" ({end})"));
             let text = format!("branch {branch} gets no fixes any more{when}");
-            said.push(say(Rule::Support, Judgement::Caution, text, &row.sources));
+            said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
         }
         Support::Unknown => {
             let text = format!("it is not known whether branch {branch} gets fixes");
-            said.push(say(Rule::Support, Judgement::Caution, text, &row.sources));
+            said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
         }
     }
 }
@@ -271,7 +146,7 @@ fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
 fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Vec<Ruling>) {
     let (version, label) = (&offer.version, &board.label);
     let branch = version.branch();
-    let mut add = |rule, judgement, text| said.push(say(rule, judgement, text, &board.sources));
+    let mut add = |rule, judgement, text| said.push(say(rule, judgement, text, &board.citations));
 
     if let Some(profile) = board.vgpu {
         let text = format!(
@@ -358,7 +233,7 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
                 Rule::BoardFlavour,
                 Judgement::Against,
                 text,
-                &board.sources,
+                &board.citations,
             ));
             return;
         }
@@ -368,7 +243,7 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
         Rule::BoardFlavour,
         Judgement::Refuse,
         text,
-        &board.sources,
+        &board.citations,
     ));
 }
 
@@ -381,14 +256,14 @@ fn cuda_driver(
 ) {
     let version = &offer.version;
     let (needed, full) = cuda_minimum(matrix, cuda);
-    let sources: Vec<String> = toolkits(matrix, cuda)
-        .flat_map(|row| row.sources.clone())
+    let citations: Vec<String> = toolkits(matrix, cuda)
+        .flat_map(|row| row.citations.clone())
         .chain(
             matrix
                 .cuda_majors
                 .iter()
                 .filter(|row| row.major == cuda.major)
-                .flat_map(|row| row.sources.clone()),
+                .flat_map(|row| row.citations.clone()),
         )
         .collect();
     if let Some(needed) = needed.filter(|needed| version < *needed) {
@@ -401,7 +276,7 @@ fn cuda_driver(
             None => (Rule::CudaDriver, String::new()),
         };
         let text = format!("CUDA {cuda} needs driver {needed} or newer; {version} is older{hint}");
-        said.push(say(rule, Judgement::Refuse, text, &sources));
+        said.push(say(rule, Judgement::Refuse, text, &citations));
         return;
     }
     match full {
@@ -410,14 +285,14 @@ fn cuda_driver(
                 "CUDA {cuda} runs on {version} by minor-version compatibility: features that need \
                  {full} are missing, and code that holds only its PTX does not run"
             );
-            said.push(say(Rule::CudaDriver, Judgement::Caution, text, &sources));
+            said.push(say(Rule::CudaDriver, Judgement::Caution, text, &citations));
         }
         Some(_) => {}
         None => {
             let reported = matrix.branch(version.branch()).map(|row| row.max_cuda);
             if reported.is_none_or(|max| cuda.minor_version() > max) {
                 let text = format!("no row tells which driver CUDA {cuda} needs");
-                said.push(say(Rule::CudaDriver, Judgement::Unknown, text, &sources));
+                said.push(say(Rule::CudaDriver, Judgement::Unknown, text, &citations));
             }
         }
     }
@@ -446,10 +321,10 @@ fn forward_compat(
 
 fn cuda_architecture(cuda: CudaVersion, boards: &[Board<'_>], said: &mut Vec<Ruling>) {
     for board in boards.iter().filter(|board| !board.capabilities.is_empty()) {
-        let sources: Vec<&str> = board
+        let citations: Vec<&str> = board
             .capabilities
             .iter()
-            .flat_map(|row| &row.sources)
+            .flat_map(|row| &row.citations)
             .map(String::as_str)
             .collect();
         let title = board.architecture.map_or("", |row| row.title.as_str());
@@ -467,7 +342,7 @@ fn cuda_architecture(cuda: CudaVersion, boards: &[Board<'_>], said: &mut Vec<Rul
                 Rule::CudaArchitecture,
                 Judgement::Refuse,
                 text,
-                &sources,
+                &citations,
             ));
         }
         let first = board.capabilities.iter().map(|row| row.first_cuda).min();
@@ -481,7 +356,7 @@ fn cuda_architecture(cuda: CudaVersion, boards: &[Board<'_>], said: &mut Vec<Rul
                 Rule::CudaArchitecture,
                 Judgement::Caution,
                 text,
-                &sources,
+                &citations,
             ));
         }
     }

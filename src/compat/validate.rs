@@ -3,36 +3,45 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::compat::load::{Problem, SCHEMA};
-use crate::compat::locate::Locator;
-use crate::compat::matrix::{Confidence, Matrix, OpenModules};
+use crate::compat::matrix::{Confidence, Matrix, OpenModules, SCHEMA};
 use crate::model::gpu::{Architecture, SupportedFlavours};
 use crate::model::text::nearest;
 use crate::model::version::{Branch, DriverVersion};
 
-/// Everything that is wrong with a matrix, in the order of the file.
-pub(super) fn problems(matrix: &Matrix, locator: &Locator<'_>) -> Vec<Problem> {
-    let mut check = Check {
-        locator,
-        problems: Vec::new(),
-    };
-    check.all(matrix);
-    check.problems.sort();
-    check.problems
+/// A row of a table, by its place.
+type Row = (&'static str, usize);
+
+/// A value that contradicts the rest of the matrix.
+pub(super) struct Contradiction {
+    /// The row; `None` for a key before the first table.
+    pub row: Option<Row>,
+    /// The key in the row.
+    pub key: &'static str,
+    /// What is wrong with the value.
+    pub what: String,
+    /// What to do about it.
+    pub remedy: String,
 }
 
-/// Collects problems.
-struct Check<'a> {
-    locator: &'a Locator<'a>,
-    problems: Vec<Problem>,
+/// Everything in a matrix that contradicts something else.
+pub(super) fn contradictions(matrix: &Matrix) -> Vec<Contradiction> {
+    let mut validator = Validator::default();
+    validator.all(matrix);
+    validator.found
 }
 
-impl Check<'_> {
+/// Collects contradictions.
+#[derive(Default)]
+struct Validator {
+    found: Vec<Contradiction>,
+}
+
+impl Validator {
     fn all(&mut self, matrix: &Matrix) {
         if matrix.schema != SCHEMA {
-            self.problems.push(Problem {
-                line: self.locator.top("schema"),
-                key: "schema".to_owned(),
+            self.found.push(Contradiction {
+                row: None,
+                key: "schema",
                 what: format!("it is {}, this program reads {SCHEMA}", matrix.schema),
                 remedy: "use a matrix made for this version of the program".to_owned(),
             });
@@ -46,16 +55,10 @@ impl Check<'_> {
         self.kernels(matrix);
     }
 
-    fn bad(
-        &mut self,
-        (table, index): (&str, usize),
-        key: &str,
-        what: String,
-        remedy: impl Into<String>,
-    ) {
-        self.problems.push(Problem {
-            line: self.locator.row(table, index, key),
-            key: format!("{table}.{key}"),
+    fn bad(&mut self, row: Row, key: &'static str, what: String, remedy: impl Into<String>) {
+        self.found.push(Contradiction {
+            row: Some(row),
+            key,
             what,
             remedy: remedy.into(),
         });
@@ -64,8 +67,8 @@ impl Check<'_> {
     /// Says that a row repeats the identity of an earlier one.
     fn unique<T: Ord + fmt::Debug>(
         &mut self,
-        table: &str,
-        key: &str,
+        table: &'static str,
+        key: &'static str,
         identities: impl Iterator<Item = T>,
     ) {
         let mut seen = BTreeSet::new();
@@ -78,7 +81,7 @@ impl Check<'_> {
         }
     }
 
-    fn known_branch(&mut self, matrix: &Matrix, at: (&str, usize), key: &str, branch: Branch) {
+    fn known_branch(&mut self, matrix: &Matrix, at: Row, key: &'static str, branch: Branch) {
         if matrix.branch(branch).is_none() {
             let what = format!("branch {branch} has no row");
             self.bad(at, key, what, "add a [[branch]] row, or mend the number");
@@ -88,8 +91,8 @@ impl Check<'_> {
     fn known_architecture(
         &mut self,
         matrix: &Matrix,
-        at: (&str, usize),
-        key: &str,
+        at: Row,
+        key: &'static str,
         name: &Architecture,
     ) {
         if matrix.architecture(name).is_none() {
@@ -105,9 +108,9 @@ impl Check<'_> {
 
     fn ordered<T: PartialOrd + fmt::Display>(
         &mut self,
-        at: (&str, usize),
-        (low_key, low): (&str, Option<&T>),
-        (high_key, high): (&str, Option<&T>),
+        at: Row,
+        (low_key, low): (&'static str, Option<&T>),
+        (high_key, high): (&'static str, Option<&T>),
     ) {
         if let (Some(low), Some(high)) = (low, high)
             && low > high
@@ -121,17 +124,21 @@ impl Check<'_> {
         self.unique(
             "source",
             "key",
-            matrix.sources.iter().map(|row| row.key.as_str()),
+            matrix.citations.iter().map(|row| row.key.as_str()),
         );
-        let known: BTreeSet<&str> = matrix.sources.iter().map(|row| row.key.as_str()).collect();
-        for (table, index, sources) in evidence_of(matrix) {
-            if sources.is_empty() {
+        let known: BTreeSet<&str> = matrix
+            .citations
+            .iter()
+            .map(|row| row.key.as_str())
+            .collect();
+        for (table, index, citations) in evidence_of(matrix) {
+            if citations.is_empty() {
                 let what = "a row must name where it comes from".to_owned();
                 self.bad((table, index), "sources", what, "name a [[source]] row");
             }
-            for source in sources.iter().filter(|key| !known.contains(key.as_str())) {
-                let what = format!("source `{source}` has no row");
-                let remedy = nearest(source, known.iter().copied()).map_or_else(
+            for citation in citations.iter().filter(|key| !known.contains(key.as_str())) {
+                let what = format!("source `{citation}` has no row");
+                let remedy = nearest(citation, known.iter().copied()).map_or_else(
                     || "add a [[source]] row".to_owned(),
                     |near| format!("add a [[source]] row; perhaps `{near}` is meant"),
                 );
@@ -460,20 +467,20 @@ impl Check<'_> {
     }
 }
 
-/// Table, index and sources of every row that carries evidence.
+/// Table, index and citations of every row that carries evidence.
 fn evidence_of(matrix: &Matrix) -> Vec<(&'static str, usize, &[String])> {
     let mut all: Vec<(&'static str, usize, &[String])> = vec![
         (
             "forward-compat-policy",
             0,
-            &matrix.forward_compat_policy.sources,
+            &matrix.forward_compat_policy.citations,
         ),
-        ("unlisted-gpu", 0, &matrix.unlisted_gpu.sources),
+        ("unlisted-gpu", 0, &matrix.unlisted_gpu.citations),
     ];
     macro_rules! add {
         ($($table:literal => $field:ident),* $(,)?) => {
             $(for (index, row) in matrix.$field.iter().enumerate() {
-                all.push(($table, index, &row.sources));
+                all.push(($table, index, &row.citations));
             })*
         };
     }

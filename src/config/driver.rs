@@ -4,8 +4,8 @@
 use crate::{
     compat::{
         matrix::{Fabric, Matrix},
-        resolve::{self as compat, Pick, Wish},
-        rules::Rule,
+        pick::{NoDriver, Pick, Wish, pick},
+        ruling::Rule,
     },
     config::{
         desired::{DriverWish, PackageWish, Pin},
@@ -218,13 +218,13 @@ impl<'a> Question<'a> {
         };
         // What is best for the machine, if the source has it.
         if wish.branch.is_none() {
-            let pick = compat::resolve(self.matrix, &wish).map_err(|refusal| refused(&refusal))?;
+            let pick = pick(self.matrix, &wish).map_err(|no_driver| refused(&no_driver))?;
             if offered(&pick) {
                 return Ok(pick);
             }
         }
         // Else the best of what the source has; else of that, the best of one flavour.
-        let mut first_refusal = None;
+        let mut first_failure = None;
         for flavour in [
             wish.flavour,
             Some(Flavour::Open),
@@ -239,13 +239,13 @@ impl<'a> Question<'a> {
                 candidates: wish.version.is_none().then_some(candidates),
                 ..wish.clone()
             };
-            match compat::resolve(self.matrix, &narrowed) {
+            match pick(self.matrix, &narrowed) {
                 Ok(pick) if offered(&pick) => return Ok(pick),
                 Ok(_) => {}
-                Err(refusal) => first_refusal = first_refusal.or(Some(refusal)),
+                Err(no_driver) => first_failure = first_failure.or(Some(no_driver)),
             }
         }
-        Err(first_refusal
+        Err(first_failure
             .map_or_else(
                 || {
                     let version = wish.version.as_ref();
@@ -256,7 +256,7 @@ impl<'a> Question<'a> {
                         "choose another `driver.source`, or leave `driver.flavour` out",
                     )
                 },
-                |refusal| refused(&refusal),
+                |no_driver| refused(&no_driver),
             )
             .into())
     }
@@ -334,10 +334,10 @@ fn branches(rows: &[&DriverRow]) -> String {
     format!("branch {}", names.join(", "))
 }
 
-/// The matrix's refusal as ours.
-fn refused(refusal: &compat::Refusal) -> Refusal {
-    let reasons: Vec<&str> = refusal.reasons.iter().map(|r| r.text.as_str()).collect();
-    let is_vgpu = refusal.reasons.iter().any(|r| r.rule == Rule::Vgpu);
+/// Refuses the machine because the matrix has no driver for it.
+fn refused(no_driver: &NoDriver) -> Refusal {
+    let reasons: Vec<&str> = no_driver.reasons.iter().map(|r| r.text.as_str()).collect();
+    let is_vgpu = no_driver.reasons.iter().any(|r| r.rule == Rule::Vgpu);
     Refusal {
         reason: if is_vgpu {
             "vgpu"
@@ -345,6 +345,6 @@ fn refused(refusal: &compat::Refusal) -> Refusal {
             "driver-incompatible"
         },
         why: format!("no driver fits: {}", reasons.join("; ")),
-        hint: (!refusal.nearest.is_empty()).then(|| refusal.nearest.join("; ")),
+        hint: (!no_driver.nearest.is_empty()).then(|| no_driver.nearest.join("; ")),
     }
 }

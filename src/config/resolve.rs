@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::{
-    compat::{matrix::Matrix, resolve::Wish},
+    compat::{matrix::Matrix, pick::Wish},
     config::{
         desired::{
             Cdi, Desired, Hold, PackagePolicy, PackageWish, Persistence, Preflight, RuntimeKind,

@@ -1,6 +1,6 @@
 //! From sysfs to the pick of a driver: a GPU keeps its identity on the way.
 
-use gpu_bootstrap::compat::resolve::{Wish, resolve};
+use gpu_bootstrap::compat::pick::{Wish, pick};
 use gpu_bootstrap::facts::{Facts, Scope, gather};
 use gpu_bootstrap::host::fake;
 
@@ -35,7 +35,7 @@ fn a_gpu_without_a_row_keeps_the_chip_that_pci_ids_named() {
     let architecture = gpu.architecture.as_ref().map(ToString::to_string);
     assert_eq!(architecture.as_deref(), Some("volta"));
     // What `facts` says is what the pick of the driver goes by.
-    let pick = resolve(matrix(), &Wish::of(&facts)).unwrap_or_else(|refusal| panic!("{refusal}"));
+    let pick = pick(matrix(), &Wish::of(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
     assert_eq!(pick.branch.to_string(), "580");
     assert!(pick.assumed);
     assert!(

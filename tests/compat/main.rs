@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod identity;
+mod pick;
 mod properties;
 mod question;
-mod resolve;
 
 use std::sync::LazyLock;
 

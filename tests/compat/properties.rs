@@ -1,11 +1,11 @@
 //! A pick breaks no rule and a refusal is right, each checked against the rows by code that shares
-//! nothing with the resolver but the rows.
+//! nothing with the pick but the rows.
 
 use std::collections::BTreeSet;
 
 use gpu_bootstrap::compat::matrix::{Confidence, Gpu, Matrix, OpenModules, Support};
-use gpu_bootstrap::compat::resolve::{Wish, resolve};
-use gpu_bootstrap::compat::rules::Rule;
+use gpu_bootstrap::compat::pick::{Wish, pick};
+use gpu_bootstrap::compat::ruling::Rule;
 use gpu_bootstrap::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
@@ -320,7 +320,7 @@ proptest! {
         let matrix = matrix();
         let boards = boards(matrix, &wish);
         let choice = choice(matrix, &wish);
-        match resolve(matrix, &wish) {
+        match pick(matrix, &wish) {
             Ok(pick) => {
                 prop_assert!(choice.contains(&pick.recommended), "{pick:?}");
                 prop_assert!(flavours(&wish).contains(&pick.flavour));
@@ -331,7 +331,7 @@ proptest! {
                 );
                 prop_assert!(pick.version.is_none_or(|version| version == pick.recommended));
                 prop_assert!(!pick.assumed && !pick.reasons.is_empty());
-                prop_assert!(pick.doubtful || !pick.sources.is_empty());
+                prop_assert!(pick.doubtful || !pick.citations.is_empty());
             }
             Err(refusal) => {
                 for version in &choice {
@@ -358,7 +358,7 @@ proptest! {
     fn a_refusal_names_rules_that_are_broken(wish in wishes()) {
         let matrix = matrix();
         let boards = boards(matrix, &wish);
-        let Err(refusal) = resolve(matrix, &wish) else { return Ok(()) };
+        let Err(refusal) = pick(matrix, &wish) else { return Ok(()) };
         let choice = choice(matrix, &wish);
         let broken = |check: &dyn Fn(&DriverVersion, Flavour) -> bool| {
             choice.iter().any(|v| flavours(&wish).iter().any(|flavour| !check(v, *flavour)))
@@ -407,7 +407,7 @@ proptest! {
     fn a_supported_long_term_branch_goes_first(wish in wishes()) {
         let matrix = matrix();
         let wish = Wish { branch: None, version: None, candidates: None, ..wish };
-        let Ok(pick) = resolve(matrix, &wish) else { return Ok(()) };
+        let Ok(pick) = pick(matrix, &wish) else { return Ok(()) };
         let boards = boards(matrix, &wish);
         let supported = |branch: Branch| {
             matrix.branches.iter().any(|b| b.branch == branch && b.support == Support::Supported)
@@ -438,8 +438,8 @@ proptest! {
         let matrix = matrix();
         let mut fewer = wish.clone();
         fewer.gpus.remove(index.index(wish.gpus.len()));
-        if resolve(matrix, &wish).is_ok() {
-            prop_assert!(resolve(matrix, &fewer).is_ok());
+        if pick(matrix, &wish).is_ok() {
+            prop_assert!(pick(matrix, &fewer).is_ok());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Picks a driver for a machine, or says why none fits and what would.
+//! One attempt to find a driver: judges every offer and takes the best one that no rule refuses.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -10,57 +10,11 @@ use crate::compat::gpu::{Board, Knowledge};
 use crate::compat::matrix::{
     BranchKind, BranchRow, Fabric, InstanceDriver, Matrix, OpenModules, Support,
 };
-use crate::compat::refuse;
-use crate::compat::rules::{self, Judgement, Needs, Offer, Rule, Ruling};
-use crate::facts::{Facts, GpuFact};
-use crate::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
-use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
-
-/// A machine and what is wanted of it. Everything may be left out.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Wish {
-    /// Its GPUs.
-    pub gpus: Vec<GpuIdentity>,
-    /// The kernel that runs.
-    pub kernel: Option<KernelVersion>,
-    /// The kernel of the next boot, where it is another one.
-    pub next_kernel: Option<KernelVersion>,
-    /// As `uname -m` names it.
-    pub arch: Option<String>,
-    /// The cloud and the instance type.
-    pub instance: Option<(String, String)>,
-    /// Whether an NVSwitch is on PCI; `None` where nobody looked.
-    pub nvswitch: Option<bool>,
-    /// Whether an InfiniBand device manages NVLink switches, as on boards whose switches are not on
-    /// PCI; `None` where nobody looked.
-    pub nvlink_management: Option<bool>,
-    /// This branch and no other.
-    pub branch: Option<Branch>,
-    /// This version and no other.
-    pub version: Option<DriverVersion>,
-    /// These kernel modules and no others.
-    pub flavour: Option<Flavour>,
-    /// The CUDA versions that containers bring.
-    pub cuda: Vec<CudaVersion>,
-    /// The versions that a repository really has; `None` where nobody asked it.
-    pub candidates: Option<Vec<DriverVersion>>,
-}
-
-impl Wish {
-    /// What the facts say of a machine, with nothing wished yet.
-    pub fn of(facts: &Facts) -> Self {
-        let cloud = &facts.cloud;
-        Self {
-            gpus: facts.gpus.iter().map(GpuFact::identity).collect(),
-            kernel: facts.kernel.running.clone(),
-            next_kernel: facts.kernel.next_boot.clone(),
-            arch: facts.kernel.arch.clone(),
-            instance: cloud.provider.clone().zip(cloud.instance_type.clone()),
-            nvswitch: Some(!facts.nvswitches.is_empty()),
-            ..Self::default()
-        }
-    }
-}
+use crate::compat::rules::{self, Needs};
+use crate::compat::ruling::{self, Judgement, Offer, Rule, Ruling};
+use crate::compat::wish::Wish;
+use crate::model::gpu::{Flavour, SupportedFlavours};
+use crate::model::version::{Branch, CudaVersion, DriverVersion};
 
 /// The driver that fits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -86,40 +40,15 @@ pub struct Pick {
     pub reasons: Vec<String>,
     /// Doubts, for people.
     pub warnings: Vec<String>,
-    /// The sources of the rows that decided.
-    pub sources: Vec<String>,
-}
-
-/// Why no driver fits.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("find a driver for this machine: {}", .reasons.iter().map(|r| r.text.as_str()).collect::<Vec<_>>().join("; "))]
-pub struct Refusal {
-    /// The rules that refuse, with the values compared.
-    pub reasons: Vec<Ruling>,
-    /// True where a row is missing rather than a rule broken.
-    pub unknown: bool,
-    /// What would work, for people.
-    pub nearest: Vec<String>,
-    /// The same as a pick, where one was found.
-    pub nearest_pick: Option<Box<Pick>>,
+    /// Where the rows that decided were read.
+    #[serde(rename = "sources")]
+    pub citations: Vec<String>,
 }
 
 /// An offer with what the rules said about it.
 pub(super) struct Judged {
     pub(super) offer: Offer,
     pub(super) rulings: Vec<Ruling>,
-}
-
-/// Picks a driver.
-///
-/// Among what no rule refuses, these go first, in this order: no evidence against it; a supported
-/// long-term branch, then a supported production branch, then a supported new feature branch, then
-/// what is known less well or out of support; the newest branch; the newest version.
-///
-/// # Errors
-/// When every offer is refused; the refusal names the rules and what would work.
-pub fn resolve(matrix: &Matrix, wish: &Wish) -> Result<Pick, Box<Refusal>> {
-    attempt(matrix, wish).map_err(|failed| Box::new(refuse::explain(matrix, wish, failed)))
 }
 
 /// Why an attempt failed: before the rules, or by them.
@@ -130,8 +59,9 @@ pub(super) enum Failed {
     Judged(Vec<Judged>),
 }
 
+/// Tries to find a driver for a wish as it stands.
 pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
-    let needs = needs(matrix, wish);
+    let needs = wish.needs(matrix);
     if let Some(reason) = grid_instance(matrix, wish) {
         return Err(Failed::Early {
             reason,
@@ -161,23 +91,8 @@ pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
         .filter(|judged| rules::passes(&judged.rulings))
         .min_by_key(|judged| preference(matrix, &needs, judged, assumed));
     match best {
-        Some(best) => Ok(pick(matrix, wish, &needs, best)),
+        Some(best) => Ok(picked(matrix, wish, &needs, best)),
         None => Err(Failed::Judged(judged)),
-    }
-}
-
-/// The machine in the terms of the rules: each kind of GPU and each kernel once.
-pub(super) fn needs<'m>(matrix: &'m Matrix, wish: &Wish) -> Needs<'m> {
-    let kinds: BTreeSet<&GpuIdentity> = wish.gpus.iter().collect();
-    let mut boards: Vec<Board<'m>> = kinds.into_iter().map(|gpu| matrix.board(gpu)).collect();
-    boards.dedup_by(|a, b| a.label == b.label);
-    let kernels: BTreeSet<&KernelVersion> =
-        wish.kernel.iter().chain(wish.next_kernel.iter()).collect();
-    Needs {
-        boards,
-        kernels: kernels.into_iter().cloned().collect(),
-        arch: wish.arch.clone(),
-        cuda: wish.cuda.clone(),
     }
 }
 
@@ -193,11 +108,11 @@ fn grid_instance(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
         ),
         InstanceDriver::None => format!("instance type {name} of {provider} has {}", row.gpu),
     };
-    Some(rules::say(
+    Some(ruling::say(
         Rule::Vgpu,
         Judgement::Refuse,
         text,
-        &row.sources,
+        &row.citations,
     ))
 }
 
@@ -205,7 +120,7 @@ fn grid_instance(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
 fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
     let none: [&str; 0] = [];
     let early = |rule, text, unknown| Failed::Early {
-        reason: rules::say(rule, Judgement::Refuse, text, &none),
+        reason: ruling::say(rule, Judgement::Refuse, text, &none),
         unknown,
     };
     if let (Some(branch), Some(version)) = (wish.branch, &wish.version)
@@ -333,7 +248,7 @@ pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Bran
     }
 }
 
-fn pick(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pick {
+fn picked(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pick {
     let Offer { version, flavour } = &best.offer;
     let branch = version.branch();
     let (fabric, fabric_note) = fabric(wish, needs);
@@ -353,26 +268,27 @@ fn pick(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pick 
         .filter(|ruling| ruling.judgement > Judgement::Note)
         .collect();
     warnings.sort_by_key(|ruling| Reverse(ruling.judgement));
-    let mut sources = BTreeSet::new();
-    sources.extend(
+    let mut citations = BTreeSet::new();
+    citations.extend(
         matrix
             .branch(branch)
             .iter()
-            .flat_map(|row| row.sources.iter().cloned()),
+            .flat_map(|row| row.citations.iter().cloned()),
     );
-    sources.extend(
+    citations.extend(
         needs
             .boards
             .iter()
-            .flat_map(|b| b.sources.iter().map(|s| (*s).to_owned())),
+            .flat_map(|b| b.citations.iter().map(|s| (*s).to_owned())),
     );
-    sources.extend(
+    citations.extend(
         best.rulings
             .iter()
-            .flat_map(|ruling| ruling.sources.iter().cloned()),
+            .flat_map(|ruling| ruling.citations.iter().cloned()),
     );
     for cuda in &needs.cuda {
-        sources.extend(rules::toolkits(matrix, *cuda).flat_map(|row| row.sources.iter().cloned()));
+        citations
+            .extend(rules::toolkits(matrix, *cuda).flat_map(|row| row.citations.iter().cloned()));
     }
     Pick {
         branch,
@@ -389,7 +305,7 @@ fn pick(matrix: &Matrix, wish: &Wish, needs: &Needs<'_>, best: &Judged) -> Pick 
             .into_iter()
             .map(|ruling| ruling.text.clone())
             .collect(),
-        sources: sources.into_iter().collect(),
+        citations: citations.into_iter().collect(),
     }
 }
 

@@ -1,15 +1,30 @@
-//! Explains why no driver fits, and looks for the nearest wish that one would.
+//! Explains why no driver fits, and looks for the nearest wish that one would fit.
 
 use std::collections::BTreeSet;
 
+use crate::compat::attempt::{Failed, Judged, Pick, attempt};
 use crate::compat::gpu::Board;
 use crate::compat::matrix::Matrix;
-use crate::compat::resolve::{Failed, Judged, Pick, Refusal, Wish, attempt, needs};
-use crate::compat::rules::{self, Judgement, Rule, Ruling};
+use crate::compat::ruling::{self, Judgement, Rule, Ruling};
+use crate::compat::wish::Wish;
 use crate::model::gpu::SupportedFlavours;
 
-/// Turns a failed attempt into a refusal.
-pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> Refusal {
+/// Why no driver fits.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("find a driver for this machine: {}", .reasons.iter().map(|r| r.text.as_str()).collect::<Vec<_>>().join("; "))]
+pub struct NoDriver {
+    /// The rules that refuse, with the values compared.
+    pub reasons: Vec<Ruling>,
+    /// True where a row is missing rather than a rule broken.
+    pub unknown: bool,
+    /// What would work, for people.
+    pub nearest: Vec<String>,
+    /// The same as a pick, where one was found.
+    pub nearest_pick: Option<Box<Pick>>,
+}
+
+/// Explains a failed attempt.
+pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> NoDriver {
     let (reasons, unknown) = match failed {
         Failed::Early { reason, unknown } => (vec![reason], unknown),
         Failed::Judged(judged) => {
@@ -30,7 +45,7 @@ pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> Refusal {
         }
     };
     let (nearest, nearest_pick) = nearest(matrix, wish, &reasons);
-    Refusal {
+    NoDriver {
         reasons,
         unknown,
         nearest,
@@ -60,7 +75,7 @@ fn decisive(judged: &[Judged]) -> Vec<Ruling> {
 /// The pairs of GPUs that no branch and flavour of the matrix serves together, though each is
 /// served alone.
 fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
-    let all = needs(matrix, wish).boards;
+    let all = wish.needs(matrix).boards;
     let only = |gpus: Vec<&Board<'_>>| {
         let labels: Vec<&str> = gpus.iter().map(|board| board.label.as_str()).collect();
         let of_these = wish
@@ -77,19 +92,19 @@ fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
     for (index, first) in all.iter().enumerate() {
         for second in &all[index + 1..] {
             if only(vec![first]) && only(vec![second]) && !only(vec![first, second]) {
-                let sources: BTreeSet<&str> = first
-                    .sources
+                let citations: BTreeSet<&str> = first
+                    .citations
                     .iter()
-                    .chain(&second.sources)
+                    .chain(&second.citations)
                     .copied()
                     .collect();
-                let sources: Vec<&str> = sources.into_iter().collect();
+                let citations: Vec<&str> = citations.into_iter().collect();
                 let text = format!(
                     "no branch and flavour serves both {} and {}",
                     describe(first),
                     describe(second)
                 );
-                found.push(rules::say(Rule::Pair, Judgement::Refuse, text, &sources));
+                found.push(ruling::say(Rule::Pair, Judgement::Refuse, text, &citations));
             }
         }
     }

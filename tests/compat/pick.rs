@@ -1,8 +1,8 @@
 //! Which driver real machines get, or why none.
 
 use gpu_bootstrap::compat::matrix::Fabric;
-use gpu_bootstrap::compat::resolve::{Pick, Refusal, Wish, resolve};
-use gpu_bootstrap::compat::rules::Rule;
+use gpu_bootstrap::compat::pick::{NoDriver, Pick, Wish, pick};
+use gpu_bootstrap::compat::ruling::Rule;
 use gpu_bootstrap::facts::Facts;
 use gpu_bootstrap::model::version::DriverVersion;
 
@@ -34,11 +34,11 @@ fn with(ids: &[&str], change: impl FnOnce(&mut Wish)) -> Wish {
 }
 
 fn picked(wish: &Wish) -> Pick {
-    resolve(matrix(), wish).unwrap_or_else(|refusal| panic!("{refusal}"))
+    pick(matrix(), wish).unwrap_or_else(|no_driver| panic!("{no_driver}"))
 }
 
-fn refused(wish: &Wish) -> Box<Refusal> {
-    match resolve(matrix(), wish) {
+fn refused(wish: &Wish) -> Box<NoDriver> {
+    match pick(matrix(), wish) {
         Ok(pick) => panic!("{pick:?}"),
         Err(refusal) => refusal,
     }
@@ -50,7 +50,7 @@ fn brief(wish: &Wish) -> String {
     format!("{} {}", pick.branch, pick.flavour)
 }
 
-fn reasons(refusal: &Refusal) -> String {
+fn reasons(refusal: &NoDriver) -> String {
     refusal
         .reasons
         .iter()
@@ -108,7 +108,7 @@ fn eight_of_a_kind_are_one_kind() {
         "{:?}",
         pick.reasons
     );
-    assert!(pick.sources.contains(&"NT".to_owned()));
+    assert!(pick.citations.contains(&"NT".to_owned()));
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn kernels_per_branch() {
         ("6.19", "535.309.01"),
     ] {
         assert!(
-            resolve(matrix(), &wish(kernel, version)).is_ok(),
+            pick(matrix(), &wish(kernel, version)).is_ok(),
             "{kernel} {version}"
         );
     }

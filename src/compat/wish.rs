@@ -1,0 +1,71 @@
+//! A machine and what is wanted of it, in the terms of the matrix.
+
+use std::collections::BTreeSet;
+
+use crate::compat::gpu::Board;
+use crate::compat::matrix::Matrix;
+use crate::compat::rules::Needs;
+use crate::facts::{Facts, GpuFact};
+use crate::model::gpu::{Flavour, GpuIdentity};
+use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
+
+/// A machine and what is wanted of it. Everything may be left out.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Wish {
+    /// Its GPUs.
+    pub gpus: Vec<GpuIdentity>,
+    /// The kernel that runs.
+    pub kernel: Option<KernelVersion>,
+    /// The kernel of the next boot, where it is another one.
+    pub next_kernel: Option<KernelVersion>,
+    /// As `uname -m` names it.
+    pub arch: Option<String>,
+    /// The cloud and the instance type.
+    pub instance: Option<(String, String)>,
+    /// Whether an NVSwitch is on PCI; `None` where nobody looked.
+    pub nvswitch: Option<bool>,
+    /// Whether an InfiniBand device manages NVLink switches, as on boards whose switches are not on
+    /// PCI; `None` where nobody looked.
+    pub nvlink_management: Option<bool>,
+    /// This branch and no other.
+    pub branch: Option<Branch>,
+    /// This version and no other.
+    pub version: Option<DriverVersion>,
+    /// These kernel modules and no others.
+    pub flavour: Option<Flavour>,
+    /// The CUDA versions that containers bring.
+    pub cuda: Vec<CudaVersion>,
+    /// The versions that a repository really has; `None` where nobody asked it.
+    pub candidates: Option<Vec<DriverVersion>>,
+}
+
+impl Wish {
+    /// What the facts say of a machine, with nothing wished yet.
+    pub fn of(facts: &Facts) -> Self {
+        let cloud = &facts.cloud;
+        Self {
+            gpus: facts.gpus.iter().map(GpuFact::identity).collect(),
+            kernel: facts.kernel.running.clone(),
+            next_kernel: facts.kernel.next_boot.clone(),
+            arch: facts.kernel.arch.clone(),
+            instance: cloud.provider.clone().zip(cloud.instance_type.clone()),
+            nvswitch: Some(!facts.nvswitches.is_empty()),
+            ..Self::default()
+        }
+    }
+
+    /// The machine in the terms of the rules: each kind of GPU and each kernel once.
+    pub(super) fn needs<'m>(&self, matrix: &'m Matrix) -> Needs<'m> {
+        let kinds: BTreeSet<&GpuIdentity> = self.gpus.iter().collect();
+        let mut boards: Vec<Board<'m>> = kinds.into_iter().map(|gpu| matrix.board(gpu)).collect();
+        boards.dedup_by(|a, b| a.label == b.label);
+        let kernels: BTreeSet<&KernelVersion> =
+            self.kernel.iter().chain(self.next_kernel.iter()).collect();
+        Needs {
+            boards,
+            kernels: kernels.into_iter().cloned().collect(),
+            arch: self.arch.clone(),
+            cuda: self.cuda.clone(),
+        }
+    }
+}
