@@ -1,5 +1,4 @@
-//! Which driver, and which packages are it: the matrix decides among what the profile's sources
-//! offer.
+//! Chooses the driver and its packages: the matrix picks among what the profile's sources offer.
 
 use crate::{
     compat::{
@@ -25,18 +24,19 @@ use crate::{
 };
 
 /// Priority of the pin: above 1000, so that an older version of the wished branch wins over a
-/// newer one of another.
+/// newer version of another branch.
 const PIN_PRIORITY: i32 = 1001;
 
-/// The driver and what comes with it.
-pub(super) struct Chosen<'p> {
+/// The driver that was chosen, and what comes with it.
+pub(super) struct DriverChoice<'p> {
     pub wish: DriverWish,
+    /// The profile's row with its packages.
     pub row: &'p DriverRow,
     pub pin: Option<Pin>,
 }
 
-/// What the choice depends on.
-pub(super) struct Question<'a> {
+/// What the choice of the driver depends on.
+pub(super) struct DriverInputs<'a> {
     pub profile: &'a Profile,
     pub release: &'a Release,
     pub config: &'a DriverConfig,
@@ -48,9 +48,12 @@ pub(super) struct Question<'a> {
     pub image: bool,
 }
 
-impl<'a> Question<'a> {
-    /// Answers it.
-    pub(super) fn answer(&self) -> Result<Chosen<'a>, ResolveError> {
+impl<'a> DriverInputs<'a> {
+    /// Chooses the driver.
+    ///
+    /// # Errors
+    /// A setting that fits no row of the profile, or a machine that no driver fits.
+    pub(super) fn choose(&self) -> Result<DriverChoice<'a>, ResolveError> {
         let rows = self.rows()?;
         let pick = self.pick(&rows)?;
         let row = self.row(&rows, &pick)?;
@@ -94,7 +97,7 @@ impl<'a> Question<'a> {
             ));
         }
         let branch = pick.branch.to_string();
-        Ok(Chosen {
+        Ok(DriverChoice {
             wish: DriverWish {
                 branch: pick.branch,
                 version,
@@ -162,7 +165,7 @@ impl<'a> Question<'a> {
         Ok(rows)
     }
 
-    /// What the other sources offer that satisfies a condition, as a hint.
+    /// A hint that names another source with a row that satisfies a condition.
     fn other_sources(&self, condition: impl Fn(&DriverRow) -> bool) -> Option<String> {
         let source = self.source();
         let row = self
@@ -216,14 +219,14 @@ impl<'a> Question<'a> {
             rows.iter()
                 .any(|row| row.branches.contains(&pick.branch) && row.flavour == pick.flavour)
         };
-        // What is best for the machine, if the source has it.
+        // The best driver for the machine, if the source has it.
         if wish.branch.is_none() {
             let pick = pick(self.matrix, &wish).map_err(|no_driver| refused(&no_driver))?;
             if offered(&pick) {
                 return Ok(pick);
             }
         }
-        // Else the best of what the source has; else of that, the best of one flavour.
+        // Otherwise the best driver that the source has, at last of one flavour alone.
         let mut first_failure = None;
         for flavour in [
             wish.flavour,
@@ -289,7 +292,7 @@ impl<'a> Question<'a> {
         Refusal::new("driver-not-offered", why, hint)
     }
 
-    /// The row whose packages are the pick.
+    /// The row with the packages of the pick.
     fn row(&self, rows: &[&'a DriverRow], pick: &Pick) -> Result<&'a DriverRow, ResolveError> {
         let fits = |row: &&DriverRow| {
             row.branches.contains(&pick.branch)

@@ -1,4 +1,4 @@
-//! What can be wrong with configuration: always with the place and, where there is one, the way out.
+//! What can be wrong with configuration, with the place and, where there is one, a hint.
 
 use camino::Utf8PathBuf;
 
@@ -50,12 +50,12 @@ pub enum ConfigError {
         /// What to write instead, where that can be said.
         hint: Option<String>,
     },
-    /// A profile that contradicts itself.
+    /// A profile with a part that refers to something that does not exist.
     #[error("use profile {file}: {why}")]
     Profile {
         /// Its file.
         file: String,
-        /// What refers to nothing.
+        /// What is wrong.
         why: String,
     },
     /// No profile of this name.
@@ -77,6 +77,17 @@ pub enum ConfigError {
         /// What is supported.
         supported: Vec<String>,
     },
+}
+
+impl ConfigError {
+    /// The error of the TOML parser, with its place in the file.
+    pub(super) fn syntax(file: &str, text: &str, error: &toml::de::Error) -> Self {
+        let byte = error.span().map_or(0, |span| span.start);
+        Self::Syntax {
+            place: Place::in_file(file, text, byte),
+            why: error.message().trim().replace('\n', "; "),
+        }
+    }
 }
 
 impl Report for ConfigError {
@@ -129,13 +140,13 @@ impl Report for ConfigError {
     }
 }
 
-/// The machine cannot be what the configuration wants; nothing was changed.
+/// The machine cannot be in the desired state; nothing was changed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("decide what this machine shall be: {why}")]
 pub struct Refusal {
     /// A stable word for scripts.
     pub reason: &'static str,
-    /// With the values compared.
+    /// Why, with the values compared.
     pub why: String,
     /// What would help.
     pub hint: Option<String>,
@@ -151,7 +162,7 @@ impl Refusal {
     }
 }
 
-/// Why nothing could be resolved.
+/// Why the desired state could not be resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The configuration is wrong.

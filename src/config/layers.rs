@@ -1,8 +1,8 @@
-//! Layers of configuration: each setting with the place it was written, later layers over earlier.
+//! Layers of configuration: each setting with its place; a later layer overrides an earlier one.
 //!
 //! Later wins: `/etc/gpu-bootstrap/config.toml`, `config.d/*.toml` by name, files of `--config` in
-//! their order, the environment, `--set`. The profile's defaults lie below all of them. A list
-//! replaces the list of an earlier layer as a whole.
+//! their order, the environment, `--set`. All of them override the profile's defaults. A list
+//! replaces the whole list of an earlier layer.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::{
         error::ConfigError,
         file::Config,
         keys::{self, Node, TREE},
-        place::{Place, syntax_error},
+        place::Place,
         values::redact,
     },
     host::ReadFiles,
@@ -28,10 +28,10 @@ use crate::{
 pub const FILE: &str = "/etc/gpu-bootstrap/config.toml";
 /// The folder of drop-ins.
 pub const DROP_INS: &str = "/etc/gpu-bootstrap/config.d";
-/// What environment variables start with; `__` stands for the dot, `_` for the dash.
+/// The prefix of our environment variables; `__` stands for the dot, `_` for the dash.
 pub const PREFIX: &str = "GPU_BOOTSTRAP_";
 
-/// Variables of the program that are no settings: the filter of its log.
+/// Variables of the program that are not settings: the filter of its log.
 const NOT_SETTINGS: [&str; 1] = ["GPU_BOOTSTRAP_LOG"];
 
 /// The settings that an environment holds, by variable, with the parts of their keys.
@@ -52,8 +52,8 @@ fn settings(env: impl IntoIterator<Item = (String, String)>) -> Vec<(String, Vec
         .collect()
 }
 
-/// The environment's settings as [`Layers::set`] takes them: a run that goes on after a reboot has
-/// another environment.
+/// The environment's settings as [`Layers::set`] takes them. A run that resumes after a reboot has
+/// another environment, so they are kept.
 #[must_use]
 pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
     settings(env)
@@ -134,12 +134,13 @@ impl Layers {
         Ok(layers)
     }
 
-    /// Puts a file on top.
+    /// Adds a file as the last layer.
     ///
     /// # Errors
     /// Wrong syntax, an unknown key, a value that does not fit.
     pub fn file(&mut self, file: &str, text: &str) -> Result<(), ConfigError> {
-        let table = DeTable::parse(text).map_err(|error| syntax_error(file, text, &error))?;
+        let table =
+            DeTable::parse(text).map_err(|error| ConfigError::syntax(file, text, &error))?;
         let place = |byte| Place::in_file(file, text, byte);
         let mut found = Vec::new();
         walk(
@@ -155,7 +156,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Puts the environment on top.
+    /// Adds the environment as the last layer.
     ///
     /// # Errors
     /// A variable with our prefix that names no key, or whose value does not fit.
@@ -169,7 +170,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Puts `KEY=VALUE` on top.
+    /// Adds `KEY=VALUE` as the last layer.
     ///
     /// # Errors
     /// No `=`, an unknown key, a value that does not fit.
@@ -191,7 +192,7 @@ impl Layers {
         self.text(path, value.trim(), place(key.trim()))
     }
 
-    /// Puts a flag that has a key of its own on top.
+    /// Adds a flag that stands for a key as the last layer.
     ///
     /// # Errors
     /// A value that does not fit.
@@ -201,7 +202,7 @@ impl Layers {
         self.text(path, value, Place::Flag { flag })
     }
 
-    /// The settings that hold in the end, by key.
+    /// The settings after all layers, by key.
     #[must_use]
     pub fn provenance(&self) -> Vec<Provenance> {
         let of = |(key, setting): (&String, &Setting)| Provenance {
@@ -221,14 +222,14 @@ impl Layers {
     /// The layers as one.
     ///
     /// # Errors
-    /// None that the layers did not show before.
+    /// None in practice: each setting was checked when it was added.
     pub fn merged(&self) -> Result<Config, ConfigError> {
         let mut all = Table::new();
         for setting in self.settings.values() {
             insert(&mut all, &setting.path, setting.value.clone());
         }
         Config::deserialize(all).map_err(|error| ConfigError::Value {
-            // Each setting was read alone before, so this names no single place.
+            // Each setting was checked by itself, so no single place can be named.
             place: Box::new(Place::Profile),
             key: "configuration".into(),
             value: "all of its layers together".into(),
@@ -251,8 +252,8 @@ impl Layers {
         }
     }
 
-    /// A setting whose value came as text: TOML if it fits as that, else the text itself, else a
-    /// list of what stands between commas.
+    /// Adds a setting whose value is text: read as TOML if that fits the key, else as a string, else
+    /// as a list separated by commas.
     fn text(&mut self, path: Vec<String>, value: &str, place: Place) -> Result<(), ConfigError> {
         check(&path, &place)?;
         let text = Value::String(value.to_owned());
@@ -352,7 +353,7 @@ fn leaf(
     })
 }
 
-/// The node of the last part of a path, given the node of what is before it.
+/// The node of the last part of a path, given the node of the parts before it.
 fn child<'n>(node: &'n Node, path: &[String], place: &Place) -> Result<&'n Node, ConfigError> {
     let (name, before) = path
         .split_last()
@@ -461,7 +462,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// A value for an error: a proxy that does not even parse as one is not shown at all.
+/// A value for an error. A proxy that does not parse is not shown: it may hold a password.
 fn shown_in_error(setting: &Setting) -> String {
     let secret = setting.path.last().is_some_and(|last| last == "proxy");
     if secret {
@@ -471,7 +472,7 @@ fn shown_in_error(setting: &Setting) -> String {
     }
 }
 
-/// The commonest slip: a version without quotes is a number to TOML.
+/// A frequent mistake: a version without quotes is a number in TOML.
 fn quote_hint(value: &Value) -> Option<String> {
     let holds_number = match value {
         Value::Array(items) => items.iter().any(|item| matches!(item, Value::Float(_))),

@@ -1,5 +1,4 @@
-//! From what was asked on the command line to what the machine shall be: reads the files, then
-//! resolves.
+//! From the command line to the desired state: reads profile and configuration, then resolves.
 
 use camino::Utf8PathBuf;
 
@@ -22,7 +21,7 @@ pub struct Ask {
     pub profile: Option<String>,
     /// `--config`, in order.
     pub config: Vec<Utf8PathBuf>,
-    /// The environment, whole; variables without our prefix are passed over.
+    /// The whole environment; variables without our prefix are ignored.
     pub env: Vec<(String, String)>,
     /// `--set`, in order.
     pub set: Vec<String>,
@@ -38,7 +37,7 @@ pub struct Ask {
 /// files are that its command line names. The two differ below `--root`.
 ///
 /// # Errors
-/// Configuration that is wrong (exit 3), or a machine that cannot be what is wanted (exit 5).
+/// Configuration that is wrong (exit 3), or a machine that cannot be in the desired state (exit 5).
 pub fn load(
     files: &dyn ReadFiles,
     named: &dyn ReadFiles,
@@ -55,7 +54,7 @@ pub fn load(
             &seconds.to_string(),
         )?;
     }
-    let chosen = match &ask.profile {
+    let choice = match &ask.profile {
         Some(asked) if Profile::is_path(asked) => {
             Profile::choose(Some(asked), facts.os.as_ref(), named)?
         }
@@ -65,12 +64,12 @@ pub fn load(
             Profile::choose(asked.as_deref(), facts.os.as_ref(), files)?
         }
     };
-    let backend = chosen.profile.manager.backend();
+    let backend = choice.profile.manager.backend();
     let mut sources = backend.entries(files).map_err(ConfigError::Files)?;
     // What we wrote is not the machine's own configuration.
     sources.retain(|entry| entry.binary && !entry.is_ours());
     resolve::resolve(Inputs {
-        chosen: &chosen,
+        choice: &choice,
         layers: &layers,
         facts,
         matrix,

@@ -4,8 +4,6 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::config::error::ConfigError;
-
 /// Where a setting comes from.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "from")]
@@ -59,15 +57,6 @@ impl Place {
             line: before.matches('\n').count() + 1,
             column: before[line_start..].chars().count() + 1,
         }
-    }
-}
-
-/// A parser's error with its place.
-pub(super) fn syntax_error(file: &str, text: &str, error: &toml::de::Error) -> ConfigError {
-    let byte = error.span().map_or(0, |span| span.start);
-    ConfigError::Syntax {
-        place: Place::in_file(file, text, byte),
-        why: error.message().trim().replace('\n', "; "),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Profiles: per operating system, what is installed, from where, and under which names. All of it
-//! is data; the three that we keep are built into the program.
+//! Profiles: for each operating system what is installed, from where, and under which names. Profiles
+//! are data; the files in `profiles/` are built into the program.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,6 @@ use crate::{
     config::{
         desired::{Manager, RuntimeKind},
         error::ConfigError,
-        place,
         values::{Build, Fingerprint},
     },
     facts::Os,
@@ -25,14 +24,18 @@ use crate::{
 /// The schema version of profile files.
 pub const SCHEMA: u32 = 1;
 
-/// Where a file with the name of a built-in profile takes its place.
+/// The folder for files that replace the built-in profile of their name.
 pub const FOLDER: &str = "/etc/gpu-bootstrap/profiles";
 
-const BUILT_IN: [(&str, &str); 3] = [
-    ("debian", include_str!("../../profiles/debian.toml")),
-    ("ubuntu", include_str!("../../profiles/ubuntu.toml")),
-    ("almalinux", include_str!("../../profiles/almalinux.toml")),
-];
+/// Names and texts of files in `profiles/`.
+macro_rules! built_in {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../profiles/", $name, ".toml")))),*]
+    };
+}
+
+/// The built-in profiles; a test compares the list with the folder.
+const BUILT_IN: &[(&str, &str)] = built_in!("debian", "ubuntu", "almalinux");
 
 /// A profile as it is written.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
@@ -42,15 +45,15 @@ pub struct Profile {
     pub schema: u32,
     /// Its name.
     pub name: String,
-    /// `ID`s of `os-release` that it is made for.
+    /// The `ID`s of `os-release` that it serves.
     pub os_ids: Vec<String>,
-    /// Families (`ID_LIKE`) for whose members it may do, with a warning.
+    /// Families (`ID_LIKE`) whose members it may serve, with a warning.
     #[serde(default)]
     pub like: Vec<String>,
     /// The package manager.
     pub manager: Manager,
     /// Architectures, by the kernel's name for them.
-    pub architecture: BTreeMap<String, Architecture>,
+    pub architecture: BTreeMap<String, ArchitectureNames>,
     /// Preconditions.
     pub preflight: PreflightDefaults,
     /// The package manager's surroundings.
@@ -77,10 +80,10 @@ pub struct Profile {
     pub toolkit: ToolkitRow,
 }
 
-/// What an architecture is called elsewhere.
+/// The names of a processor architecture, which the kernel names otherwise.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Architecture {
+pub struct ArchitectureNames {
     /// By the package manager.
     pub package: String,
     /// In NVIDIA's CUDA repositories.
@@ -219,7 +222,8 @@ pub struct RepositoryRow {
     /// Why it cannot be used as it is, where it cannot.
     pub refused: Option<String>,
     /// Where this was read and how far it can be trusted.
-    pub source: String,
+    #[serde(rename = "source")]
+    pub citation: String,
 }
 
 /// A set of driver packages.
@@ -260,7 +264,8 @@ pub struct DriverRow {
     #[serde(default)]
     pub pin: Vec<String>,
     /// Where this was read and how far it can be trusted.
-    pub facts: String,
+    #[serde(rename = "facts")]
+    pub citation: String,
 }
 
 /// A package and what its version follows.
@@ -307,7 +312,8 @@ pub struct RuntimeRow {
     #[serde(default)]
     pub repositories: Vec<String>,
     /// Where this was read and how far it can be trusted.
-    pub facts: String,
+    #[serde(rename = "facts")]
+    pub citation: String,
 }
 
 /// NVIDIA Container Toolkit.
@@ -319,12 +325,13 @@ pub struct ToolkitRow {
     /// Repositories needed.
     pub repositories: Vec<String>,
     /// Where this was read and how far it can be trusted.
-    pub facts: String,
+    #[serde(rename = "facts")]
+    pub citation: String,
 }
 
 /// The profile that was chosen, and the doubts about the choice.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
+pub struct ProfileChoice {
     /// The profile.
     pub profile: Profile,
     /// Doubts, for people.
@@ -338,7 +345,7 @@ impl Profile {
     /// When it does not parse, or one part refers to another that is not there.
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         let profile: Self =
-            toml::from_str(text).map_err(|error| place::syntax_error(file, text, &error))?;
+            toml::from_str(text).map_err(|error| ConfigError::syntax(file, text, &error))?;
         profile.validate().map_err(|why| ConfigError::Profile {
             file: file.to_owned(),
             why,
@@ -370,9 +377,9 @@ impl Profile {
         asked: Option<&str>,
         os: Option<&Os>,
         files: &dyn ReadFiles,
-    ) -> Result<Chosen, ConfigError> {
+    ) -> Result<ProfileChoice, ConfigError> {
         if let Some(asked) = asked {
-            return Ok(Chosen {
+            return Ok(ProfileChoice {
                 profile: Self::named(asked, files)?,
                 warnings: Vec::new(),
             });
@@ -382,7 +389,7 @@ impl Profile {
             .map(|name| Self::named(name, files))
             .collect::<Result<Vec<_>, _>>()?;
         if let Some(profile) = all.iter().find(|profile| profile.os_ids.contains(&os.id)) {
-            return Ok(Chosen {
+            return Ok(ProfileChoice {
                 profile: profile.clone(),
                 warnings: Vec::new(),
             });
@@ -393,7 +400,7 @@ impl Profile {
                 .find(|profile| profile.os_ids.contains(family) || profile.like.contains(family))
         });
         match relative {
-            Some(profile) => Ok(Chosen {
+            Some(profile) => Ok(ProfileChoice {
                 profile: profile.clone(),
                 warnings: vec![format!(
                     "there is no profile for `{}`; `{}` is taken because the system calls itself \
@@ -466,7 +473,7 @@ impl Profile {
             .find(|row| row.name == name && row.releases.contains(&release.version_id))
     }
 
-    /// What refers to something that is not there, in words.
+    /// Finds a part that refers to something that does not exist, and describes it.
     fn validate(&self) -> Result<(), String> {
         if self.schema != SCHEMA {
             return Err(format!(
@@ -544,8 +551,8 @@ impl Profile {
     }
 }
 
-/// The address that stands for the archive which the machine already uses, and the source of
-/// packages that are in it.
+/// Stands for the archive that the machine already uses: as the address of a repository, and as the
+/// source of packages.
 pub const DISTRIBUTION: &str = "distribution";
 
 /// The names of the built-in profiles.
@@ -559,5 +566,29 @@ pub fn described(os: &Os) -> String {
     match &os.version_id {
         Some(version) => format!("{} {version}", os.id),
         None => os.id.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_folder_is_built_in() {
+        let folder = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles");
+        let mut files: Vec<String> = folder
+            .read_dir_utf8()
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().to_owned())
+            .collect();
+        files.sort();
+        let mut names: Vec<String> = built_in_names()
+            .map(|name| format!("{name}.toml"))
+            .collect();
+        names.sort();
+        assert_eq!(files, names);
+        for name in built_in_names() {
+            assert_eq!(Profile::built_in(name).unwrap().name, name);
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! Which repositories are added: those that the chosen packages need, as the profile knows them and
-//! the configuration overrides them, and those that the configuration adds.
+//! Chooses the repositories to add: those that the chosen packages need, with the settings of the
+//! profile and the configuration, and those that the configuration adds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +19,8 @@ use crate::{
     tools::packages::{ArchiveError, SourceEntry},
 };
 
-/// What the choice depends on.
-pub(super) struct Question<'a> {
+/// What the choice of the repositories depends on.
+pub(super) struct RepositoryInputs<'a> {
     pub profile: &'a Profile,
     pub release: &'a Release,
     pub terms: &'a Terms,
@@ -29,9 +29,13 @@ pub(super) struct Question<'a> {
     pub sources: &'a [SourceEntry],
 }
 
-impl Question<'_> {
-    /// The repositories: needed ones in the order given, then further ones of the configuration.
-    pub(super) fn answer(&self, needed: &[&str]) -> Result<Vec<Repository>, ResolveError> {
+impl RepositoryInputs<'_> {
+    /// Chooses the repositories: the needed ones in the order given, then those that the
+    /// configuration adds.
+    ///
+    /// # Errors
+    /// A wrong setting, or a needed repository that cannot be trusted or found.
+    pub(super) fn choose(&self, needed: &[&str]) -> Result<Vec<Repository>, ResolveError> {
         let known: BTreeSet<&str> = (self.profile.repository.iter())
             .map(|row| row.name.as_str())
             .collect();

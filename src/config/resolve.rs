@@ -1,5 +1,5 @@
-//! Joins profile, configuration, facts and matrix into what the machine shall be. Pure: everything
-//! was read before.
+//! Resolves profile, configuration, facts and matrix to the desired state of the machine. Pure: all
+//! of them were read before.
 
 use serde::Serialize;
 
@@ -10,12 +10,12 @@ use crate::{
             Cdi, Desired, Hold, PackagePolicy, PackageWish, Persistence, Preflight, RuntimeKind,
             RuntimeWish, ToolkitWish, Validation,
         },
-        driver,
+        driver::DriverInputs,
         error::{Refusal, ResolveError},
         file::Config,
         layers::{Layers, Provenance},
-        profile::{Chosen, Profile, Release, RuntimeRow, described},
-        repositories,
+        profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
+        repositories::RepositoryInputs,
         template::Terms,
         values::PackagePattern,
     },
@@ -24,7 +24,7 @@ use crate::{
     tools::packages::SourceEntry,
 };
 
-/// What flags say that no file can.
+/// What only flags can say, and no file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flags {
     /// `--image`: this machine becomes an image.
@@ -33,16 +33,16 @@ pub struct Flags {
     pub assume_gpus: Vec<PciId>,
 }
 
-/// Everything that decides.
+/// Everything that the resolution depends on.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
     /// The profile.
-    pub chosen: &'a Chosen,
+    pub choice: &'a ProfileChoice,
     /// The configuration.
     pub layers: &'a Layers,
     /// The machine.
     pub facts: &'a Facts,
-    /// What fits what.
+    /// The compatibility matrix.
     pub matrix: &'a Matrix,
     /// The machine's own package sources, for further components of its archive.
     pub sources: &'a [SourceEntry],
@@ -50,30 +50,30 @@ pub struct Inputs<'a> {
     pub flags: &'a Flags,
 }
 
-/// What the machine shall be, and why.
+/// The desired state of the machine, and why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Resolution {
-    /// What it shall be.
+    /// The desired state.
     pub desired: Desired,
-    /// What was set by people, and where; the rest is the profile's.
+    /// What people have set, and where; everything else comes from the profile.
     pub provenance: Vec<Provenance>,
-    /// Doubts, for people.
+    /// Every doubt about the resolution, those about the driver included, for people.
     pub warnings: Vec<String>,
 }
 
-/// Resolves.
+/// Resolves the desired state.
 ///
 /// # Errors
-/// A setting that fits no profile, or a machine that cannot be what is wanted.
+/// A setting that does not fit the profile, or a machine that cannot be in the desired state.
 pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
-    let profile = &inputs.chosen.profile;
+    let profile = &inputs.choice.profile;
     let config = inputs.layers.merged()?;
     let (release, terms) = machine(profile, inputs.facts, inputs.flags)?;
     let gpus = gpus(inputs, &config)?;
     let driver = gpus
         .map(|gpus| {
-            driver::Question {
+            DriverInputs {
                 profile,
                 release,
                 config: &config.driver,
@@ -84,7 +84,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 gpus,
                 image: inputs.flags.image,
             }
-            .answer()
+            .choose()
         })
         .transpose()?;
     let runtimes = runtimes(inputs, &config, release)?;
@@ -102,7 +102,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     if with_toolkit {
         needed.extend(profile.toolkit.repositories.iter().map(String::as_str));
     }
-    let repositories = repositories::Question {
+    let repositories = RepositoryInputs {
         profile,
         release,
         terms: &terms,
@@ -110,7 +110,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         layers: inputs.layers,
         sources: inputs.sources,
     }
-    .answer(&needed)?;
+    .choose(&needed)?;
 
     let compiles = driver
         .as_ref()
@@ -168,7 +168,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         },
         hold: hold(profile, &config),
     };
-    let mut warnings = inputs.chosen.warnings.clone();
+    let mut warnings = inputs.choice.warnings.clone();
     if terms.kernels.is_empty() {
         warnings.push("neither the running kernel nor the next one is known".into());
     }
@@ -223,7 +223,7 @@ fn machine<'p>(
     Ok((release, terms))
 }
 
-/// The GPUs to serve; `None` where the machine may do without.
+/// The GPUs that need a driver; `None` where the machine may be without a GPU.
 fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>, Refusal> {
     let Inputs { facts, flags, .. } = inputs;
     if !flags.assume_gpus.is_empty() {
@@ -251,7 +251,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
     if config.preflight.allow_no_gpu == Some(true) {
         return Ok(None);
     }
-    // Whoever names branch and flavour needs no matrix to build an image.
+    // With branch and flavour configured, an image can be built without the matrix.
     if flags.image && config.driver.branch.is_some() && config.driver.flavour.is_some() {
         return Ok(Some(Vec::new()));
     }
@@ -268,7 +268,7 @@ fn runtimes<'a>(
     config: &Config,
     release: &Release,
 ) -> Result<Vec<&'a RuntimeRow>, ResolveError> {
-    let profile = &inputs.chosen.profile;
+    let profile = &inputs.choice.profile;
     let default = vec![RuntimeKind::Docker, RuntimeKind::Containerd];
     let kinds = config.runtime.r#use.clone().unwrap_or(default);
     let source = (config.runtime.source.as_ref())

@@ -1,7 +1,7 @@
 //! Placeholders in the names and addresses of profiles.
 
 use crate::{
-    config::profile::{Architecture, Release},
+    config::profile::{ArchitectureNames, Release},
     facts::Kernel,
     model::version::{Branch, KernelVersion},
 };
@@ -31,7 +31,7 @@ impl Terms {
     pub(super) fn new(
         release: &Release,
         arch: &str,
-        names: &Architecture,
+        names: &ArchitectureNames,
         kernel: &Kernel,
         image: bool,
     ) -> Self {
