@@ -48,6 +48,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     }
     let scope = machine::scope(args.root.as_deref());
     let target = prepare::target(world, host, &*named.files, request, scope).await?;
+    prepare::warn(world, &target.resolution);
     let (events, reporter) = prepare::events(&target.host, Vec::new())?;
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
     let mut tools = target.tools(world, events, Cancel::new());
@@ -62,8 +63,12 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         recording.finish().map_err(not_recorded)?;
     }
     let style = world.out_style();
+    let warnings = &target.resolution.warnings;
     match args.format {
-        CheckFormat::Json => print::json(world.out, &document::check(&report, &target.facts))?,
+        CheckFormat::Json => print::json(
+            world.out,
+            &document::check(&report, &target.facts, warnings),
+        )?,
         CheckFormat::Human => print::show(world.out, |to| human::check(to, &report, style))?,
     }
     Ok(report.exit)

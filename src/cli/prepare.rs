@@ -300,7 +300,7 @@ impl Target {
 /// document.
 pub(super) fn warn(world: &mut World<'_>, resolution: &Resolution) {
     for warning in &resolution.warnings {
-        // Standard error may be closed. The warning is in the document of `plan`, too.
+        // Standard error may be closed. The documents of `check` and `plan` have the warnings, too.
         let _ = writeln!(world.err, "warning: {warning}");
     }
 }

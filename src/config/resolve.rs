@@ -169,6 +169,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         hold: hold(profile, &config),
     };
     let mut warnings = inputs.choice.warnings.clone();
+    warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     if terms.kernels.is_empty() {
         warnings.push("neither the running kernel nor the next one is known".into());
     }

@@ -204,6 +204,8 @@ pub struct CheckDocument<'r> {
     tool: Tool,
     host: Machine,
     summary: Verdicts,
+    /// Doubts about the desired state, as `plan` has them.
+    warnings: &'r [String],
     findings: &'r [Finding],
 }
 
@@ -267,12 +269,17 @@ pub struct StatusDocument<'r> {
 
 /// What `check` found.
 #[must_use]
-pub fn check<'r>(report: &'r RunReport, facts: &Facts) -> CheckDocument<'r> {
+pub fn check<'r>(
+    report: &'r RunReport,
+    facts: &Facts,
+    warnings: &'r [String],
+) -> CheckDocument<'r> {
     CheckDocument {
         schema: SCHEMA,
         tool: TOOL,
         host: Machine::of(facts),
         summary: Verdicts::of(&report.findings),
+        warnings,
         findings: &report.findings,
     }
 }

@@ -104,9 +104,13 @@ fn bare(text: &str) -> String {
 
 #[test]
 fn a_check_as_a_document() {
-    let document = serde_json::to_value(document::check(&checked(), &fixtures::facts())).unwrap();
+    let document =
+        serde_json::to_value(document::check(&checked(), &fixtures::facts(), &[])).unwrap();
     let keys: Vec<&String> = document.as_object().unwrap().keys().collect();
-    assert_eq!(keys, ["schema", "tool", "host", "summary", "findings"]);
+    assert_eq!(
+        keys,
+        ["schema", "tool", "host", "summary", "warnings", "findings"]
+    );
     assert_eq!(document["tool"]["name"], "gpu-bootstrap");
     assert_eq!(
         document["summary"],

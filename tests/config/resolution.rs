@@ -5,6 +5,7 @@ use gpu_bootstrap::config::{
     profile::Profile,
 };
 use gpu_bootstrap::error::Report as _;
+use gpu_bootstrap::facts::PciFact;
 
 use super::machine::{H100, Machine, T4};
 
@@ -336,4 +337,23 @@ fn profiles_refer_only_to_what_is_there() {
         let error = Profile::parse(&built_in.replacen(from, to, 1), "x.toml").unwrap_err();
         assert!(error.to_string().contains(about), "{about}: {error}");
     }
+}
+
+#[test]
+fn doubts_about_the_driver_are_warnings_of_the_resolution() {
+    let mut machine = Machine::debian();
+    machine.facts.nvswitches.push(PciFact {
+        pci_address: "0000:07:00.0".parse().unwrap(),
+        pci_id: "10de:22a3".parse().unwrap(),
+        name: None,
+    });
+    let resolution = machine.resolution();
+    let driver = resolution.desired.driver.as_ref().unwrap();
+    let fabric = "the GPUs need the fabric manager, which is not set up by this version";
+    assert!(driver.warnings.iter().any(|w| w == fabric), "{driver:?}");
+    assert!(
+        (driver.warnings.iter()).all(|warning| resolution.warnings.contains(warning)),
+        "{:?}",
+        resolution.warnings
+    );
 }
