@@ -16,46 +16,47 @@ use crate::compat::wish::Wish;
 use crate::model::gpu::{Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion};
 
-/// The driver that fits.
+/// A driver that fits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Pick {
     /// Its branch.
     pub branch: Branch,
-    /// The version, where one was wished or a repository was asked; else the newest of the branch
-    /// that the repository turns out to have.
+    /// The version, where the wish names one or the versions of the repository are known. Otherwise
+    /// the newest version of the branch in the repository is installed.
     pub version: Option<DriverVersion>,
-    /// The version that was judged: that one, or the newest known of the branch.
+    /// The version that the rules judged: the same, or the newest version of the branch in the
+    /// matrix.
     pub recommended: DriverVersion,
     /// Its kernel modules.
     pub flavour: Flavour,
-    /// The flavour rests on an assumption about a GPU without a row; it must be verified after the
-    /// module was loaded.
+    /// The flavour is assumed, because a GPU has no row; it must be verified when the module is
+    /// loaded.
     pub assumed: bool,
     /// A row of the matrix is missing, or evidence speaks against the pick: see the warnings.
     pub doubtful: bool,
-    /// What the GPUs need to work together.
+    /// The service that the GPUs need to work together.
     pub fabric: Fabric,
-    /// Why, for people.
+    /// Reasons for the pick, as text.
     pub reasons: Vec<String>,
-    /// Doubts, for people.
+    /// Doubts about the pick, as text.
     pub warnings: Vec<String>,
     /// Where the rows that decided were read.
     #[serde(rename = "sources")]
     pub citations: Vec<String>,
 }
 
-/// An offer with what the rules said about it.
+/// An offer and the rulings about it.
 pub(super) struct Judged {
     pub(super) offer: Offer,
     pub(super) rulings: Vec<Ruling>,
 }
 
-/// Why an attempt failed: before the rules, or by them.
+/// Why an attempt failed.
 pub(super) enum Failed {
-    /// No offer was left to judge.
+    /// There was no offer to judge.
     Early { reason: Ruling, unknown: bool },
-    /// Every offer was refused.
+    /// The rules refuse every offer.
     Judged(Vec<Judged>),
 }
 
@@ -228,8 +229,7 @@ fn rank(row: Option<&BranchRow>, assumed: bool) -> u8 {
     }
 }
 
-/// The flavour to take where the boards leave the choice: what NVIDIA makes the default of the
-/// branch.
+/// The flavour to take where the boards run with both: NVIDIA's default for the branch.
 pub(super) fn preferred_flavour(matrix: &Matrix, needs: &Needs<'_>, branch: Branch) -> Flavour {
     let boards = &needs.boards;
     if boards
@@ -392,7 +392,7 @@ fn why_cuda(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> Opti
     needed.map(|needed| format!("CUDA {cuda} needs {needed}{full}; {version} serves it"))
 }
 
-/// The fabric that the GPUs need, gated on a visible switch: a slice of a board shows none.
+/// The fabric that the GPUs need. A part of a board shows no NVSwitch and needs none.
 fn fabric(wish: &Wish, needs: &Needs<'_>) -> (Fabric, Option<String>) {
     let most = needs.boards.iter().max_by_key(|board| board.fabric());
     let Some(board) = most.filter(|board| board.fabric() != Fabric::None) else {

@@ -13,13 +13,13 @@ use crate::model::gpu::SupportedFlavours;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("find a driver for this machine: {}", .reasons.iter().map(|r| r.text.as_str()).collect::<Vec<_>>().join("; "))]
 pub struct NoDriver {
-    /// The rules that refuse, with the values compared.
+    /// The rulings that refuse, with the values compared.
     pub reasons: Vec<Ruling>,
-    /// True where a row is missing rather than a rule broken.
+    /// True where the only reason is that a row is missing.
     pub unknown: bool,
-    /// What would work, for people.
+    /// What would work, as text.
     pub nearest: Vec<String>,
-    /// The same as a pick, where one was found.
+    /// The pick for the nearest wish, where one was found.
     pub nearest_pick: Option<Box<Pick>>,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> NoDriver 
         Failed::Early { reason, unknown } => (vec![reason], unknown),
         Failed::Judged(judged) => {
             let mut reasons = pairs(matrix, wish);
-            // Two GPUs that exclude each other are the whole story.
+            // Where two GPUs exclude each other, the other rulings only follow from that.
             let others = if reasons.is_empty() {
                 decisive(&judged)
             } else {
@@ -53,8 +53,8 @@ pub(super) fn explain(matrix: &Matrix, wish: &Wish, failed: Failed) -> NoDriver 
     }
 }
 
-/// What refuses the offer that comes closest: the one that the fewest rules refuse, of the newest
-/// version among equals.
+/// The rulings that refuse the closest offer: the one with the fewest refusals, and among those the
+/// newest version.
 fn decisive(judged: &[Judged]) -> Vec<Ruling> {
     let refusals = |judged: &Judged| -> Vec<Ruling> {
         let refused = judged
@@ -72,8 +72,8 @@ fn decisive(judged: &[Judged]) -> Vec<Ruling> {
     closest.map(refusals).unwrap_or_default()
 }
 
-/// The pairs of GPUs that no branch and flavour of the matrix serves together, though each is
-/// served alone.
+/// The pairs of GPUs that no branch and flavour of the matrix serves together, although a driver
+/// fits each of them.
 fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
     let all = wish.needs(matrix).boards;
     let only = |gpus: Vec<&Board<'_>>| {
@@ -126,7 +126,7 @@ fn describe(board: &Board<'_>) -> String {
     format!("{} ({modules}{min}{last})", board.label)
 }
 
-/// Drops one wish after the other until a driver fits.
+/// Relaxes the wish in steps until a driver fits.
 fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Option<Box<Pick>>) {
     if reasons.iter().any(|reason| reason.rule == Rule::Vgpu) {
         let advice = "install the GRID guest driver that belongs to the hypervisor's vGPU release";

@@ -14,9 +14,9 @@ use crate::model::version::{Branch, DriverVersion};
 pub enum Knowledge {
     /// It has a row.
     Listed,
-    /// It has none; the name of its chip tells the architecture.
+    /// It has no row, but the name of its chip tells the architecture.
     ByChip,
-    /// It has none, and is newer than the first architecture that the open modules serve.
+    /// It has no row, and its id is newer than the first GPU that only the open modules serve.
     AssumedNewer,
     /// Nothing is known about it.
     Nothing,
@@ -37,23 +37,23 @@ pub struct Board<'m> {
     pub capabilities: Vec<&'m CapabilityRow>,
     /// The modules that it runs with.
     pub modules: SupportedFlavours,
-    /// The profile, when it is a slice that a hypervisor gives.
+    /// The vGPU profile, where a hypervisor gives the guest a slice of the GPU.
     pub vgpu: Option<&'m VgpuProfile>,
     /// Where all this was read.
     pub citations: Vec<&'m str>,
 }
 
 impl<'m> Board<'m> {
-    /// The first driver that drives the board, the lowest over all branches; `None` where no row
-    /// tells.
+    /// The first driver of all branches that drives the board; `None` where no row has it.
     pub fn min_driver(&self) -> Option<&'m DriverVersion> {
         let listed = self.row.and_then(|row| row.min_drivers.first());
         listed.or_else(|| self.floor())
     }
 
-    /// The floor of the compute capability: the lowest of those that it may have.
+    /// The first driver of the compute capability; the lowest one where several capabilities are
+    /// possible.
     pub fn floor(&self) -> Option<&'m DriverVersion> {
-        // One capability without a floor leaves the board without one.
+        // The board has a row: its capability must have a first driver.
         let floors: Option<Vec<_>> = self
             .capabilities
             .iter()
@@ -74,7 +74,7 @@ impl<'m> Board<'m> {
         self.architecture.and_then(|row| row.last_branch)
     }
 
-    /// What the full board needs to work with its neighbours.
+    /// The fabric that a whole board needs to work with other boards.
     pub fn fabric(&self) -> Fabric {
         self.row.map_or(Fabric::None, |row| row.fabric)
     }
@@ -85,7 +85,7 @@ impl<'m> Board<'m> {
     }
 }
 
-/// A name that means no GPU, or several that differ.
+/// A name that no GPU has, or several different GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// No row has it.
@@ -96,7 +96,7 @@ pub enum NameError {
         /// The nearest names.
         nearest: Vec<String>,
     },
-    /// Several rows have it, and they differ.
+    /// Several rows have it, and lead to different drivers.
     #[error("`{name}` means several GPUs that differ: {}", .candidates.join(", "))]
     Ambiguous {
         /// What was asked.
@@ -261,12 +261,12 @@ impl Matrix {
         }
     }
 
-    /// The GPU that a name means. Names are compared whole, then word by word, never as parts of
-    /// words: `H200` is not in `GH200`. Where several rows fit, those that are known best count;
-    /// they may differ in nothing that decides about a driver.
+    /// Finds a GPU by its name. Whole names are compared first, then words, never parts of words:
+    /// `H200` is not in `GH200`. Where several rows fit, those of the highest confidence count;
+    /// they must lead to the same driver.
     ///
     /// # Errors
-    /// When no row has the name, or several that differ.
+    /// When no row has the name, or several rows that lead to different drivers.
     pub fn gpu_by_name(&self, name: &str) -> Result<&Gpu, NameError> {
         let asked = words(name);
         let by = |fits: &dyn Fn(&Gpu) -> bool| -> Vec<&Gpu> {
@@ -328,7 +328,7 @@ impl Matrix {
     }
 }
 
-/// The words of a name without those that say only who makes it.
+/// The words of a name, without brands.
 fn words(name: &str) -> Vec<String> {
     name.to_lowercase()
         .split(|c: char| !c.is_ascii_alphanumeric())

@@ -1,7 +1,7 @@
 //! Whether a driver's modules build for a kernel.
 //!
-//! The rows speak of mainline kernels. A vendor's kernel carries backports, in both directions, so
-//! for it the rows are evidence and the build is the proof.
+//! The rows are about mainline kernels. A distribution's kernel has backports, which may break a
+//! build or repair it, so for such a kernel the rows are evidence and only the build is proof.
 
 use crate::compat::matrix::{Confidence, KernelFix, Matrix};
 use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
@@ -21,7 +21,7 @@ pub(super) fn judge(
     reports(matrix, kernel, offer, said);
 }
 
-/// A verified row refuses on a mainline kernel; anything else is evidence.
+/// A verified row refuses a mainline kernel; otherwise a row is evidence against the driver.
 fn against(kernel: &KernelVersion, confidence: Confidence) -> Judgement {
     if kernel.is_mainline() && confidence == Confidence::Verified {
         Judgement::Refuse
@@ -30,7 +30,7 @@ fn against(kernel: &KernelVersion, confidence: Confidence) -> Judgement {
     }
 }
 
-/// Says why evidence does not refuse.
+/// Explains why the row is only evidence.
 fn proviso(kernel: &KernelVersion) -> &'static str {
     if kernel.is_mainline() {
         ""
@@ -48,7 +48,7 @@ fn fixes(
 ) {
     let version = &offer.version;
     let branch = version.branch();
-    // Of the rows that say the same the newest, which asks for most, speaks for all.
+    // Of several rows with the same ruling only the newest is reported: it demands the most.
     let mut older: Option<Ruling> = None;
     let mut untold: Option<Ruling> = None;
     let mut rows: Vec<&KernelFix> = matrix.kernel_fixes.iter().collect();
@@ -102,7 +102,8 @@ fn fixes(
                 format!("{since}; branch {branch} ended without the fix for it"),
             ),
             None => {
-                // A branch above all that are listed started with the fix, as far as is known.
+                // A branch newer than all listed ones has the fix from its start, as far as is
+                // known.
                 let newest = row.first_fixed.iter().map(DriverVersion::branch).max();
                 if newest.is_some_and(|newest| branch < newest) {
                     let text = format!("{since}; no row tells whether branch {branch} has the fix");
@@ -120,7 +121,7 @@ fn limits(
     version: &DriverVersion,
     said: &mut Vec<Ruling>,
 ) {
-    // What held for a version holds for older ones of its branch.
+    // A limit of a version holds for the older versions of its branch, too.
     let row = matrix
         .kernel_limits
         .iter()
@@ -180,7 +181,7 @@ fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Ve
     let version = &offer.version;
     for row in &matrix.kernel_reports {
         let named = row.kernel.as_str();
-        // Two numbers mean a series, anything longer the beginning of a release.
+        // Two numbers name a series; anything longer is the beginning of a release.
         let meant = if named.bytes().all(|b| b.is_ascii_digit() || b == b'.')
             && named.matches('.').count() == 1
         {
@@ -209,8 +210,9 @@ fn reports(matrix: &Matrix, kernel: &KernelVersion, offer: &Offer, said: &mut Ve
     }
 }
 
-/// Whether a release is a later one of the vendor's count: `6.1.0-57-amd64` after `6.1.0-56-`. Its
-/// number has as many digits: other vendors count elsewhere, as Ubuntu from 1000 on.
+/// Whether a release follows another one in the same numbering: `6.1.0-57-amd64` follows
+/// `6.1.0-56-`. The number must have as many digits, because other kernels are numbered otherwise,
+/// such as Ubuntu's cloud kernels from 1000 on.
 fn counts_on(named: &str, release: &str) -> bool {
     let (count, end) = last_number(named);
     let Some(rest) = release.strip_prefix(&named[..count.start]) else {
@@ -218,14 +220,14 @@ fn counts_on(named: &str, release: &str) -> bool {
     };
     let first = &named[count];
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-    // Of as many digits the later text is the higher number.
+    // With equally many digits the order of the texts is the order of the numbers.
     !first.is_empty()
         && digits == first.len()
         && &rest[..digits] >= first
         && rest[digits..].starts_with(end)
 }
 
-/// Where the last number of a text is, and what comes behind it.
+/// The range of the last number in a text, and the text behind it.
 fn last_number(text: &str) -> (std::ops::Range<usize>, &str) {
     let digit = |c: char| c.is_ascii_digit();
     let before_end = text.trim_end_matches(|c| !digit(c));

@@ -1,4 +1,4 @@
-//! Reads a matrix and refuses one that contradicts itself.
+//! Reads a matrix and rejects one that contradicts itself.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -11,13 +11,13 @@ use crate::model::text::nearest;
 const BUILTIN: &str = include_str!("../../compat/cuda-driver-matrix.toml");
 const BUILTIN_NAME: &str = "compat/cuda-driver-matrix.toml";
 
-/// A matrix that cannot be used: every problem found in it.
+/// A matrix that cannot be used, with every problem in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("read compatibility matrix `{file}`: {}", list(.problems))]
 pub struct MatrixError {
     /// The file, as the caller named it.
     pub file: String,
-    /// What is wrong, at least one, in the order of the file.
+    /// At least one problem, in the order of the file.
     pub problems: Vec<Problem>,
 }
 
@@ -26,7 +26,7 @@ pub struct MatrixError {
 pub struct Problem {
     /// The line, counted from 1.
     pub line: usize,
-    /// The key; empty where the text is no TOML.
+    /// The key; empty where the text is not TOML.
     pub key: String,
     /// What is wrong with it.
     pub what: String,
@@ -53,10 +53,10 @@ fn list(problems: &[Problem]) -> String {
 }
 
 impl Matrix {
-    /// The matrix that is part of the program.
+    /// The built-in matrix.
     ///
     /// # Errors
-    /// When the program was built with a broken matrix; a test keeps that from happening.
+    /// When the built-in matrix is wrong, which a test excludes.
     pub fn builtin() -> Result<Self, MatrixError> {
         static ONCE: LazyLock<Result<Matrix, MatrixError>> =
             LazyLock::new(|| Matrix::parse(BUILTIN, BUILTIN_NAME));
@@ -66,7 +66,8 @@ impl Matrix {
     /// Reads a matrix. `file_name` is for messages.
     ///
     /// # Errors
-    /// When the text is no TOML, has keys or values of the wrong kind, or contradicts itself.
+    /// When the text is not TOML, has unknown keys or values of the wrong type, or contradicts
+    /// itself.
     pub fn parse(text: &str, file_name: &str) -> Result<Self, MatrixError> {
         let failed = |problems| MatrixError {
             file: file_name.to_owned(),

@@ -27,8 +27,8 @@ impl<'a> Spans<'a> {
         before.iter().filter(|byte| **byte == b'\n').count() + 1
     }
 
-    /// The line of a key, from 1. `row` is a table and the place of the row in it; without a row the
-    /// key stands before the first table. A row that lacks the key has the line of its header.
+    /// The line of a key, from 1. `row` is a table and the place of the row in it; without a row
+    /// the key stands before the first table. A row that lacks the key has the line of its header.
     pub(super) fn line_of(&self, row: Option<(&str, usize)>, key: &str) -> usize {
         let span = match row {
             None => span_of(&self.root, key),

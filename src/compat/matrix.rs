@@ -1,4 +1,4 @@
-//! The rows of `compat/cuda-driver-matrix.toml` as types; that file says what a field means.
+//! The rows of `compat/cuda-driver-matrix.toml` as types.
 
 use serde::Deserialize;
 
@@ -15,7 +15,7 @@ pub const SCHEMA: u32 = 1;
 pub struct Matrix {
     /// The form of the file.
     pub schema: u32,
-    /// The day on which `support` and the newest versions were looked at.
+    /// The day for which `support` and the newest versions are true.
     pub as_of: jiff::civil::Date,
     /// Where the rows were read.
     #[serde(rename = "source")]
@@ -40,7 +40,7 @@ pub struct Matrix {
     pub forward_compat: Vec<ForwardCompat>,
     /// For which boards that is.
     pub forward_compat_policy: ForwardCompatPolicy,
-    /// What to do about a GPU without a row.
+    /// The rule for a GPU without a row.
     pub unlisted_gpu: UnlistedGpu,
     /// GPUs.
     #[serde(rename = "gpu")]
@@ -72,10 +72,10 @@ pub struct Matrix {
     /// cuDNN releases.
     #[serde(rename = "cudnn", default)]
     pub cudnn: Vec<Cudnn>,
-    /// What clouds promise.
+    /// Instance types of clouds.
     #[serde(rename = "instance-type", default)]
     pub instance_types: Vec<InstanceType>,
-    /// For people; no rule reads them.
+    /// Remarks; no rule reads them.
     #[serde(rename = "note", default)]
     pub notes: Vec<Note>,
 }
@@ -330,7 +330,7 @@ row! {
 }
 
 row! {
-    /// What to do about a GPU without a row.
+    /// The rule for a GPU without a row.
     UnlistedGpu {
         /// From this device id on, the open modules are assumed.
         open_from: PciId,
@@ -501,7 +501,7 @@ row! {
 }
 
 row! {
-    /// A report about one kernel and some versions.
+    /// A report that some versions fail on a kernel.
     KernelReport {
         /// A mainline series, or the beginning of a release.
         kernel: KernelVersion,

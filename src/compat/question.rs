@@ -1,4 +1,5 @@
-//! The answers of the `compat` command: does this go with that, and what would.
+//! Questions and answers of the `compat` command: whether GPU, CUDA, driver and kernel fit each
+//! other, and which driver would fit.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -16,10 +17,10 @@ use crate::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
 use crate::model::pci::PciId;
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion, VersionError};
 
-/// The form of the answer.
+/// The schema version of the answer.
 pub const SCHEMA: u32 = 1;
 
-/// A question. Everything may be left out but not all of it.
+/// A question. Every field is optional, but one of them must be set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Question {
     /// A GPU's name or PCI id.
@@ -30,7 +31,7 @@ pub struct Question {
     pub driver: Option<DriverOrBranch>,
     /// The kernel.
     pub kernel: Option<KernelVersion>,
-    /// The operating system, as `debian-12`. No rule reads it; the profiles name the releases.
+    /// The operating system, such as `debian-12`. No rule reads it.
     pub os: Option<String>,
 }
 
@@ -54,18 +55,18 @@ impl FromStr for DriverOrBranch {
     }
 }
 
-/// A question that cannot be answered as it was put.
+/// A question that cannot be answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {
     /// Nothing was asked.
     #[error("answer an empty question: name a GPU, a CUDA version, a driver or a kernel")]
     Empty,
-    /// The GPU's name means none or several.
+    /// The name of the GPU has no meaning or several.
     #[error("find the GPU that is meant")]
     Gpu(#[source] NameError),
 }
 
-/// What the answer comes to.
+/// The short form of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -75,7 +76,7 @@ pub enum Verdict {
     Incompatible,
     /// It works with a `cuda-compat` package in the container.
     NeedsForwardCompat,
-    /// A row is missing, or evidence speaks against it.
+    /// A row is missing, or there is evidence against it.
     Unknown,
 }
 
@@ -85,7 +86,7 @@ pub enum Verdict {
 pub struct Answer {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// What it comes to.
+    /// The short form.
     pub verdict: Verdict,
     /// Why: the values compared.
     pub why: Vec<String>,
@@ -99,7 +100,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// True where the exit code says that it fits.
+    /// Whether the command exits with 0.
     pub fn is_compatible(&self) -> bool {
         self.verdict == Verdict::Compatible
     }
@@ -109,9 +110,9 @@ impl Answer {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct DriverAnswer {
-    /// The oldest; `null` where no row tells.
+    /// The oldest driver; `null` where no row has it.
     pub min: Option<DriverVersion>,
-    /// The last branch; `null` where there is no end.
+    /// The last branch; `null` where no branch is the last one.
     pub max_branch: Option<Branch>,
     /// The one to install; `null` where none fits.
     pub recommended: Option<DriverVersion>,
@@ -120,7 +121,7 @@ pub struct DriverAnswer {
 /// Answers a question.
 ///
 /// # Errors
-/// When nothing was asked, or the GPU's name means none or several that differ.
+/// When the question is empty, or no GPU or several different ones have the name.
 pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionError> {
     let Question {
         gpu,
@@ -275,7 +276,8 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
             }
         },
     };
-    // The flavour was not asked for, so the better one counts; the branch's default among equals.
+    // The question names no flavour, so the better one counts; if both are equal, the branch's
+    // default.
     let preferred = attempt::preferred_flavour(matrix, needs, version.branch());
     let other = match preferred {
         Flavour::Open => Flavour::Proprietary,

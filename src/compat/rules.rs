@@ -1,7 +1,7 @@
 //! The rules of the matrix, each a pure judgement of one driver version and flavour.
 //!
-//! A rule refuses only what a row says. Where no row speaks it keeps silent or says that nothing is
-//! known; it never takes silence for a no.
+//! A rule refuses only because of a row. Without a row it says nothing, or that nothing is known; a
+//! missing row is never a reason to refuse.
 
 use crate::compat::gpu::{Board, Knowledge};
 use crate::compat::kernel;
@@ -10,7 +10,7 @@ use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::model::gpu::{Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 
-/// What a driver is judged for.
+/// What a driver must serve.
 #[derive(Debug, Clone)]
 pub struct Needs<'m> {
     /// The GPUs, each kind once.
@@ -23,7 +23,7 @@ pub struct Needs<'m> {
     pub cuda: Vec<CudaVersion>,
 }
 
-/// Everything that the rules say about an offer.
+/// All rulings about an offer.
 pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
     let mut said = Vec::new();
     branch(matrix, offer, &mut said);
@@ -48,7 +48,8 @@ pub fn passes(rulings: &[Ruling]) -> bool {
         .all(|ruling| ruling.judgement != Judgement::Refuse)
 }
 
-/// The toolkits that a CUDA version means: one with its update, all of the minor version without.
+/// The toolkits of a CUDA version: one toolkit where the version names an update, otherwise all of
+/// the minor version.
 pub fn toolkits(matrix: &Matrix, cuda: CudaVersion) -> impl Iterator<Item = &Toolkit> {
     matrix.toolkits.iter().filter(move |row| {
         row.version == cuda
@@ -57,7 +58,7 @@ pub fn toolkits(matrix: &Matrix, cuda: CudaVersion) -> impl Iterator<Item = &Too
     })
 }
 
-/// The driver with which a CUDA version works at all, and the one for every feature.
+/// The first driver with which a CUDA version works, and the first one with all its features.
 pub fn cuda_minimum(
     matrix: &Matrix,
     cuda: CudaVersion,
@@ -73,7 +74,7 @@ pub fn cuda_minimum(
     (within_major.or(full), full)
 }
 
-/// The flavours that a branch has; a branch without a row is taken to be like its neighbours.
+/// The flavours that a branch has. A branch without a row is assumed to be like the next branch.
 pub fn branch_flavours(matrix: &Matrix, branch: Branch) -> (OpenModules, bool) {
     if let Some(row) = matrix.branch(branch) {
         return (row.open, row.proprietary);
@@ -298,8 +299,8 @@ fn cuda_driver(
     }
 }
 
-/// The package that brings a CUDA version to an older branch, where a row has the pair and a board
-/// is not excluded.
+/// The package that makes a CUDA version run on an older branch, where a row has this pair and no
+/// board is excluded.
 fn forward_compat(
     matrix: &Matrix,
     cuda: CudaVersion,
@@ -329,7 +330,7 @@ fn cuda_architecture(cuda: CudaVersion, boards: &[Board<'_>], said: &mut Vec<Rul
             .collect();
         let title = board.architecture.map_or("", |row| row.title.as_str());
         let wanted = cuda.minor_version();
-        // With several possible capabilities only what rules out all of them counts.
+        // Where several capabilities are possible, only a limit of all of them counts.
         let lasts: Option<Vec<CudaVersion>> =
             board.capabilities.iter().map(|row| row.last_cuda).collect();
         let last = lasts.and_then(|lasts| lasts.into_iter().max());

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::gpu::Flavour;
 use crate::model::version::DriverVersion;
 
-/// The name of a rule, stable.
+/// The stable name of a rule.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -22,9 +22,9 @@ pub enum Rule {
     UnknownBranch,
     /// The first driver that drives a board.
     MinDriver,
-    /// Boards that a branch may not know.
+    /// Whether a branch lists a board.
     Listed,
-    /// Below some version a board works with known problems.
+    /// Older versions drive a board with known problems.
     AdvisedDriver,
     /// The last branch of an architecture.
     LastBranch,
@@ -38,7 +38,7 @@ pub enum Rule {
     Pair,
     /// The driver that a CUDA version needs.
     CudaDriver,
-    /// The same, where a `cuda-compat` package would do.
+    /// The driver that a CUDA version needs, where a `cuda-compat` package would replace it.
     ForwardCompat,
     /// The architectures that a CUDA version has code for.
     CudaArchitecture,
@@ -46,9 +46,9 @@ pub enum Rule {
     Kernel,
     /// Whether a branch still gets fixes.
     Support,
-    /// What was wished contradicts itself.
+    /// A wish that contradicts itself.
     Wish,
-    /// What the repository has.
+    /// The versions that the repository has.
     Offered,
 }
 
@@ -80,13 +80,13 @@ impl fmt::Display for Rule {
 /// How a rule judges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Judgement {
-    /// Worth saying.
+    /// For information.
     Note,
     /// It works, with a known drawback.
     Caution,
-    /// No row tells.
+    /// No row answers.
     Unknown,
-    /// Evidence speaks against it, not enough to refuse.
+    /// There is evidence against it, but not enough to refuse.
     Against,
     /// A row rules it out.
     Refuse,

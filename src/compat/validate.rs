@@ -1,4 +1,4 @@
-//! The checks of a matrix: what must be unique, what must exist, what must agree.
+//! Validates a matrix: identities must be unique, references must exist, related values must agree.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -64,7 +64,7 @@ impl Validator {
         });
     }
 
-    /// Says that a row repeats the identity of an earlier one.
+    /// Reports each row that has the identity of an earlier one.
     fn unique<T: Ord + fmt::Debug>(
         &mut self,
         table: &'static str,
@@ -223,7 +223,7 @@ impl Validator {
                 let what = "it disagrees with `open`".to_owned();
                 self.bad(at, "proprietary", what, "true unless `open` is `only`");
             }
-            // The same rule written twice must say the same.
+            // Two keys state the same rule, so they must agree.
             for architecture in &matrix.architectures {
                 let driven = architecture
                     .last_branch

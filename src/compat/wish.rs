@@ -1,4 +1,4 @@
-//! A machine and what is wanted of it, in the terms of the matrix.
+//! What a driver is wanted for: a machine and its constraints, in the terms of the matrix.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::facts::{Facts, GpuFact};
 use crate::model::gpu::{Flavour, GpuIdentity};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 
-/// A machine and what is wanted of it. Everything may be left out.
+/// A machine, and constraints on the driver. Every field is optional.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Wish {
     /// Its GPUs.
@@ -22,10 +22,10 @@ pub struct Wish {
     pub arch: Option<String>,
     /// The cloud and the instance type.
     pub instance: Option<(String, String)>,
-    /// Whether an NVSwitch is on PCI; `None` where nobody looked.
+    /// Whether an NVSwitch is on PCI; `None` where that is not known.
     pub nvswitch: Option<bool>,
     /// Whether an InfiniBand device manages NVLink switches, as on boards whose switches are not on
-    /// PCI; `None` where nobody looked.
+    /// PCI; `None` where that is not known.
     pub nvlink_management: Option<bool>,
     /// This branch and no other.
     pub branch: Option<Branch>,
@@ -35,12 +35,12 @@ pub struct Wish {
     pub flavour: Option<Flavour>,
     /// The CUDA versions that containers bring.
     pub cuda: Vec<CudaVersion>,
-    /// The versions that a repository really has; `None` where nobody asked it.
+    /// The versions that the repository has; `None` where they are not known.
     pub candidates: Option<Vec<DriverVersion>>,
 }
 
 impl Wish {
-    /// What the facts say of a machine, with nothing wished yet.
+    /// The machine of the facts, without constraints.
     pub fn of(facts: &Facts) -> Self {
         let cloud = &facts.cloud;
         Self {

@@ -188,7 +188,7 @@ impl<'a> DriverInputs<'a> {
             gpus: self.gpus.clone(),
             kernel: kernel.first().cloned(),
             next_kernel: kernel.get(1).cloned(),
-            // The builder of an image is another machine than the instances.
+            // An image is built on another machine than its instances.
             instance: facts.instance.filter(|_| !self.image),
             nvswitch: facts.nvswitch.filter(|_| !self.image),
             nvlink_management: None,

@@ -1,5 +1,5 @@
-//! The keys that exist, read off the types: one source for unknown keys, the environment, the
-//! documentation and the schema.
+//! The keys of the configuration, derived from its types: for errors about unknown keys, the
+//! environment, the documentation and the schema.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -16,7 +16,7 @@ pub enum Node {
     Leaf,
     /// A table with these keys.
     Table(BTreeMap<String, Node>),
-    /// A table whose keys are names that people choose.
+    /// A table whose keys are names that the administrator chooses.
     Map(Box<Node>),
 }
 
@@ -62,7 +62,7 @@ pub fn join(prefix: &str, name: &str) -> String {
     }
 }
 
-/// The key that was probably meant: a near one in the same table, or one of the same name elsewhere.
+/// The key that was probably meant: a similar one in the same table, or the same name in another.
 #[must_use]
 pub fn suggestion(siblings: &BTreeMap<String, Node>, prefix: &str, name: &str) -> Option<String> {
     if let Some(sibling) = nearest(name, siblings.keys().map(String::as_str)) {

@@ -252,8 +252,8 @@ impl Layers {
         }
     }
 
-    /// Adds a setting whose value is text: read as TOML if that fits the key, else as a string, else
-    /// as a list separated by commas.
+    /// Adds a setting whose value is text: read as TOML if that fits the key, else as a string,
+    /// else as a list separated by commas.
     fn text(&mut self, path: Vec<String>, value: &str, place: Place) -> Result<(), ConfigError> {
         check(&path, &place)?;
         let text = Value::String(value.to_owned());

@@ -33,8 +33,8 @@ pub struct Ask {
 
 /// Reads profile and configuration and resolves them for a machine.
 ///
-/// `files` are the machine's; `named` are those of the machine that runs the command, where the
-/// files are that its command line names. The two differ below `--root`.
+/// `files` are the files of the machine that is looked at; `named` are the files of the machine
+/// that runs the command, where paths on its command line lie. They differ with `--root`.
 ///
 /// # Errors
 /// Configuration that is wrong (exit 3), or a machine that cannot be in the desired state (exit 5).

@@ -1,7 +1,7 @@
 //! Layers of configuration in, one validated [`desired::Desired`] out. All validation is here.
 //!
-//! [`layers`] reads what people wrote and remembers where; [`profile`] is what we know about an
-//! operating system; [`resolve`] joins both with the facts and the matrix; [`load`] does it all.
+//! [`layers`] reads the settings with their places; [`profile`] describes an operating system;
+//! [`resolve`] joins both with the facts and the matrix; [`load`] reads all files and resolves.
 
 pub mod desired;
 mod driver;

@@ -1,5 +1,5 @@
-//! Profiles: for each operating system what is installed, from where, and under which names. Profiles
-//! are data; the files in `profiles/` are built into the program.
+//! Profiles: for each operating system what is installed, from where, and under which names.
+//! Profiles are data; the files in `profiles/` are built into the program.
 
 use std::collections::BTreeMap;
 

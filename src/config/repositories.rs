@@ -69,7 +69,7 @@ impl RepositoryInputs<'_> {
         Ok(found)
     }
 
-    /// A source file is for everybody to read, so an address must not hold credentials.
+    /// Everybody may read a source file, so an address must not hold credentials.
     fn no_password(&self, name: &str, config: &RepositoryConfig) -> Result<(), ConfigError> {
         for (key, url) in [("url", &config.url), ("key-url", &config.key_url)] {
             if let Some(url) = url
@@ -88,7 +88,7 @@ impl RepositoryInputs<'_> {
         Ok(())
     }
 
-    /// A repository of the profile. `None`: the machine has it already.
+    /// A repository of the profile; `None` where the machine has it already.
     fn known(
         &self,
         row: &RepositoryRow,
@@ -160,7 +160,7 @@ impl RepositoryInputs<'_> {
         }
     }
 
-    /// Further components of the distribution's archive, from where the machine has it.
+    /// Further components of the distribution's archive, from the mirror that the machine uses.
     fn of_the_archive(&self, wish: Repository) -> Result<Option<Repository>, ResolveError> {
         let backend = self.profile.manager.backend();
         let found = backend.further(self.sources, &wish.suites, &wish.components);
@@ -190,7 +190,7 @@ impl RepositoryInputs<'_> {
         Refusal::new("archive-unknown", error.to_string(), hint)
     }
 
-    /// The profile has it for another release only.
+    /// The refusal of a repository that the profile has for other releases only.
     fn elsewhere(&self, name: &str) -> Refusal {
         Refusal::new(
             "repository-not-offered",

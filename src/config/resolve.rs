@@ -369,7 +369,7 @@ fn patterns(patterns: &[PackagePattern]) -> Vec<String> {
     patterns.iter().map(ToString::to_string).collect()
 }
 
-/// `1.20.0` means any revision of it; `1.20.0-1` and `1.20.*` mean what they say.
+/// `1.20.0` stands for all its revisions; `1.20.0-1` and `1.20.*` are taken literally.
 fn toolkit_version(config: &Config) -> Option<String> {
     let version = config.toolkit.version.as_ref()?.as_str();
     if version.contains(['-', '*', '?']) {

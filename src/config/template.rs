@@ -6,7 +6,7 @@ use crate::{
     model::version::{Branch, KernelVersion},
 };
 
-/// What placeholders stand for on one machine.
+/// The values of placeholders on a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Terms {
     /// `{codename}`.
@@ -50,7 +50,7 @@ impl Terms {
         }
     }
 
-    /// Replaces the placeholders that have one meaning on this machine.
+    /// Replaces the placeholders that have one value on this machine.
     pub(super) fn fill(&self, text: &str) -> String {
         text.replace("{codename}", &self.codename)
             .replace("{release}", &self.release)
@@ -59,8 +59,7 @@ impl Terms {
             .replace("{cuda-arch}", &self.cuda_arch)
     }
 
-    /// Replaces the placeholders of a package name of the driver; `None` where one has no meaning
-    /// here.
+    /// Replaces the placeholders in the name of a driver package; `None` where one has no value.
     pub(super) fn driver_package(&self, name: &str, branch: Branch) -> Option<String> {
         let name = self.fill(name).replace("{branch}", &branch.to_string());
         if name.contains("{kernel-flavour}") {
@@ -95,9 +94,9 @@ impl Terms {
 
 /// The kernels that need a module: the running one and the one of the next boot.
 ///
-/// A running kernel without files on this machine does not count: it was removed after an upgrade,
-/// or belongs to the host of a container. Nor does the kernel of an image builder: no instance of
-/// the image will run it.
+/// A running kernel without files on this machine does not count: it was removed by an upgrade, or
+/// is the kernel of a container's host. The kernel of an image builder does not count either: no
+/// instance of the image runs it.
 fn kernels(kernel: &Kernel, image: bool) -> Vec<KernelVersion> {
     let installed = |version: &&KernelVersion| {
         kernel.installed.is_empty() || kernel.installed.contains(version)

@@ -1,4 +1,4 @@
-//! Values that people write: each checks itself when it is read, so that an error has its place.
+//! Values of settings. Each is validated when it is read, so that an error has its place.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -106,9 +106,9 @@ checked_text!(
 );
 
 checked_text!(
-    /// Where a CDI specification is written. `nvidia-ctk` would write JSON where a name ends so, and
-    /// container runtimes read neither other endings nor `.yml`.
-    /// Sources: nvidia-container-toolkit, `cmd/nvidia-ctk/cdi/generate/generate.go`;
+    /// Where a CDI specification is written. `nvidia-ctk` would write JSON where a name ends so,
+    /// and container runtimes read neither other endings nor `.yml`. Sources:
+    /// nvidia-container-toolkit, `cmd/nvidia-ctk/cdi/generate/generate.go`;
     /// container-device-interface, `pkg/cdi/spec-dirs.go`.
     CdiPath,
     |text| from_root(text) && text.ends_with(".yaml"),

@@ -1,8 +1,8 @@
 //! Which kernel the next boot will run, as far as the boot loader's own files tell.
 //!
-//! GRUB is asked where GRUB looks: its environment block (`next_entry`, `saved_entry`), then the
-//! default in `grub.cfg`, then the menu (Debian, Ubuntu) or the entries of the Boot Loader
-//! Specification (Red Hat's children). Anything else is said to be unknown.
+//! Reads what GRUB reads: its environment block (`next_entry`, `saved_entry`), then the default in
+//! `grub.cfg`, then the menu (Debian, Ubuntu) or the entries of the Boot Loader Specification (Red
+//! Hat and its derivatives). With another boot loader the next kernel is unknown.
 
 use crate::{facts::reader::FactReader, model::version::KernelVersion};
 
@@ -34,7 +34,7 @@ pub(super) fn next(
     }
     match installed {
         [] => Err("no installed kernel was found".to_owned()),
-        // With one kernel there is nothing that a boot loader could choose from.
+        // With one kernel the boot loader has no choice.
         [only] => Ok(only.clone()),
         several => Err(format!(
             "{} kernels are installed and no GRUB configuration could be read",
@@ -76,8 +76,8 @@ fn entries(reader: &mut FactReader<'_>) -> Vec<Entry> {
         .filter_map(|name| Some((name, name.strip_suffix(".conf")?)))
         .filter_map(|(name, id)| parse_entry(id, &reader.text(FACT, &format!("{ENTRIES}/{name}"))?))
         .collect();
-    // GRUB lists them newest first; the rescue kernel's release begins with `0-rescue` and so ends
-    // up last, which is where it is.
+    // GRUB lists them newest first. The rescue kernel's release begins with `0-rescue`, so it comes
+    // last, as in GRUB's menu.
     entries.sort_by(|a, b| {
         let key = |entry: &Entry| entry.release.parse::<KernelVersion>().ok();
         key(b).cmp(&key(a)).then_with(|| b.id.cmp(&a.id))
@@ -103,7 +103,8 @@ fn parse_entry(id: &str, text: &str) -> Option<Entry> {
     })
 }
 
-/// What GRUB will take: an index, an id or a title, with `>` between the levels of the menu.
+/// Finds the entry that GRUB chooses: by index, id or title, with `>` between the levels of the
+/// menu.
 fn wanted_entry(config: &str, environment: &str) -> String {
     let variable = |name: &str| {
         environment
@@ -120,7 +121,7 @@ fn wanted_entry(config: &str, environment: &str) -> String {
         .lines()
         .filter_map(|line| line.trim().strip_prefix("set default="))
         .map(|value| value.trim().trim_matches(['"', '\'']))
-        // This branch is for a one-time choice, which was looked at above.
+        // This branch is for a one-time choice, which was read above.
         .rfind(|value| !value.contains("next_entry"));
     match default {
         Some("${saved_entry}" | "$saved_entry") => variable("saved_entry"),
@@ -177,10 +178,10 @@ fn split_path(path: &str) -> Vec<String> {
         .collect()
 }
 
-/// Reads the menu out of a `grub.cfg`, which is a script: only the lines that make menu entries and
-/// load kernels matter, and braces, which end them.
+/// Reads the menu from `grub.cfg`, which is a script: only the lines that define menu entries or
+/// load kernels count, and the braces that end them.
 fn parse_menu(config: &str) -> Vec<Node> {
-    // One frame for each open brace; frames of functions collect nothing that is kept.
+    // One frame for each open brace; what a frame of a function collects is dropped.
     let mut frames: Vec<Option<Node>> = Vec::new();
     let mut menu = Vec::new();
     for line in config.lines().map(str::trim) {

@@ -1,7 +1,6 @@
 //! The cloud and the instance, from the firmware and from what cloud-init left on disk.
 //!
-//! Metadata services will fill the same type later; until then a key that only they know is null
-//! with its reason.
+//! A key that only a metadata service knows is null, with its reason.
 
 use serde_json::Value;
 
@@ -16,7 +15,7 @@ use crate::{
 
 const CLOUD_INIT: &str = "/run/cloud-init/instance-data.json";
 
-/// What the firmware says of the machine; what it does not say is empty.
+/// What the firmware says about the machine; empty where it says nothing.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Dmi {
     pub sys_vendor: String,
@@ -26,7 +25,7 @@ pub(super) struct Dmi {
     pub bios_vendor: String,
     pub chassis_asset_tag: String,
     pub hypervisor_uuid: String,
-    /// There is a table to read at all.
+    /// Whether there is a DMI table.
     pub present: bool,
 }
 
@@ -54,7 +53,7 @@ impl Dmi {
     }
 }
 
-/// What cloud-init knows of the instance.
+/// What cloud-init knows about the instance.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct CloudInit {
     pub provider: Option<String>,
@@ -85,7 +84,7 @@ pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -
         .map(|row| row.provider.clone())
         .or_else(|| init.provider.clone());
     let Some(provider) = provider else {
-        // A firmware that was read and names no cloud means that there is none.
+        // The firmware was read and names no cloud, so there is none.
         if !dmi.present {
             reader.unknown("cloud.provider", "`/sys/class/dmi/id` is not there");
         }
@@ -135,8 +134,8 @@ fn instance_type(product: &str) -> Option<String> {
     (word(family) && word(size)).then(|| product.to_owned())
 }
 
-/// `v1` is cloud-init's stable part. `ds` is not promised to stay, so whatever is not where it was
-/// seen is simply absent.
+/// `v1` is the stable part of cloud-init's file. `ds` may change, so a key that is missing there is
+/// treated as absent.
 fn parse_cloud_init(root: &Value) -> CloudInit {
     let text = |path: &[&str]| {
         path.iter()
@@ -167,7 +166,8 @@ fn parse_cloud_init(root: &Value) -> CloudInit {
         });
     CloudInit {
         provider,
-        // `none` is what cloud-init says when no data source answered: the same on every machine.
+        // cloud-init writes `none` where no data source answered, so it does not identify a
+        // machine.
         instance_id: text(&["v1", "instance_id"]).filter(|id| id != "iid-datasource-none"),
         instance_type: text(&["ds", "meta_data", "instance-type"])
             .or_else(|| text(&["ds", "meta_data", "instance_type"]))

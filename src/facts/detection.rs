@@ -1,4 +1,5 @@
-//! The table of what tells things apart: `detection.toml`, built into the binary.
+//! The table `detection.toml`, built into the program: how to detect clouds, hypervisors, driver
+//! packages and runtimes.
 //!
 //! Its keys `source` and `confidence` are for the people who change it and are not read.
 
@@ -28,7 +29,7 @@ pub(crate) struct Detection {
     pub runtime: Vec<RuntimeRow>,
 }
 
-/// A cloud: every key that is given must match.
+/// A cloud. Every key that the row has must match.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct CloudRow {
@@ -47,7 +48,7 @@ pub(crate) struct Virtualization {
     pub rows: Vec<(String, String)>,
 }
 
-/// Patterns of driver packages, the best witness first.
+/// Patterns of driver packages, the most reliable one first.
 #[derive(Debug, Deserialize)]
 pub(crate) struct DriverPackages {
     pub names: Vec<String>,

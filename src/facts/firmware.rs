@@ -14,7 +14,7 @@ pub(super) fn secure_boot(reader: &mut FactReader<'_>) -> SecureBoot {
         if reader.exists("secure-boot", "/sys/firmware") {
             return SecureBoot::Unsupported;
         }
-        // A running kernel always has this folder: without it this is an image or a container.
+        // A running kernel always has this folder. Without it, this is an image or a container.
         reader.unknown("secure-boot", "`/sys/firmware` is not there");
         return SecureBoot::Unknown;
     }
@@ -65,7 +65,7 @@ fn parse_variable(bytes: &[u8]) -> Option<SecureBoot> {
     }
 }
 
-/// `none [integrity] confidentiality`: the mode in brackets holds.
+/// `none [integrity] confidentiality`: the mode in brackets is active.
 fn parse_lockdown(text: &str) -> Option<String> {
     let (_, rest) = text.split_once('[')?;
     let (mode, _) = rest.split_once(']')?;

@@ -1,4 +1,5 @@
-//! Puts the facts together. Nothing here fails: what cannot be read is null and named.
+//! Gathers the facts. Nothing here fails: a fact that cannot be read is null and listed in
+//! `unknown`.
 
 use crate::{
     facts::{

@@ -29,8 +29,7 @@ pub(super) fn gather(reader: &mut FactReader<'_>, scope: Scope) -> Kernel {
     }
 }
 
-/// The file and not the system call: below `--root`, and in a machine made for tests, the two
-/// differ.
+/// Reads the file and not the system call: they differ with `--root` and on simulated machines.
 fn running(reader: &mut FactReader<'_>) -> Option<KernelVersion> {
     let text = reader.required("kernel.running", "/proc/sys/kernel/osrelease")?;
     reader.parsed("kernel.running", KernelVersion::from_str(&text))
@@ -51,7 +50,7 @@ fn installed(reader: &mut FactReader<'_>) -> Vec<KernelVersion> {
         .filter(|name| {
             images.contains(name) || reader.exists(fact, &format!("/lib/modules/{name}/vmlinuz"))
         })
-        // A folder that is named like no kernel is none.
+        // A folder whose name is not a kernel release belongs to no kernel.
         .filter_map(|name| name.parse().ok())
         .collect();
     kernels.sort();
@@ -64,7 +63,7 @@ fn arch(
     kernel: Option<&KernelVersion>,
 ) -> Option<String> {
     let fact = "kernel.arch";
-    // Since Linux 6.1 the kernel says it in a file of its own.
+    // Linux 6.1 and newer have a file for it.
     if let Some(arch) = reader.value(fact, "/proc/sys/kernel/arch") {
         return Some(arch);
     }
@@ -99,7 +98,8 @@ fn compiler(reader: &mut FactReader<'_>) -> Option<String> {
     compiler
 }
 
-/// The end of a kernel's name: `.x86_64` on Red Hat's children, `-amd64` on Debian.
+/// Reads the architecture from a release: `.x86_64` on Red Hat and its derivatives, `-amd64` on
+/// Debian.
 fn arch_of_release(release: &str) -> Option<&'static str> {
     let mut words = release.split(['.', '-', '+']).rev();
     words.find_map(|word| match word {
@@ -123,12 +123,12 @@ fn arch_of_elf(binary: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// The compiler in `/proc/version`, as the package that has it is called: `gcc-12`, `clang-18`.
+/// The compiler in `/proc/version`, by the name of its package: `gcc-12`, `clang-18`.
 ///
 /// The kernel writes `Linux version RELEASE (BUILDER) (COMPILER, LINKER) #…`, and older ones
 /// `(gcc version 8.5.0 …)`; the compiler's own banner is between.
 fn parse_compiler(text: &str) -> Option<String> {
-    // The builder is a mail address in parentheses: what follows it is the compiler.
+    // The builder is a mail address in parentheses; the compiler follows it.
     let banner = text.split_once(") (")?.1;
     let mut words = banner.split([' ', '(', ')', ',']).filter(|w| !w.is_empty());
     if let Some((_, version)) = banner.split_once("clang version ") {

@@ -24,7 +24,7 @@ const PATHS: [&str; 7] = [
 /// metal.
 pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<String> {
     let fact = "virtualization";
-    // A container is inside of whatever else there is. systemd records it for everybody.
+    // A container is the innermost layer, so it is looked for first; systemd records it in a file.
     if let Some(container) = reader.value(fact, "/run/systemd/container") {
         return Some(container);
     }
@@ -53,7 +53,8 @@ pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<S
     match flag {
         Some(true) => Some("vm-other".to_owned()),
         Some(false) => Some("none".to_owned()),
-        // Only x86 has the flag; elsewhere a firmware that names no hypervisor has to do.
+        // Only x86 has the flag. On other architectures no known name in the firmware means bare
+        // metal.
         None if dmi.present => Some("none".to_owned()),
         None => {
             reader.unknown(
@@ -65,7 +66,7 @@ pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<S
     }
 }
 
-/// Process 1 by its name; in an image, what its `/sbin/init` leads to.
+/// The name of process 1; in an image the target of `/sbin/init`.
 pub(super) fn init(reader: &mut FactReader<'_>) -> Option<String> {
     if let Some(name) = reader.value("init", "/proc/1/comm") {
         return Some(name);
@@ -83,8 +84,8 @@ pub(super) fn boot_id(reader: &mut FactReader<'_>) -> Option<String> {
     reader.required("boot-id", "/proc/sys/kernel/random/boot_id")
 }
 
-/// What a clone of this machine does not share: the cloud's id of the instance, then the firmware's
-/// UUID. The machine id comes last and says so, since a careless clone keeps it.
+/// An id that a clone of this machine does not share: the cloud's instance id, or else the
+/// firmware's UUID. The machine id comes last and is marked as such, since a clone may keep it.
 pub(super) fn instance_id(reader: &mut FactReader<'_>, init: &CloudInit) -> Option<String> {
     let fact = "instance-id";
     if let Some(id) = &init.instance_id {
@@ -168,7 +169,7 @@ fn hypervisor_of(dmi: &Dmi) -> Option<&'static str> {
             .find(|(prefix, _)| value.starts_with(prefix.as_str()))
             .map(|(_, word)| word.as_str())
     })?;
-    // Amazon's firmware says the same on bare metal; the instance type tells.
+    // Amazon's firmware has the same name on bare metal; the instance type makes the difference.
     let metal = dmi
         .product_name
         .split_once(".metal")
@@ -180,7 +181,7 @@ fn hypervisor_of(dmi: &Dmi) -> Option<&'static str> {
     })
 }
 
-/// Whether the processor says that it is virtual; `None` where processors have no such flag.
+/// Whether the processor has the flag of a virtual machine; `None` on architectures without it.
 fn hypervisor_flag(cpuinfo: &str) -> Option<bool> {
     let flags = cpuinfo
         .lines()
@@ -190,7 +191,7 @@ fn hypervisor_flag(cpuinfo: &str) -> Option<bool> {
     Some(flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
-/// Firmware that was given no UUID has one of zeros or ones, the same on every machine.
+/// Firmware without a UUID of its own has one of zeros or ones, the same on every machine.
 fn is_unique(uuid: &str) -> bool {
     let digits: Vec<u8> = uuid.bytes().filter(u8::is_ascii_hexdigit).collect();
     digits.len() == 32

@@ -1,8 +1,8 @@
-//! What is so about this machine and cannot be changed by us, read once per run.
+//! What this program cannot change about a machine, read once per run.
 //!
-//! [`gather()`] reads everything, one file of this folder per area; each has pure parsers and as little
-//! I/O as it needs. What cannot be read is null and has a line in [`Facts::unknown`]. Names and
-//! architectures of GPUs come from the matrix, through [`DeviceCatalog`], since it lies a layer
+//! [`gather()`] reads everything, one file of this folder per area; each has pure parsers and as
+//! little I/O as it needs. What cannot be read is null and has a line in [`Facts::unknown`]. Names
+//! and architectures of GPUs come from the matrix, through [`DeviceCatalog`], since it lies a layer
 //! above. What can change while a run goes on is in `state`.
 
 mod boot;
@@ -35,7 +35,7 @@ pub use gather::gather;
 /// The schema version of the document of `facts`.
 pub const SCHEMA: u32 = 1;
 
-/// How far looking may go.
+/// What gathering may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scope {
     /// Programs and NVML may be asked. They may not with `--root`, where only files are read.
@@ -57,7 +57,8 @@ pub struct Facts {
     pub secure_boot: SecureBoot,
     /// Kernel lockdown: `none`, `integrity`, `confidentiality`.
     pub lockdown: Option<String>,
-    /// `kvm`, `amazon`, `systemd-nspawn`, …: the words of `systemd-detect-virt`; `none` on bare metal.
+    /// `kvm`, `amazon`, `systemd-nspawn`, …: the words of `systemd-detect-virt`; `none` on bare
+    /// metal.
     pub virtualization: Option<String>,
     /// Where it runs.
     pub cloud: Cloud,
@@ -198,7 +199,7 @@ pub struct GpuFact {
 }
 
 impl GpuFact {
-    /// What the matrix is asked with.
+    /// What identifies the GPU in the matrix.
     #[must_use]
     pub fn identity(&self) -> GpuIdentity {
         GpuIdentity {

@@ -1,38 +1,37 @@
-//! What devices are called where the matrix does not know them: the list of PCI ids that the
-//! distribution ships.
+//! Names of PCI devices, from the `pci.ids` list of the distribution.
 
 use crate::{facts::reader::FactReader, model::pci::PciId};
 
-/// Debian and Ubuntu; Red Hat's children and SUSE; older Debian.
+/// Debian and Ubuntu; Red Hat, its derivatives and SUSE; older Debian.
 const LISTS: [&str; 3] = [
     "/usr/share/misc/pci.ids",
     "/usr/share/hwdata/pci.ids",
     "/usr/share/pci.ids",
 ];
 
-/// The text of the list, read when the first name is asked for.
+/// The text of the list, read when the first name is needed.
 #[derive(Default)]
 pub(super) struct Names {
     list: Option<Option<String>>,
 }
 
 impl Names {
-    /// The name in the list; `None` if the list lacks the device or is not there.
+    /// The name in the list; `None` where the list does not have the device, or does not exist.
     pub(super) fn of(
         &mut self,
-        look: &mut FactReader<'_>,
+        reader: &mut FactReader<'_>,
         fact: &str,
         id: PciId,
     ) -> Option<String> {
         let list = self
             .list
-            .get_or_insert_with(|| LISTS.iter().find_map(|path| look.text(fact, path)));
+            .get_or_insert_with(|| LISTS.iter().find_map(|path| reader.text(fact, path)));
         device(list.as_deref()?, id).map(str::to_owned)
     }
 }
 
-/// The name of a device in the format that the head of `pci.ids` explains: a vendor begins a line,
-/// its devices follow behind one tab, their subsystems behind two.
+/// Finds the name of a device. In `pci.ids` a vendor begins a line, its devices follow with one
+/// tab, and their subsystems with two.
 fn device(list: &str, id: PciId) -> Option<&str> {
     let vendor = format!("{:04x}", id.vendor);
     let device = format!("{:04x}", id.device);

@@ -12,7 +12,7 @@ use crate::{
 
 pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// What the bus holds that matters here.
+/// The devices on the bus that matter here.
 #[derive(Debug, Default)]
 pub(super) struct Bus {
     pub gpus: Vec<GpuFact>,
@@ -30,7 +30,7 @@ struct Function {
     numa_node: Option<u32>,
 }
 
-/// Looks at every function on the bus, in the order of addresses.
+/// Reads every function on the bus, in the order of addresses.
 pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCatalog>) -> Bus {
     let mut bus = Bus::default();
     if !reader.exists("gpus", DEVICES) {
