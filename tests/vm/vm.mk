@@ -1,4 +1,4 @@
-# Test machines; see tests/vm/README.md. They are booted with namespaces and mounts: run as root.
+# Test machines, see tests/vm/README.md. Booting them needs namespaces and mounts: run as root.
 
 VM = $(or $(CARGO_TARGET_DIR),target)/debug/vm
 
@@ -12,11 +12,11 @@ demo: vm
 test-machines: vm
 	$(VM) test
 
-# All of them, and that a run which is interrupted leaves nothing.
+# All cases, and the test that an interrupted run leaves nothing behind.
 test-vm: vm
 	$(VM) test --all
 	cargo test --quiet --locked --workspace --test leaves_nothing -- --ignored --test-threads 1
 
-# The whole workspace at once: of single packages, cargo compiles what they share once more.
+# Builds the whole workspace: for a single package cargo would compile shared dependencies again.
 vm:
 	cargo build --quiet --locked --workspace

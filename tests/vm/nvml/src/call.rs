@@ -1,4 +1,4 @@
-//! The way that every exported function goes: faults first, then the GPU, then an answer.
+//! The path of every exported function: first the faults, then the GPU, then the answer.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub struct Asked<'a> {
     pub gpu: &'a Gpu,
     pub set: &'a mut Settings,
     pub index: usize,
-    /// Which MIG device of the GPU, where it was asked by such a handle.
+    /// The MIG device of the GPU, if the handle is that of a MIG device.
     pub mig: Option<usize>,
 }
 
@@ -49,7 +49,7 @@ pub fn handle_of(gpu: usize, mig: Option<usize>) -> nvmlDevice_t {
     std::ptr::without_provenance_mut(DEVICE | (gpu << 8) | mig.map_or(0, |mig| mig + 1))
 }
 
-/// What a handle stands for, if it is one of ours.
+/// The GPU and MIG device of a handle, if the handle is one of ours.
 pub fn who(inventory: &Inventory, handle: nvmlDevice_t) -> Answer<(usize, Option<usize>)> {
     let number = handle.addr();
     let (gpu, mig) = ((number >> 8) & 0xff, (number & 0xff).checked_sub(1));
@@ -61,15 +61,15 @@ pub fn who(inventory: &Inventory, handle: nvmlDevice_t) -> Answer<(usize, Option
     Ok((gpu, mig))
 }
 
-/// Never returns, as a call into a sick driver does not.
+/// Never returns, like a call into a hanging driver.
 pub fn hang() -> ! {
     loop {
         std::thread::sleep(Duration::from_secs(3600));
     }
 }
 
-/// Carries out a fault, or hands the answer on. The lock on the library is free by now, so a
-/// call that hangs does not stop calls of other threads.
+/// Executes a fault, or returns the answer. The lock on the library has been released, so a call
+/// that hangs does not block calls of other threads.
 pub fn end(verdict: Result<Answer, Fault>) -> nvmlReturn_t {
     match verdict {
         Ok(Ok(())) => 0,
@@ -137,8 +137,9 @@ pub fn device(
     }))
 }
 
-/// Exports C functions. `system` asks the library, `device` a GPU, `either` a GPU or one of its
-/// MIG devices; the body sees what is asked under the name between the bars.
+/// Exports C functions. `system` functions ask the library, `device` functions a GPU, `either`
+/// functions a GPU or one of its MIG devices. The body gets what is asked under the name between
+/// the bars.
 macro_rules! exports {
     ($($kind:ident $symbol:ident($($arg:ident: $type:ty),*) |$it:ident| $body:expr;)*) => {
         /// The functions exported here.

@@ -1,4 +1,4 @@
-//! What goes wrong on purpose.
+//! Faults, made on purpose.
 
 use std::collections::BTreeMap;
 
@@ -22,11 +22,11 @@ pub struct Faults {
     pub version_mismatch: bool,
     /// Initialising succeeds, and there is no GPU.
     pub no_devices: bool,
-    /// Only the first so many GPUs are there.
+    /// NVML lists only this many GPUs.
     pub fewer_devices: Option<usize>,
-    /// Indices of GPUs that answer 15 from the handle on.
+    /// Indices of GPUs whose handle is refused with 15.
     pub gpu_lost: Vec<usize>,
-    /// Indices of GPUs that answer 16 from the handle on.
+    /// Indices of GPUs whose handle is refused with 16.
     pub reset_required: Vec<usize>,
 }
 
@@ -43,7 +43,7 @@ pub enum Fault {
 const INIT: &str = "init";
 
 impl Faults {
-    /// The fault of a function, wherever it is asked.
+    /// The fault of a function, whatever it is asked about.
     pub(crate) fn on(&self, symbol: &str) -> Option<Fault> {
         find(&self.hang, &self.returns, symbol).or_else(|| {
             self.missing_symbols
@@ -53,7 +53,7 @@ impl Faults {
         })
     }
 
-    /// The fault of initialising.
+    /// The fault of the initialisation.
     pub(crate) fn on_init(&self, symbol: &str) -> Option<Fault> {
         if self.hang.iter().any(|name| name == INIT) {
             return Some(Fault::Hang);
@@ -70,7 +70,7 @@ impl Faults {
         self.on(symbol)
     }
 
-    /// How many of the GPUs are there.
+    /// How many of the GPUs NVML lists.
     pub(crate) fn visible(&self, gpus: usize) -> usize {
         if self.no_devices {
             return 0;
@@ -78,7 +78,7 @@ impl Faults {
         self.fewer_devices.map_or(gpus, |few| few.min(gpus))
     }
 
-    /// Why there is no handle for a GPU.
+    /// The code with which a GPU's handle is refused.
     pub(crate) fn on_handle(&self, gpu: usize) -> Option<Code> {
         if self.gpu_lost.contains(&gpu) {
             return Some(Code::GPU_IS_LOST);
@@ -98,7 +98,7 @@ impl Faults {
     }
 }
 
-/// The fault that two tables name for a function.
+/// The fault of a function in a list of hanging functions and a table of return codes.
 pub(crate) fn find(
     hang: &[String],
     returns: &BTreeMap<String, u32>,

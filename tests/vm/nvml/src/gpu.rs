@@ -1,4 +1,4 @@
-//! One GPU: what the inventory says of it, completed by what its model implies.
+//! One GPU: its row of the inventory, completed with the values of its model.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::faults::{self, Fault};
 
-/// Declares the tables of a GPU: all keys are optional and none is unknown.
+/// Declares the tables of a GPU: every key is optional, and unknown keys are errors.
 macro_rules! tables {
     ($($(#[$note:meta])* $name:ident { $($(#[$field_note:meta])* $field:ident: $type:ty = $default:expr,)* })*) => {$(
         $(#[$note])*
@@ -19,7 +19,7 @@ macro_rules! tables {
     )*};
 }
 
-/// Declares what NVML expresses as a number and the inventory as a word.
+/// Declares values that are a number in NVML and a word in the inventory.
 macro_rules! words {
     ($($(#[$note:meta])* $name:ident { $($word:ident = $number:expr,)* })*) => {$(
         $(#[$note])*
@@ -57,7 +57,7 @@ words! {
     EventReason { GpuIdle = 0x1, ApplicationsClocksSetting = 0x2, SwPowerCap = 0x4,
         HwSlowdown = 0x8, SyncBoost = 0x10, SwThermalSlowdown = 0x20, HwThermalSlowdown = 0x40,
         HwPowerBrakeSlowdown = 0x80, DisplayClockSetting = 0x100, }
-    /// Who a process is to the GPU.
+    /// The role of a process on the GPU.
     ProcessKind { Compute = 0, Graphics = 1, Mps = 2, }
 }
 
@@ -69,7 +69,7 @@ tables! {
     }
     /// `[gpu.ecc]`.
     Ecc {
-        /// Whether the GPU has ECC; the model says, if this does not.
+        /// Whether the GPU has ECC; the model's value if absent.
         supported: Option<bool> = None,
         enabled: bool = true,
         dram: EccCounts = EccCounts::default(),
@@ -81,7 +81,7 @@ tables! {
         correctable: u32 = 0, uncorrectable: u32 = 0, pending: bool = false, failed: bool = false,
         histogram: Histogram = Histogram::default(),
     }
-    /// Banks by the rows that they can still remap.
+    /// Banks by the number of rows that they can still remap.
     Histogram { max: u32 = 640, high: u32 = 0, partial: u32 = 0, low: u32 = 0, none: u32 = 0, }
     /// `[gpu.retired-pages]`, before Ampere.
     RetiredPages {
@@ -115,14 +115,14 @@ tables! {
     }
     /// `[gpu.pcie]`.
     Pcie {
-        /// The architecture says, if these do not.
+        /// The architecture's values if absent.
         generation: Option<u32> = None, max_generation: Option<u32> = None,
         width: u32 = 16, max_width: u32 = 16, replays: u32 = 0, rollovers: u32 = 0,
         correctable_errors: u64 = 0, non_fatal_errors: u64 = 0, fatal_errors: u64 = 0,
     }
     /// `[gpu.nvlink]`.
     Nvlink {
-        /// The model says, if these do not.
+        /// The model's values if absent.
         links: Option<u32> = None, remote: Option<Remote> = None,
         /// Links that are not active.
         down: Vec<u32> = Vec::new(),
@@ -131,7 +131,7 @@ tables! {
     }
     /// `[gpu.fabric]`.
     Fabric {
-        /// The model says, if this does not.
+        /// The model's value if absent.
         state: Option<FabricState> = None,
         /// An NVML return code.
         status: u32 = 0,
@@ -141,10 +141,10 @@ tables! {
     }
     /// `[gpu.mig]`.
     Mig {
-        /// Whether the GPU can do MIG; the model says, if this does not.
+        /// Whether the GPU supports MIG; the model's value if absent.
         supported: Option<bool> = None,
         enabled: bool = false,
-        /// What the mode will be after a reset; as `enabled` if it is left out.
+        /// The mode after the next reset; `enabled` if absent.
         pending: Option<bool> = None,
         devices: Vec<MigDevice> = Vec::new(),
     }
@@ -156,10 +156,10 @@ tables! {
 pub struct MigDevice {
     /// As `1g.10gb`.
     pub profile: String,
-    /// Of the MIG device; made from the GPU's address if it is left out.
+    /// UUID of the MIG device; computed from the GPU's address if absent.
     #[serde(default)]
     pub uuid: String,
-    /// GPU instance id; 7 and on by position if it is left out.
+    /// GPU instance id; 7 plus the position if absent.
     pub gpu_instance: Option<u32>,
     /// Compute instance id.
     #[serde(default)]
@@ -179,7 +179,7 @@ pub struct Process {
     pub kind: ProcessKind,
 }
 
-/// `[[gpu]]`. Only `pci-address` and `pci-id` are needed for a model that `models.toml` knows.
+/// `[[gpu]]`. For a model in `models.toml` only `pci-address` and `pci-id` are needed.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Gpu {
@@ -198,36 +198,36 @@ pub struct Gpu {
     /// As `9.0`.
     #[serde(default)]
     pub compute_capability: String,
-    /// `GPU-…`; made from the address if it is left out.
+    /// `GPU-…`; computed from the address if absent.
     #[serde(default)]
     pub uuid: String,
-    /// Made from the address if it is left out.
+    /// Computed from the address if absent.
     #[serde(default)]
     pub serial: String,
-    /// Number of `/dev/nvidiaN`; the index if it is left out.
+    /// Number of `/dev/nvidiaN`; the index if absent.
     pub minor: Option<u32>,
     /// Framebuffer.
     #[serde(default)]
     pub memory_mib: u64,
-    /// In use.
+    /// Memory in use.
     #[serde(default)]
     pub memory_used_mib: u64,
     /// Reserved by the driver.
     #[serde(default)]
     pub memory_reserved_mib: u64,
-    /// Size of BAR1; the next power of two above the framebuffer if it is left out.
+    /// Size of BAR1; the next power of two above the framebuffer if absent.
     #[serde(default)]
     pub bar1_mib: u64,
     /// Persistence mode.
     #[serde(default)]
     pub persistence: bool,
-    /// Who may compute.
+    /// Compute mode.
     #[serde(default)]
     pub compute_mode: ComputeMode,
-    /// What the driver says must be done.
+    /// The driver's recovery action.
     #[serde(default)]
     pub recovery_action: RecoveryAction,
-    /// How the machine has this GPU.
+    /// Virtualization mode.
     #[serde(default)]
     pub virtualization: Virtualization,
     /// Video BIOS version.
@@ -239,7 +239,7 @@ pub struct Gpu {
     /// Part number of the board.
     #[serde(default = "a_version")]
     pub board_part_number: String,
-    /// GSP firmware runs; from Turing on it does unless said otherwise.
+    /// Whether GSP firmware runs; from Turing on the default is yes.
     pub gsp: Option<bool>,
     /// NUMA node.
     #[serde(default)]
@@ -274,10 +274,10 @@ pub struct Gpu {
     /// MIG.
     #[serde(default)]
     pub mig: Mig,
-    /// What runs on it.
+    /// Processes on the GPU.
     #[serde(default)]
     pub processes: Vec<Process>,
-    /// Field values by id, before all else.
+    /// Field values by id; they override everything else.
     #[serde(default)]
     pub fields: BTreeMap<String, i64>,
     /// Functions that never return for this GPU.
@@ -286,7 +286,7 @@ pub struct Gpu {
     /// Return codes for this GPU by function.
     #[serde(default)]
     pub returns: BTreeMap<String, u32>,
-    /// What every function answers for this GPU, once there is a handle.
+    /// What every function returns for this GPU, once it has a handle.
     pub fails_with: Option<u32>,
 }
 
@@ -299,7 +299,7 @@ fn a_version() -> String {
 }
 
 impl Gpu {
-    /// The fault of a function when it asks this GPU.
+    /// The fault of a function for this GPU.
     pub(crate) fn fault(&self, symbol: &str) -> Option<Fault> {
         faults::find(&self.hang, &self.returns, symbol).or_else(|| {
             let code = self.fails_with.filter(|code| *code != 0)?;
@@ -328,17 +328,17 @@ impl Gpu {
         }
     }
 
-    /// Ampere or newer: rows are remapped; before it, pages were retired.
+    /// Ampere or newer: rows are remapped; older GPUs retire pages.
     pub(crate) fn remaps_rows(&self) -> bool {
         self.capability() >= (8, 0)
     }
 
-    /// Hopper or newer: temperatures are told as the margin that is left.
+    /// Hopper or newer: thermal limits are reported as the remaining margin.
     pub(crate) fn has_margin(&self) -> bool {
         self.capability() >= (9, 0)
     }
 
-    /// The generation of PCI Express that the architecture has.
+    /// The architecture's generation of PCI Express.
     pub(crate) fn pcie_generation(&self) -> u32 {
         match self.capability() {
             (..=7, _) => 3,

@@ -1,4 +1,4 @@
-//! The file that says what NVML answers.
+//! The file that defines NVML's answers.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,22 +14,22 @@ use crate::model;
 /// The environment variable that names the file.
 pub const VARIABLE: &str = "GPU_STANDIN_NVML";
 
-/// The file where the variable is not set.
+/// The file that is read if the variable is not set.
 pub const DEFAULT_PATH: &str = "/etc/standin-nvml.toml";
 
-/// A machine as NVML sees it.
+/// A machine as NVML reports it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Inventory {
-    /// Of the kernel module, as `535.261.03`.
+    /// Version of the kernel module, as `535.261.03`.
     pub driver_version: String,
-    /// The newest CUDA version that the driver serves, as `12.2`.
+    /// The newest CUDA version that the driver supports, as `12.2`.
     pub cuda_version: String,
-    /// Of the library; `12.535.261.03` and so on if it is left out.
+    /// Version of the library; `12.535.261.03` and so on if absent.
     #[serde(default)]
     pub nvml_version: String,
-    /// A file that keeps what programs set (persistence, MIG, …) from one program to the next;
-    /// without it a setting lasts as long as the program.
+    /// A file that keeps the settings of programs (persistence, MIG, …) for the next program.
+    /// Without it a setting lasts as long as the program.
     pub state_file: Option<PathBuf>,
     /// Confidential computing.
     #[serde(default)]
@@ -37,7 +37,7 @@ pub struct Inventory {
     /// The GPUs, in NVML's order.
     #[serde(default, rename = "gpu")]
     pub gpus: Vec<Gpu>,
-    /// What goes wrong.
+    /// The faults.
     #[serde(default)]
     pub faults: Faults,
 }
@@ -62,7 +62,7 @@ pub struct ConfCompute {
     pub ready: bool,
 }
 
-/// Why an inventory cannot be used, in words.
+/// Why an inventory cannot be used.
 #[derive(Debug)]
 pub struct Unusable(String);
 
@@ -91,7 +91,7 @@ impl Inventory {
     /// Parses, completes and validates.
     ///
     /// # Errors
-    /// If a key is unknown, a value is not what it must be, or a GPU is incomplete.
+    /// If a key is unknown, a value is not valid, or a GPU is incomplete.
     pub fn parse(text: &str) -> Result<Self, Unusable> {
         let mut inventory: Self =
             toml::from_str(text).map_err(|source| Unusable(source.to_string()))?;
@@ -121,14 +121,14 @@ impl Inventory {
         gpu::two_numbers(&self.cuda_version, '.', 10)
     }
 
-    /// `(580, 82)` of `580.82.07`; a driver of another form is taken for an old one.
+    /// `(580, 82)` of `580.82.07`; a version of another form counts as an old driver.
     pub(crate) fn driver(&self) -> (u32, u32) {
         let mut parts = self.driver_version.split('.');
         let mut number = || parts.next().and_then(|part| part.parse().ok());
         (number().unwrap_or(0), number().unwrap_or(0))
     }
 
-    /// What can only be seen with everything at hand.
+    /// Checks that need the whole inventory.
     fn check(&self) -> Result<(), Unusable> {
         let mut seen = BTreeSet::new();
         for gpu in &self.gpus {
@@ -159,7 +159,7 @@ impl Inventory {
     }
 }
 
-/// Reads a file of another shape.
+/// Reads a TOML file as the given type.
 pub(crate) fn toml_file<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Unusable> {
     toml::from_str(&text_of(path)?).map_err(|source| in_file(path, &source))
 }

@@ -1,6 +1,6 @@
-//! MIG profiles by their names, as far as GPUs of seven slices have them.
+//! MIG profiles by name, for GPUs with seven slices.
 
-/// What a profile is to NVML.
+/// A profile in NVML's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
     /// `NVML_GPU_INSTANCE_PROFILE_…`.
@@ -58,12 +58,12 @@ pub fn profile(name: &str, memory_mib: u64) -> Option<Profile> {
 }
 
 impl Profile {
-    /// Memory of an instance, on a GPU of this much.
+    /// Memory of an instance on a GPU with this much memory.
     pub fn memory_mib(&self, of_gpu: u64) -> u64 {
         of_gpu * self.eighths / 8
     }
 
-    /// How many fit on a GPU.
+    /// The number of instances that fit on a GPU.
     pub fn most(&self) -> u32 {
         match self.index {
             0 => 7,
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_nvidia_are_understood() {
+    fn nvidia_profile_names_are_parsed() {
         let id = |name| profile(name, 81920).map(|profile| profile.id);
         assert_eq!(id("1g.10gb"), Some(19));
         assert_eq!(id("1g.10gb+me"), Some(20));

@@ -1,13 +1,13 @@
-//! What C callers hand in, made safe to use: each pointer is checked against null, once, here.
+//! Pointers from C callers, made safe to use: each is checked against null once, here.
 //!
-//! The types are transparent over the pointer and can only be made by a C caller, who promises
-//! what NVML's header asks for: null, or valid for the type and for the stated count.
+//! The types are transparent over the pointer, and only a C caller can make them. The caller
+//! promises what NVML's header asks for: null, or valid for the type and for the stated count.
 
 use std::ffi::{CStr, c_char};
 
 use crate::call::{Answer, Code};
 
-/// A place for one value, or for the first of several.
+/// Room for one value, or for several.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
@@ -37,7 +37,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// The values that are there, to be changed in place.
+    /// The existing values, to be changed in place.
     pub fn each(&mut self, count: usize) -> Answer<&mut [T]> {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
@@ -56,7 +56,7 @@ impl<T> Out<T> {
         Ok(unsafe { self.0.cast::<u32>().read() })
     }
 
-    /// The same place, seen as another version of the structure.
+    /// The same pointer for another version of the structure.
     pub fn seen_as<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
@@ -71,7 +71,7 @@ impl<T> Out<T> {
 }
 
 impl<T: Copy> Out<T> {
-    /// What the caller wrote there.
+    /// The value that the caller wrote there.
     pub fn read(&self) -> Answer<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
@@ -87,12 +87,12 @@ pub fn version_of<T>(number: u32) -> u32 {
     (size_of::<T>() as u32) | (number << 24)
 }
 
-/// A place for text of a stated length.
+/// A buffer for text of a stated length.
 #[repr(transparent)]
 pub struct Text(*mut c_char);
 
 impl Text {
-    /// Writes the text and its end.
+    /// Writes the text with its terminating null.
     pub fn put(self, room: u32, text: &str) -> Answer {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
@@ -126,7 +126,7 @@ impl Given {
     }
 }
 
-/// Text in a fixed field, cut if it is too long.
+/// Text in a field of fixed length, truncated if it is too long.
 pub fn fixed<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (place, byte) in field.iter_mut().take(N - 1).zip(text.bytes()) {

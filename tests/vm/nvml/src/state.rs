@@ -1,4 +1,5 @@
-//! The library between `nvmlInit` and `nvmlShutdown`, and what programs set in it.
+//! The state of the library between `nvmlInit` and `nvmlShutdown`, and the settings that programs
+//! make.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -21,7 +22,7 @@ pub struct Library {
     users: u32,
 }
 
-/// What programs can set.
+/// The settings that programs can make.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Settings {
@@ -46,14 +47,14 @@ impl Settings {
     }
 }
 
-/// Looks at the library; it is absent before `nvmlInit`.
+/// Gives access to the library, which is absent before `nvmlInit`.
 pub fn with<T>(look: impl FnOnce(Option<&mut Library>) -> T) -> T {
-    // A panic would have ended the process at the C boundary, so a poisoned lock is still good.
+    // A panic would have ended the process at the C boundary, so a poisoned lock is still valid.
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     look(library.as_mut())
 }
 
-/// `nvmlInit` and its forms: the first reads the inventory, the others count.
+/// `nvmlInit` and its forms: the first call reads the inventory, the others only count.
 pub fn init(symbol: &str) -> u32 {
     let verdict = {
         let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,7 +63,7 @@ pub fn init(symbol: &str) -> u32 {
     call::end(verdict)
 }
 
-/// `nvmlShutdown`: the last one forgets the inventory.
+/// `nvmlShutdown`: the last call drops the inventory.
 pub fn shutdown() -> Answer {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     let users = library.as_mut().ok_or(Code::UNINITIALIZED)?;
@@ -111,7 +112,7 @@ impl Library {
         })
     }
 
-    /// Keeps what was set for the next program.
+    /// Stores the settings for the next program.
     pub fn keep_settings(&self) {
         let Some(path) = &self.inventory.state_file else {
             return;
@@ -127,8 +128,8 @@ impl Library {
     }
 }
 
-/// Says on standard error what a return code cannot.
+/// Prints to standard error what a return code cannot express.
 fn complain(why: &dyn std::fmt::Display) {
-    // Where standard error is closed there is nobody left to tell; the caller has the code.
+    // If standard error is closed, nobody can read the message; the caller still gets the code.
     let _closed = writeln!(std::io::stderr(), "standin-nvml: {why}");
 }

@@ -1,4 +1,4 @@
-//! Each fault, seen through the library that the product uses.
+//! Each fault, as the library that the product uses reports it.
 
 mod common;
 
@@ -85,7 +85,7 @@ returns = { nvmlDeviceGetTemperature = 26, nvmlDeviceGetSerial = 4 }
         let denied = gpu.serial();
         assert!(matches!(denied, Err(NvmlError::NoPermission)), "{denied:?}");
         assert!(gpu.name().is_ok());
-        // The wrapper has no word for 13, as it never calls what is missing.
+        // The wrapper has no error for 13, because it never calls a missing function.
         assert!(gpu.uuid().is_err());
         // SAFETY: the function takes a handle and a place for a number.
         unsafe {

@@ -1,5 +1,5 @@
-//! Configuration space: a type 0 header and the capabilities that a driver asks for, with the
-//! bits that can be written, so that a BAR answers the size probe.
+//! Configuration space: a type 0 header and the capabilities that a driver reads, with the writable
+//! bits, so that a BAR answers the size probe.
 
 use crate::table::Device;
 
@@ -9,12 +9,12 @@ pub const SIZE: usize = 4096;
 const COMMAND: usize = 0x04;
 const BARS: usize = 0x10;
 const INTERRUPT_LINE: usize = 0x3c;
-// Where Hopper has them: `lspci -vv` in github:NVIDIA/nvtrust#128.
+// The offsets on a Hopper GPU: `lspci -vv` in github:NVIDIA/nvtrust#128.
 const POWER: usize = 0x40;
 const MSI: usize = 0x48;
 const EXPRESS: usize = 0x60;
 
-/// The registers of a function, and which of their bits a write changes.
+/// The registers of a function, and the bits that a write changes.
 #[derive(Clone, Debug)]
 pub struct ConfigSpace {
     bytes: Vec<u8>,
@@ -35,14 +35,14 @@ impl ConfigSpace {
         space
     }
 
-    /// Bytes from `offset` on; what is beyond the end reads as ones, as an absent device does.
+    /// Reads bytes from `offset` on; beyond the end all bits are one, as for an absent device.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (step, byte) in data.iter_mut().enumerate() {
             *byte = index(offset, step).map_or(0xff, |index| self.bytes[index]);
         }
     }
 
-    /// Changes what can be changed.
+    /// Changes the writable bits.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         for (step, byte) in data.iter().enumerate() {
             if let Some(index) = index(offset, step) {
@@ -57,7 +57,7 @@ impl ConfigSpace {
         self.put(0x02, device.id.device.to_le_bytes());
         // Memory space, bus master, parity and SERR, interrupt disable. No I/O space: no such BAR.
         self.allow(COMMAND, 0x0546u16.to_le_bytes());
-        // Status: there is a list of capabilities.
+        // Status: the list of capabilities exists.
         self.put(0x06, 0x0010u16.to_le_bytes());
         self.put(0x08, [device.revision]);
         let [interface, sub, base, _] = device.class.0.to_le_bytes();
@@ -84,7 +84,7 @@ impl ConfigSpace {
         self.put(POWER, [0x01, MSI as u8]);
         // Version 3 of the specification; no wake-up.
         self.put(POWER + 2, 0x0003u16.to_le_bytes());
-        // No reset on the way from D3 to D0; the state can be written.
+        // No reset on the way from D3 to D0; the state is writable.
         self.put(POWER + 4, 0x0008u16.to_le_bytes());
         self.allow(POWER + 4, 0x0003u16.to_le_bytes());
     }
@@ -99,7 +99,8 @@ impl ConfigSpace {
         self.allow(MSI + 12, u16::MAX.to_le_bytes());
     }
 
-    /// An endpoint whose link runs at what it can: nothing about it is to be complained of.
+    /// An endpoint whose link runs at its full speed and width, so that no tool reports a degraded
+    /// link.
     fn express(&mut self) {
         self.put(EXPRESS, [0x10, 0x00]);
         // Version 2, endpoint.

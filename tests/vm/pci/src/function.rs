@@ -1,4 +1,4 @@
-//! One function behind the vfio-user protocol: its registers, and the answers to QEMU.
+//! One function behind the vfio-user protocol: its registers, and its answers to QEMU.
 
 use std::fs::File;
 use std::io;
@@ -20,23 +20,24 @@ use crate::table::Device;
 const BOOT_0: u64 = 0x000;
 const BOOT_42: u64 = 0xa00;
 
-/// The architecture whose firmware is asked for by [`FIRMWARE_BOOT`].
+/// The architecture whose driver reads [`FIRMWARE_BOOT`].
 const HOPPER: u8 = 0x18;
 
-/// `NV_THERM_I2CS_SCRATCH` of NVIDIA's `published/hopper/gh100/dev_therm.h`, in the range of BAR 0: by
-/// it the GPU's firmware says that it has booted, which it never does here.
+/// `NV_THERM_I2CS_SCRATCH` of NVIDIA's `published/hopper/gh100/dev_therm.h`, in the range of BAR 0:
+/// the GPU's firmware reports here that it has booted, which never happens in an emulated GPU.
 const FIRMWARE_BOOT: u64 = 0x2_00bc;
 
-/// How long the answer to a read of that takes. NVIDIA's driver asks again and again for four seconds
-/// at each opening of a device, and an emulated processor would have nothing else to do.
+/// The delay of a read of that register. NVIDIA's driver polls it for four seconds each time a
+/// device is opened, and would keep an emulated processor completely busy.
 const FIRMWARE_BOOT_ANSWER: Duration = Duration::from_millis(2);
 
-/// A function that answers.
+/// A function that answers QEMU.
 #[derive(Debug)]
 pub struct Emulated {
     device: Device,
     config: ConfigSpace,
-    /// What QEMU wants to be told interrupts by, by kind of interrupt. No interrupt ever comes.
+    /// The eventfds that QEMU wants to be notified through, by kind of interrupt. No interrupt ever
+    /// comes.
     eventfds: Vec<Vec<File>>,
 }
 
@@ -49,12 +50,12 @@ impl Emulated {
         }
     }
 
-    /// As after power on.
+    /// Resets to the state after power on.
     pub fn power_on(&mut self) {
         *self = Emulated::new(&self.device);
     }
 
-    /// What the protocol calls regions: the BARs, the (absent) ROM, configuration space.
+    /// The regions of the protocol: the BARs, the (absent) ROM, configuration space.
     pub fn regions(&self) -> Vec<ServerRegion> {
         (0..VFIO_PCI_NUM_REGIONS)
             .map(|index| {
@@ -110,7 +111,7 @@ impl Emulated {
         }
     }
 
-    /// One byte of a BAR: the chip's registers, nothing else.
+    /// One byte of a BAR: the chip's registers, otherwise zero.
     fn memory(&self, region: u32, at: u64) -> u8 {
         let Some(chip) = self
             .device
@@ -129,8 +130,8 @@ impl Emulated {
 }
 
 /// The protocol's server answers an error of its backend with the error number 0, which QEMU takes
-/// for success. So nothing here fails: what does not exist reads as ones and swallows writes, as on
-/// a real bus.
+/// for success. So nothing here fails: reads of absent registers give ones and writes to them are
+/// ignored, as on a real bus.
 impl ServerBackend for Emulated {
     fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> io::Result<()> {
         if region == VFIO_PCI_CONFIG_REGION_INDEX {
@@ -166,7 +167,7 @@ impl ServerBackend for Emulated {
         _size: u64,
         _fd: Option<File>,
     ) -> io::Result<()> {
-        // The device never reads or writes memory of the guest.
+        // The device never reads or writes guest memory.
         Ok(())
     }
 
@@ -187,7 +188,7 @@ impl ServerBackend for Emulated {
         _count: u32,
         fds: Vec<File>,
     ) -> io::Result<()> {
-        // Masks and unmasks bring eventfds of their own, which mean nothing without an interrupt.
+        // Masking and unmasking have their own eventfds, which do nothing without an interrupt.
         if flags & VFIO_IRQ_SET_ACTION_TRIGGER != 0
             && let Some(kept) = self.eventfds.get_mut(index as usize)
         {

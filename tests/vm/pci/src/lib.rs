@@ -1,7 +1,7 @@
-//! The PCI devices of the test machines: one catalogue, and a server that gives its functions to
+//! The PCI devices of the test machines: one catalogue, and a server that gives their functions to
 //! QEMU over vfio-user. A served GPU has the configuration space, the BARs and the chip id
-//! registers of its model, which is what a driver looks at before it binds; behind them is
-//! nothing, so that a driver binds and then cannot initialise the device.
+//! registers of its model. A driver reads these before it binds. There is nothing else, so a driver
+//! binds and then cannot initialise the device.
 
 pub mod config;
 pub mod function;

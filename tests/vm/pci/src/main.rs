@@ -44,7 +44,8 @@ fn main() -> ExitCode {
     match run(&machines, &machine, &dir) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Without standard error there is nobody to tell; the exit code says it, too.
+            // If standard error is closed, nobody can read the message; the exit code still reports
+            // the error.
             drop(writeln!(std::io::stderr(), "error: {error:#}"));
             ExitCode::FAILURE
         }
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
 fn run(machines: &Path, machine: &str, dir: &Path) -> Result<()> {
     let functions = table::functions_of(machines, machine)?;
     let (end, ended) = channel();
-    // Before the first socket, so that none is left by a signal that comes early.
+    // Before the first socket, so that an early signal leaves none.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
     let signalled = end.clone();
     thread::spawn(move || {

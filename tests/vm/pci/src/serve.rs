@@ -1,4 +1,4 @@
-//! The functions of a machine, each behind a socket of its own.
+//! Serves the functions of a machine, each behind its own socket.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -26,9 +26,10 @@ pub fn socket(dir: &Path, address: &Address) -> PathBuf {
     dir.join(format!("{address}.sock"))
 }
 
-/// Opens the socket of each function in `dir`; when this returns, all of them can be connected to.
-/// QEMU is started anew at each reboot of a machine: a function takes one connection after the
-/// other, and is as after power on at each. What keeps one from taking connections goes to `ended`.
+/// Opens the socket of each function in `dir`; when this returns, all of them accept connections.
+/// QEMU is restarted at each reboot of a machine, so a function takes one connection after the
+/// other and is reset to power on for each. An error that keeps a socket from accepting connections
+/// is sent to `ended`.
 pub fn start(dir: &Path, functions: &[Function], ended: &Sender<Result<()>>) -> Result<Serving> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut serving = Serving {
@@ -54,7 +55,7 @@ pub fn start(dir: &Path, functions: &[Function], ended: &Sender<Result<()>>) -> 
 impl Drop for Serving {
     fn drop(&mut self) {
         for path in &self.sockets {
-            // A socket that somebody else removed is as gone as it should be.
+            // A socket that another process removed needs no removal.
             drop(fs::remove_file(path));
         }
     }
@@ -62,22 +63,22 @@ impl Drop for Serving {
 
 fn answer(name: &str, server: &Server, mut emulated: Emulated, ended: &Sender<Result<()>>) {
     loop {
-        // The protocol's crate panics on some malformed messages: that ends the connection alone.
+        // The protocol's crate panics on some malformed messages: this ends only the connection.
         match catch_unwind(AssertUnwindSafe(|| server.run(&mut emulated))) {
             Ok(Ok(())) | Err(_) => {}
             Ok(Err(error @ vfio_user::Error::SocketAccept(_))) => {
-                // Nobody listens if the process is about to end.
+                // Nobody receives it if the process is about to end.
                 drop(ended.send(Err(Error::new(error).context(name.to_string()))));
                 return;
             }
-            // The other side went away in the middle of a message, as at a power cut.
+            // The client disconnected in the middle of a message, as at a power cut.
             Ok(Err(_)) => {}
         }
         emulated.power_on();
     }
 }
 
-/// A server that was killed leaves its socket; one that lives keeps it.
+/// Removes the socket of a killed server, and keeps that of a running one.
 fn remove_stale(path: &Path) -> Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(found) => found.file_type(),

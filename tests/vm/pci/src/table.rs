@@ -1,5 +1,6 @@
-//! The catalogue of devices in `machines.toml`, and the places where a machine has them. The same
-//! rows make the bus of a container, the functions of QEMU and the inventory of the stand-in NVML.
+//! The catalogue of devices in `machines.toml`, and their places in a machine. The bus of a
+//! container, the functions of QEMU and the inventory of the stand-in NVML are all made from these
+//! rows.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +26,7 @@ pub const NVIDIA: u16 = 0x10de;
 #[serde(try_from = "String")]
 pub struct Class(pub u32);
 
-/// Where a function is: `0000:18:00.0`.
+/// The address of a function: `0000:18:00.0`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(try_from = "String")]
 pub struct Address(String);
@@ -34,7 +35,7 @@ pub struct Address(String);
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Device {
-    /// As the product's matrix calls it; of others, as pci.ids does.
+    /// Its name in the product's matrix; for other devices in pci.ids.
     pub name: String,
     pub id: Id,
     pub subsystem: Id,
@@ -43,11 +44,12 @@ pub struct Device {
     pub revision: u8,
     #[serde(default)]
     pub bars: Vec<Bar>,
-    /// What the chip says of itself; without it the function is on the bus and no driver binds.
+    /// The values of the chip's id registers; without it the function is on the bus and no driver
+    /// binds.
     pub chip: Option<Chip>,
-    /// What the stand-in NVML says of it beyond the model's own values; absent where no GPU is.
+    /// The NVML values that differ from the model's; absent if the device is not a GPU.
     pub nvml: Option<toml::Table>,
-    /// Where the numbers are from.
+    /// The sources of the numbers.
     pub source: String,
 }
 
@@ -83,12 +85,12 @@ pub struct Place {
     pub device: String,
     #[serde(default)]
     pub numa_node: i32,
-    /// The kernel driver that serves it from the start.
+    /// The kernel driver that is bound to it from the start.
     pub driver: Option<String>,
-    /// It is on the bus, and NVML does not know it.
+    /// It is on the bus, and NVML does not list it.
     #[serde(default)]
     pub silent: bool,
-    /// What the stand-in NVML says of this one, over what it says of the model.
+    /// The NVML values of this one, which override those of the device.
     #[serde(default)]
     pub nvml: toml::Table,
 }
@@ -100,11 +102,11 @@ pub struct Function {
     pub device: Device,
     pub numa_node: i32,
     pub driver: Option<String>,
-    /// What the stand-in NVML says of it; absent where it says nothing.
+    /// Its NVML values; absent if NVML does not list it.
     pub nvml: Option<toml::Table>,
 }
 
-/// The parts of `machines.toml` that say what is on a bus; the rest is for others to read.
+/// The parts of `machines.toml` that define the bus; the rest has other readers.
 #[derive(Debug, Deserialize)]
 struct Table {
     devices: BTreeMap<String, Device>,
@@ -132,7 +134,7 @@ pub fn functions_of(path: &Path, machine: &str) -> Result<Vec<Function>> {
     parse().with_context(|| format!("{} is not right", path.display()))
 }
 
-/// Looks up what is at each place.
+/// Looks up the device at each place.
 pub fn functions(devices: &BTreeMap<String, Device>, places: &[Place]) -> Result<Vec<Function>> {
     let mut seen: BTreeMap<&Address, usize> = BTreeMap::new();
     let mut found = Vec::new();
@@ -173,12 +175,12 @@ pub fn functions(devices: &BTreeMap<String, Device>, places: &[Place]) -> Result
 }
 
 impl Device {
-    /// A GPU of NVIDIA's, which its driver takes.
+    /// Whether it is an NVIDIA GPU, which the driver binds.
     pub fn is_nvidia_gpu(&self) -> bool {
         self.id.vendor == NVIDIA && self.class.base() == 0x03
     }
 
-    /// What a type alone cannot say.
+    /// Checks that a type alone cannot express.
     fn check(&self) -> Result<()> {
         let mut taken = [false; 6];
         for (position, bar) in self.bars.iter().enumerate() {
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn the_registers_are_those_of_a_real_h100() {
+    fn the_registers_equal_those_of_a_real_h100() {
         let chip = Chip {
             architecture: 0x18,
             implementation: 0,
@@ -370,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_says_more_than_its_model() {
+    fn a_place_overrides_the_values_of_its_device() {
         let text = format!(
             "{DEVICE}\n[[machines.m.pci]]\naddress = '0000:18:00.0'\ndevice = 'gpu'\n\
              nvml = {{ name = 'of the place' }}\n\
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_file_and_key() {
+    fn an_error_names_the_file_and_the_key() {
         let place = "[[machines.m.pci]]\naddress = '0000:18:00.0'\ndevice = 'gpu'\n";
         let cases = [
             (DEVICE.replace("10de:2330", "nvidia"), "`nvidia` is no pair"),

@@ -1,4 +1,4 @@
-//! What QEMU sees, asked over a real socket with the protocol's own client.
+//! QEMU's view of the functions, read over a real socket with the protocol's own client.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -134,7 +134,7 @@ fn bars_answer_the_size_probe() {
             0
         ]
     );
-    // The address that firmware then writes.
+    // The address that firmware writes next.
     gpu.region_write(CONFIG, 0x10, &0xfd00_0000u32.to_le_bytes())
         .unwrap();
     assert_eq!(register(&mut gpu, CONFIG, 0x10), 0xfd00_0000);
@@ -159,7 +159,7 @@ fn capabilities_are_a_list_that_ends() {
 }
 
 #[test]
-fn only_what_is_writable_is_written() {
+fn only_writable_bits_are_written() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     gpu.region_write(CONFIG, 0x00, &[0xff; 8]).unwrap();
@@ -168,7 +168,7 @@ fn only_what_is_writable_is_written() {
 }
 
 #[test]
-fn the_chip_says_what_it_is() {
+fn the_chip_id_registers_are_those_of_the_chip() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     assert_eq!(register(&mut gpu, 0, 0x000), 0x1800_00a1);
@@ -181,7 +181,7 @@ fn the_chip_says_what_it_is() {
 }
 
 #[test]
-fn odd_accesses_are_answered() {
+fn unaligned_accesses_are_answered() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     assert_eq!(read::<1>(&mut gpu, 0, 0xa03), [0x18]);
@@ -194,10 +194,10 @@ fn odd_accesses_are_answered() {
 }
 
 #[test]
-fn what_is_not_there_reads_as_ones() {
+fn absent_registers_read_as_ones() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
-    // Across the end, beyond it, where offsets wrap round, in a BAR and a ROM that are not there.
+    // Across the end, beyond it, at offsets that wrap around, in an absent BAR and an absent ROM.
     assert_eq!(read::<4>(&mut gpu, 0, (16 << 20) - 2), [0, 0, 0xff, 0xff]);
     assert_eq!(read::<4>(&mut gpu, CONFIG, 4096), [0xff; 4]);
     assert_eq!(read::<4>(&mut gpu, 0, u64::MAX - 1), [0xff; 4]);
@@ -222,13 +222,13 @@ fn interrupts_can_be_set_up() {
     let file = tempfile::tempfile().unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
     gpu.set_irqs(0, 0x24, 0, 1, &[fd]).unwrap();
-    // DATA_NONE | ACTION_TRIGGER takes it away.
+    // DATA_NONE | ACTION_TRIGGER removes it.
     gpu.set_irqs(0, 0x21, 0, 0, &[]).unwrap();
     assert_eq!(register(&mut gpu, CONFIG, 0x00), 0x2330_10de);
 }
 
 #[test]
-fn each_connection_starts_from_power_on() {
+fn each_connection_starts_in_the_state_after_power_on() {
     let bench = Bench::new();
     let mut gpu = bench.gpu();
     gpu.region_write(CONFIG, 0x10, &0xfd00_0000u32.to_le_bytes())
@@ -245,10 +245,11 @@ fn each_connection_starts_from_power_on() {
 }
 
 #[test]
-fn noise_on_a_connection_ends_that_connection_alone() {
+fn a_malformed_message_ends_its_connection_only() {
     let bench = Bench::new();
     let path = bench.socket("0000:18:00.0");
-    // Cut in the middle of a header; a version message that is too short for its own header.
+    // A message cut in the middle of a header, and a version message that is too short for its own
+    // header.
     UnixStream::connect(&path)
         .unwrap()
         .write_all(&[1, 2, 3])
@@ -264,13 +265,13 @@ fn noise_on_a_connection_ends_that_connection_alone() {
 }
 
 #[test]
-fn sockets_are_taken_over_from_the_dead_only() {
+fn only_a_socket_without_a_server_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let serving = start(dir.path()).unwrap();
     let message = format!("{:#}", start(dir.path()).unwrap_err());
     assert!(message.contains("is in use"), "{message}");
     drop(serving);
-    // As a server that was killed leaves it.
+    // As a killed server leaves it.
     let path = dir.path().join("0000:18:00.0.sock");
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     start(dir.path()).unwrap();

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Part of the test bed: adds the components that have the driver to apt's sources, of the release
-# alone. The security suite has libraries of another version than the open module's.
+# Part of the test bed: adds the components with the driver to apt's sources, for the release suite
+# only. The libraries of the security suite have another version than the open module.
 set -eu
 awk -v RS= '!/security/' /etc/apt/sources.list.d/debian.sources |
     sed 's/^Components: main$/Components: contrib non-free non-free-firmware/' >/etc/apt/sources.list.d/non-free.sources

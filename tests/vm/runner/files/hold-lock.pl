@@ -1,5 +1,5 @@
 #!/usr/bin/perl
-# Part of the test bed: holds a lock as dpkg and apt do, until it is ended.
+# Part of the test bed: holds a lock as dpkg and apt do, until it is killed.
 use strict;
 use warnings;
 use Fcntl;
@@ -10,5 +10,5 @@ my $lock = pack("s s x![q] q q i x![q]", F_WRLCK, 0, 0, 0, 0);
 fcntl($file, F_SETLK, $lock) or die "$path is locked: $!\n";
 $| = 1;
 print "$path is held\n";
-# No case lasts longer.
+# Longer than any case.
 sleep 3600;

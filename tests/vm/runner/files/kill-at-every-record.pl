@@ -1,15 +1,15 @@
 #!/usr/bin/perl
-# Starts a command of the product again and again, and kills it with SIGKILL right after each record
-# of its journal that no kill has come after yet, until a run ends by itself with status 0. A record
-# is known by its kind and the change that it is about: where a later run writes the same one again,
-# it goes on past it, so that each run gets at least one record further. The kernel tells of each write
-# (inotify), and both are on one processor, on which who looks on goes first: the run does not get to its
-# next record unseen. Should it all the same: more than one record in ten is an error.
+# Runs a command of the product repeatedly and kills it with SIGKILL right after a journal record, each
+# time after another one, until a run ends by itself with status 0. A record is identified by its kind
+# and its change. If a later run writes the same record again, it is not killed there, so each run gets
+# at least one record further. The kernel notifies the killer of each journal write (inotify). Killer
+# and run share one processor, on which the killer has the higher priority, so the run cannot write its
+# next record unnoticed. If it does all the same, more than one missed record in ten is an error.
 use strict;
 use warnings;
 use POSIX qw(SA_NOCLDSTOP SIGCHLD WNOHANG);
 
-# On the processor where this happens to be: cases at once need not share one, and may.
+# Both stay on the current processor. Cases that run at the same time may share one, but need not.
 if (!$ENV{LOOKS_ON}) {
     $ENV{LOOKS_ON} = 1;
     open(my $stat, "<", "/proc/self/stat") or die "/proc/self/stat: $!";
@@ -24,17 +24,17 @@ die "the numbers of system calls are x86-64's\n" if (POSIX::uname())[4] ne "x86_
 my ($inotify_init1, $inotify_add_watch) = (294, 254);
 my ($nonblock, $cloexec) = (0x800, 0x80000);
 my ($modify, $moved_to, $create) = (0x2, 0x80, 0x100);
-# More kills than that, tries for one record, or seconds for one run mean that something hangs.
+# More kills, more tries for one record, or more seconds for one run mean that something hangs.
 my ($most, $tries, $seconds) = (250, 3, 300);
 my $said = "/root/killed.log";
 
 my ($offset, @names, %kills, %tried);
 $offset = 0;
 
-# The names of the records since the last look.
+# The names of the records since the last call.
 sub fresh {
     open(my $file, "<", $journal) or return ();
-    # A torn last line was cut off.
+    # The product removed an incomplete last line.
     $offset = 0, @names = () if -s $file < $offset;
     seek($file, $offset, 0);
     my @fresh;
@@ -58,13 +58,13 @@ my $writes = syscall($inotify_init1, $nonblock | $cloexec);
 die "inotify: $!" if $writes < 0;
 open(my $told, "<&=", $writes) or die "inotify: $!";
 
-# Again and again: a folder may go away and come back.
+# Called repeatedly: the directory may be removed and created again.
 sub watch {
     my ($path) = @_;
     return syscall($inotify_add_watch, $writes, $path, $modify | $moved_to | $create) >= 0;
 }
 
-# Waits until something is written or the run ends, but not for long; whether something is written.
+# Waits a moment for a write or for the end of the run; returns whether there was a write.
 sub written {
     my $ready = "";
     vec($ready, $writes, 1) = 1;
@@ -75,14 +75,14 @@ sub short { my ($name) = @_; return length $name > 100 ? substr($name, 0, 100) .
 
 watch($parent) or die "cannot watch $parent: $!";
 watch($folder);
-# An end interrupts the waiting, a stop does not.
+# The end of the child interrupts the wait, SIGSTOP does not.
 POSIX::sigaction(SIGCHLD, POSIX::SigAction->new(sub { }, POSIX::SigSet->new, SA_NOCLDSTOP))
     or die "sigaction: $!";
-# Whatever goes wrong here, nobody is left standing with dpkg's locks.
+# If this script fails, no stopped process may keep dpkg's locks.
 my $pid;
 END { local $?; kill(KILL => $pid) if $pid }
 
-# Records of before are nothing to kill after.
+# Records of earlier runs do not count.
 fresh();
 my $before = @names;
 my $count = 0;
@@ -98,7 +98,7 @@ RUN: while (1) {
         my $stopped = written();
         if ($stopped) {
             kill(STOP => $pid);
-            # What was written is in the journal.
+            # The events only say that there was a write; the journal is read below.
             sysread($told, my $events, 65536);
             watch($folder);
         }
@@ -108,7 +108,7 @@ RUN: while (1) {
             kill(KILL => $pid);
             waitpid($pid, 0);
             undef $pid;
-            # What it wrote before the signal came counts.
+            # Records that it wrote before the signal arrived count, too.
             my @more = fresh();
             $last = $more[-1] if @more;
             $kills{$last}++;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Part of the test bed: gives the machine a /boot of its own, with room for so many KiB more.
+# Part of the test bed: mounts a separate /boot with this many KiB of free space.
 set -eu
 here=/root/boot
 mkdir "$here"

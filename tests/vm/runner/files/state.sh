@@ -1,5 +1,5 @@
 #!/bin/sh
-# Part of the test bed: what an installation has a say in, as lines to compare.
+# Part of the test bed: the state that an installation may change, as lines to compare.
 set -eu
 export LC_ALL=C
 dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n'
@@ -10,6 +10,6 @@ for modules in /lib/modules/*/updates; do
     [ ! -d "$modules" ] || find "$modules" -type f
 done | sort
 ls /boot
-# Docker makes itself a key at its first start; names that end in a hyphen are what adduser kept.
+# Docker makes a key at its first start; names that end in a hyphen are backups of adduser.
 find /etc /usr/share/keyrings ! -type d ! -name key.json ! -name '*-' -printf '%p %y %m %u:%g %l\n' | sort
 find /etc /usr/share/keyrings -type f ! -name key.json ! -name '*-' -print0 | sort -z | xargs -0 sha256sum

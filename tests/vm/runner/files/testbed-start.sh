@@ -1,5 +1,5 @@
 #!/bin/sh
-# Part of the test bed: puts what this machine pretends to have where programs look for it.
+# Part of the test bed: mounts the simulated hardware where programs look for it.
 set -eu
 here=/usr/lib/testbed
 mount --bind "$here/pci/devices" /sys/bus/pci/devices

@@ -1,4 +1,4 @@
-//! Where the bed keeps things: the repository, the cache outside git, the run folder.
+//! Where the bed keeps its files: the repository, the cache outside git, the run directory.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,27 +14,28 @@ use crate::lock;
 /// The name under which a run holds its programs.
 pub const PROGRAMS: &str = "programs";
 
-/// After so long without being built, an entry of the cache goes when another of its kind is built.
+/// An entry of the cache that was not built for this long is removed when another of its kind is
+/// built.
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Folders of one run of the bed.
+/// The directories of one run of the bed.
 #[derive(Clone, Debug)]
 pub struct Bed {
     /// The repository's root.
     pub repo: PathBuf,
-    /// What is slow to build, keyed by what it was made from. Not in git.
+    /// What is slow to build, keyed by a digest of its recipe. Not in git.
     pub cache: PathBuf,
     /// What belongs to machines that run now: namespaces, process ids.
     pub run: PathBuf,
-    /// Programs that are compiled from the repository, as they were when this run began: another
-    /// run may compile them anew meanwhile.
+    /// The programs compiled from the repository, copied when this run began: another run may
+    /// compile them again meanwhile.
     pub programs: PathBuf,
-    /// What of the cache this process uses; each is locked.
+    /// The entries of the cache that this process uses; each is locked.
     held: Arc<Mutex<Vec<File>>>,
 }
 
 impl Bed {
-    /// The bed of the repository that `start` lies in.
+    /// Opens the bed of the repository that contains `start`.
     pub fn open(start: &Path, cache: Option<PathBuf>) -> Result<Bed> {
         let repo = start
             .ancestors()
@@ -58,14 +59,14 @@ impl Bed {
         })
     }
 
-    /// A file or folder of tests/vm.
+    /// A file or directory of tests/vm.
     pub fn here(&self, path: &str) -> PathBuf {
         self.repo.join("tests/vm").join(path)
     }
 
-    /// The cached folder `kind` made from `recipe`, built now where it is missing or older than
-    /// `max_age`. It stays as it is for as long as this process lives: another bed builds no newer
-    /// one in its place, and uses it, too.
+    /// Returns the cached directory `kind` made from `recipe`. Builds it if it is missing or older
+    /// than `max_age`. It does not change while this process lives: another bed uses it, too, and
+    /// does not replace it.
     pub fn cached(
         &self,
         kind: &str,
@@ -86,7 +87,7 @@ impl Bed {
         fs::create_dir_all(&partial)
             .with_context(|| format!("cannot make {}", partial.display()))?;
         build(&partial).with_context(|| format!("cannot build {kind}"))?;
-        fs::write(recipe_of(&path), recipe).context("cannot note the recipe")?;
+        fs::write(recipe_of(&path), recipe).context("cannot write the recipe")?;
         remove_tree(&path)?;
         drop(old);
         fs::rename(&partial, &path).with_context(|| format!("cannot keep {}", path.display()))?;
@@ -95,14 +96,14 @@ impl Bed {
         self.hold(path, entry)
     }
 
-    /// Removes all of `kind` that no bed uses, but the one in `keep`.
+    /// Removes every entry of `kind` that no bed uses, except `keep`.
     pub fn discard_others(&self, kind: &str, keep: &Path) -> Result<()> {
         let _turn = lock::take(&self.cache.join(format!("{kind}.lock")), kind)?;
         self.discard(kind, |entry| entry != keep)
     }
 
-    /// Removes what is outdated of `kind` and used by no bed, and what was never completed. Whoever calls
-    /// it has the turn of that kind.
+    /// Removes the outdated entries of `kind` that no bed uses, and those that were never
+    /// completed. The caller holds the lock of that kind.
     fn discard(&self, kind: &str, outdated: impl Fn(&Path) -> bool) -> Result<()> {
         for entry in fs::read_dir(&self.cache).context("cannot read the cache")? {
             let path = entry.context("cannot read the cache")?.path();
@@ -134,7 +135,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Uses an entry for as long as this process lives.
+    /// Locks an entry for as long as this process lives.
     fn hold(&self, path: PathBuf, entry: File) -> Result<PathBuf> {
         entry
             .lock_shared()
@@ -147,12 +148,12 @@ impl Bed {
     }
 }
 
-/// For a person who wonders what an entry was made from.
+/// The file that tells a person what an entry was made from.
 fn recipe_of(path: &Path) -> PathBuf {
     PathBuf::from(format!("{}.recipe", path.display()))
 }
 
-/// A folder of the cache, if it is there.
+/// Opens a directory of the cache if it exists.
 fn open(path: &Path) -> Result<Option<File>> {
     match File::open(path) {
         Ok(entry) => Ok(Some(entry)),
@@ -161,8 +162,8 @@ fn open(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// Removes a folder and all below it; a missing one is fine. It refuses to cross into a mount,
-/// so that a mount left behind by a bug never empties the host.
+/// Removes a directory with its content; a missing one is fine. It refuses to cross a mount point,
+/// so that a mount left behind by a bug never deletes files of the host.
 pub fn remove_tree(path: &Path) -> Result<()> {
     if !path.exists() {
         return Ok(());
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_is_built_once_and_again_when_it_changes() {
+    fn an_entry_is_built_once_and_again_when_its_recipe_changes() {
         let dir = tempfile::tempdir().unwrap();
         let bed = bed(dir.path());
         let mut built = 0;
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_bed_uses_is_not_replaced() {
+    fn an_entry_in_use_by_another_bed_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let old = |bed: &Bed, text: &str| {
             let build = |dir: &Path| Ok(fs::write(dir.join("x"), text)?);
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_one_stays_until_the_new_one_is_built() {
+    fn an_expired_entry_stays_until_the_new_one_is_built() {
         let dir = tempfile::tempdir().unwrap();
         let path = bed(dir.path())
             .cached("root", "a", None, |_| Ok(()))
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn older_ones_go_unless_they_are_used() {
+    fn older_entries_are_removed_unless_they_are_in_use() {
         let dir = tempfile::tempdir().unwrap();
         let (first, second) = (bed(dir.path()), bed(dir.path()));
         let make = |bed: &Bed, kind: &str, recipe: &str| {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_builds_any_more_goes_when_another_is_built() {
+    fn an_entry_not_built_for_a_week_is_removed_when_another_is_built() {
         let dir = tempfile::tempdir().unwrap();
         let make = |recipe: &str| {
             bed(dir.path())
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_build_is_not_kept() {
+    fn a_failed_build_leaves_no_entry() {
         let dir = tempfile::tempdir().unwrap();
         let bed = bed(dir.path());
         assert!(bed.cached("root", "a", None, |_| bail!("no")).is_err());

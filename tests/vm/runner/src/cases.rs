@@ -1,4 +1,5 @@
-//! `cases/*.toml`, read as one table: what is done to which machine, and what must hold.
+//! `cases/*.toml`, read as one table: the machine of each case, its steps, and what must hold
+//! afterwards.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use crate::net::Line;
 use crate::serve::Serving;
 use crate::tables::{Kind, MachineSpec, Machines};
 
-/// The configuration that a machine of another system replaces by its own.
+/// The configuration that `--on` replaces by the one of the other machine.
 const DEFAULT_CONFIG: &str = "debian-12.toml";
 
 /// The whole table.
@@ -22,14 +23,14 @@ struct Table {
     case: Vec<Case>,
 }
 
-/// Whether DKMS compiles the driver's module in a case. Where it does not, it takes modules that
-/// the bed compiled before, by the same DKMS for the same kernel.
+/// Whether DKMS compiles the driver's module in a case. If not, it takes modules that the bed
+/// compiled before, with the same DKMS for the same kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compile {
     #[default]
     Never,
-    /// Not in the quick run of the table.
+    /// In every run but the quick one.
     WithTime,
     Always,
 }
@@ -50,29 +51,29 @@ pub struct Case {
     /// A file of the repository that cloud-init gets as user-data, on a NoCloud seed disk. Without
     /// it the machine has no data source, and cloud-init does nothing.
     pub user_data: Option<PathBuf>,
-    /// About how many seconds it takes, where that is a minute or more: the longest is begun first.
+    /// About how many seconds it takes, if a minute or more: the longest case starts first.
     #[serde(default)]
     pub takes: u64,
     /// Runs in `make test`; the others run in `make test-vm` only.
     #[serde(default = "yes")]
     pub quick: bool,
-    /// What is broken first: shell commands, each of which must succeed.
+    /// Shell commands that break the machine before the first step; each must succeed.
     #[serde(default)]
     pub before: Vec<String>,
-    /// What is done, in order.
+    /// The steps, in order.
     pub run: Vec<Step>,
-    /// What must hold after: shell commands, each of which must succeed.
+    /// Shell commands that run after the steps; each must succeed.
     #[serde(default)]
     pub after: Vec<String>,
-    /// What must hold after `uninstall`. With this key the case ends with `uninstall`, exit 0,
-    /// and the machine must be as it was after `before`.
+    /// Shell commands that run after `uninstall`. With this key the case ends with `uninstall`,
+    /// which must exit with 0, and the machine must be as it was after `before`.
     pub after_uninstall: Option<Vec<String>>,
-    /// Lines of the comparison that contain one of these are left out, each with its reason.
+    /// Lines of the comparison that contain one of these are ignored; each has a reason.
     #[serde(default)]
     pub except: Vec<Exception>,
 }
 
-/// A difference that is allowed to remain.
+/// A difference that may remain.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exception {
@@ -82,39 +83,39 @@ pub struct Exception {
     pub _why: String,
 }
 
-/// One thing that is done: a command, a boot, or a comparison.
+/// One step: a command, a boot, a comparison, or a change of the surroundings.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Step {
     pub title: String,
     /// A shell script that runs in the machine.
     pub run: Option<String>,
-    /// Its `run` is started as a unit of this name and goes on beside the next steps.
+    /// Starts `run` as a unit of this name that continues beside the next steps.
     pub background: Option<String>,
-    /// Waits until that unit says this.
+    /// Waits until that unit prints this text.
     pub until_said: Option<String>,
-    /// Waits for the end of such a unit: its output and its exit are this step's.
+    /// Waits until that unit ends: its output and exit code are those of this step.
     pub join: Option<String>,
-    /// Waits for the end of the product's run that resumes after a boot: its output and its exit
-    /// are this step's.
+    /// Waits until the product's run that resumes after a boot has ended: its output and exit code
+    /// are those of this step.
     #[serde(default)]
     pub resumed: bool,
-    /// How it must exit.
+    /// The expected exit code.
     #[serde(default)]
     pub exit: i32,
-    /// Each of these must be in its standard output.
+    /// Texts that its standard output must contain.
     #[serde(default)]
     pub stdout: Vec<String>,
-    /// Each of these must be in its standard error.
+    /// Texts that its standard error must contain.
     #[serde(default)]
     pub stderr: Vec<String>,
-    /// JSON pointers into its standard output, and the values that must be there.
+    /// JSON pointers into its standard output, with the expected values.
     #[serde(default)]
     pub json: BTreeMap<String, serde_json::Value>,
-    /// JSON pointers at which there must be `null`.
+    /// JSON pointers whose value must be `null`.
     #[serde(default)]
     pub null: Vec<String>,
-    /// JSON pointers to lists, and how many elements each has.
+    /// JSON pointers to lists, with the expected number of elements.
     #[serde(default)]
     pub count: BTreeMap<String, usize>,
     /// Exactly these findings of `check` fail, in any order.
@@ -122,47 +123,49 @@ pub struct Step {
     /// At least these findings of `check` fail.
     #[serde(default)]
     pub fails_with: Vec<String>,
-    /// Keeps its standard output, a document of `plan`, under this name.
+    /// Saves its standard output, a document of `plan`, under this name.
     pub save: Option<String>,
-    /// Its standard output is the events of an `install` that did what this saved plan says.
+    /// Its standard output is the events of an `install` that did exactly what this saved plan
+    /// says.
     pub did: Option<String>,
     /// Its standard output is a document of `plan` without any change.
     #[serde(default)]
     pub did_nothing: bool,
-    /// Its output is shown as it comes.
+    /// Prints its output while it runs.
     #[serde(default)]
     pub show: bool,
-    /// It may start no package tool except to ask.
+    /// It may start package tools for queries only.
     #[serde(default)]
     pub only_queries: bool,
-    /// Seconds after which it is ended and the case fails, where no other case runs beside it.
+    /// Seconds after which the step is ended and the case fails, if no other case runs at the same
+    /// time.
     #[serde(default = "ten_minutes")]
     pub deadline: u64,
-    /// Seconds after which it fails, whatever runs beside it: where time is what the step is about.
+    /// Seconds after which the step fails, however many cases run: for steps that test a duration.
     pub within: Option<u64>,
     /// Powers the machine off and boots it again, in this state.
     pub boot: Option<Boot>,
     /// How the repository server behaves from now on.
     pub server: Option<Serving>,
-    /// The machine's line to the outside from now on.
+    /// The state of the machine's connection to the outside from now on.
     pub line: Option<Line>,
-    /// Waits until this script holds, across reboots that the machine makes by itself. A script
-    /// that leaves by `exit` gives up.
+    /// Waits until this script succeeds, across reboots that the machine makes by itself. A script
+    /// that calls `exit` gives up.
     pub until: Option<String>,
-    /// How many such reboots there must be on the way.
+    /// The number of such reboots that must happen meanwhile.
     #[serde(default)]
     pub reboots: u32,
-    /// Waits likewise, and takes the power away.
+    /// Waits in the same way, then cuts the power.
     pub cut_when: Option<String>,
-    /// At the machine's next boot, takes the power away when its console says this.
+    /// Cuts the power during the next boot, when the console prints this text.
     pub cut_at_console: Option<String>,
-    /// Compares the machine with what it was after `before`; this must not have changed.
+    /// Compares the machine with its state after `before`; the two must be equal.
     #[serde(default)]
     pub unchanged: bool,
 }
 
 impl Step {
-    /// Whether its standard output, or errors, must be there to look through.
+    /// Whether a check needs its standard output or standard error.
     pub fn is_read(&self) -> bool {
         !(self.stdout.is_empty() && self.stderr.is_empty())
             || self.did.is_some()
@@ -178,8 +181,8 @@ impl Step {
             || self.did_nothing
     }
 
-    /// The keys that are there and mean nothing in a step of its kind: an expectation among them
-    /// would hold whatever happens.
+    /// The keys of this step that its kind ignores. They are errors, because an ignored expectation
+    /// would always hold.
     fn ignored(&self) -> Vec<&'static str> {
         let run = self.run.is_some() || self.join.is_some() || self.resumed;
         let waits =
@@ -189,14 +192,14 @@ impl Step {
             ("`stdout`", !self.stdout.is_empty(), run),
             ("`stderr`", !self.stderr.is_empty(), run),
             ("`did`", self.did.is_some(), run),
-            // The events of an install are no document.
+            // The events of an install are not one document.
             (
-                "what it expects of a document (`json`, `null`, `count`, `fails`, `fails-with`, `save`, `did-nothing`)",
+                "its expectations of a document (`json`, `null`, `count`, `fails`, `fails-with`, `save`, `did-nothing`)",
                 self.reads_document(),
                 run && self.did.is_none(),
             ),
             ("`show`", self.show, run),
-            // Of a script in the background only the start is watched.
+            // Only the start of a script in the background is watched.
             ("`only-queries`", self.only_queries, run && self.background.is_none()),
             (
                 "`deadline`",
@@ -221,9 +224,9 @@ impl Step {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Boot {
-    /// As it is.
+    /// Without any change.
     Plain,
-    /// With the driver that is installed in it looking loaded.
+    /// With the installed driver simulated as loaded.
     SimulatedDriver,
 }
 
@@ -235,7 +238,7 @@ fn ten_minutes() -> u64 {
     600
 }
 
-/// Reads the table: every file of the folder, in the order of their names.
+/// Reads the table: every file of the directory, in the order of their names.
 pub fn load(dir: &Path) -> Result<Vec<Case>> {
     let mut files: Vec<PathBuf> = fs::read_dir(dir)
         .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
@@ -246,7 +249,7 @@ pub fn load(dir: &Path) -> Result<Vec<Case>> {
     for file in &files {
         for case in read(file)? {
             if cases.iter().any(|other| other.name == case.name) {
-                bail!("{}: case `{}` is there twice", file.display(), case.name);
+                bail!("{}: case `{}` is defined twice", file.display(), case.name);
             }
             cases.push(case);
         }
@@ -254,11 +257,11 @@ pub fn load(dir: &Path) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Refuses what names a machine, a root filesystem or a configuration that is not there.
+/// Refuses cases that name a machine, a root filesystem or a configuration that does not exist.
 pub fn fit(cases: &[Case], machines: &Machines, configs: &Path) -> Result<()> {
     for case in cases {
         let spec = (machines.machine(&case.machine))
-            .with_context(|| format!("case `{}` is not right", case.name))?;
+            .with_context(|| format!("case `{}` is not valid", case.name))?;
         if let Some(name) = &case.config
             && !configs.join(name).is_file()
         {
@@ -279,7 +282,7 @@ pub fn fit(cases: &[Case], machines: &Machines, configs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The cases as the quick run of the table has them.
+/// Turns off what the quick run leaves out of each case.
 pub fn make_quick(cases: &mut [Case]) {
     for case in cases {
         if case.compile == Compile::WithTime {
@@ -288,7 +291,7 @@ pub fn make_quick(cases: &mut [Case]) {
     }
 }
 
-/// The cases on another machine than their own.
+/// The same cases, run on another machine than their own.
 pub fn moved(mut cases: Vec<Case>, machine: &MachineSpec) -> Vec<Case> {
     for case in &mut cases {
         case.machine.clone_from(&machine.key);
@@ -303,17 +306,17 @@ fn read(file: &Path) -> Result<Vec<Case>> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: Table =
-        toml::from_str(&text).with_context(|| format!("{} is not right", file.display()))?;
+        toml::from_str(&text).with_context(|| format!("{} is not valid", file.display()))?;
     for case in &table.case {
         check(case)
-            .with_context(|| format!("{}: case `{}` is not right", file.display(), case.name))?;
+            .with_context(|| format!("{}: case `{}` is not valid", file.display(), case.name))?;
     }
     Ok(table.case)
 }
 
 fn check(case: &Case) -> Result<()> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    // The name becomes a host name and a folder.
+    // The name becomes a host name and a directory.
     if case.name.is_empty() || case.name.len() > 40 || !case.name.chars().all(plain) {
         bail!("a name has at most 40 small letters, digits and hyphens");
     }
@@ -358,7 +361,7 @@ fn check(case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// Puts values in place of `{{name}}`. A name without a value is an error.
+/// Replaces `{{name}}` by its value. A name without a value is an error.
 pub fn fill<K>(template: &str, values: &BTreeMap<K, String>) -> Result<String>
 where
     K: Borrow<str> + Ord,
@@ -383,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_the_repository_is_right() {
+    fn the_table_of_the_repository_is_valid() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let machines = Machines::load(&here.join("machines.toml")).unwrap();
         let cases = load(&here.join("cases")).unwrap();
@@ -405,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_moves_takes_the_configuration_of_its_new_machine() {
+    fn a_case_on_another_machine_takes_its_configuration() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let machines = Machines::load(&here.join("machines.toml")).unwrap();
         let cases = load(&here.join("cases")).unwrap();
@@ -417,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_is_there_twice_is_refused() {
+    fn a_case_that_is_defined_twice_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let case = "[[case]]\nname = \"one\"\nabout = \"\"\nmachine = \"m\"\nrun = []\n";
         for name in ["a.toml", "b.toml"] {
@@ -428,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_means_nothing_in_its_step_is_refused() {
+    fn a_key_that_its_step_would_ignore_is_refused() {
         let ignored = |text: &str| {
             let step: Step = toml::from_str(&format!("title = 't'\n{text}")).unwrap();
             step.ignored().join(" ")
@@ -463,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_looked_through_is_kept() {
+    fn output_that_a_check_needs_is_kept() {
         let is_read = |text: &str| {
             let step: Step = toml::from_str(&format!("title = 't'\nrun = ''\n{text}")).unwrap();
             step.is_read()
@@ -481,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_take_values_and_refuse_unknown_names() {
+    fn templates_are_filled_and_unknown_names_are_refused() {
         let values = BTreeMap::from([("url", "http://x".to_string())]);
         assert_eq!(fill("a {{url}} b", &values).unwrap(), "a http://x b");
         assert!(fill("{{other}}", &values).is_err());

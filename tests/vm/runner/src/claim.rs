@@ -1,8 +1,8 @@
-//! What a bed holds on this host under one name, and whose it is: a folder for what is small or has
-//! to have a short path, a folder on the disk, and control groups for all processes.
+//! A claim: the resources that a bed owns on this host under one name. They are a run directory for
+//! small files and short paths, a directory on the disk, and control groups for all processes.
 //!
-//! The first folder stands for the claim; its file `owner` is locked for as long as the bed that
-//! made it lives, which no reuse of a process id can fake.
+//! The run directory represents the claim. The bed that made it locks its file `owner` for as long
+//! as it lives; unlike a process id, a lock cannot be reused by another process.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -16,32 +16,32 @@ use crate::bed::{Bed, remove_tree};
 use crate::group::Group;
 use crate::{lock, net, out, stop};
 
-/// Where systemd-nspawn keeps what it does not always take away.
+/// systemd-nspawn does not always remove its files here.
 const NSPAWN: &str = "/run/systemd/nspawn";
 
-/// In the run folder, locked by whoever adds a claim or takes one away.
+/// In the run directory; whoever adds or removes a claim locks it.
 const LIST: &str = ".lock";
 const NAME_OF_LIST: &str = "the list of machines";
 
-/// A name that is ours, and what it stands for; dropping it removes all of that.
+/// A claimed name with its resources; dropping it removes all of them.
 pub struct Claim {
-    /// Its name among all on this host.
+    /// Its name, unique on this host.
     pub id: String,
-    /// The small folder, below the run folder.
+    /// Its directory below the run directory.
     pub run: PathBuf,
-    /// The folder on the disk.
+    /// Its directory on the disk.
     pub dir: PathBuf,
     pub group: Group,
     _undo: stop::Guard,
 }
 
 impl Claim {
-    /// The folder on the disk that goes with `name` in this process.
+    /// The directory on the disk for `name` in this process.
     pub fn dir(cache: &Path, name: &str) -> PathBuf {
         cache.join("machines").join(id(name))
     }
 
-    /// Claims `name`, and makes its folders and groups.
+    /// Claims `name`, and creates its directories and control groups.
     pub fn take(bed: &Bed, name: &str) -> Result<Claim> {
         let id = id(name);
         let dir = Claim::dir(&bed.cache, name);
@@ -50,7 +50,7 @@ impl Claim {
         let undo = {
             let (bed, id, run, dir) = (bed.clone(), id.clone(), run.clone(), dir.clone());
             move || {
-                // Held until this closure goes.
+                // The claim stays owned until this closure is dropped.
                 let _ours = &owner;
                 destroy(&id, &run, Some(&dir))?;
                 let _turn = lock::take_to_undo(&bed.run.join(LIST), NAME_OF_LIST)?;
@@ -71,13 +71,13 @@ impl Claim {
     }
 }
 
-/// A name among those of all beds: two may run the same case at once.
+/// A name that is unique among all beds: two of them may run the same case at the same time.
 fn id(name: &str) -> String {
     format!("{name}-{}", std::process::id())
 }
 
-/// Removes what beds left behind that were ended without a chance to clean up. Where something
-/// stays, the rest is removed all the same, and the next one tries again.
+/// Removes what is left of beds that ended without cleaning up. If a part cannot be removed, the
+/// rest is removed all the same, and the next run tries again.
 pub fn clean_stale(bed: &Bed) -> Result<()> {
     let _turn = turn(bed)?;
     let mut results = orphans(bed)?;
@@ -91,15 +91,15 @@ pub fn clean_stale(bed: &Bed) -> Result<()> {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        out::say(format!("removing what is left of {id}"));
+        out::say(format!("removing the remains of {id}"));
         let disk = fs::read_to_string(run.join("disk")).ok().map(PathBuf::from);
         let gone = destroy(&id, &run, disk.as_deref()).and_then(|()| remove_tree(&run));
-        results.push(gone.with_context(|| format!("{id} is not all gone")));
+        results.push(gone.with_context(|| format!("{id} is not completely removed")));
     }
     all(results)
 }
 
-/// Removes folders on the disk that nobody claims: a host that lost its power has nothing left in `/run`.
+/// Removes directories on the disk without a claim: after a power loss of the host `/run` is empty.
 fn orphans(bed: &Bed) -> Result<Vec<Result<()>>> {
     let mut results = Vec::new();
     let machines = bed.cache.join("machines");
@@ -107,14 +107,14 @@ fn orphans(bed: &Bed) -> Result<Vec<Result<()>>> {
         let disk = entry.context("cannot read the cache")?;
         if !bed.run.join(disk.file_name()).exists() {
             let disk = disk.path();
-            out::say(format!("removing {}, which nobody claims", disk.display()));
+            out::say(format!("removing {}, which has no owner", disk.display()));
             results.push(remove_tree(&disk));
         }
     }
     Ok(results)
 }
 
-/// Takes away everything of a claim but its folder, without which nobody would find the rest.
+/// Removes everything of a claim but its run directory, which is needed to find the rest again.
 fn destroy(id: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
     let nspawn = Path::new(NSPAWN);
     let mut results = vec![
@@ -123,31 +123,31 @@ fn destroy(id: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
         remove_tree(&nspawn.join("propagate").join(id)),
     ];
     if let Some(disk) = disk {
-        // A systemd-nspawn that was killed leaves it, and it is named after the machine's root.
+        // A systemd-nspawn that was killed leaves this file, named after the machine's root.
         if let Ok(root) = fs::metadata(disk.join("root")) {
             let lock = nspawn.join(format!("locks/inode-{}:{}", root.dev(), root.ino()));
             results.push(remove_file(&lock));
         }
         results.push(unmount(&disk.join("root")));
         results.push(unmount(&disk.join("layer")));
-        // With the folders go the mounts on them in other namespaces, such as that of a QEMU that was
-        // started meanwhile: the kernel detaches them.
+        // Removing the directories also detaches the mounts on them in other namespaces, such as
+        // that of a QEMU that was started meanwhile: the kernel does this.
         results.push(remove_tree(disk));
     }
     all(results)
 }
 
-/// Takes away what is mounted at a machine's folder, and all that is mounted in it.
+/// Unmounts a machine's directory and all mounts below it.
 fn unmount(folder: &Path) -> Result<()> {
     match umount2(folder, MntFlags::MNT_DETACH) {
-        // Nothing is mounted there: an image's disk, a layer on the disk, or a machine that stopped
-        // half-way through its making.
+        // Nothing is mounted there: the disk of an image, a layer on the disk, or a machine that
+        // was not completely made.
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
         Err(error) => bail!("cannot unmount {}: {error}", folder.display()),
     }
 }
 
-/// One error of many, which names each.
+/// Joins many errors into one that names each.
 fn all(results: Vec<Result<()>>) -> Result<()> {
     let errors: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
     match errors.is_empty() {
@@ -159,18 +159,18 @@ fn all(results: Vec<Result<()>>) -> Result<()> {
     }
 }
 
-/// Makes the folder that stands for a claim; with it, the lock that says whose it is.
+/// Creates the run directory of a claim, with the lock that marks its owner.
 fn own(bed: &Bed, id: &str, disk: &Path) -> Result<(PathBuf, File)> {
     let _turn = turn(bed)?;
     let run = bed.run.join(id);
     if run.exists() {
-        bail!("`{id}` is there already; `vm clean` removes one that nobody owns");
+        bail!("`{id}` exists already; `vm clean` removes it if its owner is gone");
     }
     fs::create_dir(&run).with_context(|| format!("cannot make {}", run.display()))?;
     fs::write(run.join("disk"), disk.to_string_lossy().as_bytes())
-        .context("cannot say where its disk lies")?;
-    let owner = File::create(run.join("owner")).context("cannot say whose it is")?;
-    owner.lock().context("cannot say whose it is")?;
+        .context("cannot write where its disk lies")?;
+    let owner = File::create(run.join("owner")).context("cannot create its owner file")?;
+    owner.lock().context("cannot lock its owner file")?;
     Ok((run, owner))
 }
 
@@ -178,7 +178,7 @@ fn owned(run: &Path) -> Result<bool> {
     let Ok(owner) = File::open(run.join("owner")) else {
         return Ok(false);
     };
-    Ok(!lock::try_take(&owner).context("cannot ask whose it is")?)
+    Ok(!lock::try_take(&owner).context("cannot test the lock of its owner file")?)
 }
 
 fn turn(bed: &Bed) -> Result<File> {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_bed_that_is_gone_is_removed() {
+    fn remains_of_an_ended_bed_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let bed = bed(dir.path());
         let disk = dir.path().join("disk");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_nobody_claims_is_removed() {
+    fn a_directory_without_a_claim_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let bed = bed(dir.path());
         let [mine, orphan] = ["a-1", "b-1"].map(|id| bed.cache.join("machines").join(id));
@@ -235,18 +235,18 @@ mod tests {
     }
 
     #[test]
-    fn one_part_that_stays_keeps_no_other() {
+    fn one_part_that_cannot_be_removed_does_not_keep_the_others() {
         let dir = tempfile::tempdir().unwrap();
         let bed = bed(dir.path());
         let disk = dir.path().join("disk");
         fs::create_dir(&disk).unwrap();
         let (stuck, owner) = own(&bed, "a", &disk).unwrap();
-        // A file that no `unlink` takes away.
+        // A file that `unlink` cannot remove.
         fs::create_dir_all(stuck.join("netns/x")).unwrap();
         drop(owner);
         drop(own(&bed, "b", Path::new("/nothing/here")).unwrap());
         let text = format!("{:#}", clean_stale(&bed).unwrap_err());
-        assert!(text.contains("a is not all gone"), "{text}");
+        assert!(text.contains("a is not completely removed"), "{text}");
         assert!(stuck.exists(), "the next one has to find it");
         assert!(!disk.exists() && !bed.run.join("b").exists());
     }

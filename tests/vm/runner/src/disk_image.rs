@@ -12,15 +12,15 @@ use crate::sh::Cmd;
 use crate::tables::{Image, Machines};
 use crate::{qemu, rootfs};
 
-/// The image in its folder.
+/// The file name of the image in its directory.
 pub const DISK: &str = "disk.qcow2";
 
-/// How long a download may take: some 700 MiB at 3 Mbit/s.
+/// The longest time for a download: some 700 MiB at 3 Mbit/s.
 const DOWNLOAD: Duration = Duration::from_secs(2000);
 
-/// Makes a disk of the root filesystem `$1/root` in the folder `$2`, with the boot loader and the tool
-/// for disks of QEMU's root `$3`. The boot loader is the one that Debian's own images have, and lies
-/// where firmware looks when it knows nothing.
+/// Makes a disk from the root filesystem `$1/root` in the directory `$2`, with the boot loader and
+/// `qemu-img` of QEMU's root `$3`. The boot loader is the one of Debian's own images. It lies at
+/// the default path, where the firmware looks without a boot entry.
 const MAKE: &str = r#"
 cp -a --reflink=auto -- "$1/root" "$2/root"
 truncate -s 6G "$2/disk.raw"
@@ -46,8 +46,8 @@ cd "$2"
 sha256sum "$4" >SHA256SUMS
 "#;
 
-/// The folder of the image `name` of the table, from the cache where it holds the one that the
-/// list of checksums names now.
+/// Returns the directory of the image `name` of the table. It comes from the cache if the cache
+/// holds the image that the list of checksums names now.
 pub fn provide(bed: &Bed, machines: &Machines, name: &str) -> Result<PathBuf> {
     let image = machines
         .images
@@ -61,10 +61,11 @@ pub fn provide(bed: &Bed, machines: &Machines, name: &str) -> Result<PathBuf> {
             fetch(bed, name, &at(&format!("{name}.qcow2")), &at("SHA256SUMS"))
         }
     }
-    .with_context(|| format!("cannot have the image {name}"))
+    .with_context(|| format!("cannot provide the image {name}"))
 }
 
-/// Publishes an image made of a root filesystem in a folder, as a distribution does on its server.
+/// Publishes an image made from a root filesystem in a directory, as a distribution does on its
+/// server.
 fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBuf> {
     let spec = machines
         .roots
@@ -101,8 +102,8 @@ fn make(bed: &Bed, machines: &Machines, name: &str, from: &str) -> Result<PathBu
     Ok(made)
 }
 
-/// Downloads an image whose checksum a list names. Where the sums differ nothing is kept, and of the
-/// image `name` no more than one is, and those that other beds use.
+/// Downloads an image and verifies it with the checksum in a list. If the sums differ, nothing is
+/// kept. The cache keeps one version of the image `name`, and those that other beds use.
 fn fetch(bed: &Bed, name: &str, image: &str, checksums: &str) -> Result<PathBuf> {
     let file = image.rsplit('/').next().unwrap_or_default();
     let list = bed
@@ -126,7 +127,7 @@ fn fetch(bed: &Bed, name: &str, image: &str, checksums: &str) -> Result<PathBuf>
     Ok(fetched)
 }
 
-/// The sum of a file in a list, as `sha256sum` writes it or in BSD's form.
+/// The checksum of a file in a list, in the form of `sha256sum` or in that of BSD.
 fn listed(list: &str, file: &str) -> Option<String> {
     list.lines().find_map(|line| {
         let (name, sum) = match line.strip_prefix("SHA256 (") {
@@ -145,7 +146,7 @@ fn verify(file: &Path, wanted: &str) -> Result<()> {
     let done = Cmd::new(["sha256sum", &file.to_string_lossy()]).ok()?;
     let found = done.stdout.split_whitespace().next().unwrap_or_default();
     if found != wanted {
-        bail!("its SHA-256 checksum is {found}, and the list says {wanted}");
+        bail!("its SHA-256 checksum is {found}, but the list names {wanted}");
     }
     Ok(())
 }
@@ -157,7 +158,7 @@ fn download(url: &str, to: &Path, limit: Duration) -> Result<()> {
         "--location",
         "--silent",
         "--show-error",
-        // A list that came over a line that anybody can change would verify nothing.
+        // A list that came over an unprotected connection would verify nothing.
         "--proto",
         "=https,file",
         "--proto-redir",
@@ -191,7 +192,7 @@ mod tests {
     const SUM: &str = "6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d";
 
     #[test]
-    fn a_list_has_either_form() {
+    fn both_forms_of_a_checksum_list_are_read() {
         for line in [
             format!("{SUM} *a.img"),
             format!("{SUM}  a.img"),
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_with_another_sum_is_not_kept() {
+    fn an_image_with_a_wrong_checksum_is_not_kept() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("tests/vm")).unwrap();
         fs::write(dir.path().join("tests/vm/machines.toml"), "").unwrap();

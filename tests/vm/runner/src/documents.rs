@@ -1,4 +1,4 @@
-//! What a step may expect of a JSON document that the product printed, or of its events.
+//! The expectations of a step about a JSON document or about events that the product printed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::cases::Step;
 use crate::out;
 
-/// Compares the standard output of a step with what the step expects. `saved` holds the
-/// documents of earlier steps.
+/// Compares the standard output of a step with its expectations. `saved` holds the documents of
+/// earlier steps.
 pub fn expect(step: &Step, stdout: &str, saved: &mut BTreeMap<String, String>) -> Result<()> {
     if let Some(name) = &step.did {
         let plan = saved
@@ -83,7 +83,7 @@ fn expect_failures(step: &Step, failing: &BTreeMap<String, String>) -> Result<()
         .collect();
     if !others.is_empty() {
         bail!(
-            "others than the `fails` of this step fail, too:{}",
+            "findings beside the `fails` of this step fail, too:{}",
             others.concat()
         );
     }
@@ -103,7 +103,7 @@ fn failing(document: &Value) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-/// All changes of a document of `plan`, as `step: summary`.
+/// All changes in a document of `plan`: step, kind and summary.
 fn planned(document: &Value) -> Result<Vec<(String, String, String)>> {
     let steps = document["steps"]
         .as_array()
@@ -122,9 +122,9 @@ fn planned(document: &Value) -> Result<Vec<(String, String, String)>> {
     Ok(changes)
 }
 
-/// Compares a plan with the events of the run that followed it. Package work of several steps is
-/// merged into one transaction, so that it is compared package by package; the unit that goes on
-/// after a reboot is the run's own and no step's.
+/// Compares a plan with the events of the run that followed it. A run merges the package changes of
+/// several steps into one transaction, so they are compared package by package. The unit that
+/// resumes after a reboot belongs to the run, not to a step.
 fn same_changes(plan: &Value, events: &str) -> Result<()> {
     let (mut wanted, mut done) = (BTreeSet::new(), BTreeSet::new());
     for (_, _, summary) in planned(plan)? {
@@ -151,7 +151,7 @@ fn same_changes(plan: &Value, events: &str) -> Result<()> {
     bail!("planned and not done: {only_planned:#?}\ndone and not planned: {only_done:#?}")
 }
 
-/// A summary as the things that it names: each package of a transaction, else itself.
+/// The things that a summary names: each package of a transaction, otherwise the summary itself.
 fn parts(summary: &str) -> Vec<String> {
     match summary.strip_prefix("install ") {
         Some(packages) => packages
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merged_transaction_is_what_was_planned() {
+    fn a_merged_transaction_equals_the_planned_ones() {
         let events = event(&["a", "b"], "install x, y, z")
             + &event(&["b"], "write `/f`")
             + &event(&["resume"], "enable `u`");
@@ -191,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn more_or_less_than_planned_is_told() {
+    fn more_or_less_than_planned_is_an_error() {
         let events = event(&["a", "b"], "install x, y, z") + &event(&["b"], "write `/other`");
         let text = same_changes(&plan(), &events).unwrap_err().to_string();
         assert!(text.contains("`/f`") && text.contains("`/other`"), "{text}");
     }
 
     #[test]
-    fn failing_findings_are_exactly_those() {
+    fn failing_findings_must_match_exactly() {
         let document = json!({ "findings": [
             { "id": "a", "status": "fail", "why": "w" }, { "id": "b", "status": "pass" } ] });
         let failing = failing(&document).unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_counted_and_what_is_absent_is_not_null() {
+    fn elements_are_counted_and_an_absent_value_is_not_null() {
         let look = |text: &str| {
             let step = toml::from_str::<Step>(&format!("title = 't'\n{text}")).unwrap();
             expect(

@@ -1,5 +1,5 @@
-//! The control groups of one machine: all its processes, found and ended by where they are, not
-//! by what they are called.
+//! The control groups of one machine. They find and end all its processes by control group, never
+//! by process name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 const PREFIX: &str = "gpu-bootstrap-vm.";
 
-/// The groups of one machine, one in each hierarchy that systemd looks at.
+/// The groups of one machine, one in each hierarchy that systemd uses.
 #[derive(Clone, Debug)]
 pub struct Group {
     dirs: Vec<PathBuf>,
@@ -31,7 +31,7 @@ impl Group {
         })
     }
 
-    /// Makes them.
+    /// Creates them.
     pub fn create(&self) -> Result<()> {
         for dir in &self.dirs {
             for part in PARTS {
@@ -43,8 +43,8 @@ impl Group {
         Ok(())
     }
 
-    /// `argv` such that it runs inside the machine's groups, in `part` of them. A shell moves
-    /// itself there first, so that there is no moment at which the program is elsewhere.
+    /// Wraps `argv` so that it runs inside `part` of the machine's groups. A shell moves itself
+    /// there first, so the program never runs outside of them.
     pub fn inside(&self, part: Part, argv: &[String]) -> Vec<String> {
         let moves: String = self
             .dirs
@@ -67,8 +67,8 @@ impl Group {
         full
     }
 
-    /// How much of the processors the machine and what serves it have had; nothing on a host whose
-    /// kernel does not count it.
+    /// The processor time of the machine and its helper processes; `None` if the host's kernel does
+    /// not count it.
     pub fn processor(&self) -> Option<Duration> {
         (self.dirs.iter())
             .filter_map(|dir| fs::read_to_string(dir.join("cpu.stat")).ok())
@@ -84,7 +84,7 @@ impl Group {
                 break;
             }
             for pid in pids {
-                // It may have ended since; the next round tells.
+                // The process may have ended since; the next round shows it.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
             thread::sleep(Duration::from_millis(20));
@@ -96,12 +96,12 @@ impl Group {
     }
 }
 
-/// What a process of a machine is there for.
+/// The role of a process of a machine.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
     /// systemd-nspawn and the machine itself.
     Machine = 0,
-    /// What serves it from outside: its network, its repository server.
+    /// What serves it from outside: its network and its repository server.
     Support = 1,
     /// Commands that entered it.
     Exec = 2,
@@ -109,7 +109,7 @@ pub enum Part {
 
 const PARTS: [&str; 3] = ["machine", "support", "exec"];
 
-/// Mount points of the unified hierarchy and of systemd's own one beside it.
+/// Mount points of the unified hierarchy, and of systemd's own hierarchy beside it.
 fn hierarchies(mountinfo: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for line in mountinfo.lines() {
@@ -162,8 +162,8 @@ fn children(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Deepest first: a group with groups below it cannot be removed. One that the kernel still
-/// tears down is busy for a moment.
+/// Deepest first: a group with groups below it cannot be removed. A group whose processes the
+/// kernel still removes is busy for a moment.
 fn remove_groups(dir: &Path) -> Result<()> {
     if !dir.exists() {
         return Ok(());
@@ -190,14 +190,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_group_used_is_read() {
+    fn the_processor_time_of_a_group_is_read() {
         let text = "usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n";
         assert_eq!(used(text), Some(Duration::from_millis(1500)));
         assert_eq!(used("nr_periods 0\n"), None);
     }
 
     #[test]
-    fn both_layouts_of_the_host_are_found() {
+    fn both_layouts_of_control_groups_are_found() {
         let hybrid = "33 28 0:29 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n\
                       34 28 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
                       35 28 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";

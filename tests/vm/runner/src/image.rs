@@ -1,5 +1,5 @@
-//! A container image for machines that reach no registry: busybox and its links, in the archive
-//! format that `docker load` and `ctr image import` read.
+//! A container image for machines that cannot reach a registry: busybox and its links, in the
+//! archive format that `docker load` and `ctr image import` read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use crate::sh::Cmd;
 /// Its name in the machine.
 pub const NAME: &str = "localhost/gpu-bootstrap/probe:1";
 
-/// Part of the recipe: whatever changes here may change what is built.
+/// A part of the recipe: a change of this file may change the result.
 const SOURCE: &str = include_str!("image.rs");
 
-/// The sums of the host's files that go into it.
+/// Computes the checksums of the host's files that go into it.
 const INGREDIENTS: &str = r#"sha256sum "$(command -v busybox)" \
     /lib64/ld-linux-x86-64.so.2 /lib/x86_64-linux-gnu/libc.so.6"#;
 
-/// The archive.
+/// Builds the archive.
 pub fn build(bed: &Bed) -> Result<PathBuf> {
     let ingredients = Cmd::new(["/bin/bash", "-c", INGREDIENTS])
         .ok()
@@ -36,7 +36,7 @@ fn make(dir: &Path) -> Result<()> {
 mkdir -p rootfs/bin rootfs/etc rootfs/tmp rootfs/usr/lib rootfs/lib64 rootfs/proc rootfs/sys rootfs/dev
 cp "$(command -v busybox)" rootfs/bin/busybox
 for name in $(rootfs/bin/busybox --list); do [ "$name" = busybox ] || ln -s busybox "rootfs/bin/$name"; done
-# What a program needs to open a library of the host: the loader and the C library.
+# What a program needs to load a library of the host: the loader and the C library.
 for file in /lib64/ld-linux-x86-64.so.2 /lib/x86_64-linux-gnu/libc.so.6; do
     mkdir -p "rootfs$(dirname "$file")"; cp -L "$file" "rootfs$file"
 done

@@ -1,4 +1,5 @@
-//! Locks by which beds that run at once take turns. Whoever has to wait says for whom.
+//! Locks by which beds that run at the same time take turns. Whoever has to wait prints the name of
+//! the owner.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -10,22 +11,23 @@ use anyhow::{Context, Result, bail};
 
 use crate::{out, stop};
 
-/// Longer than anything takes that a bed builds.
+/// Longer than any build of a bed.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
-/// Longer than another bed has the list, also one that removes what several left behind, and shorter than
-/// a stopped run may take.
+/// Longer than another bed holds the lock of the list, even if it removes what several left behind,
+/// and shorter than the time limit of a stopped run.
 const LIMIT_OF_UNDOING: Duration = Duration::from_secs(60);
 
-/// How long somebody may have their turn before it is worth a word.
+/// A wait shorter than this is not reported.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Waits for the lock of a file, which then names this process; `what` is what the lock is for.
+/// Waits for the lock of a file and writes this process's name into it; `what` says what the lock
+/// is for.
 pub fn take(path: &Path, what: &str) -> Result<File> {
     wait(path, what, LIMIT, stop::stopping)
 }
 
-/// The same on the way out, where a signal is no reason to leave something behind.
+/// The same during clean-up, which a signal must not interrupt.
 pub fn take_to_undo(path: &Path, what: &str) -> Result<File> {
     wait(path, what, LIMIT_OF_UNDOING, || false)
 }
@@ -50,7 +52,7 @@ fn wait(path: &Path, what: &str, limit: Duration, stopped: fn() -> bool) -> Resu
         }
         let mine = owner == name(std::process::id());
         if !told && !mine && start.elapsed() > PATIENCE {
-            out::say(format!("waiting for {owner}, which has {what}"));
+            out::say(format!("waiting for {owner}, which holds {what}"));
             told = true;
         }
         thread::sleep(Duration::from_millis(50));
@@ -61,7 +63,7 @@ fn wait(path: &Path, what: &str, limit: Duration, stopped: fn() -> bool) -> Resu
     Ok(file)
 }
 
-/// Whether the lock of an open file or folder could be taken at once.
+/// Tries to lock an open file or directory; returns whether it succeeded.
 pub fn try_take(file: &File) -> Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
@@ -74,7 +76,7 @@ fn name(process: u32) -> String {
     format!("process {process}")
 }
 
-/// Who wrote its name into the file; nobody has yet for a moment.
+/// The name that the owner wrote into the file; for a moment after locking it is empty.
 fn owner(file: &mut File) -> String {
     let mut text = String::new();
     match std::io::Seek::rewind(file).and_then(|()| file.read_to_string(&mut text)) {
@@ -88,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_names_who_holds_it_and_is_handed_on() {
+    fn a_lock_names_its_owner_and_is_passed_on() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let held = take(&path, "a thing").unwrap();
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_stopped_waits_for_nothing_but_its_undoing() {
+    fn a_stopped_run_waits_for_clean_up_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let held = take(&path, "a thing").unwrap();

@@ -1,7 +1,7 @@
-//! The test bed for real machines: it builds root filesystems and repositories, boots disposable
+//! The test bed for real machines. It builds root filesystems and repositories, boots disposable
 //! machines from them, breaks them on purpose, runs the product in them, and compares.
 //!
-//! `tests/vm/README.md` is for people who add a machine or a case.
+//! People who add a machine or a case read `tests/vm/README.md`.
 
 mod assets;
 mod bed;
@@ -53,7 +53,7 @@ use crate::queue::Queue;
 use crate::run::{Outcome, Stage};
 use crate::tables::{Kind, Machines};
 
-/// The case that `vm demo` tells step by step.
+/// The case that `vm demo` prints step by step.
 const DEMO: &str = "main-job";
 
 /// Test machines: build, boot, break, run, compare.
@@ -90,7 +90,7 @@ enum Verb {
     Serve(Order),
 }
 
-/// What a server is told.
+/// The options of a server.
 #[derive(Args)]
 struct Order {
     /// What it shows.
@@ -114,7 +114,7 @@ struct Order {
     host: Vec<String>,
 }
 
-/// How cases are run.
+/// The options of `vm test`.
 #[derive(Args)]
 struct How {
     /// Names of cases [default: the quick ones].
@@ -146,7 +146,7 @@ impl How {
 
 fn main() -> ExitCode {
     let result = run();
-    // A run that a signal ended fails here, too, while another thread cleans up.
+    // A run that was stopped by a signal fails here, too, while another thread cleans up.
     stop::wait_if_stopping();
     match result {
         Ok(code) => code,
@@ -164,8 +164,8 @@ fn run() -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     stop::on_signals()?;
-    // After a signal the process ends when all of this has been left.
-    let _work = stop::guard("what was being done", || Ok(()));
+    // After a signal the process ends once every guard has been dropped.
+    let _work = stop::guard("the work in progress", || Ok(()));
     let here = std::env::current_dir().context("cannot tell the current folder")?;
     let bed = Bed::open(&here, cli.cache)?;
     let machines = Machines::load(&bed.here("machines.toml"))?;
@@ -218,10 +218,10 @@ fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes what earlier beds left; what stays is in nobody's way.
+/// Removes what earlier runs left; a part that cannot be removed does no harm.
 fn tidy(bed: &Bed) {
     if let Err(error) = claim::clean_stale(bed) {
-        out::say(format!("left of an earlier run: {error:#}"));
+        out::say(format!("remains of an earlier run: {error:#}"));
     }
 }
 
@@ -254,7 +254,7 @@ fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a 
     names.iter().map(find).collect()
 }
 
-/// What a run without names leaves to the whole table.
+/// The cases that a run without names leaves to `make test-vm`.
 fn left_out(cases: &[Case], how: &How) -> Option<String> {
     if !how.is_quick() {
         return None;
@@ -278,7 +278,7 @@ fn left_out(cases: &[Case], how: &How) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
-/// The order in which cases are begun, so that a long one is not alone at the end.
+/// The order in which cases start, so that no long one runs alone at the end.
 fn longest_first<'a>(cases: &[&'a Case]) -> Vec<&'a Case> {
     let mut cases = cases.to_vec();
     cases.sort_by_key(|case| Reverse(case.takes));
@@ -404,7 +404,7 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
     })
 }
 
-/// Runs a case and prints its line; whether it passed.
+/// Runs a case and prints its line; returns whether it passed.
 fn one(stage: &Stage<'_>, case: &Case) -> bool {
     let begin = Instant::now();
     let outcome = run::run(stage, case);
@@ -446,7 +446,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn no_case_is_left_out_in_silence() {
+    fn cases_that_are_left_out_are_named() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let cases = cases::load(&here.join("cases")).unwrap();
         let how = |line: &[&str]| match Cli::parse_from(line).verb {

@@ -1,8 +1,8 @@
-//! Kernel modules that are compiled once, at native speed, and carried into machines.
+//! Kernel modules that are compiled once, at native speed, and copied into machines.
 //!
-//! A machine gets the modules below `/usr/lib/testbed/modules` and, as an administrator would
-//! write it, an override for DKMS that takes them instead of compiling. DKMS itself still adds,
-//! builds, signs and installs. For another version or kernel the override compiles after all.
+//! A machine gets the modules below `/usr/lib/testbed/modules`, and an override for DKMS, as an
+//! administrator would write it, that takes them instead of compiling. DKMS itself still adds,
+//! builds, signs and installs. For another version or kernel the override compiles as usual.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::rootfs::{KEYRING, Mirror};
 use crate::sh::Cmd;
 use crate::tables::{Kind, MachineSpec, Root};
 
-/// As old as a root filesystem may be: the archive's package can be newer then.
+/// The same as for a root filesystem: the archive may have a newer package then.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Where the modules lie in a machine.
@@ -26,14 +26,15 @@ const INSIDE: &str = "usr/lib/testbed/modules";
 /// Debian's names for NVIDIA's module in DKMS: the proprietary one and the open one.
 const NAMES: [&str; 2] = ["nvidia-current", "nvidia-current-open"];
 
-/// What DKMS reads after a module's own configuration. `PACKAGE_NAME` and its like are DKMS's. One
-/// line and no patterns, because DKMS expands the words once more when it hands them on.
+/// DKMS reads this after a module's own configuration, and defines `PACKAGE_NAME` and the like. It
+/// is one line without glob patterns, because DKMS expands the words once more when it passes them
+/// on.
 const OVERRIDE: &str = r#"# The test bed carries compiled modules; any other version is compiled.
 carried=/usr/lib/testbed/modules/$PACKAGE_NAME-$PACKAGE_VERSION/$kernelver
 MAKE[0]="if test -d $carried; then cp -r $carried/. .; else ${MAKE[0]}; fi"
 "#;
 
-/// Compiles the modules of `$1` for kernel `$3`, with the archive's `$2` and its sections, and
+/// Compiles the modules of `$1` for kernel `$3`, from the archive `$2` and its components, and
 /// leaves them in `/modules` under the names that the compiler gives them.
 const BUILD: &str = r#"
 set -euo pipefail
@@ -56,7 +57,8 @@ done
 ls /modules/*/*/nvidia.ko
 "#;
 
-/// The folder with the modules of a DKMS package for the kernel of the root filesystem in `root`.
+/// Returns the directory with the modules of a DKMS package for the kernel of the root filesystem
+/// in `root`.
 pub fn build(
     bed: &Bed,
     name: &str,
@@ -82,7 +84,7 @@ pub fn build(
     .map(|dir| dir.join("modules"))
 }
 
-/// Runs the script in a machine of the root filesystem in `root`, and keeps in `dir` what it leaves.
+/// Runs the script in a machine of the root filesystem in `root`, and stores the result in `dir`.
 fn compile(
     bed: &Bed,
     name: &str,
@@ -121,7 +123,7 @@ fn compile(
     .map(drop)
 }
 
-/// The driver's version that modules were built from: their folder is called `NAME-VERSION`.
+/// The driver version that modules were built from: their directory is called `NAME-VERSION`.
 pub fn version(modules: &Path) -> Result<String> {
     let mut entries = fs::read_dir(modules)
         .with_context(|| format!("cannot read {}", modules.display()))?
@@ -134,8 +136,8 @@ pub fn version(modules: &Path) -> Result<String> {
         .with_context(|| format!("{} holds no modules", modules.display()))
 }
 
-/// Puts built modules, and the override that takes them, into the root of a machine that has not
-/// booted yet.
+/// Copies built modules, and the override that takes them, into the root of a machine before its
+/// first boot.
 pub fn carry(root: &Path, modules: &Path) -> Result<()> {
     let inside = root.join(INSIDE);
     fs::create_dir_all(&inside).with_context(|| format!("cannot make {}", inside.display()))?;

@@ -1,4 +1,4 @@
-//! What the bed itself needs on the host, installed from Debian's packages where it is missing.
+//! The packages that the bed needs on the host; missing ones are installed from Debian's archive.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::out;
 use crate::sh::Cmd;
 
-/// Package, and a file that says it is there.
+/// A package, and a file that shows that it is installed.
 const PACKAGES: &[(&str, &str)] = &[
     ("mmdebstrap", "/usr/bin/mmdebstrap"),
     ("systemd-container", "/usr/bin/systemd-nspawn"),
@@ -36,7 +36,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Makes sure that everything is there, or says what a person has to do.
+/// Installs what is missing, or says what a person has to do.
 pub fn ensure(oldest_go: &str) -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("machines are booted with namespaces and mounts: run this as root");

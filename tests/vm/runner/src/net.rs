@@ -1,5 +1,5 @@
-//! A machine's own network: a namespace with a way out through slirp4netns, which changes
-//! nothing on the host.
+//! A machine's own network: a namespace that reaches the outside through slirp4netns. Nothing
+//! changes on the host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use serde::Deserialize;
 use crate::group::{Group, Part};
 use crate::sh::{Cmd, daemon};
 
-/// What slirp4netns answers for, gateway and resolver. Their Ethernet addresses are 52:55 and the
-/// four bytes of the other one (`special_ethaddr` of libslirp).
+/// The addresses that slirp4netns answers for, gateway and resolver. Their Ethernet addresses are
+/// 52:55 and the four bytes of the other address (`special_ethaddr` of libslirp).
 const NEIGHBOURS: [(&str, &str); 2] = [
     ("10.0.2.2", "52:55:0a:00:02:02"),
     ("10.0.2.3", "52:55:0a:00:02:03"),
@@ -25,36 +25,36 @@ const NEIGHBOURS: [(&str, &str); 2] = [
 /// The resolver that slirp4netns answers for.
 const RESOLVER: &str = "10.0.2.3/32";
 
-/// What a slow line lets in.
+/// The download rate of a slow connection.
 const SLOW: &str = "2mbit";
 
-/// Where what comes in is held back: traffic control shapes only what an interface sends.
+/// The interface that delays incoming packets: traffic control shapes only what an interface sends.
 const QUEUE: &str = "slow0";
 
-/// The namespace of one machine, held by a file.
+/// The namespace of one machine, kept alive by a file.
 #[derive(Clone, Debug)]
 pub struct Net {
     file: PathBuf,
-    /// The process that carries packets to the outside.
+    /// The process that forwards packets to the outside.
     carrier: Pid,
 }
 
-/// The line of a machine to the outside.
+/// The state of a machine's connection to the outside.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Line {
-    /// As it should be.
+    /// Works.
     Up,
-    /// Nobody answers at the resolver's address.
+    /// The resolver does not answer.
     NoDns,
-    /// Whatever is sent vanishes, as behind a firewall that drops it.
+    /// All outgoing packets are dropped, as behind a firewall.
     Silent,
-    /// Little comes in at a time.
+    /// Downloads are slow.
     Slow,
 }
 
 impl Net {
-    /// Makes the namespace in `run` and connects it.
+    /// Creates the namespace in `run` and connects it.
     pub fn create(run: &Path, group: &Group, log: &Path) -> Result<Net> {
         let file = run.join("netns");
         fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
@@ -83,8 +83,8 @@ impl Net {
         // dockerd refuses to start without it, and /proc/sys is read-only inside a machine.
         net.exec(["sysctl", "-qw", "net.ipv4.ip_forward=1"])?;
         net.wait_for_address(log)?;
-        // Known for good: where nobody asks who has the gateway's address, a line that falls silent
-        // is silent, and not one without a gateway.
+        // The gateway's Ethernet address is fixed. Otherwise a silent connection would first look
+        // like one without a gateway, because nobody answers ARP requests.
         for (address, ethernet) in NEIGHBOURS {
             net.exec([
                 "ip",
@@ -102,25 +102,25 @@ impl Net {
         Ok(net)
     }
 
-    /// The file that holds the namespace.
+    /// The file that keeps the namespace alive.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Cuts or mends the line to the outside.
+    /// Cuts or restores the connection to the outside.
     pub fn line(&self, line: Line) -> Result<()> {
         let signal = match line {
             Line::Silent => Signal::SIGSTOP,
             Line::Up | Line::NoDns | Line::Slow => Signal::SIGCONT,
         };
-        kill(self.carrier, signal).context("cannot reach the process that carries packets")?;
+        kill(self.carrier, signal).context("cannot signal the process that forwards packets")?;
         let slow = self.exec(["ip", "-br", "link"])?.contains(QUEUE);
         match (line == Line::Slow, slow) {
             (true, false) => self.hold_back()?,
             (false, true) => self.let_go()?,
             _ => {}
         }
-        // Whoever sends to an address of one's own hears at once that nobody listens there.
+        // A connection to an own address without a listener is refused at once.
         let own = self.exec(["ip", "-br", "addr", "show", "dev", "lo"])?;
         let verb = match (line == Line::NoDns, own.contains(RESOLVER)) {
             (true, false) => "add",
@@ -158,7 +158,7 @@ impl Net {
         Ok(Cmd::new(self.inside(argv)).ok()?.stdout)
     }
 
-    /// `argv` such that it runs inside the namespace.
+    /// Wraps `argv` so that it runs inside the namespace.
     pub fn inside<'a>(&self, argv: impl IntoIterator<Item = &'a str>) -> Vec<String> {
         let mut full = vec![
             "nsenter".into(),
@@ -188,13 +188,13 @@ impl Net {
     }
 }
 
-/// Lets the namespace in `run` go; the kernel removes it with its last process.
+/// Releases the namespace in `run`; the kernel removes it with its last process.
 pub fn destroy(run: &Path) -> Result<()> {
     let file = run.join("netns");
     if !file.exists() {
         return Ok(());
     }
-    // EINVAL: nothing is mounted, because the machine stopped half-way through its making.
+    // EINVAL: nothing is mounted, because the machine was not completely made.
     match umount2(&file, MntFlags::MNT_DETACH) {
         Ok(()) | Err(nix::errno::Errno::EINVAL) => {}
         Err(error) => bail!("cannot unmount {}: {error}", file.display()),

@@ -1,4 +1,4 @@
-//! What the bed says to a person, in one place.
+//! Everything that the bed prints for a person.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -8,13 +8,13 @@ use anyhow::Result;
 
 static STDOUT: Mutex<()> = Mutex::new(());
 
-/// Prints one line. A reader that went away must not leave a machine running, so that a failed
-/// write ends nothing: the run goes on to its clean-up and its exit code.
+/// Prints one line. A failed write ends nothing: if the reader is gone, the run still has to clean
+/// up its machines and return its exit code.
 pub fn say(line: impl AsRef<str>) {
     let _guard = STDOUT.lock();
     let mut stdout = std::io::stdout().lock();
     if writeln!(stdout, "{}", line.as_ref()).is_ok() {
-        // The next write tells the same story if this one failed.
+        // If this fails, the next write fails, too.
         drop(stdout.flush());
     }
 }
@@ -29,8 +29,8 @@ pub fn seconds(duration: Duration) -> String {
     format!("{:.1}", duration.as_secs_f64())
 }
 
-/// Does a part of the preparation, and says how long it took if that is worth a word. A failure is said
-/// at once, because other parts may take their time before it ends the run.
+/// Does a part of the preparation, and prints how long it took, unless it was quick. A failure is
+/// printed at once, because other parts may run for long before the error ends the run.
 pub fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let result = work();
@@ -49,7 +49,7 @@ pub fn tail(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// Draws rows as columns that line up; the first row is the header.
+/// Formats rows as aligned columns; the first row is the header.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn columns_are_aligned() {
         let rows = [["step", "s"], ["install", "1.5"]]
             .iter()
             .map(|row| row.iter().map(ToString::to_string).collect())

@@ -1,4 +1,4 @@
-//! A PCI bus made of files, such as the kernel shows it below `/sys/bus/pci`.
+//! A PCI bus made of files, as the kernel shows it below `/sys/bus/pci`.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use gpu_bootstrap_vm_pci::config::ConfigSpace;
 use gpu_bootstrap_vm_pci::table::Function;
 
-/// Writes `devices/` and `drivers/` into `dir`. With `nvidia_loaded` every NVIDIA display
-/// function has the driver `nvidia`, whatever the table says.
+/// Writes `devices/` and `drivers/` into `dir`. With `nvidia_loaded` every NVIDIA display function
+/// is bound to the driver `nvidia`, whatever the table says.
 pub fn fabricate(dir: &Path, functions: &[Function], nvidia_loaded: bool) -> Result<()> {
     for part in ["devices", "drivers"] {
         let path = dir.join(part);
@@ -49,7 +49,7 @@ fn write_function(dir: &Path, function: &Function, driver: Option<&str>) -> Resu
          PCI_SUBSYS_ID={sub_vendor:04X}:{sub_device:04X}\nPCI_SLOT_NAME={}\nMODALIAS={modalias}\n",
         function.address
     )?;
-    // Six BARs, the ROM and six bridge windows, all empty: nothing here decodes an address.
+    // Six BARs, the ROM and six bridge windows, all empty: nothing decodes an address here.
     let resource = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n".repeat(13);
     let files = [
         ("vendor", format!("0x{vendor:04x}\n")),
@@ -81,8 +81,8 @@ fn write_function(dir: &Path, function: &Function, driver: Option<&str>) -> Resu
     Ok(())
 }
 
-/// The first 256 bytes of configuration space, as the function that QEMU gets has them, with memory
-/// space and bus master enabled.
+/// The first 256 bytes of configuration space, equal to those of the function that QEMU gets, with
+/// memory space and bus master enabled.
 fn config_space(function: &Function) -> [u8; 256] {
     let mut space = ConfigSpace::new(&function.device);
     space.write(0x04, &0x0006u16.to_le_bytes());
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loaded_driver_is_seen_from_both_sides() {
+    fn a_loaded_driver_is_linked_in_both_directions() {
         let dir = tempfile::tempdir().unwrap();
         fabricate(dir.path(), &[h100()], true).unwrap();
         let driver = dir.path().join("devices/0000:18:00.0/driver");

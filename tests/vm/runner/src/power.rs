@@ -1,4 +1,4 @@
-//! Waiting for a machine that reboots by itself, and taking its power away at a chosen moment.
+//! Waits for a machine that reboots by itself, and cuts its power at a chosen moment.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,20 +8,21 @@ use anyhow::{Context, Result, bail};
 use crate::machine::{End, Machine};
 use crate::out;
 
-/// What ssh exits with when the connection ends before the command does.
+/// The exit code of ssh if the connection ends before the command does.
 const CONNECTION_LOST: i32 = 255;
 
-/// Between two looks at something that this host can see for itself.
+/// The interval between two polls of something on this host.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Seconds between two looks from within the machine, each of which is some programs: where the processor
-/// is emulated a tenth of a second. Three in a second took a fifth of all that a machine worked.
+/// Seconds between two polls inside the machine. Each starts some programs, which takes a tenth of
+/// a second on an emulated processor. Three polls per second took a fifth of a machine's processor
+/// time.
 const WITHIN: &str = "3";
 
-/// The same where a moment is looked for that passes.
+/// The same for a moment that soon passes.
 const MOMENT: &str = "0.5";
 
-/// Waits until `script` holds in the machine, which must have rebooted by itself `reboots` times
+/// Waits until `script` succeeds in the machine, which must have rebooted by itself `reboots` times
 /// by then.
 pub fn until(machine: &mut Machine, script: &str, reboots: u32, limit: Duration) -> Result<String> {
     ride(machine, script, WITHIN, reboots, limit)?;
@@ -31,7 +32,7 @@ pub fn until(machine: &mut Machine, script: &str, reboots: u32, limit: Duration)
     })
 }
 
-/// Waits likewise, and takes its power away.
+/// Waits in the same way, then cuts the power.
 pub fn cut_when(
     machine: &mut Machine,
     script: &str,
@@ -43,8 +44,8 @@ pub fn cut_when(
     Ok("cut".into())
 }
 
-/// Takes the power away when the console says `text` at the next boot: the one that the machine
-/// makes by itself where it is on.
+/// Cuts the power when the console prints `text` during the next boot. If the machine is on, that
+/// is the boot after the reboot that it makes by itself.
 pub fn cut_at_console(machine: &mut Machine, text: &str, limit: Duration) -> Result<String> {
     let end = Instant::now() + limit;
     if machine.is_on() && machine.wait_for_end(limit)? != End::Reboot {
@@ -67,8 +68,8 @@ pub fn cut_at_console(machine: &mut Machine, text: &str, limit: Duration) -> Res
     Ok("cut".into())
 }
 
-/// Waits until `script` holds, with `pause` seconds between two looks, turning the machine on wherever it
-/// is off or has rebooted, which it must have done `reboots` times by itself.
+/// Waits until `script` succeeds, polling every `pause` seconds. It turns the machine on whenever
+/// it is off or has rebooted, and the machine must have rebooted by itself `reboots` times.
 fn ride(
     machine: &mut Machine,
     script: &str,
@@ -78,7 +79,8 @@ fn ride(
 ) -> Result<()> {
     let end = Instant::now() + limit;
     let mut seen = 0;
-    // Asked from within: each way in takes longer than a step of the product may.
+    // The loop runs inside the machine: each new ssh connection takes longer than a step of the
+    // product may.
     let script = format!("holds() {{\n{script}\n}}\nuntil holds; do sleep {pause}; done");
     loop {
         if !machine.is_on() {

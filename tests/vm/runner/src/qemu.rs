@@ -1,5 +1,5 @@
-//! QEMU itself, from a root filesystem of its own: the emulated GPU needs a newer one than the
-//! host's distribution has.
+//! QEMU itself, from its own root filesystem: the emulated GPU needs a newer version than that of
+//! the host's distribution.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,26 +14,26 @@ use crate::net::Net;
 use crate::rootfs::{self, KEYRING};
 use crate::sh::Cmd;
 
-/// The device `vfio-user-pci` came with QEMU 10.1; this suite has a newer one in its backports.
+/// The device `vfio-user-pci` came with QEMU 10.1; the backports of this suite have a newer one.
 const SUITE: &str = "trixie";
 
-/// Part of the recipe: whatever changes here may change what is built.
+/// A part of the recipe: a change of this file may change the result.
 const SOURCE: &str = include_str!("qemu.rs");
 
-/// QEMU, its tool for disks, its firmware, and a boot loader for disks that are made here. They are
-/// unpacked without their scripts, which set up nothing that QEMU needs.
+/// QEMU, `qemu-img`, its firmware, and a boot loader for disks that are made here. They are
+/// unpacked without their maintainer scripts, which do nothing that QEMU needs.
 const PACKAGES: &str = "qemu-system-x86,qemu-utils,ovmf,grub-efi-amd64-signed,base-files";
 
-/// Everything of QEMU, and nothing else, comes from the backports.
+/// QEMU's packages come from the backports, and no others.
 const PINS: &str = r#"mkdir -p "$1/etc/apt/preferences.d" "$1/dev" "$1/mnt" "$1/run" &&
 printf 'Package: *qemu* seabios\nPin: release n=trixie-backports\nPin-Priority: 990\n' >"$1/etc/apt/preferences.d/qemu""#;
 
-/// Where a machine's folder and its sockets are seen by QEMU.
+/// The path of a machine's directory and its sockets inside QEMU's root.
 pub const DISKS: &str = "/mnt";
 pub const SOCKETS: &str = "/run";
 
-/// Mounts are seen by this QEMU alone and go with it. Cases of emulated machines are the longest, so
-/// that they go before others.
+/// The mounts are visible to this QEMU only and disappear with it. Cases of emulated machines take
+/// the longest, so QEMU gets a higher priority than other processes.
 const ENTER: &str = r#"
 root=$1 disks=$2 sockets=$3
 shift 3
@@ -43,7 +43,7 @@ mount --bind "$sockets" "$root/run"
 exec nice -n -10 chroot "$root" "$@"
 "#;
 
-/// The root filesystem with QEMU, built or from the cache.
+/// Returns the root filesystem with QEMU, built now or from the cache.
 pub fn root(bed: &Bed) -> Result<PathBuf> {
     let mirror = rootfs::mirror()?.main;
     let recipe = format!("{mirror}\n{SOURCE}");
@@ -67,7 +67,7 @@ pub fn root(bed: &Bed) -> Result<PathBuf> {
         .stdin(list)
         .deadline(Duration::from_secs(600))
         .ok()?;
-        // QEMU's own resolver hands questions on to this one, of slirp4netns.
+        // QEMU's own resolver forwards to this one, which belongs to slirp4netns.
         fs::write(root.join("etc/resolv.conf"), "nameserver 10.0.2.3\n")
             .context("cannot write the resolver")?;
         Cmd::new([
@@ -82,8 +82,8 @@ pub fn root(bed: &Bed) -> Result<PathBuf> {
     Ok(dir.join("root"))
 }
 
-/// A command that runs a program of QEMU's in a machine's group and network, with the machine's
-/// folders mounted.
+/// A command that runs a program of QEMU's root in a machine's group and network, with the
+/// machine's directories mounted.
 pub fn command(
     root: &Path,
     group: &Group,
@@ -108,14 +108,14 @@ pub fn command(
     group.inside(Part::Machine, &argv)
 }
 
-/// A boot sector that touches the floating-point unit, as firmware does early and as a KVM that
-/// emulates instructions cannot; it ends QEMU by its exit device with the value 33, which QEMU
-/// makes 67.
+/// A boot sector that uses the floating-point unit, as firmware does early and as a KVM that
+/// emulates instructions cannot. It ends QEMU through the exit device with the value 33, which QEMU
+/// turns into exit code 67.
 const PROBE: [u8; 10] = [0x9b, 0xdb, 0xe3, 0xba, 0x01, 0x05, 0xb0, 0x21, 0xee, 0xf4];
 const PROBE_EXIT: i32 = 67;
 
-/// How QEMU runs the processor: by KVM where that really runs a guest here, which the presence of
-/// `/dev/kvm` does not say.
+/// How QEMU runs the processor: with KVM if a guest really runs with it here. The existence of
+/// `/dev/kvm` does not prove that.
 pub fn accelerator(root: &Path, dir: &Path) -> Result<[&'static str; 4]> {
     static KVM: OnceLock<bool> = OnceLock::new();
     let kvm = match KVM.get() {
@@ -160,7 +160,7 @@ fn runs_by_kvm(root: &Path, dir: &Path) -> Result<bool> {
         ]
         .map(String::from),
     );
-    // A guest that KVM cannot run is halted, and stays so; one that it can is done within a second.
+    // A guest that KVM cannot run hangs; a guest that it can run ends within a second.
     let done = Cmd::new(argv).deadline(Duration::from_secs(5)).run()?;
     Ok(done.code == PROBE_EXIT)
 }

@@ -1,22 +1,22 @@
-//! Which case is next: the one that takes the longest, but no more emulated machines at once than the
-//! host has pairs of processors. Each machine has two and keeps them busy; where two machines share a pair,
-//! the processors of each wait for each other, and the same work takes a third more processor time. Only
-//! where nothing but emulated machines is left, there is one for each processor: a single one does not keep
-//! its second processor busy all the time.
+//! Chooses the next case: the one that takes the longest, with no more emulated machines at the
+//! same time than the host has pairs of processors. Each machine has two processors and keeps them
+//! busy. If two machines share a pair, the processors of each wait for each other, and the same
+//! work takes a third more processor time. If only emulated machines are left, there is one for
+//! each processor: a single one does not keep its second processor busy all the time.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::stop;
 
-/// How often somebody who waits looks whether the run was stopped.
+/// The interval at which a waiting thread checks whether the run was stopped.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Cases that wait for their turn.
 pub struct Queue<T> {
     state: Mutex<State<T>>,
     ended: Condvar,
-    /// How many emulated machines there may be at once, beside others and where there are no others.
+    /// The most emulated machines at the same time, beside others and alone.
     most: Most,
 }
 
@@ -27,15 +27,15 @@ struct Most {
 }
 
 struct State<T> {
-    /// In their order, with whether each is on an emulated machine.
+    /// In order; each with whether its machine is emulated.
     waiting: Vec<(T, bool)>,
-    /// How many of those are at work.
+    /// The number of running cases on emulated machines.
     emulated: usize,
-    /// And how many of the others.
+    /// The number of running cases on other machines.
     others: usize,
 }
 
-/// A case that is at work; the next emulated one may begin when it is dropped.
+/// A running case; dropping it lets the next emulated case start.
 pub struct Turn<'a, T> {
     pub case: T,
     emulated: bool,
@@ -43,8 +43,8 @@ pub struct Turn<'a, T> {
 }
 
 impl<T> Queue<T> {
-    /// Takes cases in their order, each with whether it is on an emulated machine, for a host with so
-    /// many processors.
+    /// Takes the cases in order, each with whether its machine is emulated, and the number of
+    /// processors of the host.
     pub fn new(waiting: Vec<(T, bool)>, processors: usize) -> Queue<T> {
         Queue {
             state: Mutex::new(State {
@@ -60,8 +60,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// The next case; waits where all that are left are emulated and as many run as may. `None` where
-    /// none is left, or the run was stopped.
+    /// Returns the next case. Waits if all remaining cases are emulated and no more of these may
+    /// run. `None` if no case is left, or the run was stopped.
     pub fn next(&self) -> Option<Turn<'_, T>> {
         let mut state = self.state();
         loop {
@@ -86,7 +86,7 @@ impl<T> Queue<T> {
 }
 
 impl<T> State<T> {
-    /// The first case that may begin now.
+    /// The first case that may start now.
     fn take(&mut self, most: Most) -> Option<(T, bool)> {
         let alone = self.others == 0 && self.waiting.iter().all(|(_, emulated)| *emulated);
         let most = match alone {
@@ -122,7 +122,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn emulated_cases_take_turns_and_others_go_past_them() {
+    fn emulated_cases_take_turns_and_other_cases_overtake_them() {
         let queue = Queue::new(
             vec![("long", true), ("vm", true), ("a", false), ("b", false)],
             2,
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_emulated_one_waits_for_the_others_that_are_at_work() {
+    fn a_second_emulated_case_waits_while_other_cases_run() {
         let queue = Queue::new(vec![("a", true), ("b", true), ("other", false)], 2);
         let a = queue.next().unwrap();
         let other = queue.next().unwrap();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn where_only_emulated_ones_are_left_each_processor_has_one() {
+    fn each_processor_has_one_case_if_only_emulated_ones_are_left() {
         let queue = Queue::new(vec![("a", true), ("b", true), ("c", true)], 2);
         let turns = [queue.next().unwrap(), queue.next().unwrap()];
         assert_eq!(turns.each_ref().map(|turn| turn.case), ["a", "b"]);

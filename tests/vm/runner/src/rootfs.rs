@@ -1,4 +1,4 @@
-//! Root filesystems, made by mmdebstrap from the archive that the host itself uses.
+//! Root filesystems, built by mmdebstrap from the archive that the host itself uses.
 
 use std::fmt::Write;
 use std::fs;
@@ -12,17 +12,17 @@ use crate::bed::Bed;
 use crate::sh::Cmd;
 use crate::tables::Root;
 
-/// Archives drop the headers of older kernels, so that a root that is older than this may carry
-/// a kernel for which there are none any more.
+/// Archives remove the headers of older kernels, so a root that is older than this may contain a
+/// kernel without headers in the archive.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// Part of the recipe: whatever changes here may change what is built.
+/// A part of the recipe: a change of this file may change the result.
 const SOURCE: &str = include_str!("rootfs.rs");
 
 /// The key of the archive, on the host and in its machines.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Where a suite comes from.
+/// The sites of a suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
     /// Site of the suite and its updates.
@@ -31,7 +31,7 @@ pub struct Mirror {
     pub security: String,
 }
 
-/// Reads the sites from the host's own apt, so that no mirror has a name in this repository.
+/// Reads the sites from the host's own apt, so that this repository names no mirror.
 pub fn mirror() -> Result<Mirror> {
     let read = || -> Result<String> {
         Ok(Cmd::new([
@@ -68,11 +68,12 @@ fn parse_mirror(text: &str) -> Option<Mirror> {
     })
 }
 
-/// The folder with the root filesystem of the table's `spec`, `root`, built or from the cache.
+/// Returns the directory with the root filesystem of the row `spec`, in its subdirectory `root`,
+/// built now or from the cache.
 pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     let mirror = mirror()?;
     let recipe = format!("{spec:?}\n{mirror:?}\n{SOURCE}");
-    // Before its packages, so that the image is made once.
+    // Runs before the packages are installed, so that the image is built once.
     let hook = initramfs_hook(&spec.initramfs);
     let mut suites = suites(spec, &mirror);
     if spec.point_release {
@@ -83,7 +84,7 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
             .iter()
             .map(|(site, suite)| format!("deb [signed-by={KEYRING}] {site} {suite} main\n"))
             .collect();
-        // What it mounts goes with it, also where it is killed.
+        // Its mounts disappear with its namespace, even if it is killed.
         let mut argv = ["unshare", "--mount", "--propagation=private"]
             .map(String::from)
             .to_vec();
@@ -92,7 +93,7 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
             "--variant=minbase".into(),
             "--mode=root".into(),
             "--quiet".into(),
-            // A root that is built half is thrown away, so that nothing needs to be synced.
+            // A root that is not complete is thrown away, so nothing needs to be synced.
             "--dpkgopt=force-unsafe-io".into(),
             format!("--include={}", spec.packages.join(",")),
         ]);
@@ -110,8 +111,8 @@ pub fn build(bed: &Bed, spec: &Root) -> Result<PathBuf> {
     })
 }
 
-/// Configures the initial RAM filesystem, whose making and unpacking takes longer than a boot
-/// where the processor is emulated.
+/// Configures a small initial RAM filesystem: on an emulated processor building and unpacking a
+/// large one takes longer than a boot.
 fn initramfs_hook(modules: &[String]) -> Option<String> {
     (!modules.is_empty()).then(|| {
         format!(
@@ -124,8 +125,8 @@ fn initramfs_hook(modules: &[String]) -> Option<String> {
     })
 }
 
-/// The version of the kernel in a root, which the machine made of it runs (as far as anybody
-/// who reads `/proc/sys/kernel/osrelease` can see).
+/// The version of the kernel in a root. The machine reports it as its running kernel in
+/// `/proc/sys/kernel/osrelease`.
 pub fn kernel(root: &Path) -> Result<String> {
     let modules = root.join("usr/lib/modules");
     let mut names: Vec<String> = fs::read_dir(&modules)
@@ -145,7 +146,7 @@ fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
         "etc/apt/sources.list",
         "etc/apt/sources.list.d/0000sources.list",
         "etc/hostname",
-        // A link where systemd-resolved is installed.
+        // A link if systemd-resolved is installed.
         "etc/resolv.conf",
     ] {
         match fs::remove_file(at(old)) {
@@ -185,7 +186,7 @@ fn suites<'a>(spec: &'a Root, mirror: &'a Mirror) -> Vec<(&'a str, String)> {
     ]
 }
 
-/// The sources as Debian's cloud images have them.
+/// The sources as in Debian's cloud images.
 fn sources(spec: &Root, mirror: &Mirror) -> String {
     let mut text = String::new();
     let stanzas = [
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mirror_is_the_hosts_own() {
+    fn the_mirror_is_that_of_the_host() {
         let text = "Other http://other.example x\nDebian http://m.example/debian bookworm\n\
                     Debian http://m.example/debian bookworm-updates\n\
                     Debian http://s.example/sec bookworm-security\n";
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_know_main_alone() {
+    fn sources_have_the_component_main_only() {
         let spec = Root {
             suite: "bookworm".into(),
             carried: Vec::new(),

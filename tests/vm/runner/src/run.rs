@@ -1,4 +1,4 @@
-//! Runs a case: makes its machine, breaks it, does what the case says, compares.
+//! Runs a case: makes its machine, breaks it, does its steps, compares.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,31 +17,31 @@ use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
 use crate::{documents, modules, out, power, seed, simulation, units, watch};
 
-/// What a case needs around it.
+/// What a case needs to run.
 pub struct Stage<'a> {
     pub bed: &'a Bed,
     pub machines: &'a Machines,
     pub assets: &'a Assets,
-    /// Every step is told as it happens, with its output where the case wants it shown.
+    /// Prints every step as it happens, and its output if the case says so.
     pub tell: bool,
-    /// A machine that failed stays up until the bed is stopped.
+    /// Keeps a failed machine up until the bed is stopped.
     pub keep: bool,
-    /// How many cases run at once.
+    /// How many cases run at the same time.
     pub at_once: u32,
 }
 
 impl Stage<'_> {
-    /// How long a step may take. The table says it for a case that has the host to itself: beside
-    /// others it waits for processors, which is no fault of what is tested.
+    /// The time limit of a step. The table gives it for a case that runs alone: beside others it
+    /// waits for processors, which is no fault of the product.
     fn deadline(&self, seconds: u64) -> Duration {
         Duration::from_secs(seconds) * self.at_once
     }
 }
 
-/// What came of a case: a row per step, and the error that ended it.
+/// The result of a case: a row for each step, and the error that ended it.
 pub struct Outcome {
     pub rows: Vec<Row>,
-    /// How much of the processors it took, which tells what it costs beside others.
+    /// Its processor time, which does not depend on other cases.
     pub processor: Option<Duration>,
     pub error: Option<anyhow::Error>,
 }
@@ -64,7 +64,7 @@ struct Running<'a> {
     rows: Vec<Row>,
 }
 
-/// Runs one case from beginning to end.
+/// Runs one case completely.
 pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
     let start = Instant::now();
     match create(stage, case) {
@@ -120,7 +120,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
     simulation::equip(&machine.root())?;
     machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
     machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
-    // The stand-in's inventory has its place from the start, so that it never looks like a change.
+    // The stand-in's inventory is linked from the start, so that the link never counts as a change.
     std::os::unix::fs::symlink(
         "/usr/lib/testbed/standin-nvml.toml",
         machine.root().join("etc/standin-nvml.toml"),
@@ -150,7 +150,7 @@ impl Running<'_> {
     fn all(&mut self) -> Result<()> {
         let start = Instant::now();
         self.machine.boot()?;
-        // User-data may change the machine from its first moment on: there is no state before.
+        // User-data may change the machine from its first moment on, so there is no earlier state.
         let idle = self.case.user_data.is_none();
         if idle {
             self.machine.settle(self.stage.deadline(300))?;
@@ -218,8 +218,8 @@ impl Running<'_> {
         }
         let mut command = self.machine.exec(&script).deadline(limit);
         if self.stage.tell && step.show {
-            // A person at a terminal sees the product as on their own machine; that leaves
-            // nothing to look through.
+            // At a terminal the product sees the terminal, as on a real machine; then there is no
+            // output to check.
             command = match std::io::stdout().is_terminal() && !step.is_read() {
                 true => command.terminal(),
                 false => command.show("  | "),

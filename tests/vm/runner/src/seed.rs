@@ -1,4 +1,4 @@
-//! The NoCloud seed disk from which cloud-init takes its user-data.
+//! The NoCloud seed disk from which cloud-init reads its user-data.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::sh::Cmd;
 
-/// The label by which cloud-init finds the disk, by its documentation of NoCloud.
+/// The label by which cloud-init finds the disk (documentation of its NoCloud data source).
 const LABEL: &str = "CIDATA";
 
 const SIZE: u64 = 1 << 20;
@@ -26,7 +26,7 @@ pub fn make(image: &Path, name: &str, user_data: &str) -> Result<()> {
     add(image, "user-data", user_data)
 }
 
-/// Puts one more file onto the disk.
+/// Adds one more file to the disk.
 pub fn add(image: &Path, file: &str, text: &str) -> Result<()> {
     let path = image.to_string_lossy();
     Cmd::new(["mcopy", "-i", &path, "-", &format!("::{file}")])

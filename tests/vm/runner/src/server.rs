@@ -1,5 +1,4 @@
-//! The repository server of one machine: started, and started anew where a step wants it to
-//! behave in another way.
+//! The repository server of one machine. It is restarted when a step changes its behaviour.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,21 +16,22 @@ use crate::serve::{FAULT, Fault, READY, Serving};
 /// Where the proxy listens, in the machine's network.
 pub const PROXY: &str = "127.0.0.1:3128";
 
-/// How long a server may take until it listens.
+/// The longest time until a server listens.
 const START: Duration = Duration::from_secs(10);
 
 /// A server, or none at the moment.
 pub struct Server {
     repositories: Repositories,
-    /// How often it was started: each time has a log of its own.
+    /// The number of starts: each start has its own log.
     starts: usize,
     running: Option<Child>,
-    /// The log and how often it must tell of a fault, where there is one.
+    /// The log, and how often it must contain a fault, if one is set.
     awaited: Option<(PathBuf, u32)>,
 }
 
 impl Server {
-    /// Starts it, with nothing wrong, and makes its names known to a machine that is not up yet.
+    /// Starts it without a fault, and adds its names to the hosts file of a machine that is not up
+    /// yet.
     pub fn start(machine: &Machine, repositories: &Repositories) -> Result<Server> {
         let hosts = machine.root().join("etc/hosts");
         let mut text = fs::read_to_string(&hosts).context("cannot read the machine's hosts")?;
@@ -49,7 +49,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves in this way from now on. Connections of before are cut.
+    /// Behaves in this way from now on. Existing connections are cut.
     pub fn behave(&mut self, machine: &Machine, serving: &Serving) -> Result<()> {
         self.did_its_worst()?;
         if let Some(mut child) = self.running.take() {
@@ -85,8 +85,8 @@ impl Server {
         bail!("the server does not listen")
     }
 
-    /// Fails where a fault met nobody, or not as often as it should: what a case saw then says
-    /// nothing of it.
+    /// Fails if a fault never happened, or not as often as it should: then the case did not test
+    /// it.
     pub fn did_its_worst(&mut self) -> Result<()> {
         let Some((log, times)) = self.awaited.take() else {
             return Ok(());
@@ -107,7 +107,7 @@ impl Server {
             None => String::new(),
         };
         let mut argv = vec![
-            // The program that runs, even where its file was compiled anew.
+            // The program that runs, even if its file was compiled again meanwhile.
             format!("/proc/{}/exe", std::process::id()),
             "serve".into(),
             self.repositories.root.to_string_lossy().into_owned(),
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_that_met_nobody_is_an_error() {
+    fn a_fault_that_never_happened_is_an_error() {
         let log = format!("{READY} x\n{FAULT} Cut\n200 GET /a.deb\n");
         met(&log, 1).unwrap();
         assert!(met(&log, 2).is_err());

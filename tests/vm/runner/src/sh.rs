@@ -1,4 +1,4 @@
-//! Running a program with a deadline, its output kept and, if wished, shown as it comes.
+//! Runs a program with a deadline; its output is kept and, on request, shown while it runs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -14,11 +14,11 @@ use nix::unistd::Pid;
 
 use crate::{out, stop};
 
-/// How long a reader may lag behind a program that has ended: a daemon that it left behind may
-/// hold the pipe open for ever.
+/// How long a reader may wait after a program has ended: a daemon that it left behind may hold the
+/// pipe open forever.
 const READER_GRACE: Duration = Duration::from_secs(2);
 
-/// What is to be run.
+/// A program to run.
 #[derive(Clone, Debug)]
 pub struct Cmd {
     argv: Vec<String>,
@@ -30,17 +30,17 @@ pub struct Cmd {
     terminal: bool,
 }
 
-/// How it went.
+/// The result of a program.
 #[derive(Clone, Debug)]
 pub struct Done {
     /// The command as a person would type it, for messages.
     pub line: String,
-    /// Exit status; 128 and the signal's number where a signal ended it, as in a shell.
+    /// The exit status; 128 plus the signal number if a signal ended it, as in a shell.
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
     pub took: Duration,
-    /// Ended by us because the deadline had passed.
+    /// Whether it was ended at its deadline.
     pub late: bool,
 }
 
@@ -78,20 +78,20 @@ impl Cmd {
         self
     }
 
-    /// Shows each line as it comes, behind `prefix`.
+    /// Shows each line while the program runs, behind `prefix`.
     pub fn show(mut self, prefix: &str) -> Cmd {
         self.show = Some(prefix.into());
         self
     }
 
-    /// Gives the program our own stdout and stderr, so that it sees a terminal where we have
-    /// one. Nothing is kept then.
+    /// Gives the program our own stdout and stderr, so that it sees a terminal if we have one. Then
+    /// no output is kept.
     pub fn terminal(mut self) -> Cmd {
         self.terminal = true;
         self
     }
 
-    /// Runs it; the result tells how it went. Fails only where it could not be started.
+    /// Runs it and returns its result. Fails only if it could not be started.
     pub fn run(self) -> Result<Done> {
         let line = self.argv.join(" ");
         if stop::stopping() {
@@ -125,7 +125,8 @@ impl Cmd {
         });
         if let Some(mut pipe) = child.stdin.take() {
             let bytes = self.stdin.clone();
-            // A program that ends without reading its input breaks the pipe; its status says so.
+            // A program that ends without reading its input breaks the pipe; its exit status shows
+            // that.
             thread::spawn(move || drop(pipe.write_all(&bytes)));
         }
         let stdout = child
@@ -170,7 +171,7 @@ impl Done {
         );
     }
 
-    /// "exited with 3 after 1.2 s".
+    /// As in "exited with 3 after 1.2 s".
     pub fn verdict(&self) -> String {
         let took = out::seconds(self.took);
         match self.late {
@@ -179,14 +180,14 @@ impl Done {
         }
     }
 
-    /// The end of both outputs, of each so many lines: what a long one says does not hide the other.
+    /// The last lines of both outputs, so that one long output does not hide the other.
     pub fn output_tail(&self, lines: usize) -> String {
         let ends = [&self.stdout, &self.stderr].map(|text| out::tail(text.trim_end(), lines));
         ends.join("\n").trim().to_string()
     }
 }
 
-/// Starts a program that stays, in a process group of its own, its output in a file.
+/// Starts a program that continues in its own process group, with its output in a file.
 pub fn daemon(argv: &[String], log: &Path) -> Result<Child> {
     let line = argv.join(" ");
     if stop::stopping() {
@@ -221,7 +222,7 @@ fn wait(child: &mut Child, group: Pid, end: Instant) -> Result<(std::process::Ex
     }
 }
 
-/// A group that is gone already is what was wanted.
+/// A group that is gone already needs no signal.
 fn kill_group(group: Pid) {
     let _ = killpg(group, Signal::SIGKILL);
 }
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_left_behind_does_not_hold_us() {
+    fn a_daemon_left_behind_does_not_delay_the_result() {
         let done = shell("setsid sleep 20 & echo x").run().unwrap();
         assert_eq!(done.stdout, "x\n");
         assert!(done.took < Duration::from_secs(10));

@@ -1,6 +1,6 @@
-//! What a machine without hardware pretends to have. Everything here is named as simulated in
-//! what the bed prints; all of it lies in `/usr/lib/testbed` of the machine, outside `/etc`, and
-//! takes effect by mounts that a unit makes early in each boot.
+//! Simulates hardware that a machine does not have. The bed's output marks all of it as simulated.
+//! It lies in `/usr/lib/testbed` of the machine, outside `/etc`, and a unit mounts it early in each
+//! boot.
 
 use std::fmt::Write;
 use std::fs;
@@ -15,13 +15,13 @@ use crate::pci;
 use crate::sh::Cmd;
 use crate::tables::{MachineSpec, Machines};
 
-/// The folder inside a machine.
+/// The directory inside a machine.
 pub const INSIDE: &str = "/usr/lib/testbed";
 
 const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
-/// What cases run in a machine, as README.md tells.
+/// Programs for cases, described in README.md.
 const PROGRAMS: [(&str, &str); 5] = [
     (
         "kill-at-every-record",
@@ -33,7 +33,7 @@ const PROGRAMS: [(&str, &str); 5] = [
     ("small-boot", include_str!("../files/small-boot.sh")),
 ];
 
-/// Puts the programs of cases into a machine of any kind.
+/// Copies the programs for cases into a machine of any kind.
 pub fn equip(root: &Path) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
     for (name, script) in PROGRAMS {
@@ -42,7 +42,7 @@ pub fn equip(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the machine's bus and kernel version.
+/// Writes the machine's PCI bus and kernel version.
 pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
     program(&here.join("start"), START)?;
@@ -55,14 +55,15 @@ pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> 
     fs::create_dir_all(&wants).context("cannot make a wants folder")?;
     symlink("../testbed.service", wants.join("testbed.service"))
         .context("cannot enable the unit")?;
-    // The machine shares the host's kernel, for which it has no modules.
+    // The machine runs the host's kernel, for which it has no modules.
     write(
         &units.join("systemd-modules-load.service.d/testbed.conf"),
         "[Unit]\nConditionPathExists=!/usr/lib/testbed\n",
     )
 }
 
-/// What `/proc/version` says of the kernel on the disk, whose compiler modules must be built with.
+/// The content of `/proc/version` for the kernel on the disk. It names the compiler that modules
+/// must be built with.
 fn proc_version(root: &Path, kernel: &str) -> Result<String> {
     let path = root.join(format!("boot/config-{kernel}"));
     let config =
@@ -78,7 +79,7 @@ fn proc_version(root: &Path, kernel: &str) -> Result<String> {
     ))
 }
 
-/// A driver that looks loaded.
+/// A driver that is simulated as loaded.
 #[derive(Clone, Debug)]
 pub struct Driver {
     /// The version of the module that DKMS really built in this machine.
@@ -87,9 +88,9 @@ pub struct Driver {
     pub flavour: &'static str,
 }
 
-/// Makes the next boot look as if the driver that is installed in `root` were loaded: its
-/// version is that of the module that was really built for the machine's kernel. `nvml` takes
-/// the place of the real libnvidia-ml, in place, so that dpkg removes it like its own.
+/// Simulates the driver installed in `root` as loaded for the next boot. Its version is that of the
+/// module that was really built for the machine's kernel. `nvml` overwrites the real libnvidia-ml
+/// in place, so that dpkg removes it like its own file.
 pub fn load_driver(
     root: &Path,
     kernel: &str,
@@ -127,8 +128,8 @@ pub fn load_driver(
     )?;
     write(&here.join("gpus"), &listing(functions))?;
     programs(root, &here)?;
-    // The refresh unit of NVIDIA's toolkit asks for the modules of `uname -r`, which is the
-    // host's kernel here; the question stays the same, for the machine's kernel.
+    // The refresh unit of NVIDIA's toolkit looks for the modules of `uname -r`, which is the host's
+    // kernel here. The drop-in looks for those of the machine's kernel.
     write(
         &root.join("usr/lib/systemd/system/nvidia-cdi-refresh.service.d/90-testbed.conf"),
         &format!(
@@ -139,8 +140,9 @@ pub fn load_driver(
     Ok(driver)
 }
 
-/// Puts the stand-in for NVML into the root of a machine that has not booted yet, where it is found
-/// only by who is told of that folder; `version` is that of the driver that the machine will get.
+/// Copies the stand-in NVML into the root of a machine before its first boot, in a directory where
+/// no program searches for it by itself. `version` is the version of the driver that the machine
+/// will get.
 pub fn stand_in(
     root: &Path,
     version: &str,
@@ -160,7 +162,7 @@ pub fn stand_in(
     Ok(())
 }
 
-/// Takes the loaded driver away again, for the next boot.
+/// Removes the simulated driver, for the next boot.
 pub fn unload_driver(root: &Path, functions: &[Function]) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
     crate::bed::remove_tree(&here.join("driver"))?;
@@ -183,16 +185,16 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
              GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n"
         ),
     )?;
-    // With 1, NVIDIA's container hook binds a file over this one in the container's own /proc,
-    // where a bind of ours does not reach; 0 is what an administrator sets who manages the nodes.
+    // With 1, NVIDIA's container hook mounts a file over this one in the container's own /proc,
+    // where the bed cannot simulate it. An administrator who manages the device nodes sets 0.
     write(
         &dir.join("proc/nvidia/params"),
         "ModifyDeviceFiles: 0\nDeviceFileMode: 438\n",
     )?;
     // Numbers: kernel-open/common/inc/nv-chardev-numbers.h there.
     let mut nodes = String::from("/dev/nvidiactl 195 255\n/dev/nvidia-modeset 195 254\n");
-    // nvidia-uvm takes a major number that is free (`alloc_chrdev_region`, kernel-open/nvidia-uvm/uvm.c
-    // there); 511 is the first of those that the kernel gives out when its small ones are taken
+    // nvidia-uvm takes a free major number (`alloc_chrdev_region`, kernel-open/nvidia-uvm/uvm.c
+    // there). 511 is the first that the kernel assigns when its small numbers are taken
     // (`find_dynamic_major`, fs/char_dev.c of Linux).
     nodes.push_str("/dev/nvidia-uvm 511 0\n/dev/nvidia-uvm-tools 511 1\n");
     let gpus = functions
@@ -211,9 +213,10 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
         )?;
     }
     write(&dir.join("nodes"), &nodes)?;
-    // O: from outside the kernel's tree; E: its signature is not one that the kernel knows; P: its
-    // licence is not one that goes with the GPL (Linux, Documentation/admin-guide/tainted-kernels.rst).
-    // The open flavour's is "Dual MIT/GPL".
+    // O: built outside the kernel's tree; E: not signed with a key that the kernel knows; P: its
+    // licence is not compatible with the GPL (Linux,
+    // Documentation/admin-guide/tainted-kernels.rst). The licence of the open flavour is "Dual
+    // MIT/GPL".
     let taint = match driver.flavour {
         "open" => "OE",
         _ => "POE",
@@ -225,7 +228,8 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
         write(&at.join("taint"), &format!("{taint}\n"))?;
         write(&at.join("version"), &format!("{version}\n"))?;
     }
-    // Who uses whom is as it is; the sizes are of the right order and no version's.
+    // The dependencies between the modules are real; the sizes are realistic but of no particular
+    // version.
     let modules: String = [
         ("nvidia_uvm", 1_540_096, "0 -"),
         ("nvidia_drm", 77_824, "0 -"),
@@ -238,7 +242,7 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
     write(&dir.join("modules"), &modules)
 }
 
-/// Puts the stand-in where the real library lies, and keeps the real one beside it.
+/// Overwrites the real library by the stand-in, and keeps the real one beside it.
 fn library_side(root: &Path, here: &Path, version: &str, nvml: &Path) -> Result<()> {
     let name = format!("libnvidia-ml.so.{version}");
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
@@ -256,8 +260,8 @@ fn library_side(root: &Path, here: &Path, version: &str, nvml: &Path) -> Result<
     replace(here, &real, nvml)
 }
 
-/// Puts stand-ins in place of the programs that would ask the hardware through private
-/// interfaces: `nvidia-smi`, and the daemon that keeps the devices open.
+/// Replaces the programs that use the hardware through private interfaces: `nvidia-smi`, and the
+/// daemon that keeps the devices open.
 fn programs(root: &Path, here: &Path) -> Result<()> {
     let smi = here.join("nvidia-smi");
     program(&smi, SMI)?;
@@ -273,7 +277,7 @@ fn programs(root: &Path, here: &Path) -> Result<()> {
     )
 }
 
-/// Overwrites a file in place, so that dpkg removes it like its own, and keeps the real one.
+/// Overwrites a file in place, so that dpkg removes it like its own, and keeps the original.
 fn replace(here: &Path, real: &Path, with: &Path) -> Result<()> {
     let kept = here.join("real").join(real.file_name().unwrap_or_default());
     if !kept.exists() {
@@ -290,14 +294,14 @@ fn replace(here: &Path, real: &Path, with: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The GPUs that answer, with their answers.
+/// The GPUs that NVML lists, with the keys of their `[[gpu]]`.
 fn answering(functions: &[Function]) -> impl Iterator<Item = (&Function, &toml::Table)> {
     functions
         .iter()
         .filter_map(|function| Some((function, function.nvml.as_ref()?)))
 }
 
-/// The stand-in's inventory, from the same table as the bus.
+/// The stand-in's inventory, made from the same table as the bus.
 fn inventory(version: &str, cuda: &str, spec: &MachineSpec) -> Result<String> {
     let gpus: Vec<toml::Value> = answering(&spec.functions)
         .map(|(function, answers)| {
@@ -317,7 +321,7 @@ fn inventory(version: &str, cuda: &str, spec: &MachineSpec) -> Result<String> {
         ("cuda-version".to_string(), cuda.into()),
         ("gpu".to_string(), toml::Value::Array(gpus)),
     ]);
-    // Left out where nothing is wrong, so that a case can append a table of its own.
+    // Left out if there is no fault, so that a case can append its own table.
     if !spec.faults.is_empty() {
         table.insert("faults".to_string(), spec.faults.clone().into());
     }
@@ -338,7 +342,7 @@ fn listing(functions: &[Function]) -> String {
         .collect()
 }
 
-/// A GPU's identity, made from its place so that it is the same at every boot.
+/// A GPU's UUID, computed from its address so that it is the same at every boot.
 fn uuid(address: &Address) -> String {
     let hex: String = Sha256::digest(address.as_str().as_bytes())
         .iter()
@@ -354,10 +358,10 @@ fn uuid(address: &Address) -> String {
     )
 }
 
-/// The main module's file, by packager: NVIDIA's own, Debian's, Debian's of the open flavour.
+/// The file of the main module: of NVIDIA's packages, of Debian's, and of Debian's open flavour.
 const MODULES: [&str; 3] = ["nvidia", "nvidia-current", "nvidia-current-open"];
 
-/// The driver's main module below `modules`, whatever its packager calls it.
+/// The driver's main module below `modules`, whichever packages installed it.
 fn find_module(modules: &Path) -> Result<PathBuf> {
     let mut dirs = vec![modules.to_path_buf()];
     while let Some(dir) = dirs.pop() {
@@ -399,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_open_flavour_taints_as_its_licence_does() {
+    fn the_kernel_taint_depends_on_the_licence() {
         let dir = tempfile::tempdir().unwrap();
         for (flavour, taint) in [("open", "OE"), ("proprietary", "POE")] {
             let driver = Driver {

@@ -1,6 +1,6 @@
-//! What a machine is like, as lines that can be compared: packages and their states, holds,
+//! The state of a machine as lines that can be compared: packages and their states, holds, manual
 //! marks, units and whether they run, every path under `/etc` with its mode, owner and content, and
-//! every file where an installation or an administrator may put some outside it.
+//! every file in the other places where an installation or an administrator may add some.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,8 @@ use crate::machine::Machine;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot(BTreeSet<String>);
 
-/// Backups that the tools for users make of what they edit; they hold the state before last.
+/// Backups that the user tools make of the files they edit; they hold the state before the last
+/// one.
 const VOLATILE: [&str; 5] = [
     "/etc/passwd-",
     "/etc/group-",
@@ -30,8 +31,8 @@ else
     rpm -qa --qf 'package %{NAME}.%{ARCH} %{EPOCHNUM}:%{VERSION}-%{RELEASE}\n'
 fi
 systemctl list-unit-files --no-legend --no-pager --plain | awk '{ print "unit " $1 " " $2 }'
-# A unit that a package took away may be known as failed until the next boot; the system's own
-# services come and go.
+# A unit of a removed package may be listed as failed until the next boot; the system's own services
+# come and go.
 systemctl list-units --no-legend --no-pager --plain --all --type=service,socket,path,timer |
     awk '$2 == "loaded" && ($3 == "active" || $3 == "failed") && $1 !~ /^(systemd-|user|testbed)/ { print $3 " " $1 }'
 dkms=/lib/modules; find "$dkms"/*/updates -type f -printf 'module %p\n' 2>/dev/null || true
@@ -39,7 +40,7 @@ find /boot -mindepth 1 -printf 'boot %p\n'
 find /etc -type d -printf 'etc %p d %m %u:%g\n'
 find /etc -type l -printf 'etc %p l %l\n'
 find /etc -type f -printf 'etc %p f %m %u:%g\n'
-# The bed's own drop-ins come and go with the simulated driver.
+# The bed's own drop-ins change with the simulated driver.
 places=
 for place in /usr/share/keyrings /usr/local /usr/lib/systemd/system; do
     [ ! -d "$place" ] || places="$places $place"
@@ -50,7 +51,7 @@ find /etc $places -type f ! -name '*testbed*' -exec sha256sum {} + | sed -E 's/^
 "#;
 
 impl Snapshot {
-    /// Looks at a running machine.
+    /// Takes the snapshot of a running machine.
     pub fn take(machine: &Machine) -> Result<Snapshot> {
         let done = machine.ok(LOOK).context("cannot take a snapshot")?;
         Ok(Snapshot::parse(&done.stdout))
@@ -70,7 +71,7 @@ impl Snapshot {
         )
     }
 
-    /// How many lines it has, by their first word.
+    /// The number of lines by their first word.
     pub fn summary(&self) -> String {
         let count = |kind: &str| {
             self.0
@@ -87,9 +88,9 @@ impl Snapshot {
         )
     }
 
-    /// What changed from `before` to this: lines that went (`-`) and that came (`+`), without
-    /// those that contain one of `except`. Of units it counts which have stopped or failed: some
-    /// start when they are first asked for.
+    /// The difference to `before`: removed lines (`-`) and added lines (`+`), without lines that
+    /// contain one of `except`. For units only those count that have stopped or failed, because
+    /// some start when they are first used.
     pub fn changes_since(&self, before: &Snapshot, except: &[String]) -> Vec<String> {
         let wanted = |line: &&String| !except.iter().any(|part| line.contains(part.as_str()));
         let gone = before
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_excepted_does_not_count() {
+    fn excepted_lines_do_not_count() {
         let before = Snapshot::parse("package a:amd64 1 ii \nhold a\n");
         let after = Snapshot::parse("package a:amd64 2 ii \nhold a\n");
         assert!(

@@ -1,10 +1,11 @@
-//! What must be undone whatever happens: on the way out, on Ctrl-C, on a panic.
+//! Clean-up that must happen in every case: at the normal end, on Ctrl-C, on a panic.
 //!
 //! Every resource of the bed that outlives a process (a machine, a namespace, a mount) registers
-//! its undoing here before it exists, and stays registered until it is undone. The owner's `Drop`
-//! undoes it on the ordinary way out and on a panic. After a signal another thread undoes all of
-//! them, newest first, so that whatever still works on them fails; its owner then undoes it again,
-//! because it may have made something in between. The process ends when nothing is registered.
+//! its clean-up here before it exists, and stays registered until it is cleaned up. The owner's
+//! `Drop` does that at the normal end and on a panic. After a signal another thread cleans up all
+//! resources, newest first, so that work in progress on them fails. Then the owner cleans up once
+//! more, because it may have made something meanwhile. The process ends when nothing is registered
+//! any more.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,46 +19,47 @@ use signal_hook::iterator::Signals;
 
 use crate::out;
 
-/// How long the owners may take to let go after a signal: removing a disk takes its time.
+/// How long the owners may take after a signal: removing a disk takes time.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Between two rounds of undoing: an owner may have made something after the first.
+/// The time between two rounds of clean-up: an owner may have made something after the first.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// A supervisor that signals a whole group, and `make` that hands a signal on, mean it once.
+/// A second signal within this time counts as the same: a supervisor may signal a whole group, and
+/// `make` passes a signal on.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
 
-/// Undoes as much as there is. It may run several times, also after something was made anew.
+/// Cleans up what exists. It may run several times, also after something was made again.
 type Undo = Box<dyn FnMut() -> Result<()> + Send>;
 
 static REGISTRY: Registry = Registry::new();
 
-/// Holds one undoing; dropping it undoes.
+/// A registered clean-up; dropping the guard runs it.
 pub struct Guard {
     registry: &'static Registry,
     id: u64,
 }
 
-/// Registers the undoing of `what`, by which a person knows it.
+/// Registers the clean-up of `what`, a name for people.
 pub fn guard(what: impl Into<String>, undo: impl FnMut() -> Result<()> + Send + 'static) -> Guard {
     REGISTRY.guard(what.into(), Box::new(undo))
 }
 
-/// Whether a signal has ended the run: what fails from here on fails because of that.
+/// Whether a signal has stopped the run: errors from here on are its consequence.
 pub fn stopping() -> bool {
     REGISTRY.stopping.load(Ordering::SeqCst)
 }
 
-/// After a signal, leaves the end of the process to the thread that cleans up.
+/// After a signal, waits for the thread that cleans up to end the process.
 pub fn wait_if_stopping() {
     while stopping() {
         thread::sleep(Duration::from_millis(100));
     }
 }
 
-/// Makes SIGINT, SIGTERM and SIGHUP undo everything before the process ends; a second signal ends
-/// it at once. They are handled, not blocked: a handler ends with `exec`, a blocked signal would
-/// stay blocked in every program of a machine.
+/// After SIGINT, SIGTERM or SIGHUP everything is cleaned up before the process ends; a second
+/// signal ends it at once. The signals have handlers and are not blocked: `exec` resets a handler,
+/// but a blocked signal would stay blocked in every program of a machine.
 pub fn on_signals() -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
     thread::Builder::new()
@@ -97,14 +99,14 @@ struct Entry {
 }
 
 impl Entry {
-    /// One at a time: whoever comes second waits, and finds it undone.
+    /// One at a time: a second caller waits, and then finds everything cleaned up.
     fn undo(&self) -> Result<()> {
         (self.undo.lock().unwrap_or_else(PoisonError::into_inner))()
     }
 }
 
 struct Registry {
-    /// The last number, and what is not undone yet.
+    /// The last number, and what is not cleaned up yet.
     entries: Mutex<(u64, BTreeMap<u64, Entry>)>,
     gone: Condvar,
     stopping: AtomicBool,
@@ -140,14 +142,14 @@ impl Registry {
         entries.1.values().map(|entry| entry.what.clone()).collect()
     }
 
-    /// Undoes everything until the owners have let go of it; what is left after `limit`.
+    /// Cleans up until the owners have dropped their guards; returns what is left after `limit`.
     fn undo_all(&self, limit: Duration) -> Vec<String> {
         self.stopping.store(true, Ordering::SeqCst);
         let end = Instant::now() + limit;
         loop {
             let newest_first: Vec<Entry> = self.entries().1.values().rev().cloned().collect();
             for entry in newest_first {
-                // Its owner undoes it once more, and says what fails.
+                // Its owner cleans up once more, and reports the error.
                 drop(entry.undo());
             }
             let waited = self
@@ -169,7 +171,10 @@ impl Drop for Guard {
             return;
         };
         if let Err(error) = entry.undo() {
-            out::say(format!("{} is not all gone: {error:#}", entry.what));
+            out::say(format!(
+                "{} is not completely removed: {error:#}",
+                entry.what
+            ));
         }
         self.registry.entries().1.remove(&self.id);
         self.registry.gone.notify_all();
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_guard_undoes() {
+    fn a_dropped_guard_cleans_up() {
         let (registry, things) = (registry(), Arc::new(Mutex::new(1)));
         let guard = held(registry, &things);
         assert_eq!((*things.lock().unwrap(), registry.left().len()), (1, 1));
@@ -205,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_waits_for_an_undoing_that_has_begun() {
+    fn a_signal_waits_for_a_clean_up_that_has_started() {
         let registry = registry();
         let (begun, wait_for_begun) = mpsc::channel();
         let (go_on, wait_to_go_on) = mpsc::channel::<()>();
@@ -229,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_after_the_signal_is_undone_too() {
+    fn resources_made_after_the_signal_are_cleaned_up_too() {
         let (registry, things) = (registry(), Arc::new(Mutex::new(1)));
         let guard = held(registry, &things);
         let signal = thread::spawn(|| registry.undo_all(Duration::from_secs(10)));
         while *things.lock().unwrap() != 0 {
             thread::yield_now();
         }
-        // Its owner has not heard of the signal yet.
+        // Its owner does not know of the signal yet.
         *things.lock().unwrap() = 2;
         drop(guard);
         assert!(signal.join().unwrap().is_empty());
@@ -244,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_lets_go_is_named() {
+    fn resources_that_stay_registered_are_named() {
         let (registry, things) = (registry(), Arc::new(Mutex::new(1)));
         let _guard = held(registry, &things);
         assert_eq!(registry.undo_all(Duration::ZERO), ["thing"]);

@@ -1,4 +1,4 @@
-//! `machines.toml`: the machines that the bed can make, and what they are made from.
+//! `machines.toml`: the machines that the bed can build, and what they are made from.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Machines {
     pub toolkit: Toolkit,
-    /// The newest CUDA version that each driver branch serves, for what NVML answers.
+    /// The newest CUDA version of each driver branch, for NVML's answers.
     pub cuda_of_branch: BTreeMap<String, String>,
     pub roots: BTreeMap<String, Root>,
     /// Disks of machines of the kind `image`.
@@ -24,15 +24,15 @@ pub struct Machines {
     pub machines: BTreeMap<String, MachineSpec>,
 }
 
-/// Where NVIDIA's container toolkit comes from.
+/// The origin of NVIDIA's container toolkit.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Toolkit {
     pub module: String,
     pub version: String,
-    /// Revision of the packages that are made of it.
+    /// Revision of the packages that are built from it.
     pub revision: String,
-    /// The oldest Go that compiles it.
+    /// The oldest Go version that compiles it.
     pub go: String,
 }
 
@@ -42,15 +42,15 @@ pub struct Toolkit {
 pub struct Root {
     pub suite: String,
     pub packages: Vec<String>,
-    /// DKMS packages of the archive whose modules are compiled once and carried into machines.
+    /// DKMS packages of the archive whose modules are compiled once and copied into machines.
     #[serde(default)]
     pub carried: Vec<String>,
-    /// Its packages are those of the last point release, as in an image that was made then; its
-    /// apt knows the security updates all the same.
+    /// Whether its packages are those of the last point release, as in an image made at that time.
+    /// Its apt has the security updates all the same.
     #[serde(default)]
     pub point_release: bool,
-    /// The modules of its initial RAM filesystem, which is a small and quick one then; the
-    /// distribution's default otherwise, with most modules that there are.
+    /// The only modules of its initial RAM filesystem, so that it is small and quick. Without this
+    /// key the distribution's default applies, with most modules.
     #[serde(default)]
     pub initramfs: Vec<String>,
 }
@@ -94,19 +94,19 @@ pub struct MachineSpec {
     pub kind: Kind,
     /// A root filesystem; for the kind `image` one of the images.
     pub root: String,
-    /// The configuration that takes the place of Debian 12's where a case is run on this machine
-    /// instead of its own.
+    /// The configuration that replaces Debian 12's if a case runs on this machine instead of its
+    /// own.
     pub config: Option<String>,
-    /// What is on its bus, and where.
+    /// The devices on its bus, by place.
     #[serde(default)]
     pub pci: Vec<Place>,
-    /// What goes wrong in NVML: the `[faults]` of `nvml/README.md`.
+    /// The faults of NVML: the `[faults]` of `nvml/README.md`.
     #[serde(default)]
     pub faults: toml::Table,
-    /// Its name in the table, by [`Machines::load`].
+    /// Its name in the table, set by [`Machines::load`].
     #[serde(skip)]
     pub key: String,
-    /// `pci` with the devices looked up, by [`Machines::load`].
+    /// `pci` with the devices looked up, set by [`Machines::load`].
     #[serde(skip)]
     pub functions: Vec<Function>,
 }
@@ -124,7 +124,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As the table calls it.
+    /// Its name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Container => "container",
@@ -143,7 +143,7 @@ impl Machines {
     pub fn load(path: &Path) -> Result<Machines> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Self::parse(&text).with_context(|| format!("{} is not right", path.display()))
+        Self::parse(&text).with_context(|| format!("{} is not valid", path.display()))
     }
 
     fn parse(text: &str) -> Result<Machines> {
@@ -208,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_image_is_said() {
+    fn errors_of_an_image_row_are_named() {
         let error = |text: &str| toml::from_str::<Image>(text).unwrap_err().to_string();
         assert!(error("image = 'x'").contains("`image` and `checksums`, or `from`"));
         assert!(error("form = 'x'").contains("unknown field `form`"));
         assert!(error("from = 'x'\nimage = 'y'").contains("or `from`"));
     }
 
-    /// The architectures of the matrix, by NVIDIA's number of them.
+    /// The architectures of the matrix, by NVIDIA's number.
     const ARCHITECTURES: [(u8, &str); 7] = [
         (0x14, "volta"),
         (0x16, "turing"),
@@ -226,9 +226,9 @@ mod tests {
         (0x1b, "blackwell"),
     ];
 
-    /// The machines test the product with what its own matrix says, not with ids of our own.
+    /// The machines must test the product with the ids of its own matrix, not with invented ones.
     #[test]
-    fn the_devices_are_those_of_the_matrix() {
+    fn the_devices_match_the_matrix() {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../compat/cuda-driver-matrix.toml");
         let matrix: toml::Table = fs::read_to_string(path).unwrap().parse().unwrap();

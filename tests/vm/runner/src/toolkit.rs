@@ -1,6 +1,6 @@
-//! NVIDIA's container toolkit, compiled from its Go module and packed by its own packaging files
-//! under NVIDIA's names. libnvidia-container is C and not to be had as a module: the packages of
-//! that name are stand-ins and say so.
+//! NVIDIA's container toolkit, compiled from its Go module and packaged with its own packaging
+//! files under NVIDIA's names. libnvidia-container is written in C and not available as a module:
+//! the packages of that name are marked stand-ins.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,10 +20,10 @@ const COMMANDS: [&str; 4] = [
     "nvidia-cdi-hook",
 ];
 
-/// Part of the recipe: whatever changes here may change what is built.
+/// A part of the recipe: a change of this file may change the result.
 const SOURCE: &str = include_str!("toolkit.rs");
 
-/// The folder with the toolkit's packages.
+/// Builds the directory with the toolkit's packages.
 pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
     let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
     bed.cached("toolkit", &format!("{spec:?} {go} {SOURCE}"), None, |dir| {
@@ -47,7 +47,7 @@ pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
     .map(|dir| dir.join("packages"))
 }
 
-/// Its source folder, fetched by Go, which verifies it against Go's public checksum database.
+/// The source directory, downloaded by Go, which verifies it against Go's public checksum database.
 fn download(spec: &Toolkit) -> Result<PathBuf> {
     let module = format!("{}@v{}", spec.module, spec.version);
     let done = Cmd::new(["go", "mod", "download", "-json", &module])
@@ -77,7 +77,7 @@ fn compile(spec: &Toolkit, to: &Path) -> Result<()> {
     );
     Cmd::new(argv)
         .env("GOBIN", to.to_string_lossy())
-        // The header of NVML marks functions as deprecated; the bindings name them all.
+        // NVML's header marks functions as deprecated; the bindings use all of them.
         .env("CGO_CFLAGS", "-O2 -Wno-deprecated-declarations")
         .cwd(Path::new("/"))
         .deadline(Duration::from_secs(900))
@@ -86,8 +86,8 @@ fn compile(spec: &Toolkit, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What NVIDIA's own `docker/Dockerfile.debian` does: its `debian` folder, its units and rules
-/// beside the binaries, a changelog entry, dpkg-buildpackage.
+/// Does the same as NVIDIA's `docker/Dockerfile.debian`: its `debian` directory, its units and
+/// rules beside the binaries, a changelog entry, dpkg-buildpackage.
 fn pack(spec: &Toolkit, module: &Path, source: &Path) -> Result<()> {
     let version = format!("{}-{}", spec.version, spec.revision);
     let script = r#"set -eu
@@ -96,8 +96,8 @@ cp "$MODULE"/deployments/systemd/* "$MODULE"/deployments/udev/* .
 chmod -R u+w .
 sed -i '/^Package: nvidia-container-toolkit-operator-extensions/,$d' debian/control
 rm debian/nvidia-container-toolkit-operator-extensions.install
-# The upstream rules set mode 644 on the package's own root folder by an expansion that names
-# two packages at once; the mode is mended here.
+# The upstream rules set mode 644 on the package's own root directory, by an expansion that names
+# two packages at once. This corrects the mode.
 printf '\tchmod 755 debian/nvidia-container-toolkit\n' >>debian/rules
 cat >debian/changelog <<END
 nvidia-container-toolkit ($VERSION) bookworm; urgency=medium
@@ -115,8 +115,8 @@ dpkg-buildpackage -b -us -uc -d
         .env("VERSION", version)
         .env("SECTION", "")
         .env("DISTRIB", "bookworm")
-        // Packed once, unpacked in most cases: of a processor 22 s and 0.8 s with xz, 0.3 s and 0.1 s
-        // so.
+        // Packed once, unpacked in most cases: 22 s and 0.8 s of processor time with xz, 0.3 s and
+        // 0.1 s with zstd.
         .env("DPKG_DEB_COMPRESSOR_TYPE", "zstd")
         .ok()
         .context("cannot pack the container toolkit")?;

@@ -1,19 +1,19 @@
-//! Steps that are about a unit of the machine: a script that goes on beside the next steps, its end,
-//! and the run of the product that resumes after a boot. Each is a script of the bed, so that what
-//! came of the unit, its output and its exit, is expected like that of any command.
+//! Steps about a unit of the machine: a script that continues beside the next steps, its end, and
+//! the product's run that resumes after a boot. Each becomes a script of the bed, so that
+//! expectations about the unit's output and exit code work as for any command.
 
 use std::borrow::Cow;
 
 use crate::cases::Step;
 
-/// Ends with what the unit `$unit` ended with, as a shell tells it.
+/// Exits with the exit code of the unit `$unit`, in the form of a shell.
 const END: &str = r#"journalctl --sync
 journalctl -q -b -u "$unit" -o cat
 status=$(systemctl show -P ExecMainStatus "$unit")
 [ "$(systemctl show -P ExecMainCode "$unit")" = 1 ] || status=$((status + 128))
 "#;
 
-/// The product's unit: where its run succeeds, it takes its own file away.
+/// The product's unit: after a successful run it removes its own file.
 const RESUMED: &str = r#"unit=gpu-bootstrap-resume.service
 until journalctl -q -b -u "$unit" -o cat | grep -q . || [ ! -e "/etc/systemd/system/$unit" ]; do sleep 0.5; done
 until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sleep 0.5; done
@@ -55,7 +55,7 @@ fn background(unit: &str, script: &str, until_said: Option<&str>) -> String {
     );
     match until_said {
         None => start,
-        // The state is looked at first: what a unit says as it ends counts.
+        // The state is read before the log, so that the last output of a unit counts.
         Some(said) => format!(
             "{start}while :; do\n    \
              state=$(systemctl show -P SubState \"$unit\")\n    \
@@ -68,7 +68,7 @@ fn background(unit: &str, script: &str, until_said: Option<&str>) -> String {
     }
 }
 
-/// A word that the shell takes as it is.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn every_script_is_one_for_the_shell() {
+    fn every_script_is_valid_for_the_shell() {
         for text in [
             "resumed = true",
             "join = 'first'",

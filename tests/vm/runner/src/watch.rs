@@ -1,6 +1,6 @@
-//! Which package tools a run starts. For as long as it watches, each of them is a small script,
-//! bound over the real program, that notes its arguments and goes on as the real one. So every
-//! start is seen, whoever makes it, and nothing on the machine's disk is changed.
+//! Records which package tools a run starts. While it watches, a small script is mounted over each
+//! tool; it notes its arguments and executes the real one. So it sees every start by any program,
+//! and changes nothing on the machine's disk.
 
 use anyhow::{Context, Result};
 
@@ -44,7 +44,7 @@ pub fn start(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Stops, and says which starts there were: program and arguments.
+/// Stops, and returns the recorded starts: program and arguments.
 pub fn stop(machine: &Machine) -> Result<Vec<String>> {
     let done = machine
         .ok(&STOP.replace("PROGRAMS", &PROGRAMS.join(" ")))
@@ -56,7 +56,7 @@ pub fn stop(machine: &Machine) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Whether such a start only asks and can change nothing.
+/// Whether such a start is only a query and can change nothing.
 pub fn is_query(call: &str) -> bool {
     let mut words = call.split_whitespace();
     let program = words.next().unwrap_or_default();
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_told_from_changes() {
+    fn queries_are_distinguished_from_changes() {
         for call in [
             "dpkg-query -W",
             "dpkg --audit",

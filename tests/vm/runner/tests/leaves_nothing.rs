@@ -1,6 +1,6 @@
-//! A run that is interrupted leaves nothing on the host: not by a signal at whatever moment, and not
-//! by SIGKILL once `vm clean` has run. It looks at what carries the name of that run alone, so that
-//! other beds may work beside it.
+//! An interrupted run leaves nothing on the host: neither after a signal at any moment, nor after
+//! SIGKILL once `vm clean` has run. The tests look only at what carries the name of that run, so
+//! other beds may run at the same time.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -23,19 +23,20 @@ const CASE: &str = "bed-boots";
 
 const RUN: &str = "/run/gpu-bootstrap-vm";
 
-/// Long enough to build all that a machine is made of.
+/// Long enough to build everything that a machine is made of.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// How long a run may take to end after a signal; it gives up by itself before.
+/// The longest time until a run ends after a signal; the run itself gives up earlier.
 const END: Duration = Duration::from_secs(200);
 
-/// How long processes that were killed may take to be gone, and what is a matter of a moment.
+/// The longest time until killed processes are gone, and for other short waits.
 const DYING: Duration = Duration::from_secs(10);
 
-/// Longer than another bed has the list of machines; the bed itself waits as long on its way out.
+/// Longer than another bed holds the lock of the list of machines; the bed itself waits as long
+/// during its clean-up.
 const TURN_OF_OTHERS: Duration = Duration::from_secs(60);
 
-/// A run of the case, and what it was seen to have.
+/// A run of the case, and the resources that it was seen to have.
 struct Run {
     child: Child,
     said: File,
@@ -79,7 +80,7 @@ fn a_signal_leaves_nothing() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-vm` runs it"]
-fn a_signal_while_it_is_being_removed_leaves_nothing() {
+fn a_signal_during_the_removal_of_a_machine_leaves_nothing() {
     let mut run = Run::start();
     run.wait_for("its second boot", SECOND_BOOT);
     run.remember();
@@ -95,7 +96,7 @@ fn a_signal_while_it_is_being_removed_leaves_nothing() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-vm` runs it"]
-fn runs_that_are_stopped_at_once_leave_nothing() {
+fn runs_that_are_stopped_at_the_same_time_leave_nothing() {
     let mut runs = [Run::start(), Run::start()];
     for run in &mut runs {
         run.wait_for("it has a network", |run| {
@@ -103,7 +104,7 @@ fn runs_that_are_stopped_at_once_leave_nothing() {
         });
     }
     runs.iter_mut().for_each(Run::remember);
-    // Whoever of them has the list is waited for by the other; here both wait.
+    // Each of them waits while the other holds the lock of the list; here both wait.
     let list = hold_list();
     for run in &runs {
         run.send(Signal::SIGINT);
@@ -122,7 +123,7 @@ fn runs_that_are_stopped_at_once_leave_nothing() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-vm` runs it"]
-fn nothing_is_left_where_somebody_else_keeps_the_mounts() {
+fn nothing_is_left_if_another_namespace_holds_the_mounts() {
     let mut run = Run::start();
     run.wait_for("it has been turned on", |run| run.has_process("machine"));
     // As a QEMU does that starts meanwhile.
@@ -152,7 +153,7 @@ fn nothing_is_left_where_somebody_else_keeps_the_mounts() {
 
 #[test]
 #[ignore = "builds a root filesystem, as root: `make test-vm` runs it"]
-fn a_signal_leaves_nothing_of_what_is_being_built() {
+fn a_signal_leaves_nothing_of_a_build() {
     let cache = tempfile::tempdir().unwrap();
     let mut run = Run::start_in(cache.path().to_path_buf());
     let about = "a root filesystem is being configured";
@@ -170,7 +171,7 @@ fn a_signal_leaves_nothing_of_what_is_being_built() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-vm` runs it"]
-fn after_a_kill_cleaning_leaves_nothing() {
+fn after_sigkill_vm_clean_leaves_nothing() {
     let mut run = Run::start();
     run.wait_for("a command has entered it", |run| run.has_process("exec"));
     run.remember();
@@ -185,7 +186,7 @@ fn after_a_kill_cleaning_leaves_nothing() {
     run.assert_gone("after SIGKILL and `vm clean`");
 }
 
-/// Whoever adds a machine to the list or takes one away waits until it is dropped.
+/// Whoever adds a machine to the list or removes one waits until this is dropped.
 fn hold_list() -> File {
     let list = File::open(Path::new(RUN).join(".lock")).unwrap();
     let end = Instant::now() + TURN_OF_OTHERS;
@@ -201,7 +202,7 @@ fn hold_list() -> File {
     }
 }
 
-/// Which mounts a process sees.
+/// The mount namespace of a process.
 fn namespace(process: u32) -> PathBuf {
     fs::read_link(format!("/proc/{process}/ns/mnt")).unwrap()
 }
@@ -252,7 +253,7 @@ impl Run {
         self.cache.join("machines").join(self.id())
     }
 
-    /// All control groups of this run's machine, whatever hierarchies there are.
+    /// All control groups of this run's machine, in every hierarchy.
     fn groups(&self) -> Vec<PathBuf> {
         let name = format!("gpu-bootstrap-vm.{}", self.id());
         let below = fs::read_dir("/sys/fs/cgroup").unwrap();
@@ -280,7 +281,7 @@ impl Run {
         }
     }
 
-    /// Notes everything that must be gone later and then has no name any more.
+    /// Remembers everything that must be gone later and then has no name any more.
     fn remember(&mut self) {
         let own = namespaces(std::process::id());
         let mut family = BTreeSet::from([self.pid]);
@@ -340,7 +341,7 @@ impl Run {
         processes().into_iter().filter(is_ours).map(name).collect()
     }
 
-    /// What it has said, read beside it: it goes on where it was.
+    /// Its output so far.
     fn said(&self) -> String {
         let mut bytes = vec![0; usize::try_from(self.said.metadata().unwrap().len()).unwrap()];
         self.said.read_exact_at(&mut bytes, 0).unwrap();
@@ -349,7 +350,8 @@ impl Run {
 
     fn assert_gone(&self, about: &str) {
         let text = self.said();
-        let gave_up = |line: &&str| line.contains("left behind") || line.contains("not all gone");
+        let gave_up =
+            |line: &&str| line.contains("left behind") || line.contains("not completely removed");
         let mut left: Vec<String> = text.lines().filter(gave_up).map(String::from).collect();
         let suffix = format!("-{}", self.pid);
         for folder in [RUN, "/run/systemd/nspawn/propagate"].map(PathBuf::from) {
@@ -364,7 +366,7 @@ impl Run {
             let ours = text.lines().filter(|line| line.contains(&self.id()));
             left.extend(ours.map(String::from));
         }
-        // The first process of a machine has left its control group when it waits for the kernel to
+        // The first process of a machine leaves its control group while it waits for the kernel to
         // end the others; it is gone a moment later.
         let end = Instant::now() + DYING;
         let mut alive = self.alive();
@@ -401,7 +403,7 @@ fn members(group: &Path) -> Vec<u32> {
     found
 }
 
-/// In the order of their ids, so that a parent mostly comes before its children.
+/// Ordered by id, so that a parent mostly comes before its children.
 fn processes() -> BTreeSet<u32> {
     let entries = fs::read_dir("/proc").unwrap();
     entries
@@ -409,7 +411,7 @@ fn processes() -> BTreeSet<u32> {
         .collect()
 }
 
-/// The fields of `/proc/PID/stat` from the third on; the second may have blanks in it.
+/// The fields of `/proc/PID/stat` from the third on; the second may contain blanks.
 fn stat(process: u32) -> Option<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let (_, fields) = text.rsplit_once(") ")?;
@@ -420,7 +422,7 @@ fn parent(process: u32) -> Option<u32> {
     stat(process)?.get(1)?.parse().ok()
 }
 
-/// Tells processes apart that had the same id. A zombie has ended.
+/// Distinguishes processes that had the same id. A zombie counts as ended.
 fn start_time(process: u32) -> Option<String> {
     let fields = stat(process)?;
     (fields.first()? != "Z").then(|| fields.get(19).cloned())?

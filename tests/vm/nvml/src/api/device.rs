@@ -1,4 +1,4 @@
-//! What a GPU is: names, places, memory, firmware, and who uses it.
+//! The properties of a GPU: names, addresses, memory, firmware, and its users.
 
 use nvml_wrapper_sys::bindings::{
     nvmlBAR1Memory_st, nvmlDevice_t, nvmlMemory_st, nvmlMemory_v2_st, nvmlPciInfo_st,
@@ -149,7 +149,7 @@ pub fn switch(on: u32) -> Answer<bool> {
     }
 }
 
-/// The MIG device that was asked, if one was.
+/// The MIG device that was asked about, if any.
 fn part<'a>(it: &Asked<'a>) -> Option<(usize, &'a crate::gpu::MigDevice)> {
     let position = it.mig?;
     Some((position, it.gpu.mig.devices.get(position)?))
@@ -171,7 +171,7 @@ fn memory_of(it: &Asked<'_>) -> (u64, u64, u64) {
     }
 }
 
-/// `nvmlPciInfo_t` as it was before its third version, as far as all its forms agree.
+/// `nvmlPciInfo_t` before its third version, as far as all its forms agree.
 #[repr(C)]
 pub struct OldPciInfo {
     bus_id: [std::ffi::c_char; 16],
@@ -208,7 +208,7 @@ fn pci(gpu: &Gpu) -> nvmlPciInfo_st {
     }
 }
 
-/// NVML's way with lists: the caller says how much room there is, the answer how much is needed.
+/// NVML's convention for lists: the caller states the room, the answer states the needed room.
 fn list_processes<T>(
     gpu: &Gpu,
     kind: ProcessKind,

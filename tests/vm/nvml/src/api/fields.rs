@@ -29,7 +29,7 @@ enum Value {
 }
 
 fn fill(field: &mut nvmlFieldValue_st, value: Value) {
-    // The widest member first, so that no byte of the union keeps what the caller had there.
+    // The widest member first, so that no byte of the union keeps the caller's data.
     field.value = nvmlValue_st { ullVal: 0 };
     (field.valueType, field.value) = match value {
         Value::Unsigned(value) => (1, nvmlValue_st { uiVal: value }),
@@ -41,7 +41,7 @@ fn fill(field: &mut nvmlFieldValue_st, value: Value) {
     field.latencyUsec = 0;
 }
 
-/// Drivers from 580.82 on renumbered 251 to 273; this turns a new number into the old one.
+/// Drivers from 580.82 on renumbered 251 to 273; this maps a new number to the old one.
 fn old_number(it: &Asked<'_>, id: u32) -> u32 {
     match id {
         251..=268 if it.inventory.driver() >= (580, 82) => id + 5,

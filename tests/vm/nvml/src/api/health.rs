@@ -1,4 +1,4 @@
-//! How a GPU is: ECC, rows and pages, temperature, power and clocks.
+//! The health of a GPU: ECC, rows and pages, temperature, power and clocks.
 
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlEccErrorCounts_st, nvmlEccSramErrorStatus_v1_t, nvmlMarginTemperature_v1_t,
@@ -203,7 +203,7 @@ fn has_ecc(gpu: &Gpu) -> Answer {
     }
 }
 
-/// The counters, which exist while ECC is on.
+/// The counters; they exist while ECC is on.
 fn counting<'a>(it: &Asked<'a>) -> Answer<&'a crate::gpu::Ecc> {
     has_ecc(it.gpu)?;
     if !it.gpu.ecc.enabled {
@@ -223,7 +223,7 @@ pub fn pick(counts: &EccCounts, kind: u32, counter: u32) -> Answer<u64> {
     }
 }
 
-/// Rows are remapped from Ampere on, and NVML does not tell while MIG devices exist.
+/// Rows are remapped from Ampere on, and NVML does not report them while MIG devices exist.
 pub fn remapping(it: &Asked<'_>) -> Answer {
     let hidden = it.set.mig && !it.gpu.mig.devices.is_empty();
     if !it.gpu.remaps_rows() || hidden {

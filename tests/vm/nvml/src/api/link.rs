@@ -1,4 +1,4 @@
-//! PCI Express, NVLink and the fabric behind it.
+//! PCI Express, NVLink and the NVLink fabric.
 
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlReturn_t,

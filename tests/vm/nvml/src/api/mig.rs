@@ -1,4 +1,4 @@
-//! MIG: the mode, the devices, and the instances behind them.
+//! MIG: the mode, the devices, and their instances.
 
 use nvml_wrapper_sys::bindings::{
     nvmlComputeInstance_t, nvmlComputeInstanceInfo_st, nvmlComputeInstancePlacement_st,
@@ -70,7 +70,7 @@ exports! {
             memorySizeMB: profile.memory_mib(it.gpu.memory_mib),
         })
     };
-    // Instances have the handle of the MIG device that is made of them.
+    // Instances have the handle of their MIG device.
     device nvmlDeviceGetGpuInstanceById(id: u32, instance: Out<nvmlGpuInstance_t>) |it| {
         let parts = &it.gpu.mig.devices;
         let part = parts.iter().position(|part| part.gpu_instance == Some(id));
@@ -99,7 +99,7 @@ exports! {
         index: u32, engine: u32, info: Out<nvmlComputeInstanceProfileInfo_st>
     ) |it| {
         let (_, profile) = part(&it)?;
-        // Smaller compute instances than the whole GPU instance are not simulated.
+        // Compute instances that are smaller than their GPU instance are not simulated.
         if index != profile.compute || engine != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
@@ -133,7 +133,7 @@ fn supported(it: &Asked<'_>) -> Answer {
     }
 }
 
-/// The MIG device that was asked; a whole GPU is the wrong argument.
+/// The MIG device that was asked about; a whole GPU is an invalid argument.
 fn part<'a>(it: &Asked<'a>) -> Answer<(&'a MigDevice, Profile)> {
     let position = it.mig.ok_or(Code::INVALID_ARGUMENT)?;
     let device = it.gpu.mig.devices.get(position);

@@ -1,4 +1,4 @@
-//! The exported functions, by what they are about.
+//! The exported functions, by topic.
 
 mod device;
 mod fields;

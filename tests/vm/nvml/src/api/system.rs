@@ -1,4 +1,4 @@
-//! Start, end, versions, and the way to a GPU.
+//! Initialisation, shutdown, versions, and GPU handles.
 
 use std::ffi::{CStr, c_char};
 
@@ -12,7 +12,7 @@ use crate::gpu::address;
 use crate::pointer::{Given, Out, Text, version_of};
 use crate::state::{self, Library};
 
-/// The functions that do not go the way of the others.
+/// The functions that the macro does not export.
 pub const BY_HAND: &[&str] = &[
     "nvmlInit",
     "nvmlInit_v2",
@@ -51,7 +51,7 @@ extern "C" fn nvmlErrorString(code: nvmlReturn_t) -> *const c_char {
     words(code).as_ptr()
 }
 
-/// A return code in words.
+/// The description of a return code.
 fn words(code: nvmlReturn_t) -> &'static CStr {
     match code {
         0 => c"Success",
@@ -158,7 +158,7 @@ fn cuda(library: &Library, version: Out<i32>) -> Answer {
     version.put((major * 1000 + minor * 10) as i32)
 }
 
-/// Hands out a handle, unless the GPU is absent or lost.
+/// Returns a handle, unless the GPU is absent or lost.
 fn give(library: &Library, gpu: Option<usize>, handle: Out<nvmlDevice_t>) -> Answer {
     let gpu = gpu
         .filter(|gpu| *gpu < visible(library))
@@ -193,7 +193,7 @@ fn by_uuid(library: &Library, uuid: &str, handle: Out<nvmlDevice_t>) -> Answer {
 }
 
 fn by_address(library: &Library, text: &str, handle: Out<nvmlDevice_t>) -> Answer {
-    // The domain may be left out, and have four or eight digits.
+    // The domain may be absent, or have four or eight digits.
     let whole = match text.matches(':').count() {
         1 => format!("0:{text}"),
         _ => String::from(text),

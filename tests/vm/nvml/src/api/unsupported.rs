@@ -1,11 +1,11 @@
-//! The rest of NVML's functions: they exist, and answer that they are not supported. Without them
-//! a Go program that calls one would be ended by the dynamic linker.
+//! The rest of NVML's functions: they exist, and return "not supported". Without them the dynamic
+//! linker would end a Go program that calls one.
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 use crate::call::{Code, exports};
 
-/// Names without a meaning here.
+/// Functions that are not simulated.
 macro_rules! unsupported {
     ($($symbol:ident)*) => {
         exports! { $(unsupported $symbol() |_library| Err(Code::NOT_SUPPORTED);)* }

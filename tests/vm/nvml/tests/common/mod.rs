@@ -1,5 +1,5 @@
-//! Runs a part of a test in a process of its own, since the library reads its inventory from a
-//! file that the environment names, and may hang.
+//! Runs a part of a test in its own process, because the library may hang, and reads its inventory
+//! from a file that an environment variable names.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-/// Says which part a child is to run.
+/// The environment variable that names the part a child runs.
 const PART: &str = "GPU_STANDIN_NVML_PART";
 
-/// The file by which a child proves that its part really ran to its end.
+/// The file by which a child proves that its part ran to its end.
 const DONE: &str = "done";
 
-/// A machine with two GPUs, in as few words as there are.
+/// The shortest inventory with two GPUs.
 pub const TWO: &str = r#"
 driver-version = "535.261.03"
 cuda-version = "12.2"
@@ -30,13 +30,13 @@ pci-id = "10de:1eb8"
 
 /// How a part ended.
 pub struct Ended {
-    /// None if it had to be ended.
+    /// `None` if it had to be killed.
     pub status: Option<ExitStatus>,
     /// Its standard error.
     pub stderr: String,
 }
 
-/// The library as it was built with this test.
+/// The library that was built with this test.
 pub fn library() -> PathBuf {
     let mut folder = std::env::current_exe().expect("a test has a path");
     while folder.pop() {
@@ -61,7 +61,7 @@ pub fn with(inventory: &str, name: &str, part: impl FnOnce()) {
     }
 }
 
-/// Runs `part` in a child and tells how it ended; in the child itself there is nothing to tell.
+/// Runs `part` in a child and returns how it ended; in the child itself it returns `None`.
 pub fn run(inventory: &str, name: &str, patience: Duration, part: impl FnOnce()) -> Option<Ended> {
     if std::env::var_os(PART).is_some_and(|wanted| wanted == name) {
         part();

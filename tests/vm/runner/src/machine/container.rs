@@ -1,4 +1,5 @@
-//! A machine of the kind `container`: booted by systemd-nspawn, at native speed, on the host's kernel.
+//! A machine of the kind `container`: booted by systemd-nspawn, at native speed, on the host's
+//! kernel.
 
 use std::fs;
 use std::process::{Child, ExitStatus};
@@ -11,7 +12,7 @@ use super::{Body, End, Frame, PATH, TURN};
 use crate::group::Part;
 use crate::sh::daemon;
 
-/// The exit status by which nspawn says that the machine wants to be started again.
+/// The exit status of nspawn if the machine wants to be started again.
 const REBOOT: i32 = 133;
 
 /// See the module.
@@ -101,7 +102,7 @@ impl Body for Container {
 
     fn cut(&mut self, _: &Frame) -> Result<()> {
         bail!(
-            "the power of a container cannot be cut: it has no kernel of its own that would forget"
+            "the power of a container cannot be cut: it has no kernel of its own that would lose data"
         )
     }
 
@@ -124,7 +125,7 @@ impl Body for Container {
 
 impl Container {
     fn way_in(&self) -> Vec<String> {
-        // 0 is no process: entering a machine that is off fails as it should.
+        // 0 is not a process: entering a machine that is off fails, as it must.
         let init = self.booted.as_ref().and_then(|booted| booted.init);
         let init = init.unwrap_or_default().to_string();
         ["nsenter", "--target", &init, "--all", "--"]
@@ -133,7 +134,7 @@ impl Container {
     }
 }
 
-/// What its end says; only a machine that turned itself off ends well.
+/// The meaning of its exit status; success only for a machine that powered off.
 fn how(status: ExitStatus) -> Result<End> {
     match status.code() {
         Some(0) => Ok(End::Off),
@@ -142,7 +143,7 @@ fn how(status: ExitStatus) -> Result<End> {
     }
 }
 
-/// Whether the child has become the machine's init, after which its namespaces are complete.
+/// Whether the child has become the machine's init; its namespaces are complete then.
 fn is_init(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "systemd")
 }
@@ -153,7 +154,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     #[test]
-    fn only_a_machine_that_turned_itself_off_is_off() {
+    fn only_a_machine_that_powered_off_is_off() {
         let exit = |code: i32| how(ExitStatus::from_raw(code << 8));
         assert_eq!(exit(0).unwrap(), End::Off);
         assert_eq!(exit(REBOOT).unwrap(), End::Reboot);

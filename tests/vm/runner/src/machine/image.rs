@@ -1,8 +1,8 @@
-//! What a machine of the kind `image` boots from: a distribution's cloud image, by its own boot
-//! loader. Everything of the bed comes into it by cloud-init at its first boot.
+//! The boot source of a machine of the kind `image`: a distribution's cloud image with its own boot
+//! loader. cloud-init installs everything of the bed at the first boot.
 //!
-//! The machine's root folder is a parcel here: what other kinds of machines have in their root
-//! from the start is copied from it, before cloud-init does what the user-data says.
+//! The machine's root directory serves as a parcel here: the files that other kinds of machines
+//! have in their root from the start are copied from it, before cloud-init applies the user-data.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,27 +20,27 @@ use crate::seed;
 use crate::sh::Cmd;
 use crate::simulation::INSIDE;
 
-/// Size of the disk, into which the image grows at its first boot; only what is written takes room.
+/// Size of the disk. The image grows into it at its first boot; only written data takes space.
 const DISK_SIZE: &str = "16G";
 
-/// The image as the machine's folder has it; the machine's own disk lies over it.
+/// The image in the machine's directory; the machine's own disk is a layer over it.
 const BASE: &str = "base.qcow2";
 const OVER: &str = "disk.qcow2";
 
-/// Firmware of QEMU's root, and where it keeps its variables.
+/// Firmware in QEMU's root, and the file of its variables.
 const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const VARIABLES: &str = "usr/share/OVMF/OVMF_VARS_4M.fd";
 
 /// The label of the disk with the parcel.
 const LABEL: &str = "testbed-parcel";
 
-/// The user-data where the case has none: a small system has no other locale.
+/// The user-data if the case has none: a small system has no other locale.
 const USER_DATA: &str = "#cloud-config\nlocale: C.UTF-8\n";
 
-/// cloud-init's vendor data, which leaves the user-data to the case.
+/// cloud-init's vendor data; the user-data is left to the case.
 const VENDOR_DATA: &str = include_str!("../../files/image-vendor-data");
 
-/// The way to the repository server, as in machines of the kind `vm`.
+/// The units that connect to the repository server, as in machines of the kind `vm`.
 const UNITS: [(&str, &str); 2] = [
     (
         "testbed-server.socket",
@@ -57,8 +57,8 @@ pub struct Image {
     qemu: PathBuf,
 }
 
-/// Makes the machine's folder with the image in `image`, and an empty parcel. Which kernel it has
-/// is not known from here.
+/// Links the image in `image` into the machine's directory, and makes an empty parcel. The kernel
+/// version is not known here.
 pub fn parcel(image: &Path, dir: &Path) -> Result<String> {
     fs::hard_link(image.join(DISK), dir.join(BASE)).context("cannot link an image")?;
     let etc = dir.join("root/etc");
@@ -68,7 +68,7 @@ pub fn parcel(image: &Path, dir: &Path) -> Result<String> {
 }
 
 impl Image {
-    /// Makes the key of the way in, and puts the way to the repository server into the parcel.
+    /// Makes the ssh key, and adds the connection to the repository server to the parcel.
     pub fn prepare(bed: &Bed, frame: &Frame) -> Result<Image> {
         keygen(&frame.dir.join("key"))?;
         let units = frame.root().join("usr/lib/systemd/system");
@@ -122,7 +122,7 @@ impl Image {
 
     fn seal_parcel(&self, frame: &Frame) -> Result<()> {
         let root = frame.root();
-        // The machine has names of its own in that file: these are added to them.
+        // The image has its own entries in that file: these are appended to them.
         let inside = root.join(INSIDE.trim_start_matches('/'));
         fs::create_dir_all(&inside).context("cannot make a folder")?;
         fs::rename(root.join("etc/hosts"), inside.join("hosts")).context("cannot move a file")?;
@@ -158,7 +158,7 @@ impl Source for Image {
                 "-drive",
                 &format!("if=pflash,format=raw,file={DISKS}/vars.fd"),
                 "-drive",
-                // What QEMU was told to write survives QEMU: the host's cache keeps it.
+                // Data that QEMU has written survives the end of QEMU: the host's cache keeps it.
                 &format!(
                     "id=disk,file={DISKS}/{OVER},format=qcow2,if=none,cache=unsafe,discard=unmap"
                 ),

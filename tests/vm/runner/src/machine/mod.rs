@@ -1,5 +1,6 @@
-//! A machine: its disk is a root filesystem under a layer of changes, its processes, network and mounts
-//! are its own, and all of it is gone when it is dropped. How it runs is its body's affair.
+//! A machine. Its disk is a root filesystem under a layer of changes. Its processes, network and
+//! mounts are its own, and all of them are removed when it is dropped. Its [`Body`] defines how it
+//! runs.
 
 mod container;
 mod image;
@@ -29,9 +30,9 @@ use crate::{out, simulation};
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What a machine changes lies in a layer of its own over its root filesystem: nothing of that is
-/// copied. But `/var/lib` is, because containers' layers cannot lie over such a filesystem. With `$3`
-/// all of it lies in memory, in a tmpfs with these options.
+/// A machine's changes lie in their own layer over its root filesystem, so nothing is copied.
+/// `/var/lib` is the exception, because the layers of containers cannot lie on such a filesystem.
+/// With `$3` all of it lies in memory, in a tmpfs with these options.
 const LAYERS: &str = r#"
 mkdir "$2/layer" "$2/root"
 [ -z "$3" ] || mount -t tmpfs -o "$3" testbed "$2/layer"
@@ -41,15 +42,15 @@ mount -t overlay -o "lowerdir=$1/root,upperdir=$2/layer/changes,workdir=$2/layer
 mount --bind "$2/layer/lib" "$2/root/var/lib"
 "#;
 
-/// What has to be left of memory so that a container's changes lie there, and as much as they may have
-/// of it, in bytes. A driver, a compiler and Docker come to a gigabyte or two, so that four machines at
-/// once find room, also where one of them is emulated; one that goes wild finds its disk full before
-/// the host has no memory. dpkg makes, syncs and removes tens of thousands of files, which costs a fifth
-/// less in memory.
+/// The available memory that a container needs so that its changes lie in memory, and the limit of
+/// their size, in bytes. A driver, a compiler and Docker need one or two gigabytes, so four
+/// machines at the same time fit, even if one of them is emulated. A runaway machine fills its disk
+/// before the host runs out of memory. dpkg creates, syncs and removes tens of thousands of files,
+/// which costs a fifth less in memory.
 const MEMORY: u64 = 10 << 30;
 
-/// How long a machine may take to come up or to go down; an emulated one takes several times as
-/// long as one at native speed.
+/// The longest time for a start or a shutdown; an emulated machine takes several times as long as
+/// one at native speed.
 const TURN: Duration = Duration::from_secs(600);
 
 /// One machine.
@@ -63,11 +64,11 @@ pub struct Machine {
 /// What every machine has, whatever runs it.
 pub struct Frame {
     name: String,
-    /// Its name among all that run on this host.
+    /// Its name, unique on this host.
     id: String,
-    /// Its disk and its logs.
+    /// The directory of its disk and its logs.
     dir: PathBuf,
-    /// Its sockets, in a folder whose name is short enough for them.
+    /// The directory of its sockets, whose path is short enough for them.
     run: PathBuf,
     kernel: String,
     in_memory: bool,
@@ -77,32 +78,33 @@ pub struct Frame {
 
 /// What runs a machine.
 trait Body {
-    /// Turns it on, and comes back at once.
+    /// Turns it on without waiting for the boot.
     fn power_on(&mut self, frame: &Frame) -> Result<()>;
     /// Waits until commands can enter.
     fn wait_for_entry(&mut self, frame: &Frame) -> Result<()>;
     fn is_on(&self) -> bool;
-    /// How it ended, if it has; from then on it is off.
+    /// How it ended, if it has; after that it is off.
     fn ended(&mut self, frame: &Frame) -> Result<Option<End>>;
-    /// Takes the power away.
+    /// Cuts the power.
     fn cut(&mut self, frame: &Frame) -> Result<()>;
-    /// A script as a command of the host that runs it inside, with this environment alone.
+    /// The host's command that runs a script inside, with this environment only.
     fn enter(&self, frame: &Frame, environment: &[String], script: &str) -> Vec<String>;
-    /// How a person enters it from the host, while it is on.
+    /// The command by which a person enters it from the host, while it is on.
     fn entry(&self, frame: &Frame) -> Option<String>;
 }
 
 /// How a machine ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It turned itself off.
+    /// It powered off.
     Off,
     /// It wants to be started again.
     Reboot,
 }
 
 impl Frame {
-    /// Its root folder as the host sees it: the disk of a container, the mould of a VM's.
+    /// Its root directory on the host: the disk of a container; for a VM the directory from which
+    /// its disk is made.
     fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
@@ -111,23 +113,24 @@ impl Frame {
         self.dir.join("seed.img")
     }
 
-    /// What it wrote to its console since it was turned on.
+    /// Its console output since it was turned on.
     fn console(&self) -> PathBuf {
         self.dir.join("console.log")
     }
 }
 
 impl Machine {
-    /// How much of the processors it has had since it was made.
+    /// Its processor time since it was made.
     pub fn processor(&self) -> Option<Duration> {
         self.frame.group.processor()
     }
 
-    /// Makes a machine of the root filesystem that `rootfs` built in `root`, which stays as it is.
+    /// Makes a machine from the root filesystem that `rootfs` built in `root`, which is not
+    /// changed.
     pub fn create(bed: &Bed, name: &str, spec: &MachineSpec, root: &Path) -> Result<Machine> {
         let claim = Claim::take(bed, name)?;
         let (dir, group) = (claim.dir.clone(), claim.group.clone());
-        // An emulated machine has its root folder for as long as its disk is made of it.
+        // An emulated machine needs its root directory only until its disk is made.
         let in_memory = spec.kind == Kind::Container && available_memory()? >= MEMORY;
         let kernel = match spec.kind {
             Kind::Image => image::parcel(root, &dir)?,
@@ -160,13 +163,13 @@ impl Machine {
         })
     }
 
-    /// Its root folder as the host sees it. That of a VM becomes its disk at the first boot, and
-    /// nothing that is put into the folder later is seen in the machine.
+    /// Its root directory on the host. A VM's disk is made from it at the first boot; files that
+    /// are added later do not appear in the machine.
     pub fn root(&self) -> PathBuf {
         self.frame.root()
     }
 
-    /// Where a VM's seed disk lies, if it has one; blank otherwise.
+    /// The path of a VM's seed disk; without user-data it is blank.
     pub fn seed(&self) -> PathBuf {
         self.frame.seed()
     }
@@ -175,7 +178,7 @@ impl Machine {
         &self.spec
     }
 
-    /// Where its changes lie, for a person who wonders why it was quick or slow.
+    /// The place of its changes, for a person who wonders about its speed.
     pub fn place_of_changes(&self) -> &'static str {
         match self.frame.in_memory {
             true => "its changes lie in memory",
@@ -192,7 +195,7 @@ impl Machine {
         self.body.is_on()
     }
 
-    /// Turns it on, and comes back at once.
+    /// Turns it on without waiting for the boot.
     pub fn power_on(&mut self) -> Result<()> {
         if self.body.is_on() {
             bail!("machine {} is on already", self.frame.name);
@@ -200,7 +203,7 @@ impl Machine {
         self.body.power_on(&self.frame)
     }
 
-    /// Boots it, up to the point where commands can enter and units have been started.
+    /// Boots it until commands can enter and the units have been started.
     pub fn boot(&mut self) -> Result<()> {
         self.power_on()?;
         self.wait_for_entry()?;
@@ -222,7 +225,7 @@ impl Machine {
             thread::sleep(Duration::from_millis(50));
         }
         bail!(
-            "machine {} did not come up: {}",
+            "machine {} did not boot: {}",
             self.frame.name,
             self.console_tail()
         )
@@ -236,7 +239,7 @@ impl Machine {
             .with_context(|| self.console_tail())
     }
 
-    /// Waits until it has nothing more to start.
+    /// Waits until it has started all its units.
     pub fn settle(&self, limit: Duration) -> Result<()> {
         let done = self
             .exec("systemctl is-system-running --wait")
@@ -244,19 +247,22 @@ impl Machine {
             .run()?;
         match (done.late, done.stdout.trim()) {
             (false, "running" | "degraded") => Ok(()),
-            (_, state) => bail!("machine {} does not settle: `{state}`", self.frame.name),
+            (_, state) => bail!(
+                "machine {} does not finish its start: `{state}`",
+                self.frame.name
+            ),
         }
     }
 
-    /// How a person enters it from the host, while it is up.
+    /// The command by which a person enters it from the host, while it is up.
     pub fn entry(&self) -> Option<String> {
         self.body.entry(&self.frame)
     }
 
-    /// A command that runs inside, as root, in a shell of its own. Without `-e`: a script that
-    /// means to stop at the first failure says so.
+    /// A command that runs inside as root, in its own shell. Without `-e`: a script that must stop
+    /// at the first failure sets it.
     pub fn exec(&self, script: &str) -> Cmd {
-        // Where a person looks on, progress is drawn for their terminal.
+        // If a person watches, progress bars are drawn for their terminal.
         let terminal = std::env::var("TERM").unwrap_or_else(|_| "dumb".into());
         let environment = [
             PATH.to_string(),
@@ -268,19 +274,19 @@ impl Machine {
         Cmd::new(self.frame.group.inside(Part::Exec, &argv))
     }
 
-    /// The same, and it must succeed.
+    /// The same for a command that must succeed.
     pub fn ok(&self, script: &str) -> Result<Done> {
         self.exec(script)
             .ok()
             .with_context(|| format!("in machine {}", self.frame.name))
     }
 
-    /// Powers it off the ordinary way.
+    /// Shuts it down regularly.
     pub fn power_off(&mut self) -> Result<()> {
         if !self.body.is_on() {
             return Ok(());
         }
-        // The connection may end before the answer: only the machine's end counts.
+        // The connection may end before the answer, so only the end of the machine counts.
         let _ = self.exec("systemctl poweroff").deadline(TURN).run();
         self.wait_for_end(TURN).map(drop)
     }
@@ -295,7 +301,7 @@ impl Machine {
             .with_context(|| self.console_tail())
     }
 
-    /// Waits for a machine that turns itself off or reboots, which ends it here, too.
+    /// Waits for a machine that powers off or reboots; a reboot ends it here, too.
     pub fn wait_for_end(&mut self, limit: Duration) -> Result<End> {
         let start = Instant::now();
         while start.elapsed() < limit {
@@ -311,14 +317,14 @@ impl Machine {
         )
     }
 
-    /// Takes the power away, at once.
+    /// Cuts the power at once.
     pub fn cut(&mut self) -> Result<()> {
         self.body
             .cut(&self.frame)
             .with_context(|| format!("cannot cut the power of {}", self.frame.name))
     }
 
-    /// What it wrote to its console since it was turned on.
+    /// Its console output since it was turned on.
     pub fn console(&self) -> Result<String> {
         match fs::read(self.frame.console()) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -328,8 +334,8 @@ impl Machine {
         }
     }
 
-    /// Starts a program of the host in the machine's network, which lives until the machine is
-    /// dropped, also across its reboots.
+    /// Starts a program of the host in the machine's network. It lives until the machine is
+    /// dropped, also across reboots.
     pub fn serve(&self, argv: &[&str], log: &Path) -> Result<Child> {
         let inside = self.frame.net.inside(argv.iter().copied());
         daemon(&self.frame.group.inside(Part::Support, &inside), log)
@@ -341,22 +347,22 @@ impl Machine {
         daemon(&self.frame.group.inside(Part::Support, &argv), log)
     }
 
-    /// Where a log of something beside the machine belongs.
+    /// The path of a log of something beside the machine.
     pub fn log(&self, name: &str) -> PathBuf {
         self.frame.dir.join(name)
     }
 
-    /// The file that holds its network namespace.
+    /// The file that keeps its network namespace alive.
     pub fn netns(&self) -> &Path {
         self.frame.net.file()
     }
 
-    /// Cuts or mends its line to the outside.
+    /// Cuts or restores its connection to the outside.
     pub fn line(&self, line: Line) -> Result<()> {
         self.frame.net.line(line)
     }
 
-    /// Puts a file into the machine's disk.
+    /// Copies a file onto the machine's disk.
     pub fn put(&self, from: &Path, to: &str) -> Result<()> {
         let to = self.root().join(to.trim_start_matches('/'));
         if let Some(dir) = to.parent() {
@@ -375,8 +381,8 @@ impl Machine {
     }
 }
 
-/// Makes a machine's root folder of the root filesystem in `root`, under its own name; which kernel
-/// it has.
+/// Makes a machine's root directory from the root filesystem in `root`, under its own name; returns
+/// its kernel version.
 fn lay(name: &str, group: &Group, root: &Path, dir: &Path, in_memory: bool) -> Result<String> {
     let options = match in_memory {
         true => format!("size={MEMORY},mode=755"),
@@ -398,8 +404,8 @@ fn lay(name: &str, group: &Group, root: &Path, dir: &Path, in_memory: bool) -> R
     crate::rootfs::kernel(&root.join("root"))
 }
 
-/// What programs can have of memory without anything being swapped, in bytes, and within the limit of
-/// a container (cgroup v2) that the bed itself runs in.
+/// The memory in bytes that programs can use without swapping, within the limit of a container
+/// (cgroup v2) that the bed itself runs in.
 fn available_memory() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let mut lines = text.lines();
@@ -407,7 +413,7 @@ fn available_memory() -> Result<u64> {
         .find_map(|line| line.strip_prefix("MemAvailable:")?.strip_suffix("kB"))
         .and_then(|count| count.trim().parse().ok())
         .context("/proc/meminfo does not say what is available")?;
-    // Neither is there at the root of all groups, and the limit may be the word `max`.
+    // Neither file exists in the root group, and the limit may be the word `max`.
     let of_group = |name: &str| -> Option<u64> {
         let text = fs::read_to_string(Path::new("/sys/fs/cgroup").join(name));
         text.ok()?.trim().parse().ok()

@@ -1,4 +1,4 @@
-//! QEMU's monitor (QMP): why a machine ended, and the way to take its power away.
+//! QEMU's monitor (QMP): it tells why a machine ended, and cuts its power.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// How long QEMU may take to open its monitor.
+/// The longest time until QEMU opens its monitor.
 const OPENING: Duration = Duration::from_secs(30);
 
 /// A connection to the monitor of a running QEMU.
@@ -54,12 +54,12 @@ impl Monitor {
             reason,
             listener,
         };
-        // The monitor answers nothing before this.
+        // The monitor answers no other command before this one.
         monitor.say("qmp_capabilities")?;
         Ok(monitor)
     }
 
-    /// Takes the power away: nothing that the guest has not written is written any more.
+    /// Cuts the power: data that the guest has not written is lost.
     pub fn quit(&mut self) -> Result<()> {
         self.say("quit")
     }
@@ -83,7 +83,7 @@ impl Monitor {
     }
 }
 
-/// The reason in a `SHUTDOWN` event, by QEMU's `ShutdownCause`.
+/// The reason in a `SHUTDOWN` event, one of QEMU's `ShutdownCause`.
 fn shutdown_reason(line: &str) -> Option<String> {
     let value: Value = serde_json::from_str(line).ok()?;
     if value["event"] != "SHUTDOWN" {
@@ -97,7 +97,7 @@ mod tests {
     use super::shutdown_reason;
 
     #[test]
-    fn an_end_has_a_reason() {
+    fn the_reason_of_a_shutdown_is_read() {
         let event = r#"{"timestamp": {"seconds": 1}, "event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}"#;
         assert_eq!(shutdown_reason(event).as_deref(), Some("guest-reset"));
         assert_eq!(shutdown_reason(r#"{"event": "RESET"}"#), None);

@@ -1,7 +1,8 @@
-//! What a machine of the kind `vm` boots from: a disk made of the root folder that the bed gave it.
+//! The boot source of a machine of the kind `vm`: a disk made from the root directory that the bed
+//! prepared.
 //!
 //! The bed is its boot loader: at each start it reads the kernel and the initial RAM filesystem
-//! that the disk's own links name, so that what the machine changed there counts at its next boot.
+//! that the links on the disk name, so that a change of them takes effect at the next boot.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,23 +21,23 @@ use crate::simulation::INSIDE;
 const KERNEL_LINE: &str =
     "root=/dev/vda rw console=ttyS0 loglevel=4 systemd.show_status=yes panic=-1";
 
-/// What an emulated processor pays for and has no use for: a clock that is a device, and detours
-/// around faults of real processors.
+/// An emulated processor needs neither a clock device nor mitigations for faults of real
+/// processors, but pays for both.
 const QUICKER: &str = "tsc=reliable mitigations=off";
 
-/// Size of a disk; only what is written takes room.
+/// Size of a disk; only written data takes space.
 const DISK_BYTES: u64 = 16 << 30;
 
-/// What cloud-init gets below the user-data, as from a cloud: keys and languages that nobody uses are not
-/// made, for which an emulated machine beside others takes 38 s and more.
+/// cloud-init's vendor data, as in a cloud. It avoids keys and locales that nobody uses: generating
+/// them takes 38 s and more on an emulated machine beside others.
 const VENDOR_DATA: &str = "#cloud-config\nssh_genkeytypes: [ed25519]\nlocale: false\n";
 
-/// The bed's own way in: a second sshd, outside `/etc`, that waits for nothing.
+/// The bed's own access: a second sshd, outside `/etc`, that waits for no other unit.
 const SSHD: &str = include_str!("../../files/testbed-sshd.conf");
 
-/// Below `/usr/lib`: the way in, the way to the repository server in the machine's namespace (which
-/// QEMU calls 10.0.3.2), a network for machines without cloud-init's, which goes before it, and what
-/// nouveau does with a GPU that is no emulated one.
+/// Files below `/usr/lib`: the access; the connection to the repository server in the machine's
+/// namespace (QEMU's address for it is 10.0.3.2); a network for machines without a configuration by
+/// cloud-init, which has precedence; and a rule that simulates how nouveau holds a real GPU.
 const FILES: [(&str, &str); 5] = [
     (
         "systemd/system/testbed-sshd.service",
@@ -60,7 +61,7 @@ const FILES: [(&str, &str); 5] = [
     ),
 ];
 
-/// What of that starts at boot, and when.
+/// The units of these that start at boot, and when.
 const UNITS: [(&str, &str); 3] = [
     ("multi-user.target", "testbed-sshd.service"),
     ("multi-user.target", "systemd-networkd.service"),
@@ -71,7 +72,7 @@ const UNITS: [(&str, &str); 3] = [
 pub struct Mould;
 
 impl Mould {
-    /// Puts the way in into the machine's root.
+    /// Adds the access to the machine's root.
     pub fn prepare(frame: &Frame) -> Result<Mould> {
         let root = frame.root();
         let here = root.join(INSIDE.trim_start_matches('/'));
@@ -119,7 +120,7 @@ impl Source for Mould {
             "-append",
             &format!("{KERNEL_LINE} {QUICKER}"),
             "-drive",
-            // What QEMU was told to write survives QEMU: the host's cache keeps it.
+            // Data that QEMU has written survives the end of QEMU: the host's cache keeps it.
             &format!("id=disk,file={DISKS}/disk.img,format=raw,if=none,cache=unsafe,discard=unmap"),
         ]
         .map(String::from)
@@ -127,7 +128,7 @@ impl Source for Mould {
     }
 }
 
-/// The machine's disk, made of its root at the first start.
+/// The machine's disk, made from its root at the first start.
 fn make_disk(frame: &Frame) -> Result<()> {
     let disk = frame.dir.join("disk.img");
     if disk.exists() {
@@ -156,8 +157,8 @@ fn make_disk(frame: &Frame) -> Result<()> {
     }
 }
 
-/// Reads kernel and initial RAM filesystem from the disk, as a boot loader does: by the links in
-/// its root, and without the journal of the filesystem.
+/// Reads the kernel and the initial RAM filesystem from the disk as a boot loader does: through the
+/// links in its root, and without replaying the journal of the filesystem.
 fn load(frame: &Frame) -> Result<()> {
     let disk = frame.dir.join("disk.img");
     for (link, file) in [("/vmlinuz", "kernel"), ("/initrd.img", "initrd")] {
@@ -184,8 +185,8 @@ fn link_target(disk: &Path, link: &str) -> Result<String> {
 }
 
 fn debugfs(disk: &Path, request: &str) -> Result<String> {
-    // What a power cut left before the journal is replayed has wrong checksums, and maps that do not
-    // fit: a boot loader looks at neither.
+    // After a power cut, until the journal is replayed, checksums are wrong and bitmaps do not
+    // match. A boot loader checks neither.
     let done = Cmd::new([
         "debugfs",
         "-n",

@@ -1,5 +1,5 @@
-//! A machine that QEMU runs, with its own kernel and a bus of its own. What it boots from is its
-//! [`Source`]'s affair.
+//! A machine that QEMU runs, with its own kernel and its own bus. Its [`Source`] defines what it
+//! boots from.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,18 +23,18 @@ use crate::tables::MachineSpec;
 /// Memory of a machine, in mebibytes.
 const MEMORY_MIB: u32 = 3072;
 
-/// Where the machine's way in is, in the machine's namespace.
+/// The port of the machine's sshd in the machine's namespace.
 const SSH_PORT: &str = "2222";
 
-/// Not the network of slirp4netns, which is the next one on the way out.
+/// Different from the network of slirp4netns, which is the next hop to the outside.
 const NETWORK: &str = "10.0.3.0/24";
 
 /// What a machine boots from.
 pub trait Source {
-    /// The port at which the machine lets the bed in.
+    /// The port of the machine's sshd.
     fn port(&self) -> &'static str;
-    /// Makes what is missing of it, and says what QEMU is told: the processor, how it boots, and
-    /// the drive `disk`.
+    /// Makes what is missing, and returns QEMU's arguments: the processor, the boot method, and the
+    /// drive `disk`.
     fn ready(&self, frame: &Frame) -> Result<Vec<String>>;
 }
 
@@ -52,7 +52,7 @@ pub struct Vm {
 struct Running {
     qemu: Child,
     monitor: Monitor,
-    /// The connection that all commands share.
+    /// The ssh connection that all commands share.
     master: Option<Child>,
 }
 
@@ -69,7 +69,7 @@ impl Vm {
         })
     }
 
-    /// Serves the functions of its bus, which live as long as the machine.
+    /// Serves the functions of its bus for as long as the machine lives.
     fn serve_bus(&self, frame: &Frame) -> Result<()> {
         let log = frame.dir.join("pci.log");
         if self.functions.is_empty() || log.exists() {
@@ -113,13 +113,13 @@ impl Vm {
             "-machine",
             "q35,memory-backend=mem",
             "-object",
-            // Shared, so that a device in another process can reach it.
+            // Shared, so that a device in another process can access it.
             &format!("memory-backend-memfd,id=mem,size={MEMORY_MIB}M,share=on"),
             "-uuid",
             &uuid(&self.key),
             "-drive",
             &format!("id=seed,file={DISKS}/seed.img,format=raw,if=none,readonly=on"),
-            // High slots of the root bus: the low ones are the table's.
+            // High slots of the root bus: the table uses the low ones.
             "-device",
             "virtio-blk-pci,drive=disk,bus=pcie.0,addr=10",
             "-device",
@@ -146,7 +146,7 @@ impl Vm {
         Ok(arguments)
     }
 
-    /// `ssh` into the machine, up to the command that it runs there.
+    /// The `ssh` command up to the command that runs in the machine.
     fn ssh(&self, frame: &Frame, options: &[&str]) -> Vec<String> {
         let key = frame.dir.join("key");
         let control = format!("ControlPath={}", frame.run.join("ssh").display());
@@ -186,7 +186,7 @@ impl Body for Vm {
             sparse(&seed, 1 << 20)?;
         }
         self.serve_bus(frame)?;
-        // That of an earlier start would be connected to, and read, in place of the new one.
+        // Files of an earlier start would be used in place of the new ones.
         for old in [frame.run.join("qmp.sock"), frame.console()] {
             remove(&old)?;
         }
@@ -199,7 +199,7 @@ impl Body for Vm {
         );
         let log = frame.dir.join("qemu.log");
         let mut qemu = daemon(&argv, &log)?;
-        // Where this fails, the machine's group ends it.
+        // If this fails, dropping the machine's group ends QEMU.
         let monitor = Monitor::connect(&frame.run.join("qmp.sock"), &mut qemu)
             .with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
         self.running = Some(Running {
@@ -215,7 +215,7 @@ impl Body for Vm {
         let log = frame.dir.join("ssh.log");
         let argv = self.ssh(frame, &["-M", "-N"]);
         let argv = frame.group.inside(Part::Exec, &argv);
-        // A machine that starts up, or whose driver is busy with its GPU, may not answer at once.
+        // A machine that boots, or whose driver is busy with its GPU, may not answer at once.
         while Instant::now() < end {
             let mut master = daemon(&argv, &log)?;
             while Instant::now() < end {
@@ -253,7 +253,7 @@ impl Body for Vm {
             return Ok(Some(End::Off));
         };
         if let Some(mut master) = running.master.take() {
-            // It would notice by itself, but late.
+            // ssh would notice by itself, but late.
             drop(master.kill());
             drop(master.wait());
         }
@@ -284,7 +284,7 @@ impl Body for Vm {
 
     fn enter(&self, frame: &Frame, environment: &[String], script: &str) -> Vec<String> {
         let mut argv = self.ssh(frame, &["-o", "ControlMaster=no"]);
-        // ssh hands one text to a shell at the other end.
+        // ssh passes one text to a shell in the machine.
         let mut words = vec!["exec /usr/bin/env -i".to_string()];
         words.extend(environment.iter().map(|word| quoted(word)));
         words.extend(["/bin/bash -c".into(), quoted(script)]);
@@ -298,8 +298,8 @@ impl Body for Vm {
     }
 }
 
-/// Where a function's port is: on the root bus, or behind a bus of its own with the number that
-/// the table gives it, as QEMU's `pxb-pcie` makes one.
+/// The port of a function: on the root bus, or on a bus of its own with the number in the table,
+/// which QEMU's `pxb-pcie` makes.
 fn device<'a>(
     address: &Address,
     mut others: impl Iterator<Item = &'a Address>,
@@ -313,7 +313,7 @@ fn device<'a>(
             .rsplit_once('.')
             .map(|(slot, _)| slot.to_string())
     };
-    // Firmware looks for further functions only behind a first one that says so.
+    // Firmware looks for further functions only if the first one is marked as multifunction.
     let shared = others.any(|other| other != address && slot_of(other) == slot_of(address));
     let socket = serve::socket(Path::new(SOCKETS), address);
     let mut arguments = Vec::new();
@@ -321,7 +321,7 @@ fn device<'a>(
         "pcie.0".to_string()
     } else {
         if !buses.contains(&bus) {
-            // The bus above it has the number before.
+            // The bus above it has the preceding number.
             if buses.iter().any(|other| other.abs_diff(bus) == 1) {
                 bail!("`{address}` is on a bus next to another one's: QEMU needs one in between");
             }
@@ -346,7 +346,7 @@ fn device<'a>(
     Ok(arguments)
 }
 
-/// Bus, and slot with function, of `0000:18:00.0`.
+/// The bus, and the slot with the function, of `0000:18:00.0`.
 fn place(address: &str) -> Option<(u8, String)> {
     let mut parts = address.split(':');
     let (domain, bus, slot) = (parts.next()?, parts.next()?, parts.next()?);
@@ -354,12 +354,12 @@ fn place(address: &str) -> Option<(u8, String)> {
     (domain == "0000").then(|| (bus, slot.to_string()))
 }
 
-/// A word for the shell at the other end.
+/// Quotes a word for the shell in the machine.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The machine's identity in its firmware, the same at every run.
+/// The machine's UUID in its firmware, the same at every run.
 fn uuid(key: &str) -> String {
     let hex: String = Sha256::digest(key.as_bytes())
         .iter()

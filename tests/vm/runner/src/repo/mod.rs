@@ -1,5 +1,5 @@
-//! Signed apt repositories, laid out as their vendors' and with keys made for them: the container
-//! toolkit from its real source, and the stand-in packages of `packages.toml`.
+//! Signed apt repositories with the layout of their vendors' and with keys made for them. They hold
+//! the container toolkit from its real source, and the stand-in packages of `packages.toml`.
 
 mod stand_in;
 pub mod table;
@@ -17,17 +17,17 @@ use crate::repo::table::{Packages, Place};
 use crate::rootfs::Mirror;
 use crate::sh::Cmd;
 
-/// The repository whose packages are made by `toolkit.rs`.
+/// The repository whose packages `toolkit.rs` builds.
 const TOOLKIT: &str = "toolkit";
 /// Where the server listens, in the network of each machine.
 pub const PORT: u16 = 8077;
-/// Part of the recipe: whatever changes here may change what is built.
+/// A part of the recipe: a change of these files may change the result.
 const SOURCE: [&str; 3] = [
     include_str!("mod.rs"),
     include_str!("stand_in.rs"),
     include_str!("table.rs"),
 ];
-/// The release of Debian whose binaries are packed under Docker's names.
+/// The release of Debian whose binaries are packaged under Docker's names.
 const SUITE: &str = "bookworm";
 const BINARIES: &str = "docker.io,containerd,runc,tini";
 const SIGN: &str = include_str!("sign.sh");
@@ -35,16 +35,16 @@ const SIGN: &str = include_str!("sign.sh");
 /// Repositories that are ready to be served.
 #[derive(Clone, Debug)]
 pub struct Repositories {
-    /// What the server shows.
+    /// The directory that the server serves.
     pub root: PathBuf,
-    /// What it shows instead at a fault, in a folder for each kind.
+    /// What it serves instead during a fault, in a directory for each kind.
     pub faults: PathBuf,
-    /// What each repository is like, and the fingerprint of the key that signs it.
+    /// The row of each repository, and the fingerprint of its signing key.
     pub places: BTreeMap<String, (Place, String)>,
 }
 
 impl Repositories {
-    /// Values for templates: address, key and fingerprint of each.
+    /// Values for templates: address, key and fingerprint of each repository.
     pub fn values(&self) -> BTreeMap<String, String> {
         let mut values = addresses(self.places.iter().map(|(name, (place, _))| (name, place)));
         for (name, (_, fingerprint)) in &self.places {
@@ -53,7 +53,7 @@ impl Repositories {
         values
     }
 
-    /// The names that a machine must find at the server's address.
+    /// The names that a machine must resolve to the server's address.
     pub fn hosts(&self) -> Vec<&str> {
         self.places
             .values()
@@ -76,7 +76,7 @@ fn addresses<'a>(
     values
 }
 
-/// The repositories of the table; `toolkit` holds the packages of the container toolkit.
+/// Builds the repositories of the table; `toolkit` holds the packages of the container toolkit.
 pub fn build(bed: &Bed, table: &Packages, toolkit: &Path, mirror: &Mirror) -> Result<Repositories> {
     let recipe = format!("{} {table:?} {SIGN} {SOURCE:?}", toolkit.display());
     let dir = bed.cached("repository", &recipe, None, |dir| {
@@ -99,7 +99,7 @@ pub fn build(bed: &Bed, table: &Packages, toolkit: &Path, mirror: &Mirror) -> Re
     })
 }
 
-/// The files of Debian's packages that stand-ins hold.
+/// The files of Debian's packages that the stand-ins contain.
 fn binaries(bed: &Bed, table: &Packages, mirror: &Mirror) -> Result<PathBuf> {
     let paths: Vec<&String> = table
         .packages
@@ -175,18 +175,18 @@ fn make(bed: &Bed, dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path
     Ok(())
 }
 
-/// Where keys sign. Their home has a short path, because those of sockets have a limit; their
-/// agent ends with the claim.
+/// The GnuPG home in which packages are signed. Its path is short, because socket paths have a
+/// length limit; the gpg-agent ends with the claim.
 struct Gpg(Claim);
 
-/// GnuPG prefers a user's folder for its sockets, where there is one, and leaves it behind.
+/// GnuPG prefers a user's directory for its sockets, if there is one, and leaves it behind.
 const PRIVATE: &str = r#"
 if [ -d /run/user ]; then mount -t tmpfs tmpfs /run/user; fi
 exec /bin/bash -c "$1"
 "#;
 
 impl Gpg {
-    /// A script with a home for keys.
+    /// A script with this GnuPG home.
     fn bash(&self, script: &str) -> Cmd {
         let argv = [
             "unshare",
@@ -203,21 +203,21 @@ impl Gpg {
     }
 }
 
-/// Where the packages of a repository lie.
+/// The directory of a repository's packages.
 fn pool(www: &Path, place: &Place) -> PathBuf {
-    // Without `.` at the end, which cannot be made.
+    // Without a trailing `.`, which cannot be created as a directory.
     www.join(&place.path)
         .join(place.pool())
         .components()
         .collect()
 }
 
-/// Who a key belongs to.
+/// The user id of a key.
 fn owner(name: &str) -> String {
     format!("{name}@test-bed.example.invalid")
 }
 
-/// Makes a key for each repository, and one that belongs to none. Gives the public ones.
+/// Makes a key for each repository, and one that belongs to none. Returns the public keys.
 fn keys(dir: &Path, gpg: &Gpg, table: &Packages) -> Result<BTreeMap<String, PathBuf>> {
     let script = r#"set -eu
 umask 077
@@ -253,7 +253,7 @@ gpg --list-keys --with-colons "$OWNER" | awk -F: '$1 == "fpr" { print $10; exit 
     Ok(keys)
 }
 
-/// The key that signs what is not the vendor's.
+/// The key that belongs to no repository, for the fault `wrong-key`.
 const STRANGER: &str = "stranger";
 
 fn sign(dir: &Path, gpg: &Gpg, work: &Path, name: &str, place: &Place) -> Result<()> {
@@ -279,7 +279,7 @@ fn sign(dir: &Path, gpg: &Gpg, work: &Path, name: &str, place: &Place) -> Result
     Ok(())
 }
 
-/// The folder of what is served with another key's signature.
+/// The directory of what is served with another key's signature.
 pub const WRONG_KEY: &str = "wrong-key";
-/// The folder of what is served while the vendor copies a newer state.
+/// The directory of what is served while the vendor's mirror is being synced.
 pub const HALF_SYNCED: &str = "half-synced";

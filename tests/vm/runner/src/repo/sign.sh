@@ -1,8 +1,8 @@
 set -eu
 # Indexes and signs one repository, and prepares what its faults serve instead.
-#   ROOT      folder of the repository          POOL, RELEASE, LISTS  folders, see table.rs
+#   ROOT      directory of the repository       POOL, RELEASE, LISTS  directories, see table.rs
 #   NAME      user id of its key                STRANGER              user id of another key
-#   WRONG_KEY, HALF_SYNCED                      folders of what these faults serve
+#   WRONG_KEY, HALF_SYNCED                      directories of what these faults serve
 release() {
     apt-ftparchive -o "APT::FTPArchive::Release::Origin=$ORIGIN" -o "APT::FTPArchive::Release::Label=$LABEL" \
         -o "APT::FTPArchive::Release::Suite=$SUITE" -o "APT::FTPArchive::Release::Codename=$SUITE" \
@@ -23,7 +23,7 @@ release "$RELEASE" >"$WORK/Release"
 mv "$WORK/Release" "$RELEASE/Release"
 sign "$NAME" "$RELEASE" "$RELEASE"
 sign "$STRANGER" "$RELEASE" "$WRONG_KEY/$RELEASE"
-# The signed list of files is of a state in which there is one package more.
+# The signed index describes a state with one more package.
 mkdir -p "$WORK/newer/$LISTS" "$HALF_SYNCED/$RELEASE"
 {
     cat "$RELEASE/$LISTS/Packages"

@@ -1,4 +1,4 @@
-//! Stand-in packages, made of the table by dpkg-deb.
+//! Stand-in packages, built from the table by dpkg-deb.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use super::table::{Dkms, Package, upstream};
 use crate::cases::fill;
 use crate::sh::Cmd;
 
-/// What debhelper adds for a unit: enabled at first, started, stopped and forgotten.
+/// The code that debhelper adds for a unit: it is enabled, started, stopped and removed.
 const UNIT_POSTINST: &str = r#"
 if [ "$1" = configure ] || [ "$1" = abort-upgrade ] || [ "$1" = abort-deconfigure ] || [ "$1" = abort-remove ]; then
     deb-systemd-helper unmask '{{unit}}' >/dev/null || true
@@ -42,7 +42,7 @@ if [ "$1" = purge ] && [ -x /usr/bin/deb-systemd-helper ]; then
 fi
 "#;
 
-/// What dh_dkms adds.
+/// The code that dh_dkms adds.
 const DKMS_POSTINST: &str = r#"
 if [ "$1" = configure ]; then
     /usr/lib/dkms/common.postinst '{{dkms}}' '{{upstream}}' '/usr/share/{{name}}' '' "$2"
@@ -58,7 +58,7 @@ remove | upgrade | deconfigure)
 esac
 "#;
 
-/// A module that can be compiled, asked and loaded, and does nothing.
+/// A module that can be compiled, inspected and loaded, and does nothing.
 const MODULE: &str = r#"#include <linux/module.h>
 
 static int __init stand_in_init(void)
@@ -80,17 +80,17 @@ MODULE_DESCRIPTION("stand-in of the gpu-bootstrap test bed");
 
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
-/// What stand-ins are made from besides their row in the table.
+/// The sources of stand-ins beside their row in the table.
 pub struct Source<'a> {
     /// Public keys without armour, by repository.
     pub keys: &'a BTreeMap<String, PathBuf>,
     /// Unpacked packages of Debian.
     pub debian: &'a Path,
-    /// Addresses of repositories, for texts.
+    /// Addresses of repositories, for templates.
     pub values: &'a BTreeMap<String, String>,
 }
 
-/// Builds one version of a package into the folder `to`; `work` is empty and ours.
+/// Builds one version of a package into the directory `to`; `work` is an empty directory for it.
 pub fn build(
     package: &Package,
     version: &str,
@@ -139,7 +139,7 @@ pub fn build(
     Ok(())
 }
 
-/// A package's tree on its way.
+/// The file tree of a package that is being built.
 struct Tree<'a> {
     root: &'a Path,
     values: &'a BTreeMap<&'a str, String>,
@@ -150,7 +150,7 @@ impl Tree<'_> {
         fill(text, self.values)
     }
 
-    /// The same with one value more.
+    /// The same with additional values.
     fn fill_with(&self, text: &str, more: &[(&'static str, &str)]) -> Result<String> {
         let mut values = self.values.clone();
         for (key, value) in more {
@@ -202,7 +202,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// A shared object without anything in it, which the loader and ldconfig accept.
+    /// An empty shared object that the loader and ldconfig accept.
     fn library(&self, soname: &str, upstream: &str) -> Result<()> {
         let stem = soname.split_once(".so").map_or(soname, |(stem, _)| stem);
         let name = format!("{stem}.so.{upstream}");
@@ -296,7 +296,7 @@ impl Tree<'_> {
                 self.put(&format!("DEBIAN/{name}"), "755", &script)?;
             }
         }
-        // As dh_makeshlibs has it.
+        // The code that dh_makeshlibs adds.
         if !package.libraries.is_empty() {
             self.put("DEBIAN/triggers", "644", "activate-noawait ldconfig\n")?;
         }
@@ -310,7 +310,7 @@ mod tests {
     use crate::repo::table::Packages;
 
     #[test]
-    fn a_package_with_a_module_says_what_it_is() {
+    fn a_package_with_a_module_is_marked_as_a_stand_in() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packages.toml");
         let table = Packages::load(&path).unwrap();
         let package = table

@@ -16,7 +16,7 @@ pub struct Packages {
     pub packages: Vec<Package>,
 }
 
-/// A repository: where it is served, and how it is laid out.
+/// A repository: its address and its layout.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Place {
@@ -26,7 +26,7 @@ pub struct Place {
     pub path: String,
     /// The path of its public key on the server.
     pub key: String,
-    /// With a component: laid out as Debian's archive. Without: flat.
+    /// With a component: the layout of Debian's archive. Without: flat.
     pub suite: Option<String>,
     pub component: Option<String>,
     pub origin: String,
@@ -59,24 +59,24 @@ pub struct Package {
     pub breaks: Vec<String>,
     #[serde(default)]
     pub replaces: Vec<String>,
-    /// Files of `files` that dpkg treats as the administrator's.
+    /// Files of `files` that dpkg treats as configuration of the administrator.
     #[serde(default)]
     pub conffiles: Vec<String>,
-    /// Names of libraries: each becomes an empty shared object of the driver's version.
+    /// Names of libraries: each becomes an empty shared object with the driver's version.
     #[serde(default)]
     pub libraries: Vec<String>,
-    /// Units that the scripts enable and start, as debhelper's do.
+    /// Units that the scripts enable and start, as those of debhelper do.
     #[serde(default)]
     pub units: Vec<String>,
     /// Modules that DKMS builds.
     pub dkms: Option<Dkms>,
-    /// What the maintainer scripts do besides.
+    /// Additional actions of the maintainer scripts.
     #[serde(default)]
     pub scripts: Scripts,
     /// Files by their path.
     #[serde(default)]
     pub files: BTreeMap<String, File>,
-    /// Real files of Debian's packages: path here, path there.
+    /// Real files of Debian's packages: path here = path there.
     #[serde(default)]
     pub from_debian: BTreeMap<String, String>,
     /// Where these facts come from, for the reader of the table.
@@ -88,13 +88,13 @@ pub struct Package {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Dkms {
-    /// What DKMS calls it.
+    /// The name of the module in DKMS.
     pub name: String,
     pub licence: String,
     pub modules: Vec<String>,
 }
 
-/// Parts of maintainer scripts, which come before the generated ones.
+/// Parts of maintainer scripts that run before the generated ones.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scripts {
@@ -102,7 +102,7 @@ pub struct Scripts {
     pub postinst: String,
 }
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct File {
@@ -127,11 +127,11 @@ impl Packages {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let table: Packages =
-            toml::from_str(&text).with_context(|| format!("{} is not right", path.display()))?;
+            toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
         for package in &table.packages {
             package
                 .check(&table)
-                .with_context(|| format!("package `{}` is not right", package.name))?;
+                .with_context(|| format!("package `{}` is not valid", package.name))?;
         }
         Ok(table)
     }
@@ -162,7 +162,7 @@ impl Package {
 }
 
 impl Place {
-    /// Where packages lie, below its path.
+    /// The directory of the packages, below its path.
     pub fn pool(&self) -> String {
         match (&self.suite, &self.component) {
             (Some(suite), Some(component)) => format!("dists/{suite}/pool/{component}/amd64"),
@@ -170,7 +170,7 @@ impl Place {
         }
     }
 
-    /// Where `Release` lies, below its path.
+    /// The directory of `Release`, below its path.
     pub fn release(&self) -> String {
         match &self.suite {
             Some(suite) => format!("dists/{suite}"),
@@ -178,7 +178,7 @@ impl Place {
         }
     }
 
-    /// Where the list of packages lies, below the folder of `Release`.
+    /// The directory of the package lists, below that of `Release`.
     pub fn lists(&self) -> String {
         match &self.component {
             Some(component) => format!("{component}/binary-amd64"),
@@ -198,10 +198,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_the_repository_is_right() {
+    fn the_table_of_the_repository_is_valid() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packages.toml");
         let table = Packages::load(&path).unwrap();
-        // The newest branch must be there for a pin to matter.
+        // The newest branch must be in the repository, so that a pin has an effect.
         let driver = table
             .packages
             .iter()

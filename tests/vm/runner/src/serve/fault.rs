@@ -1,28 +1,28 @@
-//! What a server does wrong on purpose.
+//! The faults of a server, made on purpose.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-/// How the server of a machine behaves, as a step of a case says it.
+/// How the server of a machine behaves, as written in a step of a case.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Serving {
-    /// Nothing is wrong if absent.
+    /// No fault if absent.
     pub fault: Option<Fault>,
-    /// The repository that has it; all if absent.
+    /// The repository with the fault; all if absent.
     pub of: Option<String>,
-    /// The package that has it; all if absent.
+    /// The package with the fault; all if absent.
     pub package: Option<String>,
     /// For `slow`.
     pub bytes_per_second: Option<u32>,
     /// For `cut`: how often; always if absent.
     pub times: Option<u32>,
-    /// The repositories are reached through a proxy alone.
+    /// The repositories can be reached only through a proxy.
     #[serde(default)]
     pub proxy: bool,
-    /// What the proxy asks for: `user:password`.
+    /// The login that the proxy requires: `user:password`.
     pub login: Option<String>,
 }
 
@@ -30,24 +30,24 @@ pub struct Serving {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// The lists are signed by another key than the one that is published.
+    /// The lists are signed by another key than the published one.
     WrongKey,
-    /// The signed list of files is newer than the files.
+    /// The signed index is newer than the files.
     HalfSynced,
-    /// A package has other bytes, but as many.
+    /// A package has other bytes of the same length.
     Tampered,
-    /// A package is not there.
+    /// A package is missing.
     Missing,
-    /// Packages come slowly.
+    /// Packages are sent slowly.
     Slow,
     /// The connection ends in the middle of a package.
     Cut,
-    /// Nobody listens.
+    /// The server refuses connections.
     Down,
 }
 
 impl Serving {
-    /// Fails where keys do not fit together.
+    /// Fails if keys do not match each other.
     pub fn check(&self) -> Result<()> {
         if (self.fault == Some(Fault::Slow)) != self.bytes_per_second.is_some() {
             bail!("`slow` and `bytes-per-second` belong together");
@@ -59,12 +59,12 @@ impl Serving {
             bail!("`login` is for `proxy`");
         }
         if self.fault.is_none() && (self.of.is_some() || self.package.is_some()) {
-            bail!("`of` and `package` say where a fault is, and there is none");
+            bail!("`of` and `package` say where a fault is, but there is no fault");
         }
         Ok(())
     }
 
-    /// In words, for a person.
+    /// A description for people.
     pub fn tell(&self) -> String {
         let mut text = match self.fault {
             None => "the repositories are as they should be".to_string(),
@@ -77,7 +77,7 @@ impl Serving {
             text.push_str(&format!(", package {package}"));
         }
         if self.proxy {
-            text.push_str("; only a proxy reaches them");
+            text.push_str("; they can be reached only through a proxy");
         }
         text
     }
@@ -88,7 +88,7 @@ impl Serving {
 pub struct Count(AtomicU32);
 
 impl Count {
-    /// Whether it shall happen once more.
+    /// Whether it must happen once more.
     pub fn again(&self, times: Option<u32>) -> bool {
         let before = self.0.fetch_add(1, Ordering::SeqCst);
         times.is_none_or(|times| before < times)

@@ -1,4 +1,4 @@
-//! The files of the repositories, with what a fault does to them.
+//! Serves the files of the repositories, with faults.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -17,17 +17,17 @@ use crate::{out, repo};
 #[derive(Debug)]
 pub struct Site {
     pub root: PathBuf,
-    /// What is shown instead at a fault, in a folder for each kind.
+    /// What is served instead during a fault, in a directory for each kind.
     pub faults: PathBuf,
     pub serving: Serving,
-    /// Below this path the fault holds.
+    /// The fault holds below this path.
     pub below: String,
     /// `host:port` of the repositories, for a proxy.
     pub hosts: Vec<String>,
     pub cuts: Count,
 }
 
-/// A part of a file on its way.
+/// A part of a file that is being sent.
 struct Body {
     file: File,
     size: u64,
@@ -84,7 +84,7 @@ impl Site {
         Ok((status, next))
     }
 
-    /// The fault that this address has.
+    /// The fault at this address.
     fn fault_at(&self, target: &str) -> Option<Fault> {
         let fault = self.serving.fault?;
         let path = plain(target)?;
@@ -129,7 +129,7 @@ impl Site {
         match fault {
             Some(Fault::Cut) if self.cuts.again(self.serving.times) => {
                 happened(Fault::Cut);
-                // Resuming never gets beyond the middle.
+                // Resuming never gets past the middle.
                 let count = (body.size / 2).saturating_sub(body.start);
                 std::io::copy(&mut body.file.take(count), writer)?;
                 return Ok(Next::Close);
@@ -164,7 +164,7 @@ fn happened(fault: Fault) {
     out::say(format!("{FAULT} {fault:?}"));
 }
 
-/// Sends at a rate, in steps that a client does not take for a stop.
+/// Sends at a limited rate, in steps so short that a client does not time out.
 fn trickle(writer: &mut impl Write, from: &mut impl Read, rate: u32) -> Result<()> {
     let begin = Instant::now();
     let mut buffer = vec![0; usize::try_from(rate / 20)?.max(1)];
@@ -182,7 +182,7 @@ fn trickle(writer: &mut impl Write, from: &mut impl Read, rate: u32) -> Result<(
     }
 }
 
-/// A target as a path that stays below where it is joined.
+/// A target as a path that cannot leave the directory it is joined to.
 fn plain(target: &str) -> Option<PathBuf> {
     let path = decoded(target.split(['?', '#']).next()?)?;
     let path = Path::new(path.trim_start_matches('/'));
@@ -195,7 +195,7 @@ fn plain(target: &str) -> Option<PathBuf> {
         })
 }
 
-/// A path with its `%7e` and the like as what they stand for.
+/// Decodes `%7e` and the like in a path.
 fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();

@@ -1,6 +1,6 @@
 //! A small HTTP server for repositories: static files, ranges, keep-alive, and faults on purpose.
-//! It listens inside the namespace of one machine, so that no two machines and nothing on the host
-//! see it. As a proxy it reaches the outside from the host's network, for a machine that cannot.
+//! It listens inside the namespace of one machine, so other machines and the host cannot see it. As
+//! a proxy it reaches the outside through the host's network, for a machine that cannot.
 
 mod fault;
 mod files;
@@ -23,17 +23,17 @@ pub use files::Site;
 use crate::out;
 use request::{Request, read_request};
 
-/// What the log says once connections are accepted.
+/// The log contains this once connections are accepted.
 pub const READY: &str = "listening on";
 
-/// What the log says each time that the fault met somebody.
+/// The log contains this each time the fault happens.
 pub const FAULT: &str = "the fault happened:";
 
-/// Where a server listens.
+/// The address that a server listens at.
 #[derive(Clone, Debug)]
 pub struct Door {
     pub address: String,
-    /// The network namespace; our own if absent.
+    /// The network namespace; the current one if absent.
     pub netns: Option<PathBuf>,
 }
 
@@ -51,8 +51,8 @@ fn bind(address: &str) -> Result<TcpListener> {
     TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))
 }
 
-/// A socket belongs to the namespace that it was made in. The thread that makes it stays there and
-/// ends; the rest of the process stays where it is.
+/// A socket belongs to the namespace that it was made in. The thread that makes it enters that
+/// namespace and ends; the rest of the process stays in its own.
 fn bind_inside(netns: &Path, address: &str) -> Result<TcpListener> {
     let file = File::open(netns).with_context(|| format!("cannot open {}", netns.display()))?;
     let address = address.to_string();
@@ -79,7 +79,7 @@ fn serve(listener: TcpListener, site: Site) -> Result<()> {
     Ok(())
 }
 
-/// What becomes of a connection after an answer.
+/// Whether a connection continues after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Keep,

@@ -1,4 +1,4 @@
-//! An HTTP proxy, for machines that reach nothing else.
+//! An HTTP proxy, for machines without any other connection.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
@@ -12,10 +12,10 @@ use super::request::Request;
 use crate::out;
 
 const CONNECT: Duration = Duration::from_secs(20);
-/// Longer than a healthy server is silent.
+/// Longer than the pauses of a healthy server.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Headers that are for the proxy alone.
+/// Headers for the proxy only.
 const OURS: [&str; 4] = [
     "proxy-authorization",
     "proxy-connection",
@@ -23,7 +23,7 @@ const OURS: [&str; 4] = [
     "keep-alive",
 ];
 
-/// Whether a request says who it is.
+/// Whether a request has the right login.
 pub fn admits(request: &Request, login: &str) -> bool {
     request
         .headers
@@ -43,7 +43,7 @@ pub fn ask(writer: &mut impl Write) -> Result<u16> {
     Ok(407)
 }
 
-/// Fetches an address for the client, over a connection of its own that ends with the answer.
+/// Fetches an address for the client, over a new connection that ends with the answer.
 pub fn forward(mut client: &TcpStream, request: &Request, host: &str, path: &str) -> Result<u16> {
     let mut server = match connect(host) {
         Ok(server) => server,
@@ -63,7 +63,7 @@ pub fn forward(mut client: &TcpStream, request: &Request, host: &str, path: &str
     Ok(200)
 }
 
-/// Connects the client with a server and passes on whatever they say.
+/// Connects the client with a server and forwards the data of both.
 pub fn tunnel(client: &TcpStream, request: &Request) -> Result<u16> {
     let server = match connect(&request.target) {
         Ok(server) => server,
@@ -80,7 +80,7 @@ pub fn tunnel(client: &TcpStream, request: &Request) -> Result<u16> {
     Ok(200)
 }
 
-/// Either side may end a tunnel at any time: that is no fault of ours.
+/// Either side may end a tunnel at any time; this is not an error.
 fn pass(mut from: impl Read, mut to: TcpStream) {
     let ended = std::io::copy(&mut from, &mut to);
     let shut = to.shutdown(Shutdown::Write);

@@ -1,16 +1,16 @@
-//! What a client asks.
+//! The requests of clients.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
 use anyhow::Result;
 
-/// A request without its body, which none of those that are answered has.
+/// A request. None of the supported requests has a body.
 #[derive(Debug)]
 pub struct Request {
     pub method: String,
     pub target: String,
-    /// By their names in small letters.
+    /// Headers by their names in lower case.
     pub headers: BTreeMap<String, String>,
 }
 
@@ -22,7 +22,7 @@ impl Request {
             .is_some_and(|value| value.eq_ignore_ascii_case("close"))
     }
 
-    /// `host:port` and path of a target that names a whole address, as to a proxy.
+    /// `host:port` and path of a target that is an absolute URL, as sent to a proxy.
     pub fn address(&self) -> Option<(String, String)> {
         let rest = self.target.strip_prefix("http://")?;
         let (host, path) = match rest.find('/') {
@@ -37,7 +37,7 @@ impl Request {
     }
 }
 
-/// The next request of a connection; `None` where the client has closed it.
+/// The next request of a connection; `None` if the client has closed it.
 pub fn read_request(reader: &mut impl BufRead) -> Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {

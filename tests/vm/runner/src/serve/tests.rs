@@ -8,7 +8,7 @@ use super::{Site, serve};
 
 const DEB: &str = "d/one_1.0_amd64.deb";
 
-/// A server and its files, which go with it.
+/// A server and its files; dropping it removes them.
 struct Server {
     address: SocketAddr,
     _files: tempfile::TempDir,
@@ -81,7 +81,7 @@ fn a_file_and_a_part_of_it() {
 }
 
 #[test]
-fn nothing_outside_and_nothing_else() {
+fn no_file_outside_the_root_and_no_other_method() {
     assert!(ask("GET /../../etc/passwd HTTP/1.1").contains("404"));
     assert!(ask("GET /d HTTP/1.1").contains("404"));
     assert!(ask("GET /d/f%69le HTTP/1.1").contains("200"));
@@ -97,7 +97,7 @@ fn nothing_outside_and_nothing_else() {
 }
 
 #[test]
-fn a_fault_is_where_it_is_said_to_be() {
+fn a_fault_holds_for_its_repository_and_package_only() {
     let get = |fault, path: &str| ask_at(&server(with(fault)), &format!("GET /{path} HTTP/1.1"));
     assert!(get(Fault::Missing, DEB).contains("404"));
     assert!(get(Fault::Missing, "other/one_1.0_amd64.deb").contains("200"));
@@ -112,7 +112,7 @@ fn a_fault_is_where_it_is_said_to_be() {
 }
 
 #[test]
-fn a_cut_line_is_cut_as_often_as_wished() {
+fn a_connection_is_cut_the_given_number_of_times() {
     let mut once = with(Fault::Cut);
     once.times = Some(1);
     let server_once = server(once);
@@ -132,7 +132,7 @@ fn a_cut_line_is_cut_as_often_as_wished() {
 }
 
 #[test]
-fn a_slow_line_is_slow_and_complete() {
+fn a_slow_download_is_slow_and_complete() {
     let mut slow = with(Fault::Slow);
     slow.bytes_per_second = Some(20);
     let begin = std::time::Instant::now();
@@ -142,7 +142,7 @@ fn a_slow_line_is_slow_and_complete() {
 }
 
 #[test]
-fn a_proxy_asks_who_it_is_and_passes_on() {
+fn a_proxy_asks_for_a_login_and_forwards() {
     let upstream = server(Serving::default());
     let proxy = Serving {
         proxy: true,
@@ -176,7 +176,7 @@ fn a_proxy_asks_who_it_is_and_passes_on() {
 }
 
 #[test]
-fn keys_of_a_fault_must_fit() {
+fn keys_of_a_fault_must_match() {
     let read = |text: &str| toml::from_str::<Serving>(text).unwrap().check();
     assert!(read("").is_ok());
     assert!(read("fault = 'cut'\ntimes = 1").is_ok());
