@@ -1,4 +1,4 @@
-//! Checks examine what no change of ours can mend. They are the read-only siblings of steps.
+//! Checks find problems that no change of this program can repair. They only read.
 
 use async_trait::async_trait;
 use schemars::JsonSchema;
@@ -15,13 +15,13 @@ use crate::{
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// As it should be.
+    /// No problem.
     Pass,
-    /// Worth a look.
+    /// A possible problem.
     Warn,
-    /// Wrong.
+    /// A problem.
     Fail,
-    /// Does not concern this machine, or is nothing that may be asked below `--root`.
+    /// Not relevant for this machine, or not possible with `--root`.
     Skip,
     /// Could not be determined; never counted as a pass.
     Unknown,
@@ -32,30 +32,30 @@ pub enum Verdict {
 pub struct Finding {
     /// Stable name.
     pub id: Id,
-    /// For people.
+    /// Title for people.
     pub title: String,
     /// The verdict.
     pub status: Verdict,
-    /// With the values compared.
+    /// The reason, with the compared values.
     pub why: String,
-    /// What was seen.
+    /// The observed value.
     pub observed: Option<String>,
-    /// What should be.
+    /// The expected value.
     pub expected: Option<String>,
     /// What to do.
     pub remedy: Option<String>,
-    /// Where to read on.
+    /// Links to documentation.
     pub links: Vec<String>,
 }
 
 /// A family of health checks.
 #[async_trait]
 pub trait Check: Send + Sync {
-    /// Stable names of the findings it makes.
+    /// Stable names of its findings.
     fn ids(&self) -> &[Id];
-    /// Looks.
+    /// Examines the machine.
     ///
     /// # Errors
-    /// When it could not look; that becomes an `unknown` finding.
+    /// If it could not examine the machine; this becomes an `unknown` finding.
     async fn examine(&self, cx: &Cx<'_>) -> Result<Vec<Finding>, StepError>;
 }

@@ -1,10 +1,10 @@
-//! What every module's error offers to the one place that prints it.
+//! The interface of errors that reach the user.
 
 use crate::exit::Exit;
 
-/// An error that reaches the user: printed once, by `main`, with its chain of causes and its hint.
+/// An error that reaches the user. `main` prints it once, with its causes and its hint.
 pub trait Report: std::error::Error + Send + Sync + 'static {
-    /// The exit status that this error means.
+    /// The exit status of this error.
     fn exit(&self) -> Exit;
     /// A stable word for scripts, for example `apt-lock-timeout`.
     fn reason(&self) -> &'static str;

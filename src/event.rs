@@ -1,5 +1,5 @@
-//! What a run says while it goes on: one ordered stream, for eyes and machines. Events are not
-//! needed for recovery (that is the journal's work).
+//! Events of a run: one ordered stream, for people and programs. Recovery does not need them; it
+//! uses the journal.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,20 +9,20 @@ use crate::model::id::StepId;
 /// The schema version of [`Envelope`].
 pub const SCHEMA: u32 = 1;
 
-/// An event with its place in the stream.
+/// An event with its position in the stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Envelope {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// Counts from 0 without gaps, except where `progress` and `output` were coalesced.
+    /// Counts from 0 without gaps, except for merged `progress` and `output` events.
     pub seq: u64,
     /// Wall-clock time.
     pub at: jiff::Timestamp,
-    /// Milliseconds since the run began, by a clock that never goes back.
+    /// Milliseconds since the run started, measured with a monotonic clock.
     pub elapsed_ms: u64,
     /// The run's id.
     pub run: String,
-    /// What happened.
+    /// The event itself.
     pub event: Event,
 }
 
@@ -34,7 +34,7 @@ pub struct Envelope {
     rename_all_fields = "kebab-case"
 )]
 pub enum Event {
-    /// First; lists all steps so that a view can draw its frame.
+    /// The first event; it lists all steps, so that a view can draw them.
     RunStarted {
         /// Version of this program.
         version: String,
@@ -45,95 +45,95 @@ pub enum Event {
     },
     /// A step is being assessed.
     StepStarted {
-        /// Which.
+        /// The step.
         step: StepId,
     },
-    /// A step has decided.
+    /// A step has been assessed.
     StepAssessed {
-        /// Which.
+        /// The step.
         step: StepId,
-        /// Its words.
+        /// The reason.
         why: String,
-        /// How many changes it needs.
+        /// The number of changes that it needs.
         changes: usize,
     },
     /// A change is being applied.
     ChangeStarted {
-        /// For which steps (a merged transaction serves several).
+        /// The steps that need it (a merged transaction serves several).
         steps: Vec<StepId>,
-        /// In words.
+        /// A description.
         summary: String,
     },
-    /// How far a change is. May be coalesced.
+    /// The progress of a change. May be merged.
     Progress {
-        /// For which steps.
+        /// The steps that need the change.
         steps: Vec<StepId>,
-        /// Done.
+        /// The amount that is done.
         current: u64,
-        /// Of.
+        /// The whole amount.
         total: Option<u64>,
         /// `bytes`, `packages`, ….
         unit: String,
     },
-    /// A line that a tool printed. May be coalesced.
+    /// An output line of a tool. May be merged with others.
     Output {
-        /// For which steps.
+        /// The steps that need the change.
         steps: Vec<StepId>,
         /// The line.
         line: String,
     },
     /// An attempt failed and will be repeated.
     AttemptFailed {
-        /// For which steps.
+        /// The steps that need the change.
         steps: Vec<StepId>,
         /// What failed.
         message: String,
         /// Seconds until the next attempt.
         retry_in_seconds: f64,
     },
-    /// A change is done.
+    /// A change has been applied.
     ChangeApplied {
-        /// For which steps.
+        /// The steps that need it.
         steps: Vec<StepId>,
-        /// In words.
+        /// A description.
         summary: String,
         /// How long it took.
         seconds: f64,
     },
     /// A step has ended.
     StepFinished {
-        /// Which.
+        /// The step.
         step: StepId,
-        /// How.
+        /// Its outcome.
         outcome: Outcome,
-        /// Why.
+        /// The reason.
         why: String,
-        /// How long it took, waiting for locks included.
+        /// Its duration, including waits for locks.
         seconds: f64,
         /// The chain of causes of a failure, outermost first.
         causes: Vec<String>,
-        /// What would help, if something stands in the way.
+        /// A hint for the user, if the step is blocked or has failed.
         hint: Option<String>,
     },
-    /// Something worth knowing that belongs to no step.
+    /// Information that belongs to no step.
     Note {
-        /// In words.
+        /// The text.
         message: String,
     },
     /// The machine must be rebooted.
     RebootRequired {
-        /// Why.
+        /// The reason.
         why: String,
         /// Whether this program reboots it.
         automatic: bool,
     },
-    /// Last.
+    /// The last event.
     RunFinished {
-        /// Outcomes, counted.
+        /// The outcomes, counted.
         summary: Summary,
-        /// The exit status that the process will have.
+        /// The exit status of the process.
         exit: u8,
-        /// How long it took.
+        /// Its duration.
         seconds: f64,
     },
 }
@@ -143,7 +143,7 @@ pub enum Event {
 pub struct StepTitle {
     /// Stable name.
     pub id: StepId,
-    /// For people.
+    /// The title for people.
     pub title: String,
 }
 
@@ -159,9 +159,9 @@ pub enum Outcome {
     Changed,
     /// `plan` and `check`: changes are pending.
     WouldChange,
-    /// Does not concern this machine.
+    /// Is not relevant for this machine.
     NotApplicable,
-    /// Cannot be reached.
+    /// Cannot be made: a condition is not met.
     Blocked,
     /// A change or its verification failed.
     Failed,
@@ -172,7 +172,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The word for it, the same for people, events and documents.
+    /// Its name, the same for people, events and documents.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -187,7 +187,7 @@ impl Outcome {
         }
     }
 
-    /// Whether what depends on the step may go on.
+    /// Whether steps that depend on it may run.
     #[must_use]
     pub const fn lets_go_on(self) -> bool {
         matches!(
@@ -197,7 +197,7 @@ impl Outcome {
     }
 }
 
-/// Outcomes, counted.
+/// The outcomes of a run, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Summary {
@@ -240,14 +240,14 @@ impl Summary {
     }
 }
 
-/// Sees every event in order. It may be slow or break: the run goes on without it.
+/// Receives every event in order. It may be slow or fail: the run continues without it.
 pub trait Subscriber: Send {
-    /// Its name, for the note that tells when it was dropped.
+    /// Its name, for the note that it was removed.
     fn name(&self) -> &'static str;
 
-    /// Takes an event.
+    /// Receives an event.
     ///
     /// # Errors
-    /// When it can take no more; it is dropped then.
+    /// If it cannot receive any more events; it is then removed.
     fn event(&mut self, envelope: &Envelope) -> std::io::Result<()>;
 }

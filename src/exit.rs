@@ -1,4 +1,4 @@
-//! Exit codes: part of the command-line contract, stable for ever.
+//! Exit codes: part of the command-line contract, and never changed.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 pub enum Exit {
     /// Compliant, installed, or nothing to do.
     Ok,
-    /// A bug, or an error without a class.
+    /// A bug, or an error without its own code.
     Internal,
     /// Bad flags.
     Usage,
@@ -18,19 +18,19 @@ pub enum Exit {
     Drift,
     /// Unsupported or incompatible machine; nothing was changed.
     Blocked,
-    /// A change failed, or its verification said no.
+    /// A change failed, or its verification failed.
     StepFailed,
     /// `uninstall` ended but something could not be undone.
     Partial,
-    /// Progress is saved; reboot, then run again.
+    /// Progress is saved; reboot, then run the command again.
     RebootRequired,
     /// Another run holds the lock.
     Busy,
     /// Needs root.
     NotPermitted,
-    /// SIGINT, after the running change ended safely.
+    /// SIGINT; a running change was finished first.
     Interrupted,
-    /// SIGTERM, after the running change ended safely.
+    /// SIGTERM; a running change was finished first.
     Terminated,
 }
 

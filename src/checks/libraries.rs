@@ -1,4 +1,5 @@
-//! The libraries family: the driver's user-space half, of the loaded module's version.
+//! The family of library checks: the driver's user-space libraries must have the version of the
+//! loaded module.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -11,9 +12,9 @@ use crate::{
 
 const LIBRARIES: Id = Id::new("driver.libraries");
 
-/// What containers and monitoring open.
+/// The libraries that containers and monitoring programs load.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libcuda.so.1"];
-/// Where distributions put them; the vendor's own paths come last.
+/// The directories that distributions install them in; the vendor's own paths come last.
 const FOLDERS: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -29,7 +30,7 @@ pub struct Libraries;
 #[derive(Debug, Clone, Default)]
 struct LibrariesState {
     loaded: Option<String>,
-    /// Name and the file that it leads to.
+    /// The name, and the file that it resolves to.
     found: Vec<(&'static str, Option<Utf8PathBuf>)>,
 }
 
@@ -90,7 +91,7 @@ fn decide(state: &LibrariesState) -> Finding {
             .and_then(|path| path.file_name())
             .and_then(|file| file.split_once(".so."))
             .map(|(_, version)| version);
-        // A file named `.so.1` tells no version; NVML tells it then.
+        // A file named only `.so.1` does not show a version; NVML reports it then.
         if let Some(version) = version
             && version.contains('.')
             && version != loaded

@@ -1,4 +1,4 @@
-//! Health checks, one file per family: what no change of ours can mend.
+//! Health checks, one file for each family: problems that no change of this program can repair.
 
 mod libraries;
 mod pci;

@@ -1,5 +1,5 @@
-//! The PCI family: what is on the bus, and which driver took it. It needs no driver at all, so it
-//! is the first thing to read when "no GPU" is the complaint.
+//! The family of PCI checks: the GPUs on the bus and their drivers. It works without any driver, so
+//! read it first if a GPU is missing.
 
 use async_trait::async_trait;
 
@@ -13,15 +13,15 @@ use crate::{
 const PRESENT: Id = Id::new("pci.gpu.present");
 const BOUND: Id = Id::new("pci.driver-bound");
 
-/// The driver that serves containers.
+/// The driver that containers need.
 const DRIVER: &str = "nvidia";
-/// Drivers that hand the GPU to a virtual machine, on purpose.
+/// The driver that passes a GPU to a virtual machine, on purpose.
 const PASSTHROUGH: &str = "vfio-pci";
 
 /// See the module.
 pub struct Pci;
 
-/// A GPU and the driver bound to it now.
+/// A GPU and its current driver.
 struct Bound<'f> {
     gpu: &'f GpuFact,
     driver: Option<&'f str>,
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(finding.status, Verdict::Skip);
         assert!(finding.why.contains("an image"), "{}", finding.why);
         assert_eq!((finding.expected, finding.remedy), (None, None));
-        // One that is built on a machine with GPUs names them.
+        // An image that is built on a machine with GPUs reports them.
         assert_eq!(present(&facts(), false, true).status, Verdict::Pass);
     }
 }

@@ -1,6 +1,6 @@
-//! The append-only record of what was done to the machine, written and synced before the engine
-//! goes on. It serves two ends: to know what to undo, and to know that a reboot is awaited. What
-//! the machine is like is never read from here.
+//! The journal: an append-only record of every change of the machine. Each record is written and
+//! synced before the engine continues. It has two purposes: it says what to undo, and that a reboot
+//! is awaited. The state of the machine is never read from it.
 
 mod read;
 mod receipt;
@@ -23,7 +23,8 @@ use crate::{
     model::{id::StepId, paths::STATE, pci::PciId, secret::Secret},
 };
 
-/// The schema version of [`Line`]. It rises only when an old reader would misunderstand.
+/// The schema version of [`Line`]. It is increased only if an old reader would misunderstand a new
+/// journal.
 pub const SCHEMA: u32 = 1;
 
 /// The journal's path.
@@ -38,7 +39,7 @@ pub fn receipt_path() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("receipt.json")
 }
 
-/// Where [`Request::credentials`] are.
+/// The file of [`Request::credentials`].
 fn credentials_path() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("credentials.json")
 }
@@ -54,11 +55,11 @@ pub struct Line {
     pub at: jiff::Timestamp,
     /// The id of the run that wrote it.
     pub run: String,
-    /// What is recorded.
+    /// The record itself.
     pub record: Record,
 }
 
-/// What is recorded.
+/// A journal record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     tag = "kind",
@@ -66,86 +67,87 @@ pub struct Line {
     rename_all_fields = "kebab-case"
 )]
 pub enum Record {
-    /// A run begins.
+    /// A run has started.
     RunStarted {
         /// Version of this program.
         tool: String,
         /// `install` or `uninstall`.
         mode: String,
-        /// The cloud's id of the instance, or the DMI UUID: another one means a cloned image.
+        /// The cloud's id of the instance, or the DMI UUID. Another id than before means a cloned
+        /// image.
         instance_id: Option<String>,
-        /// New at every boot.
+        /// Different after every boot.
         boot_id: Option<String>,
-        /// What was asked for; resuming asks for the same.
+        /// The options of the run; a resumed run uses the same.
         request: Request,
     },
     /// A change is about to be applied.
     Intent {
-        /// The steps that it serves.
+        /// The steps that need it.
         steps: Vec<StepId>,
-        /// Which.
+        /// The change.
         change: Change,
-        /// How it is undone, as far as can be said before.
+        /// How to undo it, as far as this is known in advance.
         undo: Undo,
     },
-    /// It was applied.
+    /// A change was applied.
     Applied {
         /// The `seq` of its intent.
         intent: u64,
-        /// How it is undone, exactly.
+        /// How to undo it, exactly.
         undo: Undo,
     },
-    /// It was tried and failed.
+    /// A change failed.
     Failed {
         /// The `seq` of its intent.
         intent: u64,
         /// What went wrong.
         message: String,
-        /// Why, outermost cause first.
+        /// The causes, outermost first.
         causes: Vec<String>,
-        /// How what it did all the same is undone.
+        /// How to undo what it did before it failed.
         undo: Undo,
     },
-    /// A former run was cut off while applying it.
+    /// An earlier run was interrupted while it applied a change.
     Interrupted {
         /// The `seq` of its intent.
         intent: u64,
-        /// How what it did all the same is undone.
+        /// How to undo what it did before the interruption.
         undo: Undo,
     },
-    /// It is undone.
+    /// A change was undone.
     Reverted {
         /// The `seq` of its intent.
         intent: u64,
-        /// In words.
+        /// A description.
         what: String,
     },
-    /// It could not be undone.
+    /// A change could not be undone.
     Left {
         /// The `seq` of its intent.
         intent: u64,
-        /// What stays and why.
+        /// What remains, and why.
         why: String,
     },
-    /// Nothing more can be done before a reboot.
+    /// The run can continue only after a reboot.
     RebootAwaited {
-        /// The boot that has to end.
+        /// The boot id at this time; another id means that the reboot has happened.
         boot_id: Option<String>,
-        /// Why.
+        /// The reason.
         why: String,
-        /// This program reboots and goes on by itself.
+        /// Whether this program reboots the machine and resumes by itself.
         automatic: bool,
     },
-    /// The run has ended in an orderly way.
+    /// The run has ended regularly.
     RunFinished {
         /// Its exit status.
         exit: u8,
-        /// Outcomes, counted.
+        /// The outcomes, counted.
         summary: Summary,
     },
 }
 
-/// What a run was asked for: enough to ask for the same again after a reboot, and no secret.
+/// The options of a run: enough to repeat it after a reboot, without secrets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Request {
@@ -164,7 +166,8 @@ pub struct Request {
     pub reboot: bool,
     /// `--lock-timeout`.
     pub lock_timeout_seconds: Option<u64>,
-    /// More of `set`: with passwords, so they are kept in a file of their own.
+    /// The settings of `--set` and the environment that hold a secret. They are kept in a file of
+    /// their own with mode 0600.
     #[serde(skip)]
     #[schemars(skip)]
     pub credentials: Vec<Secret>,
@@ -173,7 +176,7 @@ pub struct Request {
 /// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// A file.
+    /// A file error.
     #[error("use the journal")]
     Files(#[from] FilesError),
     /// Written by a newer version of this program.
@@ -181,37 +184,38 @@ pub enum JournalError {
     Newer {
         /// The journal.
         path: Utf8PathBuf,
-        /// Which line, from 1.
+        /// The line number, from 1.
         line: usize,
-        /// Its schema.
+        /// Its schema version.
         found: u64,
     },
-    /// Something that no version of this program wrote.
+    /// A line that no version of this program wrote.
     #[error("read `{path}`: line {line} is no journal record: {why}")]
     Garbage {
         /// The journal.
         path: Utf8PathBuf,
-        /// Which line, from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The error in it.
         why: String,
     },
-    /// Lines are missing or were moved.
+    /// Lines are missing or out of order.
     #[error("read `{path}`: line {line} has number {found}, expected {expected}")]
     OutOfOrder {
         /// The journal.
         path: Utf8PathBuf,
-        /// Which line, from 1.
+        /// The line number, from 1.
         line: usize,
-        /// Its number.
+        /// Its sequence number.
         found: u64,
-        /// The number after the line before.
+        /// The sequence number that follows that of the line before.
         expected: u64,
     },
-    /// What was kept for the run after a reboot is damaged. What is there is not shown.
+    /// The data for the run after the reboot is damaged. Its content is not shown, because it is
+    /// secret.
     #[error("read `{}`: no version of this program wrote that", credentials_path())]
     Credentials,
-    /// A record cannot be turned into text; a bug.
+    /// A record cannot be serialised; this is a bug.
     #[error("write a journal record")]
     Encode(#[source] serde_json::Error),
 }
@@ -224,7 +228,7 @@ impl Report for JournalError {
             {
                 Exit::NotPermitted
             }
-            // What cannot be written down is not done.
+            // A change that cannot be recorded is not made.
             Self::Files(error) if error.disk().is_some() => Exit::Blocked,
             _ => Exit::Internal,
         }

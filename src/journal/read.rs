@@ -1,29 +1,29 @@
-//! Text to records. Strict everywhere but in one place: the last line may be torn, since a power
-//! cut can leave half of it, and nothing was done yet on the strength of a record that was not
-//! whole.
+//! Parses the journal. Only the last line may be incomplete, because a power cut can leave half of
+//! it. Nothing was done yet on the basis of an incomplete record. Any other invalid line is an
+//! error.
 
 use camino::Utf8Path;
 use serde_json::Value;
 
 use super::{JournalError, Line, SCHEMA};
 
-/// What a journal says.
+/// The content of a journal.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
     /// Its records, oldest first.
     pub lines: Vec<Line>,
-    /// A last line that a power cut left half written.
+    /// An incomplete last line, left by a power cut.
     pub torn: Option<Torn>,
-    /// How many bytes of the file are whole records.
+    /// The number of bytes with complete records.
     pub whole: usize,
 }
 
-/// A half-written last line.
+/// An incomplete last line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Torn {
-    /// Which line, from 1.
+    /// The line number, from 1.
     pub line: usize,
-    /// How long it is.
+    /// Its length.
     pub bytes: usize,
 }
 
@@ -77,7 +77,7 @@ pub fn parse(path: &Utf8Path, content: &[u8]) -> Result<History, JournalError> {
 }
 
 fn understand(path: &Utf8Path, line: usize, value: Value) -> Result<Line, JournalError> {
-    // The schema first: a newer record need not look like ours at all.
+    // The schema version first: a newer record may look completely different.
     if let Some(found) = value.get("schema").and_then(Value::as_u64)
         && found > u64::from(SCHEMA)
     {

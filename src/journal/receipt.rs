@@ -1,4 +1,4 @@
-//! What stands now: a pure fold of the journal.
+//! The receipt: the standing changes, computed from the journal by a pure function.
 
 use std::collections::BTreeMap;
 
@@ -13,37 +13,37 @@ use crate::{
     model::id::StepId,
 };
 
-/// What stands now. It can be deleted at any time: the journal makes it anew.
+/// The receipt. It can be deleted at any time: it is computed again from the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Receipt {
-    /// The journal's schema.
+    /// The schema version of the journal.
     pub schema: u32,
-    /// The instance that the last run ran on.
+    /// The instance of the last run.
     pub instance_id: Option<String>,
-    /// A reboot that has not happened yet, as far as the journal knows.
+    /// A reboot that, according to the journal, has not happened yet.
     pub awaited: Option<Awaited>,
-    /// Reboots awaited since the last run that ended well.
+    /// The number of reboots awaited since the last run that ended well.
     pub reboots: u32,
-    /// What the last `install` was asked for.
+    /// The options of the last `install`.
     pub request: Option<Request>,
     /// All runs, oldest first.
     pub runs: Vec<Run>,
-    /// The changes that stand and can be undone, newest first.
+    /// The standing changes, which can be undone, newest first.
     pub standing: Vec<Standing>,
 }
 
-/// A reboot that is awaited.
+/// An awaited reboot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Awaited {
-    /// The boot that has to end.
+    /// The boot id before the reboot.
     pub boot_id: Option<String>,
-    /// Why.
+    /// The reason.
     pub why: String,
-    /// This program reboots and goes on by itself.
+    /// Whether this program reboots the machine and resumes by itself.
     pub automatic: bool,
-    /// Since when.
+    /// The time since when it is awaited.
     pub since: jiff::Timestamp,
 }
 
@@ -55,11 +55,11 @@ pub struct Run {
     pub id: String,
     /// `install` or `uninstall`.
     pub mode: String,
-    /// The version that ran.
+    /// The version of this program.
     pub tool: String,
-    /// When it began.
+    /// The time when it started.
     pub started: jiff::Timestamp,
-    /// How it ended; `None`: it was cut off, or goes on.
+    /// How it ended; `None` if it was interrupted or is still running.
     pub ended: Option<Ended>,
 }
 
@@ -67,36 +67,37 @@ pub struct Run {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Ended {
-    /// When.
+    /// The time.
     pub at: jiff::Timestamp,
     /// Its exit status.
     pub exit: u8,
-    /// Outcomes, counted.
+    /// The outcomes, counted.
     pub summary: Summary,
 }
 
-/// A change that stands.
+/// A standing change: one that was made and not undone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Standing {
-    /// The number of its intent in the journal.
+    /// The sequence number of its intent in the journal.
     pub intent: u64,
-    /// When.
+    /// The time.
     pub at: jiff::Timestamp,
-    /// For which steps.
+    /// The steps that need it.
     pub steps: Vec<StepId>,
-    /// Which.
+    /// The change.
     pub change: Change,
-    /// How it is undone.
+    /// How to undo it.
     pub undo: Undo,
-    /// The intent has no end: it was cut off, or it is being applied right now.
+    /// Whether the intent has no end: it was interrupted, or is being applied now.
     pub open: bool,
-    /// It was applied to its end; one that failed or was cut off may have done nothing or a part.
+    /// Whether it was applied completely; one that failed or was interrupted may have done nothing
+    /// or a part.
     #[serde(default)]
     pub whole: bool,
 }
 
-/// Folds a journal.
+/// Computes the receipt of a journal.
 #[must_use]
 pub fn fold(lines: &[Line]) -> Receipt {
     let mut receipt = Receipt {
@@ -138,7 +139,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
             }
             let rebooted = |awaited: &Awaited| match (&awaited.boot_id, boot_id) {
                 (Some(before), Some(now)) => before != now,
-                // Without boot ids nobody can tell; asking for a reboot for ever would be worse.
+                // Without boot ids it is unknown; requesting reboots forever would be worse.
                 _ => true,
             };
             if receipt.awaited.as_ref().is_some_and(rebooted) {
@@ -177,7 +178,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
         Record::Reverted { intent, .. } => {
             standing.remove(intent);
         }
-        // It still stands; the next `uninstall` tries again.
+        // It is still standing; the next `uninstall` tries again.
         Record::Left { .. } => {}
         Record::RebootAwaited {
             boot_id,

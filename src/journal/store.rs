@@ -1,4 +1,4 @@
-//! Appending, one synced record at a time.
+//! Appends records to the journal, each synced.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ use crate::{
     model::{paths::STATE, secret::Secret},
 };
 
-/// The journal, open for a run. Clones share it.
+/// The journal, opened for a run. Clones share it.
 #[derive(Clone)]
 pub struct Journal {
     host: Host,
@@ -23,12 +23,12 @@ pub struct Journal {
 
 struct State {
     lines: Vec<Line>,
-    /// The last line lacks its line feed.
+    /// Whether the last line has no line feed.
     unended: bool,
 }
 
 impl Journal {
-    /// Reads what is there, without any change to it; nothing there is an empty history.
+    /// Reads the journal without changing it; without a file the history is empty.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -62,7 +62,7 @@ impl Journal {
         Ok((journal, history))
     }
 
-    /// Writes a record and syncs it; gives its number.
+    /// Writes a record and syncs it; returns its sequence number.
     ///
     /// # Errors
     /// See [`JournalError`]. The caller must then not do what it was about to do.
@@ -91,13 +91,13 @@ impl Journal {
         Ok(seq)
     }
 
-    /// What stands now.
+    /// The standing changes.
     #[must_use]
     pub fn receipt(&self) -> Receipt {
         fold(&self.state().lines)
     }
 
-    /// Writes the receipt beside the journal, for people: nothing here reads it.
+    /// Writes the receipt beside the journal, for people: this program never reads it.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -111,7 +111,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Keeps what a run that goes on after a reboot needs and no record may hold.
+    /// Stores the credentials that a run needs after a reboot and that no record may contain.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -130,7 +130,7 @@ impl Journal {
         Ok(())
     }
 
-    /// What [`Journal::keep_credentials`] kept.
+    /// Reads the credentials that [`Journal::keep_credentials`] stored.
     ///
     /// # Errors
     /// See [`JournalError`].
@@ -142,7 +142,7 @@ impl Journal {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere leaves whole records here: they are pushed last.
+        // After a panic in another thread the records are still complete: they are pushed last.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

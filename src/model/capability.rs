@@ -1,15 +1,15 @@
-//! The compute capability of a GPU: which machine code it runs.
+//! The compute capability of a GPU: it says which machine code the GPU runs.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::model::text::as_text;
 
-/// A compute capability that could not be read.
+/// A text that is not a compute capability.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a compute capability such as `9.0`")]
 pub struct CapabilityError {
-    /// What was read.
+    /// The text.
     pub text: String,
 }
 

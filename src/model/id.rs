@@ -16,13 +16,13 @@ pub struct Id(Cow<'static, str>);
 pub type StepId = Id;
 
 impl Id {
-    /// A name that is part of the program.
+    /// A name that is a constant of the program.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self(Cow::Borrowed(name))
     }
 
-    /// A name that was read, from a journal or the command line.
+    /// A name that was read from a journal or the command line.
     #[must_use]
     pub fn owned(name: impl Into<String>) -> Self {
         Self(Cow::Owned(name.into()))

@@ -1,4 +1,4 @@
-//! Words that the whole program shares: versions, PCI ids, names, secrets. No I/O.
+//! Types of the whole program: versions, PCI ids, names, secrets. No I/O.
 pub mod capability;
 pub mod gpu;
 pub mod id;

@@ -3,8 +3,8 @@
 /// Journal, receipt, backups and records of probes; survives reboots. Mode 0700.
 pub const STATE: &str = "/var/lib/gpu-bootstrap";
 
-/// The run lock and what is known of a run under way; gone after a reboot.
+/// The run lock and the data of the current run; removed by a reboot.
 pub const RUN: &str = "/run/gpu-bootstrap";
 
-/// What administrators write.
+/// The files that administrators write.
 pub const CONFIG: &str = "/etc/gpu-bootstrap";

@@ -1,10 +1,9 @@
-//! Shell patterns over package names and versions: `*` and `?`, nothing else, as apt and dpkg use
-//! them for both.
+//! Shell patterns for package names and versions, with `*` and `?` only, as in apt and dpkg.
 
 /// Whether the whole text matches the pattern.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
-    // The greedy matcher with one point of return is linear in practice and needs no recursion.
+    // A greedy matcher with one backtracking point is linear in practice and needs no recursion.
     let (pattern, text): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);

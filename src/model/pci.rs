@@ -1,4 +1,4 @@
-//! What the PCI bus calls a device: who made it, where it sits and what it is.
+//! PCI identifiers of a device: ids, address and class.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,25 +10,25 @@ pub const NVIDIA: u16 = 0x10de;
 /// The vendor id of Mellanox, whose network adapters NVIDIA makes.
 pub const MELLANOX: u16 = 0x15b3;
 
-/// A PCI identifier that could not be read.
+/// A text that is not a PCI identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PciError {
     /// Not a vendor and device id.
     #[error("`{text}` is not a PCI id such as `10de:2330`")]
     Id {
-        /// What was read.
+        /// The text.
         text: String,
     },
     /// Not an address.
     #[error("`{text}` is not a PCI address such as `0000:18:00.0`")]
     Address {
-        /// What was read.
+        /// The text.
         text: String,
     },
     /// Not a class.
     #[error("`{text}` is not a PCI class such as `0x030200`")]
     Class {
-        /// What was read.
+        /// The text.
         text: String,
     },
 }
@@ -36,9 +36,9 @@ pub enum PciError {
 /// Vendor and device, or vendor and device of a subsystem: `10de:2330`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciId {
-    /// Who made it.
+    /// The vendor.
     pub vendor: u16,
-    /// Which of the vendor's devices.
+    /// The vendor's number of the device.
     pub device: u16,
 }
 
@@ -81,7 +81,7 @@ as_text!(
     "^[0-9a-fA-F]{4}:[0-9a-fA-F]{4}$"
 );
 
-/// Where a device sits: domain, bus, device and function, `0000:18:00.0`.
+/// The address of a device: domain, bus, device and function, `0000:18:00.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     /// The domain; wider than 16 bits behind some host bridges.
@@ -97,7 +97,7 @@ pub struct PciAddress {
 impl FromStr for PciAddress {
     type Err = PciError;
 
-    /// Takes the forms of sysfs (`0000:18:00.0`), `lspci` (`18:00.0`) and NVML
+    /// Accepts the forms of sysfs (`0000:18:00.0`), `lspci` (`18:00.0`) and NVML
     /// (`00000000:18:00.0`).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         parse_address(text).ok_or_else(|| PciError::Address {
@@ -122,7 +122,7 @@ as_text!(
     r"^([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$"
 );
 
-/// Class, subclass and programming interface as sysfs gives them: `0x030200`.
+/// Class, subclass and programming interface, as in sysfs: `0x030200`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciClass(pub u32);
 
@@ -137,8 +137,8 @@ impl PciClass {
         matches!(self.base_and_sub(), 0x0300 | 0x0302)
     }
 
-    /// A bridge of the kind "other", the class of NVIDIA's NVSwitches. Other NVIDIA bridges share
-    /// it, so it needs the PCI id as well.
+    /// A bridge of the subclass "other", the class of NVIDIA's NVSwitches. Other NVIDIA bridges
+    /// have it, too, so the PCI id must be compared as well.
     pub fn is_nvswitch(self) -> bool {
         self.base_and_sub() == 0x0680
     }
@@ -152,7 +152,7 @@ impl PciClass {
 impl FromStr for PciClass {
     type Err = PciError;
 
-    /// Takes the forms of sysfs (`0x030200`) and of `lspci -n` (`0302`).
+    /// Accepts the forms of sysfs (`0x030200`) and of `lspci -n` (`0302`).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let digits = text.strip_prefix("0x").unwrap_or(text);
         let class = match digits.len() {
@@ -178,7 +178,7 @@ as_text!(
     "^(0x)?([0-9a-fA-F]{4}|[0-9a-fA-F]{6})$"
 );
 
-/// A hexadecimal number without sign; the standard parser alone would take `+5`.
+/// A hexadecimal number without a sign; the standard parser would accept `+5`.
 fn hex(digits: &str) -> Option<u32> {
     let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
     plain

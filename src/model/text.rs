@@ -1,7 +1,7 @@
-//! Text that people write and read: the nearest known word to a mistyped one, amounts, and values
-//! that are text wherever people see them.
+//! Text that people write and read: the known word that is nearest to a mistyped one, sizes, and
+//! types that are shown as text.
 
-/// The name nearest to a mistyped one.
+/// The name that is nearest to a mistyped one.
 #[must_use]
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
@@ -12,7 +12,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
-/// Bytes for people.
+/// A number of bytes for people.
 #[must_use]
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -29,8 +29,8 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// Gives a type that has `FromStr` and `Display` its serde and schema forms as one string, so that
-/// the form in files is the form in messages. The last argument is the pattern for the schema.
+/// Implements serde and the schema, as one string, for a type with `FromStr` and `Display`, so that
+/// files and messages use the same form. The last argument is the pattern for the schema.
 macro_rules! as_text {
     ($type:ident, $what:literal, $pattern:literal) => {
         impl serde::Serialize for $type {

@@ -1,5 +1,5 @@
 //! Versions of drivers, CUDA and kernels. None of them is a semantic version: each has its own
-//! order, and each keeps the text it was read from.
+//! order, and each keeps its original text.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -8,38 +8,38 @@ use std::str::FromStr;
 
 use crate::model::text::as_text;
 
-/// A version that could not be read.
+/// A text that is not a version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
     /// Not a driver version.
     #[error("`{text}` is not an NVIDIA driver version such as `580.159.04`: {why}")]
     Driver {
-        /// What was read.
+        /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The error in it.
         why: &'static str,
     },
     /// Not a driver branch.
     #[error("`{text}` is not an NVIDIA driver branch such as `580` or `R580`")]
     Branch {
-        /// What was read.
+        /// The text.
         text: String,
     },
     /// Not a CUDA version.
     #[error("`{text}` is not a CUDA version such as `12.4` or `12.4.1`")]
     Cuda {
-        /// What was read.
+        /// The text.
         text: String,
     },
     /// Not a kernel release.
     #[error("`{text}` is not a Linux kernel release such as `6.1.0-44-amd64`")]
     Kernel {
-        /// What was read.
+        /// The text.
         text: String,
     },
 }
 
-/// A driver series, the first number of a driver version: 580 of `580.159.04`.
+/// A driver branch, the first number of a driver version: 580 of `580.159.04`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Branch(pub u32);
 
@@ -69,7 +69,7 @@ as_text!(
     "^[Rr]?[0-9]{3,4}$"
 );
 
-/// A driver version: numbers compared as numbers, the text as it was written.
+/// A driver version: its numbers are compared as numbers, and its original text is kept.
 ///
 /// `580.65.06` and `580.65.6` are equal; `455.32` comes before `455.32.00`.
 #[derive(Debug, Clone)]
@@ -84,23 +84,23 @@ impl DriverVersion {
         Branch(self.parts.first().copied().unwrap_or_default())
     }
 
-    /// The text as it was written.
+    /// The original text.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// The driver version within a Debian, Ubuntu or RPM package version, which puts an epoch
-    /// before it and a revision after it: `3:580.65.06-1.el9` gives `580.65.06`.
+    /// The driver version in a Debian, Ubuntu or RPM package version, which has an epoch before it
+    /// and a revision after it: `3:580.65.06-1.el9` gives `580.65.06`.
     ///
     /// # Errors
-    /// When what is between epoch and revision is no driver version, as in the packages that carry
+    /// If the text between epoch and revision is not a driver version, as in packages that carry
     /// the version of a kernel.
     pub fn from_package(version: &str) -> Result<Self, VersionError> {
         let after_epoch = version.split_once(':').map_or(version, |(_, rest)| rest);
         let end = after_epoch
             .find(|c: char| !c.is_ascii_digit() && c != '.')
             .unwrap_or(after_epoch.len());
-        // What follows must be a revision, not the rest of a word.
+        // The rest must be a revision, not the end of a word.
         let (upstream, rest) = after_epoch.split_at(end);
         if !rest.is_empty() && !rest.starts_with(['-', '~', '+', '_']) {
             return Err(VersionError::Driver {
@@ -128,8 +128,8 @@ impl FromStr for DriverVersion {
         if !(2..=4).contains(&parts.len()) {
             return Err(error("it must have two to four numbers"));
         }
-        // Every release since 2006 has a branch of three digits; this tells a driver version from
-        // the version of a kernel that some module packages carry.
+        // Every release since 2006 has a branch of three digits. This distinguishes a driver
+        // version from the kernel version that some module packages carry.
         if !(100..10_000).contains(&parts[0]) {
             return Err(error("the branch must have three or four digits"));
         }
@@ -190,7 +190,7 @@ pub struct CudaVersion {
 }
 
 impl CudaVersion {
-    /// The same version without its update.
+    /// The same version without the update.
     pub fn minor_version(self) -> Self {
         Self {
             patch: None,
@@ -238,8 +238,8 @@ as_text!(
     r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
 );
 
-/// A kernel release as `uname -r` gives it. It is ordered by the mainline numbers in front, then by
-/// the rest with its numbers read as numbers, so that `-9` comes before `-44`.
+/// A kernel release as printed by `uname -r`. It is ordered by its leading mainline numbers, then
+/// by the rest, in which numbers are compared as numbers, so that `-9` comes before `-44`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KernelVersion {
     text: String,
@@ -248,25 +248,25 @@ pub struct KernelVersion {
 }
 
 impl KernelVersion {
-    /// The text as it was written.
+    /// The original text.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Major, minor and stable number; a missing stable number is 0.
+    /// Major, minor and stable number; the default of the stable number is 0.
     ///
-    /// A vendor's stable number says little: Debian calls its 6.1 kernels `6.1.0` throughout.
+    /// A vendor's stable number has little meaning: Debian calls all its 6.1 kernels `6.1.0`.
     pub fn mainline(&self) -> [u32; 3] {
         self.mainline
     }
 
-    /// Major and minor number, the mainline release that this kernel started from.
+    /// Major and minor number: the mainline release that this kernel is based on.
     pub fn series(&self) -> (u32, u32) {
         (self.mainline[0], self.mainline[1])
     }
 
-    /// True for a kernel of kernel.org: nothing after the numbers but perhaps `-rcN`. Any other
-    /// kernel may carry backports, so its number does not tell which interfaces it has.
+    /// Whether it is a kernel of kernel.org: nothing follows the numbers, except `-rcN`. Any other
+    /// kernel may have backports, so its number does not show which interfaces it has.
     pub fn is_mainline(&self) -> bool {
         let rest = &self.text[self.rest..];
         rest.is_empty()
@@ -275,13 +275,13 @@ impl KernelVersion {
                 .is_some_and(|n| parse_number(n).is_some())
     }
 
-    /// The flavour that the distribution built: `cloud-amd64` of `6.1.0-44-cloud-amd64`, `aws` of
-    /// `6.8.0-1015-aws`, `rt` of `5.14.0-687.el9.x86_64+rt`; `None` where there is just one.
+    /// The flavour of the distribution's kernel: `cloud-amd64` of `6.1.0-44-cloud-amd64`, `aws` of
+    /// `6.8.0-1015-aws`, `rt` of `5.14.0-687.el9.x86_64+rt`; `None` if it has no flavours.
     pub fn flavour(&self) -> Option<&str> {
         let rest = &self.text[self.rest..];
         let after_dash = rest.split_once('-')?.1;
         let name = if after_dash.starts_with(|c: char| c.is_ascii_digit()) {
-            // The first word is the ABI or the release number; RPM names put a variant behind a
+            // The first word is the ABI or the release number; RPM names have the variant after a
             // plus sign.
             after_dash
                 .split_once('-')
@@ -317,7 +317,7 @@ impl FromStr for KernelVersion {
             .collect::<Option<Vec<u32>>>();
         let (mainline, used) = match parts.as_deref() {
             Some(&[major, minor]) => ([major, minor, 0], numbers.len()),
-            // Some vendors go on with numbers of their own, as in `4.18.0.1`.
+            // Some vendors add their own numbers, as in `4.18.0.1`.
             Some(&[major, minor, stable, ..]) => ([major, minor, stable], numbers.len()),
             _ => return Err(error()),
         };
@@ -356,7 +356,7 @@ as_text!(
     r"^[0-9]+\.[0-9]+\S*$"
 );
 
-/// A number without sign; `str::parse` alone would take `+5`.
+/// A number without a sign; `str::parse` would accept `+5`.
 fn parse_number(digits: &str) -> Option<u32> {
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -364,7 +364,7 @@ fn parse_number(digits: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
-/// Compares text with its runs of digits read as numbers.
+/// Compares text; runs of digits are compared as numbers.
 fn natural(left: &str, right: &str) -> Ordering {
     let (mut left, mut right) = (left, right);
     loop {
@@ -387,7 +387,7 @@ fn natural(left: &str, right: &str) -> Ordering {
     }
 }
 
-/// The first run of digits or of other characters, and what follows it.
+/// The first run of digits or of other characters, and the rest.
 fn next_run(text: &str) -> (&str, &str) {
     let digit = text.starts_with(|c: char| c.is_ascii_digit());
     let end = text

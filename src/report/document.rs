@@ -1,4 +1,4 @@
-//! One JSON document per command; the keys are a contract and only grow.
+//! One JSON document for each command; its keys are a contract: they are added, never removed.
 
 use serde::Serialize;
 
@@ -35,13 +35,13 @@ pub const TOOL: Tool = Tool {
     version: env!("CARGO_PKG_VERSION"),
 };
 
-/// The machine, in short; `facts` tells more.
+/// A summary of the machine; `facts` has more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Machine {
     /// As `debian 12`.
     pub os: Option<String>,
-    /// The running one.
+    /// The running kernel.
     pub kernel: Option<String>,
     /// As `x86_64`.
     pub arch: Option<String>,
@@ -49,7 +49,7 @@ pub struct Machine {
     pub cloud: Option<String>,
     /// As `p5.48xlarge`.
     pub instance_type: Option<String>,
-    /// The cloud's id of it, or the DMI UUID.
+    /// The cloud's id of the instance, or the DMI UUID.
     pub instance_id: Option<String>,
     /// NVIDIA GPUs on the bus.
     pub gpus: usize,
@@ -72,18 +72,18 @@ impl Machine {
     }
 }
 
-/// Verdicts, counted.
+/// The verdicts of a run, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Verdicts {
-    /// As it should be.
+    /// See [`Verdict::Pass`](crate::check::Verdict::Pass).
     pub pass: usize,
-    /// Worth a look.
+    /// See [`Verdict::Warn`](crate::check::Verdict::Warn).
     pub warn: usize,
-    /// Wrong.
+    /// See [`Verdict::Fail`](crate::check::Verdict::Fail).
     pub fail: usize,
-    /// Not for this machine.
+    /// See [`Verdict::Skip`](crate::check::Verdict::Skip).
     pub skip: usize,
-    /// Could not be determined.
+    /// See [`Verdict::Unknown`](crate::check::Verdict::Unknown).
     pub unknown: usize,
 }
 
@@ -215,7 +215,7 @@ pub struct CheckDocument<'r> {
 pub struct RunDocument<'r> {
     schema: u32,
     tool: Tool,
-    /// Not for `uninstall`, which looks at the journal alone.
+    /// Not for `uninstall`, which only reads the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<Machine>,
     mode: Mode,
@@ -267,7 +267,7 @@ pub struct StatusDocument<'r> {
     status: &'r Status,
 }
 
-/// What `check` found.
+/// The result of `check`.
 #[must_use]
 pub fn check<'r>(
     report: &'r RunReport,
@@ -284,7 +284,7 @@ pub fn check<'r>(
     }
 }
 
-/// What `plan` would do, what `install` or `uninstall` did.
+/// The changes that `plan` proposes, or that `install` or `uninstall` made.
 #[must_use]
 pub fn run<'r>(report: &'r RunReport, facts: Option<&Facts>) -> RunDocument<'r> {
     RunDocument {
@@ -303,7 +303,7 @@ pub fn run<'r>(report: &'r RunReport, facts: Option<&Facts>) -> RunDocument<'r> 
     }
 }
 
-/// What `status` tells.
+/// The result of `status`.
 #[must_use]
 pub fn status(status: &Status) -> StatusDocument<'_> {
     StatusDocument {

@@ -1,4 +1,4 @@
-//! The one error that a process ends with, in words.
+//! Formats the error that a process ends with.
 
 use std::io::{self, Write};
 
@@ -9,15 +9,15 @@ use crate::error::{Report, causes};
 /// Writes an error with its causes and its hint, without colour.
 ///
 /// # Errors
-/// The writer's.
+/// An error of the writer.
 pub fn write(to: &mut dyn Write, error: &dyn Report) -> io::Result<()> {
     styled(to, error, Style::default())
 }
 
-/// The same, in colour where the style says so.
+/// The same, in colour if the style says so.
 ///
 /// # Errors
-/// The writer's.
+/// An error of the writer.
 pub fn styled(to: &mut dyn Write, error: &dyn Report, style: Style) -> io::Result<()> {
     block(
         to,
@@ -47,7 +47,7 @@ pub(super) fn block(
 ) -> io::Result<()> {
     writeln!(to, "{} {message}", style.paint(Ink::Bad, "error:"))?;
     for cause in causes {
-        // The further lines of a tool's output stand under its first.
+        // Further lines of a tool's output are aligned with its first line.
         let cause = cause.trim_end().replace('\n', "\n             ");
         writeln!(to, "  {} {cause}", style.paint(Ink::Bad, "caused by:"))?;
     }

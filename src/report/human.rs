@@ -15,16 +15,16 @@ use crate::{
     exit::Exit,
 };
 
-/// How wide the column of outcomes is: the longest is `not-applicable`.
+/// The width of the column of outcomes: the longest is `not-applicable`.
 const OUTCOMES: usize = 14;
 
-/// How wide the column of verdicts is: the longest is `unknown`.
+/// The width of the column of verdicts: the longest is `unknown`.
 const VERDICTS: usize = 7;
 
-/// What `check` found: one line each, with what to do under what is not as it should be.
+/// The result of `check`: one line for each finding, followed by the remedy of a problem.
 ///
 /// # Errors
-/// The writer's.
+/// An error of the writer.
 pub fn check(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
     let width = widest(report.findings.iter().map(|finding| finding.id.as_str()));
     for finding in &report.findings {
@@ -69,10 +69,10 @@ fn details(to: &mut dyn Write, finding: &Finding, style: Style) -> io::Result<()
     Ok(())
 }
 
-/// What `plan` would do: every change, with the difference that it makes.
+/// The result of `plan`: every change, with its diff.
 ///
 /// # Errors
-/// The writer's.
+/// An error of the writer.
 pub fn plan(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
     let width = widest(report.steps.iter().map(|step| step.id.as_str()));
     for step in &report.steps {
@@ -100,10 +100,10 @@ pub fn plan(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<
     to.flush()
 }
 
-/// How `install` or `uninstall` ended: a table of steps and seconds, then what to do next.
+/// The result of `install` or `uninstall`: a table of steps and seconds, then what to do next.
 ///
 /// # Errors
-/// The writer's.
+/// An error of the writer.
 pub fn run(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
     let width = widest(report.steps.iter().map(|step| step.id.as_str()));
     if !report.steps.is_empty() {
@@ -139,11 +139,11 @@ pub fn run(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<(
     to.flush()
 }
 
-/// What `install` or `uninstall` has to say when it did not end well: each failure with its causes
-/// and its hint, and a reboot that is due. Talk, not data.
+/// The problems of an `install` or `uninstall` that did not end well: each failure with its causes
+/// and its hint, and a required reboot. These are messages, not data.
 ///
 /// # Errors
-/// The writer's.
+/// An error of the writer.
 pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
     let mut told: Vec<&StepReport> = Vec::new();
     for step in &report.steps {
@@ -155,7 +155,7 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
             writeln!(to)?;
         }
         told.push(step);
-        // A transaction that served several steps failed for all of them: that is one story.
+        // A transaction for several steps failed for all of them: it is reported once.
         let ids: Vec<&str> = report
             .steps
             .iter()
@@ -244,7 +244,7 @@ fn coloured_diff(diff: &str, style: Style) -> String {
     indented(&lines.join("\n"), 4)
 }
 
-/// Outcomes, counted, in words.
+/// The outcomes, counted, as text.
 pub(super) fn outcomes(summary: &Summary, style: Style) -> String {
     let parts = [
         (summary.changed, "changed", Ink::Good),

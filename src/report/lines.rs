@@ -1,4 +1,4 @@
-//! Events as JSON Lines, one envelope a line, for programs.
+//! Events as JSON Lines, one envelope per line, for programs.
 
 use std::io::{self, Write};
 
@@ -22,7 +22,7 @@ impl<W: Write + Send> Subscriber for JsonLines<W> {
     }
 
     fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
-        // One write per line: a reader never sees half of one unless the pipe is full.
+        // One write per line: a reader never sees an incomplete line unless the pipe is full.
         let mut line = serde_json::to_vec(envelope)?;
         line.push(b'\n');
         self.to.write_all(&line)?;

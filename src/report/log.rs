@@ -1,7 +1,7 @@
-//! Log lines of this program on standard error, between what is drawn there and never into it.
+//! Log lines of this program on standard error, written between the progress bars.
 //!
-//! They are for the person who looks for a fault of the program; what a run does is told by
-//! events. A thread of its own writes them, so that a terminal that hangs cannot hold up a run.
+//! They are for people who look for a bug in the program; events report what a run does. A separate
+//! thread writes them, so that a hanging terminal cannot block a run.
 
 use std::{
     io::{self, Write},
@@ -20,23 +20,23 @@ use tracing_subscriber::{EnvFilter, filter::ParseError};
 /// The environment variable with the filter, as `debug` or `gpu_bootstrap::host=trace,warn`.
 pub const VARIABLE: &str = "GPU_BOOTSTRAP_LOG";
 
-/// Lines that may wait for a slow standard error; what comes beyond is lost.
+/// The number of lines that may wait for a slow standard error; further lines are lost.
 const WAITING: usize = 1024;
 
-/// How long the end of the program waits for the last lines.
+/// How long the program waits for the last lines when it ends.
 const LAST: Duration = Duration::from_secs(1);
 
-/// What is drawn on the terminal right now. Clones share it.
+/// The progress bars that are currently on the terminal. Clones share them.
 #[derive(Clone, Default)]
 pub struct Drawn(Arc<Mutex<Option<MultiProgress>>>);
 
 impl Drawn {
-    /// From now on these bars are there.
+    /// Sets the current progress bars.
     pub(super) fn show(&self, bars: &MultiProgress) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(bars.clone());
     }
 
-    /// Writes between them: they are taken away and drawn again below.
+    /// Writes between them: they are removed and drawn again below.
     fn between<T>(&self, write: impl FnOnce() -> T) -> T {
         let bars = self
             .0
@@ -52,18 +52,18 @@ impl Drawn {
 
 enum Word {
     Line(Vec<u8>),
-    /// Everything before is written.
+    /// Answers once everything before it is written.
     Written(SyncSender<()>),
 }
 
-/// The log of this process, until it ends.
+/// The log of this process.
 pub struct Log(SyncSender<Word>);
 
 impl Log {
-    /// Starts to log what the filter lets through: warnings and errors where there is none.
+    /// Starts to log what the filter passes; without a filter, warnings and errors.
     ///
     /// # Errors
-    /// When there is a log already, or the operating system gives no thread.
+    /// If a log exists already, or the operating system cannot start a thread.
     pub fn start(
         filter: Option<&str>,
         drawn: Drawn,
@@ -78,17 +78,17 @@ impl Log {
         Ok((Self(to), wrong))
     }
 
-    /// Waits until what was said is written, but not for ever.
+    /// Waits until all lines are written, for a limited time.
     pub fn finish(self) {
         let (done, written) = sync_channel(1);
         if self.0.try_send(Word::Written(done)).is_ok() {
-            // Who does not take the last lines in time does without them.
+            // If the thread does not write the last lines in time, they are lost.
             let _ = written.recv_timeout(LAST);
         }
     }
 }
 
-/// A filter that makes no sense is told, and warnings and errors are logged all the same.
+/// An invalid filter is reported; warnings and errors are logged all the same.
 fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option<ParseError>) {
     let builder = || EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
     let (filter, wrong) = match builder().parse(filter.unwrap_or_default()) {
@@ -106,19 +106,19 @@ fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option
 fn write_all(from: &Receiver<Word>, drawn: &Drawn, mut out: Box<dyn Write + Send>) {
     while let Ok(word) = from.recv() {
         match word {
-            // Standard error is the last resort: if it is gone there is nobody to tell.
+            // If standard error is closed, there is no other place for the message.
             Word::Line(line) => drop(drawn.between(|| out.write_all(&line))),
             Word::Written(done) => drop(done.try_send(())),
         }
     }
 }
 
-/// A line on its way. The formatter writes each with one call.
+/// A line for the thread. The formatter writes each line with one call.
 struct Line(SyncSender<Word>);
 
 impl Write for Line {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A full queue means that nobody reads; the run goes on.
+        // A full queue means that nobody reads; the run continues.
         drop(self.0.try_send(Word::Line(bytes.to_vec())));
         Ok(bytes.len())
     }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_are_logged_and_more_where_it_is_asked_for() {
+    fn warnings_are_logged_by_default_and_more_with_a_filter() {
         let (text, wrong) = logged(None);
         assert!(text.contains("WARN gpu_bootstrap::report::log::tests: a doubt path=\"/x\"\n"));
         assert!(!text.contains("a detail") && !wrong);
@@ -166,12 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_makes_no_sense_is_told() {
+    fn an_invalid_filter_is_reported() {
         let (text, wrong) = logged(Some("gpu_bootstrap=loud"));
         assert!(text.contains("a doubt") && !text.contains("a detail") && wrong);
     }
 
-    /// Collects what is written, once it is let in.
+    /// Collects what is written, once it may.
     struct Collects {
         gate: Receiver<()>,
         text: Arc<Mutex<Vec<u8>>>,
@@ -202,15 +202,15 @@ mod tests {
         for _ in 0..100 {
             Line(to.clone()).write_all(b"line\n").unwrap();
         }
-        // Nothing of it can be written before this thread is at the end.
+        // Nothing can be written before this thread has ended.
         thread::spawn(move || (0..100).try_for_each(|_| open.send(())));
         Log(to).finish();
         assert_eq!(*text.lock().unwrap(), b"line\n".repeat(100));
     }
 
     #[test]
-    fn a_writer_that_hangs_is_not_waited_for() {
-        // With a full queue, and with one that has room for the last word.
+    fn a_hanging_writer_does_not_block_the_end() {
+        // With a full queue, and with a queue that has space for the last message.
         for waiting in [1, WAITING] {
             let (open, gate) = sync_channel(0);
             let text = Arc::new(Mutex::new(Vec::new()));

@@ -1,5 +1,5 @@
-//! What people and programs get to read: documents, tables, errors, and three views of the events.
-//! Everything writes to a writer that it is given; nothing here looks at the environment.
+//! All output for people and programs: documents, tables, errors, and three views of the events.
+//! Every function writes to a given writer; none reads the environment.
 
 pub mod document;
 pub mod error;

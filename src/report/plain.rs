@@ -1,4 +1,4 @@
-//! Events as plain lines, for logs and consoles that are no terminal.
+//! Events as plain lines, for logs and consoles that are not terminals.
 
 use std::io::{self, Write};
 
@@ -11,10 +11,10 @@ use crate::{
     model::id::StepId,
 };
 
-/// After so long without a line a running change says that it is alive.
+/// A running change without output for this long prints a sign of life.
 const QUIET_MS: u64 = 20_000;
 
-/// Writes what matters as lines.
+/// Writes the important events as lines.
 pub struct Plain<W> {
     to: W,
     style: Style,
@@ -22,7 +22,7 @@ pub struct Plain<W> {
 }
 
 impl<W: Write + Send> Plain<W> {
-    /// To a log.
+    /// Writes to a log.
     pub const fn new(to: W, style: Style) -> Self {
         Self {
             to,
@@ -139,7 +139,7 @@ pub(super) fn names(steps: &[StepId]) -> String {
         .join(", ")
 }
 
-/// How far something is.
+/// The progress of a change.
 pub(super) fn amount(current: u64, total: Option<u64>, unit: &str) -> String {
     match total {
         Some(total) => format!("{current} of {total} {unit}"),

@@ -1,14 +1,14 @@
-//! `status` for people.
+//! The output of `status` for people.
 
 use std::io::{self, Write};
 
 use super::{Style, human::outcomes, style::Ink};
 use crate::engine::Status;
 
-/// What is under way, how the last run ended, and what is awaited.
+/// The current run, the result of the last run, and what is awaited.
 ///
 /// # Errors
-/// The writer's.
+/// An error of the writer.
 pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()> {
     match &status.current {
         Some(current) if current.alive => {

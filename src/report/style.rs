@@ -1,15 +1,15 @@
-//! Colour, where there is any. It never carries meaning: the words do.
+//! Colour. It never carries meaning: the words do.
 
 use crate::{check::Verdict, event::Outcome};
 
 /// Whether text is coloured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
-    /// The writer is a terminal, and nobody asked for none.
+    /// Whether the writer is a terminal and colour is not turned off.
     pub colour: bool,
 }
 
-/// What a piece of text is, by ECMA-48 colour numbers.
+/// The meaning of a piece of text, with its ECMA-48 colour number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ink {
     Good,
@@ -42,7 +42,7 @@ impl Style {
         format!("\u{1b}[{code}m{text}\u{1b}[0m")
     }
 
-    /// A word in a column: padded first, since colour has no width.
+    /// A word in a column: padded first, because colour codes have no width.
     pub(super) fn column(self, ink: Ink, text: &str, width: usize) -> String {
         self.paint(ink, &format!("{text:<width$}"))
     }
@@ -66,7 +66,7 @@ pub(super) const fn of_verdict(verdict: Verdict) -> Ink {
     }
 }
 
-/// A verdict's word.
+/// The name of a verdict.
 pub(super) const fn word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Pass => "pass",

@@ -1,5 +1,5 @@
-//! Events on a terminal: what has ended stays as a line, what goes on has a spinner with its
-//! time and the last thing it said.
+//! Events on a terminal: an ended step stays as a line; a running change has a spinner with its
+//! duration and its last output line.
 
 use std::{io, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     model::id::StepId,
 };
 
-/// How often spinners turn.
+/// The interval between two frames of a spinner.
 const TICK: Duration = Duration::from_millis(120);
 
 /// Draws on a terminal.
@@ -23,7 +23,7 @@ pub struct Terminal {
     bars: MultiProgress,
     style: Style,
     titles: Vec<StepTitle>,
-    /// The whole run; the last line.
+    /// The bar of the whole run, on the last line.
     whole: Option<ProgressBar>,
     running: Vec<Running>,
 }
@@ -51,7 +51,7 @@ impl Running {
 }
 
 impl Terminal {
-    /// On standard error; `drawn` lets others write there too.
+    /// Draws on standard error; `drawn` lets the log write there, too.
     #[must_use]
     pub fn new(style: Style, drawn: &Drawn) -> Self {
         let terminal = Self::on(ProgressDrawTarget::stderr(), style);
@@ -59,7 +59,7 @@ impl Terminal {
         terminal
     }
 
-    /// On something else.
+    /// Draws on another target.
     #[must_use]
     pub fn on(target: ProgressDrawTarget, style: Style) -> Self {
         Self {
@@ -235,7 +235,7 @@ impl Subscriber for Terminal {
     }
 }
 
-/// Tools print control characters; here they would move the cursor.
+/// Tools print control characters, which would move the cursor here.
 fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })

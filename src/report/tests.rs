@@ -1,4 +1,4 @@
-//! What people get to read, word for word.
+//! The exact texts of the reports.
 
 use super::{Style, document, error, human, lines::JsonLines, plain::Plain, status, terminal};
 use crate::{
@@ -92,7 +92,7 @@ fn a_check_for_people() {
     assert_eq!(bare(&coloured), plain);
 }
 
-/// Without colour.
+/// Removes colour codes.
 fn bare(text: &str) -> String {
     let mut parts = text.split('\u{1b}');
     let mut bare = parts.next().unwrap_or_default().to_owned();
@@ -259,7 +259,7 @@ fn an_error_with_its_causes_and_hint() {
 }
 
 #[test]
-fn a_status_where_nothing_ever_happened() {
+fn a_status_without_any_run() {
     let none = Status {
         current: None,
         last: None,

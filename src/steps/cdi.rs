@@ -1,6 +1,6 @@
-//! `cdi`: the Container Device Interface specification names the GPUs and libraries that are
-//! there now. It goes stale with every driver change, since library file names carry the version, and
-//! with a boot that gives nvidia-uvm, whose major number is dynamic, another number than before.
+//! `cdi`: the Container Device Interface specification names the current GPUs and libraries. It
+//! becomes stale with every driver change, because library file names contain the version, and
+//! after a boot that assigns another number to nvidia-uvm, whose major number is dynamic.
 
 use async_trait::async_trait;
 

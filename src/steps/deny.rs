@@ -47,7 +47,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DenyState, StepError> {
         match initramfs_holds(cx, &generator.list(&image), &cx.desired.deny_modules).await {
             Ok(true) => initramfs_with_denied.push(kernel),
             Ok(false) => {}
-            // What the file lacks can be told without looking into images.
+            // A missing entry in the file is known without reading images.
             Err(error)
                 if error.not_asked().is_some()
                     && found.as_deref() != Some(&content(&cx.desired.deny_modules)) => {}

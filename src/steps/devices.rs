@@ -1,5 +1,4 @@
-//! `validation.devices`: what is on the bus, what the driver bound, what NVML lists and what
-//! `/dev` offers are the same GPUs.
+//! `validation.devices`: the bus, the driver, NVML and `/dev` show the same GPUs.
 
 use async_trait::async_trait;
 
@@ -18,7 +17,7 @@ pub struct Devices;
 #[derive(Debug, Clone)]
 struct DevicesState {
     loaded: Option<DriverVersion>,
-    /// Per GPU of the facts, the driver bound to it now.
+    /// The driver that is bound to each GPU of the facts.
     bound: Vec<(String, Option<String>)>,
     nvml: Nvml,
     /// Minor numbers of `/dev/nvidiaN`.

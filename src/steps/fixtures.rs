@@ -1,4 +1,4 @@
-//! A machine and a wish for the tests of `decide`: a Debian 12 with two H100.
+//! A machine and a resolved configuration for the tests of `decide`: Debian 12 with two H100.
 
 use std::sync::Arc;
 

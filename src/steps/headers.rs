@@ -1,4 +1,5 @@
-//! `kernel.headers`: what compiling a kernel module takes, for the running and the next kernel.
+//! `kernel.headers`: the packages that compiling a kernel module needs, for the running and the
+//! next kernel.
 
 use async_trait::async_trait;
 
@@ -22,7 +23,7 @@ pub struct Headers;
 #[derive(Debug, Clone, Default)]
 struct HeadersState {
     installed: Packages,
-    /// Wanted packages that the package lists do not know; empty when there are no lists yet.
+    /// Wanted packages that are not in the package lists; empty if there are no lists yet.
     unavailable: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! `packages.hold`: no background upgrade may split driver, libraries and runtime.
+//! `packages.hold`: background upgrades must not change driver, libraries and runtime separately.
 
 use async_trait::async_trait;
 

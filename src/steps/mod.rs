@@ -1,5 +1,5 @@
-//! The steps, one file each. [`all`] is the one list; the order in it is the order in which
-//! people read reports, and it must be an order in which the steps can run.
+//! The steps, one file for each. [`all`] is the only list. Its order is the order in reports, and
+//! the steps must be able to run in it.
 
 mod autoload;
 mod cdi;

@@ -1,5 +1,5 @@
-//! `driver.module`: the loaded module is the installed one; if not, it is loaded, or a reboot is
-//! due.
+//! `driver.module`: the loaded module is the installed one. If not, the installed one is loaded, or
+//! a reboot is required.
 
 use async_trait::async_trait;
 
@@ -92,7 +92,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
         _ if desired.image => Assessment::AwaitingBoot {
             why: "modules are loaded at the first boot of the image".into(),
         },
-        // A run that was cut off between two modules, or somebody who unloaded one.
+        // A run was interrupted between two modules, or somebody unloaded one.
         Some(loaded) if fits(loaded) => Assessment::Needs {
             why: format!(
                 "module {loaded} is loaded, {} is not",

@@ -1,5 +1,5 @@
-//! `preflight`: what must hold before anything is changed. All of it is looked at and reported
-//! together, so that a person mends it in one go.
+//! `preflight`: conditions that must hold before the first change. All of them are checked and
+//! reported together, so that a person can correct them at once.
 
 use async_trait::async_trait;
 use camino::Utf8Path;

@@ -15,14 +15,14 @@ use crate::{
 /// See the module.
 pub struct Repositories;
 
-/// How one repository is on disk.
+/// The state of a repository on disk.
 #[derive(Debug, Clone, Default)]
 struct OnDisk {
     source: Option<String>,
-    /// Fingerprints in its keyring; `None` without one that can be read.
+    /// Fingerprints in its keyring; `None` without a readable keyring.
     keys: Option<Vec<String>>,
     priority: Option<String>,
-    /// The file of somebody else in which it stands already, as wanted.
+    /// The file of the administrator that already configures it correctly.
     theirs: Option<Utf8PathBuf>,
 }
 
@@ -88,7 +88,7 @@ fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Opti
         .iter()
         .find(|key| !repository::accepts(repository, key));
     match stranger {
-        // A keyring of the distribution holds whatever the distribution trusts.
+        // A keyring of the distribution contains whatever keys the distribution trusts.
         Some(key) if repository.keyring.is_none() => Some(format!(
             "the keyring of {name} holds {key}, which the profile does not name"
         )),
@@ -123,7 +123,7 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
         } else if found.theirs.is_some()
             && let Some((path, content)) = missing_priority(backend, repository, found)
         {
-            // Their file stays as it is; the preference is one of our own.
+            // The administrator's file is not changed; the preference is a file of this program.
             whys.push(no_priority(&path, &repository.name));
             changes.push(Change::WriteFile {
                 path,

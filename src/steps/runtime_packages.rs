@@ -1,5 +1,5 @@
-//! `runtime.docker`, `runtime.containerd`: the runtime is installed, enabled and running. One
-//! that is there from elsewhere is kept as it is.
+//! `runtime.docker`, `runtime.containerd`: the runtime is installed, enabled and running. A runtime
+//! that was installed before is not replaced.
 
 use async_trait::async_trait;
 
@@ -28,7 +28,7 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepErr
     let installed = packages::installed(cx).await?;
     let unit = match cx.state.unit(&wish.unit).await {
         Ok(unit) => unit,
-        // Packages that lack can be told without asking systemd.
+        // Missing packages are known without systemd.
         Err(error) if error.not_asked().is_some() && lacks(&installed, wish) => None,
         Err(error) => return Err(error.into()),
     };

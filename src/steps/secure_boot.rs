@@ -1,5 +1,5 @@
-//! `secure-boot`: an unsigned module will not load, and a console is needed to enrol a key. That
-//! is said in the first second, not after a compilation.
+//! `secure-boot`: an unsigned module cannot be loaded, and enrolling a key needs a console. The
+//! step reports this at once, not after a compilation.
 
 use async_trait::async_trait;
 
@@ -50,7 +50,8 @@ fn decide(state: SecureBootState, facts: &Facts, desired: &Desired) -> Assessmen
         State::Unsupported => Assessment::Satisfied {
             why: "the machine does not boot by UEFI".into(),
         },
-        // What cannot be read is listed under `unknown` in the facts; the module load will tell.
+        // Unreadable values are listed under `unknown` in the facts; loading the module will show
+        // the result.
         State::Unknown => Assessment::Satisfied {
             why: "the state of Secure Boot cannot be read; loading the module will tell".into(),
         },

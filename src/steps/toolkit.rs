@@ -35,7 +35,8 @@ fn decide(installed: &Packages, desired: &Desired) -> Assessment {
             changes: install(&toolkit.packages, Vec::new()),
         };
     }
-    // One repository may be ahead of another: the four are released together and used together.
+    // One repository may have a newer version than another: the four packages are released together
+    // and must be used together.
     let mut versions: Vec<&str> = toolkit
         .packages
         .iter()

@@ -40,7 +40,7 @@ fn offering(name: &'static str) -> (Bed, Archive) {
 }
 
 #[tokio::test]
-async fn a_proxys_password_is_in_no_words_of_apt() {
+async fn the_output_of_apt_never_shows_the_proxy_password() {
     let bed = Bed::new();
     let mut policy = policy();
     policy.proxy = Some(Secret::new("http://joe:s3cret@proxy:3128"));
@@ -82,7 +82,7 @@ async fn a_proxys_password_is_in_no_words_of_apt() {
 }
 
 #[tokio::test]
-async fn what_keeps_from_looking_further_does_not_take_the_faults_place() {
+async fn an_error_of_the_diagnosis_does_not_hide_the_first_error() {
     let (bed, apt) = offering("a");
     // The sources cannot be read to say which of them contradict each other.
     bed.fakes
@@ -108,7 +108,7 @@ async fn what_keeps_from_looking_further_does_not_take_the_faults_place() {
 }
 
 #[tokio::test]
-async fn newer_lists_that_do_not_come_are_a_fault_of_their_own() {
+async fn a_failed_refresh_of_the_lists_has_its_own_error() {
     let (bed, apt) = offering("a");
     // The last is said first.
     *apt.faults.lock().unwrap() = vec![
@@ -121,7 +121,7 @@ async fn newer_lists_that_do_not_come_are_a_fault_of_their_own() {
 }
 
 #[tokio::test]
-async fn an_undo_that_only_waits_says_that_it_was_stopped() {
+async fn an_undo_stopped_during_a_wait_reports_the_stop() {
     let (bed, apt) = offering("a");
     apt.have("a", "1");
     apt.write(&bed.fakes.files);
@@ -141,7 +141,7 @@ async fn an_undo_that_only_waits_says_that_it_was_stopped() {
 }
 
 #[tokio::test]
-async fn a_registry_is_not_tried_again_when_somebody_asks_to_stop() {
+async fn a_stop_ends_the_retries_of_a_registry() {
     let bed = Bed::new();
     bed.fakes
         .exec
@@ -184,7 +184,7 @@ impl Http for Hangs {
 }
 
 #[tokio::test]
-async fn a_key_that_does_not_come_is_not_waited_for_when_somebody_asks_to_stop() {
+async fn a_stop_ends_the_download_of_a_key() {
     let bed = Bed::new();
     let mut host = bed.host.clone();
     host.http = Arc::new(Hangs);
@@ -213,7 +213,7 @@ async fn a_key_that_does_not_come_is_not_waited_for_when_somebody_asks_to_stop()
 }
 
 #[tokio::test]
-async fn a_machine_that_moves_after_the_simulation_loses_nothing() {
+async fn a_machine_that_changes_after_the_simulation_loses_no_package() {
     // Between the simulation and the real transaction the package comes to conflict with another.
     let (bed, apt) = offering("a");
     apt.have("podman", "4");

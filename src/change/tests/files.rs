@@ -24,7 +24,7 @@ fn write(path: &str, content: &str) -> Change {
 }
 
 #[tokio::test]
-async fn a_new_file_goes_with_its_folders() {
+async fn a_new_file_is_removed_with_its_directories() {
     let bed = Bed::new();
     let (_, reverted) = bed.there_and_back(&write("/etc/a/b/c.conf", "new\n")).await;
     assert!(matches!(reverted, Reverted::Done { .. }));
@@ -50,7 +50,7 @@ async fn a_link_comes_back_as_a_link() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_wrote_since_stays() {
+async fn later_changes_of_a_file_by_others_stay() {
     let bed = Bed::new();
     bed.fakes.files.put("/etc/a", "before");
     let undo = bed.apply(&write("/etc/a", "ours")).await.unwrap();
@@ -69,7 +69,7 @@ async fn what_somebody_else_wrote_since_stays() {
 }
 
 #[tokio::test]
-async fn cut_off_before_or_after_the_write_undo_is_right() {
+async fn undo_is_right_if_interrupted_before_or_after_the_write() {
     let bed = Bed::new();
     bed.fakes.files.put("/etc/a", "before");
     let before = bed.snapshot();
@@ -84,7 +84,7 @@ async fn cut_off_before_or_after_the_write_undo_is_right() {
 }
 
 #[tokio::test]
-async fn what_a_killed_writer_left_beside_its_file_goes() {
+async fn the_temporary_file_of_a_killed_writer_is_removed() {
     let theirs = [
         "/etc/.a.bak",
         "/etc/.a.1-x.gpu-bootstrap-new",
@@ -109,7 +109,7 @@ async fn what_a_killed_writer_left_beside_its_file_goes() {
 }
 
 #[tokio::test]
-async fn a_missing_backup_is_told_and_nothing_is_lost() {
+async fn a_missing_backup_is_reported_and_the_file_stays() {
     let bed = Bed::new();
     bed.fakes.files.put("/etc/a", "before");
     let undo = bed.apply(&write("/etc/a", "ours")).await.unwrap();
@@ -120,7 +120,7 @@ async fn a_missing_backup_is_told_and_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn a_tool_may_write_what_it_names() {
+async fn a_tool_may_write_only_the_files_that_it_names() {
     let bed = Bed::new();
     bed.fakes.exec.on("nvidia-ctk", |_, files| {
         files.put("/etc/docker/daemon.json", "{\"runtimes\":{}}");
@@ -144,7 +144,7 @@ async fn a_tool_may_write_what_it_names() {
 }
 
 #[tokio::test]
-async fn what_a_tool_wrote_is_made_durable_before_it_counts_as_applied() {
+async fn files_of_a_tool_are_synced_before_the_change_counts_as_applied() {
     let bed = Bed::new();
     bed.fakes.files.put("/etc/tool/there", "");
     bed.fakes.exec.on("tool", |_, files| {
@@ -163,7 +163,7 @@ async fn what_a_tool_wrote_is_made_durable_before_it_counts_as_applied() {
 }
 
 #[tokio::test]
-async fn what_a_tool_had_emptied_when_it_was_cut_off_is_put_back() {
+async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
     let change = Change::RunTool {
         purpose: "register the nvidia runtime with docker".into(),
         command: vec!["nvidia-ctk".into()],
@@ -249,7 +249,7 @@ fn add(fingerprint: &str) -> Change {
 }
 
 #[tokio::test]
-async fn a_repository_comes_with_the_named_key_only() {
+async fn a_repository_is_added_only_with_the_pinned_key() {
     let bed = Bed::new();
     bed.fakes.http.serve(URL, KEYS);
     bed.fakes.files.put_folder("/usr/share/keyrings", 0o755);
@@ -324,7 +324,7 @@ async fn a_contradicting_source_is_named() {
 }
 
 #[tokio::test]
-async fn what_apt_passes_over_says_nothing_about_sources() {
+async fn files_that_apt_ignores_do_not_count_as_sources() {
     let bed = Bed::new();
     bed.fakes.http.serve(URL, KEYS);
     for name in ["old.list.save", "a source.list", "retired/old.list"] {
@@ -338,7 +338,7 @@ async fn what_apt_passes_over_says_nothing_about_sources() {
 }
 
 #[tokio::test]
-async fn components_of_the_own_archive_need_its_keyring() {
+async fn components_of_the_distribution_archive_need_its_keyring() {
     let bed = Bed::new();
     let keyring = Utf8PathBuf::from("/usr/share/keyrings/debian-archive-keyring.gpg");
     let change = Change::AddRepository {

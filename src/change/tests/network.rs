@@ -35,7 +35,7 @@ async fn attempts_after(
 }
 
 #[tokio::test]
-async fn a_line_that_says_no_at_once_is_tried_longer_than_one_that_says_nothing() {
+async fn a_refused_connection_is_retried_longer_than_a_silent_one() {
     let refused = "E: Failed to fetch http://x/InRelease  Could not connect to x (1.2.3.4), \
                    connection refused";
     assert_eq!(attempts(1, refused).await, (4, "network"));
@@ -47,7 +47,7 @@ async fn a_line_that_says_no_at_once_is_tried_longer_than_one_that_says_nothing(
 }
 
 #[tokio::test]
-async fn a_line_is_given_up_for_what_it_took_itself_and_never_at_once() {
+async fn only_the_time_of_the_connection_itself_counts_for_giving_up() {
     // One attempt that took too long says nothing about the next one.
     assert_eq!(attempts(200, SILENT).await, (2, "network"));
     // Another package manager had its time; the line has said nothing yet.
@@ -59,7 +59,7 @@ async fn a_line_is_given_up_for_what_it_took_itself_and_never_at_once() {
 }
 
 #[tokio::test]
-async fn lists_that_a_power_cut_left_torn_are_fetched_again() {
+async fn lists_damaged_by_a_power_cut_are_downloaded_again() {
     let bed = Bed::new();
     Archive::on(&bed);
     let lists = "/var/lib/apt/lists";

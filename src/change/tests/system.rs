@@ -44,7 +44,7 @@ async fn a_unit_that_is_gone_needs_no_undo() {
 }
 
 #[tokio::test]
-async fn a_unit_that_fails_tells_its_last_words() {
+async fn a_failed_unit_shows_its_last_output() {
     let bed = Bed::new();
     bed.units.put("broken.service", "disabled", "inactive");
     let error = bed.apply(&enable("broken.service")).await.unwrap_err();
@@ -141,7 +141,7 @@ async fn a_module_is_loaded_and_unloaded() {
 }
 
 #[tokio::test]
-async fn a_module_that_stays_loaded_is_told_and_goes_with_the_next_boot() {
+async fn a_module_that_stays_loaded_is_reported_and_gone_after_a_reboot() {
     let bed = Bed::new();
     modprobe(&bed);
     let load = Change::LoadModule {
@@ -173,7 +173,7 @@ async fn a_module_that_stays_loaded_is_told_and_goes_with_the_next_boot() {
 }
 
 #[tokio::test]
-async fn what_came_on_top_of_a_module_is_unloaded_with_it() {
+async fn modules_that_use_a_module_are_unloaded_with_it() {
     let bed = Bed::new();
     modprobe(&bed);
     let load = Change::LoadModule {
@@ -202,7 +202,7 @@ async fn what_came_on_top_of_a_module_is_unloaded_with_it() {
 }
 
 #[tokio::test]
-async fn a_file_that_names_modules_for_boot_takes_them_along() {
+async fn modules_loaded_by_a_removed_boot_file_are_unloaded() {
     let bed = Bed::new();
     modprobe(&bed);
     bed.fakes.files.put_folder("/etc/modules-load.d", 0o755);
