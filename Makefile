@@ -1,4 +1,4 @@
-# What a person types. Each target installs or builds what it needs.
+# The commands for people. Each target installs or builds what it needs.
 
 include tests/vm/vm.mk
 

@@ -1,14 +1,14 @@
-//! Terminal sessions with the real binary, as snapshots: what needs no machine to be changed. The
-//! command lines that change machines are in `tests/machine`.
+//! Terminal sessions with the real binary, as snapshots: commands that change no machine. The
+//! commands that change machines are tested in `tests/machine`.
 
 use std::path::Path;
 
 use assert_cmd::Command;
 
-/// Where recorded and hand-made hosts are, relative to the repository, where sessions run.
+/// The path of a host tree, relative to the repository, in which sessions run.
 const BARE: &str = "tests/hosts/debian-12-bare-h100/root";
 
-/// Runs a command line in the repository's folder, without colour, terminal or surroundings.
+/// Runs a command line in the repository, without colour, terminal or inherited environment.
 fn run(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let output = Command::cargo_bin("gpu-bootstrap")
@@ -33,14 +33,14 @@ fn run(line: &str) -> String {
     text
 }
 
-/// A session: command lines, and their answers under one name.
+/// A session: command lines and their output, under one name.
 fn session(name: &str, lines: &[&str]) {
     let text: Vec<String> = lines.iter().map(|line| run(line)).collect();
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("cli");
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
-    // Room is that of the disk on which the tree lies.
+    // Sizes depend on the disk with the tree.
     settings.add_filter(r"[0-9]+(\.[0-9])? [KMGT]iB", "[SIZE]");
     settings.add_filter(r#""(total|free)-bytes": [0-9]+"#, r#""$1-bytes": [BYTES]"#);
     settings.add_filter(r"[0-9]+\.[0-9] s\b", "[SECONDS] s");
@@ -73,7 +73,7 @@ fn help_of_every_command() {
 }
 
 #[test]
-fn command_lines_that_make_no_sense() {
+fn invalid_command_lines() {
     session(
         "usage-errors",
         &[
@@ -151,7 +151,7 @@ fn check_of_a_tree() {
 }
 
 #[test]
-fn configuration_that_makes_no_sense() {
+fn invalid_configuration() {
     let look = |rest: &str| format!("check --root {BARE} --skip preflight {rest}");
     for file in ["unknown-key.toml", "wrong-type.toml", "no-toml.toml"] {
         assert!(

@@ -1,4 +1,4 @@
-//! Facts of the machines in `tests/hosts`, compared with what was found there before.
+//! The facts of the machines in `tests/hosts`, compared with snapshots.
 
 #![expect(
     clippy::unwrap_used,
@@ -37,7 +37,7 @@ fn hosts() -> Vec<(String, Utf8PathBuf)> {
     hosts
 }
 
-/// Puts a tree of the disk into a machine in memory, whose filesystems have sizes that stay.
+/// Loads a directory tree into a machine in memory whose filesystem sizes do not change.
 fn load(root: &Utf8Path) -> Fakes {
     let (_, fakes) = fake::host();
     let room = |total| Room {
@@ -100,7 +100,7 @@ fn compare(name: &str, facts: &Value) {
 }
 
 #[tokio::test]
-async fn below_a_root_nothing_is_run() {
+async fn with_root_nothing_is_executed() {
     for (name, folder) in hosts() {
         let fakes = load(&folder.join("root"));
         let facts = gather(&fakes, false).await;
@@ -127,7 +127,7 @@ async fn a_tree_on_disk_gives_the_same_facts() {
 }
 
 #[tokio::test]
-async fn where_programs_may_run_rpm_is_asked() {
+async fn rpm_is_queried_if_programs_may_run() {
     for (name, folder) in hosts() {
         let Ok(packages) = fs::read_to_string(folder.join("rpm-qa.txt")) else {
             continue;
@@ -138,7 +138,7 @@ async fn where_programs_may_run_rpm_is_asked() {
     }
 }
 
-/// The keys that the mission promises, whatever was found.
+/// The documented keys exist, whatever was found.
 #[tokio::test]
 async fn the_contract_holds_even_for_an_empty_machine() {
     let (_, fakes) = fake::host();
@@ -229,7 +229,7 @@ async fn the_keys_of_a_gpu_are_those_of_the_contract() {
 }
 
 mod garbage {
-    //! Whatever a file holds, looking at it ends without a panic.
+    //! Gathering facts never panics, whatever the files contain.
 
     use super::*;
     use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Old journals are read for ever, and what they say stays the same.
+//! Every later version reads old journals, and reads the same in them.
 
 use std::{fs, path::Path};
 
@@ -21,7 +21,7 @@ fn receipt(name: &str) -> Receipt {
     fold(&read(name).lines)
 }
 
-/// `intent step` of what stands, newest first; `?` marks an intent without an end.
+/// `intent step` of each standing change, newest first; `?` marks an intent without an end.
 fn standing(receipt: &Receipt) -> Vec<String> {
     receipt
         .standing
@@ -58,7 +58,7 @@ fn a_receipt_survives_its_own_file() {
 #[test]
 fn a_complete_run() {
     let receipt = receipt("complete.jsonl");
-    // What leaves nothing behind does not stand.
+    // Changes that leave nothing behind are not standing.
     assert_eq!(
         standing(&receipt),
         ["7 driver.persistence", "3 packages.hold", "1 driver.module"]
@@ -79,7 +79,7 @@ fn files_and_packages_of_an_image() {
 }
 
 #[test]
-fn a_run_that_was_cut_off() {
+fn an_interrupted_run() {
     let receipt = receipt("cut-off.jsonl");
     assert_eq!(standing(&receipt)[0], "7 driver.persistence?");
     assert!(receipt.runs[0].ended.is_none());
@@ -120,7 +120,7 @@ fn an_awaited_reboot() {
 }
 
 #[test]
-fn what_was_left_still_stands() {
+fn changes_that_were_left_are_still_standing() {
     let receipt = receipt("uninstalled-in-part.jsonl");
     assert_eq!(standing(&receipt), ["1 driver.module"]);
     assert_eq!(receipt.runs[1].mode, "uninstall");
@@ -148,7 +148,7 @@ fn garbage_is_refused_with_its_line_and_a_remedy() {
             ..
         }
     ));
-    // Whole JSON is never what a power cut leaves, not even at the end.
+    // A power cut never leaves a complete JSON object that is no record, not even at the end.
     let strange = format!("{}\n{{\"schema\":1,\"seq\":1}}\n", lines[0]);
     let error = refused(strange);
     assert!(matches!(error, JournalError::Garbage { line: 2, .. }));

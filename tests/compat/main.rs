@@ -1,4 +1,4 @@
-//! Real machines, questions and properties against the built-in matrix.
+//! Tests of the built-in matrix with real machines, questions and properties.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use gpu_bootstrap::compat::matrix::Matrix;
 use gpu_bootstrap::model::gpu::GpuIdentity;
 
-/// The built-in matrix, read once: properties ask it thousands of times.
+/// The built-in matrix, read once: properties query it thousands of times.
 fn matrix() -> &'static Matrix {
     static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().unwrap());
     &MATRIX

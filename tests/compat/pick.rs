@@ -1,4 +1,4 @@
-//! Which driver real machines get, or why none.
+//! The driver that real machines get, or the reason for a refusal.
 
 use gpu_bootstrap::compat::matrix::Fabric;
 use gpu_bootstrap::compat::pick::{NoDriver, Pick, Wish, pick};
@@ -44,7 +44,7 @@ fn refused(wish: &Wish) -> Box<NoDriver> {
     }
 }
 
-/// Branch and flavour in a word, `580 open`.
+/// Branch and flavour in short, `580 open`.
 fn brief(wish: &Wish) -> String {
     let pick = picked(wish);
     format!("{} {}", pick.branch, pick.flavour)
@@ -79,7 +79,7 @@ fn defaults_per_gpu() {
         (&[K80], "470 proprietary"),
         (&["10de:3182"], "580 open"),
         (&["10de:2e12"], "580 open"),
-        // Named by no driver before 595.71.05.
+        // The GPU is supported from driver 595.71.05 on.
         (&["10de:2909"], "595 open"),
         (&["10de:3000"], "615 open"),
         (&[V100, H100], "580 proprietary"),
@@ -91,7 +91,7 @@ fn defaults_per_gpu() {
 }
 
 #[test]
-fn eight_of_a_kind_are_one_kind() {
+fn eight_equal_gpus_give_the_result_of_one() {
     let pick = picked(&gpus(&[H100; 8]));
     assert_eq!(
         pick.reasons
@@ -157,7 +157,7 @@ fn the_first_driver_holds_per_branch() {
         "550.90.07"
     );
     assert_eq!(picked(&version("560.28.03")).branch.to_string(), "560");
-    // A branch between two that list the board: a doubt, no refusal.
+    // A branch between two branches that list the board gives a warning, not a refusal.
     let h20 = with(&["10de:232c"], |wish| {
         wish.branch = Some("560".parse().unwrap())
     });
@@ -205,7 +205,7 @@ fn old_and_new_gpus_in_one_machine() {
         "{:?}",
         refusal.nearest
     );
-    // Three kinds: only the pair that excludes itself is named.
+    // Three kinds: the refusal names only the pair that excludes each other.
     let refusal = refused(&gpus(&[V100, T4, B200]));
     assert_eq!(
         refusal
@@ -246,7 +246,7 @@ fn flavours() {
             "{refusal:?}"
         );
     }
-    // Branches without one of the two.
+    // Branches without one of the two flavours.
     let wish = with(&[T4], |wish| {
         wish.flavour = Some(Flavour::Open);
         wish.branch = Some("470".parse().unwrap());
@@ -257,7 +257,7 @@ fn flavours() {
         wish.branch = Some("615".parse().unwrap());
     });
     assert_eq!(refused(&wish).reasons[0].rule, Rule::BranchFlavour);
-    // GSP boards on a branch where the open modules were not the default yet.
+    // GPUs with GSP on a branch whose default is not yet the open modules.
     let on_535 = |id| with(&[id], |wish| wish.branch = Some("535".parse().unwrap()));
     assert_eq!(brief(&on_535(T4)), "535 proprietary");
     assert_eq!(brief(&on_535(GH200)), "535 open");
@@ -294,13 +294,13 @@ fn cuda() {
     // Older than the GPU.
     let pick = picked(&wish(H100, "11.4"));
     assert!(pick.warnings.iter().any(|w| w.contains("PTX")), "{pick:?}");
-    // No row: said, not refused.
+    // A version without a row gives a warning, not a refusal.
     let pick = picked(&wish(H100, "14.0"));
     assert!(
         pick.doubtful && pick.warnings.iter().any(|w| w.contains("CUDA 14.0")),
         "{pick:?}"
     );
-    // An old branch and a new CUDA: refused, with the package that would serve.
+    // An old branch and a new CUDA version: refused, with the package that would work.
     let on_535 = Wish {
         branch: Some("535".parse().unwrap()),
         ..wish(A100, "13.0")
@@ -312,7 +312,7 @@ fn cuda() {
         "{}",
         reasons(&refusal)
     );
-    // Before CUDA 11 each release needs its own minimum.
+    // Before CUDA 11 each release has its own minimum.
     let on_418 = Wish {
         branch: Some("418".parse().unwrap()),
         ..wish(V100, "10.2")
@@ -359,7 +359,7 @@ fn kernels_per_branch() {
             "{kernel} {version}"
         );
     }
-    // The numbers of a vendor kernel are evidence, no proof.
+    // The version number of a vendor kernel is evidence, not proof.
     for (kernel, version) in [
         ("6.19.6-1-amd64", "535.274.02"),
         ("6.4.0-150600.23-default", "530.41.03"),
@@ -374,14 +374,14 @@ fn kernels_per_branch() {
     }
     let pick = picked(&wish("6.1.0-44-amd64", "535.261.03"));
     assert!(!pick.doubtful, "{pick:?}");
-    // A report about the open modules says nothing of the proprietary ones.
+    // A report about the open modules does not apply to the proprietary ones.
     for (flavour, doubtful) in [(Flavour::Open, true), (Flavour::Proprietary, false)] {
         let mut asked = wish("6.1.0-56-amd64", "535.261.03");
         asked.flavour = Some(flavour);
         let pick = picked(&asked);
         assert_eq!(pick.doubtful, doubtful, "{pick:?}");
     }
-    // It holds for the kernels that come after it, up to the version that has the fix.
+    // It holds for later kernels, too, up to the driver version that has the fix.
     for (kernel, version, doubtful) in [
         ("6.1.0-55-amd64", "535.261.03", false),
         ("6.1.0-57-cloud-amd64", "535.261.03", true),
@@ -410,7 +410,7 @@ fn both_kernels_count_and_move_the_pick() {
         wish.next_kernel = Some("6.19.6-1-amd64".parse().unwrap());
         wish.candidates = candidates(&["535.274.02", "550.163.01", "570.211.01", "580.65.06"]);
     });
-    // The long-term branch is there, too old for the next kernel; 570 has the fix.
+    // The long-term branch is available, but too old for the next kernel; 570 has the fix.
     assert_eq!(picked(&wish).version.unwrap().to_string(), "570.211.01");
     let only_now = Wish {
         next_kernel: None,
@@ -420,7 +420,7 @@ fn both_kernels_count_and_move_the_pick() {
 }
 
 #[test]
-fn what_a_repository_has_decides_the_version() {
+fn the_version_comes_from_the_repository() {
     let debian = candidates(&["535.261.03", "535.247.01"]);
     let pick = picked(&with(&[A100], |wish| wish.candidates = debian.clone()));
     assert_eq!(pick.version.unwrap().to_string(), "535.261.03");
@@ -488,7 +488,8 @@ fn unlisted_gpus() {
         ..Wish::default()
     };
     assert_eq!(refused(&both).reasons[0].rule, Rule::Pair);
-    // A branch that is not known is a doubt where its version is, else a refusal for want of a row.
+    // An unknown branch gives a warning if its version is known, else a refusal because it has no
+    // row.
     let new = with(&[H100], |wish| {
         wish.version = Some("640.10.01".parse().unwrap())
     });
@@ -547,7 +548,7 @@ fn the_fabric_needs_a_visible_switch() {
     assert_eq!(seen(H100, Some(true), None), Fabric::Fm);
     assert_eq!(seen(H100, None, None), Fabric::Fm);
     assert_eq!(seen(H100, Some(false), None), Fabric::None);
-    // Its switches are not on PCI.
+    // Its switches are not on the PCI bus.
     assert_eq!(seen(B200, Some(false), None), Fabric::FmNvlsm);
     assert_eq!(seen(B200, Some(false), Some(true)), Fabric::FmNvlsm);
     assert_eq!(seen(B200, Some(false), Some(false)), Fabric::None);

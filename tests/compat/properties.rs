@@ -13,7 +13,7 @@ use proptest::sample::{Index, select, subsequence};
 use crate::matrix;
 use gpu_bootstrap::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
 
-/// True when the rows allow a driver, read row by row.
+/// Whether the rows allow a driver, tested row by row.
 fn allowed(
     matrix: &Matrix,
     wish: &Wish,
@@ -171,7 +171,7 @@ fn builds(
     fixed && within && young
 }
 
-/// Every version that a row names, and some that none does.
+/// Every version in a row, and some that are in none.
 fn versions(matrix: &Matrix) -> Vec<DriverVersion> {
     let mut all: BTreeSet<DriverVersion> = BTreeSet::new();
     for row in &matrix.branches {
@@ -251,7 +251,7 @@ fn wishes() -> impl Strategy<Value = Wish> {
     )
         .prop_map(
             |(gpus, (kernel, next_kernel), arch, branch, version, flavour, cuda, list)| {
-                // A version that is wished is mostly one that the repository has.
+                // A configured version is mostly one that the repository has.
                 let version = match (&version, &list) {
                     (Some(_), Some((list, index))) if !list.is_empty() => {
                         Some(index.get(list).clone())
@@ -274,7 +274,7 @@ fn wishes() -> impl Strategy<Value = Wish> {
         )
 }
 
-/// The versions that a wish leaves to choose from.
+/// The versions that a wish allows.
 fn choice(matrix: &Matrix, wish: &Wish) -> Vec<DriverVersion> {
     let newest = || {
         matrix
@@ -370,7 +370,8 @@ proptest! {
                     wish.branch.zip(wish.version.as_ref()).is_some_and(|(b, v)| v.branch() != b)
                 }
                 Rule::Pair => {
-                    // Each alone is served, no two of the newest drivers serve them together.
+                    // The GPUs of the refusal: each alone has a driver, but no driver among the
+                    // newest supports them together.
                     let newest = self::choice(matrix, &Wish::default());
                     newest.iter().all(|version| {
                         [Flavour::Open, Flavour::Proprietary].iter().all(|flavour| {
@@ -412,7 +413,8 @@ proptest! {
         let supported = |branch: Branch| {
             matrix.branches.iter().any(|b| b.branch == branch && b.support == Support::Supported)
         };
-        // Unsupported only where no supported branch serves without evidence against it.
+        // An unsupported branch is picked only if no supported branch works without evidence
+        // against it.
         if !supported(pick.branch) && !pick.doubtful && wish.kernel.is_none()
             && wish.next_kernel.is_none()
         {
@@ -431,7 +433,7 @@ proptest! {
 
     #[test]
     fn more_gpus_never_widen_the_choice(wish in wishes(), index in any::<Index>()) {
-        // Without a GPU there is nothing to take away.
+        // Without a GPU there is nothing to remove.
         if wish.gpus.is_empty() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What the `compat` command answers.
+//! The answers of the `compat` command.
 
 use gpu_bootstrap::compat::question::{self, Question, QuestionError, Verdict};
 use gpu_bootstrap::model::gpu::SupportedFlavours;
@@ -56,7 +56,7 @@ fn verdicts() {
 }
 
 #[test]
-fn answers_have_the_promised_form() {
+fn answers_have_the_documented_form() {
     let answer = ask("V100", "12.4", "", "");
     let json = serde_json::to_value(&answer).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();

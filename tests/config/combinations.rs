@@ -1,4 +1,4 @@
-//! Every release, architecture, source and GPU: resolved or refused with a reason.
+//! Every release, architecture, source and GPU is resolved, or refused with a reason.
 
 use std::fmt::Write as _;
 
@@ -95,9 +95,9 @@ fn answer(os: &str, version: &str, arch: &str, source: &str, gpu: &str) -> Strin
     }
 }
 
-/// The ids of the GPUs above are what they are called here.
+/// The ids above belong to the GPUs that are named there.
 #[test]
-fn gpus_are_the_ones_meant() {
+fn gpu_ids_match_their_names() {
     for (name, id) in GPUS {
         let row = MATRIX.gpu(id.parse().unwrap(), None);
         let row = row.unwrap_or_else(|| panic!("{id} has no row"));

@@ -1,4 +1,4 @@
-//! The documentation cannot drift from the types.
+//! The documentation must match the types.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -28,7 +28,7 @@ fn schema_is_current() {
 #[test]
 fn every_key_is_documented_and_no_other() {
     let text = fs::read_to_string(doc("configuration.md")).unwrap();
-    // A row about a key starts with the key.
+    // The row of a key starts with the key.
     let documented: BTreeSet<String> = text
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split_once("` |"))

@@ -1,4 +1,4 @@
-//! What people see when configuration is wrong: the place, the key, the way out.
+//! Messages about wrong configuration: the place, the key, the remedy.
 
 use std::fmt::Write as _;
 
@@ -136,7 +136,7 @@ fn machines_that_cannot_be_what_is_wanted() {
     insta::assert_snapshot!(all);
 }
 
-/// Whatever is written, the answer is an error or a resolution.
+/// Any input gives an error or a resolution, and never a panic.
 #[test]
 fn garbage_does_not_panic() {
     let pieces = [
@@ -166,7 +166,7 @@ fn garbage_does_not_panic() {
         "#",
         "\\u0000",
     ];
-    // A fixed sequence of numbers, so that a failure is the same again.
+    // A fixed sequence of numbers, so that a failure can be repeated.
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = || {
         state ^= state << 13;

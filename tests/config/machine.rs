@@ -1,4 +1,4 @@
-//! Machines to resolve for.
+//! Machines for the tests of the resolution.
 
 use std::sync::LazyLock;
 
@@ -19,7 +19,7 @@ pub const V100: &str = "10de:1db1";
 pub const H100: &str = "10de:2330";
 pub const B200: &str = "10de:2901";
 
-/// Debian's own way to write its archive, with a mirror.
+/// The sources of a Debian installation, with a mirror.
 pub const DEBIAN_SOURCES: &str = "\
 Types: deb
 URIs: http://mirror.example/debian
@@ -39,7 +39,7 @@ Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg
 pub static MATRIX: LazyLock<Matrix> =
     LazyLock::new(|| Matrix::builtin().expect("the matrix is sound"));
 
-/// A machine: facts, files and what was asked.
+/// A machine: facts, files and options.
 pub struct Machine {
     pub facts: Facts,
     pub files: FakeFiles,
@@ -47,7 +47,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A bare machine of this system with one GPU of each id.
+    /// A bare machine with this distribution and one GPU of each id.
     pub fn new(id: &str, version: &str, arch: &str, gpus: &[&str]) -> Self {
         let kernel = match id {
             "ubuntu" => "6.8.0-149-generic".to_owned(),

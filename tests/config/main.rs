@@ -1,5 +1,6 @@
 //! Configuration from files to the desired state: every supported release, architecture, source and
-//! GPU resolves or is refused with a reason; layers go in order; errors say where and what to do.
+//! GPU is resolved or refused with a reason; layers are applied in order; errors name the place and
+//! the remedy.
 
 #![expect(
     clippy::unwrap_used,

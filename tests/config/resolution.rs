@@ -1,4 +1,4 @@
-//! What layers, profiles and facts come to.
+//! The result of layers, profiles and facts.
 
 use gpu_bootstrap::config::{
     desired::{Repository, RuntimeKind},
@@ -15,7 +15,7 @@ fn repository<'a>(all: &'a [Repository], name: &str) -> &'a Repository {
 }
 
 #[test]
-fn later_layers_win_and_say_where_they_are() {
+fn later_layers_win_and_name_their_place() {
     let branch = |machine: &Machine| {
         let resolution = machine.resolution();
         let places: Vec<String> = resolution
@@ -180,7 +180,7 @@ keyring = "/usr/share/keyrings/own.gpg"
             .iter()
             .all(|repository| repository.name != "nvidia-cuda")
     );
-    // A key that somebody verified opens a repository that is refused otherwise.
+    // A repository is refused without a key. A verified key that somebody adds makes it usable.
     let verified = "repositories.nvidia-cuda.fingerprints = \
                     [\"0123456789ABCDEF0123456789ABCDEF01234567\"]";
     let desired = Machine::new("almalinux", "10.1", "x86_64", &[H100])
@@ -211,7 +211,7 @@ fn the_archive_of_the_machine_is_extended() {
         non_free.keyring.as_ref().map(|path| path.as_str()),
         Some("/usr/share/keyrings/debian-archive-keyring.gpg")
     );
-    // What we wrote ourselves does not count as there.
+    // A source file of the product does not count as existing.
     let ours = "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm\n\
                 Components: contrib non-free non-free-firmware\n";
     let again = Machine::debian().file(
@@ -255,7 +255,7 @@ fn machines_without_a_gpu() {
 }
 
 #[test]
-fn relatives_are_taken_with_a_warning() {
+fn derived_distributions_use_a_related_profile_with_a_warning() {
     let mut rocky = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
     let os = rocky.facts.os.as_mut().unwrap();
     os.id = "rocky".into();
@@ -269,7 +269,7 @@ fn relatives_are_taken_with_a_warning() {
     );
     let driver = resolution.desired.driver.unwrap();
     assert_eq!(driver.stream.as_deref(), Some("nvidia-driver:580-open"));
-    // Named, it is meant.
+    // A profile that is named explicitly gives no warning.
     rocky.ask.profile = Some("almalinux".into());
     assert!(rocky.resolution().warnings.is_empty());
 }
@@ -287,7 +287,7 @@ fn profiles_by_name_path_and_in_etc() {
     let mut flag = Machine::debian().set("packages.lock-timeout-seconds=5");
     flag.ask.lock_timeout_seconds = Some(3);
     assert_eq!(timeout(flag), 3);
-    // A broken one says where.
+    // An error in a profile names its place.
     let broken = built_in.replace("codename = \"bookworm\"", "codenam = \"bookworm\"");
     let broken = Machine::debian().file("/etc/gpu-bootstrap/profiles/debian.toml", &broken);
     let error = broken
@@ -302,7 +302,7 @@ fn profiles_by_name_path_and_in_etc() {
 }
 
 #[test]
-fn profiles_refer_only_to_what_is_there() {
+fn profiles_refer_only_to_existing_repositories() {
     let built_in = include_str!("../../profiles/debian.toml");
     for (from, to, about) in [
         ("schema = 1", "schema = 2", "schema"),

@@ -1,4 +1,4 @@
-//! `apt-get`, `apt-cache` and `apt-mark` over the files of the machine.
+//! Simulates `apt-get`, `apt-cache` and `apt-mark` on the files of the machine.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ const OPTIONS: [&str; 12] = [
     "APT::Get::",
 ];
 
-/// A command line of `apt-get`, taken apart.
+/// A parsed command line of `apt-get`.
 #[derive(Debug, Default)]
 struct Line {
     simulate: bool,
@@ -165,13 +165,13 @@ fn update(files: &FakeFiles, state: &mut State) -> Output {
     }
 }
 
-/// What a transaction would do.
+/// The changes of a transaction.
 #[derive(Debug, Default)]
 struct Transaction {
-    /// Name, version now, version then; dependencies before those that need them.
+    /// Name, installed version, new version; dependencies come before the packages that need them.
     installs: Vec<(String, Option<String>, String)>,
     removes: Vec<(String, String)>,
-    /// Those that were asked for by name.
+    /// The packages that the command line names.
     asked: Vec<String>,
 }
 
@@ -248,7 +248,7 @@ impl Solver<'_> {
             if self.now(name).as_deref() == Some(package.version.as_str()) {
                 return Ok(());
             }
-            // apt takes a dependency's candidate or nothing.
+            // apt installs the candidate of a dependency, or nothing.
             let chosen = self.chosen.get(name).cloned();
             let target = chosen
                 .or_else(|| candidate(self.files, name, None).map(|offer| offer.version))
@@ -291,7 +291,7 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
         order: Vec::new(),
     };
     let mut transaction = Transaction::default();
-    // What is asked for with a version comes first, so that dependencies meet it.
+    // Packages that are named with a version come first, so that dependencies must match them.
     let wishes: Vec<(&str, Option<&str>)> = line
         .names
         .iter()
@@ -397,7 +397,7 @@ fn install(
     Ok(sub_process(dpkg::configure_pending(files, state, &order)))
 }
 
-/// What apt adds when dpkg failed.
+/// Adds apt's message after a failure of dpkg.
 fn sub_process(mut output: Output) -> Output {
     if !output.ok() {
         output
@@ -445,7 +445,7 @@ fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
         }
         going.push(name.clone());
     }
-    // What needs one of them goes with it.
+    // Packages that depend on a removed package are removed, too.
     loop {
         let more: Vec<String> = database
             .iter()
@@ -485,7 +485,7 @@ fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
     for name in &going {
         dpkg::remove(files, state, name, purge);
     }
-    // Whatever else is half done is tried again on the way, as by the real one.
+    // Like the real apt, this also configures all other half-configured packages.
     sub_process(dpkg::configure_pending(files, state, &[]))
 }
 

@@ -1,4 +1,4 @@
-//! What the simulated mirrors offer, and how apt chooses among it.
+//! The packages that the simulated mirrors offer, and apt's choice among them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::state::{list, text};
 
-/// Everything that can be fetched.
+/// All packages that can be downloaded.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Archive {
@@ -32,12 +32,12 @@ pub struct Repo {
     pub suites: Vec<String>,
     #[serde(default)]
     pub component: Option<String>,
-    /// Fingerprint of the key that signs it; without one the distribution's keyring does.
+    /// Fingerprint of the signing key; without one the distribution's keyring verifies the list.
     #[serde(default)]
     pub key: Option<String>,
 }
 
-/// A package with what its installation does.
+/// A package with the effects of its installation.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Package {
@@ -58,11 +58,11 @@ pub struct Package {
     pub units: Vec<String>,
     pub users: Vec<String>,
     pub groups: Vec<String>,
-    /// The DKMS module that it brings.
+    /// The DKMS module in the package.
     pub dkms: Option<String>,
 }
 
-/// A package of a mirror whose list was fetched.
+/// A package of a mirror whose list was downloaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offered {
     pub version: String,
@@ -70,7 +70,7 @@ pub struct Offered {
     pub priority: i32,
 }
 
-/// Where the lists are.
+/// The directory of the lists.
 pub const LISTS: &str = "/var/lib/apt/lists";
 
 impl Archive {
@@ -90,7 +90,7 @@ impl Archive {
             .unwrap_or_else(|| panic!("the archive has no {name} {version}"))
     }
 
-    /// The newest one, lists or not: what a machine was made from.
+    /// The newest version, whatever the lists say: the machine was installed from it.
     pub fn newest(&self, name: &str) -> &Package {
         self.packages
             .iter()
@@ -107,7 +107,7 @@ impl Archive {
         })
     }
 
-    /// Fetches the lists of every source on the machine; gives what failed, in apt's words.
+    /// Downloads the lists of every source of the machine; returns the failures in apt's words.
     pub fn update(&self, files: &FakeFiles, unreachable: Option<&str>) -> Vec<String> {
         let mut failures = Vec::new();
         let mut entries = (Manager::Apt.backend().entries(files)).expect("sources can be read");
@@ -143,7 +143,7 @@ impl Archive {
     }
 
     fn fetch(&self, files: &FakeFiles, repo: &Repo, suite: &str) {
-        // What is in a suite's updates is in the suite itself here.
+        // The packages of a suite's updates are in the suite itself here.
         let packages = self
             .packages
             .iter()
@@ -165,8 +165,8 @@ impl Archive {
     }
 }
 
-/// All versions that the lists offer of a name, newest first, with the priorities of the
-/// machine's preferences.
+/// All versions of a package in the lists, newest first, with their priorities by the machine's
+/// preferences.
 pub fn offers(files: &FakeFiles, name: &str) -> Vec<Offered> {
     let mut found = Vec::new();
     let preferences = preferences(files);
@@ -196,8 +196,9 @@ pub fn offers(files: &FakeFiles, name: &str) -> Vec<Offered> {
     found
 }
 
-/// What `apt-get install NAME` takes: the highest priority, then the newest; never one of a
-/// negative priority, never an older one than installed unless the priority is above 1000.
+/// The version that `apt-get install NAME` takes: the highest priority, then the newest. Never one
+/// with a negative priority, and never one older than the installed one, unless the priority is
+/// above 1000.
 pub fn candidate(files: &FakeFiles, name: &str, installed: Option<&str>) -> Option<Offered> {
     let best = offers(files, name)
         .into_iter()
@@ -252,7 +253,7 @@ impl Preference {
             }
     }
 
-    /// apt_preferences(5): a record for named packages goes before one for all of them.
+    /// apt_preferences(5): a record for named packages has precedence over a general one.
     fn is_general(&self) -> bool {
         self.packages == ["*"]
     }
@@ -287,7 +288,7 @@ fn preferences(files: &FakeFiles) -> Vec<Preference> {
     found
 }
 
-/// What apt says of a list whose signature it cannot check.
+/// apt's error for a list whose signature it cannot verify.
 fn signed(files: &FakeFiles, repo: &Repo, keyring: Option<&str>) -> Result<(), String> {
     let Some(key) = &repo.key else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! A machine from a description in TOML: `bases/*.toml`, with what a scenario says otherwise.
+//! Builds a machine from a description in TOML: a file of `bases/`, with the changes of a scenario.
 
 use std::collections::BTreeMap;
 
@@ -23,54 +23,55 @@ const GIB: u64 = 1 << 30;
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Description {
-    /// What `/usr/lib/os-release` says.
+    /// The content of `/usr/lib/os-release`.
     pub os_release: String,
     /// Name of a file in `archives/`.
     pub archive: String,
-    /// The kernel that runs.
+    /// The running kernel.
     pub kernel: String,
-    /// The kernel of the next boot, if another.
+    /// The kernel of the next boot, if it differs.
     pub next_kernel: Option<String>,
-    /// Architecture as the kernel says it.
+    /// Architecture as the kernel reports it.
     pub architecture: String,
     /// `enabled`, `disabled`, or `unsupported` on a machine without UEFI.
     pub secure_boot: String,
-    /// `VENDOR:DEVICE` of each GPU; with `/SUBVENDOR:SUBDEVICE` where that matters.
+    /// `VENDOR:DEVICE` of each GPU, with `/SUBVENDOR:SUBDEVICE` if it matters.
     pub gpus: Vec<String>,
-    /// In-tree drivers that take the GPU at boot unless denied.
+    /// In-tree drivers that bind the GPU at boot unless they are denied.
     pub in_tree: Vec<String>,
     /// In-tree drivers in the initial RAM filesystem.
     pub initrd: Vec<String>,
-    /// Packages from the archive, with what they need; `name=version` for one that is not newest.
+    /// Packages from the archive, with their dependencies; `name=version` for one that is not the
+    /// newest.
     pub packages: Vec<String>,
-    /// Packages that are there without anything of them mattering: `name=version`.
+    /// Packages of which only the name and version matter: `name=version`.
     pub plain: Vec<String>,
     pub held: Vec<String>,
-    /// Packages that are left half configured.
+    /// Packages that are half configured.
     pub half: Vec<String>,
     pub memory_gib: u64,
     pub root_free_gib: u64,
     pub boot_free_mib: u64,
     /// Mount points that are read-only.
     pub read_only: Vec<String>,
-    /// Folders on which every write fails for want of room.
+    /// Directories without space: every write fails.
     pub full: Vec<String>,
     pub files: BTreeMap<String, String>,
     pub links: BTreeMap<String, String>,
-    /// What the firmware says: `sys_vendor`, `product_name`, ….
+    /// The values of the firmware: `sys_vendor`, `product_name`, ….
     pub dmi: BTreeMap<String, String>,
-    /// `rpm -qa`, a package a line in the product's format with `|` for tabs.
+    /// The output of `rpm -qa`, one package per line, in the product's format with `|` for tabs.
     pub rpm: Option<String>,
-    /// The package lists are there already.
+    /// Whether the package lists have been downloaded.
     pub lists: bool,
     /// The wall clock.
     pub now: Option<String>,
-    /// Not root.
+    /// Whether the user is not root.
     pub unprivileged: bool,
     pub faults: Faults,
 }
 
-/// Reads a base and lays what differs over it; arrays and values replace, tables merge.
+/// Reads a base and applies the changes: arrays and values replace, tables merge.
 pub fn describe(base: &str, differs: Table) -> Description {
     let path = format!(
         "{}/tests/machine/bases/{base}.toml",
@@ -82,7 +83,7 @@ pub fn describe(base: &str, differs: Table) -> Description {
     Table::try_into(whole).unwrap_or_else(|e| panic!("a machine on {base}: {e}"))
 }
 
-/// Makes the machine; what its first boot does is done too.
+/// Builds the machine, including the effects of its first boot.
 pub fn build(about: &Description, fakes: &Fakes) -> State {
     let files = &fakes.files;
     let room = |free: u64, path: &str| Room {
@@ -90,7 +91,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         free,
         read_only: about.read_only.iter().any(|only| only == path),
     };
-    // Written before any mount is read-only.
+    // Written before any mount becomes read-only.
     let writable = |free| Room {
         total: 100 * GIB,
         free,

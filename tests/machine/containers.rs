@@ -36,7 +36,7 @@ fn daemon_json(files: &FakeFiles) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// What Docker reads when it starts.
+/// The configuration that Docker reads when it starts.
 pub fn docker_config(files: &FakeFiles) -> Result<String, String> {
     daemon_json(files).map(|config| Value::Object(config).to_string())
 }
@@ -161,7 +161,7 @@ fn info(config: Option<&Map<String, Value>>) -> Output {
     ok(format!("{said}\n"))
 }
 
-/// What a container of the nvidia runtime sees.
+/// The devices and libraries that a container with the nvidia runtime sees.
 fn see(files: &FakeFiles, state: &State) -> Output {
     let view = if state.faults.container {
         ContainerView::default()
@@ -241,7 +241,7 @@ fn toml_of(files: &FakeFiles, path: &str) -> Table {
         .unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The configuration with what it imports.
+/// The configuration with its imports.
 pub fn containerd_merged(files: &FakeFiles) -> String {
     let mut root = toml_of(files, ROOT);
     let imports: Vec<String> = root
@@ -276,7 +276,7 @@ pub fn merge(into: &mut Table, from: Table) {
     }
 }
 
-/// `containerd config dump`: the files as they are now, not what the daemon read.
+/// `containerd config dump`: the current files, not the daemon's state.
 pub fn containerd(cmd: &Cmd, files: &FakeFiles) -> Output {
     match &cmd.args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["config", "dump"] => {
@@ -285,7 +285,7 @@ pub fn containerd(cmd: &Cmd, files: &FakeFiles) -> Output {
                         default_runtime_name = \"runc\"\n[plugins.\"io.containerd.grpc.v1.cri\".\
                         containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n";
             let mut whole: Table = runc.parse().expect("the defaults");
-            // A file that names runtimes takes the place of the default ones.
+            // Runtimes named in a file replace the default ones.
             if let (Some(named), Some(defaults)) = (runtimes(&mut merged), runtimes(&mut whole))
                 && !named.is_empty()
             {
@@ -357,7 +357,7 @@ fn configure_docker(files: &FakeFiles, default: bool) -> Output {
     ok("")
 }
 
-/// Without `copied` the drop-in names nvidia alone, and containerd 1.6 forgets runc over it.
+/// Without `copied` the drop-in contains nvidia only, and containerd 1.6 then loses runc.
 fn configure_containerd(files: &FakeFiles, default: bool, copied: bool) -> Output {
     let mut root = toml_of(files, ROOT);
     root.entry("version").or_insert(toml::Value::Integer(2));
@@ -426,7 +426,7 @@ fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
     ok("")
 }
 
-/// As nvidia-ctk 1.20 writes it: with its numbers, and a zero left out.
+/// In the form of nvidia-ctk 1.20: with device numbers, and without zeros.
 fn device_node(files: &FakeFiles, path: &str) -> String {
     let stat = files.stat(path.into()).expect("a device can be looked at");
     let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind) else {
@@ -439,7 +439,7 @@ fn device_node(files: &FakeFiles, path: &str) -> String {
     format!("    - path: {path}\n      major: {major}\n{minor}")
 }
 
-/// Whether a driver library is where programs look for it.
+/// The path of the driver library, if it is where programs look for it.
 pub fn library(files: &FakeFiles) -> Option<String> {
     let path = files
         .resolve("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1".into())

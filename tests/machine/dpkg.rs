@@ -1,4 +1,5 @@
-//! dpkg's database as files, what installing and removing a package does, and the program itself.
+//! dpkg's database as files, the effects of installing and removing a package, and the program
+//! itself.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +69,7 @@ pub fn write(files: &FakeFiles, database: &BTreeMap<String, Entry>) {
     files.put(STATUS, content);
 }
 
-/// The version of a package whose files are there.
+/// The version of an unpacked package.
 pub fn installed(files: &FakeFiles, name: &str) -> Option<String> {
     read(files)
         .remove(name)
@@ -76,7 +77,7 @@ pub fn installed(files: &FakeFiles, name: &str) -> Option<String> {
         .map(|entry| entry.version)
 }
 
-/// Packages that were installed for others' sake.
+/// Packages that are marked as installed automatically.
 pub fn auto(files: &FakeFiles) -> Vec<String> {
     let content = text(files, EXTENDED).unwrap_or_default();
     content
@@ -96,7 +97,7 @@ pub fn set_auto(files: &FakeFiles, mut names: Vec<String>) {
     files.put(EXTENDED, content);
 }
 
-/// Puts a package's files on the disk; it is not configured yet.
+/// Unpacks a package, without configuring it.
 pub fn unpack(files: &FakeFiles, package: &Package) {
     let mut database = read(files);
     let before = database.get(&package.name).cloned();
@@ -117,7 +118,7 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
         listed.push(path.clone());
     }
     for (path, content) in &package.conffiles {
-        // As with `--force-confold`: what is there stays.
+        // As with `--force-confold`: an existing file stays.
         if !exists(files, path) {
             files.put(path, content.clone());
         }
@@ -154,7 +155,7 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
     write(files, &database);
 }
 
-/// Runs the package's own script; on failure it stays half configured.
+/// Runs the package's own script; after a failure the package stays half configured.
 pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<(), String> {
     let set = |word: &str| {
         let mut database = read(files);
@@ -187,14 +188,14 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
     }
     for unit in &package.units {
         units::enable(files, unit);
-        // `deb-systemd-invoke` lets a unit that does not start pass.
+        // `deb-systemd-invoke` ignores a unit that does not start.
         let _ = units::start(files, state, unit);
     }
     set("installed");
     Ok(())
 }
 
-/// Takes a package away; with `purge` its configuration too.
+/// Removes a package; with `purge` its configuration, too.
 pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
     let mut database = read(files);
     let Some(entry) = database.get(name).cloned() else {
@@ -244,12 +245,12 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
     );
 }
 
-/// Takes a file and the folders that are empty then.
+/// Removes a file, and the directories that become empty.
 pub fn take(files: &FakeFiles, path: &str) {
     files.take(path);
     let mut folder = path;
     while let Some((parent, _)) = folder.rsplit_once('/') {
-        // These belong to packages that are always there.
+        // These belong to packages that are always installed.
         let kept = parent.is_empty()
             || matches!(
                 parent,
@@ -309,8 +310,7 @@ fn audit(files: &FakeFiles) -> String {
     said
 }
 
-/// Configures what is unpacked and not configured, these in their order first. One that fails does
-/// not keep others from it.
+/// Configures all unpacked packages, those in `first` first. A failure does not stop the others.
 pub fn configure_pending(files: &FakeFiles, state: &State, first: &[String]) -> Output {
     let database = read(files);
     let pending = |name: &&String| {
@@ -338,7 +338,7 @@ pub fn configure_pending(files: &FakeFiles, state: &State, first: &[String]) -> 
     }
 }
 
-/// What dpkg says of a script that failed.
+/// dpkg's message about a failed script.
 pub fn broken(name: &str, why: &str) -> String {
     format!(
         "{why}\ndpkg: error processing package {name} (--configure):\n installed {name} package \

@@ -1,4 +1,4 @@
-//! The capabilities that are answered from the state of the machine: NVML, the network and time.
+//! The capabilities that the machine's state answers: NVML, the network and time.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct MachineGpu {
 #[async_trait]
 impl Gpu for MachineGpu {
     async fn survey(&self) -> Nvml {
-        // A process that the test killed asks nobody any more.
+        // A killed process makes no calls any more.
         if self.files.killed() {
             return Nvml::DriverNotLoaded;
         }
@@ -31,7 +31,7 @@ impl Gpu for MachineGpu {
     }
 }
 
-/// What NVML says of the machine as it is now.
+/// NVML's answers for the machine's current state.
 pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
     let Some(library) = containers::library(files) else {
         return Nvml::NotLoadable {
@@ -123,7 +123,7 @@ impl Http for MachineHttp {
     }
 }
 
-/// Time; another package manager ends when its time has come.
+/// The clock; another package manager ends when its time is over.
 pub struct MachineClock {
     pub clock: FakeClock,
     pub files: FakeFiles,
@@ -160,7 +160,7 @@ impl Clock for MachineClock {
     }
 }
 
-/// Another package manager, as the kernel shows it.
+/// Shows another package manager as the kernel shows it.
 pub fn show_lock(files: &FakeFiles, pid: u32, program: &str) {
     use gpu_bootstrap::host::ReadFiles;
     const PATH: &str = "/var/lib/dpkg/lock-frontend";

@@ -1,4 +1,4 @@
-//! Kernel modules: on disk, compiled by DKMS, loaded, bound to GPUs; and initial RAM filesystems.
+//! Kernel modules (on disk, compiled by DKMS, loaded, bound to GPUs) and initial RAM filesystems.
 
 use gpu_bootstrap::host::{
     Cmd, Output,
@@ -20,7 +20,7 @@ pub fn running(files: &FakeFiles) -> String {
         .to_owned()
 }
 
-/// Puts a kernel on the disk, with an initial RAM filesystem that holds these modules.
+/// Adds a kernel with an initial RAM filesystem that contains these modules.
 pub fn put(files: &FakeFiles, kernel: &str, name: &str, initrd: &[String]) {
     files.put(&format!("/boot/vmlinuz-{kernel}"), "");
     files.put(&format!("/lib/modules/{kernel}/modules.dep"), NOUVEAU);
@@ -31,7 +31,7 @@ pub fn put(files: &FakeFiles, kernel: &str, name: &str, initrd: &[String]) {
 }
 
 fn image(files: &FakeFiles, kernel: &str, modules: &[String]) -> String {
-    // Folders are listed, too.
+    // Directories are listed, too.
     let mut lines = [
         "init",
         "conf",
@@ -103,8 +103,8 @@ fn built(module: &str, version: &str, kernel: &str) -> String {
     format!("/var/lib/dkms/{module}/{version}/{kernel}/x86_64/module/{module}.ko")
 }
 
-/// Compiles what is not compiled for every kernel whose headers are there, as the scripts of
-/// `dkms` and of the header packages do.
+/// Compiles missing modules for every kernel with installed headers, as the scripts of `dkms` and
+/// of the header packages do.
 pub fn build_all(files: &FakeFiles, state: &State) -> Result<(), String> {
     for (module, version) in sources(files, state) {
         for kernel in list(files, "/lib/modules") {
@@ -154,7 +154,7 @@ fn build(
     Ok(())
 }
 
-/// Takes a module out of every kernel.
+/// Removes a module from every kernel.
 pub fn dkms_remove(files: &FakeFiles, module: &str) {
     if !exists(files, &format!("/var/lib/dkms/{module}")) {
         return;
@@ -247,7 +247,7 @@ fn main_module(files: &FakeFiles) -> Option<(String, String)> {
     let version = versions
         .into_iter()
         .find(|version| exists(files, &built(&stem, version, &kernel)))
-        // A module that came with the image says its version here.
+        // A module that came with the image has its version in this file.
         .or_else(|| text(files, "/usr/share/simulated-module-version"))?;
     Some((stem, version.trim().to_owned()))
 }
@@ -347,7 +347,7 @@ pub fn rmmod(cmd: &Cmd, files: &FakeFiles) -> Output {
     }
 }
 
-/// Loads a module; the driver's takes every GPU that nobody has.
+/// Loads a module; the driver's module binds every unbound GPU.
 pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
     let mut now = loaded(files);
     if now.iter().any(|name| name == module) {
@@ -443,8 +443,8 @@ fn unload(files: &FakeFiles, module: &str) -> Output {
     ok("")
 }
 
-/// What the kernel does by itself at boot: in-tree drivers that nothing denies, then what
-/// `modules-load.d` and udev ask for.
+/// The kernel's own actions at boot: in-tree drivers that are not denied, then the modules that
+/// `modules-load.d` and udev request.
 pub fn boot(files: &FakeFiles, state: &State, in_tree: &[String]) {
     let image = text(files, &format!("/boot/initrd.img-{}", running(files))).unwrap_or_default();
     let denials: String = list(files, "/etc/modprobe.d")
@@ -467,7 +467,8 @@ pub fn boot(files: &FakeFiles, state: &State, in_tree: &[String]) {
         }
     }
     if main_module(files).is_some() && !gpus(files).is_empty() {
-        // udev finds the module by the alias of the device; a failure is in the kernel's log only.
+        // udev finds the module by the alias of the device; a failure appears only in the kernel's
+        // log.
         let _ = load(files, state, "nvidia");
     }
     for name in list(files, "/etc/modules-load.d") {

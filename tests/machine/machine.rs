@@ -1,4 +1,4 @@
-//! The machine as a whole: its host, its programs, the command line run on it, and its reboots.
+//! The whole machine: its host, its programs, the product's command line on it, and its reboots.
 
 use std::{
     ffi::OsString,
@@ -28,10 +28,11 @@ use crate::{
     units,
 };
 
-/// Where the running program is.
+/// The path of the running program.
 const EXE: &str = "/usr/local/bin/gpu-bootstrap";
 
-/// What is not the machine's configuration: caches, the product's own record, what a boot makes.
+/// Paths outside of the machine's configuration: caches, the product's own record, files made at
+/// boot.
 pub const PASSING: [&str; 12] = [
     "/run",
     "/tmp",
@@ -54,13 +55,13 @@ pub struct Machine {
     pub about: Description,
 }
 
-/// How a command line ended.
+/// The result of a command line.
 #[derive(Debug, Clone)]
 pub struct Ran {
     pub exit: u8,
     pub out: String,
     pub err: String,
-    /// The commands that it ran.
+    /// The commands that it executed.
     pub commands: Vec<Cmd>,
 }
 
@@ -102,7 +103,7 @@ impl Machine {
         machine
     }
 
-    /// What the product sees.
+    /// The host capabilities that the product gets.
     pub fn host(&self) -> Host {
         let files = self.fakes.files.clone();
         Host {
@@ -161,8 +162,8 @@ impl Machine {
         }
     }
 
-    /// From the nth change on (not counting the product's own passing notes below `/run`, whose
-    /// number depends on timing) nothing can be changed any more: the process is as good as dead.
+    /// Makes every change from the nth on fail: the process counts as killed. The product's own
+    /// temporary files below `/run` are not counted, because their number depends on timing.
     pub fn stop_at(&self, n: u64) {
         let mut count = 0;
         self.fakes.files.before_mutations(move |_, mutation| {
@@ -176,13 +177,13 @@ impl Machine {
         });
     }
 
-    /// A new process begins.
+    /// A new process starts.
     pub fn go_on(&self) {
         self.fakes.files.before_mutations(|_, _| Ok(()));
         self.fakes.files.revive();
     }
 
-    /// How many changes a command line makes, as [`Machine::stop_at`] counts.
+    /// The number of changes that a command line makes, counted as by [`Machine::stop_at`].
     pub fn count(&self, args: &[&str]) -> u64 {
         let count = Arc::new(AtomicU64::new(0));
         let counter = count.clone();
@@ -196,12 +197,12 @@ impl Machine {
         count.load(Ordering::Relaxed)
     }
 
-    /// Everything that counts.
+    /// The state that counts in comparisons.
     pub fn snapshot(&self) -> Snapshot {
         self.fakes.files.snapshot().without(&PASSING)
     }
 
-    /// The machine goes down and comes up again.
+    /// Shuts the machine down and boots it again.
     pub fn reboot(&self) {
         let files = &self.fakes.files;
         files.revive();
@@ -212,7 +213,7 @@ impl Machine {
         boot(files, &mut lock(&self.state), &self.about.in_tree);
     }
 
-    /// The command line of the unit that goes on after a reboot, if it is enabled.
+    /// The command line of the resume unit, if it is enabled.
     pub fn resume_command(&self) -> Option<Vec<String>> {
         let unit = "gpu-bootstrap-resume.service";
         let files = &self.fakes.files;
@@ -222,7 +223,7 @@ impl Machine {
         Some(line.split(' ').skip(1).map(str::to_owned).collect())
     }
 
-    /// Whether the product asked for a reboot.
+    /// Whether the product requested a reboot.
     pub fn reboot_asked(&self) -> bool {
         exists(&self.fakes.files, "/run/simulated/reboot")
     }
@@ -323,7 +324,7 @@ pub fn changes(cmd: &Cmd) -> bool {
     }
 }
 
-/// NVIDIA's installer, asked to take away what it brought.
+/// NVIDIA's runfile installer, called to uninstall the driver.
 fn runfile(cmd: &Cmd, files: &FakeFiles) -> Output {
     assert_eq!(cmd.args, ["--silent"], "{}", cmd.line());
     files.take("/usr/bin/nvidia-uninstall");
@@ -377,7 +378,7 @@ fn go_down(files: &FakeFiles) {
     files.put("/proc/locks", "");
 }
 
-/// Comes up: a new boot id, modules, units.
+/// Boots: a new boot id, modules, units.
 pub fn boot(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
     state.boots += 1;
     files.put(
@@ -387,7 +388,7 @@ pub fn boot(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
     files.put_folder("/run", 0o755);
     kernel::boot(files, state, in_tree);
     for unit in units::all_enabled(files) {
-        // The product's own unit is run by the test.
+        // The test itself runs the product's own unit.
         if !unit.starts_with("gpu-bootstrap-") {
             let _ = units::start(files, state, &unit);
         }

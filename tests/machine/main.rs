@@ -1,5 +1,6 @@
-//! A stateful machine in memory, whose simulated programs read and change it as the real ones do,
-//! and what is tested on it: every `tests/scenarios/*.toml`, and properties that hold for all.
+//! A stateful machine in memory. Its simulated programs read and change its files as the real ones
+//! do. The tests run every `tests/scenarios/*.toml` on it, and check properties that hold for all
+//! machines.
 
 mod apt;
 mod archive;

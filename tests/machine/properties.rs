@@ -1,4 +1,4 @@
-//! What must hold on every machine that an installation succeeds on.
+//! Properties of every machine on which an installation succeeds.
 
 use gpu_bootstrap::host::fake;
 use toml::Table;
@@ -9,7 +9,7 @@ use crate::{
     scenarios::{in_parallel, package_work, told},
 };
 
-/// Machines on which `install` ends with 0, with its flags.
+/// Machines on which `install` exits with 0, with its flags.
 const MACHINES: [(&str, &str, &[&str]); 6] = [
     ("debian-12-h100", "", &[]),
     (
@@ -52,7 +52,7 @@ fn each(work: impl Fn(usize) -> Vec<String> + Sync) {
 }
 
 #[test]
-fn looking_changes_nothing() {
+fn read_only_verbs_change_nothing() {
     each(|at| {
         let machine = machine(at);
         let flags = MACHINES[at].2;
@@ -77,7 +77,7 @@ fn looking_changes_nothing() {
 }
 
 #[test]
-fn a_second_install_finds_all_satisfied() {
+fn a_second_install_finds_every_step_satisfied() {
     each(|at| {
         let machine = machine(at);
         let first = machine.run(&install(at));
@@ -129,10 +129,10 @@ fn uninstall_leaves_the_machine_as_it_was() {
     });
 }
 
-/// Every change of the machine and every record of the journal is a mutation, so a process that
-/// dies right before the nth one, for every n, has died after every record and every change.
+/// Every change of the machine and every journal write is a mutation. So a process that is killed
+/// right before the nth mutation, for every n, has been killed after every record and every change.
 #[test]
-fn a_killed_install_is_finished_by_the_next() {
+fn the_next_install_finishes_a_killed_one() {
     each_killed(|at, n| {
         let machine = machine(at);
         machine.stop_at(n);
@@ -143,9 +143,9 @@ fn a_killed_install_is_finished_by_the_next() {
     });
 }
 
-/// The same, and then everything is undone: what the killed process did is known all the same.
+/// The same, followed by `uninstall`: the journal knows what the killed process did.
 #[test]
-fn a_killed_install_is_undone_by_uninstall() {
+fn uninstall_undoes_a_killed_install() {
     for (at, points) in points() {
         let untouched = machine(at).snapshot();
         let wrong = in_parallel(&points, |n| {
@@ -165,9 +165,9 @@ fn a_killed_install_is_undone_by_uninstall() {
     }
 }
 
-/// And an uninstall that is killed is finished by the next.
+/// An uninstall that is killed is finished by the next one.
 #[test]
-fn a_killed_uninstall_is_finished_by_the_next() {
+fn the_next_uninstall_finishes_a_killed_one() {
     let before = machine(0);
     let untouched = before.snapshot();
     before.run(&install(0));
@@ -184,13 +184,14 @@ fn a_killed_uninstall_is_finished_by_the_next() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Where to kill on which machine: everywhere on the first, here and there on the others.
+/// The points at which to kill: all on the first machine, a sample on the others.
 fn points() -> Vec<(usize, Vec<u64>)> {
     (0..MACHINES.len())
         .map(|at| {
             let count = machine(at).count(&install(at));
             let step = if at == 0 { 1 } else { 9 };
-            // Another first point on each machine, so that together they hit more kinds.
+            // Each machine starts at another point, so that together they cover more kinds of
+            // changes.
             let first = 1 + at as u64;
             (at, (first..=count).step_by(step).collect())
         })

@@ -1,4 +1,4 @@
-//! `check --root`: the machine's files without the machine.
+//! `check --root`: checks the machine's files while the machine does not run.
 
 use std::os::unix::fs::symlink;
 
@@ -9,10 +9,10 @@ use toml::Table;
 
 use crate::{build::describe, machine::Machine};
 
-/// What is there only while a machine runs.
+/// Directories that have content only while a machine runs.
 const LIVE: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 
-/// Writes the machine's files below a folder, as an image that is mounted there.
+/// Writes the machine's files below a directory, like a mounted image.
 fn mount(machine: &Machine, root: &Utf8Path) {
     let files = &machine.fakes.files;
     for path in files.snapshot().without(&LIVE).paths() {
@@ -44,7 +44,7 @@ fn status(document: &Value, id: &str) -> String {
 }
 
 #[test]
-fn an_image_that_is_well_passes_and_one_that_is_not_fails() {
+fn a_healthy_image_passes_and_a_broken_one_fails() {
     let about: Table = "in-tree = [\"nouveau\"]".parse().expect("TOML");
     let machine = Machine::new(describe("debian-12-h100", about));
     let built = machine.run(&["install", "--image", "--assume-gpu", "10de:2330"]);

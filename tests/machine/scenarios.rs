@@ -1,4 +1,4 @@
-//! Runs every `tests/scenarios/*.toml`: a machine, command lines on it, and what is expected.
+//! Runs every `tests/scenarios/*.toml`: a machine, command lines on it, and their expected results.
 
 use std::{
     collections::BTreeMap,
@@ -23,85 +23,85 @@ use crate::{
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Scenario {
-    /// What it shows, in a sentence.
+    /// One sentence about what it shows.
     pub about: String,
-    /// Rows of the catalogue of failures that it covers.
+    /// The rows of the catalogue of failures that it covers.
     #[serde(default)]
     pub failures: Vec<u32>,
     /// Name of a file in `tests/machine/bases`.
     pub base: String,
-    /// What differs from the base.
+    /// The differences from the base.
     #[serde(default)]
     pub machine: Table,
-    /// What happens, in order.
+    /// The acts, in order.
     #[serde(rename = "then")]
     pub acts: Vec<Act>,
 }
 
-/// One thing that happens, and what is expected of it.
+/// One act and its expected results.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Act {
     /// A command line, without the program's name.
     pub run: Option<String>,
-    /// The machine reboots; what the resume unit runs then is this act's command line.
+    /// Reboots the machine; the command line of this act is then the one of the resume unit.
     pub boot: bool,
-    /// Files that somebody writes before.
+    /// Files that somebody writes before the act.
     pub write: BTreeMap<String, String>,
-    /// Paths that somebody takes away before.
+    /// Paths that somebody removes before the act.
     pub take: Vec<String>,
-    /// A link that somebody changes before: path and target.
+    /// Links that somebody changes before the act: path and target.
     pub link: BTreeMap<String, String>,
-    /// Units that somebody stops before.
+    /// Units that somebody stops before the act.
     pub stop: Vec<String>,
-    /// What is broken from now on.
+    /// The faults from now on.
     pub faults: Option<Faults>,
-    /// Who holds the run lock, as its file says.
+    /// The holder of the run lock, as its file names it.
     pub busy: Option<String>,
-    /// The process dies at its nth change of the machine.
+    /// The process is killed at its nth change of the machine.
     pub kill_at: Option<u64>,
 
     /// Exit status.
     pub exit: Option<u8>,
-    /// Outcome by step; steps that are not named may end in any way.
+    /// Outcomes by step; the outcome of other steps does not matter.
     pub outcomes: BTreeMap<String, String>,
-    /// Every step that is not named in `outcomes` has one of these.
+    /// The allowed outcomes of all steps that `outcomes` does not name.
     pub others: Vec<String>,
     /// Status by finding.
     pub findings: BTreeMap<String, String>,
-    /// Kinds of the changes of steps, in order.
+    /// Kinds of changes by step, in order.
     pub changes: BTreeMap<String, Vec<String>>,
-    /// Parts of why a step (or finding) says what it says.
+    /// Texts that the reason of a step (or finding) contains.
     pub why: BTreeMap<String, Vec<String>>,
-    /// Parts of a step's hint, or a finding's remedy.
+    /// Texts that the hint of a step, or the remedy of a finding, contains.
     pub hint: BTreeMap<String, Vec<String>>,
-    /// Parts of standard error.
+    /// Texts that standard error contains.
     pub stderr: Vec<String>,
-    /// Parts of standard output.
+    /// Texts that standard output contains.
     pub stdout: Vec<String>,
-    /// What must be in neither, and in no record of the run.
+    /// Texts that neither output and no record of the run contains.
     pub silent_about: Vec<String>,
-    /// Nothing that counts has changed since before this act.
+    /// Nothing that counts has changed in this act.
     pub nothing_changed: bool,
-    /// Since before the given act (from 0) nothing that counts has changed.
+    /// Nothing that counts has changed since before the given act (from 0).
     pub as_before: Option<usize>,
-    /// No package manager was started, other than to ask.
+    /// Package tools were started for queries only.
     pub no_package_work: bool,
-    /// How many times a program must have been started with these words.
+    /// The number of times that a program was started with these words.
     pub ran: BTreeMap<String, usize>,
-    /// Parts of files afterwards; an empty list: the file is there.
+    /// Texts that files contain afterwards; an empty list: the file exists.
     pub files: BTreeMap<String, Vec<String>>,
-    /// Paths that are not there afterwards.
+    /// Paths that do not exist afterwards.
     pub absent: Vec<String>,
-    /// Installed packages by version (`*` patterns) afterwards; an empty text: not there.
+    /// Versions of packages afterwards (`*` patterns); an empty text: not installed.
     pub packages: BTreeMap<String, String>,
-    /// Packages that are held afterwards.
+    /// Packages that are on hold afterwards.
     pub held: Vec<String>,
     /// Units by `enabled`, `active`, … afterwards.
     pub units: BTreeMap<String, String>,
-    /// The product asked for a reboot of the machine.
+    /// Whether the product requested a reboot.
     pub reboot_asked: Option<bool>,
-    /// The unit that goes on after a reboot is there.
+    /// Whether the resume unit exists.
     pub resume_unit: Option<bool>,
 }
 
@@ -130,7 +130,7 @@ pub fn all() -> Vec<(String, Scenario)> {
     found
 }
 
-/// What was not as expected.
+/// The differences from the expected results.
 type Wrong = Vec<String>;
 
 fn play(scenario: &Scenario) -> Wrong {
@@ -158,7 +158,7 @@ fn play(scenario: &Scenario) -> Wrong {
     wrong
 }
 
-/// The first of many lines.
+/// The first of many lines, and the number of the others.
 fn first(lines: &[String]) -> String {
     const SHOWN: usize = 15;
     let more = lines.len().saturating_sub(SHOWN);
@@ -169,7 +169,7 @@ fn first(lines: &[String]) -> String {
     text
 }
 
-/// What a run said, in short.
+/// A short form of a run's output.
 pub fn told(ran: &Ran) -> String {
     let document: Value = serde_json::from_str(&ran.out).unwrap_or(Value::Null);
     let mut lines = vec![format!("exit {}", ran.exit)];
@@ -231,7 +231,7 @@ impl Act {
             self.run.as_ref().map(|line| words(line))
         };
         let mut words = words?;
-        // What is judged is the document, unless the scenario asks for another form.
+        // The expectations read the JSON document, unless the scenario asks for another format.
         let documents = ["check", "plan", "install", "uninstall"];
         if documents.contains(&words[0].as_str()) && !words.iter().any(|word| word == "--format") {
             words.extend(["--format".to_owned(), "json".to_owned()]);
@@ -461,7 +461,7 @@ impl Act {
     }
 }
 
-/// Package-manager processes that were started for more than a question.
+/// Starts of package tools other than for queries.
 pub fn package_work(ran: &Ran) -> Vec<String> {
     ran.commands
         .iter()
@@ -476,7 +476,7 @@ pub fn package_work(ran: &Ran) -> Vec<String> {
         .collect()
 }
 
-/// Words of a command line; single quotes keep blanks.
+/// Splits a command line into words; single quotes keep blanks.
 fn words(line: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, part) in line.split('\'').enumerate() {
@@ -489,7 +489,7 @@ fn words(line: &str) -> Vec<String> {
     found
 }
 
-/// Runs work for each item on all processors; gives the results that say something.
+/// Runs work for each item on all processors; returns the non-empty results.
 pub fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Wrong + Sync) -> Wrong {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = std::sync::atomic::AtomicUsize::new(0);
@@ -517,7 +517,7 @@ fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 #[test]
-fn every_scenario_ends_as_it_says() {
+fn every_scenario_gives_its_expected_results() {
     let only = std::env::var("SCENARIO").unwrap_or_default();
     let mut scenarios = all();
     scenarios.retain(|(name, _)| name.contains(&only));
@@ -542,11 +542,11 @@ fn every_scenario_ends_as_it_says() {
 }
 
 #[test]
-fn there_are_scenarios_for_the_failures_that_happen() {
+fn every_failure_of_the_catalogue_has_a_scenario() {
     let scenarios = all();
     assert!(scenarios.len() >= 40, "{} scenarios", scenarios.len());
-    // Rows of the catalogue that need a cluster or hardware of later versions: fabric manager
-    // (7, 8), containers that lose GPUs later (9), the kubelet (18, 22).
+    // Rows that need a cluster, or hardware of later versions: fabric manager (7, 8), containers
+    // that lose GPUs later (9), the kubelet (18, 22).
     let later = [7, 8, 9, 18, 22];
     for row in (1..=25).filter(|row| !later.contains(row)) {
         let covered = scenarios

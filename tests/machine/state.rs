@@ -1,5 +1,6 @@
-//! What the simulated programs share beside the files: the mirrors and what is broken. All else
-//! of the machine's state is in its files, so that a snapshot of the files is a snapshot of all.
+//! The state that the simulated programs share beside the files: the mirrors and the faults.
+//! Everything else is in the machine's files, so a snapshot of the files is a snapshot of the
+//! machine.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -9,21 +10,21 @@ use serde::Deserialize;
 
 use crate::archive::Archive;
 
-/// What is broken, as scenarios say it.
+/// The faults, in the words of scenarios.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Faults {
     /// Another package manager runs.
     pub package_lock: Option<PackageLock>,
-    /// Every call of apt that changes something is made with this proxy.
+    /// Every changing call of apt must use this proxy.
     pub only_by_proxy: String,
-    /// Why nothing answers on the network, in the words of the programs that try.
+    /// Why the network does not answer, in the words of the programs that use it.
     pub network: Option<String>,
-    /// Addresses that answer 404.
+    /// Addresses that return 404.
     pub gone: Vec<String>,
-    /// The archives in the lists cannot be downloaded, in apt's words.
+    /// Why the archives in the lists cannot be downloaded, in apt's words.
     pub download: Option<String>,
-    /// How many times `apt-get update` meets a mirror in the middle of its sync.
+    /// How many times `apt-get update` finds a mirror whose sync is not complete.
     pub half_synced: u32,
     /// Compiling a kernel module fails.
     pub dkms: bool,
@@ -31,13 +32,13 @@ pub struct Faults {
     pub power_cut: bool,
     /// `modprobe` fails with these words.
     pub modprobe: Option<String>,
-    /// What NVML does: `hung`, `no-devices`, `failed`, `mismatch`.
+    /// The behaviour of NVML: `hung`, `no-devices`, `failed`, `mismatch`.
     pub nvml: Option<String>,
-    /// How many GPUs the driver does not bring up.
+    /// The number of GPUs that the driver does not initialise.
     pub lost_gpus: usize,
     /// Docker does not start.
     pub docker: bool,
-    /// A container sees nothing, whatever is configured.
+    /// A container sees no GPU, whatever is configured.
     pub container: bool,
     /// Units that do not start.
     pub units: Vec<String>,
@@ -49,19 +50,19 @@ pub struct Faults {
 pub struct PackageLock {
     pub pid: u32,
     pub program: String,
-    /// It ends after so long; never, if absent.
+    /// The time after which it ends; never if absent.
     #[serde(default)]
     pub seconds: Option<u64>,
 }
 
-/// What the programs share.
+/// The shared state.
 pub struct State {
     pub archive: Archive,
     pub faults: Faults,
     pub secure_boot: bool,
     /// Modules of the first initial RAM filesystem.
     pub initrd: Vec<String>,
-    /// `rpm -qa` in the product's own format, where the machine has rpm.
+    /// `rpm -qa` in the product's own format, if the machine has rpm.
     pub rpm: String,
     pub boots: u32,
 }

@@ -1,4 +1,4 @@
-//! Units of systemd: files on disk, links of what is enabled, and what runs below `/run`.
+//! systemd's units: files on disk, links of enabled units, and the running units below `/run`.
 
 use gpu_bootstrap::host::{
     Cmd, Kind, Output, ReadFiles,
@@ -14,7 +14,7 @@ const ETC: &str = "/etc/systemd/system";
 const RUNNING: &str = "/run/simulated/active";
 const FAILED: &str = "/run/simulated/failed";
 
-/// What the unit's file says; `None` if there is no such unit.
+/// The unit's file; `None` if there is no such unit.
 fn file(files: &FakeFiles, unit: &str) -> Option<String> {
     [ETC, "/lib/systemd/system"]
         .iter()
@@ -29,7 +29,7 @@ fn masked(files: &FakeFiles, unit: &str) -> bool {
         .is_some_and(|stat| matches!(stat.kind, Kind::Link(target) if target == "/dev/null"))
 }
 
-/// The folder of links that the unit's `[Install]` asks for.
+/// The directory of links that the unit's `[Install]` names.
 fn wants(files: &FakeFiles, unit: &str) -> Option<String> {
     file(files, unit)?
         .lines()
@@ -69,12 +69,12 @@ pub fn active(files: &FakeFiles, unit: &str) -> bool {
     exists(files, &format!("{RUNNING}/{unit}"))
 }
 
-/// What a running unit read when it started.
+/// The configuration that a running unit read when it started.
 pub fn memory(files: &FakeFiles, unit: &str) -> Option<String> {
     text(files, &format!("{RUNNING}/{unit}"))
 }
 
-/// Starts a unit; what it reads of its configuration now is what it runs with.
+/// Starts a unit; it runs with the configuration that it reads now.
 pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String> {
     if active(files, unit) {
         return Ok(());
@@ -117,7 +117,7 @@ pub fn stop(files: &FakeFiles, unit: &str) {
     files.take(&format!("{RUNNING}/{unit}"));
 }
 
-/// All that is enabled, in the order of names; what a boot starts.
+/// All enabled units in the order of their names; a boot starts these.
 pub fn all_enabled(files: &FakeFiles) -> Vec<String> {
     let mut found: Vec<String> = list(files, ETC)
         .iter()
@@ -158,7 +158,7 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
             "Result" if broken => "exit-code",
             "Result" => "success",
             "Id" => unit,
-            // Unit files of packages: their scripts made systemd read them.
+            // Unit files of packages: the package scripts made systemd read them.
             "NeedDaemonReload" => "no",
             other => panic!("the simulated systemctl knows no property `{other}`"),
         };
