@@ -33,25 +33,25 @@ pub(super) fn install(names: &[&str]) -> Change {
 }
 
 with_each_manager! {
-    everything_that_came_goes
-    the_second_time_nothing_runs
-    what_was_there_before_stays_and_keeps_its_marks
-    cut_off_in_the_middle_it_is_undone_by_what_came
-    what_others_installed_while_we_waited_is_not_ours
-    removals_upgrades_and_versions_that_nobody_named_are_refused
-    what_newer_lists_bring_is_agreed_to_anew
-    what_others_need_meanwhile_is_left_and_named
-    what_was_upgraded_stays_and_is_told_with_the_way_back
-    a_systemd_that_does_not_listen_is_told
-    what_nobody_needs_goes_beside_what_others_need
+    every_installed_package_is_removed_again
+    a_second_apply_runs_no_command
+    packages_installed_before_stay_and_keep_their_marks
+    an_interrupted_installation_is_undone_by_its_recorded_packages
+    packages_installed_by_others_during_a_wait_do_not_count
+    removals_upgrades_and_versions_that_are_not_configured_are_refused
+    a_plan_from_newer_lists_must_be_approved_again
+    packages_that_others_depend_on_now_are_left_and_named
+    an_upgraded_package_stays_and_the_way_back_is_reported
+    a_systemd_that_does_not_answer_is_reported
+    unneeded_packages_are_removed_and_needed_ones_stay
     a_number_in_a_container_is_another_user
     accounts_in_use_stay
-    holds_are_ours_to_release_only_where_we_set_them
-    the_lists_are_fetched_once_until_a_repository_comes
-    passing_faults_are_tried_again_and_others_are_not
-    half_done_packages_are_repaired_first
-    another_package_manager_is_waited_for_by_name_and_with_a_bound
-    waiting_ends_at_once_when_somebody_asks_to_stop
+    only_own_holds_are_released
+    the_lists_are_downloaded_once_until_a_repository_is_added
+    only_transient_errors_are_retried
+    half_configured_packages_are_repaired_first
+    waiting_for_another_package_manager_names_it_and_has_a_limit
+    a_signal_ends_a_wait_at_once
     the_plan_shows_what_the_transaction_will_do
 }
 
@@ -84,7 +84,7 @@ pub(super) fn docker(kind: Kind) -> (Bed, Archive) {
     (bed, apt)
 }
 
-async fn everything_that_came_goes(kind: Kind) {
+async fn every_installed_package_is_removed_again(kind: Kind) {
     let (bed, _) = docker(kind);
     let (undo, reverted) = bed.there_and_back(&install(&["docker.io"])).await;
     let Undo::Packages {
@@ -102,7 +102,7 @@ async fn everything_that_came_goes(kind: Kind) {
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
 }
 
-async fn the_second_time_nothing_runs(kind: Kind) {
+async fn a_second_apply_runs_no_command(kind: Kind) {
     let (bed, _) = docker(kind);
     bed.apply(&install(&["docker.io"])).await.unwrap();
     bed.fakes.exec.clear_log();
@@ -117,7 +117,7 @@ async fn the_second_time_nothing_runs(kind: Kind) {
     );
 }
 
-async fn what_was_there_before_stays_and_keeps_its_marks(kind: Kind) {
+async fn packages_installed_before_stay_and_keep_their_marks(kind: Kind) {
     let (bed, apt) = docker(kind);
     apt.have("runc", "1.1.5");
     apt.installed.lock().unwrap().get_mut("runc").unwrap().auto = true;
@@ -127,7 +127,7 @@ async fn what_was_there_before_stays_and_keeps_its_marks(kind: Kind) {
     assert!(apt.installed.lock().unwrap().contains_key("runc"));
 }
 
-async fn cut_off_in_the_middle_it_is_undone_by_what_came(kind: Kind) {
+async fn an_interrupted_installation_is_undone_by_its_recorded_packages(kind: Kind) {
     let (bed, _) = docker(kind);
     let before = bed.snapshot();
     let change = install(&["docker.io"]);
@@ -143,7 +143,7 @@ async fn cut_off_in_the_middle_it_is_undone_by_what_came(kind: Kind) {
     assert_eq!(diff(&before, &bed.snapshot()), Vec::<String>::new());
 }
 
-async fn what_others_installed_while_we_waited_is_not_ours(kind: Kind) {
+async fn packages_installed_by_others_during_a_wait_do_not_count(kind: Kind) {
     let (bed, apt) = docker(kind);
     let change = install(&["docker.io"]);
     let undo = bed.applier.capture(&change).await.unwrap();
@@ -158,7 +158,7 @@ async fn what_others_installed_while_we_waited_is_not_ours(kind: Kind) {
     assert!(left.contains_key("vim") && !left.contains_key("docker.io"));
 }
 
-async fn removals_upgrades_and_versions_that_nobody_named_are_refused(kind: Kind) {
+async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind: Kind) {
     let (bed, apt) = docker(kind);
     apt.have("podman", "4");
     apt.have("runc", "1.0");
@@ -196,7 +196,7 @@ async fn removals_upgrades_and_versions_that_nobody_named_are_refused(kind: Kind
 }
 
 #[tokio::test]
-async fn only_removals_that_were_agreed_to_can_happen() {
+async fn only_simulated_and_approved_removals_happen() {
     let (bed, apt) = docker(Kind::Apt);
     apt.have("podman", "4");
     apt.write(&bed.fakes.files);
@@ -218,7 +218,7 @@ async fn only_removals_that_were_agreed_to_can_happen() {
     assert_eq!(real, [true, false]);
 }
 
-async fn what_newer_lists_bring_is_agreed_to_anew(kind: Kind) {
+async fn a_plan_from_newer_lists_must_be_approved_again(kind: Kind) {
     // The lists were older than the mirror. What it has now takes something else away.
     let (bed, apt) = docker(kind);
     apt.have("podman", "4");
@@ -241,7 +241,7 @@ async fn what_newer_lists_bring_is_agreed_to_anew(kind: Kind) {
     assert_eq!(apt.installed.lock().unwrap()["runc"].version, "1.1.6");
 }
 
-async fn what_others_need_meanwhile_is_left_and_named(kind: Kind) {
+async fn packages_that_others_depend_on_now_are_left_and_named(kind: Kind) {
     let (bed, apt) = docker(kind);
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
     apt.offer("swarm", Offered::new("1", &["docker.io"]));
@@ -255,7 +255,7 @@ async fn what_others_need_meanwhile_is_left_and_named(kind: Kind) {
     assert!(apt.installed.lock().unwrap().contains_key("docker.io"));
 }
 
-async fn what_was_upgraded_stays_and_is_told_with_the_way_back(kind: Kind) {
+async fn an_upgraded_package_stays_and_the_way_back_is_reported(kind: Kind) {
     let (bed, apt) = docker(kind);
     apt.have("runc", "1.0");
     apt.write(&bed.fakes.files);
@@ -281,7 +281,7 @@ async fn what_was_upgraded_stays_and_is_told_with_the_way_back(kind: Kind) {
     assert!(!matches!(again, Reverted::Left { .. }), "{again:?}");
 }
 
-async fn a_systemd_that_does_not_listen_is_told(kind: Kind) {
+async fn a_systemd_that_does_not_answer_is_reported(kind: Kind) {
     let (bed, _) = docker(kind);
     bed.fakes.files.put_folder("/run/systemd/system", 0o755);
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
@@ -298,7 +298,7 @@ async fn a_systemd_that_does_not_listen_is_told(kind: Kind) {
     assert!(why.contains("Connection timed out"), "{why}");
 }
 
-async fn what_nobody_needs_goes_beside_what_others_need(kind: Kind) {
+async fn unneeded_packages_are_removed_and_needed_ones_stay(kind: Kind) {
     let (bed, apt) = docker(kind);
     let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
     apt.offer("theirs", Offered::new("1", &["runc"]));
@@ -352,7 +352,7 @@ async fn accounts_in_use_stay(kind: Kind) {
     assert!(why.contains("bob"), "{why}");
 }
 
-async fn holds_are_ours_to_release_only_where_we_set_them(kind: Kind) {
+async fn only_own_holds_are_released(kind: Kind) {
     let (bed, apt) = docker(kind);
     bed.apply(&install(&["docker.io"])).await.unwrap();
     apt.installed.lock().unwrap().get_mut("runc").unwrap().held = true;
@@ -371,7 +371,7 @@ async fn holds_are_ours_to_release_only_where_we_set_them(kind: Kind) {
     );
 }
 
-async fn the_lists_are_fetched_once_until_a_repository_comes(kind: Kind) {
+async fn the_lists_are_downloaded_once_until_a_repository_is_added(kind: Kind) {
     let (bed, _) = docker(kind);
     for _ in 0..2 {
         bed.apply(&Change::RefreshRepositories).await.unwrap();
@@ -389,7 +389,7 @@ async fn the_lists_are_fetched_once_until_a_repository_comes(kind: Kind) {
     assert_eq!(updates(), 2);
 }
 
-async fn passing_faults_are_tried_again_and_others_are_not(kind: Kind) {
+async fn only_transient_errors_are_retried(kind: Kind) {
     let (bed, apt) = docker(kind);
     *apt.faults.lock().unwrap() = vec!["E: Failed to fetch http://x/a.deb  Connection timed out"];
     bed.apply(&install(&["docker.io"])).await.unwrap();
@@ -408,7 +408,7 @@ async fn passing_faults_are_tried_again_and_others_are_not(kind: Kind) {
     assert!(bed.fakes.clock.slept().is_empty());
 }
 
-async fn half_done_packages_are_repaired_first(kind: Kind) {
+async fn half_configured_packages_are_repaired_first(kind: Kind) {
     let (bed, apt) = docker(kind);
     apt.installed.lock().unwrap().get_mut("bash").unwrap().half = true;
     apt.write(&bed.fakes.files);
@@ -435,7 +435,7 @@ async fn a_module_that_does_not_compile_shows_the_compilers_words() {
     assert!(error.to_string().contains("no such option"), "{error}");
 }
 
-async fn another_package_manager_is_waited_for_by_name_and_with_a_bound(kind: Kind) {
+async fn waiting_for_another_package_manager_names_it_and_has_a_limit(kind: Kind) {
     let (bed, _) = docker(kind);
     bed.units.put("apt-daily.timer", "enabled", "active");
     hold_lock(&bed.fakes.files);
@@ -462,7 +462,7 @@ async fn another_package_manager_is_waited_for_by_name_and_with_a_bound(kind: Ki
     bed.apply(&install(&["docker.io"])).await.unwrap();
 }
 
-async fn waiting_ends_at_once_when_somebody_asks_to_stop(kind: Kind) {
+async fn a_signal_ends_a_wait_at_once(kind: Kind) {
     let (bed, _) = docker(kind);
     bed.units.put("apt-daily.timer", "enabled", "active");
     let (before, units) = (bed.snapshot(), bed.units.all());
@@ -492,7 +492,7 @@ async fn waiting_ends_at_once_when_somebody_asks_to_stop(kind: Kind) {
 }
 
 #[tokio::test]
-async fn timers_that_a_cut_off_run_paused_run_again() {
+async fn timers_paused_by_an_interrupted_run_are_started_again() {
     let (bed, _) = docker(Kind::Apt);
     bed.units.put("apt-daily.timer", "enabled", "active");
     bed.fakes
@@ -520,7 +520,7 @@ async fn timers_that_a_cut_off_run_paused_run_again() {
 }
 
 #[tokio::test]
-async fn dnf_is_honest_about_what_it_cannot() {
+async fn dnf_refuses_what_it_does_not_support() {
     let (bed, _) = docker(Kind::Apt);
     let mut policy = super::kit::policy();
     policy.manager = crate::config::desired::Manager::Dnf;

@@ -17,13 +17,13 @@ use crate::{
 };
 
 with_each_manager! {
-    stopped_while_somebody_else_works_nothing_of_theirs_is_ours
-    stopped_between_two_attempts_only_what_the_first_brought_is_ours
-    what_a_failed_attempt_brought_goes_with_the_rest
-    what_a_package_manager_does_that_outlived_ours_is_waited_for
-    cut_off_anywhere_it_is_undone_and_what_others_did_since_stays
-    an_unknown_end_is_not_what_was_there_before
-    an_undo_that_is_stopped_while_it_waits_brings_back_later
+    packages_of_others_do_not_count_after_a_stopped_wait
+    only_packages_of_the_first_attempt_count_after_a_stop_before_the_second
+    packages_of_a_failed_attempt_are_undone_with_the_rest
+    a_package_manager_that_outlived_the_run_is_waited_for
+    an_interrupted_transaction_is_undone_and_later_changes_of_others_stay
+    an_unknown_result_does_not_count_as_the_state_before
+    an_undo_stopped_during_a_wait_completes_in_the_next_run
 }
 
 const LOCKED: &str = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812";
@@ -69,7 +69,7 @@ async fn stopped_while_waiting(bed: &Bed, apt: &Archive, change: &Change) -> Und
     applier.reconcile(&undo, &bed.heard).await.unwrap()
 }
 
-async fn stopped_while_somebody_else_works_nothing_of_theirs_is_ours(kind: Kind) {
+async fn packages_of_others_do_not_count_after_a_stopped_wait(kind: Kind) {
     let (bed, apt) = docker(kind);
     *apt.breaks.lock().unwrap() = vec![Break {
         meanwhile: hold_lock,
@@ -82,7 +82,7 @@ async fn stopped_while_somebody_else_works_nothing_of_theirs_is_ours(kind: Kind)
     assert!(apt.installed.lock().unwrap().contains_key("vim"));
 }
 
-async fn stopped_between_two_attempts_only_what_the_first_brought_is_ours(kind: Kind) {
+async fn only_packages_of_the_first_attempt_count_after_a_stop_before_the_second(kind: Kind) {
     let (bed, apt) = docker(kind);
     *apt.breaks.lock().unwrap() = vec![
         Break {
@@ -99,7 +99,7 @@ async fn stopped_between_two_attempts_only_what_the_first_brought_is_ours(kind: 
     assert!(left.contains_key("vim") && !left.contains_key("runc"));
 }
 
-async fn what_a_failed_attempt_brought_goes_with_the_rest(kind: Kind) {
+async fn packages_of_a_failed_attempt_are_undone_with_the_rest(kind: Kind) {
     let (bed, apt) = docker(kind);
     apt.have("podman", "4");
     apt.write(&bed.fakes.files);
@@ -110,7 +110,7 @@ async fn what_a_failed_attempt_brought_goes_with_the_rest(kind: Kind) {
     assert!(!bed.fakes.clock.slept().is_empty());
 }
 
-async fn what_a_package_manager_does_that_outlived_ours_is_waited_for(kind: Kind) {
+async fn a_package_manager_that_outlived_the_run_is_waited_for(kind: Kind) {
     let (bed, apt) = docker(kind);
     let before = bed.snapshot();
     let change = install(&["docker.io"]);
@@ -136,7 +136,7 @@ async fn what_a_package_manager_does_that_outlived_ours_is_waited_for(kind: Kind
     assert_eq!(diff(&before, &bed.snapshot()), Vec::<String>::new());
 }
 
-async fn cut_off_anywhere_it_is_undone_and_what_others_did_since_stays(kind: Kind) {
+async fn an_interrupted_transaction_is_undone_and_later_changes_of_others_stay(kind: Kind) {
     for n in 1.. {
         let (bed, apt) = docker(kind);
         bed.units.put("apt-daily.timer", "enabled", "active");
@@ -169,7 +169,7 @@ async fn cut_off_anywhere_it_is_undone_and_what_others_did_since_stays(kind: Kin
     }
 }
 
-async fn an_unknown_end_is_not_what_was_there_before(kind: Kind) {
+async fn an_unknown_result_does_not_count_as_the_state_before(kind: Kind) {
     let (bed, apt) = docker(kind);
     let undo = bed.applier.capture(&install(&["docker.io"])).await.unwrap();
     let Undo::Packages { transaction, .. } = &undo else {
@@ -192,7 +192,7 @@ async fn an_unknown_end_is_not_what_was_there_before(kind: Kind) {
     assert_eq!(appeared(&undo), ["docker.io", "runc"]);
 }
 
-async fn an_undo_that_is_stopped_while_it_waits_brings_back_later(kind: Kind) {
+async fn an_undo_stopped_during_a_wait_completes_in_the_next_run(kind: Kind) {
     let (bed, apt) = docker(kind);
     apt.offer("podman", Offered::new("4", &[]));
     apt.have("podman", "4");
