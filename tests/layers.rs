@@ -1,7 +1,14 @@
 //! Modules import downwards only. The order below is the order of `src/lib.rs` and of
 //! ARCHITECTURE.md; a module may use those before it.
 
-use std::{fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fs,
+    path::Path,
+    sync::LazyLock,
+};
+
+mod source;
 
 /// From the ground up. Modules on one line are of one floor and do not use each other.
 const FLOORS: &[&[&str]] = &[
@@ -29,6 +36,8 @@ fn floor(module: &str) -> Option<usize> {
     FLOORS.iter().position(|modules| modules.contains(&module))
 }
 
+static PRODUCT: LazyLock<source::Module> = LazyLock::new(|| source::read(Path::new("src")));
+
 fn sources(folder: &Path, found: &mut Vec<std::path::PathBuf>) {
     files_of(folder, "rs", found);
 }
@@ -50,92 +59,27 @@ fn files_of(folder: &Path, suffix: &str, found: &mut Vec<std::path::PathBuf>) {
     }
 }
 
-/// Top-level modules named after `crate::` in production code; tests may use fixtures of others.
-fn imports(text: &str) -> Vec<String> {
-    let production = text
-        .split("#[cfg(test)]\nmod tests {")
-        .next()
-        .unwrap_or(text);
-    let mut found = Vec::new();
-    for (at, _) in production.match_indices("crate::") {
-        let rest = &production[at + "crate::".len()..];
-        if let Some(group) = rest.strip_prefix('{') {
-            let mut depth = 1;
-            let mut word = String::new();
-            let mut at_start = true;
-            for c in group.chars() {
-                match c {
-                    '{' => depth += 1,
-                    '}' => depth -= 1,
-                    ',' if depth == 1 => at_start = true,
-                    c if at_start && depth == 1 && (c.is_alphanumeric() || c == '_') => {
-                        word.push(c);
-                        continue;
-                    }
-                    _ => {}
-                }
-                if !word.is_empty() {
-                    found.push(std::mem::take(&mut word));
-                    at_start = false;
-                }
-                if c == ',' && depth == 1 {
-                    at_start = true;
-                }
-                if depth == 0 {
-                    break;
-                }
-            }
-        } else {
-            found.push(
-                rest.chars()
-                    .take_while(|c| c.is_alphanumeric() || *c == '_')
-                    .collect(),
-            );
-        }
-    }
-    found
-}
-
 #[test]
 fn imports_go_down_only() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut files = Vec::new();
-    sources(&root, &mut files);
     let mut wrong = Vec::new();
-    for file in files {
-        let relative = file.strip_prefix(&root).expect("below src");
-        let module = relative
-            .components()
-            .next()
-            .and_then(|part| part.as_os_str().to_str())
-            .map(|part| part.trim_end_matches(".rs"))
-            .expect("a module");
-        if matches!(module, "lib" | "main") {
-            continue;
-        }
-        let Some(own) = floor(module) else {
-            wrong.push(format!(
-                "{}: `{module}` has no floor in this test",
-                relative.display()
-            ));
+    for module in PRODUCT.all() {
+        let Some(top) = module.path.first() else {
             continue;
         };
-        for import in imports(&fs::read_to_string(&file).expect("a source file")) {
-            match floor(&import) {
-                Some(other) if other > own => {
-                    wrong.push(format!(
-                        "{}: uses `{import}`, which is above",
-                        relative.display()
-                    ));
-                }
-                Some(other) if other == own && import != module => {
-                    wrong.push(format!(
-                        "{}: uses `{import}`, of its own floor",
-                        relative.display()
-                    ));
-                }
-                _ => {}
-            }
+        let Some(own) = floor(top) else {
+            wrong.push(format!("`{top}` has no floor in this test"));
+            continue;
+        };
+        for (path, line) in module.paths() {
+            let Some(other) = path.first().filter(|other| *other != top) else {
+                continue;
+            };
+            let whose = match floor(other) {
+                Some(floor) if floor > own => "which is above",
+                Some(floor) if floor == own => "of its own floor",
+                _ => continue,
+            };
+            wrong.push(format!("{}: uses `{other}`, {whose}", module.place(line)));
         }
     }
     assert!(
@@ -143,6 +87,122 @@ fn imports_go_down_only() {
         "imports that do not go down:\n{}",
         wrong.join("\n")
     );
+}
+
+/// Modules of one room may use each other, but not in a circle: each can be read after those that it uses.
+/// `mod.rs` belongs to no circle. It is the face of its room, and what it offers all modules may use.
+#[test]
+fn no_circle_of_modules_in_a_room() {
+    let mut wrong = Vec::new();
+    for room in PRODUCT.all() {
+        // The rooms themselves are on floors.
+        if room.path.is_empty() {
+            continue;
+        }
+        let mut uses = Uses::new();
+        for child in &room.children {
+            for module in child.all() {
+                for (path, line) in module.paths() {
+                    let other = path.strip_prefix(&room.path[..]).and_then(<[_]>::first);
+                    let other = other
+                        .and_then(|other| room.children.iter().find(|one| one.name() == other));
+                    if let Some(other) = other.filter(|other| other.path != child.path) {
+                        let of_child = uses.entry(child.name()).or_default();
+                        of_child
+                            .entry(other.name())
+                            .or_insert_with(|| module.place(line));
+                    }
+                }
+            }
+        }
+        wrong.extend(circles(&uses));
+    }
+    assert!(
+        wrong.is_empty(),
+        "modules that use each other in a circle:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// By module, the modules that it uses, and where it first does.
+type Uses<'a> = BTreeMap<&'a str, BTreeMap<&'a str, String>>;
+
+/// Each module of a circle is named in one circle, the shortest that begins with it.
+fn circles(uses: &Uses<'_>) -> Vec<String> {
+    let mut named = BTreeSet::new();
+    let mut found = Vec::new();
+    for first in uses.keys() {
+        if named.contains(first) {
+            continue;
+        }
+        let mut ways = VecDeque::from([vec![*first]]);
+        let mut seen = BTreeSet::new();
+        while let Some(way) = ways.pop_front() {
+            let last = way[way.len() - 1];
+            if way.len() > 1 && last == *first {
+                let lines: Vec<&str> = way
+                    .windows(2)
+                    .map(|pair| &*uses[pair[0]][pair[1]])
+                    .collect();
+                found.push(format!(
+                    "{}\n    {}",
+                    way.join(" -> "),
+                    lines.join("\n    ")
+                ));
+                named.extend(way);
+                break;
+            }
+            for next in uses.get(last).into_iter().flat_map(BTreeMap::keys) {
+                if seen.insert(*next) {
+                    ways.push_back([&way[..], &[*next]].concat());
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_circle_is_named_with_its_lines() {
+    let uses = Uses::from([
+        (
+            "a",
+            BTreeMap::from([("b", "a.rs:1".to_owned()), ("d", "a.rs:2".to_owned())]),
+        ),
+        ("b", BTreeMap::from([("c", "b.rs:1".to_owned())])),
+        ("c", BTreeMap::from([("a", "c.rs:1".to_owned())])),
+    ]);
+    assert_eq!(
+        circles(&uses),
+        ["a -> b -> c -> a\n    a.rs:1\n    b.rs:1\n    c.rs:1"]
+    );
+}
+
+#[test]
+fn code_is_told_from_comments_literals_and_tests() {
+    let code = source::production(
+        r##"use super::{a, b::{c as d, e}}; // super::comment
+let x: &'a str = "super::text \" //"; let y = ['"', '\'', r#"super::raw""#];
+#[cfg(test)]
+mod tests { use super::only_in_tests; }
+crate::f::g::<u8>();"##,
+    );
+    let module = source::Module {
+        path: vec!["room".into(), "own".into()],
+        file: "own.rs".into(),
+        code,
+        children: Vec::new(),
+    };
+    let paths: Vec<(String, usize)> = (module.paths().into_iter())
+        .map(|(path, line)| (path.join("::"), line))
+        .collect();
+    let expected = [
+        ("room::a", 1),
+        ("room::b::c", 1),
+        ("room::b::e", 1),
+        ("f::g", 5),
+    ];
+    assert_eq!(paths, expected.map(|(path, line)| (path.to_owned(), line)));
 }
 
 #[test]

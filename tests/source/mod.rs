@@ -1,0 +1,225 @@
+//! Rust source as text: production code without comments, literals and tests, and the paths in it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A module that is compiled into the product.
+pub struct Module {
+    /// Its path in the crate: `["change", "probe", "container"]`.
+    pub path: Vec<String>,
+    pub file: PathBuf,
+    /// Its code; line numbers are those of the file.
+    pub code: String,
+    /// The modules that it declares.
+    pub children: Vec<Module>,
+}
+
+/// The crate in the folder `src`, with all modules below it.
+pub fn read(src: &Path) -> Module {
+    module(Vec::new(), src.join("lib.rs"), src)
+}
+
+/// `inside` is the folder of its children.
+fn module(path: Vec<String>, file: PathBuf, inside: &Path) -> Module {
+    let text = fs::read_to_string(&file).expect("a source file");
+    let code = production(&text);
+    let declared = code.lines().filter_map(|line| {
+        let (before, name) = line.trim().strip_suffix(';')?.rsplit_once(' ')?;
+        (before == "mod" || before.ends_with(" mod")).then_some(name)
+    });
+    let children = declared
+        .map(|name| {
+            let path = path.iter().map(String::as_str).chain([name]);
+            let folder = inside.join(name);
+            let file = match folder.join("mod.rs") {
+                file if file.is_file() => file,
+                _ => inside.join(format!("{name}.rs")),
+            };
+            module(path.map(str::to_owned).collect(), file, &folder)
+        })
+        .collect();
+    Module {
+        path,
+        file,
+        code,
+        children,
+    }
+}
+
+impl Module {
+    /// This module and all below it.
+    pub fn all(&self) -> Vec<&Module> {
+        let below = self.children.iter().flat_map(Module::all);
+        [self].into_iter().chain(below).collect()
+    }
+
+    pub fn name(&self) -> &str {
+        self.path.last().map_or("crate", String::as_str)
+    }
+
+    /// A line for people.
+    pub fn place(&self, line: usize) -> String {
+        format!("{}:{line}", self.file.display())
+    }
+
+    /// Paths in the crate that the code names with `crate::` or `super::`, and the lines.
+    pub fn paths(&self) -> Vec<(Vec<String>, usize)> {
+        let mut found = Vec::new();
+        let (mut line, mut counted) = (1, 0);
+        for (at, _) in self.code.match_indices("::") {
+            let before = &self.code[..at];
+            line += before[counted..].matches('\n').count();
+            counted = at;
+            let root = [("crate", 0), ("super", self.path.len().saturating_sub(1))];
+            for (word, kept) in root {
+                let Some(start) = before.strip_suffix(word) else {
+                    continue;
+                };
+                // Neither the end of a longer name nor the middle of a path.
+                if start.ends_with(|c: char| is_word(c) || c == ':') {
+                    continue;
+                }
+                let mut tree = &self.code[at + 2..];
+                let mut path = self.path[..kept].to_vec();
+                while let Some(rest) = tree.strip_prefix("super::") {
+                    path.pop();
+                    tree = rest;
+                }
+                let mut paths = Vec::new();
+                expand(tree, path, &mut paths);
+                found.extend(paths.into_iter().map(|path| (path, line)));
+            }
+        }
+        found
+    }
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// The paths of a tree as after `use`: `a::{b, c::d}` below `path`. Gives what follows the tree.
+fn expand<'a>(tree: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<String>>) -> &'a str {
+    let mut rest = tree.trim_start();
+    loop {
+        if let Some(mut group) = rest.strip_prefix('{') {
+            loop {
+                group = group.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
+                if group.is_empty() {
+                    return group;
+                }
+                if let Some(after) = group.strip_prefix('}') {
+                    return after;
+                }
+                let after = expand(group, path.clone(), found);
+                // What is no path, as `* ` or `x as y`, ends with its element.
+                group = &after[after.find([',', '}']).unwrap_or(after.len())..];
+            }
+        }
+        let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        if end > 0 {
+            path.push(rest[..end].to_owned());
+        }
+        rest = &rest[end..];
+        match rest.strip_prefix("::") {
+            Some(further) if further.starts_with(|c| is_word(c) || c == '{') => rest = further,
+            _ => {
+                found.push(path);
+                return rest;
+            }
+        }
+    }
+}
+
+/// Code with blanks in the place of comments, literals and what is compiled for tests only.
+pub fn production(text: &str) -> String {
+    let mut code = bare(text);
+    while let Some(start) = code.find("#[cfg(test)]") {
+        let mut depth = 0;
+        let mut end = code.len();
+        for (at, c) in code[start..].char_indices() {
+            match c {
+                '{' | '[' | '(' => depth += 1,
+                '}' | ']' | ')' => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 && matches!(c, '}' | ';') {
+                end = start + at + 1;
+                break;
+            }
+        }
+        let blank = blanked(&code[start..end]);
+        code.replace_range(start..end, &blank);
+    }
+    code
+}
+
+fn blanked(text: &str) -> String {
+    let blank = |c: char| {
+        if c == '\n' {
+            "\n".to_owned()
+        } else {
+            " ".repeat(c.len_utf8())
+        }
+    };
+    text.chars().map(blank).collect()
+}
+
+/// Code with blanks in the place of comments and literals.
+fn bare(text: &str) -> String {
+    let mut code = String::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let in_word = code.ends_with(is_word);
+        let length = match first {
+            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+            '/' if rest.starts_with("/*") => rest.find("*/").map_or(rest.len(), |at| at + 2),
+            '"' => quoted(rest),
+            'r' if !in_word => raw(rest).unwrap_or(0),
+            '\'' => character(rest).unwrap_or(0),
+            _ => 0,
+        };
+        if length == 0 {
+            code.push(first);
+            rest = &rest[first.len_utf8()..];
+        } else {
+            code.push_str(&blanked(&rest[..length]));
+            rest = &rest[length..];
+        }
+    }
+    code
+}
+
+/// The length of a literal in double quotes.
+fn quoted(text: &str) -> usize {
+    let mut escaped = true;
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// The length of a raw string, if that is one.
+fn raw(text: &str) -> Option<usize> {
+    let hashes = text[1..].chars().take_while(|c| *c == '#').count();
+    let content = text[1 + hashes..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(hashes));
+    Some(text.len() - content.len() + content.find(&end)? + end.len())
+}
+
+/// The length of a character literal, if that is one and no lifetime.
+fn character(text: &str) -> Option<usize> {
+    let mut inside = text[1..].chars();
+    let length = match inside.next()? {
+        '\\' => 2 + text[3..].find('\'')? + 1,
+        c => 1 + c.len_utf8(),
+    };
+    text[length..].starts_with('\'').then_some(length + 1)
+}
