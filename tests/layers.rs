@@ -205,6 +205,59 @@ crate::f::g::<u8>();"##,
     assert_eq!(paths, expected.map(|(path, line)| (path.to_owned(), line)));
 }
 
+/// What depends on the package manager is behind one seam: no other code names one. The words count
+/// in identifiers, also as a part of one (`AptSources`, `rpm_query`), and not in text and comments.
+#[test]
+fn only_backends_and_the_profile_reader_name_a_package_manager() {
+    const NAMES: [&str; 4] = ["apt", "dpkg", "dnf", "rpm"];
+    const ALLOWED: [&[&str]; 2] = [&["tools", "packages"], &["config", "profile"]];
+    let mut wrong = Vec::new();
+    for module in PRODUCT.all() {
+        let starts = |allowed: &[&str]| {
+            module
+                .path
+                .iter()
+                .zip(allowed)
+                .filter(|(one, other)| one == other)
+                .count()
+                == allowed.len()
+        };
+        if ALLOWED.into_iter().any(starts) {
+            continue;
+        }
+        for (identifier, line) in module.identifiers() {
+            if words(identifier)
+                .iter()
+                .any(|word| NAMES.contains(&&**word))
+            {
+                wrong.push(format!("{}: `{identifier}`", module.place(line)));
+            }
+        }
+    }
+    wrong.dedup();
+    assert!(
+        wrong.is_empty(),
+        "code that names a package manager:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// The words of an identifier in small letters: `AptSources` and `apt_sources` are `apt` and `sources`.
+fn words(identifier: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut after_small = false;
+    for c in identifier.chars() {
+        if c == '_' || c.is_uppercase() && after_small {
+            words.push(String::new());
+        }
+        after_small = c.is_lowercase() || c.is_numeric();
+        if c != '_' {
+            words.last_mut().expect("a word").extend(c.to_lowercase());
+        }
+    }
+    words
+}
+
 #[test]
 fn no_file_is_too_long_to_read() {
     const LIMIT: usize = 600;

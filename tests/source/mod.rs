@@ -94,6 +94,13 @@ impl Module {
         }
         found
     }
+
+    pub fn identifiers(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.code.lines().zip(1..).flat_map(|(text, line)| {
+            let words = text.split(|c| !is_word(c)).filter(|word| !word.is_empty());
+            words.map(move |word| (word, line))
+        })
+    }
 }
 
 fn is_word(c: char) -> bool {
