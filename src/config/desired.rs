@@ -54,6 +54,54 @@ pub struct Desired {
     pub hold: Hold,
 }
 
+/// What a group of packages is for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Purpose<'d> {
+    /// Kernel headers and build tools.
+    Headers,
+    /// The driver.
+    Driver,
+    /// The persistence daemon.
+    Persistence,
+    /// A container runtime.
+    Runtime(&'d RuntimeWish),
+    /// NVIDIA Container Toolkit.
+    Toolkit,
+}
+
+impl Desired {
+    /// All packages that are wanted, by what they are for. Whoever needs the whole set takes it from
+    /// here: a new part of the desired state does not compile until it is named below.
+    #[must_use]
+    pub fn package_groups(&self) -> Vec<(Purpose<'_>, &[PackageWish])> {
+        let Self {
+            headers,
+            driver,
+            persistence,
+            runtimes,
+            toolkit,
+            profile: _,
+            image: _,
+            assume_gpus: _,
+            preflight: _,
+            packages: _,
+            repositories: _,
+            pins: _,
+            deny_modules: _,
+            cdi: _,
+            validation: _,
+            hold: _,
+        } = self;
+        let mut groups: Vec<(Purpose<'_>, &[PackageWish])> = vec![(Purpose::Headers, headers)];
+        groups.extend(driver.iter().map(|one| (Purpose::Driver, &*one.packages)));
+        groups.extend((persistence.iter()).map(|one| (Purpose::Persistence, &*one.packages)));
+        groups.extend((runtimes.iter()).map(|one| (Purpose::Runtime(one), &*one.packages)));
+        groups.extend(toolkit.iter().map(|one| (Purpose::Toolkit, &*one.packages)));
+        groups.retain(|(_, packages)| !packages.is_empty());
+        groups
+    }
+}
+
 /// Preconditions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

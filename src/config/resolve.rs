@@ -7,8 +7,8 @@ use crate::{
     compat::{matrix::Matrix, pick::Wish},
     config::{
         desired::{
-            Cdi, Desired, Hold, PackagePolicy, PackageWish, Persistence, Preflight, RuntimeKind,
-            RuntimeWish, ToolkitWish, Validation,
+            Cdi, Desired, Hold, PackagePolicy, PackageWish, Persistence, Preflight, Purpose,
+            RuntimeKind, RuntimeWish, ToolkitWish, Validation,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError},
@@ -20,7 +20,7 @@ use crate::{
         values::PackagePattern,
     },
     facts::{Facts, Os},
-    model::{gpu::GpuIdentity, pci::PciId, secret::Secret, text::nearest},
+    model::{gpu::GpuIdentity, pattern, pci::PciId, secret::Secret, text::nearest},
     tools::packages::SourceEntry,
 };
 
@@ -123,7 +123,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
     let has_driver = driver.is_some();
     let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.wish), chosen.pin));
-    let desired = Desired {
+    let mut desired = Desired {
         profile: profile.name.clone(),
         image: inputs.flags.image,
         assume_gpus: inputs.flags.assume_gpus.clone(),
@@ -168,6 +168,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         },
         hold: hold(profile, &config),
     };
+    hold_what_is_wanted(&mut desired);
     let mut warnings = inputs.choice.warnings.clone();
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     if terms.kernels.is_empty() {
@@ -363,6 +364,24 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
         .extend((extra.iter()).filter_map(|pattern| backend.updater_pattern(pattern)));
     hold.patterns.extend(extra);
     hold
+}
+
+/// Holds every wanted package, also one that no pattern of the profile names. The kernel's packages
+/// are left to `hold.kernel`.
+fn hold_what_is_wanted(desired: &mut Desired) {
+    if desired.hold.patterns.is_empty() {
+        return;
+    }
+    let is_held = |name: &String| {
+        (desired.hold.patterns.iter()).any(|pattern| pattern::matches(pattern, name))
+    };
+    let forgotten: Vec<String> = (desired.package_groups().into_iter())
+        .filter(|(purpose, _)| *purpose != Purpose::Headers)
+        .flat_map(|(_, packages)| packages)
+        .map(|wish| wish.name.clone())
+        .filter(|name| !is_held(name))
+        .collect();
+    desired.hold.patterns.extend(forgotten);
 }
 
 fn patterns(patterns: &[PackagePattern]) -> Vec<String> {

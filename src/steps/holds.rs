@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::Desired,
+    config::desired::{Desired, Purpose},
     model::{id::StepId, pattern},
     step::{Assessment, Cx, Step, StepError},
 };
@@ -49,9 +49,11 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         .map(|name| name.as_str())
         .collect();
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
-    let expects = desired.driver.as_ref().is_some_and(|driver| !driver.adopt)
-        || !desired.runtimes.is_empty()
-        || desired.toolkit.is_some();
+    let adopts = desired.driver.as_ref().is_some_and(|driver| driver.adopt);
+    let expects = (desired.package_groups().iter()).any(|(purpose, _)| match purpose {
+        Purpose::Driver | Purpose::Headers | Purpose::Persistence => !adopts,
+        Purpose::Runtime(_) | Purpose::Toolkit => true,
+    });
     if matching.is_empty() && !hold.patterns.is_empty() && expects {
         whys.push("nothing that is to be held is installed yet".to_owned());
     } else if !free.is_empty() {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, PackageWish, Pin},
+    config::desired::{Desired, PackageWish, Pin, Purpose},
     facts::Facts,
     host::{FilesError, ReadFiles, files::Room},
     model::{id::StepId, pattern, text::bytes},
@@ -141,22 +141,18 @@ fn wanted(
 
 /// All packages that are wanted on this machine.
 fn wished(installed: &Packages, desired: &Desired, adopts: bool) -> Vec<PackageWish> {
-    let driver = (desired.driver.as_ref()).filter(|_| !adopts);
-    let headers = driver.is_some_and(|driver| driver.dkms.is_some());
-    let elsewhere = |names: &[String]| names.iter().any(|name| installed.contains_key(name));
-    let runtimes = desired.runtimes.iter();
-    driver
-        .map(|driver| &driver.packages)
-        .into_iter()
-        .chain(headers.then_some(&desired.headers))
-        .chain(desired.persistence.iter().map(|wish| &wish.packages))
-        .chain(
-            runtimes
-                .filter(|wish| !elsewhere(&wish.alternatives))
-                .map(|wish| &wish.packages),
-        )
-        .chain(desired.toolkit.iter().map(|wish| &wish.packages))
-        .flatten()
+    let compiles = (desired.driver.as_ref()).is_some_and(|driver| driver.dkms.is_some());
+    let is_wanted = |purpose: &Purpose<'_>| match purpose {
+        Purpose::Driver => !adopts,
+        Purpose::Headers => !adopts && compiles,
+        Purpose::Runtime(wish) => {
+            !(wish.alternatives.iter()).any(|name| installed.contains_key(name))
+        }
+        Purpose::Persistence | Purpose::Toolkit => true,
+    };
+    (desired.package_groups().into_iter())
+        .filter(|(purpose, _)| is_wanted(purpose))
+        .flat_map(|(_, packages)| packages)
         .cloned()
         .collect()
 }
@@ -366,13 +362,8 @@ mod tests {
         let to_come =
             |installed: &Packages| !compare(&wished(installed, &want, false), installed).all_met();
         assert!(to_come(&Packages::new()));
-        let driver = want.driver.iter().map(|wish| &wish.packages);
-        let complete: Packages = driver
-            .chain([&want.headers])
-            .chain(want.persistence.iter().map(|wish| &wish.packages))
-            .chain(want.runtimes.iter().map(|wish| &wish.packages))
-            .chain(want.toolkit.iter().map(|wish| &wish.packages))
-            .flatten()
+        let complete: Packages = (want.package_groups().into_iter())
+            .flat_map(|(_, packages)| packages)
             .map(|wish| {
                 let version = wish.version.as_deref().unwrap_or("1").replace('*', "1");
                 let package = Package {

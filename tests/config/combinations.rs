@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 
 use gpu_bootstrap::{
     config::{
-        desired::Manager,
+        desired::{Manager, Purpose},
         profile::{Profile, built_in_names},
     },
     error::Report as _,
     exit::Exit,
+    model::pattern,
 };
 
 use super::machine::{B200, H100, MATRIX, Machine, T4, V100};
@@ -42,18 +43,18 @@ fn answer(os: &str, version: &str, arch: &str, source: &str, gpu: &str) -> Strin
     match machine.load() {
         Ok(resolution) => {
             let desired = resolution.desired;
-            let driver = desired.driver.expect("a driver for a GPU");
+            let driver = desired.driver.as_ref().expect("a driver for a GPU");
             let named = |text: &str| !text.is_empty() && !text.contains(['{', '}', ' ']);
-            let all = (driver.packages.iter().chain(&desired.headers))
-                .chain(
-                    desired
-                        .runtimes
-                        .iter()
-                        .flat_map(|runtime| &runtime.packages),
-                )
-                .chain(desired.toolkit.iter().flat_map(|toolkit| &toolkit.packages));
-            for package in all {
-                assert!(named(&package.name), "{package:?}");
+            for (purpose, packages) in desired.package_groups() {
+                for package in packages {
+                    assert!(named(&package.name), "{package:?}");
+                    let held = (desired.hold.patterns.iter())
+                        .any(|one| pattern::matches(one, &package.name));
+                    assert!(
+                        held || purpose == Purpose::Headers,
+                        "{package:?} is not held"
+                    );
+                }
             }
             for repository in &desired.repositories {
                 assert!(named(&repository.url), "{repository:?}");
