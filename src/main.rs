@@ -11,6 +11,7 @@ use gpu_bootstrap::{
     cli::{self, World},
     exit::Exit,
     host::real::{self, HttpProxy, RealClock, RealHttp},
+    model::secret::{Hiding, Secrets},
     report::{Drawn, Log, log},
 };
 use nix::sys::signal::{SigSet, Signal};
@@ -36,8 +37,13 @@ fn main() -> ExitCode {
     };
     let (mut out, mut err) = (stdout(), stderr());
     let drawn = Drawn::default();
+    let secrets = Secrets::default();
     let filter = std::env::var(log::VARIABLE).ok();
-    let logging = match Log::start(filter.as_deref(), drawn.clone(), Box::new(stderr())) {
+    let logging = match Log::start(
+        filter.as_deref(),
+        drawn.clone(),
+        Hiding::new(Box::new(stderr()), &secrets),
+    ) {
         Ok((logging, wrong)) => {
             if let Some(wrong) = wrong {
                 tracing::warn!("`{}` makes no sense: {wrong}", log::VARIABLE);
@@ -53,8 +59,9 @@ fn main() -> ExitCode {
         vars: std::env::vars_os()
             .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
             .collect(),
-        out: &mut out,
-        err: &mut err,
+        out: Hiding::new(&mut out, &secrets),
+        err: Hiding::new(&mut err, &secrets),
+        secrets,
         out_terminal,
         err_terminal,
         exe,

@@ -27,7 +27,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     let mut host = machine::host(world, args.root.as_deref())?;
     let mut recording: Option<Recording> = None;
     if let Some(folder) = &args.record {
-        let (recorded, begun) = record::record(&host, folder).map_err(not_recorded)?;
+        let (recorded, begun) =
+            record::record(&host, folder, &world.secrets).map_err(not_recorded)?;
         (host, recording) = (recorded, Some(begun));
     }
     let mut request = prepare::request(&args.target, &args::Image::default(), false, None)?;
@@ -49,7 +50,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     let scope = machine::scope(args.root.as_deref());
     let target = prepare::target(world, host, &*named.files, request, scope).await?;
     prepare::warn(world, &target.resolution);
-    let (events, reporter) = prepare::events(&target.host, Vec::new())?;
+    let (events, reporter) = prepare::events(&target.host, &world.secrets, Vec::new())?;
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
     let mut tools = target.tools(world, events, Cancel::new());
     tools.options.only = names(&args.only);
@@ -66,10 +67,10 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     let warnings = &target.resolution.warnings;
     match args.format {
         CheckFormat::Json => print::json(
-            world.out,
+            &mut world.out,
             &document::check(&report, &target.facts, warnings),
         )?,
-        CheckFormat::Human => print::show(world.out, |to| human::check(to, &report, style))?,
+        CheckFormat::Human => print::show(&mut world.out, |to| human::check(to, &report, style))?,
     }
     Ok(report.exit)
 }

@@ -31,8 +31,8 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
         Failure::usage(error, hint)
     })?;
     match args.output.format {
-        Format::Json => print::json(world.out, &answer)?,
-        Format::Human => print::text(world.out, &human(&answer))?,
+        Format::Json => print::json(&mut world.out, &answer)?,
+        Format::Human => print::text(&mut world.out, &human(&answer))?,
     }
     Ok(if answer.is_compatible() {
         Exit::Ok

@@ -19,8 +19,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Facts) -> Result<Exi
     let state = State::new(host, scope, Arc::clone(&facts));
     let document = document::facts(&facts, state.snapshot().await);
     match args.output.format {
-        args::Format::Json => print::json(world.out, &document)?,
-        args::Format::Human => print::text(world.out, &human(&document))?,
+        args::Format::Json => print::json(&mut world.out, &document)?,
+        args::Format::Human => print::text(&mut world.out, &human(&document))?,
     }
     Ok(Exit::Ok)
 }

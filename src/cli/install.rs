@@ -31,7 +31,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     let cancel = cancel()?;
     let events_to_stdout = args.events.as_deref() == Some("-");
     let subscribers = subscribers(world, args.events.as_deref())?;
-    let (events, reporter) = prepare::events(&target.host, subscribers)?;
+    let (events, reporter) = prepare::events(&target.host, &world.secrets, subscribers)?;
     let tools = target.tools(world, events, cancel);
     let ended = target.session(tools)?.install().await;
     reporter.finish();
@@ -139,8 +139,8 @@ pub(super) fn tell(
 ) -> Result<(), Failure> {
     let style = world.out_style();
     match format {
-        args::Format::Json => print::json(world.out, &document::run(report, None))?,
-        args::Format::Human => print::show(world.out, |to| human::run(to, report, style))?,
+        args::Format::Json => print::json(&mut world.out, &document::run(report, None))?,
+        args::Format::Human => print::show(&mut world.out, |to| human::run(to, report, style))?,
     }
     troubles(world, report);
     Ok(())
@@ -150,5 +150,5 @@ pub(super) fn tell(
 fn troubles(world: &mut World<'_>, report: &RunReport) {
     let style = world.err_style();
     // Standard error is the last resort: if it is gone there is nobody to tell.
-    let _ = human::troubles(world.err, report, style);
+    let _ = human::troubles(&mut world.err, report, style);
 }

@@ -14,17 +14,18 @@ mod status;
 mod uninstall;
 pub mod world;
 
-use std::ffi::OsString;
+use std::{ffi::OsString, io::Write as _};
 
 use camino::Utf8Path;
 use clap::Parser;
 
 pub use failure::Failure;
-pub use world::World;
+pub use world::{Sink, World};
 
 use self::args::{Cli, Command};
 use crate::{
     compat::{load::MatrixError, matrix::Matrix},
+    config::layers,
     exit::Exit,
     host::real,
     tools::container_view,
@@ -35,6 +36,13 @@ pub const MATRIX: &str = "/etc/gpu-bootstrap/cuda-driver-matrix.toml";
 
 /// Runs a command line.
 pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
+    // Before anything can be said, also about a command line that makes no sense.
+    let words = args.iter().filter_map(|word| word.to_str());
+    let words = words.map(|word| word.strip_prefix("--set=").unwrap_or(word).to_owned());
+    words
+        .chain(layers::assignments(world.vars.clone()))
+        .filter_map(|assignment| layers::secret(&assignment))
+        .for_each(|secret| world.secrets.learn(&secret));
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => return usage(&error, world),
@@ -45,7 +53,7 @@ pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
             let report = failure.report();
             // Where standard error is closed, too, the error cannot be reported anywhere.
             let style = world.err_style();
-            let _ = crate::report::error::styled(world.err, report, style);
+            let _ = crate::report::error::styled(&mut world.err, report, style);
             report.exit()
         }
     }
@@ -71,7 +79,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         Command::Status(args) => status::run(world, &args),
         Command::Facts(args) => facts::run(world, &args).await,
         Command::Compat(args) => compat::run(world, &args),
-        Command::NvmlView => print::json(world.out, &real::nvml_view()).map(|()| Exit::Ok),
+        Command::NvmlView => print::json(&mut world.out, &real::nvml_view()).map(|()| Exit::Ok),
         Command::ContainerProbe => {
             let view = container_view::look(&*world.host.files).map_err(|error| {
                 Failure::caused(
@@ -82,7 +90,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
                     None,
                 )
             })?;
-            print::json(world.out, &view).map(|()| Exit::Ok)
+            print::json(&mut world.out, &view).map(|()| Exit::Ok)
         }
     }
 }
@@ -114,5 +122,47 @@ pub(crate) fn matrix(world: &World<'_>) -> Result<Matrix, Failure> {
     match own {
         Some(text) => Matrix::parse(&text, MATRIX).map_err(failed),
         None => Matrix::builtin().map_err(failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    /// Who may name standard output or standard error, and why no secret gets out that way.
+    const WAYS_OUT: [(&str, &str); 3] = [
+        (
+            "main.rs",
+            "each goes into a `Hiding`, or serves `World::talk`",
+        ),
+        ("cli/install.rs", "takes events, which hide secrets"),
+        ("report/terminal.rs", "takes events, which hide secrets"),
+    ];
+
+    #[test]
+    fn every_way_out_hides_secrets() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut folders = vec![root.clone()];
+        let mut found = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = fs::read_to_string(&path).unwrap();
+                let production = text.split("#[cfg(test)]").next().unwrap_or_default();
+                let production = production.replace("use_stderr()", "");
+                if production.contains("stdout()") || production.contains("stderr()") {
+                    let name = path.strip_prefix(&root).unwrap();
+                    found.push(name.to_str().unwrap().to_owned());
+                }
+            }
+        }
+        found.sort();
+        let mut known = WAYS_OUT.map(|(file, _)| file);
+        known.sort_unstable();
+        assert_eq!(found, known);
     }
 }

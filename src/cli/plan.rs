@@ -25,7 +25,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
     )
     .await?;
     prepare::warn(world, &target.resolution);
-    let (events, reporter) = prepare::events(&target.host, Vec::new())?;
+    let (events, reporter) = prepare::events(&target.host, &world.secrets, Vec::new())?;
     let tools = target.tools(world, events, Cancel::new());
     let report = target.session(tools)?.plan().await;
     reporter.finish();
@@ -36,7 +36,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
             let mut document = json!(document::run(&report, Some(&target.facts)));
             document["driver"] = json!(driver);
             document["warnings"] = json!(target.resolution.warnings);
-            print::json(world.out, &document)?;
+            print::json(&mut world.out, &document)?;
         }
         Format::Human => {
             if let Some(driver) = driver {
@@ -51,9 +51,9 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
                         .map(|why| format!("  {why}\n"))
                         .collect::<String>()
                 );
-                print::text(world.out, &text)?;
+                print::text(&mut world.out, &text)?;
             }
-            print::show(world.out, |to| human::plan(to, &report, style))?;
+            print::show(&mut world.out, |to| human::plan(to, &report, style))?;
         }
     }
     Ok(report.exit)

@@ -1,7 +1,7 @@
 //! From a command line to something that can run: configuration resolved for this machine, steps
 //! in order, events with somewhere to go.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, io::Write as _, sync::Arc};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -16,7 +16,6 @@ use crate::{
         load::{self, Ask},
         profile::Profile,
         resolve::{Flags, Resolution},
-        values::holds_password,
     },
     engine::{self, Cancel, Events, Options, Session, Tools, events::Reporter},
     error::one_line,
@@ -25,7 +24,10 @@ use crate::{
     facts::{Facts, Scope},
     host::{Host, ReadFiles},
     journal::Request,
-    model::{paths, secret::Secret},
+    model::{
+        paths,
+        secret::{Secret, Secrets},
+    },
     state::State,
     steps,
 };
@@ -76,9 +78,9 @@ pub(super) fn request(
     })
 }
 
-/// Settings, and those that hold a password. If a key is given several times, the last one counts.
+/// Settings, and those that hold a secret. If a key is given several times, the last one counts.
 fn parted(set: Vec<String>) -> (Vec<String>, Vec<Secret>) {
-    let key = |setting: &str| setting.split('=').next().map(|key| key.trim().to_owned());
+    let key = |setting: &str| setting.split('=').next().map(layers::path_of);
     let last: Vec<String> = set
         .iter()
         .enumerate()
@@ -87,7 +89,7 @@ fn parted(set: Vec<String>) -> (Vec<String>, Vec<Secret>) {
         .collect();
     let (secret, open): (Vec<String>, Vec<String>) = last
         .into_iter()
-        .partition(|setting| holds_password(setting));
+        .partition(|setting| layers::secret(setting).is_some());
     (open, secret.into_iter().map(Secret::new).collect())
 }
 
@@ -138,6 +140,7 @@ pub(super) async fn target(
             image: request.image,
             assume_gpus: request.assume_gpus.clone(),
         },
+        secrets: world.secrets.clone(),
     };
     let resolution = load::load(&*host.files, named, &ask, &facts, &matrix)?;
     if let (Some(proxy), true) = (&resolution.desired.packages.proxy, scope.executes) {
@@ -164,10 +167,11 @@ fn env(vars: &BTreeMap<String, String>) -> Vec<(String, String)> {
 /// When the operating system cannot start a thread.
 pub(super) fn events(
     host: &Host,
+    secrets: &Secrets,
     subscribers: Vec<Box<dyn Subscriber>>,
 ) -> Result<(Events, Reporter), Failure> {
     let run = engine::run_id(&*host.clock);
-    engine::events::start(&run, host.clock.clone(), subscribers).map_err(|error| {
+    engine::events::start(&run, host.clock.clone(), secrets, subscribers).map_err(|error| {
         Failure::caused(
             Exit::Internal,
             "no-thread",
@@ -235,7 +239,11 @@ pub(super) fn proxy(world: &mut World<'_>) -> Option<Secret> {
     let files = &*world.host.files;
     let read = |request: Request| {
         let (env, set) = (env(&world.vars), settings(&request));
-        Layers::read(files, files, &request.config, env, &set)?.merged()
+        let layers = Layers::read(files, files, &request.config, env, &set)?;
+        layers
+            .secrets()
+            .for_each(|secret| world.secrets.learn(&secret));
+        layers.merged()
     };
     let why = match request {
         Ok(request) => match read(request) {

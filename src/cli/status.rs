@@ -23,9 +23,11 @@ pub(super) fn run(world: &mut World<'_>, args: &args::Output) -> Result<Exit, Fa
     let status = engine::status(&world.host, boot.as_deref().map(str::trim))?;
     let style = world.out_style();
     match args.format {
-        args::Format::Json => print::json(world.out, &report::document::status(&status))?,
+        args::Format::Json => print::json(&mut world.out, &report::document::status(&status))?,
         args::Format::Human => {
-            print::show(world.out, |to| report::status::write(to, &status, style))?;
+            print::show(&mut world.out, |to| {
+                report::status::write(to, &status, style)
+            })?;
         }
     }
     Ok(Exit::Ok)

@@ -10,7 +10,11 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Output) -> Result<Ex
     let cancel = install::cancel()?;
     let proxy = prepare::proxy(world);
     let policy = prepare::bare_policy(&world.host, &facts, proxy)?;
-    let (events, reporter) = prepare::events(&world.host, install::subscribers(world, None)?)?;
+    let (events, reporter) = prepare::events(
+        &world.host,
+        &world.secrets,
+        install::subscribers(world, None)?,
+    )?;
     let request = Request::default();
     let tools = prepare::tools(
         world,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io::Write, sync::Arc};
 
 use crate::{
     host::{Host, Http},
-    model::secret::Secret,
+    model::secret::{Hiding, Secret, Secrets},
     report::{Drawn, Style},
 };
 
@@ -16,10 +16,12 @@ pub struct World<'w> {
     pub root: bool,
     /// Environment variables.
     pub vars: BTreeMap<String, String>,
+    /// The secrets that this process knows by now; every way out hides them.
+    pub secrets: Secrets,
     /// Where documents go: data.
-    pub out: &'w mut (dyn Write + Send),
+    pub out: Sink<'w>,
     /// Where messages for people go.
-    pub err: &'w mut (dyn Write + Send),
+    pub err: Sink<'w>,
     /// `out` is a terminal.
     pub out_terminal: bool,
     /// `err` is a terminal.
@@ -35,6 +37,9 @@ pub struct World<'w> {
     /// The progress bars on the terminal, for the log that writes there, too.
     pub drawn: Drawn,
 }
+
+/// Where a command writes: nothing gets there with a secret in it.
+pub type Sink<'w> = Hiding<&'w mut (dyn Write + Send)>;
 
 /// See [`World::proxied`].
 pub type Proxied = Arc<dyn Fn(&Secret) -> Arc<dyn Http> + Send + Sync>;

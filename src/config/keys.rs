@@ -7,17 +7,37 @@ use std::sync::LazyLock;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
-use crate::{config::file::Config, model::text::nearest};
+use crate::{
+    config::{
+        file::Config,
+        values::{LOGIN, SECRET},
+    },
+    model::{
+        secret::{self, Secret},
+        text::nearest,
+    },
+};
 
 /// A part of the tree of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
     /// A key with a value.
-    Leaf,
+    Leaf(Secrecy),
     /// A table with these keys.
     Table(BTreeMap<String, Node>),
     /// A table whose keys are names that the administrator chooses.
     Map(Box<Node>),
+}
+
+/// What of a key's value is secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Secrecy {
+    /// Nothing.
+    Open,
+    /// The value is an address; its login is.
+    Login,
+    /// The whole value.
+    Whole,
 }
 
 /// Stands for a chosen name in a dotted key.
@@ -42,7 +62,7 @@ pub fn all() -> Vec<String> {
 
 fn collect(node: &Node, prefix: &str, found: &mut Vec<String>) {
     match node {
-        Node::Leaf => found.push(prefix.to_owned()),
+        Node::Leaf(_) => found.push(prefix.to_owned()),
         Node::Table(children) => {
             for (name, child) in children {
                 collect(child, &join(prefix, name), found);
@@ -50,6 +70,40 @@ fn collect(node: &Node, prefix: &str, found: &mut Vec<String>) {
         }
         Node::Map(child) => collect(child, &join(prefix, ANY), found),
     }
+}
+
+/// What of a key's value is secret: what the key's type says, else what its name says. A key that
+/// this version does not know may be a secret of another one.
+#[must_use]
+pub fn secrecy(path: &[String]) -> Secrecy {
+    let mut node = Some(&*TREE);
+    for part in path {
+        node = match node {
+            Some(Node::Table(children)) => children.get(part),
+            Some(Node::Map(child)) => Some(child),
+            Some(Node::Leaf(_)) | None => None,
+        };
+    }
+    let named = |parts: &[String]| parts.iter().any(|part| secret::is_secret_name(part));
+    match node {
+        Some(Node::Leaf(Secrecy::Open)) if !named(&path[path.len().saturating_sub(1)..]) => {
+            Secrecy::Open
+        }
+        Some(Node::Leaf(secrecy @ (Secrecy::Login | Secrecy::Whole))) => *secrecy,
+        _ if named(path) => Secrecy::Whole,
+        _ => Secrecy::Open,
+    }
+}
+
+/// The secret in the value of a key, if there is one. Any address may have a login.
+#[must_use]
+pub fn secret(path: &[String], value: &str) -> Option<Secret> {
+    let is_secret = match secrecy(path) {
+        Secrecy::Whole => !value.is_empty(),
+        Secrecy::Login => value.contains('@'),
+        Secrecy::Open => secret::has_login(value),
+    };
+    is_secret.then(|| Secret::new(value))
 }
 
 /// Two parts of a dotted key as one.
@@ -84,13 +138,17 @@ fn node(schema: &Value) -> Node {
     }
     match schema.get("additionalProperties") {
         Some(child @ Value::Object(_)) => Node::Map(Box::new(node(child))),
-        _ => Node::Leaf,
+        _ => Node::Leaf(match schema.get(SECRET).and_then(Value::as_str) {
+            None => Secrecy::Open,
+            Some(LOGIN) => Secrecy::Login,
+            Some(_) => Secrecy::Whole,
+        }),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Node, TREE, all, suggestion};
+    use super::{Node, Secrecy, TREE, all, secrecy, secret, suggestion};
 
     #[test]
     fn the_tree_has_the_keys_of_the_types() {
@@ -104,6 +162,32 @@ mod tests {
             "preflight.allow-no-gpu",
         ] {
             assert!(keys.iter().any(|known| known == key), "{key} in {keys:?}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_told_by_their_key() {
+        let path = |key: &str| key.split('.').map(str::to_owned).collect::<Vec<_>>();
+        for (key, is) in [
+            ("packages.proxy", Secrecy::Login),
+            ("cluster.token", Secrecy::Whole),
+            ("registry.NAME.password", Secrecy::Whole),
+            ("registry.credentials.user", Secrecy::Whole),
+            ("repositories.token.url", Secrecy::Open),
+            ("repositories.own.url", Secrecy::Open),
+            ("cluster.token-file", Secrecy::Open),
+        ] {
+            assert_eq!(secrecy(&path(key)), is, "{key}");
+        }
+        for (key, value, is) in [
+            ("packages.proxy", "http://proxy:3128", false),
+            ("packages.proxy", "http://joe:pa/ss@proxy:3128", true),
+            ("validation.image", "https://joe@registry/image", true),
+            ("validation.image", "registry/image@sha256:0", false),
+            ("cluster.token", "abcdef.0123", true),
+            ("cluster.token", "", false),
+        ] {
+            assert_eq!(secret(&path(key), value).is_some(), is, "{key}={value}");
         }
     }
 

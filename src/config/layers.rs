@@ -17,11 +17,11 @@ use crate::{
     config::{
         error::ConfigError,
         file::Config,
-        keys::{self, Node, TREE},
+        keys::{self, Node, Secrecy, TREE},
         place::Place,
-        values::redact,
     },
     host::ReadFiles,
+    model::secret::{Secret, without_logins},
 };
 
 /// The main file.
@@ -62,6 +62,25 @@ pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<Strin
         .collect()
 }
 
+/// The secret that an assignment sets, if it sets one; `--token=X` is one as well.
+#[must_use]
+pub fn secret(assignment: &str) -> Option<Secret> {
+    let (key, value) = assignment.split_once('=')?;
+    let value = value.trim();
+    let value = ['"', '\'']
+        .iter()
+        .find_map(|quote| value.strip_prefix(*quote)?.strip_suffix(*quote))
+        .unwrap_or(value);
+    keys::secret(&path_of(key), value)
+}
+
+/// The parts of the key of an assignment, however it is written.
+#[must_use]
+pub fn path_of(key: &str) -> Vec<String> {
+    let key = key.trim().trim_start_matches('-');
+    dotted(key).unwrap_or_else(|| key.split('.').map(str::to_owned).collect())
+}
+
 /// One setting.
 #[derive(Debug, Clone, PartialEq)]
 struct Setting {
@@ -82,7 +101,7 @@ pub struct Layers {
 pub struct Provenance {
     /// The key, dotted.
     pub key: String,
-    /// The value as TOML; passwords left out.
+    /// The value as TOML; what is secret is left out.
     pub value: String,
     /// Where it was written.
     pub place: Place,
@@ -207,10 +226,21 @@ impl Layers {
     pub fn provenance(&self) -> Vec<Provenance> {
         let of = |(key, setting): (&String, &Setting)| Provenance {
             key: key.clone(),
-            value: shown(&setting.value),
+            value: shown(setting),
             place: setting.place.clone(),
         };
         self.settings.iter().map(of).collect()
+    }
+
+    /// The secrets among the settings.
+    pub fn secrets(&self) -> impl Iterator<Item = Secret> {
+        self.settings.values().filter_map(|setting| {
+            let text = match &setting.value {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            keys::secret(&setting.path, &text)
+        })
     }
 
     /// Where a key was set, if it was.
@@ -246,7 +276,7 @@ impl Layers {
             value: self
                 .settings
                 .get(key)
-                .map_or_else(|| "unset".to_owned(), |setting| shown(&setting.value)),
+                .map_or_else(|| "unset".to_owned(), shown),
             why,
             hint,
         }
@@ -316,7 +346,7 @@ fn walk(
         path.push(name.into_inner().into_owned());
         let child = child(node, path, &at)?;
         match (child, value) {
-            (Node::Leaf, value) => found.push(leaf(path, value, place)?),
+            (Node::Leaf(_), value) => found.push(leaf(path, value, place)?),
             (child, value) => match value.into_inner() {
                 DeValue::Table(table) => walk(table, child, path, place, found)?,
                 other => {
@@ -375,7 +405,7 @@ fn child<'n>(node: &'n Node, path: &[String], place: &Place) -> Result<&'n Node,
             why: "names have lower-case letters, digits and dashes".into(),
             hint: None,
         }),
-        Node::Leaf => Err(unknown(Some(before.join(".")))),
+        Node::Leaf(_) => Err(unknown(Some(before.join(".")))),
     }
 }
 
@@ -390,7 +420,7 @@ fn check(path: &[String], place: &Place) -> Result<(), ConfigError> {
     for end in 1..=path.len() {
         node = child(node, &path[..end], place)?;
     }
-    if *node == Node::Leaf {
+    if matches!(node, Node::Leaf(_)) {
         return Ok(());
     }
     let prefix = format!("{}.", path.join("."));
@@ -454,21 +484,19 @@ fn dotted(key: &str) -> Option<Vec<String>> {
     }
 }
 
-/// A value as TOML, without passwords.
-fn shown(value: &Value) -> String {
-    match value {
-        Value::String(text) => Value::String(redact(text)).to_string(),
-        other => other.to_string(),
+/// A value as TOML, without what is secret in it.
+fn shown(setting: &Setting) -> String {
+    match keys::secrecy(&setting.path) {
+        Secrecy::Whole => "a secret".to_owned(),
+        Secrecy::Login | Secrecy::Open => without_logins(&setting.value.to_string()).into_owned(),
     }
 }
 
-/// A value for an error. A proxy that does not parse is not shown: it may hold a password.
+/// A value that does not fit: what its key marks as secret is not shown at all.
 fn shown_in_error(setting: &Setting) -> String {
-    let secret = setting.path.last().is_some_and(|last| last == "proxy");
-    if secret {
-        "this value".to_owned()
-    } else {
-        shown(&setting.value)
+    match keys::secrecy(&setting.path) {
+        Secrecy::Open => shown(setting),
+        Secrecy::Login | Secrecy::Whole => "this value".to_owned(),
     }
 }
 

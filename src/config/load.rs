@@ -12,10 +12,11 @@ use crate::{
     },
     facts::Facts,
     host::ReadFiles,
+    model::secret::Secrets,
 };
 
 /// What was asked on the command line and in the environment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Ask {
     /// `--profile`.
     pub profile: Option<String>,
@@ -29,6 +30,8 @@ pub struct Ask {
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
     pub flags: Flags,
+    /// What the run hides: secrets of the configuration are added.
+    pub secrets: Secrets,
 }
 
 /// Reads profile and configuration and resolves them for a machine.
@@ -47,6 +50,9 @@ pub fn load(
 ) -> Result<Resolution, ResolveError> {
     let (env, config) = (ask.env.iter().cloned(), &ask.config);
     let mut layers = Layers::read(files, named, config, env, &ask.set)?;
+    layers
+        .secrets()
+        .for_each(|secret| ask.secrets.learn(&secret));
     if let Some(seconds) = ask.lock_timeout_seconds {
         layers.flag(
             "--lock-timeout",

@@ -13,9 +13,9 @@ use crate::{
         layers::Layers,
         profile::{DISTRIBUTION, Profile, Release, RepositoryRow},
         template::Terms,
-        values::{AbsolutePath, Fingerprint, Url, Word, redact},
+        values::{AbsolutePath, Fingerprint, Url, Word},
     },
-    model::text::nearest,
+    model::{secret::has_login, text::nearest},
     tools::packages::{ArchiveError, SourceEntry},
 };
 
@@ -73,7 +73,7 @@ impl RepositoryInputs<'_> {
     fn no_password(&self, name: &str, config: &RepositoryConfig) -> Result<(), ConfigError> {
         for (key, url) in [("url", &config.url), ("key-url", &config.key_url)] {
             if let Some(url) = url
-                && redact(url.as_str()) != url.as_str()
+                && has_login(url.as_str())
             {
                 let why = "it holds a user or a password, and everybody can read it where it is \
                            written"

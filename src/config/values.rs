@@ -8,7 +8,14 @@ use camino::Utf8PathBuf;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::model::{text::as_text, version::Branch};
+use crate::model::{secret::without_logins, text::as_text, version::Branch};
+
+/// The keyword by which a key's schema says that its value is secret. Everything that leaves the
+/// process hides such values, see [`crate::model::secret`].
+pub(super) const SECRET: &str = "x-secret";
+
+/// For [`SECRET`]: only the login of the address is.
+pub(super) const LOGIN: &str = "login";
 
 /// Why a value is not acceptable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -205,7 +212,7 @@ impl fmt::Display for AbsolutePath {
 
 as_text!(AbsolutePath, "Path from the root", "^/[^\\s]+$");
 
-/// A proxy: may hold a password, so neither messages nor `Debug` show it.
+/// A proxy: its address may hold a login, which neither messages nor `Debug` show.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Proxy(Url);
 
@@ -215,55 +222,11 @@ impl Proxy {
     pub fn expose(&self) -> &str {
         self.0.as_str()
     }
-
-    /// The address with user and password left out.
-    #[must_use]
-    pub fn redacted(&self) -> String {
-        redact(self.0.as_str())
-    }
-}
-
-/// A text in which what is secret in an address is left out.
-#[must_use]
-pub fn without_secret<'t>(text: &'t str, url: &str) -> Cow<'t, str> {
-    let secret = url.split_once("://").and_then(|(_, rest)| {
-        let end = rest.find('/').unwrap_or(rest.len());
-        rest[..end].rsplit_once('@')
-    });
-    match secret {
-        Some((secret, _)) if text.contains(secret) => text.replace(secret, "***").into(),
-        _ => text.into(),
-    }
-}
-
-/// Whether an address in the text holds a user or password.
-#[must_use]
-pub fn holds_password(text: &str) -> bool {
-    text.match_indices("://").any(|(at, mark)| {
-        let rest = &text[at + mark.len()..];
-        let end = rest
-            .find(|c: char| c == '/' || c == '"' || c == '\'' || c.is_whitespace())
-            .unwrap_or(rest.len());
-        rest[..end].contains('@')
-    })
-}
-
-/// An address with user and password left out.
-#[must_use]
-pub fn redact(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url.to_owned();
-    };
-    let end = rest.find('/').unwrap_or(rest.len());
-    match rest[..end].rfind('@') {
-        Some(at) => format!("{scheme}://***{}", &rest[at..]),
-        None => url.to_owned(),
-    }
 }
 
 impl fmt::Debug for Proxy {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.write_str(&self.redacted())
+        to.write_str(&without_logins(self.0.as_str()))
     }
 }
 
@@ -282,7 +245,9 @@ impl JsonSchema for Proxy {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Url::json_schema(generator)
+        let mut schema = Url::json_schema(generator);
+        schema.insert(SECRET.to_owned(), LOGIN.into());
+        schema
     }
 }
 
@@ -403,30 +368,6 @@ mod tests {
             "9DC858229FC7DD38854AE2D88D81803C0EBFCD8G",
         ] {
             assert!(bad.parse::<Fingerprint>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn passwords_of_proxies_stay_out_of_messages() {
-        assert_eq!(
-            redact("http://joe:s3cret@proxy:3128/x"),
-            "http://***@proxy:3128/x"
-        );
-        assert_eq!(redact("http://proxy:3128"), "http://proxy:3128");
-        assert_eq!(redact("http://a@b@proxy"), "http://***@proxy");
-        let proxy = "http://joe:s3cret@proxy:3128";
-        assert_eq!(
-            without_secret("E: http://joe:s3cret@proxy:3128 said no", proxy),
-            "E: http://***@proxy:3128 said no"
-        );
-        assert_eq!(without_secret("E: no", "http://proxy"), "E: no");
-        for (text, holds) in [
-            ("packages.proxy=http://joe:s3cret@proxy:3128", true),
-            ("packages={proxy=\"http://joe@proxy\"}", true),
-            ("packages.proxy=http://proxy:3128/a@b", false),
-            ("node.label=joe@example.com", false),
-        ] {
-            assert_eq!(holds_password(text), holds, "{text}");
         }
     }
 }

@@ -3,6 +3,7 @@
 //! other events are kept, however long the queue gets.
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -14,7 +15,7 @@ use crate::{
     change::Sink,
     event::{Envelope, Event, SCHEMA, Subscriber},
     host::Clock,
-    model::id::StepId,
+    model::{id::StepId, secret::Secrets},
 };
 
 /// How many lines of output may wait before the oldest of them is dropped.
@@ -31,6 +32,7 @@ pub struct Events {
 
 struct Shared {
     run: String,
+    secrets: Secrets,
     clock: Arc<dyn Clock>,
     began: Duration,
     queue: Mutex<Queue>,
@@ -53,16 +55,17 @@ pub struct Reporter {
     thread: JoinHandle<()>,
 }
 
-/// Starts a stream for a run.
+/// Starts a stream for a run. No event gets to a subscriber with one of the secrets in it.
 ///
 /// # Errors
 /// When the operating system cannot start a thread.
 pub fn start(
     run: &str,
     clock: Arc<dyn Clock>,
+    secrets: &Secrets,
     subscribers: Vec<Box<dyn Subscriber>>,
 ) -> std::io::Result<(Events, Reporter)> {
-    let events = Events::new(run, clock);
+    let events = Events::new(run, clock, secrets.clone());
     let shared = Arc::clone(&events.shared);
     let theirs = Arc::clone(&shared);
     let thread = std::thread::Builder::new()
@@ -72,11 +75,12 @@ pub fn start(
 }
 
 impl Events {
-    fn new(run: &str, clock: Arc<dyn Clock>) -> Self {
+    fn new(run: &str, clock: Arc<dyn Clock>, secrets: Secrets) -> Self {
         let began = clock.monotonic();
         Self {
             shared: Arc::new(Shared {
                 run: run.to_owned(),
+                secrets,
                 clock,
                 began,
                 queue: Mutex::default(),
@@ -89,6 +93,12 @@ impl Events {
     #[must_use]
     pub fn run(&self) -> &str {
         &self.shared.run
+    }
+
+    /// What the run hides.
+    #[must_use]
+    pub fn secrets(&self) -> &Secrets {
+        &self.shared.secrets
     }
 
     /// Time since the stream began.
@@ -141,6 +151,7 @@ impl Shared {
     }
 
     fn put(&self, event: Event) {
+        let event = without_secrets(event, &self.secrets);
         let mut queue = self.queue();
         if queue.closed && queue.done {
             return;
@@ -202,6 +213,18 @@ impl Shared {
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
+
+/// The event with its secrets hidden, whatever field they are in.
+fn without_secrets(event: Event, secrets: &Secrets) -> Event {
+    let hidden = serde_json::to_string(&event).and_then(|text| match secrets.hide(&text) {
+        Cow::Borrowed(_) => Ok(event),
+        Cow::Owned(hidden) => serde_json::from_str(&hidden),
+    });
+    // A secret that is the name of a field, for example.
+    hidden.unwrap_or_else(|error| Event::Note {
+        message: format!("an event cannot be shown without a secret in it: {error}"),
+    })
 }
 
 fn hand_out(shared: &Shared, mut subscribers: Vec<Box<dyn Subscriber>>) {

@@ -27,7 +27,11 @@ impl Session {
     /// recorded. What goes wrong within steps is in the report.
     pub async fn install(&self) -> Result<RunReport, EngineError> {
         let lock = self.tools.lock()?;
-        let (journal, history) = Journal::open(&self.tools.host, self.tools.events.run())?;
+        let (journal, history) = Journal::open(
+            &self.tools.host,
+            self.tools.events.run(),
+            self.tools.events.secrets(),
+        )?;
         self.reboot_first(&journal)?;
         self.announce(Mode::Install);
         let mut notes = Vec::new();

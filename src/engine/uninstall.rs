@@ -43,7 +43,8 @@ enum Fate {
 /// When the run cannot begin or cannot be recorded. What could not be undone is in the report.
 pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport, EngineError> {
     let lock = tools.lock()?;
-    let (journal, history) = Journal::open(&tools.host, tools.events.run())?;
+    let (journal, history) =
+        Journal::open(&tools.host, tools.events.run(), tools.events.secrets())?;
     let title = |id: &StepId| {
         titles
             .iter()

@@ -1,6 +1,9 @@
 //! Appends records to the journal, each synced.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    borrow::Cow,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use camino::Utf8Path;
 
@@ -10,7 +13,10 @@ use super::{
 };
 use crate::{
     host::Host,
-    model::{paths::STATE, secret::Secret},
+    model::{
+        paths::STATE,
+        secret::{Secret, Secrets},
+    },
 };
 
 /// The journal, opened for a run. Clones share it.
@@ -18,6 +24,7 @@ use crate::{
 pub struct Journal {
     host: Host,
     run: String,
+    secrets: Secrets,
     state: Arc<Mutex<State>>,
 }
 
@@ -38,12 +45,17 @@ impl Journal {
         parse(&path, &content)
     }
 
-    /// Opens it for a run; the first record makes it, not this. A torn last line is cut off, so that the next record begins on a line
-    /// of its own; the history says that there was one.
+    /// Opens it for a run, which hides these secrets; the first record makes the file, not this. A
+    /// torn last line is cut off, so that the next record begins on a line of its own; the history
+    /// says that there was one.
     ///
     /// # Errors
     /// See [`JournalError`].
-    pub fn open(host: &Host, run: &str) -> Result<(Self, History), JournalError> {
+    pub fn open(
+        host: &Host,
+        run: &str,
+        secrets: &Secrets,
+    ) -> Result<(Self, History), JournalError> {
         let path = path();
         let content = host.files.read(&path)?.unwrap_or_default();
         let history = parse(&path, &content)?;
@@ -54,6 +66,7 @@ impl Journal {
         let journal = Self {
             host: host.clone(),
             run: run.to_owned(),
+            secrets: secrets.clone(),
             state: Arc::new(Mutex::new(State {
                 lines: history.lines.clone(),
                 unended: !whole.is_empty() && !whole.ends_with(b"\n"),
@@ -75,7 +88,15 @@ impl Journal {
             run: self.run.clone(),
             record,
         };
-        let mut text = serde_json::to_string(&line).map_err(JournalError::Encode)?;
+        let text = serde_json::to_string(&line).map_err(JournalError::Encode)?;
+        let mut text = match self.secrets.hide(&text) {
+            Cow::Borrowed(_) => text,
+            Cow::Owned(hidden) => {
+                // A line that nobody can read would end every later run.
+                serde_json::from_str::<Line>(&hidden).map_err(JournalError::Encode)?;
+                hidden
+            }
+        };
         text.push('\n');
         if state.unended {
             text.insert(0, '\n');
@@ -102,9 +123,8 @@ impl Journal {
     /// # Errors
     /// See [`JournalError`].
     pub fn write_receipt(&self) -> Result<(), JournalError> {
-        let mut text =
-            serde_json::to_string_pretty(&self.receipt()).map_err(JournalError::Encode)?;
-        text.push('\n');
+        let text = serde_json::to_string_pretty(&self.receipt()).map_err(JournalError::Encode)?;
+        let text = self.secrets.hide(&text).into_owned() + "\n";
         self.host
             .files
             .write(&receipt_path(), text.as_bytes(), 0o600)?;

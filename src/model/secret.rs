@@ -1,6 +1,49 @@
-//! A value that never prints.
+//! Secrets: a value that never prints, and the one place that hides secrets in everything that
+//! leaves the process.
+//!
+//! Every sink (journal, events, recordings, standard output and error, the log) takes the
+//! [`Secrets`] of the run, or writes through [`Hiding`].
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use serde::{Deserialize, Serializer};
+
+/// What stands in the place of a secret.
+const HIDDEN: &str = "***";
+
+/// Shorter values are not searched for: they occur in words and paths that are no secrets, and a
+/// journal without them could not be undone.
+const SHORTEST: usize = 6;
+
+/// Names whose value is a secret, in whatever syntax the value follows.
+pub const NAMES: [&str; 14] = [
+    "password",
+    "passwd",
+    "passphrase",
+    "token",
+    "secret",
+    "secret_key",
+    "secret-key",
+    "api_key",
+    "api-key",
+    "apikey",
+    "private-key",
+    "certificate-key",
+    "credential",
+    "credentials",
+];
+
+/// Whether the value of a key with this name is a secret: `token`, `join-token`.
+#[must_use]
+pub fn is_secret_name(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    NAMES.iter().any(|secret| {
+        name.strip_suffix(secret)
+            .is_some_and(|before| before.is_empty() || before.ends_with(['-', '_']))
+    })
+}
 
 /// A secret: readable on purpose through [`Secret::expose`], never through `Debug`, `Display` or
 /// serialisation (it has none of the last two).
@@ -15,8 +58,8 @@ impl Secret {
         Self(value.into())
     }
 
-    /// The value itself; the caller must hand it to a child's stdin or environment, a
-    /// connection, or a 0600 file, nowhere else.
+    /// The value itself. The caller may hand it to a child's stdin or environment, a connection,
+    /// or a file with mode 0600, and to nothing else.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -37,5 +80,271 @@ pub fn hidden<S: Serializer>(secret: &Option<Secret>, to: S) -> Result<S::Ok, S:
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("[secret]")
+    }
+}
+
+/// The secrets that a run knows. Clones share them, so that a sink that was opened before the
+/// configuration was read hides what the configuration brought.
+#[derive(Clone, Default)]
+pub struct Secrets(Arc<RwLock<Vec<String>>>);
+
+impl Secrets {
+    /// From now on this value is hidden, and each of its lines. Of an address with a login only
+    /// the login is secret.
+    pub fn learn(&self, secret: &Secret) {
+        let value = secret.expose();
+        let value = login_of(value).unwrap_or(value);
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        for line in value.lines().map(str::trim) {
+            // JSON writes quotes, backslashes and control characters in another way.
+            let json = serde_json::Value::from(line).to_string();
+            for form in [line, json.trim_matches('"')] {
+                if form.len() >= SHORTEST && !known.iter().any(|other| other == form) {
+                    known.push(form.to_owned());
+                }
+            }
+        }
+        // A secret may contain another one.
+        known.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    }
+
+    /// Whether a secret of this run stands in the text.
+    #[must_use]
+    pub fn are_in(&self, text: &str) -> bool {
+        self.known().iter().any(|secret| text.contains(secret))
+    }
+
+    /// The text without the secrets of this run, and without the login of any address in it. Plain
+    /// text and JSON both work.
+    #[must_use]
+    pub fn hide<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let mut shown = Cow::Borrowed(text);
+        for secret in self.known().iter() {
+            if shown.contains(secret) {
+                shown = shown.replace(secret, HIDDEN).into();
+            }
+        }
+        match without_logins(&shown) {
+            Cow::Borrowed(_) => shown,
+            Cow::Owned(hidden) => hidden.into(),
+        }
+    }
+
+    fn known(&self) -> RwLockReadGuard<'_, Vec<String>> {
+        // The list is whole between two of its changes.
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "[{} secrets]", self.known().len())
+    }
+}
+
+/// The text with `***` in the place of the user and password of every address in it.
+#[must_use]
+pub fn without_logins(text: &str) -> Cow<'_, str> {
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (scheme, address) = rest.split_at(at + "://".len());
+        shown.push_str(scheme);
+        let login = login_before_host(address).map_or(0, str::len);
+        if login > 0 {
+            shown.push_str(HIDDEN);
+        }
+        rest = &address[login..];
+    }
+    if shown.is_empty() {
+        return text.into();
+    }
+    shown.push_str(rest);
+    if shown == text {
+        text.into()
+    } else {
+        shown.into()
+    }
+}
+
+/// Whether an address in the text holds a user or password.
+#[must_use]
+pub fn has_login(text: &str) -> bool {
+    logins(text).next().is_some()
+}
+
+/// The user, perhaps with a password, of each address in the text.
+pub fn logins(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices("://")
+        .filter_map(|(at, mark)| login_before_host(&text[at + mark.len()..]))
+}
+
+/// The login of what comes after `://`. The authority ends where a path begins, or the address
+/// itself in text around it.
+fn login_before_host(address: &str) -> Option<&str> {
+    let end = address
+        .find(|c: char| c.is_whitespace() || "/\"'`\\".contains(c))
+        .unwrap_or(address.len());
+    let at = address[..end].rfind('@')?;
+    Some(&address[..at])
+}
+
+/// The login of a value that is an address as a whole: a password may contain a slash.
+fn login_of(value: &str) -> Option<&str> {
+    let (scheme, address) = value.split_once("://")?;
+    let is_scheme = scheme
+        .chars()
+        .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    let at = address.rfind('@')?;
+    (is_scheme && !value.contains(char::is_whitespace)).then(|| &address[..at])
+}
+
+/// A writer that hides the secrets of a run. It passes on whole lines, so that a secret which is
+/// written in pieces is found; [`Write::flush`] and dropping it pass on the rest.
+pub struct Hiding<W: Write> {
+    to: W,
+    secrets: Secrets,
+    line: Vec<u8>,
+}
+
+impl<W: Write> Hiding<W> {
+    /// Hides these secrets in all that goes to the writer.
+    pub fn new(to: W, secrets: &Secrets) -> Self {
+        Self {
+            to,
+            secrets: secrets.clone(),
+            line: Vec::new(),
+        }
+    }
+
+    fn pass_on(&mut self, lines: &[u8]) -> io::Result<()> {
+        let text = String::from_utf8_lossy(lines);
+        match self.secrets.hide(&text) {
+            Cow::Borrowed(_) => self.to.write_all(lines),
+            Cow::Owned(hidden) => self.to.write_all(hidden.as_bytes()),
+        }
+    }
+}
+
+impl<W: Write> Write for Hiding<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.line.extend_from_slice(bytes);
+        if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
+            let rest = self.line.split_off(self.line.len() - bytes.len() + end + 1);
+            let lines = std::mem::replace(&mut self.line, rest);
+            self.pass_on(&lines)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let rest = std::mem::take(&mut self.line);
+        if !rest.is_empty() {
+            self.pass_on(&rest)?;
+        }
+        self.to.flush()
+    }
+}
+
+impl<W: Write> Drop for Hiding<W> {
+    fn drop(&mut self) {
+        // There is nobody to tell if the rest cannot be written.
+        let _ = self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn knows(values: &[&str]) -> Secrets {
+        let secrets = Secrets::default();
+        for value in values {
+            secrets.learn(&Secret::new(*value));
+        }
+        secrets
+    }
+
+    #[test]
+    fn logins_of_addresses_are_hidden_without_being_known() {
+        for (text, shown) in [
+            ("http://joe:s3cret@proxy:3128/x", "http://***@proxy:3128/x"),
+            ("http://proxy:3128", "http://proxy:3128"),
+            ("http://a@b@proxy", "http://***@proxy"),
+            (
+                "E: http://joe:s3cret@proxy:3128 said no",
+                "E: http://***@proxy:3128 said no",
+            ),
+            ("http://a/ then ssh://b@c", "http://a/ then ssh://***@c"),
+            ("{\"x\":\"http://a\\nb@c\"}", "{\"x\":\"http://a\\nb@c\"}"),
+        ] {
+            assert_eq!(without_logins(text), shown);
+            assert_eq!(has_login(text), text != shown, "{text}");
+        }
+        for (text, holds) in [
+            ("packages.proxy=http://joe:s3cret@proxy:3128", true),
+            ("packages={proxy=\"http://joe@proxy\"}", true),
+            ("packages.proxy=http://proxy:3128/a@b", false),
+            ("node.label=joe@example.com", false),
+        ] {
+            assert_eq!(has_login(text), holds, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_known_is_hidden_in_text_and_in_json() {
+        let secrets = knows(&["abcdef.0123", "quo\"ted\\one", "abcdef.0123456", "short"]);
+        assert_eq!(secrets.hide("join abcdef.0123456!"), "join ***!");
+        let json = serde_json::to_string("a quo\"ted\\one").unwrap();
+        assert_eq!(secrets.hide(&json), "\"a ***\"");
+        assert!(matches!(
+            secrets.hide("a short word"),
+            Cow::Borrowed("a short word")
+        ));
+        assert!(secrets.are_in("abcdef.0123") && !secrets.are_in("abcdef"));
+        assert!(!format!("{secrets:?}").contains("abcdef"));
+    }
+
+    #[test]
+    fn of_an_address_only_the_login_is_secret_and_of_a_key_every_line() {
+        let secrets = knows(&["http://joe:pa/ss@proxy:3128", "-----BEGIN\nMIIabc\n"]);
+        assert_eq!(
+            secrets.hide("http://joe:pa/ss@proxy:3128 at proxy:3128: MIIabc"),
+            "http://***@proxy:3128 at proxy:3128: ***"
+        );
+        assert_eq!(
+            knows(&["http://proxy:3128"]).hide("proxy:3128"),
+            "proxy:3128"
+        );
+    }
+
+    #[test]
+    fn names_of_secrets() {
+        for name in [
+            "token",
+            "join-token",
+            "K3S_TOKEN",
+            "password",
+            "credentials",
+        ] {
+            assert!(is_secret_name(name), "{name}");
+        }
+        for name in ["token-file", "key-url", "proxy", "tokens", "pretoken"] {
+            assert!(!is_secret_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_secret_in_pieces_is_hidden_and_the_last_line_is_not_lost() {
+        let secrets = Secrets::default();
+        let mut text = Vec::new();
+        let mut to = Hiding::new(&mut text, &secrets);
+        // Learned after the sink was opened.
+        secrets.learn(&Secret::new("abcdef.0123"));
+        for piece in ["one abc", "def.0123\ntwo ", "\u{e9} abcdef", ".0123"] {
+            to.write_all(piece.as_bytes()).unwrap();
+        }
+        drop(to);
+        assert_eq!(String::from_utf8(text).unwrap(), "one ***\ntwo \u{e9} ***");
     }
 }

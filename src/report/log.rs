@@ -17,6 +17,8 @@ use indicatif::MultiProgress;
 use tracing::{Subscriber, level_filters::LevelFilter, subscriber};
 use tracing_subscriber::{EnvFilter, filter::ParseError};
 
+use crate::model::secret::Hiding;
+
 /// The environment variable with the filter, as `debug` or `gpu_bootstrap::host=trace,warn`.
 pub const VARIABLE: &str = "GPU_BOOTSTRAP_LOG";
 
@@ -67,7 +69,7 @@ impl Log {
     pub fn start(
         filter: Option<&str>,
         drawn: Drawn,
-        out: Box<dyn Write + Send>,
+        out: Hiding<Box<dyn Write + Send>>,
     ) -> io::Result<(Self, Option<ParseError>)> {
         let (to, from) = sync_channel(WAITING);
         thread::Builder::new()
@@ -103,7 +105,7 @@ fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option
     (subscriber, wrong)
 }
 
-fn write_all(from: &Receiver<Word>, drawn: &Drawn, mut out: Box<dyn Write + Send>) {
+fn write_all(from: &Receiver<Word>, drawn: &Drawn, mut out: impl Write) {
     while let Ok(word) = from.recv() {
         match word {
             // If standard error is closed, there is no other place for the message.

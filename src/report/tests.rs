@@ -7,7 +7,11 @@ use crate::{
     error::Report,
     event::{Envelope, Event, Outcome, SCHEMA, StepTitle, Subscriber, Summary},
     exit::Exit,
-    model::id::Id,
+    journal::JournalError,
+    model::{
+        id::Id,
+        secret::{Hiding, Secret, Secrets},
+    },
     steps::fixtures,
 };
 
@@ -397,4 +401,43 @@ fn the_terminal_view_takes_every_event() {
     for envelope in events() {
         view.event(&envelope).unwrap();
     }
+}
+
+#[test]
+fn nothing_is_written_with_a_secret_in_it() {
+    const TOKEN: &str = "abcdef.0123456789";
+    let secrets = Secrets::default();
+    secrets.learn(&Secret::new(TOKEN));
+    let mut plan = planned();
+    plan.notes = vec![format!("joined with {TOKEN}")];
+    for step in &mut plan.steps {
+        step.why = format!("no node took {TOKEN}");
+        step.hint = Some(format!("ask for another one than {TOKEN}"));
+        step.causes = vec![format!("http://joe:{TOKEN}@proxy")];
+        for change in &mut step.changes {
+            change.diff = Some(format!("+token {TOKEN}\n"));
+        }
+    }
+    let mut text = Vec::new();
+    let mut to = Hiding::new(&mut text, &secrets);
+    serde_json::to_writer_pretty(&mut to, &document::run(&plan, None)).unwrap();
+    human::plan(&mut to, &plan, Style::default()).unwrap();
+    human::troubles(&mut to, &plan, Style::new(true)).unwrap();
+    let damaged = JournalError::Garbage {
+        path: "/x".into(),
+        line: 1,
+        why: format!("not {TOKEN}"),
+    };
+    error::write(&mut to, &damaged).unwrap();
+    drop(to);
+    let text = String::from_utf8(text).unwrap();
+    for shown in [
+        "no node took ***",
+        "+token ***",
+        "record: not ***",
+        "joined with ***",
+    ] {
+        assert!(text.contains(shown), "{shown}: {text}");
+    }
+    assert!(!text.contains(TOKEN), "{text}");
 }

@@ -15,6 +15,7 @@ use gpu_bootstrap::{
         Cmd, ExecError, Host, Output,
         fake::{self, FakeFiles, Fakes, Mutation, Snapshot, ok},
     },
+    model::secret::{Hiding, Secrets},
     tools::openpgp,
 };
 
@@ -131,12 +132,14 @@ impl Machine {
         let (mut talk, more) = (err.clone(), err.clone());
         let host = self.host();
         let proxied = host.http.clone();
+        let secrets = Secrets::default();
         let mut world = World {
             host,
             root: !self.about.unprivileged,
             vars: std::collections::BTreeMap::new(),
-            out: &mut out,
-            err: &mut talk,
+            out: Hiding::new(&mut out, &secrets),
+            err: Hiding::new(&mut talk, &secrets),
+            secrets,
             out_terminal: false,
             err_terminal: false,
             exe: EXE.into(),
@@ -154,6 +157,7 @@ impl Machine {
             .build()
             .expect("a runtime");
         let exit = runtime.block_on(cli::run(line, &mut world)).code();
+        drop(world);
         Ran {
             exit,
             out: String::from_utf8(out).expect("text"),

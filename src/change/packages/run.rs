@@ -7,9 +7,8 @@ use camino::Utf8Path;
 
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink},
-    config::values::without_secret,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
-    model::secret::Secret,
+    model::secret::without_logins,
     tools::{
         dkms,
         packages::{Action, Fault},
@@ -277,7 +276,7 @@ impl Applier {
 
     /// Words of a package manager without the proxy's password.
     pub(super) fn fit_to_tell<'t>(&self, words: &'t str) -> Cow<'t, str> {
-        without_secret(words, self.policy.proxy.as_ref().map_or("", Secret::expose))
+        without_logins(words)
     }
 
     /// The end of a log, with its name.

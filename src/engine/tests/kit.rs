@@ -26,7 +26,10 @@ use crate::{
         Host, Reader,
         fake::{self, Fakes},
     },
-    model::id::{Id, StepId},
+    model::{
+        id::{Id, StepId},
+        secret::Secrets,
+    },
     step::{Assessment, Cx, Step, StepError},
     steps::fixtures,
 };
@@ -422,6 +425,7 @@ pub struct Rig {
     pub fakes: Fakes,
     pub verbs: Arc<FileVerbs>,
     pub cancel: Cancel,
+    pub secrets: Secrets,
     pub options: Options,
     pub image: bool,
     pub steps: Vec<Small>,
@@ -448,6 +452,7 @@ impl Rig {
             }),
             fakes,
             cancel: Cancel::new(),
+            secrets: Secrets::default(),
             options: Options {
                 version: "0.0.0".to_owned(),
                 exe: "/usr/local/bin/gpu-bootstrap".into(),
@@ -489,7 +494,8 @@ impl Rig {
     pub fn tools(&self, run: &str) -> (Tools, events::Reporter) {
         let host = self.fakes.host();
         let memory: Box<dyn Subscriber> = Box::new(Memory(Arc::clone(&self.events)));
-        let (events, reporter) = events::start(run, host.clock.clone(), vec![memory]).unwrap();
+        let (events, reporter) =
+            events::start(run, host.clock.clone(), &self.secrets, vec![memory]).unwrap();
         let tools = Tools {
             host,
             verbs: self.verbs.clone(),

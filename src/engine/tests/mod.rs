@@ -6,6 +6,7 @@ mod journal;
 mod kit;
 mod random;
 mod reboot;
+mod secrets;
 mod stream;
 mod survey;
 mod undo;

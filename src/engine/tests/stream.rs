@@ -13,6 +13,7 @@ use crate::{
     engine::{RunFile, events, status},
     event::{Envelope, Event, Subscriber},
     host::fake,
+    model::secret::Secrets,
 };
 
 #[tokio::test]
@@ -105,6 +106,7 @@ fn a_broken_subscriber_is_dropped_and_the_others_are_told() {
     let (stream, reporter) = events::start(
         "r",
         host.clock,
+        &Secrets::default(),
         vec![
             Box::new(Breaks("a pipe")),
             Box::new(Breaks("a panic")),
@@ -141,7 +143,8 @@ fn only_output_and_progress_are_dropped_for_a_slow_subscriber() {
     let kept = Arc::new(Mutex::new(Vec::new()));
     let go = Arc::new(AtomicBool::new(false));
     let slow = Slow(Arc::clone(&go), Keeps(Arc::clone(&kept)));
-    let (stream, reporter) = events::start("r", host.clock, vec![Box::new(slow)]).unwrap();
+    let (stream, reporter) =
+        events::start("r", host.clock, &Secrets::default(), vec![Box::new(slow)]).unwrap();
     for at in 0..5000 {
         stream.emit(output(at));
         stream.emit(Event::Progress {
@@ -211,8 +214,13 @@ async fn another_process_sees_a_run_and_knows_when_it_is_dead() {
 async fn the_file_goes_with_the_run() {
     let (host, _) = fake::host();
     let view = RunFile::new(host.files.clone(), "x".to_owned());
-    let (stream, reporter) =
-        events::start("r-1", host.clock.clone(), vec![Box::new(view)]).unwrap();
+    let (stream, reporter) = events::start(
+        "r-1",
+        host.clock.clone(),
+        &Secrets::default(),
+        vec![Box::new(view)],
+    )
+    .unwrap();
     stream.emit(Event::RunStarted {
         version: "1".to_owned(),
         mode: "install".to_owned(),

@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::RealFiles;
 use crate::host::digest::hex;
 use crate::host::{Clock, Files, Http, HttpError, chain};
-use crate::model::secret::Secret;
+use crate::model::secret::{Secret, without_logins};
 
 /// Attempts beyond the first.
 const RETRIES: usize = 4;
@@ -358,19 +358,9 @@ fn passing(error: &HttpError) -> bool {
     }
 }
 
-/// The address without a password: errors are printed and kept.
+/// The address as errors show it.
 fn shown(url: &str) -> String {
-    match Url::parse(url) {
-        Ok(mut parsed) if parsed.has_authority() => {
-            let hidden = parsed.set_username("").and(parsed.set_password(None));
-            if hidden.is_ok() {
-                parsed.to_string()
-            } else {
-                "[address]".to_owned()
-            }
-        }
-        _ => url.to_owned(),
-    }
+    without_logins(url).into_owned()
 }
 
 fn transport(url: &str, why: String) -> HttpError {

@@ -17,14 +17,19 @@ use crate::host::real::RealFiles;
 use crate::host::{
     Cmd, Exec, ExecError, Files, FilesError, Gpu, Host, Kind, Nvml, Output, ReadFiles, Stat,
 };
+use crate::model::secret::Secrets;
 
 /// A larger file is left out: no fixture needs it.
 const LARGEST: usize = 32 << 20;
+
+/// Why a content with a secret of the run is left out.
+const SECRET: &str = "it holds a secret of the configuration";
 
 /// What was seen so far; [`Recording::finish`] writes it.
 #[derive(Clone)]
 pub struct Recording {
     folder: Utf8PathBuf,
+    secrets: Secrets,
     state: Arc<Mutex<State>>,
 }
 
@@ -41,7 +46,11 @@ struct State {
 ///
 /// # Errors
 /// When the folder is not empty, or cannot be made.
-pub fn record(host: &Host, folder: &Utf8Path) -> Result<(Host, Recording), RecordError> {
+pub fn record(
+    host: &Host,
+    folder: &Utf8Path,
+    secrets: &Secrets,
+) -> Result<(Host, Recording), RecordError> {
     RealFiles.create_folder(folder, 0o700)?;
     if !RealFiles.list(folder)?.is_empty() {
         return Err(RecordError::NotEmpty {
@@ -56,6 +65,7 @@ pub fn record(host: &Host, folder: &Utf8Path) -> Result<(Host, Recording), Recor
     };
     let recording = Recording {
         folder: folder.to_owned(),
+        secrets: secrets.clone(),
         state: Arc::new(Mutex::new(State {
             manifest,
             ..State::default()
@@ -87,7 +97,8 @@ impl Recording {
     /// # Errors
     /// When the folder cannot be written.
     pub fn finish(&self) -> Result<(), RecordError> {
-        let state = self.state();
+        let mut state = self.state();
+        self.leave_out_secrets(&mut state);
         let files = self.folder.join(FILES);
         RealFiles.create_folder(&files, 0o755)?;
         for path in &state.folders {
@@ -109,8 +120,27 @@ impl Recording {
                 source,
             }
         })?;
-        RealFiles.write(&path, (text + "\n").as_bytes(), 0o600)?;
+        let text = self.secrets.hide(&text).into_owned() + "\n";
+        RealFiles.write(&path, text.as_bytes(), 0o600)?;
         Ok(())
+    }
+
+    /// What the run learned to be a secret may have been read before that.
+    fn leave_out_secrets(&self, state: &mut State) {
+        let State {
+            manifest, contents, ..
+        } = state;
+        contents.retain(|path, content| {
+            let keep = !self.secrets.are_in(&String::from_utf8_lossy(content));
+            if !keep {
+                for answer in manifest.reads.values_mut() {
+                    if matches!(answer, Answer::Is(Content::At(at)) if at == path) {
+                        *answer = Answer::Is(Content::LeftOut(SECRET.to_owned()));
+                    }
+                }
+            }
+            keep
+        });
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

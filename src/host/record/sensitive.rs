@@ -3,24 +3,14 @@
 
 use camino::Utf8Path;
 
+use crate::model::secret::{NAMES, logins};
+
 /// Texts that only a secret contains.
 const MARKS: [&str; 4] = [
     "private key-----",
     "age-secret-key-",
     "client-key-data",
     "certificate-key",
-];
-
-/// Names whose value is a secret, in whatever syntax the value follows.
-const NAMES: [&str; 8] = [
-    "password",
-    "passwd",
-    "passphrase",
-    "token",
-    "secret",
-    "secret_key",
-    "api_key",
-    "apikey",
 ];
 
 /// Why a file is left out for its path, if it is.
@@ -60,7 +50,7 @@ pub(super) fn content(content: &[u8]) -> Option<&'static str> {
     if MARKS.iter().any(|mark| text.contains(mark)) {
         return Some("it holds a private key");
     }
-    if has_user_in_address(&text) {
+    if logins(&text).any(|login| login.contains(':')) {
         return Some("it holds an address with a password");
     }
     if NAMES.iter().any(|name| {
@@ -103,19 +93,6 @@ fn has_value(rest: &str) -> bool {
         word.as_str(),
         "" | "null" | "none" | "{" | "[" | "[]" | "true" | "false"
     )
-}
-
-/// Whether there is a `scheme://user:password@host`.
-fn has_user_in_address(text: &str) -> bool {
-    text.match_indices("://").any(|(at, mark)| {
-        let authority = text[at + mark.len()..]
-            .split(['/', ' ', '\n', '"', '\'', '\t'])
-            .next()
-            .unwrap_or_default();
-        authority
-            .split_once('@')
-            .is_some_and(|(user, _)| user.contains(':'))
-    })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use nix::errno::Errno;
 use super::{RecordError, record, replay};
 use crate::host::fake::{self, Damage, Fakes, failed, ok};
 use crate::host::{Cmd, Host, Nvml, ReadFiles, chain, rooted};
+use crate::model::secret::{Secret, Secrets};
 
 fn machine() -> (Host, Fakes) {
     let (host, fakes) = fake::host();
@@ -78,7 +79,7 @@ fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
 async fn a_replay_answers_as_the_machine_did() {
     let (_keep, folder) = folder();
     let (host, fakes) = machine();
-    let (recorded, recording) = record(&host, &folder).unwrap();
+    let (recorded, recording) = record(&host, &folder, &Secrets::default()).unwrap();
     let seen = look(&recorded).await;
     assert_eq!(seen, look(&host).await);
     // What changes after it was seen does not change the recording.
@@ -101,7 +102,7 @@ async fn a_replay_answers_as_the_machine_did() {
 async fn secrets_stay_on_the_machine() {
     let (_keep, folder) = folder();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &folder).unwrap();
+    let (recorded, recording) = record(&host, &folder, &Secrets::default()).unwrap();
     let shadow = Utf8Path::new("/etc/shadow");
     let join = Utf8Path::new("/etc/join.toml");
     let tokens = Cmd::new("kubectl", ["get", "token"]);
@@ -137,7 +138,7 @@ async fn secrets_stay_on_the_machine() {
 async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
     let (_keep, folder) = folder();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &folder).unwrap();
+    let (recorded, recording) = record(&host, &folder, &Secrets::default()).unwrap();
     recorded.files.list("/etc".into()).unwrap();
     recorded.files.stat("/opt".into()).unwrap();
     recording.finish().unwrap();
@@ -164,10 +165,10 @@ async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
 fn a_recording_overwrites_nothing_and_knows_its_version() {
     let (keep, folder) = folder();
     let (host, _fakes) = machine();
-    let (_, recording) = record(&host, &folder).unwrap();
+    let (_, recording) = record(&host, &folder, &Secrets::default()).unwrap();
     recording.finish().unwrap();
     assert!(matches!(
-        record(&host, &folder),
+        record(&host, &folder, &Secrets::default()),
         Err(RecordError::NotEmpty { .. })
     ));
     let manifest = folder.join("manifest.json");
@@ -179,4 +180,27 @@ fn a_recording_overwrites_nothing_and_knows_its_version() {
     ));
     let empty = Utf8Path::from_path(keep.path()).unwrap();
     assert!(matches!(replay(empty), Err(RecordError::Missing { .. })));
+}
+
+#[tokio::test]
+async fn a_secret_of_the_run_is_left_out_also_if_it_was_learned_after_it_was_read() {
+    const TOKEN: &str = "abcdef-0123456789";
+    let (_keep, folder) = folder();
+    let (host, fakes) = machine();
+    let said = format!("joined with {TOKEN}");
+    fakes.files.put("/etc/said", said.clone());
+    fakes.exec.on("uname", move |_, _| ok(&said));
+    let secrets = Secrets::default();
+    let (recorded, recording) = record(&host, &folder, &secrets).unwrap();
+    let path = Utf8Path::new("/etc/said");
+    assert!(recorded.files.read(path).unwrap().is_some());
+    let uname = Cmd::new("uname", ["-r", TOKEN]);
+    assert!(recorded.exec.run(&uname, &mut |_, _| {}).await.is_ok());
+    secrets.learn(&Secret::new(TOKEN));
+    recording.finish().unwrap();
+
+    let manifest = std::fs::read_to_string(folder.join("manifest.json")).unwrap();
+    assert!(manifest.contains("joined with ***") && !manifest.contains(TOKEN));
+    let error = chain(&replay(&folder).unwrap().files.read(path).unwrap_err());
+    assert!(error.contains("a secret of the configuration"), "{error}");
 }
