@@ -25,7 +25,7 @@ pub fn gather(host: Reader<'_>, catalog: Option<&dyn DeviceCatalog>, scope: Scop
     let init = machine::init(reader);
     let boot_id = machine::boot_id(reader);
     let instance_id = machine::instance_id(reader, &cloud_init);
-    let memory_bytes = machine::memory(reader);
+    let memory_bytes = machine::memory(reader, host.system());
     let disks = machine::disks(reader);
     let bus = pci::gather(reader, catalog);
     Facts {

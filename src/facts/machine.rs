@@ -8,6 +8,10 @@ use crate::facts::{
     detection::table,
     reader::FactReader,
 };
+use crate::{
+    error::one_line,
+    host::system::{MemoryError, System},
+};
 
 /// Where the work needs room: the packages and their archives, the kernels, the container images.
 const PATHS: [&str; 7] = [
@@ -114,13 +118,14 @@ pub(super) fn instance_id(reader: &mut FactReader<'_>, init: &CloudInit) -> Opti
 }
 
 /// Total memory in bytes.
-pub(super) fn memory(reader: &mut FactReader<'_>) -> Option<u64> {
-    let text = reader.required("memory-bytes", "/proc/meminfo")?;
-    let total = parse_memory(&text);
-    if total.is_none() {
-        reader.unknown("memory-bytes", "`/proc/meminfo` has no `MemTotal`");
-    }
-    total
+pub(super) fn memory(reader: &mut FactReader<'_>, system: &dyn System) -> Option<u64> {
+    let why = match system.memory_bytes() {
+        Ok(bytes) => return Some(bytes),
+        Err(error @ MemoryError::Files(_)) => format!("failed to {}", one_line(&error)),
+        Err(error) => error.to_string(),
+    };
+    reader.unknown("memory-bytes", why);
+    None
 }
 
 /// The filesystems of [`PATHS`]: the root, and each path that is a filesystem of its own.
@@ -197,15 +202,6 @@ fn is_unique(uuid: &str) -> bool {
     digits.len() == 32
         && !digits.iter().all(|digit| *digit == b'0')
         && !digits.iter().all(|digit| digit.eq_ignore_ascii_case(&b'f'))
-}
-
-/// `MemTotal:       65843200 kB`, where kB are KiB.
-fn parse_memory(meminfo: &str) -> Option<u64> {
-    let value = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 /// The mount point is the fifth field of a line, says proc_pid_mountinfo(5).
@@ -289,22 +285,6 @@ mod tests {
     }
 
     #[test]
-    fn memory_in_bytes() {
-        assert_eq!(
-            parse_memory("MemTotal:       65843200 kB\nMemFree: 1 kB\n"),
-            Some(67_423_436_800)
-        );
-        for text in [
-            "",
-            "MemTotal:",
-            "MemTotal: x kB",
-            "MemTotal: 18446744073709551615 kB",
-        ] {
-            assert_eq!(parse_memory(text), None, "{text}");
-        }
-    }
-
-    #[test]
     fn disks_are_counted_once() {
         let (host, fakes) = fake::host();
         let room = |total| Room {
@@ -330,8 +310,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_without_panic(text in "(MemTotal:|kB|flags|:|\n|.)*") {
-            let _ = parse_memory(&text);
+        fn any_text_is_read_without_panic(text in "(flags|:|\n|.)*") {
             let _ = hypervisor_flag(&text);
             let _ = is_mounted(&text, &text);
             let _ = is_unique(&text);

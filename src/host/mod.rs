@@ -1,4 +1,4 @@
-//! The machine, as five narrow capabilities. A new tool never adds a method here: what is known
+//! The machine, as six narrow capabilities. A new tool never adds a method here: what is known
 //! about a tool lives in `tools`, and asks `Exec` to run it.
 
 pub mod clock;
@@ -13,6 +13,7 @@ pub mod read_only;
 pub mod real;
 pub mod record;
 pub mod rooted;
+pub mod system;
 
 use std::sync::Arc;
 
@@ -21,8 +22,9 @@ pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
 pub use gpu::{Gpu, Nvml, NvmlDevice, NvmlView};
 pub use http::{Http, HttpError};
+pub use system::System;
 
-/// The five capabilities through which everything outside this process is reached.
+/// The six capabilities through which everything outside this process is reached.
 #[derive(Clone)]
 pub struct Host {
     /// Files: read, write atomically, remove, list, stat.
@@ -33,6 +35,8 @@ pub struct Host {
     pub http: Arc<dyn Http>,
     /// NVML, asked in a child process with a deadline.
     pub gpu: Arc<dyn Gpu>,
+    /// Memory and processes.
+    pub system: Arc<dyn System>,
     /// Time.
     pub clock: Arc<dyn Clock>,
 }
@@ -63,6 +67,12 @@ impl<'h> Reader<'h> {
     /// see [`Output::success`].
     pub async fn query(&self, query: &Query) -> Result<Output, ExecError> {
         self.0.exec.run(query.cmd(), &mut |_, _| {}).await
+    }
+
+    /// Memory and processes.
+    #[must_use]
+    pub fn system(&self) -> &'h dyn System {
+        &*self.0.system
     }
 
     /// The time now.

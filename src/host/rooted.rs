@@ -16,6 +16,7 @@ use super::files::Room;
 use super::os::{self, absent, failed, present};
 use super::read_only::{ReadOnly, Refusing};
 use super::real::RealClock;
+use super::system::ProcFiles;
 use super::{FilesError, Host, ReadFiles, Stat};
 
 /// Why a tree offers nothing but its files.
@@ -38,11 +39,13 @@ pub struct RootedFiles {
 /// When the folder cannot be opened.
 pub fn host(folder: &Utf8Path) -> Result<Host, FilesError> {
     let refusing = Refusing { why: WHY };
+    let files = Arc::new(ReadOnly::new(RootedFiles::open(folder)?, WHY));
     Ok(Host {
-        files: Arc::new(ReadOnly::new(RootedFiles::open(folder)?, WHY)),
+        files: files.clone(),
         exec: Arc::new(refusing),
         http: Arc::new(refusing),
         gpu: Arc::new(refusing),
+        system: Arc::new(ProcFiles(files)),
         clock: Arc::new(RealClock::default()),
     })
 }

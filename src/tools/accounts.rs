@@ -73,18 +73,6 @@ pub fn groups(text: &str) -> Vec<Group> {
         .collect()
 }
 
-/// The real user of a process, from `/proc/PID/status`.
-#[must_use]
-pub fn uid_of_process(status: &str) -> Option<u32> {
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("Uid:"))?
-        .split_whitespace()
-        .next()?
-        .parse()
-        .ok()
-}
-
 /// Removes a user, not its home.
 #[must_use]
 pub fn remove_user(name: &str) -> Cmd {
@@ -112,9 +100,5 @@ mod tests {
         let groups = groups("docker:x:113:bob,eve\nnvpd:x:112:\n");
         assert_eq!(groups[0].members, ["bob", "eve"]);
         assert!(groups[1].members.is_empty());
-        assert_eq!(
-            uid_of_process("Name:\tdockerd\nUid:\t105\t0\t0\t0\n"),
-            Some(105)
-        );
     }
 }

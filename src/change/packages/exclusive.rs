@@ -98,7 +98,9 @@ impl Applier {
     }
 
     async fn in_the_way(&self) -> Result<Option<Holder>, ChangeError> {
-        if let Some(holder) = locks::holder(&*self.host.files, self.backend.locks())? {
+        if let Some(holder) =
+            locks::holder(&*self.host.files, &*self.host.system, self.backend.locks())?
+        {
             let who = match &holder.command {
                 Some(command) if !command.is_empty() => format!("{holder}, `{command}`,"),
                 _ => holder.to_string(),

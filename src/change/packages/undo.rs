@@ -390,15 +390,10 @@ impl Applier {
             })
         };
         let own = namespace("self")?;
-        for name in files.list("/proc".into())? {
-            if !name.bytes().all(|byte| byte.is_ascii_digit()) {
-                continue;
-            }
-            let path = Utf8PathBuf::from(format!("/proc/{name}/status"));
-            let status = files.read(&path)?.unwrap_or_default();
-            if accounts::uid_of_process(&String::from_utf8_lossy(&status)) == Some(uid) {
+        for process in self.host.system.processes()? {
+            if process.uid == Some(uid) {
                 // The same number in a container is somebody else.
-                let theirs = namespace(&name)?;
+                let theirs = namespace(&process.pid.to_string())?;
                 if own.is_none() || theirs.is_none() || theirs == own {
                     return Ok(true);
                 }

@@ -23,6 +23,7 @@ pub use http::FakeHttp;
 pub use snapshot::{Snapshot, diff};
 
 use super::Host;
+use super::system::ProcFiles;
 
 /// The parts of a fake [`Host`], to arrange the machine and to look at what was done to it.
 #[derive(Clone)]
@@ -62,6 +63,7 @@ impl Fakes {
             exec: Arc::new(self.exec.clone()),
             http: Arc::new(self.http.clone()),
             gpu: Arc::new(self.gpu.clone()),
+            system: Arc::new(ProcFiles(Arc::new(self.files.clone()))),
             clock: Arc::new(self.clock.clone()),
         }
     }

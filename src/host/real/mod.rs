@@ -7,6 +7,7 @@ pub mod gpu;
 mod http;
 mod lines;
 mod lock;
+mod system;
 mod work;
 
 pub use clock::RealClock;
@@ -14,6 +15,7 @@ pub use exec::RealExec;
 pub use files::RealFiles;
 pub use gpu::{NVML_VIEW, RealGpu, nvml_view};
 pub use http::{HttpProxy, RealHttp, install_crypto_provider};
+pub use system::RealSystem;
 
 use std::sync::Arc;
 
@@ -29,6 +31,7 @@ pub fn host(proxy: Option<HttpProxy>) -> Host {
         http: Arc::new(RealHttp::new(clock.clone(), proxy)),
         gpu: Arc::new(RealGpu::new(exec.clone())),
         exec,
+        system: Arc::new(RealSystem),
         clock,
     }
 }

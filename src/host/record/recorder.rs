@@ -14,6 +14,7 @@ use crate::host::exec::OnLine;
 use crate::host::files::Room;
 use crate::host::os::failed;
 use crate::host::real::RealFiles;
+use crate::host::system::ProcFiles;
 use crate::host::{
     Cmd, Exec, ExecError, Files, FilesError, Gpu, Host, Kind, Nvml, Output, ReadFiles, Stat,
 };
@@ -71,11 +72,14 @@ pub fn record(
             ..State::default()
         })),
     };
+    let files = Arc::new(Recorder {
+        inner: host.files.clone(),
+        recording: recording.clone(),
+    });
     let wrapped = Host {
-        files: Arc::new(Recorder {
-            inner: host.files.clone(),
-            recording: recording.clone(),
-        }),
+        files: files.clone(),
+        // Read from the files, so that they are recorded.
+        system: Arc::new(ProcFiles(files)),
         exec: Arc::new(Recorder {
             inner: host.exec.clone(),
             recording: recording.clone(),

@@ -13,6 +13,7 @@ use crate::host::fake::FakeClock;
 use crate::host::files::Room;
 use crate::host::read_only::{ReadOnly, Refusing};
 use crate::host::real::RealFiles;
+use crate::host::system::ProcFiles;
 use crate::host::{Cmd, Exec, ExecError, FilesError, Gpu, Host, Nvml, Output, ReadFiles, Stat};
 
 /// Why nothing can be changed.
@@ -47,8 +48,10 @@ pub fn replay(folder: &Utf8Path) -> Result<Host, RecordError> {
         manifest,
         files: folder.join(FILES),
     }));
+    let files = Arc::new(ReadOnly::new(replay.clone(), WHY));
     Ok(Host {
-        files: Arc::new(ReadOnly::new(replay.clone(), WHY)),
+        files: files.clone(),
+        system: Arc::new(ProcFiles(files)),
         exec: Arc::new(replay.clone()),
         gpu: Arc::new(replay),
         http: Arc::new(Refusing {

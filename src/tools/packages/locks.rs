@@ -3,7 +3,7 @@
 
 use camino::Utf8Path;
 
-use crate::host::{FilesError, Kind, ReadFiles};
+use crate::host::{FilesError, Kind, ReadFiles, System};
 
 /// Where the kernel lists all locks on files.
 const PROC_LOCKS: &str = "/proc/locks";
@@ -42,7 +42,11 @@ struct Held {
 ///
 /// # Errors
 /// When the list, or a file that is there, cannot be read.
-pub fn holder(files: &dyn ReadFiles, locks: &[&str]) -> Result<Option<Holder>, FilesError> {
+pub fn holder(
+    files: &dyn ReadFiles,
+    system: &dyn System,
+    locks: &[&str],
+) -> Result<Option<Holder>, FilesError> {
     // `/proc` may be hidden from us altogether; then the package manager's own waiting has to do.
     let Some(text) = files.read_text(Utf8Path::new(PROC_LOCKS))? else {
         return Ok(None);
@@ -57,7 +61,7 @@ pub fn holder(files: &dyn ReadFiles, locks: &[&str]) -> Result<Option<Holder>, F
             continue;
         };
         for by in held.iter().filter(|held| held.inode == inode) {
-            if let Some(holder) = named(files, lock, *by)? {
+            if let Some(holder) = named(files, system, lock, *by)? {
                 return Ok(Some(holder));
             }
         }
@@ -83,7 +87,12 @@ fn parse(text: &str) -> Vec<Held> {
 
 /// Names the process. `None` where it is seen to have a file of the same number open on another
 /// filesystem, and none of ours.
-fn named(files: &dyn ReadFiles, lock: &str, held: Held) -> Result<Option<Holder>, FilesError> {
+fn named(
+    files: &dyn ReadFiles,
+    system: &dyn System,
+    lock: &str,
+    held: Held,
+) -> Result<Option<Holder>, FilesError> {
     let unseen = Holder {
         lock: lock.to_owned(),
         pid: None,
@@ -95,12 +104,6 @@ fn named(files: &dyn ReadFiles, lock: &str, held: Held) -> Result<Option<Holder>
     }
     let folder = format!("/proc/{}", held.pid);
     // The process may end at any moment; what is gone then is left out, not an error.
-    let text = |name: &str| -> Option<String> {
-        files
-            .read_text(Utf8Path::new(&format!("{folder}/{name}")))
-            .ok()
-            .flatten()
-    };
     let open: Vec<String> = files
         .list(Utf8Path::new(&format!("{folder}/fd")))
         .unwrap_or_default();
@@ -117,10 +120,11 @@ fn named(files: &dyn ReadFiles, lock: &str, held: Held) -> Result<Option<Holder>
     if !open.is_empty() && !targets.any(|target| target == lock) {
         return Ok(None);
     }
+    let process = system.process(held.pid);
     Ok(Some(Holder {
         pid: Some(held.pid),
-        name: text("comm").map(|name| name.trim().to_owned()),
-        command: text("cmdline").map(|line| line.replace('\0', " ").trim().to_owned()),
+        name: process.name,
+        command: process.command,
         ..unseen
     }))
 }
@@ -128,9 +132,15 @@ fn named(files: &dyn ReadFiles, lock: &str, held: Held) -> Result<Option<Holder>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+
+    use crate::host::{fake::FakeFiles, system::ProcFiles};
 
     const LOCKS: [&str; 2] = ["/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock"];
-    use crate::host::fake::FakeFiles;
+
+    fn holder(files: &FakeFiles, locks: &[&str]) -> Result<Option<Holder>, FilesError> {
+        super::holder(files, &ProcFiles(Arc::new(files.clone())), locks)
+    }
 
     fn machine(line: impl Fn(u64) -> String) -> FakeFiles {
         let files = FakeFiles::new();

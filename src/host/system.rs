@@ -1,0 +1,172 @@
+//! What the kernel tells about the machine at this moment: memory and processes.
+
+use std::sync::Arc;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{Files, FilesError};
+
+/// Where the kernel tells about memory.
+pub(super) const MEMINFO: &str = "/proc/meminfo";
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Its name, as `unattended-upgr` (the kernel keeps 15 characters).
+    pub name: Option<String>,
+    /// Its command line.
+    pub command: Option<String>,
+    /// Its real user.
+    pub uid: Option<u32>,
+}
+
+/// Why the memory is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// A file cannot be read.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// The kernel's file is missing.
+    #[error("`{MEMINFO}` is not there or empty")]
+    Absent,
+    /// The file lacks the number.
+    #[error("`{MEMINFO}` has no `MemTotal`")]
+    NoTotal,
+}
+
+/// Memory and processes.
+pub trait System: Send + Sync {
+    /// Total memory in bytes.
+    ///
+    /// # Errors
+    /// See [`MemoryError`].
+    fn memory_bytes(&self) -> Result<u64, MemoryError>;
+
+    /// A process by its number; what cannot be known about it is `None`: it may end at any moment.
+    fn process(&self, pid: u32) -> Process;
+
+    /// All processes, those of containers included.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    fn processes(&self) -> Result<Vec<Process>, FilesError>;
+}
+
+/// The same from the `/proc` of a tree of files: below `--root`, in a recording and in tests.
+#[derive(Clone)]
+pub struct ProcFiles(pub Arc<dyn Files>);
+
+impl ProcFiles {
+    fn text(&self, path: &Utf8Path) -> Option<String> {
+        let bytes = self.0.read(path).ok().flatten()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+impl System for ProcFiles {
+    fn memory_bytes(&self) -> Result<u64, MemoryError> {
+        let bytes = self.0.read(MEMINFO.into())?.unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        if text.trim().is_empty() {
+            return Err(MemoryError::Absent);
+        }
+        total(&text).ok_or(MemoryError::NoTotal)
+    }
+
+    fn process(&self, pid: u32) -> Process {
+        let folder = Utf8PathBuf::from(format!("/proc/{pid}"));
+        let text = |name: &str| self.text(&folder.join(name));
+        Process {
+            pid,
+            name: text("comm").map(|name| name.trim().to_owned()),
+            command: text("cmdline").map(|line| line.replace('\0', " ").trim().to_owned()),
+            uid: text("status").and_then(|status| uid(&status)),
+        }
+    }
+
+    fn processes(&self) -> Result<Vec<Process>, FilesError> {
+        let names = self.0.list("/proc".into())?;
+        let pids = names.iter().filter_map(|name| name.parse().ok());
+        Ok(pids.map(|pid| self.process(pid)).collect())
+    }
+}
+
+/// `MemTotal:       65843200 kB`, where kB are KiB.
+fn total(meminfo: &str) -> Option<u64> {
+    let value = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The real user in `/proc/PID/status`, proc_pid_status(5).
+fn uid(status: &str) -> Option<u32> {
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    uids.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeFiles;
+    use crate::host::real::{RealFiles, RealSystem};
+
+    #[test]
+    fn memory_in_bytes() {
+        assert_eq!(
+            total("MemTotal:       65843200 kB\nMemFree: 1 kB\n"),
+            Some(67_423_436_800)
+        );
+        for text in [
+            "",
+            "MemTotal:",
+            "MemTotal: x kB",
+            "MemTotal: 18446744073709551615 kB",
+        ] {
+            assert_eq!(total(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_process_of_a_tree() {
+        let files = FakeFiles::new();
+        files.put("/proc/812/comm", "dockerd\n");
+        files.put("/proc/812/cmdline", "/usr/bin/dockerd\0-H\0fd://\0");
+        files.put("/proc/812/status", "Name:\tdockerd\nUid:\t105\t0\t0\t0\n");
+        files.put("/proc/meminfo", "");
+        let system = ProcFiles(Arc::new(files));
+        let process = Process {
+            pid: 812,
+            name: Some("dockerd".to_owned()),
+            command: Some("/usr/bin/dockerd -H fd://".to_owned()),
+            uid: Some(105),
+        };
+        assert_eq!(system.processes().unwrap(), [process]);
+        assert_eq!(system.process(1).name, None);
+        assert!(matches!(system.memory_bytes(), Err(MemoryError::Absent)));
+    }
+
+    /// What stands in for the real one says the same of this process.
+    #[test]
+    fn the_real_system_and_its_files_agree() {
+        let (real, files) = (RealSystem, ProcFiles(Arc::new(RealFiles)));
+        let memory = real.memory_bytes().unwrap();
+        assert_eq!(memory, files.memory_bytes().unwrap());
+        let pid = std::process::id();
+        let process = real.process(pid);
+        assert_eq!(process, files.process(pid));
+        assert!(process.name.is_some() && process.command.is_some() && process.uid.is_some());
+        assert!(real.processes().unwrap().contains(&process));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(MemTotal:|Uid:|kB|\n|.)*") {
+            let _ = total(&text);
+            let _ = uid(&text);
+        }
+    }
+}
