@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     };
     let (out_terminal, err_terminal) = (out.is_terminal(), err.is_terminal());
     let mut world = World {
-        host: real::host(None),
+        host: real::host(),
         root: nix::unistd::geteuid().is_root(),
         vars: std::env::vars_os()
             .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))

@@ -9,8 +9,7 @@ pub fn sha256(content: &[u8]) -> String {
 }
 
 /// Bytes in lower-case hex.
-#[must_use]
-pub fn hex(bytes: &[u8]) -> String {
+fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
 
     bytes

@@ -1,12 +1,11 @@
 //! HTTP GET, bounded in time and size.
 
 use async_trait::async_trait;
-use camino::Utf8Path;
 
 /// What can go wrong with a request.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum HttpError {
-    /// No connection, a broken one, or too slow.
+    /// No connection, a broken one, or too slow; for `file://`, a file that cannot be read.
     #[error("get `{url}`: {why}")]
     Transport {
         /// The address.
@@ -30,24 +29,6 @@ pub enum HttpError {
         /// The bound.
         limit: u64,
     },
-    /// The content is not what was promised.
-    #[error("get `{url}`: SHA-256 is {actual}, expected {expected}")]
-    Digest {
-        /// The address.
-        url: String,
-        /// As promised.
-        expected: String,
-        /// As computed.
-        actual: String,
-    },
-    /// It could not be stored.
-    #[error("store what `{url}` sent: {why}")]
-    Store {
-        /// The address.
-        url: String,
-        /// The reason.
-        why: String,
-    },
 }
 
 /// Fetches. `file://` addresses are allowed: an offline mirror is a folder.
@@ -58,10 +39,4 @@ pub trait Http: Send + Sync {
     /// # Errors
     /// See [`HttpError`]; passing faults were retried already.
     async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError>;
-
-    /// A file whose SHA-256 (lower-case hex) is known; it appears at `to` only if it matches.
-    ///
-    /// # Errors
-    /// See [`HttpError`].
-    async fn download(&self, url: &str, to: &Utf8Path, sha256: &str) -> Result<(), HttpError>;
 }

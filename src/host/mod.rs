@@ -31,7 +31,7 @@ pub struct Host {
     pub files: Arc<dyn Files>,
     /// Child processes; never a shell.
     pub exec: Arc<dyn Exec>,
-    /// HTTP GET and verified downloads.
+    /// HTTP GET.
     pub http: Arc<dyn Http>,
     /// NVML, asked in a child process with a deadline.
     pub gpu: Arc<dyn Gpu>,
@@ -80,12 +80,4 @@ impl<'h> Reader<'h> {
     pub fn now(&self) -> jiff::Timestamp {
         self.0.clock.now()
     }
-}
-
-/// An error with its causes, in one line: for errors that cross a boundary as text.
-fn chain(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |cause| cause.source())
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
 }

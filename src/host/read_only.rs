@@ -116,13 +116,6 @@ impl Http for Refusing {
             why: self.why.to_owned(),
         })
     }
-
-    async fn download(&self, url: &str, _: &Utf8Path, _: &str) -> Result<(), HttpError> {
-        Err(HttpError::Transport {
-            url: url.to_owned(),
-            why: self.why.to_owned(),
-        })
-    }
 }
 
 #[async_trait]

@@ -231,7 +231,7 @@ mod tests {
             host.files.create_folder(path, 0o755).unwrap_err(),
         ];
         for error in errors {
-            assert!(crate::host::chain(&error).contains("`--root` tree"));
+            assert!(crate::error::one_line(&error).contains("`--root` tree"));
         }
         assert!(host.files.try_lock(path).is_err());
         let run = host.exec.run(&Cmd::new("id", ["-u"]), &mut |_, _| {}).await;

@@ -5,6 +5,3 @@ pub const STATE: &str = "/var/lib/gpu-bootstrap";
 
 /// The run lock and the data of the current run; removed by a reboot.
 pub const RUN: &str = "/run/gpu-bootstrap";
-
-/// The files that administrators write.
-pub const CONFIG: &str = "/etc/gpu-bootstrap";

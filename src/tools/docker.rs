@@ -16,8 +16,6 @@ pub struct Info {
     pub runtimes: std::collections::BTreeMap<String, serde_json::Value>,
     /// The default runtime.
     pub default_runtime: Option<String>,
-    /// `systemd` or `cgroupfs`.
-    pub cgroup_driver: Option<String>,
     /// The daemon's version.
     pub server_version: Option<String>,
     /// Why the daemon could not be asked. The client prints a document even then.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::host::{Cmd, Query};
+use crate::host::Cmd;
 
 /// What is loaded.
 pub const MODULES: &str = "/proc/modules";
@@ -142,12 +142,6 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
     let mut found = Vec::new();
     visit(loaded, &canonical(module), &mut found);
     found
-}
-
-/// The last kernel messages, which say why a module was refused.
-#[must_use]
-pub fn kernel_log() -> Query {
-    Query::new("dmesg", ["--nopager", "--level=emerg,alert,crit,err,warn"])
 }
 
 #[cfg(test)]

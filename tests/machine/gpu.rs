@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use camino::Utf8Path;
 use gpu_bootstrap::host::{
     Clock, Gpu, Http, HttpError, Nvml, NvmlDevice, NvmlView,
     fake::{FakeClock, FakeFiles, FakeHttp},
@@ -115,11 +114,6 @@ impl Http for MachineHttp {
     async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError> {
         self.fault(url)?;
         self.pages.get(url, limit).await
-    }
-
-    async fn download(&self, url: &str, to: &Utf8Path, sha256: &str) -> Result<(), HttpError> {
-        self.fault(url)?;
-        self.pages.download(url, to, sha256).await
     }
 }
 

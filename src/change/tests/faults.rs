@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use camino::Utf8Path;
 use nix::errno::Errno;
 use tokio_util::sync::CancellationToken;
 
@@ -175,10 +174,6 @@ struct Hangs;
 #[async_trait]
 impl Http for Hangs {
     async fn get(&self, _: &str, _: u64) -> Result<Vec<u8>, HttpError> {
-        std::future::pending().await
-    }
-
-    async fn download(&self, _: &str, _: &Utf8Path, _: &str) -> Result<(), HttpError> {
         std::future::pending().await
     }
 }

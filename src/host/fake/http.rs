@@ -4,16 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use camino::Utf8Path;
 
-use super::{FakeFiles, locked};
-use crate::host::digest::sha256;
-use crate::host::{Files, Http, HttpError};
+use super::locked;
+use crate::host::{Http, HttpError};
 
 /// Addresses with their content; anything else answers 404.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct FakeHttp {
-    files: FakeFiles,
     state: Arc<Mutex<State>>,
 }
 
@@ -25,15 +22,6 @@ struct State {
 }
 
 impl FakeHttp {
-    /// An empty network; downloads land in these files.
-    #[must_use]
-    pub fn new(files: &FakeFiles) -> Self {
-        Self {
-            files: files.clone(),
-            state: Arc::default(),
-        }
-    }
-
     /// Serves this content at the address.
     pub fn serve(&self, url: &str, content: impl Into<Vec<u8>>) {
         locked(&self.state)
@@ -86,35 +74,15 @@ impl Http for FakeHttp {
         }
         Ok(content)
     }
-
-    async fn download(&self, url: &str, to: &Utf8Path, expected: &str) -> Result<(), HttpError> {
-        let content = self.answer(url)?;
-        let actual = sha256(&content);
-        if actual != expected {
-            return Err(HttpError::Digest {
-                url: url.to_owned(),
-                expected: expected.to_owned(),
-                actual,
-            });
-        }
-        self.files
-            .write(to, &content, 0o644)
-            .map_err(|error| HttpError::Store {
-                url: url.to_owned(),
-                why: crate::host::chain(&error),
-            })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ReadFiles;
 
     #[tokio::test]
-    async fn serves_bounds_and_verifies() {
-        let files = FakeFiles::new();
-        let http = FakeHttp::new(&files);
+    async fn serves_and_bounds() {
+        let http = FakeHttp::default();
         http.serve("https://a/key", "abc");
         assert_eq!(http.get("https://a/key", 3).await.unwrap(), b"abc");
         assert!(matches!(
@@ -125,16 +93,6 @@ mod tests {
             http.get("https://a/none", 2).await,
             Err(HttpError::Status { status: 404, .. })
         ));
-        let to = Utf8Path::new("/var/key");
-        assert!(matches!(
-            http.download("https://a/key", to, "00").await,
-            Err(HttpError::Digest { .. })
-        ));
-        assert_eq!(files.read(to).unwrap(), None);
-        http.download("https://a/key", to, &sha256(b"abc"))
-            .await
-            .unwrap();
-        assert_eq!(files.read_text(to).unwrap().unwrap(), "abc");
-        assert_eq!(http.log().len(), 5);
+        assert_eq!(http.log().len(), 3);
     }
 }

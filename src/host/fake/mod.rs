@@ -46,7 +46,7 @@ pub fn host() -> (Host, Fakes) {
     let files = FakeFiles::new();
     let fakes = Fakes {
         exec: FakeExec::new(&files),
-        http: FakeHttp::new(&files),
+        http: FakeHttp::default(),
         gpu: FakeGpu::default(),
         clock: FakeClock::default(),
         files,

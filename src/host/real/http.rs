@@ -1,4 +1,4 @@
-//! HTTP over reqwest and rustls, with the system's roots: bounded, retried, verified.
+//! HTTP over reqwest and rustls, with the system's roots: bounded and retried.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -9,12 +9,10 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use camino::{Utf8Path, Utf8PathBuf};
 use reqwest::redirect;
 use reqwest::{Client, NoProxy, Proxy, Response, Url};
-use sha2::{Digest, Sha256};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 
-use super::RealFiles;
-use crate::host::digest::hex;
-use crate::host::{Clock, Files, Http, HttpError, chain};
+use crate::error::one_line;
+use crate::host::{Clock, Http, HttpError};
 use crate::model::secret::{Secret, without_logins};
 
 /// Attempts beyond the first.
@@ -29,23 +27,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 /// As many redirects as browsers follow, roughly.
 const REDIRECTS: usize = 10;
 
-/// The largest download: a runfile or an image layer is well below.
-const LARGEST_DOWNLOAD: u64 = 32 << 30;
-
 /// How long the network may take.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     connect: Duration,
     read: Duration,
     get: Duration,
-    download: Duration,
 }
 
 const LIMITS: Limits = Limits {
     connect: Duration::from_secs(10),
     read: Duration::from_secs(30),
     get: Duration::from_secs(120),
-    download: Duration::from_secs(3600),
 };
 
 /// The network, from this machine.
@@ -68,7 +61,7 @@ pub struct HttpProxy {
 }
 
 /// Chooses the crypto backend of TLS, once for the process. Calling it again changes nothing.
-pub fn install_crypto_provider() {
+fn install_crypto_provider() {
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()
@@ -93,7 +86,7 @@ impl RealHttp {
     /// everything that needs no network.
     fn client(&self, url: &str) -> Result<&Client, HttpError> {
         self.client
-            .get_or_init(|| self.build().map_err(|error| chain(&error)))
+            .get_or_init(|| self.build().map_err(|error| one_line(&error)))
             .as_ref()
             .map_err(|why| transport(url, why.clone()))
     }
@@ -123,11 +116,11 @@ impl RealHttp {
         builder.build()
     }
 
-    async fn start(&self, url: &str, total: Duration) -> Result<Response, HttpError> {
+    async fn start(&self, url: &str) -> Result<Response, HttpError> {
         let response = self
             .client(url)?
             .get(url)
-            .timeout(total)
+            .timeout(self.limits.get)
             .send()
             .await
             .map_err(|error| broken(url, error))?;
@@ -165,7 +158,7 @@ impl RealHttp {
     }
 
     async fn get_once(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError> {
-        let mut response = self.start(url, self.limits.get).await?;
+        let mut response = self.start(url).await?;
         let mut body = Vec::new();
         if response.content_length().is_some_and(|size| size > limit) {
             return Err(too_large(url, limit));
@@ -177,37 +170,6 @@ impl RealHttp {
             body.extend_from_slice(&piece);
         }
         Ok(body)
-    }
-
-    async fn download_once(
-        &self,
-        url: &str,
-        to: &Utf8Path,
-        expected: &str,
-    ) -> Result<(), HttpError> {
-        let mut store = Store::beside(to).map_err(|error| unstored(url, &error))?;
-        if let Some(path) = local(url) {
-            let mut file = tokio::fs::File::open(&path)
-                .await
-                .map_err(|error| unreadable(url, &path, &error))?;
-            let mut buffer = vec![0; 256 << 10];
-            loop {
-                let count = file
-                    .read(&mut buffer)
-                    .await
-                    .map_err(|error| unreadable(url, &path, &error))?;
-                if count == 0 {
-                    break;
-                }
-                store.add(url, &buffer[..count]).await?;
-            }
-        } else {
-            let mut response = self.start(url, self.limits.download).await?;
-            while let Some(piece) = response.chunk().await.map_err(|error| broken(url, error))? {
-                store.add(url, &piece).await?;
-            }
-        }
-        store.settle(url, to, expected).await
     }
 }
 
@@ -237,110 +199,6 @@ impl Http for RealHttp {
             }
         }
     }
-
-    async fn download(&self, url: &str, to: &Utf8Path, sha256: &str) -> Result<(), HttpError> {
-        if there(to, sha256)
-            .await
-            .map_err(|error| unstored(url, &error))?
-        {
-            return Ok(());
-        }
-        let mut pauses = self.pauses();
-        loop {
-            match self.download_once(url, to, sha256).await {
-                Err(error) => self.again(error, pauses.next()).await?,
-                Ok(()) => return Ok(()),
-            }
-        }
-    }
-}
-
-/// A download on its way: a temporary file beside its destination, removed if it is given up.
-struct Store {
-    path: tempfile::TempPath,
-    file: tokio::fs::File,
-    digest: Sha256,
-    size: u64,
-}
-
-impl Store {
-    fn beside(to: &Utf8Path) -> io::Result<Self> {
-        let folder = parent(to)?;
-        RealFiles
-            .create_folder(folder, 0o755)
-            .map_err(|error| io::Error::other(chain(&error)))?;
-        let (file, path) = tempfile::Builder::new()
-            .prefix(".download-")
-            .tempfile_in(folder)?
-            .into_parts();
-        Ok(Self {
-            path,
-            file: tokio::fs::File::from_std(file),
-            digest: Sha256::new(),
-            size: 0,
-        })
-    }
-
-    async fn add(&mut self, url: &str, piece: &[u8]) -> Result<(), HttpError> {
-        self.size += piece.len() as u64;
-        if self.size > LARGEST_DOWNLOAD {
-            return Err(too_large(url, LARGEST_DOWNLOAD));
-        }
-        self.digest.update(piece);
-        self.file
-            .write_all(piece)
-            .await
-            .map_err(|error| unstored(url, &error))
-    }
-
-    /// Puts it in place if it is what was promised.
-    async fn settle(mut self, url: &str, to: &Utf8Path, expected: &str) -> Result<(), HttpError> {
-        let actual = hex(&self.digest.finalize_reset());
-        if actual != expected {
-            return Err(HttpError::Digest {
-                url: shown(url),
-                expected: expected.to_owned(),
-                actual,
-            });
-        }
-        let settled = async {
-            use std::os::unix::fs::PermissionsExt as _;
-
-            let mode = std::fs::Permissions::from_mode(0o644);
-            self.file.set_permissions(mode).await?;
-            self.file.flush().await?;
-            self.file.sync_all().await?;
-            self.path.persist(to)?;
-            tokio::fs::File::open(parent(to)?).await?.sync_all().await
-        };
-        settled.await.map_err(|error| unstored(url, &error))
-    }
-}
-
-fn parent(path: &Utf8Path) -> io::Result<&Utf8Path> {
-    path.parent()
-        .filter(|parent| parent.is_absolute())
-        .ok_or_else(|| io::Error::other(format!("`{path}` is not below a folder")))
-}
-
-/// Whether the wanted content is at the path already, from an earlier run or an earlier attempt.
-async fn there(path: &Utf8Path, expected: &str) -> io::Result<bool> {
-    let mut file = match tokio::fs::File::open(path).await {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        file => file?,
-    };
-    if !file.metadata().await?.is_file() {
-        return Ok(false);
-    }
-    let mut digest = Sha256::new();
-    let mut buffer = vec![0; 256 << 10];
-    loop {
-        let count = file.read(&mut buffer).await?;
-        if count == 0 {
-            return Ok(hex(&digest.finalize()) == expected);
-        }
-        digest.update(&buffer[..count]);
-    }
 }
 
 /// The path of a `file://` address.
@@ -354,7 +212,7 @@ fn passing(error: &HttpError) -> bool {
     match error {
         HttpError::Transport { .. } => true,
         HttpError::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500..),
-        HttpError::TooLarge { .. } | HttpError::Digest { .. } | HttpError::Store { .. } => false,
+        HttpError::TooLarge { .. } => false,
     }
 }
 
@@ -371,20 +229,13 @@ fn transport(url: &str, why: String) -> HttpError {
 }
 
 fn broken(url: &str, error: reqwest::Error) -> HttpError {
-    transport(url, chain(&error.without_url()))
+    transport(url, one_line(&error.without_url()))
 }
 
 fn too_large(url: &str, limit: u64) -> HttpError {
     HttpError::TooLarge {
         url: shown(url),
         limit,
-    }
-}
-
-fn unstored(url: &str, error: &io::Error) -> HttpError {
-    HttpError::Store {
-        url: shown(url),
-        why: error.to_string(),
     }
 }
 
@@ -396,11 +247,7 @@ fn unreadable(url: &str, path: &Utf8Path, error: &io::Error) -> HttpError {
             status: 404,
         };
     }
-    // Not `Transport`: reading it again does not mend it.
-    HttpError::Store {
-        url: shown(url),
-        why: format!("read `{path}`: {error}"),
-    }
+    transport(url, format!("read `{path}`: {error}"))
 }
 
 #[cfg(test)]
@@ -409,8 +256,6 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::host::ReadFiles;
-    use crate::host::digest::sha256;
     use crate::host::fake::FakeClock;
 
     /// Serves these raw answers, one connection each, then closes; gives its address.
@@ -506,43 +351,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_download_is_there_whole_and_verified_or_not_at_all() {
-        let (http, clock) = http();
-        let (_keep, root) = folder();
-        let to = root.join("cache/file");
-        let url = serve(vec![page("other"), cut(), page("right")]);
-        let error = http
-            .download(&url, &to, &sha256(b"right"))
-            .await
-            .unwrap_err();
-        assert!(matches!(error, HttpError::Digest { .. }), "{error}");
-        assert_eq!(
-            RealFiles.list(&root.join("cache")).unwrap(),
-            Vec::<String>::new()
-        );
-        assert!(clock.slept().is_empty());
-        http.download(&url, &to, &sha256(b"right")).await.unwrap();
-        assert_eq!(RealFiles.read_text(&to).unwrap().unwrap(), "right");
-        assert_eq!(RealFiles.stat(&to).unwrap().unwrap().mode, 0o644);
-        assert_eq!(RealFiles.list(&root.join("cache")).unwrap(), ["file"]);
-        // The server is gone: what is there already is not fetched again.
-        http.download(&url, &to, &sha256(b"right")).await.unwrap();
-    }
-
-    #[tokio::test]
     async fn a_folder_is_a_mirror() {
         let (http, _) = http();
         let (_keep, root) = folder();
-        RealFiles.write(&root.join("a b"), b"key", 0o644).unwrap();
+        std::fs::write(root.join("a b"), b"key").unwrap();
         let url = format!("file://{root}/a%20b");
         assert_eq!(http.get(&url, 3).await.unwrap(), b"key");
         assert!(matches!(
             http.get(&url, 2).await,
             Err(HttpError::TooLarge { limit: 2, .. })
         ));
-        let to = root.join("copy");
-        http.download(&url, &to, &sha256(b"key")).await.unwrap();
-        assert_eq!(RealFiles.read_text(&to).unwrap().unwrap(), "key");
         assert!(matches!(
             http.get(&format!("file://{root}/none"), 3).await,
             Err(HttpError::Status { status: 404, .. })

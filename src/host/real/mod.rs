@@ -14,21 +14,21 @@ pub use clock::RealClock;
 pub use exec::RealExec;
 pub use files::RealFiles;
 pub use gpu::{NVML_VIEW, RealGpu, nvml_view};
-pub use http::{HttpProxy, RealHttp, install_crypto_provider};
+pub use http::{HttpProxy, RealHttp};
 pub use system::RealSystem;
 
 use std::sync::Arc;
 
 use super::Host;
 
-/// This machine, with its network behind a proxy if one is configured.
+/// This machine.
 #[must_use]
-pub fn host(proxy: Option<HttpProxy>) -> Host {
+pub fn host() -> Host {
     let clock = Arc::new(RealClock::default());
     let exec = Arc::new(RealExec::default());
     Host {
         files: Arc::new(RealFiles),
-        http: Arc::new(RealHttp::new(clock.clone(), proxy)),
+        http: Arc::new(RealHttp::new(clock.clone(), None)),
         gpu: Arc::new(RealGpu::new(exec.clone())),
         exec,
         system: Arc::new(RealSystem),

@@ -1,21 +1,21 @@
-//! What a run saw of a machine, kept in a folder: `check --record DIR` writes it, tests replay it.
+//! What a run saw of a machine, kept in a folder: `check --record DIR` writes it. A replay in the
+//! tests shows that nothing is missing.
 //!
 //! `manifest.json` holds every answer by what was asked; `files/` holds the contents at their real
 //! paths, with the links that led there, so that `--root DIR/files` works as well. What may be a
 //! secret is left out and named as left out.
 
 mod recorder;
+#[cfg(test)]
 mod replay;
 mod sensitive;
 
 use std::collections::BTreeMap;
-use std::io;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use recorder::{Recording, record};
-pub use replay::replay;
 
 use super::files::Room;
 use super::{Cmd, ExecError, FilesError, Nvml, Output, Stat};
@@ -41,27 +41,13 @@ pub enum RecordError {
     /// The folder cannot be read or written.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// There is no recording.
-    #[error("replay `{folder}`: there is no `{MANIFEST}` in it")]
-    Missing {
-        /// The folder.
-        folder: Utf8PathBuf,
-    },
-    /// The manifest is none.
-    #[error("read `{path}`")]
+    /// The manifest cannot be written as JSON.
+    #[error("write `{path}`")]
     Manifest {
         /// The manifest.
         path: Utf8PathBuf,
-        /// Where and what.
+        /// The reason.
         source: serde_json::Error,
-    },
-    /// A later version wrote it.
-    #[error("read `{path}`: its schema is {found}, this version knows {SCHEMA}")]
-    Schema {
-        /// The manifest.
-        path: Utf8PathBuf,
-        /// Its schema.
-        found: u32,
     },
 }
 
@@ -144,13 +130,6 @@ impl<T: Clone> Answer<T> {
             Err(error) => Self::Error(Fault::of(error)),
         }
     }
-
-    fn give(&self, verb: &'static str, path: &Utf8Path) -> Result<T, FilesError> {
-        match self {
-            Self::Is(value) => Ok(value.clone()),
-            Self::Error(fault) => Err(fault.give(verb, path)),
-        }
-    }
 }
 
 impl Fault {
@@ -164,18 +143,6 @@ impl Fault {
                 errno: None,
                 why: error.to_string(),
             },
-        }
-    }
-
-    fn give(&self, verb: &'static str, path: &Utf8Path) -> FilesError {
-        FilesError::Io {
-            verb,
-            path: path.to_owned(),
-            source: self.errno.map_or_else(
-                || io::Error::other(self.why.clone()),
-                io::Error::from_raw_os_error,
-            ),
-            disk: None,
         }
     }
 }
@@ -210,35 +177,6 @@ impl End {
                 why: error.to_string(),
             },
         }
-    }
-
-    fn give(&self, cmd: &Cmd) -> Result<Output, ExecError> {
-        let command = cmd.line();
-        let after = |ms: &u64| std::time::Duration::from_millis(*ms);
-        Err(match self {
-            Self::Output(output) => return Ok(output.clone()),
-            Self::NotFound => ExecError::NotFound {
-                program: cmd.program.clone(),
-            },
-            Self::Deadline { after_ms, tail } => ExecError::Deadline {
-                command,
-                after: after(after_ms),
-                tail: tail.clone(),
-            },
-            Self::Silent { after_ms, tail } => ExecError::Silent {
-                command,
-                after: after(after_ms),
-                tail: tail.clone(),
-            },
-            Self::NotRun { why } => ExecError::Spawn {
-                command,
-                why: why.clone(),
-            },
-            Self::LeftOut(why) => ExecError::Spawn {
-                command,
-                why: format!("left out of the recording: {why}"),
-            },
-        })
     }
 }
 

@@ -3,9 +3,10 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::errno::Errno;
 
-use super::{RecordError, record, replay};
+use super::{RecordError, record, replay::replay};
+use crate::error::one_line;
 use crate::host::fake::{self, Damage, Fakes, failed, ok};
-use crate::host::{Cmd, Host, Nvml, ReadFiles, chain, rooted};
+use crate::host::{Cmd, Host, Nvml, ReadFiles, rooted};
 use crate::model::secret::{Secret, Secrets};
 
 fn machine() -> (Host, Fakes) {
@@ -86,7 +87,7 @@ async fn a_replay_answers_as_the_machine_did() {
     fakes.files.put("/usr/lib/os-release", "ID=ubuntu\n");
     assert!(recorded.files.read("/etc/os-release".into()).is_ok());
     recording.finish().unwrap();
-    let replayed = replay(&folder).unwrap();
+    let replayed = replay(&folder);
     assert_eq!(look(&replayed).await, seen);
     // The recording is a tree for `--root` as well.
     let tree = rooted::host(&folder.join("files")).unwrap();
@@ -121,9 +122,9 @@ async fn secrets_stay_on_the_machine() {
             .unwrap(),
         Vec::<String>::new()
     );
-    let replayed = replay(&folder).unwrap();
+    let replayed = replay(&folder);
     for path in [shadow, join] {
-        let error = chain(&replayed.files.read(path).unwrap_err());
+        let error = one_line(&replayed.files.read(path).unwrap_err());
         assert!(error.contains("left out of the recording"), "{error}");
     }
     let error = replayed
@@ -143,8 +144,8 @@ async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
     recorded.files.stat("/opt".into()).unwrap();
     recording.finish().unwrap();
 
-    let replayed = replay(&folder).unwrap();
-    let error = chain(&replayed.files.read("/etc/os-release".into()).unwrap_err());
+    let replayed = replay(&folder);
+    let error = one_line(&replayed.files.read("/etc/os-release".into()).unwrap_err());
     assert_eq!(error, "read `/etc/os-release`: it is not in the recording");
     assert!(replayed.files.read("/var/x".into()).is_err());
     // `/etc` was listed without it, and there is no `/opt`.
@@ -162,8 +163,8 @@ async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
 }
 
 #[test]
-fn a_recording_overwrites_nothing_and_knows_its_version() {
-    let (keep, folder) = folder();
+fn a_recording_overwrites_nothing() {
+    let (_keep, folder) = folder();
     let (host, _fakes) = machine();
     let (_, recording) = record(&host, &folder, &Secrets::default()).unwrap();
     recording.finish().unwrap();
@@ -171,15 +172,6 @@ fn a_recording_overwrites_nothing_and_knows_its_version() {
         record(&host, &folder, &Secrets::default()),
         Err(RecordError::NotEmpty { .. })
     ));
-    let manifest = folder.join("manifest.json");
-    let text = std::fs::read_to_string(&manifest).unwrap();
-    std::fs::write(&manifest, text.replace("\"schema\": 1", "\"schema\": 99")).unwrap();
-    assert!(matches!(
-        replay(&folder),
-        Err(RecordError::Schema { found: 99, .. })
-    ));
-    let empty = Utf8Path::from_path(keep.path()).unwrap();
-    assert!(matches!(replay(empty), Err(RecordError::Missing { .. })));
 }
 
 #[tokio::test]
@@ -201,6 +193,6 @@ async fn a_secret_of_the_run_is_left_out_also_if_it_was_learned_after_it_was_rea
 
     let manifest = std::fs::read_to_string(folder.join("manifest.json")).unwrap();
     assert!(manifest.contains("joined with ***") && !manifest.contains(TOKEN));
-    let error = chain(&replay(&folder).unwrap().files.read(path).unwrap_err());
+    let error = one_line(&replay(&folder).files.read(path).unwrap_err());
     assert!(error.contains("a secret of the configuration"), "{error}");
 }
