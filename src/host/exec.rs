@@ -24,12 +24,12 @@ pub struct Cmd {
     pub env: Vec<(String, String)>,
     /// More of it that must not be seen.
     pub secret_env: Vec<(String, Secret)>,
-    /// What is written to its standard input; without it stdin is `/dev/null`.
+    /// Written to its standard input; without it stdin is `/dev/null`.
     pub stdin: Option<Secret>,
     /// After this it is ended (TERM, then KILL, to its whole process group).
     pub deadline: Duration,
-    /// After so long without a line of output, and without work of its processes, it is ended; what it
-    /// worked while it still printed may grant it as much time once more.
+    /// It is ended after this time without a line of output and without processor time of its
+    /// processes. Processor time that it used while it still printed may extend the time once.
     pub silence: Option<Duration>,
 }
 
@@ -65,7 +65,7 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// What a command left.
+/// The status and the output of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Output {
@@ -94,7 +94,7 @@ pub enum ExecError {
         /// The operating system's words.
         why: String,
     },
-    /// Nobody may ask: only files are looked at.
+    /// It is not executed: with `--root` and in a recording only files are read.
     #[error("`{command}` is not run: {why}")]
     NotAsked {
         /// The command line.

@@ -190,7 +190,7 @@ pub trait ReadFiles: Send + Sync {
     /// Anything but absence.
     fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError>;
 
-    /// The path with all links resolved, or `None` if it leads nowhere.
+    /// The path with all links resolved, or `None` if nothing is at its end.
     ///
     /// # Errors
     /// Anything but absence.
@@ -257,7 +257,7 @@ pub trait Files: ReadFiles {
     /// The operating system's reason.
     fn remove(&self, path: &Utf8Path) -> Result<(), FilesError>;
 
-    /// Removes a folder if it is empty; says whether it is gone.
+    /// Removes a folder if it is empty; true if it does not exist afterwards.
     ///
     /// # Errors
     /// The operating system's reason, except "not empty".
@@ -270,7 +270,7 @@ pub trait Files: ReadFiles {
     fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError>;
 
     /// Takes an exclusive lock on a file (created with mode 0600), without waiting. The content
-    /// names the holder. `None`: somebody else holds it. Dropping the guard releases it.
+    /// names the holder. `None`: another process holds it. Dropping the guard releases it.
     ///
     /// # Errors
     /// The operating system's reason.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::pci::{PciAddress, PciId};
 
-/// What NVML says, or why it says nothing.
+/// The view of NVML, or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     tag = "state",
@@ -18,7 +18,7 @@ pub enum Nvml {
     Ready(NvmlView),
     /// `libnvidia-ml.so.1` cannot be opened.
     NotLoadable {
-        /// The loader's words.
+        /// The message of the dynamic loader.
         why: String,
     },
     /// The library is there, the kernel module is not.
@@ -32,7 +32,7 @@ pub enum Nvml {
         /// Seconds waited.
         after_seconds: u64,
     },
-    /// Nobody may ask: only files are looked at.
+    /// It is not queried: with `--root` nothing is executed.
     NotAsked {
         /// Why not.
         why: String,
@@ -58,7 +58,7 @@ pub struct NvmlView {
     pub devices: Vec<NvmlDevice>,
 }
 
-/// One GPU by NVML; what it refuses to tell is `None`.
+/// One GPU by NVML; a value that it does not report is `None`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct NvmlDevice {
@@ -68,9 +68,9 @@ pub struct NvmlDevice {
     pub uuid: Option<String>,
     /// Marketing name.
     pub name: Option<String>,
-    /// Where it is.
+    /// Its PCI address.
     pub pci_address: Option<PciAddress>,
-    /// What it is.
+    /// Its PCI id.
     pub pci_id: Option<PciId>,
     /// Number of `/dev/nvidiaN`.
     pub minor: Option<u32>,
@@ -86,7 +86,7 @@ pub struct NvmlDevice {
     pub error: Option<String>,
 }
 
-/// Asks NVML.
+/// Queries NVML.
 #[async_trait]
 pub trait Gpu: Send + Sync {
     /// The inventory now, or the state that prevents one. Bounded in time; never fails.

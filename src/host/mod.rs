@@ -1,5 +1,5 @@
-//! The machine, as six narrow capabilities. A new tool never adds a method here: what is known
-//! about a tool lives in `tools`, and asks `Exec` to run it.
+//! The machine, as six narrow capabilities. A new tool never adds a method here: the knowledge of a
+//! tool is in `tools`, which runs it through `Exec`.
 
 pub mod clock;
 pub mod digest;
@@ -33,7 +33,7 @@ pub struct Host {
     pub exec: Arc<dyn Exec>,
     /// HTTP GET.
     pub http: Arc<dyn Http>,
-    /// NVML, asked in a child process with a deadline.
+    /// NVML, queried in a child process with a deadline.
     pub gpu: Arc<dyn Gpu>,
     /// Memory and processes.
     pub system: Arc<dyn System>,

@@ -12,7 +12,7 @@ use nix::sys::statvfs::{FsFlags, Statvfs};
 use super::files::Room;
 use super::{FilesError, Kind, Stat};
 
-/// Nothing that is read whole is larger: a bound against a path that leads to a core dump.
+/// The largest file that is read as a whole: a bound against a path that leads to a core dump.
 const READ_LIMIT: u64 = 256 << 20;
 
 /// An error number as an error.
@@ -60,7 +60,7 @@ pub(super) fn takes_no_more(error: &io::Error) -> bool {
     )
 }
 
-/// Refuses what is no regular file: opening a device can act on it, and a pipe can wait for ever.
+/// Refuses everything but regular files: opening a device can act on it, a pipe can wait for ever.
 pub(super) fn regular(about: &Metadata) -> io::Result<()> {
     if about.is_dir() {
         Err(error(Errno::EISDIR))

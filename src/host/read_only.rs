@@ -1,4 +1,4 @@
-//! What is only looked at: reading goes through, everything else is refused and says why.
+//! A read-only host: reading works, everything else is refused with a reason.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub struct ReadOnly<R> {
     why: &'static str,
 }
 
-/// Programs, network and NVML that are out of reach.
+/// Programs, network and NVML that refuse every call.
 #[derive(Debug, Clone, Copy)]
 pub struct Refusing {
     /// The reason.
@@ -26,7 +26,7 @@ pub struct Refusing {
 }
 
 impl<R: ReadFiles> ReadOnly<R> {
-    /// Lets nobody write to these files, for this reason.
+    /// Refuses every write to these files, for this reason.
     #[must_use]
     pub fn new(files: R, why: &'static str) -> Self {
         Self { files, why }

@@ -1,5 +1,5 @@
-//! `--root DIR`: a mounted image or a recorded tree in place of `/`. Only its files are looked at;
-//! links in it lead to places in it, as they would if it were booted.
+//! `--root DIR`: a mounted image or a recorded tree in place of `/`. Only its files are read, and
+//! nothing is executed. Links resolve inside the tree, as they would if it were booted.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ use super::real::RealClock;
 use super::system::ProcFiles;
 use super::{FilesError, Host, ReadFiles, Stat};
 
-/// Why a tree offers nothing but its files.
+/// The reason of every refusal.
 const WHY: &str = "nothing is changed in or executed from a `--root` tree";
 
 /// The kernel asks to try again when a folder moved during the look-up.
@@ -29,7 +29,7 @@ const ATTEMPTS: usize = 16;
 #[derive(Debug)]
 pub struct RootedFiles {
     root: File,
-    /// The folder's real path, which the kernel puts before what it resolves.
+    /// The folder's real path: the prefix of every path that the kernel resolves in it.
     prefix: Utf8PathBuf,
 }
 

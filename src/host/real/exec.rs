@@ -30,7 +30,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// After KILL: a process that waits in the kernel for a sick device does not die, and we go on.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 
-/// After the program ended: for how long output of a process it left behind is still read.
+/// How long the output of a process that the program left behind is still read.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// Runs programs of this machine.
@@ -254,7 +254,7 @@ impl Run {
         });
         self.drain_until = Some(Instant::now() + DRAIN);
         if !matches!(self.stage, Stage::Running) {
-            // The leader heeded TERM; whoever in the group did not is ended now.
+            // The leader ended on TERM; the rest of its group is killed now.
             signal(self.group, Signal::SIGKILL);
         }
     }
@@ -505,7 +505,7 @@ mod tests {
             panic!("{error:?}");
         };
         let grandchild: i32 = tail.trim().parse().unwrap();
-        // A zombie that nobody reaped yet has ended too.
+        // A zombie that was not reaped yet has ended, too.
         let state = std::fs::read_to_string(format!("/proc/{grandchild}/stat"));
         assert!(state.is_err() || state.unwrap().contains(") Z "));
     }

@@ -1,4 +1,4 @@
-//! Files of this machine. What is written is whole and on the disk, or not there at all.
+//! Files of this machine. A write is complete and on the disk, or it did not happen.
 //!
 //! A writing method opens the parent folder once and does everything relative to it, so that a
 //! folder that is swapped meanwhile cannot redirect the write.
@@ -197,7 +197,7 @@ fn create_folders(path: &Utf8Path, mode: u32) -> io::Result<()> {
     }
     let (above, name) = Folder::of(path, true)?;
     match mkdirat(&above.0, name, Mode::from_bits_truncate(mode)) {
-        // Somebody else was faster; what they made is a folder, or the next step fails.
+        // Another process made it first. If that is not a folder, the next step fails.
         Err(Errno::EEXIST) => return Ok(()),
         made => made?,
     }
@@ -271,7 +271,7 @@ impl Folder {
             Ok(())
         });
         if let Err(error) = settled {
-            // The reason is what counts; a leftover is named so that it is recognised.
+            // The first error is reported; a leftover is recognised by its name.
             return match unlinkat(&self.0, temporary, UnlinkatFlags::NoRemoveDir) {
                 Ok(()) | Err(Errno::ENOENT) => Err(error),
                 Err(errno) => Err(io::Error::new(

@@ -1,5 +1,5 @@
 //! NVML, asked in a child process: a sick GPU can make a call hang for ever, and a library of
-//! another version can crash. Both then happen to somebody else.
+//! another version can crash. Then only the child hangs or crashes.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -26,7 +26,7 @@ const OURSELVES: &str = "/proc/self/exe";
 /// The name that the driver's packages install on every distribution.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Any of these says that a driver is there to talk to. The last is the one of WSL.
+/// If one of these exists, a driver is loaded. The last is the one of WSL.
 const DRIVER_TRACES: [&str; 4] = [
     "/proc/driver/nvidia/version",
     "/sys/module/nvidia",
@@ -168,7 +168,7 @@ fn device(nvml: &Library, index: u32) -> NvmlDevice {
     about
 }
 
-/// Fills in what the GPU tells, in the order of what matters most, up to the first real fault.
+/// Fills in the values of the GPU, the most important first, up to the first real fault.
 fn fill(about: &mut NvmlDevice, device: &Device<'_>) -> Result<(), NvmlError> {
     if let Some(pci) = optional(device.pci_info())? {
         // An address in a form of its own is left out; the error says nothing that the form in the

@@ -76,7 +76,7 @@ impl Kept {
         }
     }
 
-    /// The text. What was left out is said in a line of its own, which no parser mistakes for data.
+    /// The text. A line of its own says how much was left out; no parser takes it for data.
     pub fn text(mut self) -> String {
         if self.tail.len() > HALF {
             self.cut();

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 pub(super) struct Lock(File);
 
 impl Lock {
-    /// Takes the lock on an open file, or says that somebody else has it.
+    /// Takes the lock on an open file; `None` if another process has it.
     pub fn take(mut file: File) -> io::Result<Option<Self>> {
         match file.try_lock() {
             Ok(()) => {}
@@ -25,7 +25,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Who reads the file while nobody holds the lock must not find a name. If that fails, the
+        // A reader of a lock that is free must not find the name of a holder. If that fails, the
         // next holder overwrites it.
         if let Err(error) = self.0.set_len(0) {
             tracing::debug!(%error, "the released lock file still names this process");
@@ -33,7 +33,7 @@ impl Drop for Lock {
     }
 }
 
-/// Names this process, for whoever finds the lock taken. Of the arguments only the subcommand:
+/// Names this process for a process that finds the lock taken. Of the arguments only the subcommand:
 /// others may carry secrets.
 fn holder() -> String {
     let mut words = std::env::args()

@@ -9,7 +9,7 @@ use nix::unistd::{Pid, SysconfVar, sysconf};
 /// again whether something has come has less, a compiler on a crowded machine has more.
 const LEAST_SHARE: f64 = 0.01;
 
-/// What is told of one process. Source: proc_pid_stat(5).
+/// The kernel's account of one process. Source: proc_pid_stat(5).
 struct Told {
     parent: i32,
     session: i32,
@@ -32,7 +32,7 @@ impl Work {
         }
     }
 
-    /// Whether it worked since it was last asked, which was `seconds` ago at least.
+    /// Whether it worked since the last call, which was at least `seconds` ago.
     pub(super) fn went_on(&mut self, seconds: f64) -> bool {
         let ticks = ticks(self.leader, &processes());
         // Less, where a process has gone that nobody waited for: it has done something, too.
@@ -54,7 +54,7 @@ fn processes() -> BTreeMap<i32, Told> {
     entries
         .filter_map(|entry| {
             let process = entry.file_name().to_str()?.parse().ok()?;
-            // One that has just gone tells nothing.
+            // The process has just ended.
             let text = fs::read_to_string(entry.path().join("stat")).ok()?;
             Some((process, parse(&text)?))
         })

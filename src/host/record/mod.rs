@@ -29,7 +29,7 @@ const MANIFEST: &str = "manifest.json";
 /// The name of the folder with the contents.
 const FILES: &str = "files";
 
-/// What can go wrong with a recording, beside what is recorded.
+/// Why a recording cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The folder holds something already.
@@ -51,7 +51,7 @@ pub enum RecordError {
     },
 }
 
-/// Every answer, by what was asked.
+/// Every answer, by its question.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Manifest {
@@ -95,7 +95,7 @@ enum Content {
     LeftOut(String),
 }
 
-/// A command and what it left.
+/// A command and how it ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Command {

@@ -1,4 +1,4 @@
-//! A host that answers as the one it wraps, and remembers.
+//! A host that passes every call on, and records the answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
@@ -169,7 +169,7 @@ impl Recorder<dyn Files> {
     fn keep(&self, path: &Utf8Path, content: &[u8]) -> Content {
         let real = match self.inner.resolve(path) {
             Ok(Some(real)) => real,
-            // Gone meanwhile, or a path that cannot be resolved, as some below `/proc`.
+            // It was removed meanwhile, or cannot be resolved, as some paths below `/proc`.
             Ok(None) | Err(_) => path.to_owned(),
         };
         let left_out = sensitive::path(path)
@@ -297,7 +297,7 @@ impl ReadFiles for Recorder<dyn Files> {
     }
 }
 
-/// Writing goes through unseen: who records, looks.
+/// Writes are passed on and not recorded: a recording is made by `check`, which only reads.
 impl Files for Recorder<dyn Files> {
     fn write(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError> {
         self.inner.write(path, content, mode)

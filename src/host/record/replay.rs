@@ -1,5 +1,5 @@
-//! A host that answers as the recorded one did. What was not asked then is an error that names it:
-//! a guess would make a test pass for the wrong reason.
+//! A host that answers as the recorded one did. A question without a recorded answer is an error
+//! that names it: a guess would make a test pass for the wrong reason.
 
 use std::io;
 use std::sync::Arc;

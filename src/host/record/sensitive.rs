@@ -1,5 +1,6 @@
-//! What must not leave the machine in a recording. In doubt it is left out: a recording that lacks
-//! a file is a nuisance, one that holds a password is an incident.
+//! Files and commands that a recording leaves out, because they may hold secrets that this program
+//! does not know. In doubt a file is left out: a recording that lacks a file is a nuisance, one that
+//! holds a password is an incident.
 
 use camino::Utf8Path;
 
@@ -13,7 +14,7 @@ const MARKS: [&str; 4] = [
     "certificate-key",
 ];
 
-/// Why a file is left out for its path, if it is.
+/// The reason to leave a file out because of its path, if there is one.
 pub(super) fn path(path: &Utf8Path) -> Option<&'static str> {
     let text = path.as_str();
     let name = path.file_name().unwrap_or_default();
@@ -44,7 +45,7 @@ pub(super) fn path(path: &Utf8Path) -> Option<&'static str> {
     None
 }
 
-/// Why a text is left out for what it says, if it is.
+/// The reason to leave a text out because of its content, if there is one.
 pub(super) fn content(content: &[u8]) -> Option<&'static str> {
     let text = String::from_utf8_lossy(content).to_ascii_lowercase();
     if MARKS.iter().any(|mark| text.contains(mark)) {
@@ -62,7 +63,7 @@ pub(super) fn content(content: &[u8]) -> Option<&'static str> {
     None
 }
 
-/// Why a command is left out for its arguments, if it is.
+/// The reason to leave a command out because of its arguments, if there is one.
 pub(super) fn args<'a>(args: impl IntoIterator<Item = &'a String>) -> Option<&'static str> {
     args.into_iter()
         .any(|arg| {
