@@ -149,10 +149,7 @@ pub(super) fn disks(reader: &mut FactReader<'_>) -> Vec<Disk> {
                 total_bytes: room.total,
                 free_bytes: room.free,
             }),
-            Err(error) => reader.unknown(
-                "disks",
-                format!("failed to {}", super::reader::chain(&error)),
-            ),
+            Err(error) => reader.unknown("disks", format!("failed to {}", one_line(&error))),
         }
     }
     disks

@@ -6,6 +6,7 @@ use std::error::Error;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
+    error::one_line,
     facts::Unknown,
     host::{FilesError, ReadFiles},
 };
@@ -104,7 +105,7 @@ impl<'h> FactReader<'h> {
         match parsed {
             Ok(value) => Some(value),
             Err(error) => {
-                self.unknown(fact, chain(&error));
+                self.unknown(fact, one_line(&error));
                 None
             }
         }
@@ -119,15 +120,9 @@ impl<'h> FactReader<'h> {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
-                self.unknown(fact, format!("failed to {}", chain(&error)));
+                self.unknown(fact, format!("failed to {}", one_line(&error)));
                 None
             }
         }
     }
-}
-
-/// An error and its causes in one line.
-pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
-    std::iter::successors(error.source(), |cause| (*cause).source())
-        .fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }

@@ -42,13 +42,6 @@ pub struct PciId {
     pub device: u16,
 }
 
-impl PciId {
-    /// True for NVIDIA's vendor id.
-    pub const fn is_nvidia(self) -> bool {
-        self.vendor == NVIDIA
-    }
-}
-
 impl FromStr for PciId {
     type Err = PciError;
 
@@ -224,7 +217,6 @@ mod tests {
         );
         assert_eq!(id.to_string(), "10de:2330");
         assert_eq!("0x10de:0x2330".parse(), Ok(id));
-        assert!(id.is_nvidia());
         for text in [
             "",
             "10de",

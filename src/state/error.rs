@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::{
-    facts::reader::chain,
+    error::one_line,
     host::{ExecError, FilesError},
     tools::packages::DatabaseError,
 };
@@ -44,8 +44,8 @@ impl StateError {
     /// The reason in one line, for the list of what is unknown.
     pub(super) fn reason(&self) -> String {
         match self {
-            Self::Files(error) => format!("failed to {}", chain(&**error)),
-            Self::Exec(error) => chain(&**error),
+            Self::Files(error) => format!("failed to {}", one_line(&**error)),
+            Self::Exec(error) => one_line(&**error),
             Self::Unexpected { why, .. } => why.clone(),
         }
     }

@@ -4,10 +4,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Read, State, StateError};
 use crate::{
-    facts::{
-        Scope,
-        reader::{FactReader, chain},
-    },
+    error::one_line,
+    facts::{Scope, reader::FactReader},
     host::{Query, Reader},
     model::version::{DriverVersion, KernelVersion},
     tools::kmod,
@@ -112,7 +110,7 @@ async fn ask(reader: &mut FactReader<'_>, host: Reader<'_>, path: &str) -> Optio
     match output {
         Ok(output) => reader.parsed(FACT, output.stdout.trim().parse()),
         Err(error) => {
-            reader.unknown(FACT, chain(&error));
+            reader.unknown(FACT, one_line(&error));
             None
         }
     }

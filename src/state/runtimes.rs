@@ -4,10 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Noted, State, packages::Packages};
 use crate::{
+    error::one_line,
     facts::{
         Scope,
         detection::{RuntimeRow, table},
-        reader::{FactReader, chain},
+        reader::FactReader,
     },
     host::{Query, Reader},
 };
@@ -110,7 +111,7 @@ async fn ask(
             None
         }
         Err(error) => {
-            reader.unknown(fact, chain(&error));
+            reader.unknown(fact, one_line(&error));
             None
         }
     }

@@ -496,11 +496,11 @@ mod tests {
     #[tokio::test]
     async fn the_deadline_ends_the_whole_group_even_if_it_ignores_term() {
         // The grandchild would keep the pipe open for half a minute.
-        let cmd = sh("trap '' TERM; sleep 31 & echo $!; wait; sleep 32")
-            .deadline(Duration::from_millis(300));
+        let cmd =
+            sh("trap '' TERM; sleep 31 & echo $!; wait; sleep 32").deadline(Duration::from_secs(2));
         let start = Instant::now();
         let error = run(&cmd).await.unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(4));
+        assert!(start.elapsed() < Duration::from_secs(20));
         let ExecError::Deadline { tail, .. } = error else {
             panic!("{error:?}");
         };
