@@ -1,14 +1,18 @@
 //! A machine and a resolved configuration for the tests of `decide`: Debian 12 with two H100.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::{
-    config::desired::{
-        Cdi, Desired, DriverWish, Hold, Manager, PackagePolicy, Persistence, Pin, Preflight,
-        Repository, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+    compat::matrix::Matrix,
+    config::{
+        desired::{
+            Desired, DriverWish, Hold, Manager, PackagePolicy, Pin, Preflight, Repository,
+            RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+        },
+        load::{Ask, load},
     },
-    facts::{Cloud, Facts, GpuFact, Kernel, SCHEMA, Scope, SecureBoot},
-    host::{Host, NvmlDevice},
+    facts::{Cloud, Facts, GpuFact, Kernel, Os, SCHEMA, Scope, SecureBoot},
+    host::{Host, NvmlDevice, fake::FakeFiles},
     model::{
         gpu::{Flavour, SupportedFlavours},
         version::Branch,
@@ -96,11 +100,25 @@ pub(crate) fn state_below_root(host: &Host, facts: Facts) -> State {
     State::new(host.clone(), Scope { executes: false }, Arc::new(facts))
 }
 
+/// What Debian's profile says where [`desired`] says nothing: a new field needs no line there.
+static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
+    let machine = Facts {
+        os: Some(Os {
+            id: "debian".into(),
+            version_id: Some("12".into()),
+            id_like: vec![],
+            version_codename: None,
+            pretty_name: None,
+        }),
+        ..facts()
+    };
+    let (files, matrix) = (FakeFiles::new(), Matrix::builtin().expect("a matrix"));
+    let resolution = load(&files, &files, &Ask::default(), &machine, &matrix);
+    resolution.expect("a machine that is supported").desired
+});
+
 pub(crate) fn desired() -> Desired {
     Desired {
-        profile: "debian".into(),
-        image: false,
-        assume_gpus: vec![],
         preflight: Preflight {
             releases: vec!["12".into()],
             os_ids: vec!["debian".into()],
@@ -154,10 +172,6 @@ pub(crate) fn desired() -> Desired {
             reasons: vec![],
             warnings: vec![],
         }),
-        persistence: Some(Persistence {
-            unit: "nvidia-persistenced.service".into(),
-            packages: vec![],
-        }),
         runtimes: vec![RuntimeWish {
             kind: RuntimeKind::Docker,
             packages: wishes(&["docker.io"]),
@@ -171,9 +185,6 @@ pub(crate) fn desired() -> Desired {
                 "nvidia-container-toolkit-base=1.20.*",
             ]),
         }),
-        cdi: Some(Cdi {
-            path: "/etc/cdi/nvidia.yaml".into(),
-        }),
         validation: Validation {
             container: true,
             image: None,
@@ -183,5 +194,6 @@ pub(crate) fn desired() -> Desired {
             patterns: vec!["nvidia-*".into(), "libnvidia-*".into()],
             blacklist: vec!["^nvidia-".into()],
         },
+        ..OF_PROFILE.clone()
     }
 }
