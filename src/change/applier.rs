@@ -1,5 +1,5 @@
-//! Describes, applies and undoes changes on a machine: one arm per verb, the work of each in the
-//! file of its family.
+//! Describes, applies and undoes changes on a machine: one match arm per verb; the work is in the
+//! file of the verb's family.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     tools::{kmod, packages::Backend},
 };
 
-/// Does what changes say. One per run: it remembers that the package lists are fresh.
+/// Performs changes. There is one per run: it remembers whether the package lists are fresh.
 #[derive(Clone)]
 pub struct Applier {
     pub(super) host: Host,
@@ -28,7 +28,7 @@ pub struct Applier {
 }
 
 impl Applier {
-    /// For one run on a machine. Backups go below the state folder.
+    /// An applier for one run on a machine. It writes backups below the state folder.
     #[must_use]
     pub fn new(host: Host, policy: PackagePolicy, state: Utf8PathBuf) -> Self {
         Self {
@@ -42,14 +42,15 @@ impl Applier {
         }
     }
 
-    /// Gives up waiting for others once this is cancelled. Work that has begun is never cut off.
+    /// Ends every wait when this token is cancelled. A command that has started is never
+    /// interrupted.
     #[must_use]
     pub fn stopped_by(mut self, stop: CancellationToken) -> Self {
         self.stop = stop;
         self
     }
 
-    /// Waits, unless somebody asks to stop.
+    /// Sleeps; a request to stop ends the sleep with an error.
     pub(super) async fn pause_for(
         &self,
         duration: Duration,
@@ -59,7 +60,7 @@ impl Applier {
             .await
     }
 
-    /// Waits for something that can be given up at any moment, unless somebody asks to stop.
+    /// Waits for a future that may be dropped at any moment; a request to stop ends the wait.
     pub(super) async fn unless_stopped<T>(
         &self,
         what: &str,
@@ -77,7 +78,7 @@ impl Applier {
     /// A unified diff of files, or the package manager's simulation; changes nothing.
     ///
     /// # Errors
-    /// When the machine could not be looked at, or when applying would be refused.
+    /// When the machine could not be read, or when applying would be refused.
     pub async fn preview(&self, change: &Change) -> Result<Option<String>, ChangeError> {
         let files: &dyn ReadFiles = &*self.host.files;
         let text = |path: &Utf8Path| -> Result<Option<String>, ChangeError> {
@@ -99,7 +100,7 @@ impl Applier {
         })
     }
 
-    /// Finds what would certainly refuse the change, before the first change of a run is made;
+    /// Reports what would certainly make the change fail, before the first change of a run is made;
     /// changes nothing.
     ///
     /// # Errors
@@ -111,10 +112,10 @@ impl Applier {
         }
     }
 
-    /// How the change will be undone, as far as can be said before; may store backups.
+    /// How the change will be undone, as far as that is known before it; may store backups.
     ///
     /// # Errors
-    /// When the machine could not be looked at.
+    /// When the machine could not be read.
     pub async fn capture(&self, change: &Change) -> Result<Undo, ChangeError> {
         match change {
             Change::WriteFile { path, content, .. } => {
@@ -144,15 +145,15 @@ impl Applier {
             } => self.capture_tool(purpose, writes),
             Change::RunProbe { probe, record, .. } => self.capture_probe(probe, record).await,
             Change::Reboot { .. } => Ok(Undo::Nothing {
-                why: "a reboot leaves nothing".to_owned(),
+                why: "a reboot leaves nothing to undo".to_owned(),
             }),
         }
     }
 
-    /// Applies it; gives the exact undo.
+    /// Applies the change; returns its exact undo.
     ///
     /// # Errors
-    /// When it failed, whatever it did until then; [`Applier::reconcile`] tells what that is.
+    /// When it failed, even if it did a part; [`Applier::reconcile`] finds out what it did.
     pub async fn apply(
         &self,
         change: &Change,
@@ -193,18 +194,19 @@ impl Applier {
         }
         let undo = self.refine(undo).await?;
         Ok(match change {
-            Change::RunProbe { .. } => Self::settle_probe(undo),
+            Change::RunProbe { .. } => Self::undo_of_successful_probe(undo),
             _ => undo,
         })
     }
 
-    /// The exact undo of a change that was cut off or failed: before compared with now. A file that
-    /// it left empty is put back first, so that the next run finds what the first one found.
+    /// The exact undo of a change that was interrupted or failed: the state before is compared with
+    /// the state now. A file that it left empty is restored first, so that the next run starts from
+    /// the same content as the interrupted one.
     ///
     /// # Errors
-    /// When the machine could not be looked at.
+    /// When the machine could not be read.
     pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
-        // Whoever was cut off in the middle of a transaction left timers paused.
+        // A run that was interrupted in the middle of a transaction left timers paused.
         self.resume_paused().await?;
         if let Undo::Packages {
             transaction,
@@ -213,17 +215,19 @@ impl Applier {
         {
             return Ok(Undo::Packages {
                 transaction: transaction.clone(),
-                effects: Some(Box::new(self.effects_once_over(transaction, sink).await?)),
+                effects: Some(Box::new(
+                    self.effects_of_interrupted(transaction, sink).await?,
+                )),
             });
         }
-        self.mend_files(undo)?;
+        self.restore_emptied_files(undo)?;
         self.refine(undo.clone()).await
     }
 
-    /// Undoes it.
+    /// Undoes a change.
     ///
     /// # Errors
-    /// When it failed; it stands then.
+    /// When it failed; the change is still in effect then.
     pub async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         match undo {
             Undo::Nothing { why } => Ok(Reverted::Nothing { why: why.clone() }),
@@ -294,7 +298,7 @@ impl Applier {
         }
     }
 
-    /// Runs a command to its end, line by line to the sink.
+    /// Runs a command to its end and passes each output line to the sink.
     pub(super) async fn exec(&self, cmd: &Cmd, sink: &dyn Sink) -> Result<Output, ExecError> {
         self.host
             .exec

@@ -1,5 +1,5 @@
-//! Backups of files and inventories: below the state folder, named by the SHA-256 of what is in
-//! them, so that one content is stored once and damage is noticed.
+//! Backups of files and inventories: below the state folder, named by the SHA-256 of their
+//! content, so that one content is stored once and damage is noticed.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ impl Backups {
         }
     }
 
-    /// Stores a content; gives its name.
+    /// Stores a content; returns its name.
     pub(super) fn save(&self, content: &[u8]) -> Result<String, ChangeError> {
         let name = sha256(content);
         let path = self.folder.join(&name);
@@ -32,14 +32,14 @@ impl Backups {
             .read(&path)?
             .is_some_and(|stored| stored == content);
         if !whole {
-            // What people put into files below `/etc` is for root alone, so the folder is, too.
+            // Files below `/etc` may be readable by root alone, so the folder is, too.
             self.files.create_folder(&self.folder, 0o700)?;
             self.files.write(&path, content, 0o600)?;
         }
         Ok(name)
     }
 
-    /// Gives a content back.
+    /// Reads a stored content.
     pub(super) fn load(&self, name: &str) -> Result<Vec<u8>, ChangeError> {
         let path = self.folder.join(name);
         let content = self.files.read(&path)?;
@@ -48,8 +48,8 @@ impl Backups {
             found => Err(ChangeError::Backup {
                 path,
                 why: match found {
-                    None => "it is not there",
-                    Some(_) => "it is not what was stored",
+                    None => "it is missing",
+                    Some(_) => "its content is not what was stored",
                 },
             }),
         }
@@ -62,7 +62,7 @@ mod tests {
     use crate::host::{ReadFiles, fake};
 
     #[test]
-    fn stored_once_for_root_alone_and_damage_is_noticed() {
+    fn a_content_is_stored_once_for_root_alone_and_damage_is_noticed() {
         let (host, fakes) = fake::host();
         let backups = Backups::new(host.files.clone(), "/var/lib/gpu-bootstrap".into());
         let name = backups.save(b"secret").unwrap();
@@ -77,7 +77,7 @@ mod tests {
         fakes.files.put(&path, "other");
         assert!(backups.load(&name).is_err());
         assert!(backups.load("00").is_err());
-        // A damaged backup is mended when the content comes by again.
+        // A damaged backup is repaired when the same content is saved again.
         assert_eq!(backups.save(b"secret").unwrap(), name);
         assert_eq!(backups.load(&name).unwrap(), b"secret");
     }

@@ -1,9 +1,9 @@
-//! Changes in words.
+//! The description of a change for people.
 
 use crate::change::{Change, Probe};
 
 impl Change {
-    /// One line for people, in the imperative: plan, progress and journal show it.
+    /// One line in the imperative, which plan, progress and journal show.
     #[must_use]
     pub fn summary(&self) -> String {
         match self {

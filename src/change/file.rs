@@ -1,19 +1,19 @@
-//! Files: written and removed whole, with what was there before among the backups.
+//! Files: written and removed as a whole; their former content is backed up.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Applier, ChangeError, FileAfter, FileBefore, Reverted, Saved, Undo};
 use crate::host::{Kind, Stat, digest::sha256, files::leftovers};
 
-/// A file as it is now, in the terms of an undo.
+/// The state of a file now.
 #[derive(Debug, PartialEq, Eq)]
-struct Now {
+struct FileNow {
     stat: Option<Stat>,
     after: FileAfter,
 }
 
 impl Applier {
-    /// How files that are about to be written or removed are put back. `after` says what the
+    /// The undo of files that are about to be written or removed. `after` says what the
     /// change leaves at each path.
     pub(super) fn capture_files(
         &self,
@@ -37,7 +37,7 @@ impl Applier {
                 }
             }
         }
-        // A folder sorts before what is in it.
+        // A folder sorts before its content.
         created_folders.sort();
         Ok(Undo::RestoreFiles {
             files,
@@ -46,7 +46,7 @@ impl Applier {
         })
     }
 
-    /// The undo of [`Applier::capture_files`], knowing what is there now that the change ended.
+    /// Completes the undo of [`Applier::capture_files`] after the change.
     pub(super) fn refine_files(&self, undo: Undo) -> Result<Undo, ChangeError> {
         let Undo::RestoreFiles {
             mut files,
@@ -58,7 +58,7 @@ impl Applier {
         };
         for file in &mut files {
             if file.after == FileAfter::Unknown {
-                file.after = self.look(&file.path)?.after;
+                file.after = self.file_now(&file.path)?.after;
             }
         }
         Ok(Undo::RestoreFiles {
@@ -68,19 +68,23 @@ impl Applier {
         })
     }
 
-    /// Mends what whoever was cut off left. A tool had emptied a file, to write it anew: most do it
-    /// in this order, and a power cut leaves it without a byte, or with NULs in their number. There
-    /// is nobody's work in such a file, and the tool and the daemon both refuse it.
-    pub(super) fn mend_files(&self, undo: &Undo) -> Result<(), ChangeError> {
+    /// Restores files that an interrupted tool left empty. Most tools truncate a file before they
+    /// write it, and a power cut in between leaves it empty or full of NUL bytes. Such a file holds
+    /// nobody's work, and both the tool and the daemon refuse it.
+    pub(super) fn restore_emptied_files(&self, undo: &Undo) -> Result<(), ChangeError> {
         match undo {
-            Undo::RestoreFiles { files, .. } => files.iter().try_for_each(|file| self.mend(file)),
-            Undo::Several { undos } => undos.iter().try_for_each(|undo| self.mend_files(undo)),
+            Undo::RestoreFiles { files, .. } => {
+                files.iter().try_for_each(|file| self.restore_emptied(file))
+            }
+            Undo::Several { undos } => undos
+                .iter()
+                .try_for_each(|undo| self.restore_emptied_files(undo)),
             _ => Ok(()),
         }
     }
 
-    fn mend(&self, file: &FileBefore) -> Result<(), ChangeError> {
-        self.sweep(&file.path)?;
+    fn restore_emptied(&self, file: &FileBefore) -> Result<(), ChangeError> {
+        self.remove_temporary_files(&file.path)?;
         if file.after != FileAfter::Unknown {
             return Ok(());
         }
@@ -94,8 +98,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Removes what a writer of ours that was killed left beside a file.
-    fn sweep(&self, path: &Utf8Path) -> Result<(), ChangeError> {
+    /// Removes temporary files that a killed run of this program left beside a file.
+    fn remove_temporary_files(&self, path: &Utf8Path) -> Result<(), ChangeError> {
         for leftover in leftovers(&*self.host.files, path)? {
             self.host.files.remove(&leftover)?;
         }
@@ -129,7 +133,7 @@ impl Applier {
         }))
     }
 
-    fn look(&self, path: &Utf8Path) -> Result<Now, ChangeError> {
+    fn file_now(&self, path: &Utf8Path) -> Result<FileNow, ChangeError> {
         let files = &self.host.files;
         let stat = files.stat(path)?;
         let after = match stat.as_ref().map(|stat| &stat.kind) {
@@ -145,10 +149,10 @@ impl Applier {
             },
             Some(Kind::Folder | Kind::CharDevice(..) | Kind::Other) => FileAfter::Unknown,
         };
-        Ok(Now { stat, after })
+        Ok(FileNow { stat, after })
     }
 
-    /// Writes a file; a file that is there keeps its owner.
+    /// Writes a file; an existing file keeps its owner.
     pub(super) fn write_file(
         &self,
         path: &Utf8Path,
@@ -167,7 +171,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Puts files back, each only if it still is what the change left there.
+    /// Restores files, each only if it is still as the change left it.
     pub(super) fn restore_files(
         &self,
         files: &[FileBefore],
@@ -191,10 +195,10 @@ impl Applier {
 
     fn restore(&self, file: &FileBefore) -> Result<Reverted, ChangeError> {
         let path = &file.path;
-        // A former undo may have been killed while it wrote.
-        self.sweep(path)?;
-        let now = self.look(path)?;
-        if same(&now, file.before.as_ref()) {
+        // An earlier undo may have been killed while it wrote.
+        self.remove_temporary_files(path)?;
+        let now = self.file_now(path)?;
+        if is_restored(&now, file.before.as_ref()) {
             return Ok(Reverted::Nothing {
                 why: format!("`{path}` is as it was"),
             });
@@ -203,9 +207,9 @@ impl Applier {
             return Ok(Reverted::Left {
                 what: format!("`{path}`"),
                 why: if now.after == FileAfter::Absent {
-                    "somebody has removed it since".to_owned()
+                    "it was removed after this program wrote it".to_owned()
                 } else {
-                    "somebody has changed it since".to_owned()
+                    "it was changed after this program wrote it".to_owned()
                 },
             });
         }
@@ -233,7 +237,8 @@ impl Applier {
     }
 }
 
-fn same(now: &Now, before: Option<&Saved>) -> bool {
+/// Whether a file is as it was before the change.
+fn is_restored(now: &FileNow, before: Option<&Saved>) -> bool {
     match (&now.stat, before) {
         (None, None) => true,
         (Some(stat), Some(saved)) => match (&now.after, &saved.link) {
@@ -248,7 +253,7 @@ fn same(now: &Now, before: Option<&Saved>) -> bool {
     }
 }
 
-/// A unified diff of a file and what replaces it; `before` is `None` where there is no file.
+/// A unified diff of a file and its new content; `before` is `None` if there is no file.
 pub(super) fn diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String {
     let old = before.map_or_else(|| "/dev/null".to_owned(), |_| format!("a{path}"));
     similar::TextDiff::from_lines(before.unwrap_or_default(), after)

@@ -1,4 +1,4 @@
-//! Container images: pulled, and removed where they were not there before.
+//! Container images: pulled, and removed by undo if they were not there before.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
     tools::{ctr, docker},
 };
 
-/// Waiting times between attempts: registries limit, and networks break.
+/// Waiting times between attempts: registries limit rates, and networks fail for a while.
 const BACKOFF: [Duration; 3] = [
     Duration::from_secs(5),
     Duration::from_secs(20),
@@ -17,7 +17,7 @@ const BACKOFF: [Duration; 3] = [
 ];
 
 impl Applier {
-    /// Whether the runtime has the image; `None` where its client is not installed.
+    /// Whether the runtime has the image; `None` if its client is not installed.
     pub(super) async fn has_image(
         &self,
         runtime: RuntimeKind,
@@ -41,7 +41,7 @@ impl Applier {
         match runtime {
             RuntimeKind::Docker => {
                 if !output.ok() && !output.stderr.to_lowercase().contains("no such image") {
-                    // A daemon that does not answer has not said that the image is not there.
+                    // A daemon that does not answer has not said that the image is missing.
                     let source = output.success(query.cmd()).err();
                     return source.map_or(Ok(Some(true)), |source| {
                         Err(ChangeError::Tool {
@@ -93,10 +93,10 @@ impl Applier {
             RuntimeKind::Docker => docker::pull(image),
             RuntimeKind::Containerd => ctr::pull(ctr::KUBERNETES, image),
         };
-        self.pull_with_patience(image, &cmd, sink).await
+        self.pull_with_retries(image, &cmd, sink).await
     }
 
-    async fn pull_with_patience(
+    async fn pull_with_retries(
         &self,
         image: &str,
         cmd: &Cmd,
@@ -113,7 +113,7 @@ impl Applier {
                 ChangeError::Tool {
                     source: ExecError::Failed { tail, .. },
                     ..
-                } => !for_good(tail),
+                } => !is_permanent(tail),
                 _ => false,
             };
             let (true, Some(pause)) = (passes, pauses.next()) else {
@@ -139,7 +139,7 @@ impl Applier {
             }
             Some(false) => {
                 return Ok(Reverted::Nothing {
-                    why: format!("the image `{image}` is not there"),
+                    why: format!("the image `{image}` is already gone"),
                 });
             }
             Some(true) => {}
@@ -156,8 +156,8 @@ impl Applier {
     }
 }
 
-/// A registry's answer that another attempt will not change.
-fn for_good(tail: &str) -> bool {
+/// Whether a registry's answer is permanent, so that another attempt cannot change it.
+fn is_permanent(tail: &str) -> bool {
     let text = tail.to_lowercase();
     [
         "manifest unknown",
@@ -174,14 +174,14 @@ fn for_good(tail: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::for_good;
+    use super::is_permanent;
 
     #[test]
-    fn only_passing_faults_are_tried_again() {
-        assert!(for_good("manifest for x:1 not found: manifest unknown"));
-        assert!(for_good("pull access denied for x"));
-        assert!(!for_good("net/http: TLS handshake timeout"));
-        assert!(!for_good(
+    fn only_transient_failures_are_retried() {
+        assert!(is_permanent("manifest for x:1 not found: manifest unknown"));
+        assert!(is_permanent("pull access denied for x"));
+        assert!(!is_permanent("net/http: TLS handshake timeout"));
+        assert!(!is_permanent(
             "toomanyrequests: You have reached your pull rate limit"
         ));
     }

@@ -1,7 +1,7 @@
-//! The verbs: everything that this program ever does to a machine. Each can be described, applied
-//! and undone; what undoing takes is captured from the machine before the change.
+//! The verbs: everything that this program can do to a machine. Each can be described, applied
+//! and undone; what its undo needs is captured from the machine before the change.
 //!
-//! The set is closed on purpose: a step cannot invent a way of changing the machine, so no step
+//! The set is closed on purpose: a step cannot invent a way to change the machine, so no step
 //! can forget the dry run or the undo.
 
 mod applier;
@@ -39,7 +39,7 @@ use crate::config::desired::{PackageWish, Repository};
 pub enum Change {
     /// Write a file atomically.
     WriteFile {
-        /// Where.
+        /// Its path.
         #[schemars(with = "String")]
         path: Utf8PathBuf,
         /// The whole content.
@@ -49,19 +49,19 @@ pub enum Change {
     },
     /// Fetch a repository's key, compare its fingerprint, write keyring and source.
     AddRepository {
-        /// Which.
+        /// The repository.
         repository: Repository,
     },
-    /// Read the package lists anew; at most once per run unless a repository was added since.
+    /// Download the package lists again; at most once per run unless a repository was added since.
     RefreshRepositories,
     /// Install packages; those of all ready steps become one transaction.
     InstallPackages {
-        /// What.
+        /// The packages.
         packages: Vec<PackageWish>,
         /// Packages whose removal is part of the plan.
         removing: Vec<String>,
     },
-    /// Finish what an interrupted package manager left half done.
+    /// Repair packages that an interrupted package manager left half done.
     RepairPackages,
     /// Hold every installed package whose name matches.
     HoldPackages {
@@ -70,19 +70,19 @@ pub enum Change {
     },
     /// Enable a unit, and start it.
     EnableUnit {
-        /// Which.
+        /// The unit.
         unit: String,
         /// Start it now.
         start: bool,
     },
     /// Restart a unit so that it reads its configuration.
     RestartUnit {
-        /// Which.
+        /// The unit.
         unit: String,
     },
     /// Load a kernel module.
     LoadModule {
-        /// Which.
+        /// The kernel module.
         module: String,
     },
     /// Rebuild the initial RAM filesystems of these kernels.
@@ -97,9 +97,9 @@ pub enum Change {
         /// Kernel release.
         kernel: String,
     },
-    /// Run a tool that writes files which are named here, and nothing else.
+    /// Run a tool that writes the files named here, and nothing else.
     RunTool {
-        /// What it is for, as `register the nvidia runtime with docker`.
+        /// The purpose, for example `register the nvidia runtime with docker`.
         purpose: String,
         /// Program and arguments.
         command: Vec<String>,
@@ -107,21 +107,20 @@ pub enum Change {
         #[schemars(with = "Vec<String>")]
         writes: Vec<Utf8PathBuf>,
     },
-    /// Run a probe. What stays is its record, so that a run on a machine where nothing moved need not
-    /// probe again.
+    /// Run a probe. Its record stays, so that a later run probes again only if an input changed.
     RunProbe {
-        /// Which probe.
+        /// The probe.
         probe: Probe,
         /// Where success is recorded, below the state folder.
         #[schemars(with = "String")]
         record: Utf8PathBuf,
-        /// What the probe depends on (versions, devices), one `name=value` a line; it is written
+        /// What the probe depends on (versions, devices), one `name=value` per line; it is written
         /// to `record` as it is.
         inputs: String,
     },
     /// Reboot: a barrier.
     Reboot {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
@@ -136,20 +135,20 @@ pub enum Change {
 pub enum Probe {
     /// A container sees the device nodes and the driver's libraries.
     ContainerSeesGpus {
-        /// By which runtime.
+        /// The container runtime.
         runtime: crate::config::desired::RuntimeKind,
-        /// In which image; `None` is our own probe image.
+        /// The image; `None` is the program's own probe image.
         image: Option<String>,
-        /// How many GPUs it must see.
+        /// The number of GPUs that the container must see.
         gpus: usize,
-        /// The driver version whose libraries it must see.
+        /// The driver version whose libraries the container must see.
         driver: String,
-        /// Bound in seconds.
+        /// The time limit in seconds.
         timeout_seconds: u64,
     },
 }
 
-/// What the engine must hold while a change is applied.
+/// A lock that the engine holds while it applies a change.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -165,12 +164,12 @@ pub enum Lock {
     Cluster,
 }
 
-/// Hears about a change while it is applied.
+/// Receives the output and the progress of a change while it is applied.
 pub trait Sink: Send + Sync {
     /// A line that a tool printed.
     fn line(&self, line: &str);
-    /// How far it is: done, of how many if that is known, of what (`bytes`, `packages`, …).
+    /// Progress: the amount done, the total if it is known, and the unit (`bytes`, `packages`, …).
     fn progress(&self, current: u64, total: Option<u64>, unit: &str);
-    /// An attempt failed and will be repeated.
+    /// An attempt failed and is repeated after a pause.
     fn retry(&self, message: &str, in_seconds: f64);
 }

@@ -1,4 +1,4 @@
-//! Kernel modules and what the kernel boots with: load, unload, build, initial RAM filesystems.
+//! Kernel modules and initial RAM filesystems: load, unload, build, rebuild.
 
 use camino::Utf8PathBuf;
 
@@ -26,11 +26,11 @@ impl Applier {
         })
     }
 
-    /// A file that names modules for every boot: undone, it is gone, and those that it loaded go
-    /// with it. Until the first boot with it they may not be there.
+    /// The undo of a file that names modules to load at every boot: the file is removed and its
+    /// modules are unloaded. Before the first boot with the file they may not be loaded yet.
     pub(super) fn capture_autoload(&self, content: &str, files: Undo) -> Result<Undo, ChangeError> {
         let mut undos = Vec::new();
-        // What needs another is named after it.
+        // A module is named after the modules that it needs.
         for module in kmod::named_for_boot(content).rev() {
             match self.capture_load(module)? {
                 Undo::Nothing { .. } => {}
@@ -63,7 +63,7 @@ impl Applier {
         } else {
             Err(ChangeError::Unreadable {
                 what: format!("load kernel module `{module}`"),
-                why: "`modprobe` succeeded, and the module is not loaded".to_owned(),
+                why: "`modprobe` succeeded, but the module is not loaded".to_owned(),
             })
         }
     }
@@ -95,8 +95,8 @@ impl Applier {
         Ok(kmod::parse_loaded(&text.unwrap_or_default()))
     }
 
-    /// Unloads what was loaded, with the modules that came on top of it: none of them can have been
-    /// there before. What somebody has open stays until the next boot.
+    /// Unloads a module and all modules that use it: none of them can have been loaded before it.
+    /// A module that a process has open stays until the next boot.
     pub(super) async fn revert_load(
         &self,
         module: &str,
@@ -110,17 +110,21 @@ impl Applier {
         let stack = kmod::with_holders(&self.loaded_modules()?, module);
         if stack.is_empty() {
             return Ok(Reverted::Nothing {
-                why: format!("`{module}` is no module that can be unloaded"),
+                why: format!("`{module}` is not a module that can be unloaded"),
             });
         }
         if let Some(open) = stack.iter().find(|one| one.others() > 0) {
             return Ok(Reverted::Left {
                 what: format!("kernel module `{module}`, until the next boot"),
-                why: format!("`{}` is in use by {}", open.name, opened(open.others())),
+                why: format!(
+                    "`{}` is in use by {}",
+                    open.name,
+                    open_handles(open.others())
+                ),
             });
         }
         for one in &stack {
-            // By its name alone: its file and what `modprobe` is told of it may be gone.
+            // By its name alone: its file and its `modprobe` configuration may be gone.
             let what = format!("unload kernel module `{}`", one.name);
             if let Err(error) = (self.modprobe(&what, &kmod::remove(&one.name), sink)).await {
                 return Ok(Reverted::Left {
@@ -170,14 +174,14 @@ impl Applier {
             if self.host.files.stat(&image)?.is_none() {
                 return Err(ChangeError::Unreadable {
                     what,
-                    why: format!("`{image}` is not there"),
+                    why: format!("`{image}` was not written"),
                 });
             }
         }
         Ok(())
     }
 
-    /// What DKMS knows about a module.
+    /// The builds of a module that DKMS knows.
     async fn builds(&self, module: &str) -> Result<Vec<dkms::Status>, ChangeError> {
         let query = dkms::status(module);
         let output = self
@@ -297,7 +301,7 @@ impl Applier {
     }
 }
 
-fn opened(others: u64) -> String {
+fn open_handles(others: u64) -> String {
     format!("{others} open file(s) or device(s)")
 }
 

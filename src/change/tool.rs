@@ -1,4 +1,4 @@
-//! Tools that write files which the change names, and the reboot.
+//! Tools that write the files that the change names, and the reboot.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use camino::Utf8PathBuf;
 use super::{Applier, ChangeError, FileAfter, Sink, Undo};
 use crate::host::{Cmd, Kind};
 
-/// `nvidia-ctk` and its like answer in seconds; on a sick GPU they hang.
+/// The time limit of a tool: `nvidia-ctk` and the like need seconds, but hang on a faulty GPU.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 impl Applier {
@@ -18,11 +18,11 @@ impl Applier {
     ) -> Result<Undo, ChangeError> {
         if writes.is_empty() {
             return Ok(Undo::Impossible {
-                what: format!("what this did: {purpose}"),
-                why: "the tool that did it has no way back".to_owned(),
+                what: format!("the effect of this: {purpose}"),
+                why: "the tool cannot undo it".to_owned(),
             });
         }
-        // A link stays a link: the file that it leads to is what the tool writes.
+        // A link stays a link: the tool writes the target of the link.
         let files: Vec<Utf8PathBuf> = (writes.iter())
             .map(|path| Ok((self.host.files.resolve(path)?).unwrap_or_else(|| path.clone())))
             .collect::<Result<_, ChangeError>>()?;
@@ -43,19 +43,19 @@ impl Applier {
             });
         };
         for folder in writes.iter().filter_map(|path| path.parent()) {
-            // Not every tool makes the folders that it writes to.
+            // Not every tool creates the folders that it writes to.
             if self.host.files.stat(folder)?.is_none() {
                 self.host.files.create_folder(folder, 0o755)?;
             }
         }
         let cmd = Cmd::new(program, args.iter().cloned()).deadline(DEADLINE);
         self.tool(purpose, &cmd, sink).await?;
-        self.keep(writes)
+        self.sync(writes)
     }
 
-    /// Makes durable what a tool wrote: most do not, and the record that it was applied must not
-    /// outlive a power cut that the file does not.
-    fn keep(&self, writes: &[Utf8PathBuf]) -> Result<(), ChangeError> {
+    /// Syncs the files that a tool wrote to disk. Most tools do not, and after a power cut the
+    /// journal must not say that the change was applied while the file is lost.
+    fn sync(&self, writes: &[Utf8PathBuf]) -> Result<(), ChangeError> {
         let files = &self.host.files;
         for path in writes {
             let Some(path) = files.resolve(path)? else {

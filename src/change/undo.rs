@@ -1,5 +1,5 @@
-//! What undoing a change takes, as data: captured from the machine before the change, refined
-//! after it, kept in the journal. Only what we changed is ever undone.
+//! The undo of a change, as data: captured from the machine before the change, completed after it,
+//! and kept in the journal. Only what this program changed is ever undone.
 
 use camino::Utf8PathBuf;
 use schemars::JsonSchema;
@@ -16,65 +16,65 @@ use crate::config::desired::RuntimeKind;
     rename_all_fields = "kebab-case"
 )]
 pub enum Undo {
-    /// Nothing stays of the change.
+    /// The change leaves nothing that must be undone.
     Nothing {
         /// Why there is nothing to undo.
         why: String,
     },
-    /// There is no way back.
+    /// The change cannot be undone.
     Impossible {
         /// What stays.
         what: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Put files back as they were.
+    /// Restore files.
     RestoreFiles {
-        /// Each file that the change writes or removes.
+        /// All files that the change writes or removes.
         files: Vec<FileBefore>,
-        /// Folders that the change created, outermost first; removed where empty.
+        /// Folders that the change created, outermost first; removed if they are empty.
         #[schemars(with = "Vec<String>")]
         created_folders: Vec<Utf8PathBuf>,
-        /// What must follow so that the restored files count.
+        /// What must follow so that the restored files take effect.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         then: Vec<Afterwards>,
     },
-    /// Take back what a transaction of the package manager did.
+    /// Undo a transaction of the package manager.
     Packages {
-        /// The name of the transaction's record, which is kept from its first command on.
+        /// The name of the transaction's record, which exists from its first command on.
         #[serde(rename = "before")]
         transaction: String,
         /// What the transaction did; `None` while it has not ended.
         #[serde(rename = "traces")]
         effects: Option<Box<Effects>>,
     },
-    /// Take holds away that the change set.
+    /// Release holds that the change set.
     Unhold {
-        /// Held before the change; these stay held.
+        /// Packages held before the change; these stay held.
         before: Vec<String>,
-        /// Held by the change; `None` while it has not ended.
+        /// Packages held by the change; `None` while it has not ended.
         held: Option<Vec<String>>,
     },
-    /// Put a unit back to how it was.
+    /// Restore the state of a unit.
     RestoreUnit {
-        /// Which.
+        /// The unit.
         unit: String,
-        /// It was enabled.
+        /// Whether it was enabled.
         enabled: bool,
-        /// It was masked.
+        /// Whether it was masked.
         masked: bool,
-        /// It was running; `None`: the change neither started nor stopped it, and undoing it does
-        /// not either. The unit that goes on after a reboot is undone from within itself.
+        /// Whether it was running. `None`: the change neither started nor stopped it, nor does its
+        /// undo, because the unit that resumes a run after a reboot runs this undo itself.
         active: Option<bool>,
     },
-    /// Let something read again what older undos put back.
+    /// Make services read again what earlier undos restored.
     Afterwards {
         /// What follows, in order.
         then: Vec<Afterwards>,
     },
     /// Unload a module that the change loaded.
     UnloadModule {
-        /// Which.
+        /// The kernel module.
         module: String,
     },
     /// Remove a DKMS module from one kernel.
@@ -88,19 +88,19 @@ pub enum Undo {
     },
     /// Remove an image that the change pulled.
     RemoveImage {
-        /// By which runtime.
+        /// The container runtime.
         runtime: RuntimeKind,
-        /// Which.
+        /// The image.
         image: String,
     },
-    /// Several, the first to be undone first.
+    /// Several undos, in the order in which they run.
     Several {
-        /// Which.
+        /// The undos.
         undos: Vec<Undo>,
     },
 }
 
-/// What follows when files are back.
+/// What follows after files were restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     tag = "then",
@@ -108,33 +108,33 @@ pub enum Undo {
     rename_all_fields = "kebab-case"
 )]
 pub enum Afterwards {
-    /// A unit that runs reads its configuration anew.
+    /// A running unit reads its configuration again.
     RestartUnit {
-        /// Which.
+        /// The unit.
         unit: String,
     },
-    /// The initial RAM filesystem of a kernel holds a copy of them.
+    /// The initial RAM filesystem of a kernel, which contains a copy of the files, is rebuilt.
     RebuildInitramfs {
         /// The kernel release.
         kernel: String,
     },
 }
 
-/// A file before a change, and after.
+/// A file before and after a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct FileBefore {
-    /// Which.
+    /// Its path.
     #[schemars(with = "String")]
     pub path: Utf8PathBuf,
-    /// What was there; `None`: nothing.
+    /// The file before the change; `None` if there was none.
     pub before: Option<Saved>,
-    /// What the change leaves there: if it is something else by the time of undoing, somebody
-    /// else has been at it.
+    /// The file after the change. If the file differs from it at the time of the undo, somebody
+    /// else has changed it.
     pub after: FileAfter,
 }
 
-/// A file after a change.
+/// The state of a file after a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     tag = "is",
@@ -142,9 +142,9 @@ pub struct FileBefore {
     rename_all_fields = "kebab-case"
 )]
 pub enum FileAfter {
-    /// The change has not ended and does not say.
+    /// Unknown, because the change has not ended.
     Unknown,
-    /// Nothing is there.
+    /// There is no file.
     Absent,
     /// A file with this content.
     File {
@@ -153,17 +153,17 @@ pub enum FileAfter {
     },
     /// A symbolic link.
     Link {
-        /// To where.
+        /// The target of the link.
         #[schemars(with = "String")]
         target: Utf8PathBuf,
     },
 }
 
-/// A saved file.
+/// A backed up file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Saved {
-    /// SHA-256 of the content: its name among the backups. Of a link, of its target.
+    /// SHA-256 of the content, which is the name of the backup; for a link, of its target.
     pub sha256: String,
     /// Permission bits.
     pub mode: u32,
@@ -171,35 +171,35 @@ pub struct Saved {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// The target, if it was a symbolic link; there is no backup then.
+    /// The target if it was a symbolic link; then there is no backup.
     #[schemars(with = "Option<String>")]
     pub link: Option<Utf8PathBuf>,
 }
 
-/// How undoing ended.
+/// The result of an undo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reverted {
-    /// It is undone.
+    /// The change is undone.
     Done {
-        /// What was done, for people.
+        /// What was done, for the user.
         what: String,
     },
-    /// There was nothing to do.
+    /// There was nothing to undo.
     Nothing {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It stays.
+    /// A part of the change stays.
     Left {
         /// What stays.
         what: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
 impl Undo {
-    /// Whether nothing stays of the change.
+    /// Whether there is nothing to undo.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         match self {
@@ -216,13 +216,13 @@ impl Undo {
         }
     }
 
-    /// Whether it unloads a kernel module.
+    /// Whether the undo unloads a kernel module.
     #[must_use]
     pub fn unloads(&self) -> bool {
         self.split_unloading().0.is_some()
     }
 
-    /// What it unloads of kernel modules, and all else that it does.
+    /// Splits the undo into the part that unloads kernel modules and the rest.
     #[must_use]
     pub fn split_unloading(&self) -> (Option<Self>, Option<Self>) {
         match self {
@@ -244,8 +244,9 @@ impl Undo {
         }
     }
 
-    /// This and the undo of the change just before it as one, where one does the work of both: two
-    /// purges are one run of the package manager, and a restart must come after the file it is for.
+    /// Merges this undo and that of the preceding change, if one can do the work of both: two
+    /// purges are one run of the package manager, and a restart must follow the file that it is
+    /// for.
     #[must_use]
     pub fn merge(&self, older: &Self) -> Option<Self> {
         match (self, older) {
@@ -272,9 +273,9 @@ impl Undo {
             ) => Some(Self::RestoreFiles {
                 files: files.clone(),
                 created_folders: created_folders.clone(),
-                then: both(theirs, mine),
+                then: union(theirs, mine),
             }),
-            // The newer files go back first, which also sets the order when one file is in both.
+            // The newer files are restored first: a file that is in both ends in its oldest state.
             (
                 Self::RestoreFiles {
                     files: mine,
@@ -289,11 +290,11 @@ impl Undo {
             ) if !my_then.is_empty() => Some(Self::RestoreFiles {
                 files: mine.iter().chain(files).cloned().collect(),
                 created_folders: created_folders.iter().chain(my_folders).cloned().collect(),
-                then: both(then, my_then),
+                then: union(then, my_then),
             }),
             (Self::Afterwards { then: mine }, Self::Afterwards { then: theirs }) => {
                 Some(Self::Afterwards {
-                    then: both(theirs, mine),
+                    then: union(theirs, mine),
                 })
             }
             _ => None,
@@ -301,8 +302,8 @@ impl Undo {
     }
 }
 
-/// Each of both once.
-fn both(older: &[Afterwards], newer: &[Afterwards]) -> Vec<Afterwards> {
+/// The entries of both lists without duplicates.
+fn union(older: &[Afterwards], newer: &[Afterwards]) -> Vec<Afterwards> {
     let mut all: Vec<Afterwards> = Vec::new();
     for one in older.iter().chain(newer) {
         if !all.contains(one) {
@@ -313,7 +314,7 @@ fn both(older: &[Afterwards], newer: &[Afterwards]) -> Vec<Afterwards> {
 }
 
 impl Reverted {
-    /// Several endings as one: what stays outweighs what is done, and that outweighs nothing.
+    /// Combines results: `Left` outweighs `Done`, and `Done` outweighs `Nothing`.
     #[must_use]
     pub fn of(endings: Vec<Self>) -> Self {
         let (mut done, mut nothing, mut left, mut whys) = (vec![], vec![], vec![], vec![]);
@@ -376,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_outweighs_the_rest() {
+    fn a_part_that_stays_outweighs_the_other_results() {
         let done = Reverted::Done { what: "a".into() };
         let left = Reverted::Left {
             what: "b".into(),

@@ -1,4 +1,4 @@
-//! Units: enabled, started, restarted, and put back.
+//! Units: enabled, started, restarted, and restored.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::{
     },
 };
 
-/// How long a unit may take to come up after systemd said that it started it.
-const SETTLE: Duration = Duration::from_secs(60);
+/// The time limit for a unit to become active after systemd has started it.
+const START_TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Between two looks.
+/// The pause between two reads of the unit's state.
 const POLL: Duration = Duration::from_millis(500);
 
 impl Applier {
@@ -33,7 +33,7 @@ impl Applier {
             })?;
         systemctl::parse_show(&output.stdout).ok_or_else(|| ChangeError::Unreadable {
             what: what(),
-            why: format!("`{}` is no answer", output.stdout.trim()),
+            why: format!("`{}` is not a unit state", output.stdout.trim()),
         })
     }
 
@@ -95,8 +95,8 @@ impl Applier {
         self.bring_up("restart", unit, sink).await
     }
 
-    /// systemd reads unit files again only where it must: it re-applies the device rules of all
-    /// running containers then, and some lose their GPUs by that.
+    /// Makes systemd reload unit files only if it must: a reload re-applies the device rules of all
+    /// running containers, and some lose their GPUs by that.
     async fn reload_if_needed(&self, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
         let query = systemctl::needs_reload(unit);
         let what = "ask whether unit files changed";
@@ -112,7 +112,7 @@ impl Applier {
             })?;
         if systemctl::parse_needs_reload(&output.stdout) {
             self.tool(
-                "make systemd read its units again",
+                "make systemd reload its units",
                 &systemctl::daemon_reload(),
                 sink,
             )
@@ -124,7 +124,7 @@ impl Applier {
     async fn bring_up(&self, verb: &str, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
         let what = format!("{verb} `{unit}`");
         if self.unit_state(unit).await?.active == "failed" {
-            // Without this a unit that failed often may not be started for a while.
+            // Otherwise systemd's start limit may refuse a unit that has failed often.
             self.tool(&what, &systemctl::act("reset-failed", unit), sink)
                 .await?;
         }
@@ -140,14 +140,14 @@ impl Applier {
         let started = clock.monotonic();
         loop {
             let state = self.unit_state(unit).await?;
-            // A unit that does its work and ends is as good as one that runs.
+            // A oneshot unit that has ended successfully counts as started.
             let ended_well = state.active == "inactive" && state.result == "success" && ran.ok();
             if ran.ok() && (state.is_active() || ended_well) {
                 return Ok(());
             }
             let waiting = ran.ok()
                 && matches!(state.active.as_str(), "activating" | "deactivating")
-                && clock.monotonic().saturating_sub(started) < SETTLE;
+                && clock.monotonic().saturating_sub(started) < START_TIME_LIMIT;
             if !waiting {
                 return Err(ChangeError::Unit {
                     what,
@@ -159,7 +159,7 @@ impl Applier {
         }
     }
 
-    /// What the unit wrote last; without a journal, what systemctl said.
+    /// The last journal lines of the unit; without a journal, the error of systemctl.
     async fn last_words(&self, unit: &str, ran: &Output) -> Result<Option<String>, ChangeError> {
         let journal = match self.host.reader().query(&systemctl::last_words(unit)).await {
             Ok(output) => output.stdout,
@@ -187,7 +187,7 @@ impl Applier {
     ) -> Result<Reverted, ChangeError> {
         let Some(now) = self.unit_state_if_any(unit).await? else {
             return Ok(Reverted::Nothing {
-                why: "systemd does not run here".to_owned(),
+                why: "systemd is not running".to_owned(),
             });
         };
         if !now.exists() {
@@ -224,7 +224,7 @@ impl Applier {
         })
     }
 
-    /// Lets units and initial RAM filesystems read files that were put back.
+    /// Makes units and initial RAM filesystems use restored files.
     pub(super) async fn afterwards(
         &self,
         then: &[Afterwards],
@@ -240,7 +240,7 @@ impl Applier {
                         .is_none()
                     {
                         Reverted::Nothing {
-                            why: format!("kernel {kernel} is not there any more"),
+                            why: format!("kernel {kernel} is not installed any more"),
                         }
                     } else {
                         self.rebuild_initramfs(std::slice::from_ref(kernel), sink)
@@ -262,16 +262,16 @@ impl Applier {
             .is_some_and(|state| state.is_active());
         if !running {
             return Ok(Reverted::Nothing {
-                why: format!("`{unit}` does not run"),
+                why: format!("`{unit}` is not running"),
             });
         }
         Ok(match self.restart_unit(unit, sink).await {
             Ok(()) => Reverted::Done {
                 what: format!("restarted `{unit}`"),
             },
-            // The files are back all the same.
+            // The files are restored in any case.
             Err(error) => Reverted::Left {
-                what: format!("`{unit}` with its old configuration unread"),
+                what: format!("`{unit}`, which still uses the configuration from before the undo"),
                 why: error.to_string(),
             },
         })

@@ -15,7 +15,7 @@ pub enum ConfigError {
     /// A file that was asked for is not there.
     #[error("read `{path}`: there is no such file")]
     MissingFile {
-        /// Which.
+        /// Its path.
         path: Utf8PathBuf,
     },
     /// Not TOML, or not of the form of a profile.

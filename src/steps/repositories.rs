@@ -43,7 +43,7 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
         let source = files.read_text(&backend.source(repository).0)?;
         state.repositories.push(OnDisk {
             theirs: match &source {
-                None => repository::of_others(backend, files, repository)?,
+                None => repository::configured_elsewhere(backend, files, repository)?,
                 Some(_) => None,
             },
             source,

@@ -1,4 +1,4 @@
-//! What can go wrong with a change, with the word for scripts and the advice for people.
+//! The errors of changes, each with a reason for scripts and a hint for people.
 
 mod modules;
 mod packages;
@@ -17,68 +17,68 @@ use crate::{
     host::{ExecError, FilesError},
 };
 
-/// The word of [`ChangeError::Stopped`]: nothing failed, and nothing was begun that needs an end.
+/// The reason of [`ChangeError::Stopped`]: nothing failed, and no command was left unfinished.
 pub const STOPPED: &str = "stopped";
 
-/// See the module.
+/// Why a change failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
     /// A file could not be read or written.
     #[error(transparent)]
     Files(#[from] FilesError),
-    /// A tool failed, and nothing more is known about why.
+    /// A tool failed, for a reason that has no class of its own.
     #[error("{what}")]
     Tool {
-        /// What was tried, as `restart docker.service`.
+        /// The action, for example `restart docker.service`.
         what: String,
         /// What happened.
         source: ExecError,
     },
-    /// A tool answered what cannot be understood.
+    /// The output of a tool, or the state of a file, is not as expected.
     #[error("{what}: {why}")]
     Unreadable {
-        /// What was tried.
+        /// The action.
         what: String,
-        /// What was expected and what was there.
+        /// What was expected and what was found.
         why: String,
     },
     /// A backup is missing or damaged.
     #[error("use the backup `{path}`: {why}")]
     Backup {
-        /// Where it should be.
+        /// Its path.
         path: Utf8PathBuf,
         /// What is wrong.
         why: &'static str,
     },
-    /// This version cannot do that.
+    /// This version does not support the change.
     #[error("{what} is not available in this version")]
     Unsupported {
-        /// What.
+        /// What is not supported.
         what: String,
     },
-    /// Somebody asked to stop while there was only waiting to do.
+    /// A request to stop ended a wait.
     #[error("{what}: asked to stop")]
     Stopped {
-        /// What was waited for.
+        /// The wait.
         what: String,
     },
-    /// A package transaction.
+    /// A package transaction failed or was refused.
     #[error(transparent)]
     Packages(#[from] PackageError),
-    /// A repository.
+    /// A repository was not added.
     #[error(transparent)]
     Repository(#[from] RepositoryError),
-    /// A unit did not become what it should.
+    /// A unit did not reach the wanted state.
     #[error("{what}: the unit is {state}{}", attached(.last_words))]
     Unit {
-        /// What was tried.
+        /// The action.
         what: String,
-        /// What it is.
+        /// Its state.
         state: String,
-        /// What it last wrote to the journal.
+        /// Its last lines in the journal.
         last_words: Option<String>,
     },
-    /// A kernel module.
+    /// A kernel module could not be loaded, unloaded or built.
     #[error(transparent)]
     Module(#[from] ModuleError),
     /// A probe failed.

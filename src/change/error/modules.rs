@@ -7,15 +7,15 @@ use crate::{
     tools::{kmod, packages::Fault},
 };
 
-/// See the module.
+/// Why the work on a kernel module failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// The kernel, or `modprobe`, refused it.
+    /// The kernel, or `modprobe`, refused the module.
     #[error("{what}")]
     Refused {
-        /// What was tried.
+        /// The action.
         what: String,
-        /// Its class.
+        /// The class of the failure.
         fault: kmod::Fault,
         /// What happened.
         source: ExecError,
@@ -23,13 +23,13 @@ pub enum ModuleError {
     /// A DKMS build failed.
     #[error("build kernel module `{module}` for {kernel}{}", attached(.log))]
     Build {
-        /// Which.
+        /// The DKMS name of the module.
         module: String,
-        /// For which kernel.
+        /// The kernel release.
         kernel: String,
         /// The end of the compiler's log.
         log: Option<String>,
-        /// What happened; nothing where DKMS does not know the module.
+        /// What happened; `None` if DKMS does not know the module.
         source: Option<Box<ExecError>>,
     },
 }

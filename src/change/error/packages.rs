@@ -9,65 +9,65 @@ use crate::{
     tools::packages::Fault,
 };
 
-/// See the module.
+/// Why a package transaction failed or was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageError {
-    /// Another package manager did not end in time.
+    /// Another package manager did not finish in time.
     #[error("wait for another package manager: after {waited} s {holder} still holds `{path}`")]
     Locked {
-        /// The lock.
+        /// The lock file.
         path: Utf8PathBuf,
-        /// Who has it, as `unattended-upgr (pid 812)`.
+        /// The process that holds it, for example `unattended-upgr (pid 812)`.
         holder: String,
-        /// Seconds waited.
+        /// Seconds that were waited.
         waited: u64,
     },
     /// The package manager failed.
     #[error("{what}{}", attached(.attachment))]
     Failed {
-        /// What was tried.
+        /// The action.
         what: String,
-        /// Its class.
+        /// The class of the failure.
         fault: Fault,
-        /// What to do about it.
+        /// What the user can do about it.
         hint: Option<&'static str>,
-        /// More words than the tool's own, as the tail of a compiler's log.
+        /// Further text, for example the end of a compiler's log.
         attachment: Option<String>,
         /// What happened.
         source: Box<ExecError>,
     },
-    /// The package database is half-configured.
+    /// Packages are half installed or half configured.
     #[error("start a package transaction: {} half done: {}", are(.packages), .packages.join(", "))]
     HalfDone {
         /// Which packages.
         packages: Vec<String>,
     },
-    /// No such version is offered.
+    /// No repository offers a version that matches.
     #[error("find a version of `{package}` that matches `{wanted}`: {offered}")]
     NoVersion {
         /// The package.
         package: String,
         /// The pattern, or `any`.
         wanted: String,
-        /// What is offered instead, in words.
+        /// What is offered instead, as a sentence part.
         offered: String,
-        /// What to do about it.
+        /// What the user can do about it.
         hint: Option<&'static str>,
     },
-    /// The transaction would do what the plan does not name.
-    #[error("agree to the package transaction: it {}", .reasons.join("; it "))]
+    /// The transaction would do something that the plan does not approve.
+    #[error("approve the package transaction: it {}", .reasons.join("; it "))]
     Refused {
-        /// What it would do, each.
+        /// What it would do, one entry per action, as `would …`.
         reasons: Vec<String>,
     },
-    /// The package manager succeeded and the result is another.
+    /// The package manager succeeded, but the result differs from the request.
     #[error("verify the installed packages: `{package}` is {found}, {wanted} is wanted")]
     NotVerified {
         /// The package.
         package: String,
-        /// What is there.
+        /// What is installed.
         found: String,
-        /// What should be.
+        /// What should be installed.
         wanted: String,
     },
 }

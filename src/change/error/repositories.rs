@@ -9,7 +9,7 @@ use crate::{
     tools::{openpgp::OpenPgpError, packages::Fault},
 };
 
-/// See the module.
+/// Why a repository was not added.
 #[derive(Debug, thiserror::Error)]
 pub enum RepositoryError {
     /// The key could not be fetched.
@@ -20,17 +20,17 @@ pub enum RepositoryError {
         /// What happened.
         source: HttpError,
     },
-    /// What was fetched is no key.
+    /// The downloaded file is not a key.
     #[error("read the key of repository `{repository}` from `{url}`")]
     NoKey {
         /// The repository.
         repository: String,
-        /// Where it came from.
+        /// The URL of the key.
         url: String,
-        /// What is wrong with it.
+        /// Why it cannot be parsed.
         source: OpenPgpError,
     },
-    /// The key is not the one that is trusted.
+    /// The downloaded key is not an accepted one.
     #[error(
         "trust the key of repository `{repository}`: `{url}` holds {}, and only {} is accepted",
         .found.join(", "),
@@ -39,11 +39,11 @@ pub enum RepositoryError {
     KeyMismatch {
         /// The repository.
         repository: String,
-        /// Where it came from.
+        /// The URL of the key.
         url: String,
-        /// Fingerprints found.
+        /// Fingerprints in the downloaded file.
         found: Vec<String>,
-        /// Fingerprints accepted.
+        /// Fingerprints that the profile accepts.
         accepted: Vec<String>,
     },
     /// The key has expired.
@@ -51,12 +51,12 @@ pub enum RepositoryError {
     KeyExpired {
         /// The repository.
         repository: String,
-        /// Which key.
+        /// The fingerprint of the key.
         fingerprint: String,
-        /// The day.
+        /// The day on which it expired.
         on: String,
     },
-    /// Another source file contradicts.
+    /// Another source file names the same repository with another key.
     #[error(
         "add repository `{repository}`: `{file}` names the same address {uri} with another \
          Signed-By ({theirs})"
@@ -66,12 +66,12 @@ pub enum RepositoryError {
         repository: String,
         /// The other file.
         file: Utf8PathBuf,
-        /// The address and suite.
+        /// Its address and suite.
         uri: String,
         /// Its keyring.
         theirs: String,
     },
-    /// A repository is not described well enough.
+    /// The description of a repository is incomplete.
     #[error("add repository `{repository}`: {why}")]
     Incomplete {
         /// The repository.
@@ -111,7 +111,7 @@ impl Report for RepositoryError {
                  an attack"
             }
             Self::KeyExpired { .. } => {
-                "the vendor must publish the key anew; check the machine's clock, too"
+                "check the clock with `timedatectl`; if it is right, the vendor must renew the key"
             }
             Self::Fetch { .. } => Fault::Network.hint()?,
             Self::NoKey { .. } | Self::Incomplete { .. } => return None,

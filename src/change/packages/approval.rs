@@ -1,5 +1,5 @@
-//! What a package transaction may do, decided from data alone: which versions are asked for, and
-//! whether the simulation does what the plan says and nothing else.
+//! Decides from data alone what a package transaction may do: which versions are requested, and
+//! whether the simulation does only what the plan approves.
 
 use std::{cmp::Ordering, collections::BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::{
 /// What the plan approves.
 #[derive(Debug, Default)]
 pub(super) struct Approved<'p> {
-    /// Packages that it names.
+    /// Packages that the plan names.
     pub named: BTreeSet<&'p str>,
     /// Patterns of packages that may be removed.
     pub removing: Vec<&'p str>,
@@ -21,14 +21,14 @@ pub(super) struct Approved<'p> {
     pub upgrading: Vec<&'p str>,
     /// Packages that are held.
     pub held: BTreeSet<String>,
-    /// Nothing may be installed: the transaction is a removal.
+    /// The transaction is a removal: nothing may be installed.
     pub only_removals: bool,
 }
 
-/// The version to ask for.
+/// The version to request.
 ///
-/// The candidate is taken where it matches, because it is what pins and priorities say; else the
-/// newest version of the highest priority among those that match.
+/// The candidate is chosen if it matches, because it follows pins and priorities; otherwise the
+/// newest version of the highest priority among the matching ones.
 pub(super) fn choose(
     backend: &dyn Backend,
     wish: &PackageWish,
@@ -72,7 +72,7 @@ pub(super) fn choose(
         })
 }
 
-/// What the simulation does that was not approved to, each as `would …`.
+/// The actions of a simulation that the plan does not approve, each as `would …`.
 pub(super) fn objections(
     backend: &dyn Backend,
     actions: &[Action],
@@ -121,9 +121,13 @@ pub(super) fn objections(
     reasons
 }
 
-/// Says of dependencies that cannot be met which of the packages named there are held: a hold is
-/// the likely cause, and package managers speak of it without a name.
-pub(super) fn blame(fault: Fault, told: String, held: &BTreeSet<String>) -> (Fault, String) {
+/// Adds to an error about unmet dependencies which of the packages named in it are held: a hold is
+/// the likely cause, and package managers report it without a name.
+pub(super) fn name_held_packages(
+    fault: Fault,
+    told: String,
+    held: &BTreeSet<String>,
+) -> (Fault, String) {
     let words: BTreeSet<&str> = told.split_whitespace().collect();
     let named: Vec<&str> = held
         .iter()
@@ -149,11 +153,12 @@ mod tests {
         let told = "The following packages have unmet dependencies:\n libnvidia-container-tools : \
                     Depends: libnvidia-container1 (>= 1.20.1-1) but 1.10.0-1 is to be installed";
         let held = |name: &str| BTreeSet::from([name.to_owned()]);
-        let (fault, text) = blame(Fault::Unmet, told.into(), &held("libnvidia-container1"));
+        let (fault, text) =
+            name_held_packages(Fault::Unmet, told.into(), &held("libnvidia-container1"));
         assert_eq!(fault, Fault::Held);
         assert!(text.ends_with("\nheld: libnvidia-container1"), "{text}");
         // A hold on something else explains nothing.
-        let (fault, text) = blame(Fault::Unmet, told.into(), &held("libnvidia"));
+        let (fault, text) = name_held_packages(Fault::Unmet, told.into(), &held("libnvidia"));
         assert_eq!((fault, text.as_str()), (Fault::Unmet, told));
     }
 
@@ -203,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_offered_is_told() {
+    fn an_error_lists_the_versions_that_are_offered() {
         for (pattern, offered, text) in [
             (None, None, "do not know the package"),
             (None, Some(offer(None, &[])), "no version is offered"),
@@ -239,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_plan_names_happens() {
+    fn only_actions_that_the_plan_approves_pass() {
         let approved = Approved {
             named: ["docker.io"].into(),
             removing: vec!["busybox-*"],

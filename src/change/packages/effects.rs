@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::desired::PackageWish;
 
-/// What was there at one moment.
+/// Packages, accounts and configuration files of a machine at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Inventory {
     /// Layout of this document.
     pub schema: u32,
-    /// Packages whose files are there, with their versions. Those of a foreign architecture are
+    /// Packages whose files are installed, with their versions. Those of a foreign architecture are
     /// called `name:architecture`.
     pub packages: BTreeMap<String, String>,
-    /// Packages that are gone but for their configuration.
+    /// Packages that are removed except for their configuration.
     pub configured: BTreeSet<String>,
-    /// Packages that are there for others' sake only.
+    /// Packages that are marked as automatically installed.
     pub auto: BTreeSet<String>,
     /// Users.
     pub users: BTreeSet<String>,
@@ -37,19 +37,19 @@ pub struct Inventory {
 pub struct Effects {
     /// Packages absent before and present after: purged.
     pub appeared: BTreeSet<String>,
-    /// The same, where configuration of an earlier installation was there already: removed.
+    /// The same, where configuration of an earlier installation existed before: removed.
     pub refilled: BTreeSet<String>,
     /// Packages present before and absent after, with their versions.
     pub disappeared: Vec<PackageWish>,
-    /// Packages whose version moved: name, and the version before.
+    /// Packages whose version changed: the name, and the version before.
     pub moved: Vec<PackageWish>,
-    /// Marked as installed for others' sake before, and no longer.
+    /// Packages that lost the mark "automatically installed".
     pub now_manual: BTreeSet<String>,
-    /// Users that came.
+    /// Users that were added.
     pub users: BTreeSet<String>,
-    /// Groups that came.
+    /// Groups that were added.
     pub groups: BTreeSet<String>,
-    /// Paths below `/etc` that came, as in [`Inventory::etc`].
+    /// Paths below `/etc` that were added, as in [`Inventory::etc`].
     #[schemars(with = "BTreeMap<String, String>")]
     pub etc: BTreeMap<Utf8PathBuf, String>,
 }
@@ -58,7 +58,7 @@ impl Inventory {
     /// The layout that this version writes.
     pub const SCHEMA: u32 = 1;
 
-    /// What happened between this moment and a later one.
+    /// The difference between this moment and a later one.
     #[must_use]
     pub fn effects(&self, later: &Self) -> Effects {
         let came = |before: &BTreeSet<String>, after: &BTreeSet<String>| -> BTreeSet<String> {
@@ -67,7 +67,7 @@ impl Inventory {
         let new: BTreeSet<String> = later
             .packages
             .keys()
-            // A package that left only configuration in between is for us to purge as well.
+            // A package that was removed again but left configuration must be purged, too.
             .chain(later.configured.difference(&self.configured))
             .filter(|name| !self.packages.contains_key(*name))
             .cloned()
@@ -115,13 +115,13 @@ impl Inventory {
 }
 
 impl Effects {
-    /// Nothing happened.
+    /// Whether nothing was changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Those of these packages alone; accounts and paths have no package to tell them by.
+    /// Only the effects on these packages; accounts and paths stay, as they do not name a package.
     #[must_use]
     pub fn only(mut self, names: &BTreeSet<String>) -> Self {
         for set in [&mut self.appeared, &mut self.refilled, &mut self.now_manual] {
@@ -133,13 +133,13 @@ impl Effects {
         self
     }
 
-    /// These and then those of a later transaction, as of one transaction.
+    /// These effects and those of a later transaction, as of one transaction.
     #[must_use]
     pub fn and_then(&self, later: &Self) -> Self {
         let union = |a: &BTreeSet<String>, b: &BTreeSet<String>| -> BTreeSet<String> {
             a.union(b).cloned().collect()
         };
-        // What came and went again in between left nothing; what went and came again is back.
+        // A package that was installed and then removed has no effect, nor has the reverse.
         let without = |wishes: &[PackageWish], names: &BTreeSet<String>| -> Vec<PackageWish> {
             wishes
                 .iter()
@@ -154,7 +154,7 @@ impl Effects {
         disappeared.extend(without(&later.disappeared, &mine));
         let mut moved = self.moved.clone();
         for wish in without(&later.moved, &mine) {
-            // The version before both transactions is the one to tell.
+            // The version before both transactions is the one to report.
             if !moved.iter().any(|earlier| earlier.name == wish.name) {
                 moved.push(wish);
             }

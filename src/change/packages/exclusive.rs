@@ -1,5 +1,5 @@
-//! Being the only package manager: waiting, with a bound and by name, for those that run, and
-//! keeping those that would start by themselves from starting.
+//! Exclusive package work: waits, with a time limit, for package managers that run, names them, and
+//! pauses timers that would start others.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::{
     },
 };
 
-/// Between two looks.
+/// The pause between two reads of the locks.
 const POLL: Duration = Duration::from_secs(2);
 
-/// Between two words about the same holder.
+/// The pause between two messages about the same holder.
 const REMIND: Duration = Duration::from_secs(30);
 
-/// What was paused, so that the next run can mend it if this one is cut off.
+/// The paused timers, on disk, so that the next run starts them again if this one is interrupted.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Paused {
@@ -29,15 +29,15 @@ struct Paused {
     units: Vec<String>,
 }
 
-/// Who is in the way, and of what.
+/// The process or service to wait for, and the lock.
 struct Holder {
     path: Utf8PathBuf,
     who: String,
 }
 
 impl Applier {
-    /// Does package work while nobody else does: timers paused, locks free. The timers run again
-    /// afterwards, whatever happened.
+    /// Does package work while no other package manager works: timers are paused, locks are free.
+    /// The timers are started again afterwards in every case.
     pub(super) async fn exclusively<T>(
         &self,
         sink: &dyn Sink,
@@ -53,7 +53,7 @@ impl Applier {
             (Ok(_), Err(error)) => Err(error),
             (Err(error), resumed) => {
                 if let Err(second) = resumed {
-                    // The first error is the one to tell; this one must not be lost either.
+                    // The first error is returned; the second one must not be lost either.
                     sink.line(&format!("{second}; the next run will try again"));
                 }
                 Err(error)
@@ -61,12 +61,12 @@ impl Applier {
         }
     }
 
-    /// Waits until no package manager holds a lock, or somebody asks to stop.
+    /// Waits until no package manager holds a lock; a request to stop ends the wait.
     pub(super) async fn wait_for_locks(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let clock = &self.host.clock;
         let started = clock.monotonic();
-        let mut told: Option<(String, Duration)> = None;
-        while let Some(holder) = self.in_the_way().await? {
+        let mut reported: Option<(String, Duration)> = None;
+        while let Some(holder) = self.current_holder().await? {
             let now = clock.monotonic();
             let waited = now.saturating_sub(started).as_secs();
             if waited >= self.policy.lock_timeout_seconds {
@@ -77,10 +77,10 @@ impl Applier {
                 }
                 .into());
             }
-            let news = told
+            let is_due = reported
                 .as_ref()
                 .is_none_or(|(who, at)| *who != holder.who || now.saturating_sub(*at) >= REMIND);
-            if news {
+            if is_due {
                 let left = self.policy.lock_timeout_seconds - waited;
                 sink.retry(
                     &format!(
@@ -89,7 +89,7 @@ impl Applier {
                     ),
                     POLL.as_secs_f64(),
                 );
-                told = Some((holder.who, now));
+                reported = Some((holder.who, now));
             }
             self.pause_for(POLL, "wait for another package manager")
                 .await?;
@@ -97,7 +97,7 @@ impl Applier {
         Ok(())
     }
 
-    async fn in_the_way(&self) -> Result<Option<Holder>, ChangeError> {
+    async fn current_holder(&self) -> Result<Option<Holder>, ChangeError> {
         if let Some(holder) =
             locks::holder(&*self.host.files, &*self.host.system, self.backend.locks())?
         {
@@ -110,8 +110,8 @@ impl Applier {
                 who,
             }));
         }
-        // A service that has not locked yet, or not any more: it will in a moment. It is waited
-        // for and never ended, because an upgrade that is killed leaves the machine half done.
+        // A service that is starting takes the lock soon. It is never stopped, because a killed
+        // upgrade leaves the machine half configured.
         for unit in self.policy.pause_units.iter().filter(|unit| !timer(unit)) {
             if let Some(state) = self.unit_state_if_any(unit).await?
                 && state.active == "activating"
@@ -135,7 +135,7 @@ impl Applier {
         self.state.join("paused.json")
     }
 
-    /// Stops the timers that run, and only timers. What is stopped is written down first.
+    /// Stops the timers that run, and only timers. Their names are written to disk first.
     async fn pause(&self) -> Result<(), ChangeError> {
         let mut paused = self.read_paused()?;
         let before = paused.units.len();
@@ -152,7 +152,7 @@ impl Applier {
         if paused.units.len() > before {
             paused.schema = 1;
             let text = serde_json::to_string(&paused).map_err(|error| ChangeError::Unreadable {
-                what: "write down what is paused".to_owned(),
+                what: "record the paused timers".to_owned(),
                 why: error.to_string(),
             })?;
             self.host
@@ -165,17 +165,17 @@ impl Applier {
         Ok(())
     }
 
-    /// Starts what this run or one that was cut off paused. For the start of every run, too.
+    /// Starts the timers that this run or an interrupted one paused. Every run calls it first.
     ///
     /// # Errors
-    /// When one cannot be started; the record stays, and the next call tries again.
+    /// When a timer cannot be started; the record stays, and the next call tries again.
     pub async fn resume_paused(&self) -> Result<(), ChangeError> {
         let paused = self.read_paused()?;
         if paused.units.is_empty() {
             return Ok(());
         }
         for unit in &paused.units {
-            // It may have gone with its package since.
+            // It may have been removed with its package since.
             if self
                 .unit_state_if_any(unit)
                 .await?

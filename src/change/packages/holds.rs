@@ -1,4 +1,4 @@
-//! Holds: packages that no background upgrade may move.
+//! Holds: they keep packages from being upgraded in the background.
 
 use std::collections::BTreeSet;
 
@@ -67,7 +67,7 @@ impl Applier {
             if names.is_empty() {
                 return Ok(());
             }
-            self.run_until_it_passes("hold packages", transactions.mark(Mark::Hold, &names), sink)
+            self.run_with_retries("hold packages", transactions.mark(Mark::Hold, &names), sink)
                 .await?;
             match to_hold(&self.database().await?, patterns).first() {
                 None => Ok(()),
@@ -102,13 +102,13 @@ impl Applier {
         };
         if names.is_empty() {
             return Ok(Reverted::Nothing {
-                why: "no hold of ours is left".to_owned(),
+                why: "no hold of this program is left".to_owned(),
             });
         }
         let transactions = self.transactions()?;
         self.exclusively(
             sink,
-            self.run_until_it_passes(
+            self.run_with_retries(
                 "release holds",
                 transactions.mark(Mark::Unhold, &names),
                 sink,

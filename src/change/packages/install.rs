@@ -1,4 +1,4 @@
-//! Installing: resolved, simulated, approved, downloaded, performed, verified.
+//! Installation: packages are resolved, simulated, approved, downloaded, installed and verified.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Applier {
-    /// Installs what is wished for; what is installed as wished stays untouched.
+    /// Installs the wanted packages; those that are installed in a wanted version stay untouched.
     pub(in crate::change) async fn install(
         &self,
         wishes: &[PackageWish],
@@ -22,7 +22,7 @@ impl Applier {
         self.exclusively(sink, async {
             self.check_consistent().await?;
             let mut resolved = match self.resolve(wishes).await {
-                // Lists as old as the image may not know what the mirror has.
+                // Lists as old as the image may not contain the mirror's current versions.
                 Err(ChangeError::Packages(PackageError::NoVersion { .. }))
                     if !self.lists.are_fresh() =>
                 {
@@ -33,8 +33,8 @@ impl Applier {
             };
             let mut attempts = Attempts::new();
             while let Err(error) = self.transact(&resolved, wishes, removing, undo, sink).await {
-                self.pass_and_refresh(&mut attempts, error, sink).await?;
-                // Newer lists, or what another package manager did, may ask for another
+                self.wait_before_retry(&mut attempts, error, sink).await?;
+                // Newer lists, or the work of another package manager, may lead to another
                 // transaction: it is simulated and approved like the first one.
                 resolved = self.resolve(wishes).await?;
             }
@@ -66,12 +66,12 @@ impl Applier {
         let actions = self.simulate(&request).await?;
         self.approve(&actions, &names(wishes), removing).await?;
         let (transactions, settings) = (self.transactions()?, self.settings());
-        let arrivals = actions
+        let downloads = actions
             .iter()
             .filter(|action| matches!(action, Action::Install { .. }))
             .count();
         let download = transactions.download(&settings, &request);
-        self.run_once("download packages", &download, arrivals, sink)
+        self.run_once("download packages", &download, downloads, sink)
             .await?;
         let cmd = transactions.perform(&settings, &request, removals(&actions));
         self.attempt(undo, "install packages", &cmd, &actions, sink)
@@ -91,7 +91,7 @@ impl Applier {
         }
         let resolved = match self.resolve(wishes).await {
             Ok(resolved) => resolved,
-            // A plan may add the repository, or fetch newer lists, before it comes to this.
+            // An earlier change of the plan may add the repository or download newer lists.
             Err(ChangeError::Packages(error @ PackageError::NoVersion { .. })) => {
                 return Ok(format!("cannot be simulated yet: {error}"));
             }
@@ -113,8 +113,8 @@ impl Applier {
         Ok(Action::tell(&actions))
     }
 
-    /// Brings packages back; refused if it would take others.
-    pub(super) async fn bring_back(
+    /// Installs removed packages again; refused if the transaction would remove others.
+    pub(super) async fn reinstall_specs(
         &self,
         packages: &[String],
         sink: &dyn Sink,
@@ -133,12 +133,13 @@ impl Applier {
             let stages = super::run::stages(&actions);
             match self.run_once(WHAT, &cmd, stages, sink).await {
                 Ok(()) => return Ok(()),
-                Err(error) => self.pass_and_refresh(&mut attempts, error, sink).await?,
+                Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
             }
         }
     }
 
-    /// Each wish with its version: the installed one where it is as wished, else the one to take.
+    /// The version of each wanted package: the installed one if it matches, else the one to
+    /// install.
     async fn resolve(
         &self,
         wishes: &[PackageWish],
@@ -170,7 +171,7 @@ impl Applier {
         Ok(resolved)
     }
 
-    /// What must be asked for: what is not installed in the resolved version.
+    /// The packages to request: those that are not installed in the resolved version.
     async fn to_install(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -183,7 +184,7 @@ impl Applier {
             .collect())
     }
 
-    /// Which of the names are there, in whatever state but gone.
+    /// Which of the packages are in the database, in any state except removed.
     async fn present(&self, names: &[String]) -> Result<Vec<String>, ChangeError> {
         let database = self.database().await?;
         let there: BTreeSet<&str> = database
@@ -223,7 +224,7 @@ impl Applier {
     }
 }
 
-/// Whether a simulation that was approved removes anything: else nothing may be removed for real.
+/// Whether the approved simulation removes anything: if not, the real transaction must not either.
 pub(super) fn removals(actions: &[Action]) -> Removals {
     if actions
         .iter()

@@ -1,4 +1,4 @@
-//! Taking an inventory of the machine before and after a package transaction.
+//! Takes an inventory of the machine before and after a package transaction.
 
 use std::collections::BTreeSet;
 
@@ -14,15 +14,15 @@ use crate::{
     },
 };
 
-/// What packages configure.
+/// The folder of configuration files.
 pub(super) const ETC: &str = "/etc";
 
 impl Applier {
-    /// What the package manager knows.
+    /// The package database.
     pub(super) async fn database(&self) -> Result<Vec<Package>, ChangeError> {
         const WHAT: &str = "list what is installed";
         let found = self.backend.database(self.host.reader()).await;
-        // Without it everything that is installed would count as new, and be taken away by `uninstall`.
+        // Without it all installed packages would count as new, and `uninstall` would remove them.
         found
             .map_err(|error| unreadable_database(WHAT, error))?
             .ok_or_else(|| {
@@ -42,7 +42,7 @@ impl Applier {
             .unwrap_or_default())
     }
 
-    /// What is there now.
+    /// The inventory of this moment.
     pub(super) async fn inventory(&self) -> Result<Inventory, ChangeError> {
         let database = self.database().await?;
         let automatic = self.backend.automatic(self.host.reader(), &database).await;
@@ -96,7 +96,7 @@ impl Applier {
         Ok(())
     }
 
-    /// A path in the words of [`Inventory::etc`]; `None` if nothing is there.
+    /// A path as an entry of [`Inventory::etc`]; `None` if it does not exist.
     pub(super) fn describe(&self, path: &Utf8Path) -> Result<Option<String>, ChangeError> {
         let files = &self.host.files;
         let Some(stat) = files.stat(path)? else {
@@ -111,7 +111,7 @@ impl Applier {
     }
 }
 
-/// An error of what is read or written here.
+/// An error about a file that is read or written here.
 pub(super) fn unreadable(what: &str, why: impl std::fmt::Display) -> ChangeError {
     ChangeError::Unreadable {
         what: what.to_owned(),
@@ -119,7 +119,7 @@ pub(super) fn unreadable(what: &str, why: impl std::fmt::Display) -> ChangeError
     }
 }
 
-/// A folder in the words of [`Inventory::etc`].
+/// A folder as an entry of [`Inventory::etc`].
 pub(super) const FOLDER: &str = "folder";
 
 /// An error of the package database.

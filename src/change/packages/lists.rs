@@ -1,10 +1,10 @@
-//! The package lists: fetched once per run, and whole.
+//! The package lists: downloaded once per run, and replaced if damaged.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::change::{Applier, ChangeError, Sink};
 
-/// Whether the package lists were fetched in this run, and no repository was added since.
+/// Whether the package lists were downloaded in this run, and no repository was added since.
 #[derive(Debug, Default)]
 pub(in crate::change) struct Lists(AtomicBool);
 
@@ -19,11 +19,11 @@ impl Lists {
 }
 
 impl Applier {
-    /// Fetches the package lists, unless they are fresh.
+    /// Downloads the package lists, unless they are fresh.
     pub(in crate::change) async fn refresh(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         self.transactions()?;
         if self.lists.are_fresh() {
-            sink.line("the package lists were fetched in this run already");
+            sink.line("the package lists were already downloaded in this run");
             return Ok(());
         }
         self.exclusively(sink, self.update(sink)).await
@@ -33,7 +33,7 @@ impl Applier {
         let refresh = self.transactions()?.refresh(&self.settings(), false);
         self.lists.set_fresh(false);
         for torn in self.backend.torn_lists(&*self.host.files)? {
-            // Without the file it is fetched again.
+            // A missing file is downloaded again.
             self.host.files.remove(&torn)?;
         }
         self.fetch_lists(refresh, sink).await?;

@@ -1,9 +1,10 @@
-//! The one place that changes packages, whatever the package manager. Every transaction waits for
-//! others with a bound, is simulated first, refused if it does what the plan does not name,
-//! downloaded before anything is touched, performed without questions, and verified afterwards.
+//! The one place that changes packages, for every package manager. Each transaction waits for other
+//! package managers with a time limit, is simulated first, is refused if it does what the plan does
+//! not approve, downloads before it changes anything, asks no questions, and is verified
+//! afterwards.
 //!
-//! [`install`] is the transaction, [`approval`] says what it may do, [`run`] runs its commands,
-//! [`record`] writes down what each did, and [`undo`] takes it back.
+//! [`install`] is the transaction, [`approval`] decides what it may do, [`run`] runs its commands,
+//! [`record`] stores the effects of each command on disk, and [`undo`] undoes them.
 
 mod approval;
 mod effects;
@@ -22,9 +23,9 @@ pub use effects::{Effects, Inventory};
 pub(super) use lists::Lists;
 
 use self::{
-    approval::{Approved, blame, objections},
+    approval::{Approved, name_held_packages, objections},
     inventory::held,
-    run::also,
+    run::with_error,
 };
 use crate::{
     change::{Applier, ChangeError, PackageError},
@@ -33,12 +34,12 @@ use crate::{
     tools::packages::{Action, Fault, Request, Settings, Transactions},
 };
 
-/// Seconds that the package manager itself waits for its locks. Short: we wait ourselves, by name,
-/// and can be stopped while we do.
+/// Seconds that the package manager itself waits for its locks. Short, because this program waits
+/// before it starts one: it names the holder, and a signal ends its wait.
 const LOCK_BACKSTOP: u64 = 10;
 
 impl Applier {
-    /// How packages are changed here.
+    /// The transactions of this machine's package manager.
     fn transactions(&self) -> Result<&'static dyn Transactions, ChangeError> {
         self.backend
             .transactions()
@@ -47,7 +48,7 @@ impl Applier {
             })
     }
 
-    /// The settings of every call.
+    /// The settings of every command.
     fn settings(&self) -> Settings {
         Settings {
             lock_timeout_seconds: self.policy.lock_timeout_seconds.min(LOCK_BACKSTOP),
@@ -56,7 +57,8 @@ impl Applier {
         }
     }
 
-    /// [`crate::tools::packages::Package::id`] of packages that are neither installed nor gone.
+    /// [`crate::tools::packages::Package::id`] of packages that are half installed or half
+    /// configured.
     async fn half_done(&self) -> Result<Vec<String>, ChangeError> {
         let database = self.database().await?;
         let mut names: Vec<String> = database
@@ -88,7 +90,7 @@ impl Applier {
         Ok(transactions.parse_actions(&answer))
     }
 
-    /// Refuses a transaction that does what the plan does not name.
+    /// Refuses a transaction that does what the plan does not approve.
     async fn approve(
         &self,
         actions: &[Action],
@@ -118,7 +120,7 @@ impl Applier {
         }
     }
 
-    /// Asks the package manager something; its refusals have classes.
+    /// Runs a query of the package manager; its errors have classes.
     async fn ask(&self, what: &str, query: &Query) -> Result<String, ChangeError> {
         let transactions = self.transactions()?;
         let failed = |fault, attachment, source| PackageError::Failed {
@@ -135,26 +137,26 @@ impl Applier {
         let Err(source) = output.success(query.cmd()) else {
             return Ok(stdout);
         };
-        // What cannot be met is told on standard output. Whatever keeps from looking further is
-        // said beside it.
+        // Unmet dependencies are listed on standard output. An error of this diagnosis is appended
+        // to it, so that it does not hide the first error.
         let fault = transactions.fault(&said);
-        let stdout = self.fit_to_tell(&stdout);
-        let looked = match fault {
+        let stdout = self.without_password(&stdout);
+        let diagnosis = match fault {
             Fault::SignedBy => self.contradictions(),
             _ => Ok(transactions.obstacle(&stdout)),
         };
-        let told = looked
-            .unwrap_or_else(|second| Some(also(tail(&stdout), &second)))
+        let text = diagnosis
+            .unwrap_or_else(|second| Some(with_error(tail(&stdout), &second)))
             .unwrap_or_else(|| tail(&stdout));
-        let (fault, told) = match self.database().await {
-            Ok(database) => blame(fault, told, &held(&database)),
-            Err(second) => (fault, also(told, &second)),
+        let (fault, text) = match self.database().await {
+            Ok(database) => name_held_packages(fault, text, &held(&database)),
+            Err(second) => (fault, with_error(text, &second)),
         };
-        Err(failed(fault, Some(told).filter(|text| !text.is_empty()), source).into())
+        Err(failed(fault, Some(text).filter(|text| !text.is_empty()), source).into())
     }
 }
 
-/// The names of wishes.
+/// The names of the wanted packages.
 fn names(wishes: &[PackageWish]) -> Vec<&str> {
     wishes.iter().map(|wish| wish.name.as_str()).collect()
 }

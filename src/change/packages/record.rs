@@ -1,6 +1,6 @@
 //! The record of a package transaction: an inventory is taken before and after each command, and
-//! what the command did is on the disk before anything else happens. What others do while we wait
-//! for another attempt, or after we were cut off, is never ours.
+//! the effects of the command are on disk before anything else happens. So the work of others never
+//! counts as ours, neither during a wait before another attempt nor after an interruption.
 
 use std::collections::BTreeSet;
 
@@ -18,26 +18,25 @@ use crate::{
     tools::packages::Action,
 };
 
-/// What is known of a transaction; kept from its first command on.
+/// The content of a record; it exists from the first command of a transaction on.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Transaction {
     /// Layout of this document.
     schema: u32,
-    /// What the commands did that have ended.
+    /// The effects of the commands that have ended.
     done: Effects,
-    /// The command whose end is not noted down.
+    /// The command whose end is not recorded.
     running: Option<Running>,
 }
 
-/// A command that may be at work.
+/// A command that may still be running.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Running {
     before: Inventory,
-    /// The packages that it may touch. The package manager may have waited for somebody else's lock before it began,
-    /// and nobody may have looked for a long time after it was cut off: other packages that came in
-    /// between are not its work.
+    /// The packages that the command may change. Other packages may be installed by others while it
+    /// waits for a lock, or after it was interrupted: these are not its work.
     #[serde(rename = "agreed")]
     approved: BTreeSet<String>,
 }
@@ -45,7 +44,7 @@ struct Running {
 impl Transaction {
     const SCHEMA: u32 = 1;
 
-    /// What the whole transaction did, if it were over now.
+    /// The effects of the whole transaction up to now.
     async fn effects(self, applier: &Applier) -> Result<Effects, ChangeError> {
         Ok(match self.running {
             Some(Running { before, approved }) => {
@@ -58,11 +57,11 @@ impl Transaction {
 }
 
 impl Applier {
-    /// The undo of a transaction that has not begun. Nothing is taken down yet: while another
-    /// package manager works, what it brings would count as ours.
+    /// The undo of a transaction that has not started. No inventory is taken yet: packages that
+    /// another package manager installs until the start would count as ours.
     pub(in crate::change) fn capture_packages(&self) -> Result<Undo, ChangeError> {
         let now = self.host.clock.now().strftime("%Y%m%dT%H%M%S.%9f");
-        // A clock that stands still, or was set back, must not make two transactions one.
+        // A clock that stands still, or was set back, must not give two transactions one name.
         for n in 1_u32.. {
             let name = format!("{now}-{n}");
             if self
@@ -80,7 +79,7 @@ impl Applier {
         Err(unreadable("name the transaction", "all names are taken"))
     }
 
-    /// One attempt at a command that was approved to.
+    /// One attempt at an approved command, with its record.
     pub(super) async fn attempt(
         &self,
         undo: &Undo,
@@ -92,30 +91,31 @@ impl Applier {
         let Undo::Packages { transaction, .. } = undo else {
             return Err(unreadable(what, "its undo is of another kind"));
         };
-        self.begin(transaction, actions).await?;
+        self.record_start(transaction, actions).await?;
         let ran = self.run_once(what, cmd, stages(actions), sink).await;
-        if ran.as_ref().is_err_and(may_go_on) {
+        if ran.as_ref().is_err_and(may_still_run) {
             return ran;
         }
-        match (ran, self.settle(transaction).await) {
-            (Ok(()), settled) => settled,
+        match (ran, self.record_end(transaction).await) {
+            (Ok(()), recorded) => recorded,
             (Err(error), Ok(())) => Err(error),
             (Err(error), Err(second)) => {
-                // The first error is the one to tell; this one must not be lost either.
+                // The first error is returned; the second one must not be lost either.
                 sink.line(&format!("{second}; the next run will try again"));
                 Err(error)
             }
         }
     }
 
-    /// Takes the inventory of before. From here on what comes of the approved packages is ours.
-    pub(in crate::change) async fn begin(
+    /// Records the inventory before a command. From here on changes of the approved packages are
+    /// ours.
+    pub(in crate::change) async fn record_start(
         &self,
         name: &str,
         actions: &[Action],
     ) -> Result<(), ChangeError> {
         let mut transaction = self.transaction(name)?.unwrap_or_default();
-        // The end of a former command may be unknown. What it did is not what was there before.
+        // The end of an earlier command may be unknown: then its inventory is the one to keep.
         let running = match &mut transaction.running {
             Some(running) => running,
             none => none.insert(Running {
@@ -128,8 +128,8 @@ impl Applier {
         self.write_transaction(name, transaction)
     }
 
-    /// Takes the inventory of after: the command has ended.
-    async fn settle(&self, name: &str) -> Result<(), ChangeError> {
+    /// Records the effects of a command that has ended.
+    async fn record_end(&self, name: &str) -> Result<(), ChangeError> {
         let done = self.effects_since(name).await?;
         let transaction = Transaction {
             done,
@@ -138,9 +138,10 @@ impl Applier {
         self.write_transaction(name, transaction)
     }
 
-    /// What a transaction did that was cut off or failed. Where the end of a command is unknown, a
-    /// package manager may have outlived the process that started it.
-    pub(in crate::change) async fn effects_once_over(
+    /// The effects of a transaction that was interrupted or failed. If the end of a command is
+    /// unknown, the package manager may have outlived the process that started it: it is waited
+    /// for.
+    pub(in crate::change) async fn effects_of_interrupted(
         &self,
         name: &str,
         sink: &dyn Sink,
@@ -152,7 +153,7 @@ impl Applier {
         transaction.effects(self).await
     }
 
-    /// The undo of [`Applier::capture_packages`], now that the transaction ended.
+    /// Completes the undo of [`Applier::capture_packages`] after the transaction.
     pub(in crate::change) async fn refine_packages(&self, undo: Undo) -> Result<Undo, ChangeError> {
         match undo {
             Undo::Packages {
@@ -169,7 +170,7 @@ impl Applier {
         }
     }
 
-    /// What a transaction has done; nothing if it never began.
+    /// The effects of a transaction up to now; none if it never started.
     async fn effects_since(&self, name: &str) -> Result<Effects, ChangeError> {
         let transaction = self.transaction(name)?.unwrap_or_default();
         transaction.effects(self).await
@@ -195,7 +196,7 @@ impl Applier {
             ..transaction
         };
         let text = serde_json::to_vec(&transaction)
-            .map_err(|error| unreadable("write the transaction down", error))?;
+            .map_err(|error| unreadable("record the transaction", error))?;
         self.host
             .files
             .write(&self.transaction_path(name), &text, 0o600)?;
@@ -203,9 +204,9 @@ impl Applier {
     }
 }
 
-/// Whether what a command started may outlive it: a package manager that was killed leaves those
-/// that it started behind, and they go on.
-fn may_go_on(error: &ChangeError) -> bool {
+/// Whether child processes of a failed command may still be running: a killed package manager
+/// leaves its children behind, and they continue.
+fn may_still_run(error: &ChangeError) -> bool {
     let ChangeError::Packages(PackageError::Failed { source, .. }) = error else {
         return false;
     };

@@ -1,4 +1,4 @@
-//! Finishing what an interrupted package manager left half done.
+//! Repairs packages that an interrupted package manager left half done.
 
 use super::{install::removals, run::Attempts};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl Applier {
-    /// Finishes what an interrupted package manager left.
+    /// Configures unpacked packages, then completes broken dependencies.
     pub(in crate::change) async fn repair(
         &self,
         undo: &Undo,
@@ -18,7 +18,8 @@ impl Applier {
             match self.configure(undo, sink).await {
                 Ok(()) if self.half_done().await?.is_empty() => return Ok(()),
                 Ok(()) => {}
-                // Only what is missing can be added; a script or build that fails would fail again.
+                // Only missing dependencies can be added; a failed script or build would fail
+                // again.
                 Err(ChangeError::Packages(PackageError::Failed {
                     fault: Fault::Unmet,
                     ..
@@ -37,7 +38,7 @@ impl Applier {
                     .await
                 {
                     Ok(()) => break,
-                    Err(error) => self.pass_and_refresh(&mut attempts, error, sink).await?,
+                    Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
                 }
             }
             self.check_consistent().await
@@ -49,10 +50,10 @@ impl Applier {
         let configure = self.transactions()?.configure();
         let mut attempts = Attempts::new();
         while let Err(error) = self
-            .attempt(undo, "configure what is unpacked", &configure, &[], sink)
+            .attempt(undo, "configure unpacked packages", &configure, &[], sink)
             .await
         {
-            self.pass_and_refresh(&mut attempts, error, sink).await?;
+            self.wait_before_retry(&mut attempts, error, sink).await?;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Repositories: the key is fetched, its fingerprint compared, and only then is anything written.
+//! Repositories: the key is downloaded, its fingerprint is compared, and only then a file is
+//! written.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -12,10 +13,10 @@ use crate::{
     },
 };
 
-/// A key is some kilobytes.
+/// The size limit of a key in bytes; a key has some kilobytes.
 const KEY_LIMIT: u64 = 1 << 20;
 
-/// The accepted keys among those that were fetched, without armour.
+/// The accepted and valid keys among the downloaded ones, without armour.
 fn keyring(
     repository: &Repository,
     url: &str,
@@ -54,7 +55,7 @@ fn keyring(
     Ok(valid.iter().flat_map(|key| key.binary.clone()).collect())
 }
 
-/// The first entry that names one of the repository's suites with another key.
+/// The first source entry that names one of the repository's suites with another key.
 fn conflict<'e>(
     repository: &Repository,
     keyring: Option<&Utf8Path>,
@@ -81,7 +82,7 @@ impl Applier {
         }
         self.check_conflict(repository)?;
         let mut text = String::new();
-        for (path, content) in self.texts(repository) {
+        for (path, content) in self.source_files(repository) {
             let before = self.host.files.read_text(&path)?;
             text.push_str(&file::diff(&path, before.as_deref(), &content));
         }
@@ -100,7 +101,7 @@ impl Applier {
         repository: &Repository,
     ) -> Result<Undo, ChangeError> {
         let mut paths: Vec<Utf8PathBuf> = self
-            .texts(repository)
+            .source_files(repository)
             .into_iter()
             .map(|(path, _)| path)
             .collect();
@@ -111,8 +112,8 @@ impl Applier {
         self.capture_files(&paths, |_| FileAfter::Unknown)
     }
 
-    /// Looks ahead for what would refuse the repository: a key that is not the one named, an entry
-    /// of somebody else. A network that is away is no refusal; applying tries again, and tells.
+    /// Reports in advance what would make adding the repository fail: a wrong key, or a conflicting
+    /// entry. A network error does not count: it may pass until the repository is added.
     pub(in crate::change) async fn rehearse_repository(
         &self,
         repository: &Repository,
@@ -121,7 +122,7 @@ impl Applier {
         self.check_conflict(repository)?;
         match (&repository.keyring, &repository.key_url) {
             (None, Some(url)) => match self.fetch_keyring(repository, url).await {
-                // Nor is it one that somebody asked to stop; the engine has heard it as well.
+                // A request to stop does not count either; the engine has received it, too.
                 Ok(_)
                 | Err(
                     ChangeError::Repository(RepositoryError::Fetch { .. })
@@ -144,22 +145,22 @@ impl Applier {
                 if !self.host.files.exists(keyring)? {
                     return Err(incomplete(
                         repository,
-                        format!("its keyring `{keyring}` is not there"),
+                        format!("its keyring `{keyring}` is missing"),
                     )
                     .into());
                 }
             }
-            // Further components of an archive that the machine trusts by its own keyrings.
+            // Further components of an archive whose keyring is part of the distribution.
             (None, None) => {}
             (None, Some(url)) => {
                 let keyring = self.fetch_keyring(repository, url).await?;
                 if let Some(path) = self.backend.keyring_path(repository) {
-                    // Readable for all: a package manager may verify as an ordinary user.
+                    // Readable for all: a package manager may verify as an unprivileged user.
                     self.write_file(&path, &keyring, 0o644)?;
                 }
             }
         }
-        for (path, content) in self.texts(repository) {
+        for (path, content) in self.source_files(repository) {
             self.write_file(&path, content.as_bytes(), 0o644)?;
         }
         self.lists.set_fresh(false);
@@ -178,7 +179,7 @@ impl Applier {
             )
             .into());
         }
-        // It tries again for minutes; nothing is lost where it is given up half-way.
+        // The download is retried for minutes; it can be interrupted without loss.
         let bytes = self
             .unless_stopped("fetch the key", self.host.http.get(url, KEY_LIMIT))
             .await?
@@ -195,7 +196,7 @@ impl Applier {
         Ok(keyring(repository, url, &keys, now)?)
     }
 
-    /// A package manager may refuse to work at all when two entries contradict each other.
+    /// A package manager may refuse all work if two entries contradict each other.
     fn check_conflict(&self, repository: &Repository) -> Result<(), ChangeError> {
         let (own, _) = self.backend.source(repository);
         let mut entries = self.backend.entries(&*self.host.files)?;
@@ -213,21 +214,21 @@ impl Applier {
         .into())
     }
 
-    /// The files of text that make the repository: source, and its priority where it has one.
-    fn texts(&self, repository: &Repository) -> Vec<(Utf8PathBuf, String)> {
+    /// The configuration files of the repository: source, and priority if it has one.
+    fn source_files(&self, repository: &Repository) -> Vec<(Utf8PathBuf, String)> {
         let mut files = vec![self.backend.source(repository)];
         files.extend(self.backend.priority(repository));
         files
     }
 
-    /// The files whose entries contradict each other, in words.
+    /// A description of the entries that contradict each other, if any.
     pub(super) fn contradictions(&self) -> Result<Option<String>, ChangeError> {
         let found = contradictions(&self.backend.entries(&*self.host.files)?);
         Ok((!found.is_empty()).then(|| found.join("\n")))
     }
 }
 
-/// Each entry that names the same address and suite as another, with another key.
+/// Each entry that names the same address and suite as another entry, but another key.
 fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
     (entries.iter())
         .filter(|one| {
@@ -245,17 +246,17 @@ fn contradictions(entries: &[SourceEntry]) -> Vec<String> {
         .collect()
 }
 
-/// The file of somebody else in which the repository stands already as it is wanted: each suite
-/// with its components, trusted by accepted keys and no other. It is used and left alone.
+/// The source file, not written by this program, that already configures the repository as wanted:
+/// each suite with its components, trusted by accepted keys and no others. It is used unchanged.
 ///
 /// # Errors
-/// When a file that is there cannot be read.
-pub fn of_others(
+/// When an existing file cannot be read.
+pub fn configured_elsewhere(
     backend: &dyn Backend,
     files: &dyn ReadFiles,
     repository: &Repository,
 ) -> Result<Option<Utf8PathBuf>, FilesError> {
-    // Without a key of its own it is more of an archive that the machine has anyway.
+    // Without a key URL it belongs to the distribution's archive, which is always configured.
     if repository.key_url.is_none() || repository.keyring.is_some() {
         return Ok(None);
     }
@@ -270,7 +271,7 @@ pub fn of_others(
             if entry.names(&repository.url, suite, architecture)
                 && entry.brings(&repository.components, &repository.architectures)
                 && !entry.trusting
-                && is_trusted_as_wanted(files, repository, entry)?
+                && has_only_accepted_keys(files, repository, entry)?
             {
                 file = Some(entry.file.clone());
                 break;
@@ -284,8 +285,8 @@ pub fn of_others(
     Ok(found)
 }
 
-/// Whether the keyring of an entry holds keys that are accepted, and no other.
-fn is_trusted_as_wanted(
+/// Whether the keyring of an entry contains accepted keys and no others.
+fn has_only_accepted_keys(
     files: &dyn ReadFiles,
     repository: &Repository,
     entry: &SourceEntry,
@@ -297,12 +298,12 @@ fn is_trusted_as_wanted(
     let Some(bytes) = files.read(Utf8Path::new(path))? else {
         return Ok(false);
     };
-    // What cannot be read as keys is no keyring that could be used.
+    // A file that cannot be parsed as keys is not a usable keyring.
     Ok(openpgp::parse(&bytes)
         .is_ok_and(|keys| keys.iter().all(|key| accepts(repository, &key.fingerprint))))
 }
 
-/// Whether a key is one of those that the repository is trusted by.
+/// Whether the repository accepts a key.
 #[must_use]
 pub fn accepts(repository: &Repository, fingerprint: &str) -> bool {
     (repository.fingerprints.iter()).any(|one| one.eq_ignore_ascii_case(fingerprint))
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_somebody_else_must_be_all_that_is_wanted() {
+    fn an_existing_entry_is_used_only_if_it_provides_all_that_is_wanted() {
         const KEYS: &[u8] = include_bytes!("../../../tests/keys/two.asc");
         const BOTH: [&str; 2] = [
             "8ebe33251f7e6a8e6c2120dd2de2d3dd7e65b027",
@@ -435,32 +436,32 @@ mod tests {
             let mut repository = adopted();
             repository.fingerprints = accepted.iter().map(ToString::to_string).collect();
             change(&mut repository);
-            of_others(Manager::Apt.backend(), &files, &repository).expect("files")
+            configured_elsewhere(Manager::Apt.backend(), &files, &repository).expect("files")
         };
         assert_eq!(
             found(guide, &BOTH, |_| {}).expect("theirs"),
             "/etc/apt/sources.list.d/theirs.list"
         );
         for (text, accepted, change) in [
-            // Its keyring holds a key that is not accepted, or none at all, or is not there.
+            // Its keyring contains a key that is not accepted, contains no key, or is missing.
             (guide, &BOTH[..1], (|_| {}) as fn(&mut Repository)),
             (guide, &[], |_| {}),
             (&guide.replace("k.asc", "none.asc"), &BOTH, |_| {}),
             (&guide.replace("k.asc", "gone.asc"), &BOTH, |_| {}),
             (&guide.replace("[signed-by=/k.asc]", ""), &BOTH, |_| {}),
-            // Nobody looks at the signature, or there is more to it than one keyring.
+            // The signature is not verified, or there are several keyrings.
             (
                 &guide.replace("signed", "trusted=yes signed"),
                 &BOTH,
                 |_| {},
             ),
             (&guide.replace("/k.asc", "/k.asc,/none.asc"), &BOTH, |_| {}),
-            // Not all that is wanted.
+            // A part of the wanted components is missing.
             (&guide.replace("deb [", "deb-src ["), &BOTH, |_| {}),
             (guide, &BOTH, |wanted| wanted.suites.push("stable".into())),
             (guide, &BOTH, |wanted| wanted.components.push("main".into())),
             (guide, &BOTH, |wanted| wanted.url.push('x')),
-            // The archive's own, with its keyring.
+            // The distribution's archive, with its keyring.
             (guide, &BOTH, |wanted| wanted.key_url = None),
         ] {
             assert_eq!(found(text, accepted, change), None, "{text}");

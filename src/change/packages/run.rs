@@ -1,5 +1,5 @@
-//! Running a package manager: progress is told from its output, faults that pass by themselves are
-//! tried again, other faults get their class and what a person needs to see.
+//! Runs a package manager: progress is read from its output, transient failures are retried, and
+//! other failures get a class and the text that a user needs.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -15,21 +15,21 @@ use crate::{
     },
 };
 
-/// Waiting times between attempts at what passes by itself.
+/// Waiting times between attempts after a transient failure.
 const BACKOFF: [Duration; 3] = [
     Duration::from_secs(5),
     Duration::from_secs(20),
     Duration::from_secs(60),
 ];
 
-/// Lists whose fetching has failed again after minutes of trying are not fetched once more: packets
-/// vanish on the line, and each further attempt would take as long to say so.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// The time limit of all attempts to download the lists that ended with a network error. Beyond it
+/// packets are lost silently, and each further attempt would take as long to fail.
+const NETWORK_TIME_LIMIT: Duration = Duration::from_secs(180);
 
-/// How much of a compiler's log an error carries.
+/// The number of lines of a compiler's log that an error contains.
 const LOG_LINES: usize = 30;
 
-/// Attempts at what may pass by itself.
+/// The remaining attempts after transient failures.
 #[derive(Debug)]
 pub(super) struct Attempts(std::slice::Iter<'static, Duration>);
 
@@ -40,9 +40,9 @@ impl Attempts {
 }
 
 impl Applier {
-    /// Runs a command that itself says all that may happen; faults that pass by themselves are
-    /// tried again.
-    pub(super) async fn run_until_it_passes(
+    /// Runs a command whose effect does not depend on the package lists, so that it needs no new
+    /// approval before a retry; transient failures are retried.
+    pub(super) async fn run_with_retries(
         &self,
         what: &str,
         cmd: Cmd,
@@ -50,32 +50,34 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
         while let Err(error) = self.run_once(what, &cmd, 0, sink).await {
-            self.pass_and_refresh(&mut attempts, error, sink).await?;
+            self.wait_before_retry(&mut attempts, error, sink).await?;
         }
         Ok(())
     }
 
-    /// Fetches the package lists, several times where the fault may pass by itself.
+    /// Downloads the package lists; transient failures are retried.
     pub(super) async fn fetch_lists(
         &self,
         mut refresh: Cmd,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
-        let mut on_the_line = Vec::new();
+        let mut network_times = Vec::new();
         loop {
             let begin = self.host.clock.monotonic();
             let Err(error) = self.fetch_lists_once(&refresh, sink).await else {
                 return Ok(());
             };
             if is_network(&error) {
-                on_the_line.push(self.host.clock.monotonic().saturating_sub(begin));
-                if on_the_line.len() > 1 && on_the_line.iter().sum::<Duration>() > PATIENCE {
+                network_times.push(self.host.clock.monotonic().saturating_sub(begin));
+                if network_times.len() > 1
+                    && network_times.iter().sum::<Duration>() > NETWORK_TIME_LIMIT
+                {
                     return Err(error);
                 }
             }
-            // A cache on the way may be what is older than the mirror.
-            if self.pass(&mut attempts, error, sink).await? == Fault::Stale {
+            // A proxy cache may be older than the mirror.
+            if self.wait_if_transient(&mut attempts, error, sink).await? == Fault::Stale {
                 refresh = self.transactions()?.refresh(&self.settings(), true);
             }
         }
@@ -86,10 +88,10 @@ impl Applier {
         let output = self.run_output(WHAT, refresh, 0, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let Some(failed) = self.transactions()?.failed_sources(&words) else {
-            return self.judge(WHAT, refresh, output);
+            return self.check_status(WHAT, refresh, output);
         };
         if !output.ok() {
-            return self.judge(WHAT, refresh, output);
+            return self.check_status(WHAT, refresh, output);
         }
         // Some versions report a source that failed as a warning, and succeed.
         let source = ExecError::Failed {
@@ -100,29 +102,28 @@ impl Applier {
         Err(self.failed(WHAT, source, &words)?)
     }
 
-    /// Waits for what passes by itself, with newer lists if it were they that failed; lists that do
-    /// not come are an attempt, too. The machine may be another one afterwards: whoever tries again
-    /// decides anew what may happen.
+    /// Waits after a transient failure, and downloads the lists again if they were stale; a failed
+    /// download of the lists counts as an attempt, too. The machine may have changed meanwhile: the
+    /// caller must approve the next attempt again.
     ///
     /// # Errors
-    /// The error itself when it does not pass, or has not passed for too long; or that somebody
-    /// asked to stop.
-    pub(super) async fn pass_and_refresh(
+    /// The error itself if it is permanent, or if no attempt is left; or a request to stop.
+    pub(super) async fn wait_before_retry(
         &self,
         attempts: &mut Attempts,
         error: ChangeError,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        if self.pass(attempts, error, sink).await? == Fault::Stale {
+        if self.wait_if_transient(attempts, error, sink).await? == Fault::Stale {
             let refresh = self.transactions()?.refresh(&self.settings(), true);
             while let Err(error) = self.fetch_lists_once(&refresh, sink).await {
-                self.pass(attempts, error, sink).await?;
+                self.wait_if_transient(attempts, error, sink).await?;
             }
         }
         Ok(())
     }
 
-    async fn pass(
+    async fn wait_if_transient(
         &self,
         attempts: &mut Attempts,
         error: ChangeError,
@@ -144,8 +145,8 @@ impl Applier {
         Ok(fault)
     }
 
-    /// One attempt; `stages` is how many it will print where that is known, see
-    /// [`crate::tools::packages::Transactions::is_stage`].
+    /// One attempt; `stages` is the number of stages that it will print, or 0 if that is unknown,
+    /// see [`crate::tools::packages::Transactions::is_stage`].
     pub(super) async fn run_once(
         &self,
         what: &str,
@@ -154,10 +155,10 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let output = self.run_output(what, cmd, stages, sink).await?;
-        self.judge(what, cmd, output)
+        self.check_status(what, cmd, output)
     }
 
-    /// Runs a command; its output is fit to be told.
+    /// Runs a command; the password of the proxy is removed from its output.
     async fn run_output(
         &self,
         what: &str,
@@ -172,10 +173,10 @@ impl Applier {
             .exec
             .run(cmd, &mut |stream, line| {
                 if !line.trim().is_empty() {
-                    sink.line(&self.fit_to_tell(line));
+                    sink.line(&self.without_password(line));
                 }
                 if stages > 0 && stream == Stream::Out && transactions.is_stage(line) {
-                    // A script may have words of its own that look like a stage.
+                    // A line of a package's script may look like a stage.
                     done = (done + 1).min(stages);
                     sink.progress((done * 100 / stages) as u64, Some(100), "percent");
                 }
@@ -190,12 +191,12 @@ impl Applier {
         })?;
         Ok(Output {
             status: output.status,
-            stdout: self.fit_to_tell(&output.stdout).into_owned(),
-            stderr: self.fit_to_tell(&output.stderr).into_owned(),
+            stdout: self.without_password(&output.stdout).into_owned(),
+            stderr: self.without_password(&output.stderr).into_owned(),
         })
     }
 
-    fn judge(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), ChangeError> {
+    fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), ChangeError> {
         let words = format!("{}\n{}", output.stdout, output.stderr);
         match output.success(cmd) {
             Ok(_) => Ok(()),
@@ -203,7 +204,7 @@ impl Applier {
         }
     }
 
-    /// The error of a command, with its class and all that a person needs to see.
+    /// The error of a command, with its class and the text that a user needs.
     fn failed(
         &self,
         what: &str,
@@ -216,24 +217,24 @@ impl Applier {
             what: what.to_owned(),
             fault,
             hint: self.hint(fault),
-            attachment: attachment.filter(|text| !told_already(&source, text)),
+            attachment: attachment.filter(|text| !already_contains(&source, text)),
             source: Box::new(source),
         }
         .into())
     }
 
-    /// What to do about a fault: the manager's own command where there is one.
+    /// What the user can do about a failure: the package manager's own command if there is one.
     pub(super) fn hint(&self, fault: Fault) -> Option<&'static str> {
         (self.backend.transactions())
             .and_then(|transactions| transactions.hint(fault))
             .or_else(|| fault.hint())
     }
 
-    /// What else a person needs to see: the compiler's words, or the line that tells the failure.
-    /// Where that cannot be looked at, this is said beside what failed, never in its place.
+    /// Further text that a user needs: the compiler's errors, or the line that names the failure.
+    /// An error of this diagnosis is appended to it, so that it does not hide the first error.
     fn attachment(&self, fault: Fault, words: &str) -> Result<Option<String>, ChangeError> {
         let transactions = self.transactions()?;
-        let looked = match fault {
+        let diagnosis = match fault {
             Fault::Build => match dkms::log_named_in(words) {
                 Some(path) => self.log_tail(&path),
                 None => Ok(Some(tail(words))),
@@ -244,13 +245,12 @@ impl Applier {
             }
             _ => Ok(transactions.telling_line(words).map(str::to_owned)),
         };
-        Ok(looked
-            .unwrap_or_else(|second| Some(also(tail(words), &second)))
+        Ok(diagnosis
+            .unwrap_or_else(|second| Some(with_error(tail(words), &second)))
             .filter(|text| !text.is_empty()))
     }
 
-    /// An error of a command with the command line as people want to read it, and its words fit to
-    /// be told.
+    /// An error of a command with a short command line, and without the password of the proxy.
     pub(super) fn short(&self, mut error: ExecError, cmd: &Cmd) -> ExecError {
         let line = || match self.backend.transactions() {
             Some(transactions) => transactions.short_line(cmd),
@@ -262,24 +262,24 @@ impl Applier {
             | ExecError::NotAsked { command, why }
             | ExecError::Unexpected { command, why } => {
                 *command = line();
-                *why = self.fit_to_tell(why).into_owned();
+                *why = self.without_password(why).into_owned();
             }
             ExecError::Deadline { command, tail, .. }
             | ExecError::Silent { command, tail, .. }
             | ExecError::Failed { command, tail, .. } => {
                 *command = line();
-                *tail = self.fit_to_tell(tail).into_owned();
+                *tail = self.without_password(tail).into_owned();
             }
         }
         error
     }
 
-    /// Words of a package manager without the proxy's password.
-    pub(super) fn fit_to_tell<'t>(&self, words: &'t str) -> Cow<'t, str> {
+    /// Output of a package manager without passwords in URLs.
+    pub(super) fn without_password<'t>(&self, words: &'t str) -> Cow<'t, str> {
         without_logins(words)
     }
 
-    /// The end of a log, with its name.
+    /// The end of a log, with its path.
     pub(in crate::change) fn log_tail(
         &self,
         path: &Utf8Path,
@@ -293,12 +293,12 @@ impl Applier {
     }
 }
 
-/// Words with what kept from looking for better ones.
-pub(super) fn also(words: String, second: &ChangeError) -> String {
+/// A text with the error of the diagnosis appended.
+pub(super) fn with_error(words: String, second: &ChangeError) -> String {
     format!("{words}\n{}", sentence(second))
 }
 
-/// An error on one line, for words in between: what failed, and the tool's own first reason.
+/// An error on one line, for messages during a run: what failed, and the tool's first reason.
 fn sentence(error: &ChangeError) -> String {
     if let ChangeError::Packages(PackageError::Failed { what, source, .. }) = error
         && let ExecError::Failed { tail, .. } = &**source
@@ -315,8 +315,8 @@ fn sentence(error: &ChangeError) -> String {
     chain.join(": ").replace('\n', " ")
 }
 
-/// Whether an error ends with these words anyway.
-fn told_already(error: &ExecError, words: &str) -> bool {
+/// Whether the text of an error already contains these words.
+fn already_contains(error: &ExecError, words: &str) -> bool {
     matches!(error, ExecError::Failed { tail, .. } if tail.contains(words))
 }
 
@@ -330,7 +330,7 @@ fn is_network(error: &ChangeError) -> bool {
     )
 }
 
-/// How many stages a transaction will print: a package that comes is unpacked and set up.
+/// How many stages a transaction will print: a new package is unpacked and set up.
 pub(super) fn stages(actions: &[Action]) -> usize {
     actions
         .iter()

@@ -1,5 +1,6 @@
-//! Undoing a package transaction: what it brought goes, what it took comes back, and what the
-//! packages' scripts left behind (accounts, paths below `/etc`) goes too, where nobody uses it.
+//! Undoes a package transaction: packages that it installed are removed, packages that it removed
+//! are installed again, and what package scripts left behind (accounts, paths below `/etc`) is
+//! removed, too, unless it is in use.
 
 use camino::Utf8PathBuf;
 
@@ -21,8 +22,8 @@ use crate::{
     },
 };
 
-/// Paths below `/etc` that others write at any time, so that their coming during a transaction
-/// says nothing; and ours, which have undos of their own.
+/// Paths below `/etc` that other programs write at any time, so that a new path during a
+/// transaction does not belong to it; and our own paths, which have undos of their own.
 const OTHERS: [&str; 13] = [
     "/etc/adjtime",
     "/etc/cloud",
@@ -39,10 +40,10 @@ const OTHERS: [&str; 13] = [
     "/etc/ssh",
 ];
 
-/// Part of the names of all files of ours.
+/// A part of the name of each file that this program writes.
 const OURS: &str = "gpu-bootstrap";
 
-/// Packages that cannot be taken back.
+/// Packages that cannot be removed.
 struct Kept {
     names: Vec<String>,
     why: Option<String>,
@@ -59,27 +60,28 @@ impl Applier {
         let effects = match effects {
             Some(effects) => effects,
             None => {
-                compared = self.effects_once_over(transaction, sink).await?;
+                compared = self.effects_of_interrupted(transaction, sink).await?;
                 &compared
             }
         };
         if effects.is_empty() {
             return Ok(Reverted::Nothing {
-                why: "no package came or went".to_owned(),
+                why: "the transaction changed no package".to_owned(),
             });
         }
         self.transactions()?;
         let (mut endings, all_gone) = self
             .exclusively(sink, self.undo_packages(effects, sink))
             .await?;
-        // Packages that stay use their accounts, and nobody owns the links of their alternatives.
+        // Packages that stay use their accounts, and no package owns the links of their
+        // alternatives.
         if all_gone {
             endings.extend(self.remove_accounts(effects, sink).await?);
             endings.extend(self.remove_leftovers(effects).await?);
         } else if !(effects.users.is_empty() && effects.groups.is_empty() && effects.etc.is_empty())
         {
             endings.push(Reverted::Left {
-                what: "accounts and files below `/etc` that came with the packages".to_owned(),
+                what: "accounts and files below `/etc` that the packages created".to_owned(),
                 why: "some of the packages stay".to_owned(),
             });
         }
@@ -95,16 +97,20 @@ impl Applier {
         let mut endings = Vec::new();
         let transactions = self.transactions()?;
         if !self.half_done().await?.is_empty() {
-            // What is half done may be what is about to go; if it cannot be finished, its removal
-            // is the cure.
+            // The unpacked packages may be those to remove: if they cannot be configured, they can
+            // still be removed.
             if let Err(error) = self
-                .run_until_it_passes("configure what is unpacked", transactions.configure(), sink)
+                .run_with_retries(
+                    "configure unpacked packages",
+                    transactions.configure(),
+                    sink,
+                )
                 .await
             {
                 if error.reason() == STOPPED {
                     return Err(error);
                 }
-                sink.line(&format!("{error}; it is removed as it is"));
+                sink.line(&format!("{error}; the removal goes on without it"));
             }
         }
         let inventory = self.inventory().await?;
@@ -126,7 +132,7 @@ impl Applier {
         let kept = self.needed_by_others(&both).await?;
         if let Some(why) = &kept.why {
             endings.push(Reverted::Left {
-                what: format!("{} ({})", count(&kept.names), some(&kept.names)),
+                what: format!("{} ({})", count(&kept.names), first_few(&kept.names)),
                 why: why.clone(),
             });
         }
@@ -134,28 +140,28 @@ impl Applier {
         remove.retain(|name| !kept.names.contains(name));
         if !purge.is_empty() {
             let request = Request::Purge(&purge);
-            self.take_away("purge packages", &request, (&purge, &both), sink)
+            self.remove_with_retries("purge packages", &request, (&purge, &both), sink)
                 .await?;
             endings.push(Reverted::Done {
-                what: format!("purged {} ({})", count(&purge), some(&purge)),
+                what: format!("purged {} ({})", count(&purge), first_few(&purge)),
             });
         }
         if !remove.is_empty() {
             let request = Request::Remove(&remove);
-            self.take_away("remove packages", &request, (&remove, &both), sink)
+            self.remove_with_retries("remove packages", &request, (&remove, &both), sink)
                 .await?;
             endings.push(Reverted::Done {
-                what: format!("removed {} ({})", count(&remove), some(&remove)),
+                what: format!("removed {} ({})", count(&remove), first_few(&remove)),
             });
         }
         endings.extend(self.reinstall(&effects.disappeared, sink).await?);
         endings.extend(self.restore_marks(effects, sink).await?);
-        endings.extend(self.tell_moved(&effects.moved).await?);
+        endings.extend(self.report_moved(&effects.moved).await?);
         Ok((endings, kept.names.is_empty()))
     }
 
-    /// Undoes by a removal that was approved; before another attempt it is approved again.
-    async fn take_away(
+    /// Performs an approved removal; before each retry it is approved again.
+    async fn remove_with_retries(
         &self,
         what: &str,
         request: &Request<'_>,
@@ -165,13 +171,13 @@ impl Applier {
         let cmd = (self.transactions()?).perform(&self.settings(), request, Removals::Approved);
         let mut attempts = Attempts::new();
         while let Err(error) = self.run_once(what, &cmd, 0, sink).await {
-            self.pass_and_refresh(&mut attempts, error, sink).await?;
+            self.wait_before_retry(&mut attempts, error, sink).await?;
             self.approve_removal(packages, along).await?;
         }
         Ok(())
     }
 
-    /// Simulates a removal and refuses it if anything but the packages and `along` would go.
+    /// Simulates a removal and refuses it if it would remove anything but the packages and `along`.
     async fn approve_removal(
         &self,
         packages: &[String],
@@ -192,12 +198,12 @@ impl Applier {
         Ok(actions)
     }
 
-    /// Which of the packages must stay, because something that came later needs them.
+    /// Which of the packages must stay, because packages that were installed later need them.
     async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, ChangeError> {
         let why = self.objection_to_removal(packages, packages).await?;
         let mut names = Vec::new();
         if why.is_some() {
-            // Alone, each takes with it what needs it; what takes nothing else may go.
+            // The removal of one package removes those that need it; if there are none, it may go.
             for name in packages {
                 let alone = self.objection_to_removal(std::slice::from_ref(name), packages);
                 if alone.await?.is_some() {
@@ -208,7 +214,7 @@ impl Applier {
         Ok(Kept { names, why })
     }
 
-    /// Why a removal that takes nothing but `along` with it is not possible.
+    /// Why the packages cannot be removed without removing anything but `along`.
     async fn objection_to_removal(
         &self,
         packages: &[String],
@@ -222,7 +228,7 @@ impl Applier {
             Err(ChangeError::Packages(PackageError::Refused { reasons })) => {
                 Ok(Some(format!("their removal {}", reasons.join("; it "))))
             }
-            // Something else that must not go needs them.
+            // A package that must stay needs them.
             Err(
                 error @ ChangeError::Packages(PackageError::Failed {
                     fault: Fault::Unmet | Fault::Held,
@@ -233,7 +239,7 @@ impl Applier {
         }
     }
 
-    /// Brings back what the transaction removed, at the version that was there.
+    /// Installs again what the transaction removed, in the version from before it.
     async fn reinstall(
         &self,
         gone: &[PackageWish],
@@ -251,16 +257,16 @@ impl Applier {
         if specs.is_empty() {
             return Ok(Vec::new());
         }
-        let what = format!("removed packages ({})", some(&specs));
-        Ok(vec![match self.bring_back(&specs, sink).await {
+        let what = format!("removed packages ({})", first_few(&specs));
+        Ok(vec![match self.reinstall_specs(&specs, sink).await {
             Ok(()) => Reverted::Done {
-                what: format!("brought back {what}"),
+                what: format!("reinstalled {what}"),
             },
-            // Who was asked to stop has not failed: the next run tries again.
+            // A request to stop is not a failure: the next run tries again.
             Err(error) if error.reason() == STOPPED => return Err(error),
             Err(error) => Reverted::Left {
                 what,
-                why: format!("they are not there again: {error}"),
+                why: format!("they could not be installed again: {error}"),
             },
         }])
     }
@@ -283,15 +289,18 @@ impl Applier {
             return Ok(Vec::new());
         }
         let cmd = self.transactions()?.mark(Mark::Automatic, &names);
-        self.run_until_it_passes("restore marks", cmd, sink).await?;
+        self.run_with_retries("restore marks", cmd, sink).await?;
         Ok(vec![Reverted::Done {
-            what: format!("marked {} as automatically installed again", some(&names)),
+            what: format!(
+                "marked {} as automatically installed again",
+                first_few(&names)
+            ),
         }])
     }
 
-    /// What was upgraded stays so: an older version may not read what the newer one wrote, and a
-    /// repository may not have it any more. That is for a person to decide, and said with how.
-    async fn tell_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, ChangeError> {
+    /// Upgraded packages stay: an older version may not read the data of the newer one, and a
+    /// repository may not offer it any more. So this is reported, with the command to downgrade.
+    async fn report_moved(&self, moved: &[PackageWish]) -> Result<Option<Reverted>, ChangeError> {
         let (inventory, transactions) = (self.inventory().await?, self.transactions()?);
         let stays: Vec<(String, String)> = moved
             .iter()
@@ -310,14 +319,14 @@ impl Applier {
         Ok((!what.is_empty()).then(|| Reverted::Left {
             what: what.join(", "),
             why: format!(
-                "packages are not downgraded without being asked to; where a repository still \
-                 offers the older versions, `{}` does it",
+                "`uninstall` does not downgrade packages; if a repository still offers the older \
+                 versions, run `{}`",
                 transactions.downgrade_command(&specs)
             ),
         }))
     }
 
-    /// Removes users and groups that came with the packages, where nobody uses them.
+    /// Removes users and groups that the packages created, unless they are in use.
     async fn remove_accounts(
         &self,
         effects: &Effects,
@@ -334,14 +343,14 @@ impl Applier {
             endings.push(if self.has_process(user.uid)? {
                 Reverted::Left {
                     what: format!("user `{}`", user.name),
-                    why: "a process runs as that user".to_owned(),
+                    why: "a process runs as this user".to_owned(),
                 }
             } else {
                 self.remove_account(accounts::remove_user(&user.name), &user.name, sink)
                     .await?
             });
         }
-        // Removing a user removes its group, where nobody else is in it.
+        // Removing a user removes its group, too, if it has no other member.
         let users = accounts::users(&text(accounts::PASSWD)?);
         for group in accounts::groups(&text(accounts::GROUP)?) {
             if !effects.groups.contains(&group.name) {
@@ -392,7 +401,7 @@ impl Applier {
         let own = namespace("self")?;
         for process in self.host.system.processes()? {
             if process.uid == Some(uid) {
-                // The same number in a container is somebody else.
+                // The same uid in a container is a different user.
                 let theirs = namespace(&process.pid.to_string())?;
                 if own.is_none() || theirs.is_none() || theirs == own {
                     return Ok(true);
@@ -402,7 +411,7 @@ impl Applier {
         Ok(false)
     }
 
-    /// Removes what the packages' scripts and services put below `/etc` and left there.
+    /// Removes paths below `/etc` that scripts and services of the packages created.
     async fn remove_leftovers(&self, effects: &Effects) -> Result<Vec<Reverted>, ChangeError> {
         let candidates: Vec<(&Utf8PathBuf, &String)> = effects
             .etc
@@ -418,11 +427,12 @@ impl Applier {
             .backend
             .owned_below(self.host.reader(), ETC.into())
             .await;
-        let owned = owned.map_err(|error| unreadable_database("list what packages own", error))?;
+        let owned = owned
+            .map_err(|error| unreadable_database("list the files that packages own", error))?;
         let files = &self.host.files;
         let mut removed: Vec<String> = Vec::new();
         let mut endings = Vec::new();
-        // What is in a folder sorts after it.
+        // The content of a folder sorts after the folder.
         for (path, what) in candidates.into_iter().rev() {
             let Some(now) = self.describe(path)? else {
                 continue;
@@ -440,35 +450,35 @@ impl Applier {
             } else {
                 endings.push(Reverted::Left {
                     what: format!("`{path}`"),
-                    why: "it came with the packages and somebody has changed it since".to_owned(),
+                    why: "the packages created it, and it was changed afterwards".to_owned(),
                 });
             }
         }
         if !removed.is_empty() {
             endings.push(Reverted::Done {
-                what: format!("removed what packages left: {}", some(&removed)),
+                what: format!("removed files that packages left: {}", first_few(&removed)),
             });
         }
         Ok(endings)
     }
 
-    /// Unit files went; systemd must not keep them. What went is gone, whatever it answers.
+    /// Makes systemd forget removed unit files. A failure is only reported: the files are gone.
     async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, ChangeError> {
-        // sd_booted(3): the folder is there where systemd runs; elsewhere nothing is to forget.
+        // sd_booted(3): the folder exists if systemd runs; otherwise there is nothing to forget.
         if !self.host.files.exists("/run/systemd/system".into())? {
             return Ok(None);
         }
         let reload = self
             .tool(
-                "make systemd read its units again",
+                "make systemd reload its units",
                 &systemctl::daemon_reload(),
                 sink,
             )
             .await;
         Ok(reload.err().map(|error| Reverted::Left {
-            what: "units of packages that are gone, in systemd's memory".to_owned(),
+            what: "units of removed packages, in systemd's memory".to_owned(),
             why: format!(
-                "failed to {}; `systemctl daemon-reload` does it",
+                "failed to {}; run `systemctl daemon-reload`",
                 one_line(&error)
             ),
         }))
@@ -482,8 +492,8 @@ fn count(packages: &[String]) -> String {
     }
 }
 
-/// The first few of a list.
-fn some(names: &[String]) -> String {
+/// The first few entries of a list.
+fn first_few(names: &[String]) -> String {
     const FEW: usize = 6;
     let mut text = names
         .iter()

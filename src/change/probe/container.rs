@@ -1,5 +1,5 @@
-//! The container probe: our own program runs in a container with its libraries and nothing else, and
-//! prints which devices and driver libraries it sees. No registry is needed.
+//! The container probe: this program runs in a container that holds only the program and its
+//! libraries, and prints which devices and driver libraries it sees. No registry is needed.
 
 use std::time::Duration;
 
@@ -21,31 +21,31 @@ use crate::{
 pub(super) const IMAGE: &str = "gpu-bootstrap/probe:local";
 /// The name of its container.
 const CONTAINER: &str = "gpu-bootstrap-probe";
-/// Where the program lies in it.
+/// The path of the program in it.
 const PROGRAM: &str = "/gpu-bootstrap";
-/// Where its libraries lie: a place that no distribution and no toolkit uses.
+/// The folder of its libraries, which no distribution and no toolkit uses.
 const LIBRARY_FOLDER: &str = "/gpu-bootstrap-lib";
-/// What the program is asked for.
+/// The hidden subcommand that prints what the container sees.
 const SUBCOMMAND: &str = "container-probe";
-/// Packing and importing a few megabytes.
+/// The time limit to pack and import a few megabytes.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// Its files could not be made.
+    /// Its files could not be written.
     #[error("prepare the container")]
     Files(#[from] FilesError),
     /// A command failed.
     #[error("run the container")]
     Exec(#[from] ExecError),
-    /// This process does not know what it consists of.
+    /// The libraries of this process could not be found.
     #[error("find the libraries of this program: {why}")]
     Unknown {
         /// What is missing.
         why: String,
     },
-    /// The container ran and does not see what it should.
+    /// The container ran, but does not see what it should.
     #[error("the container sees {seen}, expected {expected}")]
     Blind {
         /// What it sees.
@@ -73,10 +73,11 @@ impl Report for ProbeError {
         Some(match self {
             Self::Files(error) if error.disk().is_some() => return error.hint(),
             Self::Files(_) | Self::Unknown { .. } => {
-                "free some room below `/var/lib`, and run again".to_owned()
+                "free space below `/var/lib`, then run again".to_owned()
             }
             Self::Exec(_) => {
-                "`gpu-bootstrap check` names the layer at fault: driver, CDI, runtime".to_owned()
+                "run `gpu-bootstrap check`: it names the faulty layer (driver, CDI or runtime)"
+                    .to_owned()
             }
             Self::Blind { .. } => {
                 "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`, and look at \
@@ -87,7 +88,7 @@ impl Report for ProbeError {
     }
 }
 
-/// Runs the probe to its end. Nothing stays of it but a folder below `state`.
+/// Runs the probe to its end. Only a folder below `state` stays.
 ///
 /// # Errors
 /// See [`ProbeError`].
@@ -155,7 +156,7 @@ impl Root {
             return Err(unknown("`/proc/self/maps` names no program"));
         };
         let folder = state.join("probe").join("rootfs");
-        // The toolkit's hooks write the loader's cache in `etc`.
+        // The hooks of the container toolkit write the loader's cache in `etc`.
         for place in ["dev", "proc", "sys", "etc", "tmp", "usr/lib"] {
             host.files.create_folder(&folder.join(place), 0o755)?;
         }
@@ -187,7 +188,7 @@ impl Root {
         Ok(Self { folder, loader })
     }
 
-    /// The command line inside.
+    /// The command line in the container.
     fn command(&self) -> [&str; 5] {
         [
             &self.loader,
@@ -199,7 +200,7 @@ impl Root {
     }
 }
 
-/// What asks the nvidia runtime for all GPUs, and the driver's compute libraries.
+/// The variables that request all GPUs and the compute libraries from the nvidia runtime.
 const ENVIRONMENT: [&str; 2] = [
     "NVIDIA_VISIBLE_DEVICES=all",
     "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
@@ -230,7 +231,7 @@ async fn docker(
         let import = Cmd::new("docker", ["import", archive.as_str(), IMAGE]);
         quiet(host, &import.deadline(PREPARE_DEADLINE), sink).await?;
     }
-    // The container of a probe that was cut off still has the name.
+    // The container of an interrupted probe still has the name.
     let clear = Cmd::new("docker", ["rm", "--force", CONTAINER]);
     host.exec.run(&clear, &mut |_, _| {}).await?;
     let mut args: Vec<String> = ["run", "--rm", "--network=none", "--runtime=nvidia"]
@@ -252,17 +253,18 @@ async fn docker(
     args.push(image.unwrap_or(IMAGE).to_owned());
     args.extend(rest.iter().map(|&part| part.to_owned()));
     let ran = view(host, &Cmd::new("docker", args).deadline(deadline), sink).await;
-    // Only the client was ended at its deadline; the container that it started runs on, and keeps
-    // its GPUs.
+    // Only the client was stopped at its deadline; the container still runs and keeps its GPUs.
     if matches!(ran, Err(ProbeError::Exec(ExecError::Deadline { .. })))
         && let Err(error) = quiet(host, &clear, sink).await
     {
-        sink.line(&format!("`{CONTAINER}` may be left: {error}"));
+        sink.line(&format!(
+            "the container `{CONTAINER}` may still exist: {error}"
+        ));
     }
     if own {
         let remove = Cmd::new("docker", ["rmi", "--force", IMAGE]);
         let removed = quiet(host, &remove, sink).await;
-        // What the container said comes first; a left image is told only if that went well.
+        // The result of the container comes first; a left image is reported only after a success.
         return ran.and_then(|view| removed.map(|()| view));
     }
     ran
@@ -275,9 +277,9 @@ async fn containerd(
     deadline: Duration,
     sink: &dyn Sink,
 ) -> Result<ContainerView, ProbeError> {
-    // Images were pulled where the kubelet's are.
+    // The image was pulled into the namespace of the kubelet.
     let namespace = image.map_or(CONTAINER, |_| ctr::KUBERNETES);
-    // The container of a probe that was cut off still has the name.
+    // The container of an interrupted probe still has the name.
     clear_containerd(host, namespace, sink).await?;
     let mut args: Vec<String> = ["--namespace", namespace, "run", "--rm"]
         .into_iter()
@@ -298,13 +300,15 @@ async fn containerd(
         }
     }
     args.push(CONTAINER.to_owned());
-    // They take the place of the image's entry point.
+    // They replace the image's entry point.
     args.extend(root.command().iter().map(|&part| part.to_owned()));
     let ran = view(host, &Cmd::new("ctr", args).deadline(deadline), sink).await;
     if matches!(ran, Err(ProbeError::Exec(ExecError::Deadline { .. })))
         && let Err(error) = clear_containerd(host, namespace, sink).await
     {
-        sink.line(&format!("`{CONTAINER}` may be left: {error}"));
+        sink.line(&format!(
+            "the container `{CONTAINER}` may still exist: {error}"
+        ));
     }
     ran
 }
@@ -315,14 +319,14 @@ async fn clear_containerd(host: &Host, namespace: &str, sink: &dyn Sink) -> Resu
     if !listed.stdout.lines().any(|name| name.trim() == CONTAINER) {
         return Ok(());
     }
-    // Nothing may run in it any more; if something still does, its removal says so.
+    // Its task may have ended; if it still runs, the removal of the container fails.
     host.exec
         .run(&ctr::end_task(namespace, CONTAINER), &mut |_, _| {})
         .await?;
     quiet(host, &ctr::remove_container(namespace, CONTAINER), sink).await
 }
 
-/// Runs a command whose output is for people only.
+/// Runs a command whose output is only passed to the sink.
 async fn quiet(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ProbeError> {
     host.exec
         .run(cmd, &mut |_, line| sink.line(line))
@@ -331,7 +335,7 @@ async fn quiet(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ProbeError
     Ok(())
 }
 
-/// Runs the container; the last line that it prints is what it saw.
+/// Runs the container; its last output line is what it sees.
 async fn view(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<ContainerView, ProbeError> {
     let output = host
         .exec
@@ -441,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_cut_off_probe_left_in_containerd_goes_first() {
+    async fn leftovers_of_an_interrupted_probe_in_containerd_are_removed_first() {
         let (host, fakes) = machine();
         fakes.exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
             "containers" if cmd.args[3] == "list" => ok("other\ngpu-bootstrap-probe\n"),
@@ -470,7 +474,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn containerd_runs_the_image_that_was_asked_for() {
+    async fn containerd_runs_the_configured_image() {
         let (host, fakes) = machine();
         fakes.exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
             "run" => ok(SEEN),

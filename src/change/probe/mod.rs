@@ -1,4 +1,4 @@
-//! Probes as changes: captured, run, and recorded where they succeeded. A probe is a run that proves
+//! Probes as changes: captured, run, and recorded after success. A probe is a run that proves
 //! function.
 
 mod container;
@@ -20,7 +20,7 @@ impl Applier {
         let record = self.capture_files(&[record.to_owned()], |_| FileAfter::Unknown)?;
         let image = match (image, runtime) {
             (Some(image), _) => self.capture_image(*runtime, image).await?,
-            // The probe makes the image and removes it; this undo is for a probe that was cut off.
+            // The probe builds and removes the image; this undo is for an interrupted probe.
             (None, RuntimeKind::Docker) => Undo::RemoveImage {
                 runtime: *runtime,
                 image: container::IMAGE.to_owned(),
@@ -32,9 +32,9 @@ impl Applier {
         })
     }
 
-    /// The undo of a probe that succeeded: the image that was made for it is gone, and asking the
-    /// runtime for it later could fail for other reasons.
-    pub(super) fn settle_probe(undo: Undo) -> Undo {
+    /// The undo of a successful probe: its image is already removed, and a later query for it could
+    /// fail for other reasons.
+    pub(super) fn undo_of_successful_probe(undo: Undo) -> Undo {
         match undo {
             Undo::Several { undos } => Undo::Several {
                 undos: undos

@@ -1,6 +1,6 @@
-//! A package manager in memory: a small archive, dependencies, conffiles, and scripts that leave
-//! things behind, as real ones do. It speaks as apt does or as [`super::tiny`] does, so that the same
-//! tests run against both.
+//! A package manager in memory: a small archive, dependencies, conffiles, and package scripts that
+//! leave files behind, as real ones do. It imitates apt or [`super::tiny`], so that the same tests
+//! run against both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    kit::Bed,
+    kit::TestMachine,
     tiny::{self, Tiny},
 };
 use crate::{
@@ -26,7 +26,7 @@ pub(super) struct Offered {
     pub depends: &'static [&'static str],
     pub conflicts: &'static [&'static str],
     pub conffile: Option<&'static str>,
-    /// What its script does, and does not take back.
+    /// What its script does and its removal does not undo.
     pub script: fn(&FakeFiles),
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Installed {
     pub half: bool,
 }
 
-/// What a command does.
+/// The action of a command.
 enum Verb {
     Refresh,
     Download,
@@ -58,13 +58,13 @@ enum Verb {
     Put { no_remove: bool },
 }
 
-/// How a real installation is broken off.
+/// How a real installation is interrupted.
 pub(super) struct Break {
-    /// So many packages are unpacked before.
+    /// The number of packages that are unpacked before it.
     pub unpacked: usize,
     pub says: &'static str,
     pub status: Status,
-    /// What others do at that moment.
+    /// What other programs do at that moment.
     pub meanwhile: fn(&FakeFiles),
 }
 
@@ -79,7 +79,7 @@ impl Break {
     }
 }
 
-/// As which package manager it speaks.
+/// The package manager whose commands and output it imitates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Kind {
     #[default]
@@ -88,7 +88,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// A backend that knows its language.
+    /// The backend of this package manager.
     pub(super) fn backend(self) -> &'static dyn Backend {
         match self {
             Self::Apt => Manager::Apt.backend(),
@@ -109,7 +109,7 @@ impl Kind {
         }
     }
 
-    /// A failure, which the tests write in apt's words.
+    /// A failure; the tests write it as apt prints it.
     fn failed(self, status: i32, words: &str) -> Output {
         match self {
             Self::Apt => failed(status, words),
@@ -129,65 +129,71 @@ fn apt() -> &'static dyn Transactions {
     (Manager::Apt.backend().transactions()).expect("apt changes packages")
 }
 
-/// The archive and the database. The database's files are written anew after each change.
+/// The archive and the database. The database's files are written again after each change.
 #[derive(Clone, Default)]
 pub(super) struct Archive {
     pub kind: Kind,
     pub archive: Arc<Mutex<BTreeMap<&'static str, Offered>>>,
     pub installed: Arc<Mutex<BTreeMap<String, Installed>>>,
-    /// Standard errors of the next calls that would change something.
+    /// The error output of the next commands that would change something.
     pub faults: Arc<Mutex<Vec<&'static str>>>,
-    /// The next real installations, the first one last.
+    /// Interruptions of the next real installations, in reverse order.
     pub breaks: Arc<Mutex<Vec<Break>>>,
-    /// What is offered from the moment at which packages are downloaded.
+    /// Packages that are offered as soon as packages are downloaded.
     pub moves: Arc<Mutex<Vec<(&'static str, Offered)>>>,
-    /// What the next fetch of the lists brings.
+    /// Packages that are offered after the next download of the lists.
     pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
 }
 
 impl Archive {
-    pub(super) fn on(bed: &Bed) -> Self {
+    pub(super) fn on(machine: &TestMachine) -> Self {
         let apt = Self {
-            kind: bed.kind,
+            kind: machine.kind,
             ..Self::default()
         };
         apt.have("dpkg", "1.21");
         apt.have("bash", "5.2");
-        bed.fakes
+        machine
+            .fakes
             .files
             .put("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
-        bed.fakes.files.put("/etc/group", "root:x:0:\n");
+        machine.fakes.files.put("/etc/group", "root:x:0:\n");
         for folder in [
             "/var/lib/dpkg/info",
             "/var/lib/apt",
             "/etc/apt",
             tiny::OWNED,
         ] {
-            bed.fakes.files.put_folder(folder, 0o755);
+            machine.fakes.files.put_folder(folder, 0o755);
         }
-        apt.write(&bed.fakes.files);
+        apt.write(&machine.fakes.files);
         let own = apt.clone();
-        bed.fakes
+        machine
+            .fakes
             .exec
             .on("tiny", move |cmd, files| own.tiny(cmd, files));
         let own = apt.clone();
-        bed.fakes
+        machine
+            .fakes
             .exec
             .on("apt-get", move |cmd, files| own.get(cmd, files));
         let own = apt.clone();
-        bed.fakes
+        machine
+            .fakes
             .exec
             .on("apt-cache", move |cmd, _| own.policy(cmd));
         let own = apt.clone();
-        bed.fakes
+        machine
+            .fakes
             .exec
             .on("apt-mark", move |cmd, files| own.mark(cmd, files));
         let own = apt.clone();
-        bed.fakes
+        machine
+            .fakes
             .exec
             .on("dpkg", move |cmd, files| own.dpkg(cmd, files));
         for (program, path) in [("userdel", "/etc/passwd"), ("groupdel", "/etc/group")] {
-            bed.fakes.exec.on(program, move |cmd, files| {
+            machine.fakes.exec.on(program, move |cmd, files| {
                 let prefix = format!("{}:", cmd.args[1]);
                 let text = files.text(path);
                 let kept: Vec<&str> = text.lines().filter(|l| !l.starts_with(&prefix)).collect();
@@ -358,7 +364,7 @@ impl Archive {
         }
         let broken = self.breaks.lock().unwrap().pop_if(|_| !simulated);
         if let Some(broken) = broken {
-            // What others need is unpacked first.
+            // Dependencies are unpacked first.
             for (name, script, _) in scripts.iter().rev().take(broken.unpacked) {
                 let unpacked = installed[name].clone();
                 self.installed
@@ -392,7 +398,7 @@ impl Archive {
         let archive = self.archive.lock().unwrap();
         let mut installed = self.installed.lock().unwrap().clone();
         let mut gone: BTreeSet<String> = names.iter().cloned().collect();
-        // Who needs one of them goes as well.
+        // Packages that need one of them are removed, too.
         loop {
             let more: Vec<String> = installed
                 .keys()
@@ -486,16 +492,16 @@ impl Archive {
     }
 }
 
-/// Adds a line to a file, as scripts add accounts.
+/// Appends a line to a file, as package scripts add accounts.
 pub(super) fn append(files: &FakeFiles, path: &str, line: &str) {
     let before = files.read_text(path.into()).unwrap().unwrap_or_default();
     files.put(path, before + line + "\n");
 }
 
-/// The locks of all kinds.
+/// The lock files of all package managers.
 const LOCKS: [&str; 2] = ["/var/lib/dpkg/lock-frontend", tiny::LOCK];
 
-/// Another package manager is at work.
+/// Another package manager starts to work.
 pub(super) fn hold_lock(files: &FakeFiles) {
     let mut lines = String::new();
     for (fd, lock) in LOCKS.iter().enumerate() {
@@ -510,7 +516,7 @@ pub(super) fn hold_lock(files: &FakeFiles) {
     files.put("/proc/812/comm", "unattended-upgr\n");
 }
 
-/// It has ended.
+/// It has finished.
 pub(super) fn release_lock(files: &FakeFiles) {
     for path in [
         "/proc/locks",

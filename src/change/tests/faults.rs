@@ -1,4 +1,4 @@
-//! What is told when something fails, and what is given up when somebody asks to stop.
+//! What is reported when something fails, and which waits end when a stop is requested.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     archive::{Archive, Offered},
-    kit::{Bed, STATE, policy},
+    kit::{STATE, TestMachine, policy},
 };
 use crate::{
     change::{Applier, Change, Probe, STOPPED},
@@ -31,20 +31,20 @@ fn install(name: &str) -> Change {
     }
 }
 
-fn offering(name: &'static str) -> (Bed, Archive) {
-    let bed = Bed::new();
-    let apt = Archive::on(&bed);
+fn offering(name: &'static str) -> (TestMachine, Archive) {
+    let machine = TestMachine::new();
+    let apt = Archive::on(&machine);
     apt.offer(name, Offered::new("1", &[]));
-    (bed, apt)
+    (machine, apt)
 }
 
 #[tokio::test]
 async fn the_output_of_apt_never_shows_the_proxy_password() {
-    let bed = Bed::new();
+    let machine = TestMachine::new();
     let mut policy = policy();
     policy.proxy = Some(Secret::new("http://joe:s3cret@proxy:3128"));
-    let applier = Applier::new(bed.host.clone(), policy, STATE.into());
-    bed.fakes.exec.on_result("apt-get", |cmd, _| {
+    let applier = Applier::new(machine.host.clone(), policy, STATE.into());
+    machine.fakes.exec.on_result("apt-get", |cmd, _| {
         let words = "E: http://joe:s3cret@proxy:3128 said nothing".to_owned();
         if cmd.args.iter().any(|arg| arg == "-s") {
             return Ok(crate::host::Output {
@@ -58,16 +58,19 @@ async fn the_output_of_apt_never_shows_the_proxy_password() {
             tail: words,
         })
     });
-    bed.fakes.exec.on("apt-cache", |_, _| {
+    machine.fakes.exec.on("apt-cache", |_, _| {
         ok("a:\n  Installed: (none)\n  Candidate: 1\n  Version table:\n     1 500\n        500 http://x y Packages\n")
     });
-    bed.fakes.files.put("/var/lib/dpkg/status", "");
+    machine.fakes.files.put("/var/lib/dpkg/status", "");
     for (change, told) in [
         (Change::RefreshRepositories, "printed nothing"),
         (install("a"), "simulate"),
     ] {
         let undo = applier.capture(&change).await.unwrap();
-        let error = applier.apply(&change, undo, &bed.heard).await.unwrap_err();
+        let error = applier
+            .apply(&change, undo, &machine.sink)
+            .await
+            .unwrap_err();
         let words: Vec<String> = std::iter::once(error.to_string())
             .chain(causes(&error))
             .collect();
@@ -82,67 +85,73 @@ async fn the_output_of_apt_never_shows_the_proxy_password() {
 
 #[tokio::test]
 async fn an_error_of_the_diagnosis_does_not_hide_the_first_error() {
-    let (bed, apt) = offering("a");
-    // The sources cannot be read to say which of them contradict each other.
-    bed.fakes
+    let (machine, apt) = offering("a");
+    // The sources cannot be read to find out which of them contradict each other.
+    machine
+        .fakes
         .files
         .put("/etc/apt/sources.list", "deb http://a x main\n");
-    (bed.fakes.files).damage("/etc/apt/sources.list", Damage::Reads, Errno::EIO);
+    (machine.fakes.files).damage("/etc/apt/sources.list", Damage::Reads, Errno::EIO);
     let conflict = "E: Conflicting values set for option Signed-By regarding source https://x/ /";
     *apt.faults.lock().unwrap() = vec![conflict];
-    let error = bed.apply(&Change::RefreshRepositories).await.unwrap_err();
+    let error = machine
+        .apply(&Change::RefreshRepositories)
+        .await
+        .unwrap_err();
     assert_eq!(error.reason(), "repository-conflict");
     let words = error.to_string();
     assert!(
         words.contains("Conflicting values") && words.contains("`/etc/apt/sources.list`"),
         "{words}"
     );
-    // The same where it is only asked.
-    bed.fakes
+    // The same for a query.
+    machine
+        .fakes
         .exec
         .on("apt-get", move |_, _| failed(100, conflict));
-    let error = bed.apply(&install("a")).await.unwrap_err();
+    let error = machine.apply(&install("a")).await.unwrap_err();
     assert_eq!(error.reason(), "repository-conflict");
     assert!(error.to_string().contains("`/etc/apt/sources.list`"));
 }
 
 #[tokio::test]
 async fn a_failed_refresh_of_the_lists_has_its_own_error() {
-    let (bed, apt) = offering("a");
-    // The last is said first.
+    let (machine, apt) = offering("a");
+    // The errors occur in reverse order.
     *apt.faults.lock().unwrap() = vec![
         "E: You don't have enough free space in /var/lib/apt/lists/.",
         "E: Failed to fetch http://x/a.deb  404  Not Found",
     ];
-    let error = bed.apply(&install("a")).await.unwrap_err();
+    let error = machine.apply(&install("a")).await.unwrap_err();
     assert_eq!(error.reason(), "no-disk-space");
-    assert!(bed.heard.text().contains("retry: download packages"));
+    assert!(machine.sink.text().contains("retry: download packages"));
 }
 
 #[tokio::test]
 async fn an_undo_stopped_during_a_wait_reports_the_stop() {
-    let (bed, apt) = offering("a");
+    let (machine, apt) = offering("a");
     apt.have("a", "1");
-    apt.write(&bed.fakes.files);
+    apt.write(&machine.fakes.files);
     let removal = Change::InstallPackages {
         packages: vec![],
         removing: vec!["a".into()],
     };
-    let undo = bed.apply(&removal).await.unwrap();
+    let undo = machine.apply(&removal).await.unwrap();
     *apt.faults.lock().unwrap() = vec!["E: Could not get lock /var/lib/dpkg/lock-frontend."];
     let stop = CancellationToken::new();
     stop.cancel();
-    let applier = bed.restarted().stopped_by(stop);
-    let error = applier.revert(&undo, &bed.heard).await.unwrap_err();
+    let applier = machine.restarted().stopped_by(stop);
+    let error = applier.revert(&undo, &machine.sink).await.unwrap_err();
     assert_eq!(error.reason(), STOPPED);
-    bed.revert(&undo).await;
+    machine.revert(&undo).await;
     assert!(apt.installed.lock().unwrap().contains_key("a"));
 }
 
 #[tokio::test]
 async fn a_stop_ends_the_retries_of_a_registry() {
-    let bed = Bed::new();
-    bed.fakes
+    let machine = TestMachine::new();
+    machine
+        .fakes
         .exec
         .on("docker", |cmd, _| match cmd.args[0].as_str() {
             "image" => failed(1, "Error: No such image: x"),
@@ -150,7 +159,7 @@ async fn a_stop_ends_the_retries_of_a_registry() {
         });
     let stop = CancellationToken::new();
     stop.cancel();
-    let applier = bed.restarted().stopped_by(stop);
+    let applier = machine.restarted().stopped_by(stop);
     let change = Change::RunProbe {
         probe: Probe::ContainerSeesGpus {
             runtime: RuntimeKind::Docker,
@@ -163,12 +172,15 @@ async fn a_stop_ends_the_retries_of_a_registry() {
         inputs: String::new(),
     };
     let undo = applier.capture(&change).await.unwrap();
-    let error = applier.apply(&change, undo, &bed.heard).await.unwrap_err();
+    let error = applier
+        .apply(&change, undo, &machine.sink)
+        .await
+        .unwrap_err();
     assert_eq!(error.reason(), STOPPED);
-    assert!(bed.fakes.clock.slept().is_empty());
+    assert!(machine.fakes.clock.slept().is_empty());
 }
 
-/// A server that takes connections and says nothing.
+/// A server that accepts connections and never answers.
 struct Hangs;
 
 #[async_trait]
@@ -180,8 +192,8 @@ impl Http for Hangs {
 
 #[tokio::test]
 async fn a_stop_ends_the_download_of_a_key() {
-    let bed = Bed::new();
-    let mut host = bed.host.clone();
+    let machine = TestMachine::new();
+    let mut host = machine.host.clone();
     host.http = Arc::new(Hangs);
     let stop = CancellationToken::new();
     let applier = Applier::new(host, policy(), STATE.into()).stopped_by(stop.clone());
@@ -199,28 +211,28 @@ async fn a_stop_ends_the_download_of_a_key() {
         },
     };
     let undo = applier.capture(&change).await.unwrap();
-    let (ended, ()) = tokio::join!(applier.apply(&change, undo, &bed.heard), async {
+    let (ended, ()) = tokio::join!(applier.apply(&change, undo, &machine.sink), async {
         stop.cancel();
     });
     assert_eq!(ended.unwrap_err().reason(), STOPPED);
-    // It refuses nothing: whoever rehearses has heard of the stop as well.
+    // A rehearsal does not fail: its caller has received the stop, too.
     applier.rehearse(&change).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_machine_that_changes_after_the_simulation_loses_no_package() {
-    // Between the simulation and the real transaction the package comes to conflict with another.
-    let (bed, apt) = offering("a");
+    // Between the simulation and the real transaction the package gets a new conflict.
+    let (machine, apt) = offering("a");
     apt.have("podman", "4");
-    apt.write(&bed.fakes.files);
+    apt.write(&machine.fakes.files);
     let moved = Offered {
         conflicts: &["podman"],
         ..Offered::new("1", &[])
     };
     *apt.moves.lock().unwrap() = vec![("a", moved)];
-    let error = bed.apply(&install("a")).await.unwrap_err();
-    // apt refused it, and what it would do now is not agreed to.
-    assert!(bed.heard.text().contains("remove is disabled"));
+    let error = machine.apply(&install("a")).await.unwrap_err();
+    // apt refused it, and the new transaction is not approved.
+    assert!(machine.sink.text().contains("remove is disabled"));
     assert_eq!(error.reason(), "transaction-refused");
     assert!(error.to_string().contains("would remove podman"), "{error}");
     let installed = apt.installed.lock().unwrap();

@@ -2,7 +2,7 @@
 
 use camino::Utf8PathBuf;
 
-use super::kit::{Bed, STATE};
+use super::kit::{STATE, TestMachine};
 use crate::{
     change::{Change, ChangeError, RepositoryError, Reverted, Undo},
     config::desired::Repository,
@@ -25,62 +25,77 @@ fn write(path: &str, content: &str) -> Change {
 
 #[tokio::test]
 async fn a_new_file_is_removed_with_its_directories() {
-    let bed = Bed::new();
-    let (_, reverted) = bed.there_and_back(&write("/etc/a/b/c.conf", "new\n")).await;
+    let machine = TestMachine::new();
+    let (_, reverted) = machine
+        .apply_and_undo(&write("/etc/a/b/c.conf", "new\n"))
+        .await;
     assert!(matches!(reverted, Reverted::Done { .. }));
 }
 
 #[tokio::test]
 async fn a_file_comes_back_with_mode_and_owner() {
-    let bed = Bed::new();
-    bed.fakes
+    let machine = TestMachine::new();
+    machine
+        .fakes
         .files
         .put_mode("/etc/docker/daemon.json", "{}\n", 0o600);
-    bed.fakes.files.own("/etc/docker/daemon.json", 7, 8);
-    bed.there_and_back(&write("/etc/docker/daemon.json", "{\"a\":1}\n"))
+    machine.fakes.files.own("/etc/docker/daemon.json", 7, 8);
+    machine
+        .apply_and_undo(&write("/etc/docker/daemon.json", "{\"a\":1}\n"))
         .await;
 }
 
 #[tokio::test]
 async fn a_link_comes_back_as_a_link() {
-    let bed = Bed::new();
-    bed.fakes.files.put("/usr/lib/real", "x");
-    bed.fakes.files.put_link("/etc/link", "../usr/lib/real");
-    bed.there_and_back(&write("/etc/link", "y")).await;
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/usr/lib/real", "x");
+    machine.fakes.files.put_link("/etc/link", "../usr/lib/real");
+    machine.apply_and_undo(&write("/etc/link", "y")).await;
 }
 
 #[tokio::test]
 async fn later_changes_of_a_file_by_others_stay() {
-    let bed = Bed::new();
-    bed.fakes.files.put("/etc/a", "before");
-    let undo = bed.apply(&write("/etc/a", "ours")).await.unwrap();
-    bed.fakes.files.put("/etc/a", "theirs");
-    let reverted = bed.revert(&undo).await;
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/etc/a", "before");
+    let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
+    machine.fakes.files.put("/etc/a", "theirs");
+    let reverted = machine.revert(&undo).await;
     assert!(
         matches!(&reverted, Reverted::Left { what, why }
             if what == "`/etc/a`" && why.contains("changed")),
         "{reverted:?}"
     );
-    assert_eq!(bed.fakes.files.text("/etc/a"), "theirs");
-    bed.fakes.files.take("/etc/a");
+    assert_eq!(machine.fakes.files.text("/etc/a"), "theirs");
+    machine.fakes.files.take("/etc/a");
     assert!(
-        matches!(bed.revert(&undo).await, Reverted::Left { why, .. } if why.contains("removed"))
+        matches!(machine.revert(&undo).await, Reverted::Left { why, .. } if why.contains("removed"))
     );
 }
 
 #[tokio::test]
 async fn undo_is_right_if_interrupted_before_or_after_the_write() {
-    let bed = Bed::new();
-    bed.fakes.files.put("/etc/a", "before");
-    let before = bed.snapshot();
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/etc/a", "before");
+    let before = machine.snapshot();
     let change = write("/etc/a", "ours");
-    let undo = bed.applier.capture(&change).await.unwrap();
-    let early = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
-    assert!(matches!(bed.revert(&early).await, Reverted::Nothing { .. }));
-    bed.apply(&change).await.unwrap();
-    let late = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
-    assert!(matches!(bed.revert(&late).await, Reverted::Done { .. }));
-    assert!(diff(&before, &bed.snapshot()).is_empty());
+    let undo = machine.applier.capture(&change).await.unwrap();
+    let early = machine
+        .restarted()
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
+    assert!(matches!(
+        machine.revert(&early).await,
+        Reverted::Nothing { .. }
+    ));
+    machine.apply(&change).await.unwrap();
+    let late = machine
+        .restarted()
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
+    assert!(matches!(machine.revert(&late).await, Reverted::Done { .. }));
+    assert!(diff(&before, &machine.snapshot()).is_empty());
 }
 
 #[tokio::test]
@@ -91,38 +106,50 @@ async fn the_temporary_file_of_a_killed_writer_is_removed() {
         "/etc/.b.1-2.gpu-bootstrap-new",
     ];
     let left = format!("/etc/{}", unfinished("a", 4711, 2));
-    let bed = Bed::new();
+    let machine = TestMachine::new();
     for path in theirs {
-        bed.fakes.files.put(path, "");
+        machine.fakes.files.put(path, "");
     }
-    let before = bed.snapshot();
+    let before = machine.snapshot();
     // Killed before the change ended.
-    let undo = bed.applier.capture(&write("/etc/a", "ours")).await.unwrap();
-    bed.fakes.files.put(&left, "ou");
-    bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
-    assert!(diff(&before, &bed.snapshot()).is_empty());
+    let undo = machine
+        .applier
+        .capture(&write("/etc/a", "ours"))
+        .await
+        .unwrap();
+    machine.fakes.files.put(&left, "ou");
+    machine
+        .restarted()
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
+    assert!(diff(&before, &machine.snapshot()).is_empty());
     // Killed while it was undone.
-    let undo = bed.apply(&write("/etc/a", "ours")).await.unwrap();
-    bed.fakes.files.put(&left, "");
-    bed.revert(&undo).await;
-    assert!(diff(&before, &bed.snapshot()).is_empty());
+    let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
+    machine.fakes.files.put(&left, "");
+    machine.revert(&undo).await;
+    assert!(diff(&before, &machine.snapshot()).is_empty());
 }
 
 #[tokio::test]
 async fn a_missing_backup_is_reported_and_the_file_stays() {
-    let bed = Bed::new();
-    bed.fakes.files.put("/etc/a", "before");
-    let undo = bed.apply(&write("/etc/a", "ours")).await.unwrap();
-    bed.fakes.files.take(&format!("{STATE}/backups"));
-    let error = bed.applier.revert(&undo, &bed.heard).await.unwrap_err();
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/etc/a", "before");
+    let undo = machine.apply(&write("/etc/a", "ours")).await.unwrap();
+    machine.fakes.files.take(&format!("{STATE}/backups"));
+    let error = machine
+        .applier
+        .revert(&undo, &machine.sink)
+        .await
+        .unwrap_err();
     assert_eq!(error.reason(), "backup");
-    assert_eq!(bed.fakes.files.text("/etc/a"), "ours");
+    assert_eq!(machine.fakes.files.text("/etc/a"), "ours");
 }
 
 #[tokio::test]
 async fn a_tool_may_write_only_the_files_that_it_names() {
-    let bed = Bed::new();
-    bed.fakes.exec.on("nvidia-ctk", |_, files| {
+    let machine = TestMachine::new();
+    machine.fakes.exec.on("nvidia-ctk", |_, files| {
         files.put("/etc/docker/daemon.json", "{\"runtimes\":{}}");
         ok("done\n")
     });
@@ -131,23 +158,23 @@ async fn a_tool_may_write_only_the_files_that_it_names() {
         command: vec!["nvidia-ctk".into(), "runtime".into(), "configure".into()],
         writes: vec!["/etc/docker/daemon.json".into(), "/etc/other".into()],
     };
-    bed.there_and_back(&change).await;
-    assert!(bed.heard.text().contains("done"));
+    machine.apply_and_undo(&change).await;
+    assert!(machine.sink.text().contains("done"));
 
     let nothing = Change::RunTool {
         purpose: "remove the driver".into(),
         command: vec!["nvidia-ctk".into()],
         writes: vec![],
     };
-    let undo = bed.apply(&nothing).await.unwrap();
-    assert!(matches!(bed.revert(&undo).await, Reverted::Left { .. }));
+    let undo = machine.apply(&nothing).await.unwrap();
+    assert!(matches!(machine.revert(&undo).await, Reverted::Left { .. }));
 }
 
 #[tokio::test]
 async fn files_of_a_tool_are_synced_before_the_change_counts_as_applied() {
-    let bed = Bed::new();
-    bed.fakes.files.put("/etc/tool/there", "");
-    bed.fakes.exec.on("tool", |_, files| {
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/etc/tool/there", "");
+    machine.fakes.exec.on("tool", |_, files| {
         files.put("/etc/tool/new", "{}");
         ok("")
     });
@@ -156,10 +183,10 @@ async fn files_of_a_tool_are_synced_before_the_change_counts_as_applied() {
         command: vec!["tool".into()],
         writes: vec!["/etc/tool/new".into(), "/etc/tool/absent".into()],
     };
-    let before = bed.fakes.files.mutations();
-    bed.apply(&change).await.unwrap();
-    assert_eq!(bed.fakes.files.mutations() - before, 1);
-    assert_eq!(bed.fakes.files.text("/etc/tool/new"), "{}");
+    let before = machine.fakes.files.mutations();
+    machine.apply(&change).await.unwrap();
+    assert_eq!(machine.fakes.files.mutations() - before, 1);
+    assert_eq!(machine.fakes.files.text("/etc/tool/new"), "{}");
 }
 
 #[tokio::test]
@@ -170,50 +197,66 @@ async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
         writes: vec!["/etc/docker/daemon.json".into(), "/etc/new/spec".into()],
     };
     for cut in ["", "\0\0\0"] {
-        let bed = Bed::new();
+        let machine = TestMachine::new();
         let theirs = "{\"mtu\": 1400}";
-        bed.fakes
+        machine
+            .fakes
             .files
             .put_mode("/etc/docker/daemon.json", theirs, 0o640);
-        let before = bed.snapshot();
-        let undo = bed.applier.capture(&change).await.unwrap();
-        bed.fakes.files.put("/etc/docker/daemon.json", cut);
-        bed.fakes.files.put("/etc/new/spec", cut);
-        let undo = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
-        assert_eq!(bed.fakes.files.text("/etc/docker/daemon.json"), theirs);
-        bed.revert(&undo).await;
-        assert!(diff(&before, &bed.snapshot()).is_empty());
+        let before = machine.snapshot();
+        let undo = machine.applier.capture(&change).await.unwrap();
+        machine.fakes.files.put("/etc/docker/daemon.json", cut);
+        machine.fakes.files.put("/etc/new/spec", cut);
+        let undo = machine
+            .restarted()
+            .reconcile(&undo, &machine.sink)
+            .await
+            .unwrap();
+        assert_eq!(machine.fakes.files.text("/etc/docker/daemon.json"), theirs);
+        machine.revert(&undo).await;
+        assert!(diff(&before, &machine.snapshot()).is_empty());
     }
     // Through a link.
-    let bed = Bed::new();
-    bed.fakes.files.put("/srv/daemon.json", "{}");
-    (bed.fakes.files).put_link("/etc/docker/daemon.json", "/srv/daemon.json");
-    let before = bed.snapshot();
-    let undo = bed.applier.capture(&change).await.unwrap();
-    bed.fakes.files.put("/srv/daemon.json", "");
-    bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
-    assert!(diff(&before, &bed.snapshot()).is_empty());
-    // Whatever says something may be somebody's.
-    let bed = Bed::new();
-    bed.fakes.files.put("/etc/docker/daemon.json", "{}");
-    let undo = bed.applier.capture(&change).await.unwrap();
-    bed.fakes.files.put("/etc/docker/daemon.json", "{\"a\"");
-    bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
-    assert_eq!(bed.fakes.files.text("/etc/docker/daemon.json"), "{\"a\"");
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/srv/daemon.json", "{}");
+    (machine.fakes.files).put_link("/etc/docker/daemon.json", "/srv/daemon.json");
+    let before = machine.snapshot();
+    let undo = machine.applier.capture(&change).await.unwrap();
+    machine.fakes.files.put("/srv/daemon.json", "");
+    machine
+        .restarted()
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
+    assert!(diff(&before, &machine.snapshot()).is_empty());
+    // A file with content may be somebody's work.
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/etc/docker/daemon.json", "{}");
+    let undo = machine.applier.capture(&change).await.unwrap();
+    machine.fakes.files.put("/etc/docker/daemon.json", "{\"a\"");
+    machine
+        .restarted()
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
+    assert_eq!(
+        machine.fakes.files.text("/etc/docker/daemon.json"),
+        "{\"a\""
+    );
 }
 
 #[tokio::test]
 async fn the_diff_is_shown_first() {
-    let bed = Bed::new();
-    bed.fakes.files.put("/etc/a", "one\ntwo\n");
-    let text = bed
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/etc/a", "one\ntwo\n");
+    let text = machine
         .applier
         .preview(&write("/etc/a", "one\nthree\n"))
         .await
         .unwrap()
         .unwrap();
     assert!(text.contains("-two\n+three"), "{text}");
-    let text = bed
+    let text = machine
         .applier
         .preview(&write("/etc/new", "x\n"))
         .await
@@ -250,12 +293,15 @@ fn add(fingerprint: &str) -> Change {
 
 #[tokio::test]
 async fn a_repository_is_added_only_with_the_pinned_key() {
-    let bed = Bed::new();
-    bed.fakes.http.serve(URL, KEYS);
-    bed.fakes.files.put_folder("/usr/share/keyrings", 0o755);
-    bed.fakes.files.put_folder("/etc/apt/sources.list.d", 0o755);
-    let undo = bed.apply(&add(FIRST)).await.unwrap();
-    let keyring = bed
+    let machine = TestMachine::new();
+    machine.fakes.http.serve(URL, KEYS);
+    machine.fakes.files.put_folder("/usr/share/keyrings", 0o755);
+    machine
+        .fakes
+        .files
+        .put_folder("/etc/apt/sources.list.d", 0o755);
+    let undo = machine.apply(&add(FIRST)).await.unwrap();
+    let keyring = machine
         .fakes
         .files
         .read("/usr/share/keyrings/gpu-bootstrap-toolkit.gpg".into())
@@ -265,22 +311,23 @@ async fn a_repository_is_added_only_with_the_pinned_key() {
     assert_eq!(keys.len(), 1);
     assert_eq!(keys[0].fingerprint, FIRST);
     assert!(
-        bed.fakes
+        machine
+            .fakes
             .files
             .text("/etc/apt/preferences.d/gpu-bootstrap-repository-toolkit")
             .contains("Pin-Priority: 600")
     );
-    bed.revert(&undo).await;
-    bed.there_and_back(&add(FIRST)).await;
+    machine.revert(&undo).await;
+    machine.apply_and_undo(&add(FIRST)).await;
 }
 
 #[tokio::test]
 async fn another_key_is_refused_with_both_fingerprints_and_nothing_changes() {
-    let bed = Bed::new();
-    bed.fakes.http.serve(URL, KEYS);
-    let before = bed.snapshot();
+    let machine = TestMachine::new();
+    machine.fakes.http.serve(URL, KEYS);
+    let before = machine.snapshot();
     let wrong = "0".repeat(40);
-    let error = bed.apply(&add(&wrong)).await.unwrap_err();
+    let error = machine.apply(&add(&wrong)).await.unwrap_err();
     assert!(matches!(
         &error,
         ChangeError::Repository(RepositoryError::KeyMismatch { .. })
@@ -289,57 +336,59 @@ async fn another_key_is_refused_with_both_fingerprints_and_nothing_changes() {
     assert!(text.contains(FIRST) && text.contains(&wrong), "{text}");
     assert_eq!(error.exit(), Exit::Blocked);
     assert!(error.hint().unwrap().contains("vendor"));
-    assert!(diff(&before, &bed.snapshot()).is_empty());
+    assert!(diff(&before, &machine.snapshot()).is_empty());
 }
 
 #[tokio::test]
 async fn garbage_and_expired_keys_are_refused() {
-    let bed = Bed::new();
-    bed.fakes.http.serve(URL, "<html>404</html>");
-    let error = bed.apply(&add(FIRST)).await.unwrap_err();
+    let machine = TestMachine::new();
+    machine.fakes.http.serve(URL, "<html>404</html>");
+    let error = machine.apply(&add(FIRST)).await.unwrap_err();
     assert_eq!(error.reason(), "key-malformed");
-    bed.fakes.http.serve(URL, KEYS);
-    bed.fakes
+    machine.fakes.http.serve(URL, KEYS);
+    machine
+        .fakes
         .clock
         .set(jiff::Timestamp::from_second(1_900_000_000).unwrap());
-    let error = bed.apply(&add(FIRST)).await.unwrap_err();
+    let error = machine.apply(&add(FIRST)).await.unwrap_err();
     assert_eq!(error.reason(), "key-expired");
-    bed.fakes.http.forget(URL);
-    let error = bed.apply(&add(FIRST)).await.unwrap_err();
+    machine.fakes.http.forget(URL);
+    let error = machine.apply(&add(FIRST)).await.unwrap_err();
     assert_eq!(error.reason(), "key-fetch");
 }
 
 #[tokio::test]
 async fn a_contradicting_source_is_named() {
-    let bed = Bed::new();
-    bed.fakes.http.serve(URL, KEYS);
-    bed.fakes.files.put(
+    let machine = TestMachine::new();
+    machine.fakes.http.serve(URL, KEYS);
+    machine.fakes.files.put(
         "/etc/apt/sources.list.d/old.list",
         "deb [signed-by=/old.gpg] https://example.org/deb /\n",
     );
-    let error = bed.applier.preview(&add(FIRST)).await.unwrap_err();
+    let error = machine.applier.preview(&add(FIRST)).await.unwrap_err();
     assert_eq!(error.reason(), "repository-conflict");
-    let error = bed.apply(&add(FIRST)).await.unwrap_err();
+    let error = machine.apply(&add(FIRST)).await.unwrap_err();
     assert!(error.hint().unwrap().contains("old.list"), "{error}");
 }
 
 #[tokio::test]
 async fn files_that_apt_ignores_do_not_count_as_sources() {
-    let bed = Bed::new();
-    bed.fakes.http.serve(URL, KEYS);
+    let machine = TestMachine::new();
+    machine.fakes.http.serve(URL, KEYS);
     for name in ["old.list.save", "a source.list", "retired/old.list"] {
         let path = format!("/etc/apt/sources.list.d/{name}");
-        bed.fakes
+        machine
+            .fakes
             .files
             .put(&path, "deb https://example.org/deb/ /\n");
     }
-    bed.fakes.files.put_folder("/usr/share/keyrings", 0o755);
-    bed.there_and_back(&add(FIRST)).await;
+    machine.fakes.files.put_folder("/usr/share/keyrings", 0o755);
+    machine.apply_and_undo(&add(FIRST)).await;
 }
 
 #[tokio::test]
 async fn components_of_the_distribution_archive_need_its_keyring() {
-    let bed = Bed::new();
+    let machine = TestMachine::new();
     let keyring = Utf8PathBuf::from("/usr/share/keyrings/debian-archive-keyring.gpg");
     let change = Change::AddRepository {
         repository: Repository {
@@ -349,12 +398,12 @@ async fn components_of_the_distribution_archive_need_its_keyring() {
             ..repository(FIRST)
         },
     };
-    let error = bed.apply(&change).await.unwrap_err();
+    let error = machine.apply(&change).await.unwrap_err();
     assert!(error.to_string().contains("is not there"), "{error}");
-    bed.fakes.files.put(keyring.as_str(), "keys");
-    let (undo, _) = bed.there_and_back(&change).await;
-    assert!(bed.fakes.http.log().is_empty());
-    // The distribution's keyring is not ours to touch.
+    machine.fakes.files.put(keyring.as_str(), "keys");
+    let (undo, _) = machine.apply_and_undo(&change).await;
+    assert!(machine.fakes.http.log().is_empty());
+    // The distribution's keyring is not changed.
     let Undo::RestoreFiles { files, .. } = undo else {
         panic!("files")
     };

@@ -1,4 +1,4 @@
-//! A machine with an applier, and a sink that remembers.
+//! A machine in memory with an applier, and a sink that records.
 
 use std::{
     collections::BTreeMap,
@@ -17,11 +17,11 @@ use crate::{
 
 pub(super) const STATE: &str = "/var/lib/gpu-bootstrap";
 
-/// Remembers what it heard.
+/// Records what it receives.
 #[derive(Default)]
-pub(super) struct Heard(pub Mutex<Vec<String>>);
+pub(super) struct RecordingSink(pub Mutex<Vec<String>>);
 
-impl Sink for Heard {
+impl Sink for RecordingSink {
     fn line(&self, line: &str) {
         self.0.lock().unwrap().push(line.to_owned());
     }
@@ -33,7 +33,7 @@ impl Sink for Heard {
     }
 }
 
-impl Heard {
+impl RecordingSink {
     pub(super) fn text(&self) -> String {
         self.0.lock().unwrap().join("\n")
     }
@@ -62,17 +62,17 @@ fn applier(kind: Kind, host: &Host) -> Applier {
     }
 }
 
-/// A machine and what changes it.
-pub(super) struct Bed {
+/// A machine in memory and its applier.
+pub(super) struct TestMachine {
     pub kind: Kind,
     pub host: Host,
     pub fakes: Fakes,
     pub applier: Applier,
-    pub heard: Heard,
+    pub sink: RecordingSink,
     pub units: Units,
 }
 
-impl Bed {
+impl TestMachine {
     pub(super) fn new() -> Self {
         Self::with(Kind::Apt)
     }
@@ -90,7 +90,7 @@ impl Bed {
             applier: applier(kind, &host),
             host,
             fakes,
-            heard: Heard::default(),
+            sink: RecordingSink::default(),
             units,
         }
     }
@@ -106,18 +106,18 @@ impl Bed {
 
     pub(super) async fn apply(&self, change: &Change) -> Result<Undo, ChangeError> {
         let undo = self.applier.capture(change).await?;
-        // What the journal keeps is what comes back.
+        // The undo is the one that the journal would store.
         let text = serde_json::to_string(&undo).unwrap();
         assert_eq!(serde_json::from_str::<Undo>(&text).unwrap(), undo);
-        self.applier.apply(change, undo, &self.heard).await
+        self.applier.apply(change, undo, &self.sink).await
     }
 
     pub(super) async fn revert(&self, undo: &Undo) -> Reverted {
-        self.applier.revert(undo, &self.heard).await.unwrap()
+        self.applier.revert(undo, &self.sink).await.unwrap()
     }
 
-    /// Applies, checks that something changed, undoes, and checks that nothing stayed.
-    pub(super) async fn there_and_back(&self, change: &Change) -> (Undo, Reverted) {
+    /// Applies, checks that something changed, undoes, and checks that nothing is left.
+    pub(super) async fn apply_and_undo(&self, change: &Change) -> (Undo, Reverted) {
         let (before, units) = (self.snapshot(), self.units.all());
         let undo = self.apply(change).await.unwrap();
         let changed = self.snapshot() != before || self.units.all() != units;
@@ -178,7 +178,7 @@ impl Units {
                 "disable" => *file = "disabled".into(),
                 "mask" => *file = "masked".into(),
                 "stop" => *active = "inactive".into(),
-                // A unit that is called so never comes up.
+                // A unit with this name never becomes active.
                 "start" | "restart" if unit.starts_with("broken") => {
                     *active = "failed".into();
                     return failed(1, "Job for unit failed.");

@@ -1,4 +1,5 @@
-//! Each verb on a machine in memory: applied, undone, and the machine compared with before.
+//! Each verb on a machine in memory: applied, undone, and the machine compared with its state
+//! before.
 
 mod archive;
 mod faults;
@@ -10,7 +11,7 @@ mod record;
 mod system;
 mod tiny;
 
-/// Runs each of these tests against each package manager, the smallest one included.
+/// Runs each of these tests against each package manager, including the smallest one.
 macro_rules! with_each_manager {
     ($($test:ident)*) => {
         mod with_apt {

@@ -1,35 +1,38 @@
-//! How long package lists are tried for, by what is wrong with the line.
+//! How long the download of package lists is retried, by the kind of network error.
 
 use std::time::Duration;
 
 use camino::Utf8Path;
 
-use super::{archive::Archive, kit::Bed};
+use super::{archive::Archive, kit::TestMachine};
 use crate::{change::Change, error::Report, host::fake::failed};
 
 const SILENT: &str = "E: Failed to fetch http://x/InRelease  Temporary failure resolving 'x'";
 
-/// Fetches lists that always fail, each attempt after some seconds; gives the attempts and what
-/// is said in the end.
+/// Downloads lists that always fail, each attempt after some seconds; returns the number of
+/// attempts and the reason of the error.
 async fn attempts(seconds: u64, words: &'static str) -> (usize, &'static str) {
     attempts_after(None, seconds, words).await
 }
 
-/// The same, where the first attempt fails in its own way.
+/// The same, but the first attempt fails with another error.
 async fn attempts_after(
     mut first: Option<&'static str>,
     seconds: u64,
     words: &'static str,
 ) -> (usize, &'static str) {
-    let bed = Bed::new();
-    Archive::on(&bed);
-    let clock = bed.fakes.clock.clone();
-    bed.fakes.exec.on("apt-get", move |_, _| {
+    let machine = TestMachine::new();
+    Archive::on(&machine);
+    let clock = machine.fakes.clock.clone();
+    machine.fakes.exec.on("apt-get", move |_, _| {
         clock.advance(Duration::from_secs(seconds));
         failed(100, first.take().unwrap_or(words))
     });
-    let error = bed.apply(&Change::RefreshRepositories).await.unwrap_err();
-    let lines = bed.fakes.exec.lines();
+    let error = machine
+        .apply(&Change::RefreshRepositories)
+        .await
+        .unwrap_err();
+    let lines = machine.fakes.exec.lines();
     let updates = lines.iter().filter(|line| line.ends_with("update"));
     (updates.count(), error.reason())
 }
@@ -40,7 +43,7 @@ async fn a_refused_connection_is_retried_longer_than_a_silent_one() {
                    connection refused";
     assert_eq!(attempts(1, refused).await, (4, "network"));
     assert_eq!(attempts(150, SILENT).await, (2, "network"));
-    // A mirror in the middle of its sync has answered all the time.
+    // A mirror in the middle of its sync does answer.
     let stale = "E: Failed to fetch http://x/Packages  File has unexpected size (1 != 2). Mirror \
                  sync in progress?";
     assert_eq!(attempts(150, stale).await, (4, "repository-stale"));
@@ -48,9 +51,9 @@ async fn a_refused_connection_is_retried_longer_than_a_silent_one() {
 
 #[tokio::test]
 async fn only_the_time_of_the_connection_itself_counts_for_giving_up() {
-    // One attempt that took too long says nothing about the next one.
+    // One slow attempt does not predict the next one.
     assert_eq!(attempts(200, SILENT).await, (2, "network"));
-    // Another package manager had its time; the line has said nothing yet.
+    // The wait for another package manager does not count as a network error.
     let locked = "E: Could not get lock /var/lib/apt/lists/lock.";
     assert_eq!(
         attempts_after(Some(locked), 100, SILENT).await,
@@ -60,8 +63,8 @@ async fn only_the_time_of_the_connection_itself_counts_for_giving_up() {
 
 #[tokio::test]
 async fn lists_damaged_by_a_power_cut_are_downloaded_again() {
-    let bed = Bed::new();
-    Archive::on(&bed);
+    let machine = TestMachine::new();
+    Archive::on(&machine);
     let lists = "/var/lib/apt/lists";
     let index = "SHA256:\n aa 10 main/binary-amd64/Packages\n aa 10 non-free/Packages\n \
                  aa 0 contrib/Packages\n-----END PGP SIGNATURE-----\n";
@@ -74,13 +77,14 @@ async fn lists_damaged_by_a_power_cut_are_downloaded_again() {
         ("y_non-free_Packages", "Package:"),
         ("z_InRelease", "Origin: z\n"),
     ] {
-        bed.fakes.files.put(&format!("{lists}/{name}"), text);
+        machine.fakes.files.put(&format!("{lists}/{name}"), text);
     }
-    bed.fakes
+    machine
+        .fakes
         .files
         .put_folder(&format!("{lists}/partial"), 0o700);
-    bed.apply(&Change::RefreshRepositories).await.unwrap();
-    let left = bed.host.files.list(Utf8Path::new(lists)).unwrap();
+    machine.apply(&Change::RefreshRepositories).await.unwrap();
+    let left = machine.host.files.list(Utf8Path::new(lists)).unwrap();
     assert_eq!(
         left,
         [

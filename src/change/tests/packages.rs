@@ -1,10 +1,10 @@
-//! The package chokepoint: there and back, refusals, waiting, faults.
+//! Package transactions: installed and undone, refusals, waits, failures.
 
 use tokio_util::sync::CancellationToken;
 
 use super::{
     archive::{Archive, Kind, Offered, append, hold_lock, release_lock},
-    kit::{Bed, STATE},
+    kit::{STATE, TestMachine},
     with_each_manager,
 };
 use crate::{
@@ -55,10 +55,10 @@ with_each_manager! {
     the_plan_shows_what_the_transaction_will_do
 }
 
-/// An archive with docker, whose scripts leave what the real ones leave.
-pub(super) fn docker(kind: Kind) -> (Bed, Archive) {
-    let bed = Bed::with(kind);
-    let apt = Archive::on(&bed);
+/// An archive with docker, whose scripts leave the same files behind as the real ones.
+pub(super) fn docker(kind: Kind) -> (TestMachine, Archive) {
+    let machine = TestMachine::with(kind);
+    let apt = Archive::on(&machine);
     apt.offer("runc", Offered::new("1.1.5", &[]));
     apt.offer(
         "docker.io",
@@ -80,13 +80,13 @@ pub(super) fn docker(kind: Kind) -> (Bed, Archive) {
             ..Offered::new("20.10.24", &["runc"])
         },
     );
-    bed.fakes.files.put_folder("/etc/default", 0o755);
-    (bed, apt)
+    machine.fakes.files.put_folder("/etc/default", 0o755);
+    (machine, apt)
 }
 
 async fn every_installed_package_is_removed_again(kind: Kind) {
-    let (bed, _) = docker(kind);
-    let (undo, reverted) = bed.there_and_back(&install(&["docker.io"])).await;
+    let (machine, _) = docker(kind);
+    let (undo, reverted) = machine.apply_and_undo(&install(&["docker.io"])).await;
     let Undo::Packages {
         effects: Some(effects),
         ..
@@ -103,13 +103,14 @@ async fn every_installed_package_is_removed_again(kind: Kind) {
 }
 
 async fn a_second_apply_runs_no_command(kind: Kind) {
-    let (bed, _) = docker(kind);
-    bed.apply(&install(&["docker.io"])).await.unwrap();
-    bed.fakes.exec.clear_log();
-    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
+    let (machine, _) = docker(kind);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    machine.fakes.exec.clear_log();
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     assert!(undo.is_nothing());
     assert!(
-        !bed.fakes
+        !machine
+            .fakes
             .exec
             .lines()
             .iter()
@@ -118,48 +119,59 @@ async fn a_second_apply_runs_no_command(kind: Kind) {
 }
 
 async fn packages_installed_before_stay_and_keep_their_marks(kind: Kind) {
-    let (bed, apt) = docker(kind);
+    let (machine, apt) = docker(kind);
     apt.have("runc", "1.1.5");
     apt.installed.lock().unwrap().get_mut("runc").unwrap().auto = true;
-    apt.write(&bed.fakes.files);
-    let (undo, _) = bed.there_and_back(&install(&["docker.io", "runc"])).await;
+    apt.write(&machine.fakes.files);
+    let (undo, _) = machine
+        .apply_and_undo(&install(&["docker.io", "runc"]))
+        .await;
     assert!(!undo.is_nothing());
     assert!(apt.installed.lock().unwrap().contains_key("runc"));
 }
 
 async fn an_interrupted_installation_is_undone_by_its_recorded_packages(kind: Kind) {
-    let (bed, _) = docker(kind);
-    let before = bed.snapshot();
+    let (machine, _) = docker(kind);
+    let before = machine.snapshot();
     let change = install(&["docker.io"]);
-    let undo = bed.applier.capture(&change).await.unwrap();
-    bed.applier
-        .apply(&change, undo.clone(), &bed.heard)
+    let undo = machine.applier.capture(&change).await.unwrap();
+    machine
+        .applier
+        .apply(&change, undo.clone(), &machine.sink)
         .await
         .unwrap();
-    // The record of the end was never written.
-    let restarted = bed.restarted();
-    let undo = restarted.reconcile(&undo, &bed.heard).await.unwrap();
-    restarted.revert(&undo, &bed.heard).await.unwrap();
-    assert_eq!(diff(&before, &bed.snapshot()), Vec::<String>::new());
+    // The end of the transaction was never recorded.
+    let restarted = machine.restarted();
+    let undo = restarted.reconcile(&undo, &machine.sink).await.unwrap();
+    restarted.revert(&undo, &machine.sink).await.unwrap();
+    assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }
 
 async fn packages_installed_by_others_during_a_wait_do_not_count(kind: Kind) {
-    let (bed, apt) = docker(kind);
+    let (machine, apt) = docker(kind);
     let change = install(&["docker.io"]);
-    let undo = bed.applier.capture(&change).await.unwrap();
+    let undo = machine.applier.capture(&change).await.unwrap();
     apt.have("vim", "9");
-    apt.write(&bed.fakes.files);
-    // Cut off before it began, nothing is ours at all.
-    let early = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
+    apt.write(&machine.fakes.files);
+    // Interrupted before it started, nothing is ours.
+    let early = machine
+        .restarted()
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
     assert!(early.is_nothing());
-    let undo = bed.applier.apply(&change, undo, &bed.heard).await.unwrap();
-    bed.revert(&undo).await;
+    let undo = machine
+        .applier
+        .apply(&change, undo, &machine.sink)
+        .await
+        .unwrap();
+    machine.revert(&undo).await;
     let left = apt.installed.lock().unwrap();
     assert!(left.contains_key("vim") && !left.contains_key("docker.io"));
 }
 
 async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind: Kind) {
-    let (bed, apt) = docker(kind);
+    let (machine, apt) = docker(kind);
     apt.have("podman", "4");
     apt.have("runc", "1.0");
     apt.offer(
@@ -169,44 +181,50 @@ async fn removals_upgrades_and_versions_that_are_not_configured_are_refused(kind
             ..Offered::new("535.1", &[])
         },
     );
-    apt.write(&bed.fakes.files);
-    let before = bed.snapshot();
-    let error = bed.apply(&install(&["nvidia"])).await.unwrap_err();
+    apt.write(&machine.fakes.files);
+    let before = machine.snapshot();
+    let error = machine.apply(&install(&["nvidia"])).await.unwrap_err();
     assert_eq!(error.reason(), "transaction-refused");
     assert_eq!(error.exit(), Exit::Blocked);
     assert!(error.to_string().contains("would remove podman"), "{error}");
-    assert!(bed.applier.preview(&install(&["nvidia"])).await.is_err());
+    assert!(
+        machine
+            .applier
+            .preview(&install(&["nvidia"]))
+            .await
+            .is_err()
+    );
     let wanted = Change::InstallPackages {
         packages: vec![wish("nvidia", Some("580.*"))],
         removing: vec!["podman".into()],
     };
-    let error = bed.apply(&wanted).await.unwrap_err();
+    let error = machine.apply(&wanted).await.unwrap_err();
     assert_eq!(error.reason(), "package-not-found");
     assert!(error.to_string().contains("offered: 535.1"), "{error}");
-    assert_eq!(diff(&before, &bed.snapshot()), Vec::<String>::new());
+    assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
     let named = Change::InstallPackages {
         packages: vec![wish("nvidia", Some("535.*"))],
         removing: vec!["podman".into()],
     };
-    let undo = bed.apply(&named).await.unwrap();
+    let undo = machine.apply(&named).await.unwrap();
     assert!(!apt.installed.lock().unwrap().contains_key("podman"));
-    // It cannot come back: the archive has it no more.
-    let reverted = bed.revert(&undo).await;
+    // It cannot be installed again: the archive no longer offers it.
+    let reverted = machine.revert(&undo).await;
     assert!(matches!(&reverted, Reverted::Left { what, .. } if what.contains("podman")));
 }
 
 #[tokio::test]
 async fn only_simulated_and_approved_removals_happen() {
-    let (bed, apt) = docker(Kind::Apt);
+    let (machine, apt) = docker(Kind::Apt);
     apt.have("podman", "4");
-    apt.write(&bed.fakes.files);
-    bed.apply(&install(&["docker.io"])).await.unwrap();
+    apt.write(&machine.fakes.files);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
     let named = Change::InstallPackages {
         packages: vec![wish("docker.io", None)],
         removing: vec!["podman".into()],
     };
-    bed.apply(&named).await.unwrap();
-    let real: Vec<bool> = bed
+    machine.apply(&named).await.unwrap();
+    let real: Vec<bool> = machine
         .fakes
         .exec
         .lines()
@@ -219,35 +237,38 @@ async fn only_simulated_and_approved_removals_happen() {
 }
 
 async fn a_plan_from_newer_lists_must_be_approved_again(kind: Kind) {
-    // The lists were older than the mirror. What it has now takes something else away.
-    let (bed, apt) = docker(kind);
+    // The lists were older than the mirror. The mirror's version removes another package.
+    let (machine, apt) = docker(kind);
     apt.have("podman", "4");
-    apt.write(&bed.fakes.files);
+    apt.write(&machine.fakes.files);
     *apt.faults.lock().unwrap() = vec!["E: Failed to fetch http://x/runc.deb  404  Not Found"];
     let newer = |conflicts| Offered {
         conflicts,
         ..Offered::new("1.1.6", &[])
     };
     *apt.coming.lock().unwrap() = vec![("runc", newer(&["podman"]))];
-    let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
+    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
     assert_eq!(error.reason(), "transaction-refused");
     assert!(error.to_string().contains("would remove podman"), "{error}");
     assert!(apt.installed.lock().unwrap().contains_key("podman"));
-    // Newer versions that harm nobody are taken.
+    // Newer versions without side effects are installed.
     *apt.faults.lock().unwrap() = vec!["E: Failed to fetch http://x/runc.deb  404  Not Found"];
     apt.offer("runc", Offered::new("1.1.5", &[]));
     *apt.coming.lock().unwrap() = vec![("runc", newer(&[]))];
-    bed.apply(&install(&["docker.io", "runc"])).await.unwrap();
+    machine
+        .apply(&install(&["docker.io", "runc"]))
+        .await
+        .unwrap();
     assert_eq!(apt.installed.lock().unwrap()["runc"].version, "1.1.6");
 }
 
 async fn packages_that_others_depend_on_now_are_left_and_named(kind: Kind) {
-    let (bed, apt) = docker(kind);
-    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
+    let (machine, apt) = docker(kind);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     apt.offer("swarm", Offered::new("1", &["docker.io"]));
     apt.have("swarm", "1");
-    apt.write(&bed.fakes.files);
-    let reverted = bed.revert(&undo).await;
+    apt.write(&machine.fakes.files);
+    let reverted = machine.revert(&undo).await;
     assert!(
         matches!(&reverted, Reverted::Left { why, .. } if why.contains("would remove swarm")),
         "{reverted:?}"
@@ -256,15 +277,15 @@ async fn packages_that_others_depend_on_now_are_left_and_named(kind: Kind) {
 }
 
 async fn an_upgraded_package_stays_and_the_way_back_is_reported(kind: Kind) {
-    let (bed, apt) = docker(kind);
+    let (machine, apt) = docker(kind);
     apt.have("runc", "1.0");
-    apt.write(&bed.fakes.files);
+    apt.write(&machine.fakes.files);
     let change = Change::InstallPackages {
         packages: vec![wish("docker.io", None), wish("runc", Some("1.1.*"))],
         removing: vec![],
     };
-    let undo = bed.apply(&change).await.unwrap();
-    let Reverted::Left { what, why } = bed.revert(&undo).await else {
+    let undo = machine.apply(&change).await.unwrap();
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
         panic!("something is left");
     };
     assert_eq!(what, "runc 1.1.5 instead of 1.0");
@@ -274,24 +295,25 @@ async fn an_upgraded_package_stays_and_the_way_back_is_reported(kind: Kind) {
     };
     assert!(why.contains(command), "{why}");
     assert!(!apt.installed.lock().unwrap().contains_key("docker.io"));
-    // Once it is back there is nothing left to do.
+    // After the downgrade there is nothing left to undo.
     apt.have("runc", "1.0");
-    apt.write(&bed.fakes.files);
-    let again = bed.revert(&undo).await;
+    apt.write(&machine.fakes.files);
+    let again = machine.revert(&undo).await;
     assert!(!matches!(again, Reverted::Left { .. }), "{again:?}");
 }
 
 async fn a_systemd_that_does_not_answer_is_reported(kind: Kind) {
-    let (bed, _) = docker(kind);
-    bed.fakes.files.put_folder("/run/systemd/system", 0o755);
-    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
-    bed.fakes
+    let (machine, _) = docker(kind);
+    machine.fakes.files.put_folder("/run/systemd/system", 0o755);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    machine
+        .fakes
         .exec
         .on("systemctl", |cmd, _| match cmd.args[0].as_str() {
             "daemon-reload" => failed(1, "Failed to reload daemon: Connection timed out"),
             _ => ok("LoadState=not-found\nActiveState=inactive\n"),
         });
-    let Reverted::Left { what, why } = bed.revert(&undo).await else {
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
         panic!("something is left");
     };
     assert!(what.contains("systemd's memory"), "{what}");
@@ -299,12 +321,12 @@ async fn a_systemd_that_does_not_answer_is_reported(kind: Kind) {
 }
 
 async fn unneeded_packages_are_removed_and_needed_ones_stay(kind: Kind) {
-    let (bed, apt) = docker(kind);
-    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
+    let (machine, apt) = docker(kind);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
     apt.offer("theirs", Offered::new("1", &["runc"]));
     apt.have("theirs", "1");
-    apt.write(&bed.fakes.files);
-    let Reverted::Left { what, .. } = bed.revert(&undo).await else {
+    apt.write(&machine.fakes.files);
+    let Reverted::Left { what, .. } = machine.revert(&undo).await else {
         panic!("something is left");
     };
     assert!(what.contains("1 package (runc)"), "{what}");
@@ -312,38 +334,40 @@ async fn unneeded_packages_are_removed_and_needed_ones_stay(kind: Kind) {
         let installed = apt.installed.lock().unwrap();
         assert!(installed.contains_key("runc") && !installed.contains_key("docker.io"));
     }
-    // What belongs to packages may belong to those that stay.
-    assert!(bed.fakes.files.text("/etc/group").contains("docker"));
+    // Accounts and files may belong to the packages that stay.
+    assert!(machine.fakes.files.text("/etc/group").contains("docker"));
     assert!(what.contains("accounts"), "{what}");
 }
 
 async fn a_number_in_a_container_is_another_user(kind: Kind) {
-    let (bed, _) = docker(kind);
-    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
-    let files = &bed.fakes.files;
+    let (machine, _) = docker(kind);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    let files = &machine.fakes.files;
     files.put("/proc/77/status", "Name:\tx\nUid:\t105\t105\t105\t105\n");
     files.put_link("/proc/77/ns/pid", "pid:[4026532999]");
     files.put_link("/proc/self/ns/pid", "pid:[4026531836]");
-    let reverted = bed.revert(&undo).await;
+    let reverted = machine.revert(&undo).await;
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
 }
 
 async fn accounts_in_use_stay(kind: Kind) {
-    let (bed, _) = docker(kind);
-    let undo = bed.apply(&install(&["docker.io"])).await.unwrap();
-    bed.fakes
+    let (machine, _) = docker(kind);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    machine
+        .fakes
         .files
         .put("/proc/77/status", "Name:\tx\nUid:\t105\t105\t105\t105\n");
-    let group = bed
+    let group = machine
         .fakes
         .files
         .text("/etc/group")
         .replace("docker:x:113:", "docker:x:113:bob");
-    bed.fakes.files.put("/etc/group", group);
-    bed.fakes
+    machine.fakes.files.put("/etc/group", group);
+    machine
+        .fakes
         .files
         .put("/etc/docker/key.json", "{\"theirs\":1}");
-    let Reverted::Left { what, why } = bed.revert(&undo).await else {
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
         panic!("something is left");
     };
     for part in ["user `dock`", "group `docker`", "key.json"] {
@@ -353,12 +377,12 @@ async fn accounts_in_use_stay(kind: Kind) {
 }
 
 async fn only_own_holds_are_released(kind: Kind) {
-    let (bed, apt) = docker(kind);
-    bed.apply(&install(&["docker.io"])).await.unwrap();
+    let (machine, apt) = docker(kind);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
     apt.installed.lock().unwrap().get_mut("runc").unwrap().held = true;
-    apt.write(&bed.fakes.files);
-    let (undo, _) = bed
-        .there_and_back(&Change::HoldPackages {
+    apt.write(&machine.fakes.files);
+    let (undo, _) = machine
+        .apply_and_undo(&Change::HoldPackages {
             patterns: vec!["docker*".into(), "runc".into(), "nvidia-*".into()],
         })
         .await;
@@ -372,119 +396,120 @@ async fn only_own_holds_are_released(kind: Kind) {
 }
 
 async fn the_lists_are_downloaded_once_until_a_repository_is_added(kind: Kind) {
-    let (bed, _) = docker(kind);
+    let (machine, _) = docker(kind);
     for _ in 0..2 {
-        bed.apply(&Change::RefreshRepositories).await.unwrap();
+        machine.apply(&Change::RefreshRepositories).await.unwrap();
     }
     let updates = || {
-        let lines = bed.fakes.exec.lines();
+        let lines = machine.fakes.exec.lines();
         lines
             .iter()
             .filter(|line| line.ends_with("update") || line.ends_with("refresh"))
             .count()
     };
     assert_eq!(updates(), 1);
-    bed.applier.lists.set_fresh(false);
-    bed.apply(&Change::RefreshRepositories).await.unwrap();
+    machine.applier.lists.set_fresh(false);
+    machine.apply(&Change::RefreshRepositories).await.unwrap();
     assert_eq!(updates(), 2);
 }
 
 async fn only_transient_errors_are_retried(kind: Kind) {
-    let (bed, apt) = docker(kind);
+    let (machine, apt) = docker(kind);
     *apt.faults.lock().unwrap() = vec!["E: Failed to fetch http://x/a.deb  Connection timed out"];
-    bed.apply(&install(&["docker.io"])).await.unwrap();
+    machine.apply(&install(&["docker.io"])).await.unwrap();
     assert!(
-        bed.heard.text().contains("retry: download packages"),
+        machine.sink.text().contains("retry: download packages"),
         "{}",
-        bed.heard.text()
+        machine.sink.text()
     );
-    assert!(!bed.fakes.clock.slept().is_empty());
+    assert!(!machine.fakes.clock.slept().is_empty());
 
-    let (bed, apt) = docker(kind);
+    let (machine, apt) = docker(kind);
     *apt.faults.lock().unwrap() =
         vec!["E: You don't have enough free space in /var/cache/apt/archives/."];
-    let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
+    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
     assert_eq!(error.reason(), "no-disk-space");
-    assert!(bed.fakes.clock.slept().is_empty());
+    assert!(machine.fakes.clock.slept().is_empty());
 }
 
 async fn half_configured_packages_are_repaired_first(kind: Kind) {
-    let (bed, apt) = docker(kind);
+    let (machine, apt) = docker(kind);
     apt.installed.lock().unwrap().get_mut("bash").unwrap().half = true;
-    apt.write(&bed.fakes.files);
-    let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
+    apt.write(&machine.fakes.files);
+    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
     assert_eq!(error.reason(), "package-database-interrupted");
-    let undo = bed.apply(&Change::RepairPackages).await.unwrap();
+    let undo = machine.apply(&Change::RepairPackages).await.unwrap();
     assert!(undo.is_nothing());
-    bed.apply(&install(&["docker.io"])).await.unwrap();
+    machine.apply(&install(&["docker.io"])).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_module_that_does_not_compile_shows_the_compilers_words() {
-    let (bed, apt) = docker(Kind::Apt);
+    let (machine, apt) = docker(Kind::Apt);
     let log = "/var/lib/dkms/nvidia-current/535.261.03/build/make.log";
-    bed.fakes.files.put(log, "cc1: error: no such option\n");
+    machine.fakes.files.put(log, "cc1: error: no such option\n");
     apt.installed.lock().unwrap().get_mut("bash").unwrap().half = true;
-    apt.write(&bed.fakes.files);
+    apt.write(&machine.fakes.files);
     *apt.faults.lock().unwrap() = vec![
         "Error! Bad return status for module build on kernel: 6.1.0 (x86_64)\n\
          Consult /var/lib/dkms/nvidia-current/535.261.03/build/make.log for more information.",
     ];
-    let error = bed.apply(&Change::RepairPackages).await.unwrap_err();
+    let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
     assert_eq!(error.reason(), "module-build");
     assert!(error.to_string().contains("no such option"), "{error}");
 }
 
 async fn waiting_for_another_package_manager_names_it_and_has_a_limit(kind: Kind) {
-    let (bed, _) = docker(kind);
-    bed.units.put("apt-daily.timer", "enabled", "active");
-    hold_lock(&bed.fakes.files);
-    let before = bed.units.all();
-    let error = bed.apply(&install(&["docker.io"])).await.unwrap_err();
+    let (machine, _) = docker(kind);
+    machine.units.put("apt-daily.timer", "enabled", "active");
+    hold_lock(&machine.fakes.files);
+    let before = machine.units.all();
+    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
     assert_eq!(error.reason(), "apt-lock-timeout");
     let text = error.to_string();
     assert!(
         text.contains("unattended-upgr") && text.contains("812"),
         "{text}"
     );
-    assert!(bed.heard.text().contains("unattended-upgr"));
-    // Whatever happened, the timer runs again.
-    assert_eq!(bed.units.all(), before);
-    assert!(!bed.fakes.files.exists("/proc/1".into()).unwrap());
+    assert!(machine.sink.text().contains("unattended-upgr"));
+    // The timer runs again in every case.
+    assert_eq!(machine.units.all(), before);
+    assert!(!machine.fakes.files.exists("/proc/1".into()).unwrap());
     assert!(
-        !bed.fakes
+        !machine
+            .fakes
             .exec
             .lines()
             .iter()
             .any(|line| line.contains("kill"))
     );
-    bed.fakes.files.put("/proc/locks", "");
-    bed.apply(&install(&["docker.io"])).await.unwrap();
+    machine.fakes.files.put("/proc/locks", "");
+    machine.apply(&install(&["docker.io"])).await.unwrap();
 }
 
 async fn a_signal_ends_a_wait_at_once(kind: Kind) {
-    let (bed, _) = docker(kind);
-    bed.units.put("apt-daily.timer", "enabled", "active");
-    let (before, units) = (bed.snapshot(), bed.units.all());
+    let (machine, _) = docker(kind);
+    machine.units.put("apt-daily.timer", "enabled", "active");
+    let (before, units) = (machine.snapshot(), machine.units.all());
     let stop = CancellationToken::new();
-    let applier = bed.restarted().stopped_by(stop.clone());
-    hold_lock(&bed.fakes.files);
+    let applier = machine.restarted().stopped_by(stop.clone());
+    hold_lock(&machine.fakes.files);
     let change = install(&["docker.io"]);
     let undo = applier.capture(&change).await.unwrap();
-    let asked = bed.fakes.clock.clone();
-    let (ended, ()) = tokio::join!(applier.apply(&change, undo.clone(), &bed.heard), async {
+    let asked = machine.fakes.clock.clone();
+    let (ended, ()) = tokio::join!(applier.apply(&change, undo.clone(), &machine.sink), async {
         while asked.slept().len() < 3 {
             tokio::task::yield_now().await;
         }
         stop.cancel();
     });
     assert_eq!(ended.unwrap_err().reason(), crate::change::STOPPED);
-    assert_eq!(bed.fakes.clock.slept().len(), 3);
-    let undo = applier.reconcile(&undo, &bed.heard).await.unwrap();
+    assert_eq!(machine.fakes.clock.slept().len(), 3);
+    let undo = applier.reconcile(&undo, &machine.sink).await.unwrap();
     assert!(undo.is_nothing());
-    release_lock(&bed.fakes.files);
-    assert_eq!(bed.units.all(), units);
-    let changed: Vec<String> = diff(&before, &bed.snapshot())
+    release_lock(&machine.fakes.files);
+    assert_eq!(machine.units.all(), units);
+    let changed: Vec<String> = diff(&before, &machine.snapshot())
         .into_iter()
         .filter(|line| !line.contains("/proc"))
         .collect();
@@ -493,62 +518,71 @@ async fn a_signal_ends_a_wait_at_once(kind: Kind) {
 
 #[tokio::test]
 async fn timers_paused_by_an_interrupted_run_are_started_again() {
-    let (bed, _) = docker(Kind::Apt);
-    bed.units.put("apt-daily.timer", "enabled", "active");
-    bed.fakes
+    let (machine, _) = docker(Kind::Apt);
+    machine.units.put("apt-daily.timer", "enabled", "active");
+    machine
+        .fakes
         .exec
         .changes_when(|cmd| cmd.program == "apt-get" && cmd.args.iter().all(|arg| arg != "-s"));
-    bed.fakes
+    machine
+        .fakes
         .files
         .before_mutations(|_, mutation| match mutation {
             Mutation::Run(_) => Err(std::io::Error::other("the machine lost its power")),
             Mutation::File(..) => Ok(()),
         });
     let change = install(&["docker.io"]);
-    let undo = bed.applier.capture(&change).await.unwrap();
-    // As if the process had ended while it worked: nothing after the pause is done.
-    bed.units.put("apt-daily.timer", "enabled", "inactive");
-    bed.fakes.files.put(
+    let undo = machine.applier.capture(&change).await.unwrap();
+    // As if the process had been killed during the transaction: nothing after the pause is done.
+    machine.units.put("apt-daily.timer", "enabled", "inactive");
+    machine.fakes.files.put(
         &format!("{STATE}/paused.json"),
         "{\"schema\":1,\"units\":[\"apt-daily.timer\",\"gone.timer\"]}",
     );
-    let undo = bed.restarted().reconcile(&undo, &bed.heard).await.unwrap();
+    let undo = machine
+        .restarted()
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
     assert!(undo.is_nothing());
-    assert_eq!(bed.units.all()["apt-daily.timer"].1, "active");
+    assert_eq!(machine.units.all()["apt-daily.timer"].1, "active");
     let paused = format!("{STATE}/paused.json");
-    assert!(!bed.fakes.files.exists(paused.as_str().into()).unwrap());
+    assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
 }
 
 #[tokio::test]
 async fn dnf_refuses_what_it_does_not_support() {
-    let (bed, _) = docker(Kind::Apt);
+    let (machine, _) = docker(Kind::Apt);
     let mut policy = super::kit::policy();
     policy.manager = crate::config::desired::Manager::Dnf;
-    let applier = crate::change::Applier::new(bed.host.clone(), policy, STATE.into());
+    let applier = crate::change::Applier::new(machine.host.clone(), policy, STATE.into());
     let change = install(&["docker.io"]);
     assert!(applier.preview(&change).await.unwrap().is_some());
     let undo = applier.capture(&change).await.unwrap();
-    let error = applier.apply(&change, undo, &bed.heard).await.unwrap_err();
+    let error = applier
+        .apply(&change, undo, &machine.sink)
+        .await
+        .unwrap_err();
     assert_eq!(error.reason(), "unsupported");
     assert_eq!(error.exit(), Exit::Blocked);
 }
 
 async fn the_plan_shows_what_the_transaction_will_do(kind: Kind) {
-    let (bed, _) = docker(kind);
-    let before = bed.fakes.files.mutations();
-    let text = bed
+    let (machine, _) = docker(kind);
+    let before = machine.fakes.files.mutations();
+    let text = machine
         .applier
         .preview(&install(&["docker.io"]))
         .await
         .unwrap()
         .unwrap();
     assert_eq!(text, "+ docker.io 20.10.24\n+ runc 1.1.5");
-    let text = bed
+    let text = machine
         .applier
         .preview(&install(&["unknown"]))
         .await
         .unwrap()
         .unwrap();
     assert!(text.contains("cannot be simulated yet"), "{text}");
-    assert_eq!(bed.fakes.files.mutations(), before);
+    assert_eq!(machine.fakes.files.mutations(), before);
 }

@@ -1,6 +1,6 @@
 //! Units, kernel modules, initial RAM filesystems.
 
-use super::kit::Bed;
+use super::kit::TestMachine;
 use crate::{
     change::{Change, Probe, Reverted},
     config::desired::RuntimeKind,
@@ -25,18 +25,18 @@ async fn a_unit_goes_back_to_what_it_was() {
         ("enabled", "inactive"),
         ("disabled", "active"),
     ] {
-        let bed = Bed::new();
-        bed.units.put("docker.service", file, active);
-        bed.there_and_back(&enable("docker.service")).await;
+        let machine = TestMachine::new();
+        machine.units.put("docker.service", file, active);
+        machine.apply_and_undo(&enable("docker.service")).await;
     }
 }
 
 #[tokio::test]
 async fn a_unit_that_is_gone_needs_no_undo() {
-    let bed = Bed::new();
-    bed.units.put("x.service", "disabled", "inactive");
-    let undo = bed.apply(&enable("x.service")).await.unwrap();
-    let other = Bed::new();
+    let machine = TestMachine::new();
+    machine.units.put("x.service", "disabled", "inactive");
+    let undo = machine.apply(&enable("x.service")).await.unwrap();
+    let other = TestMachine::new();
     assert!(matches!(
         other.revert(&undo).await,
         Reverted::Nothing { .. }
@@ -45,42 +45,45 @@ async fn a_unit_that_is_gone_needs_no_undo() {
 
 #[tokio::test]
 async fn a_failed_unit_shows_its_last_output() {
-    let bed = Bed::new();
-    bed.units.put("broken.service", "disabled", "inactive");
-    let error = bed.apply(&enable("broken.service")).await.unwrap_err();
+    let machine = TestMachine::new();
+    machine.units.put("broken.service", "disabled", "inactive");
+    let error = machine.apply(&enable("broken.service")).await.unwrap_err();
     assert_eq!(error.reason(), "unit-failed");
     assert!(
         error.to_string().contains("cannot open /dev/nvidiactl"),
         "{error}"
     );
     for unit in ["masked.service", "absent.service"] {
-        bed.units.put("masked.service", "masked", "inactive");
-        let error = bed.apply(&enable(unit)).await.unwrap_err();
+        machine.units.put("masked.service", "masked", "inactive");
+        let error = machine.apply(&enable(unit)).await.unwrap_err();
         assert_eq!(error.reason(), "unit-failed");
     }
 }
 
 #[tokio::test]
 async fn a_restart_is_undone_only_where_the_unit_still_runs() {
-    let bed = Bed::new();
-    bed.units.put("docker.service", "enabled", "active");
-    let undo = bed
+    let machine = TestMachine::new();
+    machine.units.put("docker.service", "enabled", "active");
+    let undo = machine
         .apply(&Change::RestartUnit {
             unit: "docker.service".into(),
         })
         .await
         .unwrap();
-    assert!(matches!(bed.revert(&undo).await, Reverted::Done { .. }));
-    bed.units.put("docker.service", "enabled", "inactive");
-    assert!(matches!(bed.revert(&undo).await, Reverted::Nothing { .. }));
+    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
+    machine.units.put("docker.service", "enabled", "inactive");
+    assert!(matches!(
+        machine.revert(&undo).await,
+        Reverted::Nothing { .. }
+    ));
 }
 
 #[tokio::test]
 async fn restored_configuration_is_read_again() {
-    let bed = Bed::new();
-    bed.units.put("docker.service", "enabled", "active");
-    bed.fakes.files.put("/etc/docker/daemon.json", "{}");
-    let file = bed
+    let machine = TestMachine::new();
+    machine.units.put("docker.service", "enabled", "active");
+    machine.fakes.files.put("/etc/docker/daemon.json", "{}");
+    let file = machine
         .apply(&Change::WriteFile {
             path: "/etc/docker/daemon.json".into(),
             content: "{\"a\":1}".into(),
@@ -88,17 +91,18 @@ async fn restored_configuration_is_read_again() {
         })
         .await
         .unwrap();
-    let restart = bed
+    let restart = machine
         .apply(&Change::RestartUnit {
             unit: "docker.service".into(),
         })
         .await
         .unwrap();
-    bed.fakes.exec.clear_log();
-    bed.revert(&restart.merge(&file).unwrap()).await;
-    assert_eq!(bed.fakes.files.text("/etc/docker/daemon.json"), "{}");
+    machine.fakes.exec.clear_log();
+    machine.revert(&restart.merge(&file).unwrap()).await;
+    assert_eq!(machine.fakes.files.text("/etc/docker/daemon.json"), "{}");
     assert!(
-        bed.fakes
+        machine
+            .fakes
             .exec
             .lines()
             .contains(&"systemctl restart -- docker.service".to_owned())
@@ -106,7 +110,7 @@ async fn restored_configuration_is_read_again() {
 }
 
 /// A kernel without modules, and what loads and unloads them.
-fn modprobe(bed: &Bed) {
+fn modprobe(machine: &TestMachine) {
     fn unload(files: &FakeFiles, name: &str) {
         files.take(&format!("/sys/module/{name}"));
         let text = files.text("/proc/modules").replace(&format!("{name},"), "");
@@ -116,15 +120,15 @@ fn modprobe(bed: &Bed) {
             others.map(|line| format!("{line}\n")).collect::<String>(),
         );
     }
-    bed.fakes.files.put("/proc/modules", "");
-    bed.fakes.exec.on("modprobe", |cmd, files| {
+    machine.fakes.files.put("/proc/modules", "");
+    machine.fakes.exec.on("modprobe", |cmd, files| {
         let name = cmd.args.last().unwrap().replace('-', "_");
         files.put_folder(&format!("/sys/module/{name}"), 0o755);
         let loaded = files.text("/proc/modules");
         files.put("/proc/modules", format!("{loaded}{name} 1 0 - Live 0x0\n"));
         ok("")
     });
-    bed.fakes.exec.on("rmmod", |cmd, files| {
+    machine.fakes.exec.on("rmmod", |cmd, files| {
         unload(files, cmd.args.last().unwrap());
         ok("")
     });
@@ -132,22 +136,23 @@ fn modprobe(bed: &Bed) {
 
 #[tokio::test]
 async fn a_module_is_loaded_and_unloaded() {
-    let bed = Bed::new();
-    modprobe(&bed);
-    bed.there_and_back(&Change::LoadModule {
-        module: "nvidia-uvm".into(),
-    })
-    .await;
+    let machine = TestMachine::new();
+    modprobe(&machine);
+    machine
+        .apply_and_undo(&Change::LoadModule {
+            module: "nvidia-uvm".into(),
+        })
+        .await;
 }
 
 #[tokio::test]
 async fn a_module_that_stays_loaded_is_reported_and_gone_after_a_reboot() {
-    let bed = Bed::new();
-    modprobe(&bed);
+    let machine = TestMachine::new();
+    modprobe(&machine);
     let load = Change::LoadModule {
         module: "nvidia".into(),
     };
-    let undo = bed.apply(&load).await.unwrap();
+    let undo = machine.apply(&load).await.unwrap();
     for (modules, user) in [
         ("nvidia 1 1 - Live 0x0\n", "`nvidia` is in use by 1 open"),
         (
@@ -155,15 +160,16 @@ async fn a_module_that_stays_loaded_is_reported_and_gone_after_a_reboot() {
             "`nvidia_uvm` is in use by 2 open",
         ),
     ] {
-        bed.fakes.files.put("/proc/modules", modules);
-        let reverted = bed.revert(&undo).await;
+        machine.fakes.files.put("/proc/modules", modules);
+        let reverted = machine.revert(&undo).await;
         assert!(
             matches!(&reverted, Reverted::Left { what, why }
                 if what.contains("until the next boot") && why.contains(user)),
             "{reverted:?}"
         );
         assert!(
-            !bed.fakes
+            !machine
+                .fakes
                 .exec
                 .lines()
                 .iter()
@@ -174,21 +180,21 @@ async fn a_module_that_stays_loaded_is_reported_and_gone_after_a_reboot() {
 
 #[tokio::test]
 async fn modules_that_use_a_module_are_unloaded_with_it() {
-    let bed = Bed::new();
-    modprobe(&bed);
+    let machine = TestMachine::new();
+    modprobe(&machine);
     let load = Change::LoadModule {
         module: "nvidia".into(),
     };
-    let undo = bed.apply(&load).await.unwrap();
-    bed.fakes.files.put(
+    let undo = machine.apply(&load).await.unwrap();
+    machine.fakes.files.put(
         "/proc/modules",
         "nvidia_uvm 1 0 - Live 0x0\nnvidia_drm 1 0 - Live 0x0\n\
          nvidia_modeset 1 1 nvidia_drm, Live 0x0\n\
          nvidia 1 3 nvidia_uvm,nvidia_drm,nvidia_modeset, Live 0x0\ndrm 1 1 nvidia_drm, Live 0x0\n",
     );
-    let reverted = bed.revert(&undo).await;
+    let reverted = machine.revert(&undo).await;
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    let mut lines = bed.fakes.exec.lines();
+    let mut lines = machine.fakes.exec.lines();
     lines.retain(|line| line.starts_with("rmmod"));
     assert_eq!(
         lines,
@@ -203,45 +209,45 @@ async fn modules_that_use_a_module_are_unloaded_with_it() {
 
 #[tokio::test]
 async fn modules_loaded_by_a_removed_boot_file_are_unloaded() {
-    let bed = Bed::new();
-    modprobe(&bed);
-    bed.fakes.files.put_folder("/etc/modules-load.d", 0o755);
+    let machine = TestMachine::new();
+    modprobe(&machine);
+    machine.fakes.files.put_folder("/etc/modules-load.d", 0o755);
     let file = Change::WriteFile {
         path: "/etc/modules-load.d/gpu.conf".into(),
         content: "# a comment\nnvidia\nnvidia-uvm\n".into(),
         mode: 0o644,
     };
-    let before = bed.snapshot();
-    let undo = bed.apply(&file).await.unwrap();
+    let before = machine.snapshot();
+    let undo = machine.apply(&file).await.unwrap();
     assert!(undo.unloads());
-    // A boot later.
+    // After the next boot.
     for module in ["nvidia", "nvidia_uvm"] {
-        (bed.fakes.files).put_folder(&format!("/sys/module/{module}"), 0o755);
+        (machine.fakes.files).put_folder(&format!("/sys/module/{module}"), 0o755);
     }
-    bed.fakes.files.put(
+    machine.fakes.files.put(
         "/proc/modules",
         "nvidia_uvm 1 0 - Live 0x0\nnvidia 1 0 - Live 0x0\n",
     );
-    bed.revert(&undo).await;
-    assert!(diff(&before, &bed.snapshot()).is_empty());
-    // What was loaded before stays.
+    machine.revert(&undo).await;
+    assert!(diff(&before, &machine.snapshot()).is_empty());
+    // A module that was loaded before stays.
     for module in ["nvidia", "nvidia_uvm"] {
-        (bed.fakes.files).put_folder(&format!("/sys/module/{module}"), 0o755);
+        (machine.fakes.files).put_folder(&format!("/sys/module/{module}"), 0o755);
     }
-    let undo = bed.applier.capture(&file).await.unwrap();
+    let undo = machine.applier.capture(&file).await.unwrap();
     assert!(!undo.unloads());
 }
 
 #[tokio::test]
 async fn a_rejected_key_advises_on_secure_boot() {
-    let bed = Bed::new();
-    bed.fakes.exec.on("modprobe", |_, _| {
+    let machine = TestMachine::new();
+    machine.fakes.exec.on("modprobe", |_, _| {
         failed(
             1,
             "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n",
         )
     });
-    let error = bed
+    let error = machine
         .apply(&Change::LoadModule {
             module: "nvidia".into(),
         })
@@ -253,30 +259,33 @@ async fn a_rejected_key_advises_on_secure_boot() {
 
 #[tokio::test]
 async fn an_initramfs_is_rebuilt_again_when_its_files_are_back() {
-    let bed = Bed::new();
-    bed.fakes.files.put("/boot/initrd.img-6.1.0", "");
-    bed.fakes.exec.on("update-initramfs", |_, _| ok(""));
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/boot/initrd.img-6.1.0", "");
+    machine.fakes.exec.on("update-initramfs", |_, _| ok(""));
     let change = Change::RebuildInitramfs {
         kernels: vec!["6.1.0".into()],
     };
-    let undo = bed.apply(&change).await.unwrap();
-    assert!(matches!(bed.revert(&undo).await, Reverted::Done { .. }));
+    let undo = machine.apply(&change).await.unwrap();
+    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
     assert_eq!(
-        bed.fakes.exec.lines(),
+        machine.fakes.exec.lines(),
         [
             "update-initramfs -u -k 6.1.0",
             "update-initramfs -u -k 6.1.0"
         ]
     );
-    bed.fakes.files.take("/boot/initrd.img-6.1.0");
-    assert!(matches!(bed.revert(&undo).await, Reverted::Nothing { .. }));
-    assert!(bed.apply(&change).await.is_err());
+    machine.fakes.files.take("/boot/initrd.img-6.1.0");
+    assert!(matches!(
+        machine.revert(&undo).await,
+        Reverted::Nothing { .. }
+    ));
+    assert!(machine.apply(&change).await.is_err());
 }
 
 #[tokio::test]
 async fn a_failed_build_shows_the_compilers_words() {
-    let bed = Bed::new();
-    bed.fakes.exec.on("dkms", |cmd, files| {
+    let machine = TestMachine::new();
+    machine.fakes.exec.on("dkms", |cmd, files| {
         if cmd.args[0] == "status" {
             return ok("nvidia-current/535.261.03: added\n");
         }
@@ -286,7 +295,7 @@ async fn a_failed_build_shows_the_compilers_words() {
         );
         failed(10, "Error! Bad return status for module build\n")
     });
-    let error = bed
+    let error = machine
         .apply(&Change::BuildModule {
             module: "nvidia-current".into(),
             kernel: "6.1.0".into(),
@@ -301,19 +310,21 @@ async fn a_failed_build_shows_the_compilers_words() {
 }
 
 #[tokio::test]
-async fn a_proof_leaves_its_record_and_no_image() {
-    let bed = Bed::new();
-    bed.fakes.files.put(
+async fn a_probe_leaves_its_record_and_no_image() {
+    let machine = TestMachine::new();
+    machine.fakes.files.put(
         "/proc/self/maps",
         "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n\
          3-4 r--p 0 fe:01 9 /usr/lib/ld-linux-x86-64.so.2\n",
     );
-    bed.fakes.files.put("/proc/self/exe", "program");
-    bed.fakes
+    machine.fakes.files.put("/proc/self/exe", "program");
+    machine
+        .fakes
         .files
         .put("/usr/lib/ld-linux-x86-64.so.2", "loader");
-    bed.fakes.exec.on("tar", |_, _| ok(""));
-    bed.fakes
+    machine.fakes.exec.on("tar", |_, _| ok(""));
+    machine
+        .fakes
         .exec
         .on("docker", |cmd, _| match cmd.args[0].as_str() {
             "run" => ok(r#"{"devices":["nvidia0","nvidiactl"],
@@ -321,7 +332,7 @@ async fn a_proof_leaves_its_record_and_no_image() {
             "image" => failed(1, "Error: No such image: gpu-bootstrap/probe:local"),
             _ => ok(""),
         });
-    let undo = bed
+    let undo = machine
         .apply(&Change::RunProbe {
             probe: Probe::ContainerSeesGpus {
                 runtime: RuntimeKind::Docker,
@@ -336,9 +347,9 @@ async fn a_proof_leaves_its_record_and_no_image() {
         .await
         .unwrap();
     let record = "/var/lib/gpu-bootstrap/proofs/container-docker";
-    assert_eq!(bed.fakes.files.text(record), "driver=1.2\n");
-    // Undoing asks no runtime, which may be gone by then.
-    bed.fakes.exec.forget("docker");
-    assert!(matches!(bed.revert(&undo).await, Reverted::Done { .. }));
-    assert!(!bed.fakes.files.exists(record.into()).unwrap());
+    assert_eq!(machine.fakes.files.text(record), "driver=1.2\n");
+    // The undo does not query the runtime, which may be removed by then.
+    machine.fakes.exec.forget("docker");
+    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
+    assert!(!machine.fakes.files.exists(record.into()).unwrap());
 }

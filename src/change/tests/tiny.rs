@@ -1,5 +1,5 @@
-//! A third package manager, as small as one can be: what it takes to add one, and what everything
-//! above the seam must not care about. Its program is `tiny`; each line of its database is
+//! A third package manager, as small as possible: it shows what a new backend needs, and what the
+//! code above the backends must not depend on. Its program is `tiny`; each line of its database is
 //! `NAME VERSION [held] [automatic] [half]`.
 
 use std::{cmp::Ordering, collections::BTreeSet};
@@ -21,7 +21,7 @@ pub(super) const DATABASE: &str = "/var/lib/tiny/database";
 pub(super) const OWNED: &str = "/var/lib/tiny/owned";
 pub(super) const LOCK: &str = "/var/lib/tiny/lock";
 
-/// See the module.
+/// The backend of the smallest package manager.
 #[derive(Debug)]
 pub(super) struct Tiny;
 
@@ -41,7 +41,7 @@ pub(super) fn line(name: &str, package: &Installed) -> String {
     line + "\n"
 }
 
-/// What it prints when it fails: the class in a word, then what happened.
+/// Its output when it fails: the class as a word, then what happened.
 pub(super) fn words(fault: Fault, what: &str) -> String {
     format!("failed({}): {what}", fault.reason())
 }
