@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl State {
-    /// The driver bound to a GPU of the facts; `None` without one.
+    /// The kernel driver that is bound to a GPU of the facts; `None` if there is none.
     ///
     /// # Errors
     /// When sysfs cannot be read.

@@ -1,5 +1,5 @@
-//! What the daemons of container runtimes run with, as they say themselves: a file that matches and
-//! a daemon that never read it look the same on disk.
+//! The configuration that the daemons of container runtimes run with, from the daemons themselves:
+//! a file on disk does not show whether the daemon has read it.
 
 use camino::Utf8Path;
 
@@ -9,34 +9,34 @@ use crate::{
     tools::{containerd, docker},
 };
 
-/// What containerd reads first.
+/// The configuration file that containerd reads first.
 const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
 
-/// What a daemon says.
+/// The configuration that a daemon runs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effective {
     /// It is not installed.
     Absent,
-    /// It does not answer, in its tool's words.
+    /// It does not answer; the text is the error of its client.
     Silent(String),
-    /// It answers.
+    /// It answered.
     Known {
-        /// Names of its runtimes.
+        /// The names of its runtimes.
         runtimes: Vec<String>,
-        /// Its default one.
+        /// Its default runtime.
         default: Option<String>,
-        /// containerd: it shows its configuration in a newer format than its file is in.
+        /// containerd: its answer has a newer format than its configuration file.
         migrated: bool,
-        /// Docker: it reads a configuration that `nvidia-ctk` does not.
+        /// Docker: why `nvidia-ctk` cannot read the configuration that Docker reads.
         lenient: bool,
     },
 }
 
 impl State {
-    /// What Docker runs with.
+    /// The configuration that Docker runs with.
     ///
     /// # Errors
-    /// When it cannot be asked; that it does not answer is no error.
+    /// When its client cannot be run. A daemon that does not answer is not an error.
     pub async fn docker(&self) -> Result<&Effective, StateError> {
         let read = || async {
             Ok(match self.ask(docker::info()).await? {
@@ -48,7 +48,7 @@ impl State {
         read.as_ref().map_err(Clone::clone)
     }
 
-    /// What containerd runs with.
+    /// The configuration that containerd runs with.
     ///
     /// # Errors
     /// As for [`State::docker`], and when its configuration file cannot be read.
@@ -80,7 +80,7 @@ impl State {
         }
     }
 
-    /// The format of containerd's own file; one that is missing is made at version 2.
+    /// The version of containerd's configuration file; a missing file is written with version 2.
     fn containerd_file_version(&self) -> Read<i64> {
         let text = (self.host.files).read_text(Utf8Path::new(CONTAINERD_CONFIG))?;
         let Some(text) = text else { return Ok(2) };
@@ -110,7 +110,7 @@ fn of_docker(output: &Output) -> Effective {
     }
 }
 
-/// The last line of what a program said.
+/// The last line of a program's output.
 fn last_words(output: &Output) -> String {
     let said = if output.stderr.trim().is_empty() {
         &output.stdout

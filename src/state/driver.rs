@@ -1,4 +1,4 @@
-//! The NVIDIA driver as found: loaded, in the library path, in packages, on disk, and whose it is.
+//! The NVIDIA driver as found: loaded, on the library path, in packages, on disk; and its origin.
 
 use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
@@ -17,16 +17,16 @@ use crate::{
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FoundDriver {
-    /// Of the loaded kernel module.
+    /// The version of the loaded kernel module.
     pub loaded_version: Option<DriverVersion>,
-    /// Of `libnvidia-ml.so.1` on the library path.
+    /// The version of `libnvidia-ml.so.1` on the library path.
     pub library_version: Option<DriverVersion>,
-    /// Of the installed packages.
+    /// The version of the installed packages.
     pub package_version: Option<DriverVersion>,
-    /// Of the module on disk for the running kernel; below `--root`, where none runs, for the one of
-    /// the next boot.
+    /// The version of the module on disk for the running kernel; with `--root`, where no kernel
+    /// runs, for the kernel of the next boot.
     pub module_version: Option<DriverVersion>,
-    /// Who put it there.
+    /// Its origin.
     pub origin: Option<Origin>,
 }
 
@@ -38,20 +38,20 @@ pub enum Origin {
     Distribution,
     /// NVIDIA's repository.
     Vendor,
-    /// NVIDIA's installer, outside packages.
+    /// NVIDIA's installer, without packages.
     Runfile,
-    /// There without packages or installer marks: part of the image.
+    /// No package and no trace of the installer: it is part of the image.
     Preinstalled,
 }
 
-/// Version of the loaded module, as the kernel tells it.
+/// The version of the loaded module, from the kernel.
 const LOADED_VERSION: &str = "/sys/module/nvidia/version";
-/// The same as the module tells it, in a sentence.
+/// The version of the loaded module, from the module itself, in a sentence.
 const PROC_VERSION: &str = "/proc/driver/nvidia/version";
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// The places that every distribution's linker looks at by itself; 64-bit ones first.
+/// The folders that the linker of every distribution searches by default; 64-bit ones first.
 const FOLDERS: [&str; 6] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -65,7 +65,7 @@ impl State {
     /// Version of the loaded driver; `None` if none is loaded.
     ///
     /// # Errors
-    /// When the kernel's file about it cannot be read or names no version.
+    /// When the kernel's file cannot be read or contains no version.
     pub fn loaded_driver(&self) -> Result<Option<&DriverVersion>, StateError> {
         let read = || loaded(&*self.host.files);
         match self.memo.loaded_driver.get_or_init(read) {
@@ -74,7 +74,7 @@ impl State {
         }
     }
 
-    /// The driver in all places where one can be.
+    /// The driver in all places where one can be found.
     pub async fn driver(&self) -> &FoundDriver {
         &self.noted_driver().await.value
     }
@@ -105,7 +105,7 @@ impl State {
         if let Err(why) = packages {
             reader.unknown("driver.package-version", why.clone());
         }
-        // Below `--root` nothing runs: there the kernel of the next boot is the one that matters.
+        // With `--root` no kernel runs: the kernel of the next boot is the one that matters.
         let kernel = &self.facts.kernel;
         let of_kernel = kernel.running.as_ref().or(kernel.next_boot.as_ref());
         let module_version =
@@ -158,8 +158,9 @@ fn parse_proc_version(text: &str) -> Option<DriverVersion> {
         .find_map(|word| word.parse().ok())
 }
 
-/// The library as the dynamic linker would find it: `None` if there is none, `Some(None)` if its
-/// version is not known. It is never opened: its file is named by its version.
+/// The version of the library that the dynamic linker would find: `None` if there is none,
+/// `Some(None)` if its version is unknown. The version is part of the file name, so the file is
+/// never opened.
 fn library(reader: &mut FactReader<'_>) -> Option<Option<DriverVersion>> {
     let fact = "driver.library-version";
     let folders = linker_folders(reader);
@@ -189,7 +190,7 @@ fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
             folders.push(line.to_owned());
             continue;
         };
-        // Red Hat's children write the path relative to the file that it stands in.
+        // Distributions based on Red Hat write the path relative to the file that contains it.
         let included = match included.strip_prefix('/') {
             Some(_) => included.to_owned(),
             None => format!("/etc/{included}"),
@@ -197,7 +198,7 @@ fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
         let Some((folder, names)) = included.rsplit_once('/') else {
             continue;
         };
-        // Before the first folder there is the root itself.
+        // The first entry is the root folder.
         let folder = if folder.is_empty() { "/" } else { folder };
         for name in reader.list(fact, folder) {
             if pattern::matches(names, &name) {
@@ -206,7 +207,7 @@ fn linker_folders(reader: &mut FactReader<'_>) -> Vec<String> {
             }
         }
     }
-    // A 32-bit library beside the real one says nothing about the driver that programs here use.
+    // A 32-bit library does not show which driver 64-bit programs use.
     folders.retain(|folder| folder.starts_with('/') && !folder.contains("i386"));
     folders
 }
@@ -217,7 +218,7 @@ fn linker_lines(text: &str) -> impl Iterator<Item = &str> {
         .filter(|line| !line.is_empty())
 }
 
-/// The package that tells the driver's version best, and that version.
+/// The package that shows the driver's version most reliably, and that version.
 fn driver_package(packages: &[Package]) -> Option<(&Package, DriverVersion)> {
     let rules = &table().driver_packages;
     let is_driver = |package: &&Package| {
@@ -232,11 +233,12 @@ fn driver_package(packages: &[Package]) -> Option<(&Package, DriverVersion)> {
             .filter(is_driver)
             .filter(|package| pattern::matches(name, &package.name))
             .filter_map(|package| {
-                // A package whose version is no driver's, a metapackage for example, is no witness.
+                // A package whose version is not a driver version, for example a metapackage, does
+                // not count.
                 let version = DriverVersion::from_package(&package.version).ok()?;
                 Some((package, version))
             })
-            // Several can only be of one version; the newest is the one that others wait for.
+            // If versions differ, an upgrade is incomplete: the newest version is the one to reach.
             .max_by(|a, b| a.1.cmp(&b.1))
     })
 }
@@ -248,7 +250,7 @@ fn origin(
     found: bool,
 ) -> Option<Origin> {
     let fact = "driver.origin";
-    // The installer's marks come first: whatever else there is, it has overwritten.
+    // The installer comes first, because it overwrites files of all other origins.
     if table()
         .runfile
         .marks
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loaded_version_is_what_the_kernel_says_or_else_the_module() {
+    fn the_loaded_version_comes_from_the_kernel_or_else_from_the_module() {
         let (host, fakes) = fake::host();
         let get = || {
             let state = state(&host, facts());
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn best_witness() {
+    fn the_most_reliable_package_gives_the_version() {
         let version = |packages: &[Package]| {
             driver_package(packages)
                 .map(|(package, version)| (package.name.clone(), version.to_string()))

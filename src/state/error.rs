@@ -1,5 +1,5 @@
-//! Why a part of the state could not be read. Everybody who asks for it gets the same answer, so
-//! the error can be cloned.
+//! Why a part of the state could not be read. All readers of the part get the same error, so it
+//! can be cloned.
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use crate::{
 /// Why a part of the state could not be read.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StateError {
-    /// A file.
+    /// A file could not be read.
     #[error("read the machine's files")]
     Files(#[source] Arc<FilesError>),
-    /// A command.
-    #[error("ask the machine's tools")]
+    /// A command could not be run.
+    #[error("run the machine's tools")]
     Exec(#[source] Arc<ExecError>),
-    /// Something that was read makes no sense.
+    /// A file or an output could not be parsed.
     #[error("understand {what}: {why}")]
     Unexpected {
         /// The file or tool.
         what: String,
-        /// What was expected and what was there.
+        /// What was expected and what was found.
         why: String,
     },
 }
 
 impl StateError {
-    /// Why nothing may be executed, where that is the reason: it is no fault of the machine.
+    /// Why commands may not be executed, if that is the reason: it is not a fault of the machine.
     #[must_use]
     pub fn not_asked(&self) -> Option<&str> {
         match self {
@@ -41,7 +41,7 @@ impl StateError {
         }
     }
 
-    /// The reason in one line, for the list of what is unknown.
+    /// The reason in one line, for the list of unknown facts.
     pub(super) fn reason(&self) -> String {
         match self {
             Self::Files(error) => format!("failed to {}", one_line(&**error)),

@@ -1,10 +1,9 @@
-//! What can change while a run goes on: read when it is first asked for, at most once per epoch, and
+//! Everything that can change during a run: read at the first use, at most once per epoch, and
 //! shared by all steps and checks.
 //!
-//! An epoch ends when a change was applied: the engine takes the next [`State`] then. Errors are
-//! remembered like values, so that a GPU that hangs costs one deadline per epoch, however many
-//! readers there are. A reader that comes while a value is being read waits for it. There is one file
-//! of this folder per area.
+//! An epoch ends when a change was applied: then the engine creates the next [`State`]. Errors are
+//! kept like values, so that a hanging GPU costs one deadline per epoch for all readers together. A
+//! second reader waits while a value is being read. There is one file in this folder per area.
 
 mod bus;
 mod daemons;
@@ -39,7 +38,7 @@ pub use error::StateError;
 pub use runtimes::FoundRuntime;
 pub use snapshot::Snapshot;
 
-/// What can change about a machine, as of one epoch.
+/// The state of a machine in one epoch: everything that can change during a run.
 pub struct State {
     host: Host,
     scope: Scope,
@@ -50,7 +49,7 @@ pub struct State {
 type Read<T> = Result<T, StateError>;
 type UnitCell = Arc<OnceCell<Read<Option<UnitState>>>>;
 
-/// What has been read so far.
+/// The values that have been read so far.
 #[derive(Default)]
 struct Memo {
     nvml: OnceCell<Nvml>,
@@ -69,14 +68,14 @@ struct Memo {
     units: Mutex<BTreeMap<String, UnitCell>>,
 }
 
-/// A value, and what could not be read on the way to it.
+/// A value, with the facts that could not be read for it.
 struct Noted<T> {
     value: T,
     unknown: Vec<Unknown>,
 }
 
 impl State {
-    /// The state of a machine with these facts. Nothing is read yet.
+    /// The state of a machine with these facts. It reads nothing yet.
     #[must_use]
     pub fn new(host: Host, scope: Scope, facts: Arc<Facts>) -> Self {
         Self {
@@ -87,19 +86,19 @@ impl State {
         }
     }
 
-    /// The state of the same machine in the next epoch: everything is read anew.
+    /// The state of the same machine in the next epoch: everything is read again.
     #[must_use]
     pub fn next(&self) -> Self {
         Self::new(self.host.clone(), self.scope, Arc::clone(&self.facts))
     }
 
-    /// What cannot change about the machine.
+    /// The facts of the machine, which cannot change during a run.
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// What NVML says.
+    /// The view of NVML.
     pub async fn nvml(&self) -> &Nvml {
         let survey = || self.host.gpu.survey();
         self.memo.nvml.get_or_init(survey).await

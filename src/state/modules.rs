@@ -17,7 +17,7 @@ impl State {
     /// Names of the loaded modules, as the kernel writes them.
     ///
     /// # Errors
-    /// When the kernel's list cannot be read; it is empty where there is none.
+    /// When the kernel's list cannot be read. A missing list counts as empty.
     pub fn loaded_modules(&self) -> Result<&[String], StateError> {
         let read = || {
             let text = self.host.files.read_text(Utf8Path::new(kmod::MODULES))?;
@@ -30,11 +30,11 @@ impl State {
         }
     }
 
-    /// The bootable kernels below whose module folder the module is not found. `depmod`'s list names
-    /// every module file of a kernel, so one small read answers for the whole tree.
+    /// The bootable kernels that do not have the module. `depmod`'s list names all module files of
+    /// a kernel, so one small file is read instead of the whole folder.
     ///
     /// # Errors
-    /// When a list that is there cannot be read.
+    /// When an existing list cannot be read.
     pub fn kernels_without(&self, module: &str) -> Result<Vec<String>, StateError> {
         let read = || -> Read<Vec<(String, String)>> {
             let mut lists = Vec::new();
@@ -66,7 +66,7 @@ fn names(list: &str, module: &str) -> bool {
 }
 
 /// The version of the module that `modprobe` would load for a kernel; `None` if there is no such
-/// module, or if its version cannot be read, which is noted.
+/// module, or if its version cannot be read, which the reader records.
 pub(super) async fn on_disk(
     reader: &mut FactReader<'_>,
     host: Reader<'_>,
@@ -74,11 +74,11 @@ pub(super) async fn on_disk(
     kernel: Option<&KernelVersion>,
 ) -> Option<DriverVersion> {
     let Some(kernel) = kernel else {
-        reader.unknown(FACT, "no kernel is known whose modules could be looked at");
+        reader.unknown(FACT, "no kernel is known whose modules could be read");
         return None;
     };
     let folder = format!("/lib/modules/{kernel}");
-    // What `depmod` wrote is what `modprobe` sees; a module that is not in it does not exist.
+    // `modprobe` reads the list of `depmod`; a module that is not in it does not exist for it.
     let list = reader.text(FACT, &format!("{folder}/modules.dep"))?;
     let module = nvidia_module(&list)?;
     let path = format!("{folder}/{module}");
@@ -86,7 +86,7 @@ pub(super) async fn on_disk(
         let content = reader.bytes(FACT, &path)?;
         let version = modinfo(&content, "version").and_then(|text| text.parse().ok());
         if version.is_none() {
-            reader.unknown(FACT, format!("`{path}` names no driver version"));
+            reader.unknown(FACT, format!("`{path}` contains no driver version"));
         }
         return version;
     }
@@ -100,7 +100,7 @@ pub(super) async fn on_disk(
     ask(reader, host, &path).await
 }
 
-/// `modinfo` unpacks by itself; given a path it looks at this file and nothing else.
+/// Runs `modinfo`, which decompresses modules; with a path it reads only this file.
 async fn ask(reader: &mut FactReader<'_>, host: Reader<'_>, path: &str) -> Option<DriverVersion> {
     let query = Query::new("modinfo", ["-F", "version", path]);
     let output = match host.query(&query).await {
@@ -116,8 +116,8 @@ async fn ask(reader: &mut FactReader<'_>, host: Reader<'_>, path: &str) -> Optio
     }
 }
 
-/// DKMS keeps what it built for a kernel in a folder named by the version; several versions for
-/// one kernel tell nothing about which of them is installed.
+/// The version that DKMS built for a kernel: the name of the folder. If there are several versions
+/// for one kernel, the installed one is unknown.
 fn built_by_dkms(reader: &mut FactReader<'_>, kernel: &KernelVersion) -> Option<DriverVersion> {
     let mut versions = Vec::new();
     for name in reader.list(FACT, "/var/lib/dkms") {
@@ -164,8 +164,9 @@ fn is_nvidia_module(file: &str) -> bool {
         })
 }
 
-/// A key in the `.modinfo` section of a 64-bit little-endian ELF file: `key=value` strings with a
-/// zero byte behind each. Everything read is checked against the file's length.
+/// The value of a key in the `.modinfo` section of a 64-bit little-endian ELF file, which contains
+/// `key=value` strings that end with a zero byte. All offsets are checked against the file's
+/// length.
 fn modinfo<'m>(module: &'m [u8], key: &str) -> Option<&'m str> {
     let number = |at: usize, length: usize| -> Option<usize> {
         let bytes = module.get(at..at.checked_add(length)?)?;
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn version_inside_a_module() {
+    fn the_version_is_read_from_the_file_of_a_module() {
         let file = module(b"srcversion=533BB7E5866E52F63B9ACCB\0version=535.261.03\0");
         assert_eq!(modinfo(&file, "version"), Some("535.261.03"));
         assert_eq!(modinfo(&file, "alias"), None);
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn which_module_is_nvidia() {
+    fn only_the_main_module_counts_as_nvidia() {
         for file in [
             "nvidia.ko",
             "nvidia.ko.zst",

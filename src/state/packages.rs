@@ -1,4 +1,4 @@
-//! The installed packages, whichever database the machine has.
+//! The installed packages, from the database of any package manager.
 
 use super::{Noted, State, StateError};
 use crate::{
@@ -6,29 +6,29 @@ use crate::{
     tools::packages::{self, Manager},
 };
 
-/// The installed packages, or why they are not known.
+/// The installed packages, or why they are unknown.
 pub(super) type Packages = Result<Vec<Package>, String>;
 
-/// An installed package, of either kind.
+/// An installed package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Package {
     pub name: String,
     pub version: String,
-    /// NVIDIA made it; `None` where the package does not say who did.
+    /// Whether NVIDIA made it; `None` if the package does not name its maker.
     pub by_vendor: Option<bool>,
 }
 
 impl State {
-    /// Every package that the database of a package manager knows; `None` where there is no database.
+    /// Every package in the database of a package manager; `None` if there is no database.
     ///
     /// # Errors
-    /// When the database is there and cannot be read.
+    /// When the database exists and cannot be read.
     pub async fn database(
         &self,
         manager: Manager,
     ) -> Result<Option<&[packages::Package]>, StateError> {
         let read = || async { Ok(manager.backend().database(self.host.reader()).await?) };
-        // As many as there are managers.
+        // One cell per package manager.
         match self.memo.databases[manager as usize]
             .get_or_init(read)
             .await
@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// The installed packages, from the database that is there.
+    /// The installed packages, from the database that the machine has.
     pub(super) async fn installed(&self) -> &Noted<Packages> {
         let read = || async {
             let mut reader = FactReader::new(&*self.host.files);
@@ -51,7 +51,7 @@ impl State {
         self.memo.packages.get_or_init(read).await
     }
 
-    /// Reads the database of whichever package manager the machine has.
+    /// Reads the database of the machine's package manager.
     async fn find_packages(&self, reader: &mut FactReader<'_>) -> Packages {
         let fact = "driver.package-version";
         let found = Manager::ALL.into_iter().find(|manager| {
@@ -59,7 +59,7 @@ impl State {
             reader.answer(fact, used) == Some(true)
         });
         let Some(manager) = found else {
-            return Err("neither a dpkg nor an rpm database is there".to_owned());
+            return Err("there is neither a dpkg nor an rpm database".to_owned());
         };
         let program = manager.backend().database_program();
         if let (Some(program), false) = (program, self.scope.executes) {
@@ -74,12 +74,12 @@ impl State {
     }
 }
 
-/// Who made each package that is on the disk.
+/// Whether NVIDIA made each package whose files are on disk.
 fn by_maker(packages: &[packages::Package]) -> Vec<Package> {
     let vendor = &table().vendor;
     packages
         .iter()
-        // A driver that is unpacked and not configured is on the disk all the same.
+        // An unpacked driver is on disk even if it is not configured.
         .filter(|package| package.is_unpacked())
         .map(|package| {
             let by_mail = (package.packager.as_deref())

@@ -19,14 +19,14 @@ use crate::{
 pub struct FoundRuntime {
     /// `docker`, `containerd`, `crio`.
     pub name: String,
-    /// Of the program, without what a package adds to it: `27.3.1`.
+    /// The version of the program without the packaging suffix, for example `27.3.1`.
     pub version: Option<String>,
     /// The version of its configuration file (containerd).
     pub config_version: Option<u32>,
 }
 
 impl State {
-    /// The container runtimes that are there.
+    /// The container runtimes that are installed.
     pub(super) async fn runtimes(&self) -> &Noted<Vec<FoundRuntime>> {
         let read = || async {
             let packages = &self.installed().await.value;
@@ -41,7 +41,7 @@ impl State {
     }
 }
 
-/// Looks for each runtime of the table.
+/// Searches for each runtime of the table.
 async fn find(
     reader: &mut FactReader<'_>,
     host: Reader<'_>,
@@ -69,7 +69,7 @@ async fn runtime(
             .iter()
             .find_map(|name| packages.iter().find(|package| package.name == *name))
     });
-    // A package alone does not make a runtime: `docker` is also the name of other things.
+    // A package alone is not enough: other programs are called `docker`, too.
     let version = match (binary, from_package) {
         (None, _) => return None,
         (Some(_), Some(package)) => Some(upstream(&package.version).to_owned()),
@@ -77,7 +77,7 @@ async fn runtime(
         (Some(binary), None) => {
             reader.unknown(
                 fact,
-                format!("`{binary}` is in no package that could be read, and was not run"),
+                format!("no readable package contains `{binary}`, and the program was not run"),
             );
             None
         }
@@ -117,13 +117,13 @@ async fn ask(
     }
 }
 
-/// The version of the program in the version of its package: `5:27.3.1-1~ubuntu.24.04~noble` is
+/// The version of the program, from the version of its package: `5:27.3.1-1~ubuntu.24.04~noble` is
 /// `27.3.1`, `20.10.24+dfsg1-1+deb12u1` is `20.10.24`, `2.0.0~rc1-1` is `2.0.0~rc1`.
 fn upstream(version: &str) -> &str {
     let version = version.split_once(':').map_or(version, |(_, rest)| rest);
     let version = version.rsplit_once('-').map_or(version, |(rest, _)| rest);
     let version = version.split('+').next().unwrap_or(version);
-    // Debian's mark of a source that was repacked.
+    // Debian's suffix for a repacked source.
     version.split("~ds").next().unwrap_or(version)
 }
 
@@ -153,7 +153,7 @@ fn config_version(reader: &mut FactReader<'_>, name: &str, path: &str) -> Option
 fn parse_config_version(text: &str) -> Result<u32, String> {
     let table: toml::Table = text
         .parse()
-        .map_err(|error: toml::de::Error| format!("is no TOML: {}", error.message()))?;
+        .map_err(|error: toml::de::Error| format!("is not TOML: {}", error.message()))?;
     match table.get("version") {
         None => Ok(1),
         Some(value) => value

@@ -1,11 +1,11 @@
-//! Everything that can change, read once for the document of `facts`.
+//! The whole state, read once for the document of `facts`.
 
 use std::collections::BTreeMap;
 
 use super::{FoundDriver, FoundRuntime, State};
 use crate::{facts::Unknown, host::Nvml, model::pci::PciAddress};
 
-/// What can change about a machine. What could not be read is `None` and named in
+/// The state of a machine. A part that could not be read is `None` and is listed in
 /// [`Snapshot::unknown`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot<'s> {
@@ -13,7 +13,7 @@ pub struct Snapshot<'s> {
     pub bound_drivers: BTreeMap<PciAddress, &'s str>,
     /// The NVIDIA driver as found.
     pub driver: &'s FoundDriver,
-    /// What NVML said; `None` where it was not asked (`--root`).
+    /// The view of NVML; `None` if it was not asked (`--root`).
     pub nvml: Option<&'s Nvml>,
     /// Container runtimes as found.
     pub runtimes: &'s [FoundRuntime],
@@ -22,7 +22,7 @@ pub struct Snapshot<'s> {
 }
 
 impl State {
-    /// Reads everything that goes into the document of `facts` and was not read before.
+    /// Reads all parts of the document of `facts` that were not read before.
     pub async fn snapshot(&self) -> Snapshot<'_> {
         let mut unknown = Vec::new();
         let mut bound_drivers = BTreeMap::new();
@@ -47,7 +47,7 @@ impl State {
         } else {
             unknown.push(Unknown {
                 fact: "nvml".to_owned(),
-                why: "no program is run here, so it was not asked".to_owned(),
+                why: "no program is run with `--root`, so NVML was not asked".to_owned(),
             });
             None
         };

@@ -9,7 +9,7 @@ impl State {
     /// The state of a unit; `None` if there is no such unit.
     ///
     /// # Errors
-    /// When systemd cannot be asked, or its answer is none.
+    /// When systemd cannot be queried, or its answer contains no state.
     pub async fn unit(&self, name: &str) -> Result<Option<UnitState>, StateError> {
         let cell = {
             let mut units = (self.memo.units.lock()).unwrap_or_else(PoisonError::into_inner);

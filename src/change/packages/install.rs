@@ -110,7 +110,7 @@ impl Applier {
         };
         let actions = self.simulate(&request).await?;
         self.approve(&actions, &names(wishes), removing).await?;
-        Ok(Action::tell(&actions))
+        Ok(Action::describe(&actions))
     }
 
     /// Installs removed packages again; refused if the transaction would remove others.

@@ -269,8 +269,8 @@ pub fn configured_elsewhere(
         let mut file = None;
         for entry in &entries {
             if entry.names(&repository.url, suite, architecture)
-                && entry.brings(&repository.components, &repository.architectures)
-                && !entry.trusting
+                && entry.provides(&repository.components, &repository.architectures)
+                && !entry.skips_verification
                 && has_only_accepted_keys(files, repository, entry)?
             {
                 file = Some(entry.file.clone());
@@ -371,7 +371,7 @@ mod tests {
             binary: true,
             components: Vec::new(),
             architectures: Vec::new(),
-            trusting: false,
+            skips_verification: false,
         }
     }
 

@@ -132,7 +132,7 @@ impl Applier {
         let ChangeError::Packages(PackageError::Failed { fault, .. }) = &error else {
             return Err(error);
         };
-        let (true, Some(pause)) = (fault.passes(), attempts.0.next()) else {
+        let (true, Some(pause)) = (fault.is_transient(), attempts.0.next()) else {
             return Err(error);
         };
         let fault = *fault;

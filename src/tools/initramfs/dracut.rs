@@ -5,10 +5,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{BUILD_DEADLINE, Generator};
 use crate::host::{Cmd, Query};
 
-/// Where the program is.
+/// The path of the program.
 pub(super) const PATH: &str = "/usr/bin/dracut";
 
-/// See the module.
+/// The backend for `dracut`.
 #[derive(Debug)]
 pub(super) struct Dracut;
 
@@ -25,7 +25,7 @@ impl Generator for Dracut {
         Query::new("lsinitrd", [image.as_str()])
     }
 
-    /// dracut(8): without `--force` it refuses to overwrite an image that is there.
+    /// dracut(8): without `--force` it refuses to overwrite an existing image.
     fn rebuild(&self, kernel: &str) -> Cmd {
         let image = self.image(kernel);
         Cmd::new("dracut", ["--force", image.as_str(), kernel]).deadline(BUILD_DEADLINE)

@@ -1,5 +1,5 @@
-//! Initial RAM filesystems. Each program that builds them has a file of its own; [`of`] tells which
-//! one a machine has.
+//! Initial RAM filesystems. Each program that builds them has a file of its own; [`of`] selects the
+//! one that a machine has.
 
 mod dracut;
 mod update_initramfs;
@@ -10,7 +10,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::host::{Cmd, FilesError, Query, ReadFiles};
 
-/// Building takes some 10 to 30 s on a healthy machine.
+/// The time limit of a build, which takes about 10 to 30 s on a healthy machine.
 const BUILD_DEADLINE: Duration = Duration::from_secs(600);
 
 /// A program that builds initial RAM filesystems.
@@ -18,17 +18,17 @@ pub trait Generator: Debug + Send + Sync {
     /// Its name, for messages.
     fn program(&self) -> &'static str;
 
-    /// Where a kernel's image is.
+    /// The path of a kernel's image.
     fn image(&self, kernel: &str) -> Utf8PathBuf;
 
-    /// Lists what an image holds; each line ends with a path.
+    /// Lists the content of an image; each line ends with a path.
     fn list(&self, image: &Utf8Path) -> Query;
 
-    /// Builds a kernel's image anew.
+    /// Rebuilds a kernel's image.
     fn rebuild(&self, kernel: &str) -> Cmd;
 }
 
-/// The program that a machine has; where it has none, or both, Debian's.
+/// The program that a machine has; Debian's if it has none or both.
 ///
 /// # Errors
 /// When the machine's files cannot be read.
@@ -41,7 +41,7 @@ pub fn of(files: &dyn ReadFiles) -> Result<&'static dyn Generator, FilesError> {
     })
 }
 
-/// Which of the modules the listed image holds. Module files may be compressed.
+/// Which of the modules are in the listed image. Module files may be compressed.
 #[must_use]
 pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
     modules
@@ -49,7 +49,7 @@ pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
         .filter(|module| {
             listing.lines().any(|line| {
                 let name = line.rsplit('/').next().unwrap_or(line);
-                // The kernel takes `-` and `_` in module names as the same.
+                // The kernel treats `-` and `_` in module names as equal.
                 name.split_once(".ko")
                     .is_some_and(|(stem, _)| stem.replace('-', "_") == module.replace('-', "_"))
             })
@@ -58,7 +58,7 @@ pub fn modules_in<'m>(listing: &str, modules: &'m [String]) -> Vec<&'m str> {
         .collect()
 }
 
-/// Whether the listed image holds the file with this absolute path; an image has paths from its
+/// Whether the listed image contains the file with this absolute path; an image has paths from its
 /// root, with or without a leading `./`. Some programs print attributes before the path.
 #[must_use]
 pub fn has_file(listing: &str, path: &Utf8Path) -> bool {
@@ -76,7 +76,7 @@ mod tests {
     use camino::Utf8Path;
 
     #[test]
-    fn the_program_that_is_there_is_used() {
+    fn the_installed_program_is_used() {
         let files = FakeFiles::new();
         assert_eq!(of(&files).unwrap().program(), "update-initramfs");
         files.put("/usr/bin/dracut", "");
@@ -86,7 +86,7 @@ mod tests {
             dracut.rebuild("5.14.0").line(),
             "dracut --force /boot/initramfs-5.14.0.img 5.14.0"
         );
-        // Debian's dracut brings the name that its scripts call.
+        // Debian's dracut also installs the name that Debian's scripts call.
         files.put("/usr/sbin/update-initramfs", "");
         assert_eq!(of(&files).unwrap().program(), "update-initramfs");
     }

@@ -5,10 +5,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{BUILD_DEADLINE, Generator};
 use crate::host::{Cmd, Query};
 
-/// Where the program is.
+/// The path of the program.
 pub(super) const PATH: &str = "/usr/sbin/update-initramfs";
 
-/// See the module.
+/// The backend for `update-initramfs`.
 #[derive(Debug)]
 pub(super) struct UpdateInitramfs;
 

@@ -1,11 +1,11 @@
-//! Why a package manager failed, as a class that decides whether to try again and what to advise.
+//! The class of a package manager's failure, which decides about retries and the hint.
 
 /// A class of failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Another package manager has a lock.
     Locked,
-    /// A former run was interrupted.
+    /// An earlier run was interrupted.
     Interrupted,
     /// The disk is full.
     NoSpace,
@@ -13,11 +13,11 @@ pub enum Fault {
     Key,
     /// Two source files name different keys for one repository.
     SignedBy,
-    /// There is no repository at the address, or it lets nobody in.
+    /// There is no repository at the URL, or it denies access.
     Missing,
     /// A repository's lists are dated in the future.
     Clock,
-    /// A repository's lists are too old: nobody renews them any more.
+    /// A repository's lists are too old: they are no longer renewed.
     Expired,
     /// A certificate was not trusted.
     Certificate,
@@ -27,11 +27,11 @@ pub enum Fault {
     Stale,
     /// No connection, or a broken one.
     Network,
-    /// The package lists do not know a package or version.
+    /// A package or version is not in the package lists.
     NotFound,
-    /// A held package stands in the way.
+    /// A held package prevents the transaction.
     Held,
-    /// The machine has moved since the simulation: something would be removed now.
+    /// The machine has changed since the simulation: the transaction would remove a package now.
     Moved,
     /// Dependencies cannot be met.
     Unmet,
@@ -44,16 +44,16 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Another attempt may succeed without anybody doing anything.
+    /// Whether another attempt may succeed without a change by the user.
     #[must_use]
-    pub fn passes(self) -> bool {
+    pub fn is_transient(self) -> bool {
         matches!(
             self,
             Self::Locked | Self::Stale | Self::Network | Self::Moved
         )
     }
 
-    /// The stable word for scripts.
+    /// The stable reason for scripts.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -79,7 +79,7 @@ impl Fault {
         }
     }
 
-    /// What to do, whatever the package manager.
+    /// What the user can do, for every package manager.
     #[must_use]
     pub fn hint(self) -> Option<&'static str> {
         Some(match self {
@@ -88,7 +88,7 @@ impl Fault {
                  `--lock-timeout`"
             }
             Self::Interrupted => {
-                "run `gpu-bootstrap install` again: it finishes what was interrupted first"
+                "run `gpu-bootstrap install` again: it finishes the interrupted work first"
             }
             Self::NoSpace => "free space on the filesystems of `/usr`, `/var` and `/boot`",
             Self::Key => {
@@ -99,47 +99,47 @@ impl Fault {
                 "remove the older of the entries that name the same repository with different keys"
             }
             Self::Missing => {
-                "check the address and the suite of the repository named above; releases move to \
-                 an archive when nobody maintains them any more"
+                "check the URL and the suite of the repository named above; releases move to an \
+                 archive when they are no longer maintained"
             }
             Self::Clock => "set the machine's clock (`timedatectl`); it is behind",
             Self::Expired => {
-                "the repository is no longer renewed, or the machine's clock is ahead \
-                 (`timedatectl`)"
+                "the repository is no longer maintained, or the machine's clock is ahead (check \
+                 it with `timedatectl`)"
             }
             Self::Certificate => {
-                "install the certificate authority of the mirror or of the proxy that looks into \
-                 TLS (`update-ca-certificates`), and check the machine's clock"
+                "install the certificate authority of the mirror, or of a proxy that inspects TLS \
+                 (`update-ca-certificates`), and check the machine's clock"
             }
             Self::Sources => "correct or remove the source file named above",
             Self::Stale => {
-                "the mirror, or a cache on the way, does not have what its signed lists name: it \
-                 may be in the middle of an update. Try again in some minutes, or use another \
-                 mirror; nothing unsigned is ever installed"
+                "the mirror, or a proxy cache, does not have the files that its signed lists \
+                 name: it may be in the middle of an update. Try again in some minutes, or use \
+                 another mirror; unsigned packages are never installed"
             }
             Self::Network => {
                 "check name resolution, proxy (`packages.proxy`) and firewall for the addresses \
                  above"
             }
             Self::NotFound => {
-                "check that the repository is enabled and carries the package for this release \
-                 and architecture"
+                "check that the repository is enabled and offers the package for this release and \
+                 architecture"
             }
-            Self::Held => "release the hold, if it is yours to release",
+            Self::Held => "if nobody else needs the hold, release it",
             Self::Unmet => {
-                "look at what is said about the dependencies above; packages of two \
-                 repositories mixed are the usual cause"
+                "read the messages about dependencies above; the usual cause is a mix of packages \
+                 from two repositories"
             }
             Self::Build => {
-                "the compiler's words are above; the driver may be too old for the kernel, or \
+                "the compiler's errors are above; the driver may be too old for the kernel, or \
                  the kernel's headers or compiler are missing"
             }
             Self::Moved => {
-                "something else works on this machine's packages at the same time; try again when \
-                 it has ended"
+                "another program changes this machine's packages at the same time; try again when \
+                 it has finished"
             }
             Self::Script => {
-                "a package's own script fails, for the reason above; mend that, or remove the \
+                "a script of a package failed for the reason above; solve it, or remove the \
                  package, and run `gpu-bootstrap install` again"
             }
             Self::Other => return None,

@@ -1,14 +1,14 @@
-//! Who holds the lock of a package manager, read from the kernel's list. Nothing here takes or
-//! breaks one.
+//! Finds out who holds the lock of a package manager, from the kernel's list. This module never
+//! takes or breaks a lock.
 
 use camino::Utf8Path;
 
 use crate::host::{FilesError, Kind, ReadFiles, System};
 
-/// Where the kernel lists all locks on files.
+/// The kernel's list of all file locks.
 const PROC_LOCKS: &str = "/proc/locks";
 
-/// Who holds a lock.
+/// The process that holds a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The file.
@@ -26,7 +26,7 @@ impl std::fmt::Display for Holder {
         match (&self.name, self.pid) {
             (Some(name), Some(pid)) => write!(f, "`{name}` (pid {pid})"),
             (None, Some(pid)) => write!(f, "process {pid}"),
-            _ => f.write_str("a process that cannot be seen from here"),
+            _ => f.write_str("a process that is not visible from here"),
         }
     }
 }
@@ -188,7 +188,7 @@ mod tests {
         let files = machine(|inode| format!("1: POSIX  ADVISORY  WRITE 0 fe:00:{inode} 0 EOF\n"));
         let holder = holder(&files, &LOCKS).unwrap().unwrap();
         assert_eq!(holder.pid, None);
-        assert!(holder.to_string().contains("cannot be seen"));
+        assert!(holder.to_string().contains("not visible"));
     }
 
     #[test]

@@ -1,19 +1,19 @@
-//! What every package manager has in common: packages and their condition, offers, actions.
+//! The types that all package managers share: packages and their condition, offers, actions.
 
 use camino::Utf8PathBuf;
 
 use crate::model::secret::Secret;
 
-/// How far a package is installed.
+/// The condition of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
-    /// Known to the database, and not there.
+    /// In the database, but not installed.
     Absent,
     /// Removed; only its configuration is left.
     Configuration,
-    /// Its installation was interrupted before all files were there.
+    /// Its installation was interrupted before all files were unpacked.
     HalfInstalled,
-    /// Its files are there, and it is not configured.
+    /// Unpacked, but not configured.
     Unpacked,
     /// Installed and configured.
     Installed,
@@ -24,44 +24,44 @@ pub enum Condition {
 pub struct Package {
     /// Its name, without the architecture.
     pub name: String,
-    /// The name by which the package manager takes it: with the architecture if it is a foreign one.
+    /// The name that the package manager accepts: with the architecture if that is a foreign one.
     pub id: String,
-    /// `amd64`, `x86_64`, `noarch`, …; empty where the database does not say.
+    /// `amd64`, `x86_64`, `noarch`, …; empty if the database does not contain it.
     pub architecture: String,
-    /// Its version, epoch included; empty for a package that is gone.
+    /// Its version, including the epoch; empty for a removed package.
     pub version: String,
-    /// How far it is installed.
+    /// Its condition.
     pub condition: Condition,
-    /// Nothing shall change its version.
+    /// Whether it is held.
     pub held: bool,
-    /// Who maintains it, as `Name <mail>`.
+    /// Its maintainer, as `Name <mail>`.
     pub packager: Option<String>,
-    /// Who distributes it, where the database keeps that apart.
+    /// Its distributor, if the database has a field for it.
     pub vendor: Option<String>,
-    /// Bytes that its files take, as its maintainer estimated them; 0 where that is not known.
+    /// The size of its files in bytes, as its maintainer estimated it; 0 if it is unknown.
     pub installed_bytes: u64,
 }
 
 impl Package {
-    /// Something of it is there besides configuration.
+    /// Whether more than its configuration exists.
     #[must_use]
     pub fn is_there(&self) -> bool {
         !matches!(self.condition, Condition::Absent | Condition::Configuration)
     }
 
-    /// Its files are there, configured or not.
+    /// Whether its files are unpacked, configured or not.
     #[must_use]
     pub fn is_unpacked(&self) -> bool {
         matches!(self.condition, Condition::Unpacked | Condition::Installed)
     }
 
-    /// Installed and configured, with at most triggers to run.
+    /// Whether it is installed and configured, with at most triggers pending.
     #[must_use]
     pub fn is_installed(&self) -> bool {
         self.condition == Condition::Installed
     }
 
-    /// Neither installed nor properly gone.
+    /// Whether it is neither completely installed nor completely removed.
     #[must_use]
     pub fn needs_repair(&self) -> bool {
         matches!(
@@ -71,21 +71,21 @@ impl Package {
     }
 }
 
-/// What repositories offer of one package.
+/// The versions of one package that repositories offer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Offer {
     /// Its name.
     pub name: String,
-    /// What the package manager would take by itself.
+    /// The version that the package manager would choose.
     pub candidate: Option<String>,
     /// Versions with their priorities.
     pub versions: Vec<(String, i32)>,
 }
 
-/// What a transaction would do to one package.
+/// The effect of a transaction on one package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// It would be unpacked.
+    /// It would be installed.
     Install {
         /// Its [`Package::id`].
         name: String,
@@ -111,9 +111,9 @@ impl Action {
         name
     }
 
-    /// Actions in words, one a line: what a plan shows.
+    /// The text of actions for a plan, one per line.
     #[must_use]
-    pub fn tell(actions: &[Self]) -> String {
+    pub fn describe(actions: &[Self]) -> String {
         let lines: Vec<String> = actions
             .iter()
             .map(|action| match action {
@@ -134,15 +134,15 @@ impl Action {
     }
 }
 
-/// What a transaction is asked to do.
+/// The request of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'p> {
     /// Install packages, each written by [`super::Transactions::at_version`] or by its name, and
     /// remove others in the same transaction.
     Install {
-        /// What comes.
+        /// Packages to install.
         packages: &'p [String],
-        /// What goes.
+        /// Packages to remove.
         removing: &'p [String],
     },
     /// Remove packages and their configuration.
@@ -153,12 +153,12 @@ pub enum Request<'p> {
     Fix,
 }
 
-/// What a real transaction may take away.
+/// What a real transaction may remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removals {
-    /// Nothing, whatever the resolver comes to meanwhile.
+    /// Nothing, even if the resolver now wants to remove a package.
     None,
-    /// What the simulation named and the plan approved.
+    /// The packages that the simulation named and the plan approved.
     Approved,
 }
 
@@ -169,15 +169,15 @@ pub enum Mark {
     Hold,
     /// Let the version change again.
     Unhold,
-    /// Installed for the sake of others.
+    /// Automatically installed.
     Automatic,
 }
 
-/// Settings of every call.
+/// The settings of every command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Seconds that the package manager itself waits for its locks: a backstop, for the moment
-    /// between our own look at them and its start.
+    /// Seconds that the package manager itself waits for its locks: for a lock that is taken after
+    /// this program has found all locks free.
     pub lock_timeout_seconds: u64,
     /// An HTTP proxy.
     pub proxy: Option<Secret>,
@@ -190,33 +190,33 @@ pub struct Settings {
 pub struct SourceEntry {
     /// The file that names it.
     pub file: Utf8PathBuf,
-    /// Its address, in the form in which two can be compared.
+    /// Its URL in canonical form, to compare it with others.
     pub uri: String,
-    /// Its address, as written.
+    /// Its URL, as written.
     pub written: String,
     /// The suite, or `/`.
     pub suite: String,
     /// The keyring that it names, or the key itself.
     pub signed_by: Option<String>,
-    /// It is a source of binary packages.
+    /// Whether it is a source of binary packages.
     pub binary: bool,
-    /// Its components; none for a suite that is a path.
+    /// Its components; empty for a suite that is a path.
     pub components: Vec<String>,
-    /// The architectures that it is restricted to; none: the machine's.
+    /// The architectures that it is restricted to; empty means the machine's.
     pub architectures: Vec<String>,
-    /// It tells the package manager to do without some proof.
-    pub trusting: bool,
+    /// Whether it makes the package manager skip a part of the verification.
+    pub skips_verification: bool,
 }
 
 impl SourceEntry {
-    /// Whether it stands in a file of ours.
+    /// Whether it is in a file that this program wrote.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         (self.file.file_name()).is_some_and(|name| name.starts_with("gpu-bootstrap-"))
     }
 
-    /// Whether it names this address and suite on a machine of this architecture, for which
-    /// `$(ARCH)` stands.
+    /// Whether it names this URL and suite on a machine of this architecture, which replaces
+    /// `$(ARCH)`.
     #[must_use]
     pub fn names(&self, uri: &str, suite: &str, architecture: Option<&str>) -> bool {
         let is = |text: &str, wanted: &str| match architecture {
@@ -226,9 +226,9 @@ impl SourceEntry {
         is(&self.uri, &Self::canonical(uri)) && is(&self.suite, suite)
     }
 
-    /// Whether it brings these components for these architectures.
+    /// Whether it provides these components for these architectures.
     #[must_use]
-    pub fn brings(&self, components: &[String], architectures: &[String]) -> bool {
+    pub fn provides(&self, components: &[String], architectures: &[String]) -> bool {
         let has =
             |part: &String| self.architectures.is_empty() || self.architectures.contains(part);
         self.binary
@@ -236,7 +236,7 @@ impl SourceEntry {
             && architectures.iter().all(has)
     }
 
-    /// An address in the form in which two can be compared.
+    /// A URL in canonical form, to compare it with others.
     #[must_use]
     pub fn canonical(uri: &str) -> String {
         uri.trim_end_matches('/').to_owned()
@@ -246,28 +246,28 @@ impl SourceEntry {
 /// Further components of the archive that a machine uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Further {
-    /// The address, as the machine has it.
+    /// The URL, as configured on the machine.
     pub url: String,
-    /// Those of the wanted suites that the machine has there.
+    /// The wanted suites that the machine has at this URL.
     pub suites: Vec<String>,
-    /// Those of the wanted components that it lacks.
+    /// The wanted components that the machine does not have.
     pub components: Vec<String>,
     /// The key file of the entry.
     pub keyring: Option<String>,
 }
 
-/// Why further components cannot be had.
+/// Why further components cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ArchiveError {
-    /// No entry for the suite.
+    /// There is no entry for the suite.
     #[error("no source in {places} has suite `{suite}`")]
     NoEntry {
-        /// The suite looked for.
+        /// The suite.
         suite: String,
-        /// Where sources are.
+        /// The files that contain sources.
         places: &'static str,
     },
-    /// The key is written out, or named by its fingerprint.
+    /// The key is embedded, or named by its fingerprint.
     #[error("the source in `{file}` does not name one key file in `Signed-By`")]
     NoKeyFile {
         /// The file.

@@ -1,16 +1,16 @@
-//! The distribution's own archive, as this machine already uses it: whoever configured a mirror for
-//! it gets further components from the same mirror.
+//! The distribution's own archive, as configured on this machine: further components come from the
+//! same mirror.
 
 use crate::tools::packages::{ArchiveError, Further, SourceEntry};
 
-/// Where sources are, for messages.
+/// The files that contain sources, for messages.
 const PLACES: &str = "`/etc/apt/sources.list` or `/etc/apt/sources.list.d`";
 
-/// What must be added so that the machine has the components in the suites, or `None` where it has
-/// them all. The first suite is the one that the machine must already have.
+/// What must be added so that the machine has the components in the suites, or `None` if it has
+/// them all. The machine must already have the first suite.
 ///
 /// # Errors
-/// When the machine has no source for the first suite, or its key cannot be named again.
+/// When the machine has no source for the first suite, or that source names no single key file.
 pub fn further(
     entries: &[SourceEntry],
     suites: &[String],
@@ -19,7 +19,7 @@ pub fn further(
     let Some(main) = suites.first() else {
         return Ok(None);
     };
-    // The one with `main`, else any: third parties sometimes reuse the archive's suite names.
+    // Prefer the entry with `main`: other repositories sometimes reuse the archive's suite names.
     let of_main = || {
         (entries.iter()).filter(|entry| entry.suite == *main && !entry.uri.starts_with("cdrom:"))
     };
@@ -122,7 +122,7 @@ deb http://mirror.example/debian bookworm-updates main
     }
 
     #[test]
-    fn what_is_there_already_is_not_added() {
+    fn existing_components_are_not_added() {
         let mut entries = parse_stanzas(DEB822);
         entries.extend(parse_lines(
             "deb http://mirror.example/debian/ bookworm contrib non-free non-free-firmware",

@@ -1,5 +1,5 @@
-//! `apt-get`, `apt-mark` and `dpkg`: argument vectors that never ask, never wait without bound,
-//! never allow what a plan did not name.
+//! `apt-get`, `apt-mark` and `dpkg`: argument vectors that never ask, never wait without a time
+//! limit, and never allow what a plan did not approve.
 
 use std::time::Duration;
 
@@ -8,30 +8,30 @@ use crate::{
     tools::packages::{Mark, Removals, Request, Settings},
 };
 
-/// A transaction with a DKMS build takes some minutes; this is for a sick machine.
+/// The time limit of a transaction. One with a DKMS build takes some minutes on a healthy machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
 
-/// While DKMS compiles nothing is printed, but a processor is at work; where neither is the case for so
-/// long, a script waits for what does not come.
+/// The time limit without output and processor time. DKMS prints nothing while it compiles, but
+/// uses a processor; without both, a package script hangs.
 const SILENCE: Duration = Duration::from_secs(10 * 60);
 
-/// Fetching lists; AKS caps it at 180 s for one attempt, and slow mirrors need more.
+/// The time limit to download the lists. AKS allows 180 s per attempt; slow mirrors need more.
 const UPDATE_DEADLINE: Duration = Duration::from_secs(10 * 60);
 
-/// Nothing may ask, and no service may be restarted behind the run's back.
+/// No command may ask a question, and none may restart services on its own.
 const ENVIRONMENT: [(&str, &str); 7] = [
     ("DEBIAN_FRONTEND", "noninteractive"),
     ("DEBCONF_NONINTERACTIVE_SEEN", "true"),
-    // needrestart(1): list only; and not even look.
+    // needrestart(1): only list services; or do not run at all.
     ("NEEDRESTART_MODE", "l"),
     ("NEEDRESTART_SUSPEND", "1"),
     ("APT_LISTCHANGES_FRONTEND", "none"),
     ("APT_LISTBUGS_FRONTEND", "none"),
-    // ucf(1): keep the local file, as dpkg does by `--force-confold`.
+    // ucf(1): keep the local file, as dpkg does with `--force-confold`.
     ("UCF_FORCE_CONFFOLD", "1"),
 ];
 
-/// Gives a command the environment of every package-manager call.
+/// Adds the environment of every package-manager command.
 #[must_use]
 pub fn quiet(mut cmd: Cmd) -> Cmd {
     for (key, value) in ENVIRONMENT {
@@ -52,7 +52,7 @@ const fn removals_option(removals: Removals) -> &'static [&'static str] {
 fn options(settings: &Settings) -> Vec<String> {
     vec![
         format!("-oDPkg::Lock::Timeout={}", settings.lock_timeout_seconds),
-        // No terminal is there to draw on.
+        // There is no terminal for a progress bar.
         "-oDpkg::Use-Pty=0".to_owned(),
         "-oAcquire::Retries=3".to_owned(),
         "-oAcquire::http::Timeout=30".to_owned(),
@@ -62,13 +62,13 @@ fn options(settings: &Settings) -> Vec<String> {
         "-oDpkg::Options::=--force-confdef".to_owned(),
         "-oDpkg::Options::=--force-confold".to_owned(),
         format!("-oAPT::Install-Recommends={}", settings.recommends),
-        // Whatever the administrator's default is: what nobody needs any more is not ours.
+        // Overrides the administrator's default: unneeded packages are not ours to remove.
         "-oAPT::Get::AutomaticRemove=false".to_owned(),
     ]
 }
 
-/// The environment of every call. The proxy's address may carry a password, and every user can
-/// read arguments.
+/// The environment of every command. The proxy's URL is passed here and not as an argument, because
+/// it may contain a password, and every user can read arguments.
 fn environment(settings: &Settings, cmd: Cmd) -> Cmd {
     let cmd = quiet(cmd);
     match &settings.proxy {
@@ -79,7 +79,7 @@ fn environment(settings: &Settings, cmd: Cmd) -> Cmd {
     }
 }
 
-/// A verb. Progress is told from the lines that dpkg prints, [`super::progress`]:
+/// An `apt-get` command. Progress is read from the lines that dpkg prints, [`super::progress`]:
 /// `APT::Status-Fd=1` would close the standard output of the packages' scripts, and those that
 /// check what they print fail.
 fn get(settings: &Settings, verb: &[&str], packages: &[String]) -> Cmd {
@@ -100,7 +100,7 @@ fn arguments(settings: &Settings, verb: &[&str], packages: &[String]) -> Vec<Str
     args
 }
 
-/// The words of a request: its verb, and packages, those to be removed with a dash at their end.
+/// The verb of a request, and its packages; those to remove end with a dash.
 fn words(request: &Request<'_>) -> (&'static [&'static str], Vec<String>) {
     match request {
         Request::Install { packages, removing } => {
@@ -116,14 +116,14 @@ fn words(request: &Request<'_>) -> (&'static [&'static str], Vec<String>) {
     }
 }
 
-/// Fetches the package lists. apt.conf(5): with `Error-Mode` `any` a source that fails makes the
-/// whole call fail instead of a warning; older versions than 2.3 ignore it.
+/// Downloads the package lists. apt.conf(5): with `Error-Mode` `any` a failed source makes the
+/// whole command fail instead of a warning; versions before 2.3 ignore the option.
 #[must_use]
 pub fn update(settings: &Settings, past_caches: bool) -> Cmd {
     let mut cmd = get(settings, &["-oAPT::Update::Error-Mode=any", "update"], &[])
         .deadline(UPDATE_DEADLINE)
         .silence(Duration::from_secs(180));
-    // For a mirror that was met in the middle of its sync.
+    // For a mirror in the middle of its sync.
     if past_caches {
         for scheme in ["https", "http"] {
             (cmd.args).insert(0, format!("-oAcquire::{scheme}::No-Cache=true"));
@@ -132,7 +132,7 @@ pub fn update(settings: &Settings, past_caches: bool) -> Cmd {
     cmd
 }
 
-/// What a transaction would do; takes no lock and needs no root.
+/// Simulates a transaction; takes no lock and does not need root.
 #[must_use]
 pub fn simulate(settings: &Settings, request: &Request<'_>) -> Query {
     let (verb, packages) = words(request);
@@ -141,7 +141,7 @@ pub fn simulate(settings: &Settings, request: &Request<'_>) -> Query {
     Query::new("apt-get", args).deadline(Duration::from_secs(120))
 }
 
-/// Downloads what [`perform`] will need.
+/// Downloads the packages that [`perform`] needs.
 #[must_use]
 pub fn download(settings: &Settings, request: &Request<'_>) -> Cmd {
     let (verb, packages) = words(request);
@@ -159,7 +159,7 @@ pub fn perform(settings: &Settings, request: &Request<'_>, removals: Removals) -
     get(settings, &[verb, option].concat(), &packages)
 }
 
-/// A command line for people: without the options that every call has.
+/// A command line for people, without the options that every command has.
 #[must_use]
 pub fn short_line(cmd: &Cmd) -> String {
     std::iter::once(cmd.program.as_str())
@@ -183,7 +183,7 @@ pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
     quiet(Cmd::new("apt-mark", args)).deadline(Duration::from_secs(120))
 }
 
-/// Configures what is unpacked and not configured.
+/// Configures packages that are unpacked but not configured.
 #[must_use]
 pub fn configure() -> Cmd {
     quiet(Cmd::new(
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_that_go_are_written_with_a_dash() {
+    fn packages_to_remove_end_with_a_dash() {
         let (coming, going) = (["a=1".to_owned()], ["b".to_owned()]);
         let both = Request::Install {
             packages: &coming,

@@ -5,7 +5,7 @@
 //! look at a machine costs no package-manager process; the file is replaced atomically by `dpkg`,
 //! so a reader never sees half of it. Journalled updates in `/var/lib/dpkg/updates` exist only
 //! while `dpkg` runs or after it was killed, which [`interrupted`] tells from the folder's names.
-//! What it did last is in them alone.
+//! Only they contain its last actions.
 
 use std::collections::BTreeSet;
 
@@ -16,30 +16,30 @@ use crate::{
     tools::packages::{Condition, Package},
 };
 
-/// Where the database is.
+/// The path of the database.
 pub const PATH: &str = "/var/lib/dpkg/status";
 
 /// The folder of updates that are not yet merged into the database.
 pub const UPDATES: &str = "/var/lib/dpkg/updates";
 
-/// Where lists of the packages' files, checksums and scripts are.
+/// The folder with the lists of the packages' files, checksums and scripts.
 pub const INFO: &str = "/var/lib/dpkg/info";
 
-/// Reads the database. A paragraph without a name or with a status that is no status is left out:
-/// `dpkg` itself refuses to work with such a file, and says so better.
+/// Parses the database. A paragraph without a name or with an invalid status is left out:
+/// `dpkg` itself refuses to work with such a file, with a better message.
 fn paragraphs(text: &str) -> impl Iterator<Item = Package> {
-    // Descriptions hold lines with a single dot, never empty ones, so an empty line ends a package.
+    // Descriptions use lines with a single dot instead of empty ones: an empty line ends a package.
     text.split("\n\n").filter_map(paragraph)
 }
 
-/// The machine's own architecture: that of dpkg itself; empty where that is not known.
+/// The machine's own architecture, which is that of dpkg itself; empty if it is unknown.
 #[must_use]
 pub fn native(packages: &[Package]) -> &str {
     (packages.iter().find(|package| package.name == "dpkg"))
         .map_or("", |package| package.architecture.as_str())
 }
 
-/// apt takes a package of a foreign architecture as `name:architecture`.
+/// Renames packages of a foreign architecture to `name:architecture`, as apt calls them.
 fn name_foreign_ones(packages: &mut Vec<Package>) {
     let native = native(packages).to_owned();
     if native.is_empty() {
@@ -52,10 +52,10 @@ fn name_foreign_ones(packages: &mut Vec<Package>) {
     }
 }
 
-/// The database with the updates that are not yet merged into it; `None` where there is none.
+/// The database with the updates that are not yet merged into it; `None` if there is no database.
 ///
 /// # Errors
-/// When a file that is there cannot be read.
+/// When an existing file cannot be read.
 pub fn read(files: &dyn ReadFiles) -> Result<Option<Vec<Package>>, FilesError> {
     let text = |path: &Utf8Path| -> Result<Option<String>, FilesError> {
         let bytes = files.read(path)?;
@@ -65,7 +65,8 @@ pub fn read(files: &dyn ReadFiles) -> Result<Option<Vec<Package>>, FilesError> {
         return Ok(None);
     };
     let mut packages: Vec<Package> = paragraphs(&status).collect();
-    // After the database: what is merged in between is then missing, and never older than it.
+    // Read after the database: updates merged in between are then missing, but none is older than
+    // it.
     let folder = Utf8Path::new(UPDATES);
     let mut names: Vec<String> = files.list(folder)?;
     names.retain(|name| is_update(name));
@@ -90,7 +91,7 @@ fn merge(packages: &mut Vec<Package>, update: Package) {
     }
 }
 
-/// Whether the names in [`UPDATES`] tell of a `dpkg` that was interrupted (or runs now): its
+/// Whether the names in [`UPDATES`] show that `dpkg` was interrupted (or runs now): its
 /// updates are files whose names are numbers.
 #[must_use]
 pub fn interrupted(names: &[String]) -> bool {
@@ -116,7 +117,7 @@ fn paragraph(text: &str) -> Option<Package> {
         installed_bytes: 0,
     };
     for line in text.lines() {
-        // Lines that begin with white space go on with the field before them.
+        // A line that starts with white space continues the field before it.
         if line.starts_with([' ', '\t']) {
             continue;
         }
@@ -124,7 +125,7 @@ fn paragraph(text: &str) -> Option<Package> {
             continue;
         };
         let value = value.trim();
-        // Field names are not case-sensitive, says deb-control(5).
+        // deb-control(5): field names are not case-sensitive.
         match field.to_ascii_lowercase().as_str() {
             "package" => name = Some(value),
             "status" => status = Some(value),
@@ -133,7 +134,7 @@ fn paragraph(text: &str) -> Option<Package> {
             "maintainer" => {
                 package.packager = (!value.is_empty()).then(|| value.to_owned());
             }
-            // In KiB, says deb-control(5); packages that were made by hand may lack it.
+            // deb-control(5): in KiB; packages that were made by hand may not have it.
             "installed-size" => {
                 package.installed_bytes = value.parse::<u64>().unwrap_or_default() * 1024;
             }
@@ -148,7 +149,7 @@ fn paragraph(text: &str) -> Option<Package> {
 }
 
 /// The three words of `Status`, dpkg-query(1): what the administrator wants, whether the package
-/// must be installed again, and how far it is. Gives whether it is held, and its condition.
+/// must be installed again, and its condition. Returns whether it is held, and its condition.
 fn status_words(status: &str) -> Option<(bool, Condition)> {
     let mut words = status.split_whitespace();
     let held = match words.next()? {
@@ -179,7 +180,7 @@ fn status_words(status: &str) -> Option<(bool, Condition)> {
     ))
 }
 
-/// Whether the name of a file in [`INFO`] is that of a package's list of files.
+/// Whether a file in [`INFO`] is a package's list of files, by its name.
 fn is_list(name: &str) -> bool {
     name.ends_with(".list")
 }
@@ -187,7 +188,7 @@ fn is_list(name: &str) -> bool {
 /// Paths below a folder that packages own.
 ///
 /// # Errors
-/// When a list that is there cannot be read.
+/// When an existing list cannot be read.
 pub fn owned_below(
     files: &dyn ReadFiles,
     folder: &Utf8Path,
@@ -304,7 +305,7 @@ Status: install ok installed
     }
 
     #[test]
-    fn paragraphs_are_packages() {
+    fn each_paragraph_is_a_package() {
         let packages = parse(STATUS);
         let names: Vec<&str> = packages.iter().map(|p| p.name.as_str()).collect();
         assert_eq!(
@@ -343,7 +344,7 @@ Status: install ok installed
         };
         let both = ids(&format!("{own}{STATUS}"));
         assert_eq!(both[2..4], ["libnvidia-ml1", "libnvidia-ml1:i386"]);
-        // Without dpkg nobody knows which architecture is the machine's own.
+        // Without dpkg the machine's own architecture is unknown.
         assert_eq!(ids(STATUS)[1..3], ["libnvidia-ml1", "libnvidia-ml1"]);
     }
 

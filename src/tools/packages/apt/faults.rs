@@ -1,9 +1,9 @@
-//! Why apt or dpkg failed, by what they printed.
+//! The class of a failure of apt or dpkg, by their output.
 
 use crate::tools::{dkms, packages::Fault};
 
-/// What is printed, and what it means. The first match counts, so causes stand before their
-/// consequences: a script that failed for want of space is told by the lack of space.
+/// Parts of the output and their class. The first match counts, so causes come before their
+/// consequences: a script that failed because the disk is full has the class of a full disk.
 const SIGNS: &[(&str, Fault)] = &[
     ("Could not get lock", Fault::Locked),
     ("Unable to acquire the dpkg frontend lock", Fault::Locked),
@@ -24,7 +24,7 @@ const SIGNS: &[(&str, Fault)] = &[
     ("Malformed entry", Fault::Sources),
     ("Malformed stanza", Fault::Sources),
     ("The list of sources could not be read", Fault::Sources),
-    // What was not found is not signed either.
+    // A missing file is also reported as not signed.
     ("does not have a Release file", Fault::Missing),
     ("no longer has a Release file", Fault::Missing),
     ("InRelease  40", Fault::Missing),
@@ -84,14 +84,14 @@ fn sign_in(text: &str) -> Option<(&'static str, Fault)> {
     (SIGNS.iter().copied()).find(|(sign, _)| text.contains(sign))
 }
 
-/// The line that tells the fault: of a transaction with much to say it is not among the last ones.
+/// The line that shows the fault: in a long output it is not among the last ones.
 #[must_use]
 pub fn telling_line(text: &str) -> Option<&str> {
     let (sign, _) = sign_in(text)?;
     text.lines().find(|line| line.contains(sign)).map(str::trim)
 }
 
-/// The class of a failure, by what was printed.
+/// The class of a failure, by its output.
 #[must_use]
 pub fn fault(text: &str) -> Fault {
     if dkms::log_named_in(text).is_some() {
@@ -100,7 +100,7 @@ pub fn fault(text: &str) -> Fault {
     sign_in(text).map_or(Fault::Other, |(_, fault)| fault)
 }
 
-/// What to do about a failure, where apt has a command for it.
+/// What the user can do about a failure, if apt has a command for it.
 #[must_use]
 pub fn hint(fault: Fault) -> Option<&'static str> {
     Some(match fault {
@@ -108,17 +108,16 @@ pub fn hint(fault: Fault) -> Option<&'static str> {
             "check that the repository is enabled and carries the package for this release \
              and architecture (`apt-cache policy NAME`)"
         }
-        Fault::Held => "release the hold with `apt-mark unhold`, if it is yours to release",
+        Fault::Held => "if nobody else needs the hold, release it with `apt-mark unhold`",
         Fault::Unmet => {
-            "look at what apt says about the dependencies above; packages of two \
-             repositories mixed are the usual cause"
+            "read apt's messages about dependencies above; the usual cause is a mix of packages \
+             from two repositories"
         }
         _ => return None,
     })
 }
 
-/// The lines that say what stands in the way, out of all that apt says about a transaction that it
-/// refuses.
+/// The lines that explain why apt refuses a transaction, out of its whole output.
 #[must_use]
 pub fn obstacle(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().collect();
@@ -133,7 +132,7 @@ pub fn obstacle(text: &str) -> Option<String> {
     Some(lines[at..=at + details].join("\n"))
 }
 
-/// Failures that older versions of apt report as warnings of `update` that exits with 0.
+/// Failures that older versions of apt report as warnings of an `update` that exits with 0.
 #[must_use]
 pub fn failed_sources(text: &str) -> Option<String> {
     let failed: Vec<&str> = text
@@ -154,7 +153,7 @@ mod tests {
     use crate::tools::packages::Fault;
 
     #[test]
-    fn the_line_that_tells_the_fault_is_found_among_the_rest() {
+    fn the_line_that_shows_the_fault_is_found_in_a_long_output() {
         let text = "update-initramfs: Generating /boot/initrd.img-6.1\n\
                     zstd: error 70 : Write error : No space left on device \n\
                     Building initial module for 6.1\n\
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_the_way_is_found_among_the_rest() {
+    fn the_obstacle_is_found_in_a_long_output() {
         let text = "The following NEW packages will be installed:\n  a b\n\
                     The following held packages will be changed:\n  docker.io\n\
                     0 upgraded, 2 newly installed.\n";
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_printed_has_a_class() {
+    fn each_output_has_a_class() {
         for (text, fault) in [
             (
                 "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812 (unattended-upgr)",
@@ -290,9 +289,17 @@ mod tests {
     }
 
     #[test]
-    fn only_what_passes_by_itself_is_tried_again() {
-        assert!(Fault::Locked.passes() && Fault::Stale.passes() && Fault::Network.passes());
-        assert!(!Fault::Key.passes() && !Fault::NoSpace.passes() && !Fault::Build.passes());
+    fn only_transient_faults_are_retried() {
+        assert!(
+            Fault::Locked.is_transient()
+                && Fault::Stale.is_transient()
+                && Fault::Network.is_transient()
+        );
+        assert!(
+            !Fault::Key.is_transient()
+                && !Fault::NoSpace.is_transient()
+                && !Fault::Build.is_transient()
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! The package lists that apt fetched, and whether they are whole: apt does not sync them, so that
-//! a power cut leaves them empty or cut short, and it never looks at them again as long as the
-//! repository's signed index stays the same.
+//! The package lists that apt has downloaded, and whether they are complete: apt does not sync them
+//! to disk, so a power cut leaves them empty or truncated, and apt does not check them again until
+//! the signed index of the repository changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,16 +8,16 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::host::{FilesError, Kind, ReadFiles, Stat};
 
-/// Where apt keeps them.
+/// The folder of the lists.
 pub const FOLDER: &str = "/var/lib/apt/lists";
 
-/// How a signature ends, in an index that carries its own and in a file beside one.
+/// The end of a signature, both in an index with an embedded one and in a separate file.
 const SIGNED: &str = "-----END PGP SIGNATURE-----";
 
-/// Endings of what apt may compress in its own way; the index tells another size then.
+/// The file name endings of compressed lists; the index may name the size of another compression.
 const COMPRESSED: [&str; 6] = [".gz", ".xz", ".bz2", ".lzma", ".lz4", ".zst"];
 
-/// The lists and indexes of a machine that are not whole.
+/// The damaged lists and indexes of a machine.
 ///
 /// # Errors
 /// The operating system's reason.
@@ -52,7 +52,7 @@ fn is_signed(name: &str) -> bool {
         .any(|end| name.ends_with(end))
 }
 
-/// By the sizes of all files and the texts of indexes and signatures.
+/// The damaged files, by the sizes of all files and the texts of indexes and signatures.
 fn torn_of<'n>(
     sizes: &'n BTreeMap<String, u64>,
     texts: &BTreeMap<&str, String>,
@@ -66,7 +66,7 @@ fn torn_of<'n>(
             true => (*index).to_owned(),
             false => format!("{index}.gpg"),
         };
-        // Nothing says whether an index without a signature is whole.
+        // An index without a signature does not show whether it is complete.
         if texts.contains_key(signature.as_str()) && !is_whole(&signature) {
             torn.extend([name(index), name(&signature)].into_iter().flatten());
             continue;
@@ -101,8 +101,8 @@ fn entries(text: &str) -> impl Iterator<Item = (&str, u64)> {
         })
 }
 
-/// As apt writes an address into a file's name: `URItoFileName` quotes these and makes `_` of each
-/// slash.
+/// A path as apt writes it into a file name: `URItoFileName` quotes these characters and replaces
+/// each slash by `_`.
 fn file_name(path: &str) -> String {
     let mut name = String::new();
     for c in path.chars() {
@@ -142,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_another_size_than_its_index_says_is_torn() {
+    fn a_list_whose_size_differs_from_its_index_is_torn() {
         let whole = [
             ("m_d_main_binary-amd64_Packages", 44),
             ("m_d_x%5fy%402_Packages", 7),
             ("m_d_Packages", 5),
             ("other_main_binary-amd64_Packages", 3),
-            // Compressed by apt itself, or really empty.
+            // Compressed by apt itself, or empty on the server, too.
             ("m_d_main_dep11_Components-amd64.yml.gz", 21),
             ("m_d_none_Packages", 0),
         ];

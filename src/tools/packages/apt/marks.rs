@@ -1,11 +1,11 @@
-//! Which packages are there for others' sake only: apt's own file, read without a process.
+//! Which packages are marked as automatically installed, read from apt's own file.
 
 use std::collections::BTreeSet;
 
-/// Where apt keeps it.
+/// The path of the file.
 pub const PATH: &str = "/var/lib/apt/extended_states";
 
-/// Reads it: names of packages that are marked as automatically installed. Those of an
+/// The names of packages that are marked as automatically installed. Those of an
 /// architecture other than `native` are called `name:architecture`.
 #[must_use]
 pub fn parse(text: &str, native: &str) -> BTreeSet<String> {

@@ -28,7 +28,7 @@ use crate::{
     model::packages::{Pin, Repository},
 };
 
-/// Where apt keeps what it has downloaded and not thrown away yet.
+/// The folder of downloaded package files.
 const ARCHIVES: &str = "/var/cache/apt/archives";
 
 /// The files that are locked while packages or lists change, the outermost first.
@@ -39,7 +39,7 @@ const LOCKS: [&str; 4] = [
     "/var/cache/apt/archives/lock",
 ];
 
-/// See the module.
+/// The backend for apt.
 #[derive(Debug)]
 pub struct Apt;
 
@@ -92,7 +92,8 @@ impl Backend for Apt {
         Ok(database::owned_below(host.files(), folder)?)
     }
 
-    /// Debian's order. Text that is no version sorts as text: apt will say so better.
+    /// Debian's order. Text that is not a version sorts as text: apt reports it with a better
+    /// message.
     fn compare(&self, a: &str, b: &str) -> Ordering {
         match (a.parse::<Version>(), b.parse::<Version>()) {
             (Ok(a), Ok(b)) => a.cmp(&b),

@@ -2,7 +2,7 @@
 
 use crate::{host::Query, tools::packages::Offer};
 
-/// Asks for the candidates of packages.
+/// Queries the candidates of packages.
 #[must_use]
 pub fn candidates(packages: &[&str]) -> Query {
     Query::new(
@@ -11,7 +11,7 @@ pub fn candidates(packages: &[&str]) -> Query {
     )
 }
 
-/// Reads the answer to [`candidates`]. A name that the lists do not know has no paragraph.
+/// Parses the answer to [`candidates`]. A name that is not in the lists has no paragraph.
 #[must_use]
 pub fn parse(text: &str) -> Vec<Offer> {
     let some = |version: &str| (version != "(none)").then(|| version.to_owned());

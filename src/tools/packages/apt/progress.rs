@@ -1,8 +1,8 @@
-//! Progress of a transaction, told from the lines that apt and dpkg print for people.
+//! The progress of a transaction, read from the lines that apt and dpkg print for people.
 
-/// What the lines of each stage begin with.
+/// The start of each line about a download.
 const FETCHING: &str = "Get:";
-/// dpkg's stages, as in `Unpacking libx:amd64 (1.2-3) over (1.2-2) ...`.
+/// The start of dpkg's lines, as in `Unpacking libx:amd64 (1.2-3) over (1.2-2) ...`.
 const STAGES: [&str; 4] = [
     "Unpacking ",
     "Setting up ",
@@ -10,8 +10,8 @@ const STAGES: [&str; 4] = [
     "Purging configuration files for ",
 ];
 
-/// Whether a line of output tells that a stage is done. dpkg's own lines end with three dots and
-/// name a version, which tells them from what a package's script says in similar words.
+/// Whether a line of output shows that a stage is done. dpkg's own lines end with three dots and
+/// name a version, which distinguishes them from similar lines of package scripts.
 #[must_use]
 pub fn is_stage(line: &str) -> bool {
     match line.strip_prefix(FETCHING) {

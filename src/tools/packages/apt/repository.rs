@@ -1,4 +1,4 @@
-//! A repository and a version preference as apt reads them from files.
+//! The files in which apt reads a repository and a version preference.
 
 use camino::Utf8PathBuf;
 
@@ -7,8 +7,8 @@ use crate::{
     tools::packages::HEADER,
 };
 
-/// Where the key of a repository is kept: ours, or one that the distribution ships; `None` where
-/// apt's own keyrings hold.
+/// The path of the keyring of a repository, ours or one of the distribution; `None` if apt's own
+/// keyrings are used.
 #[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     let ours = || {
@@ -20,7 +20,7 @@ pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     (repository.keyring.clone()).or_else(|| repository.key_url.is_some().then(ours))
 }
 
-/// Where apt finds the repository.
+/// The path of the source file.
 fn source_path(repository: &Repository) -> Utf8PathBuf {
     Utf8PathBuf::from(format!(
         "/etc/apt/sources.list.d/gpu-bootstrap-{}.sources",
@@ -61,8 +61,8 @@ pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     )
 }
 
-/// The priority of everything from a repository, with the file that says so; `None` leaves apt's
-/// default. `apt_preferences(5)`: `origin` is the host name of its address.
+/// The file that sets the priority of all packages of a repository; `None` keeps apt's default.
+/// `apt_preferences(5)`: `origin` is the host name of the URL.
 #[must_use]
 pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     let priority = repository.priority?;
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_goes_by_the_host() {
+    fn a_priority_selects_packages_by_host() {
         let (path, text) = priority(&toolkit()).expect("a priority");
         assert_eq!(
             path,
@@ -119,7 +119,7 @@ mod tests {
                 "Signed-By: /usr/share/keyrings/gpu-bootstrap-toolkit.gpg"
             ]
         );
-        // Further components of an archive that the machine trusts by apt's own keyrings.
+        // Further components of the distribution's archive, trusted by apt's own keyrings.
         repository.key_url = None;
         assert!(!source(&repository).1.contains("Signed-By"));
     }

@@ -2,13 +2,14 @@
 
 use crate::tools::packages::Action;
 
-/// Reads the answer. `Conf` lines only repeat the `Inst` lines in the order of configuration.
+/// Parses the answer. `Conf` lines only repeat the `Inst` lines in the order of configuration.
 #[must_use]
 pub fn parse(text: &str) -> Vec<Action> {
     text.lines().filter_map(line).collect()
 }
 
-/// `Inst NAME [OLD] (NEW Origin:…/suite [arch]) []`, `Remv NAME [VERSION] […]`, `Purg NAME [VERSION]`.
+/// `Inst NAME [OLD] (NEW Origin:…/suite [arch]) []`, `Remv NAME [VERSION] […]`, `Purg NAME
+/// [VERSION]`.
 fn line(line: &str) -> Option<Action> {
     let (word, rest) = line.split_once(' ')?;
     let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -66,7 +67,7 @@ Conf runc (1.1.5+ds1-1+deb12u1 Debian:12.15/oldstable, Debian-Security:12/oldsta
     fn installs_upgrades_and_removals() {
         let actions = parse(TEXT);
         assert_eq!(
-            Action::tell(&actions),
+            Action::describe(&actions),
             "- busybox-static 1:1.35.0-4+deb12u1+b1\n\
              ~ bash 5.2.15-2+b8 -> 5.2.15-2+b13\n\
              + runc 1.1.5+ds1-1+deb12u1\n\

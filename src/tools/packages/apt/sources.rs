@@ -1,6 +1,5 @@
-//! Where apt is told to fetch from: `sources.list(5)` in both its formats, as far as it takes to
-//! notice that two entries contradict each other, that one is there already, or which mirror of its
-//! distribution a machine uses.
+//! apt's source entries: `sources.list(5)` in both formats, parsed as far as needed to find entries
+//! that contradict each other, entries that already exist, and the mirror that a machine uses.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -15,26 +14,25 @@ pub const LIST: &str = "/etc/apt/sources.list";
 /// The folder of further files, `*.list` and `*.sources`.
 pub const FOLDER: &str = "/etc/apt/sources.list.d";
 
-/// Whether apt reads a file of this name in [`FOLDER`]; it passes over all others,
-/// `sources.list(5)`.
+/// Whether apt reads a file with this name in [`FOLDER`]; it ignores all others, `sources.list(5)`.
 #[must_use]
 pub fn is_read(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     (name.ends_with(".list") || name.ends_with(".sources")) && name.chars().all(plain)
 }
 
-/// Options that let apt take what no signature, or a weak or missing one, vouches for.
-const TRUSTING: [&str; 4] = [
+/// Options that make apt accept packages without a valid signature.
+const SKIPS_VERIFICATION: [&str; 4] = [
     "trusted",
     "allow-insecure",
     "allow-weak",
     "allow-downgrade-to-insecure",
 ];
 
-/// All that apt is told on a machine.
+/// All source entries of a machine.
 ///
 /// # Errors
-/// When a file that is there cannot be read.
+/// When an existing file cannot be read.
 pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     let folder = Utf8Path::new(FOLDER);
     let mut paths = vec![Utf8PathBuf::from(LIST)];
@@ -42,7 +40,7 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     paths.extend((names.iter().filter(|name| is_read(name))).map(|name| folder.join(name)));
     let mut entries = Vec::new();
     for path in paths {
-        // A folder may have such a name as well; apt passes over it.
+        // A folder may have such a name, too; apt ignores it.
         let is_folder = |stat: &Stat| stat.kind == Kind::Folder;
         if files.stat(&path)?.as_ref().is_some_and(is_folder) {
             continue;
@@ -53,8 +51,8 @@ pub fn read(files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
     Ok(entries)
 }
 
-/// Reads a file by its name: `.sources` is deb822, `.list` has one entry a line. Other files are
-/// ignored by apt, and here.
+/// Parses a file by its name: `.sources` is deb822, `.list` has one entry per line. Other files are
+/// ignored, as apt does.
 #[must_use]
 pub fn parse(file: &Utf8Path, text: &str) -> Vec<SourceEntry> {
     match file.extension() {
@@ -96,12 +94,14 @@ fn one_line(file: &Utf8Path, line: &str) -> Option<SourceEntry> {
         signed_by: option("signed-by"),
         binary,
         architectures: list(&option("arch").unwrap_or_default(), ','),
-        trusting: TRUSTING.iter().any(|key| says_yes(option(key).as_deref())),
+        skips_verification: SKIPS_VERIFICATION
+            .iter()
+            .any(|key| is_yes(option(key).as_deref())),
     })
 }
 
-/// Anything but apt's words for no.
-fn says_yes(value: Option<&str>) -> bool {
+/// Whether an option is set to anything but one of apt's words for "no".
+fn is_yes(value: Option<&str>) -> bool {
     const NO: [&str; 6] = ["no", "false", "without", "off", "disable", "0"];
     value.is_some_and(|value| !NO.iter().any(|no| value.eq_ignore_ascii_case(no)))
 }
@@ -141,7 +141,7 @@ fn stanza(file: &Utf8Path, fields: &[(String, String)]) -> Vec<SourceEntry> {
             .find(|(name, _)| name == key)
             .map(|(_, value)| value.as_str())
     };
-    if field("enabled").is_some() && !says_yes(field("enabled")) {
+    if field("enabled").is_some() && !is_yes(field("enabled")) {
         return Vec::new();
     }
     let words = |key| field(key).unwrap_or_default().split_whitespace();
@@ -157,7 +157,7 @@ fn stanza(file: &Utf8Path, fields: &[(String, String)]) -> Vec<SourceEntry> {
                 binary: words("types").any(|kind| kind == "deb"),
                 components: words("components").map(str::to_owned).collect(),
                 architectures: list(field("architectures").unwrap_or_default(), ' '),
-                trusting: TRUSTING.iter().any(|key| says_yes(field(key))),
+                skips_verification: SKIPS_VERIFICATION.iter().any(|key| is_yes(field(key))),
             })
         })
         .collect()
@@ -182,7 +182,7 @@ mod tests {
             binary: true,
             components: components.iter().map(ToString::to_string).collect(),
             architectures: Vec::new(),
-            trusting: false,
+            skips_verification: false,
         }
     }
 
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_apt_passes_over_is_not_read() {
+    fn files_that_apt_ignores_are_not_read() {
         let files = FakeFiles::new();
         let line = "deb http://a x main\n";
         files.put("/etc/apt/sources.list", line);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_no_entry() {
+    fn malformed_text_gives_no_entry() {
         for text in [
             "",
             "deb",
@@ -284,14 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn what_an_entry_names_and_brings() {
+    fn an_entry_names_a_repository_and_provides_components() {
         let only = |name: &str, text: &str| parse(name, text).pop().expect("an entry");
         let guide = only("x.list", "deb [signed-by=/k.gpg] https://a/deb/$(ARCH) /");
         assert!(guide.names("https://a/deb/amd64/", "/", Some("amd64")));
         assert!(!guide.names("https://a/deb/amd64", "/", Some("arm64")));
         assert!(!guide.names("https://a/deb/amd64", "stable", Some("amd64")));
         let strings = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
-        for (name, text, brings, trusting) in [
+        for (name, text, brings, skips_verification) in [
             ("x.list", "deb http://a x main", true, false),
             ("x.list", "deb\thttp://a x main", true, false),
             ("x.list", "deb-src http://a x main", false, false),
@@ -324,8 +324,12 @@ mod tests {
             ),
         ] {
             let entry = only(name, text);
-            let found = entry.brings(&strings(&["main"]), &strings(&["amd64"]));
-            assert_eq!((found, entry.trusting), (brings, trusting), "{text}");
+            let found = entry.provides(&strings(&["main"]), &strings(&["amd64"]));
+            assert_eq!(
+                (found, entry.skips_verification),
+                (brings, skips_verification),
+                "{text}"
+            );
         }
     }
 }

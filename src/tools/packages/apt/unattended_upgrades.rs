@@ -1,4 +1,4 @@
-//! Debian's automatic updater, `unattended-upgrades`: the file that makes it leave packages alone.
+//! Debian's automatic updater, `unattended-upgrades`: the file that excludes packages from it.
 
 use camino::Utf8PathBuf;
 
@@ -19,7 +19,7 @@ pub fn exclusion(patterns: &[String]) -> (Utf8PathBuf, String) {
     (EXCLUSION.into(), text)
 }
 
-/// A shell pattern as the regular expression that unattended-upgrades takes.
+/// A shell pattern as a regular expression for unattended-upgrades.
 #[must_use]
 pub fn as_regex(pattern: &str) -> String {
     let mut regex = String::from("^");

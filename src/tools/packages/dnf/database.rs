@@ -1,4 +1,4 @@
-//! The database of `rpm`, asked by one query: it has no file format for others to read.
+//! The database of `rpm`, read by a query, because its file format is private.
 
 use crate::{
     host::Query,
@@ -10,14 +10,14 @@ use crate::{
 const FORMAT: &str =
     "%{NAME}\\t%{ARCH}\\t%{EPOCH}\\t%{VERSION}\\t%{RELEASE}\\t%{VENDOR}\\t%{PACKAGER}\\n";
 
-/// Asks for all installed packages.
+/// Queries all installed packages.
 #[must_use]
 pub fn all() -> Query {
     Query::new("rpm", ["-qa", "--qf", FORMAT])
 }
 
-/// Asks for the packages that somebody asked for, as [`Package::id`]; all others are there because
-/// these need them.
+/// Queries the packages that the user has requested, as [`Package::id`]; all others are installed
+/// because these need them.
 #[must_use]
 pub fn asked_for() -> Query {
     Query::new(
@@ -33,13 +33,13 @@ pub fn asked_for() -> Query {
     )
 }
 
-/// Asks for all paths that installed packages own.
+/// Queries all paths that installed packages own.
 #[must_use]
 pub fn owned() -> Query {
     Query::new("rpm", ["-qa", "--qf", "[%{FILENAMES}\\n]"])
 }
 
-/// Reads the answer to [`all`]; keys are left out, since they are no packages.
+/// Parses the answer to [`all`]; keys are omitted, because they are not packages.
 #[must_use]
 pub fn parse(text: &str) -> Vec<Package> {
     let mut packages: Vec<Package> = text.lines().filter_map(line).collect();

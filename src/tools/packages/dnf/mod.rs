@@ -19,13 +19,13 @@ use crate::{
     },
 };
 
-/// `rpm` keeps its database in one of these; which one has changed over time.
+/// The possible paths of rpm's database, which depend on its version.
 const DATABASES: [&str; 2] = ["/usr/lib/sysimage/rpm", "/var/lib/rpm"];
 
-/// rpm locks its database; dnf has pid files in places that differ by version.
+/// rpm locks its database; dnf has pid files whose paths depend on its version.
 const LOCKS: [&str; 2] = ["/usr/lib/sysimage/rpm/.rpm.lock", "/var/lib/rpm/.rpm.lock"];
 
-/// See the module.
+/// The backend for dnf.
 #[derive(Debug)]
 pub struct Dnf;
 
@@ -95,12 +95,12 @@ impl Backend for Dnf {
             .collect())
     }
 
-    /// rpm's order: the epoch first, none counts as 0.
+    /// rpm's order: the epoch comes first, and no epoch counts as 0.
     fn compare(&self, a: &str, b: &str) -> Ordering {
         rpm_evr_compare(a, b)
     }
 
-    /// A pattern without an epoch asks for any epoch: vendors write `580.95.05` for `3:580.95.05-1`.
+    /// A pattern without an epoch matches any epoch: vendors write `580.95.05` for `3:580.95.05-1`.
     fn matches(&self, wanted: &str, version: &str) -> bool {
         let bare = match version.split_once(':') {
             Some((_, bare)) if !wanted.contains(':') => bare,
@@ -114,17 +114,17 @@ impl Backend for Dnf {
     }
 
     fn torn_lists(&self, _: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
-        // dnf compares its metadata with checksums each time that it reads them.
+        // dnf verifies the checksums of its metadata each time that it reads them.
         Ok(Vec::new())
     }
 
     fn has_lists(&self, _: &dyn ReadFiles) -> Result<bool, FilesError> {
-        // Nobody asks which packages are offered before transactions are there.
+        // Offers are not needed as long as there are no transactions.
         Ok(false)
     }
 
     fn entries(&self, _: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
-        // Two entries of one address do not contradict each other for dnf.
+        // dnf allows several entries for one URL.
         Ok(Vec::new())
     }
 
@@ -134,7 +134,7 @@ impl Backend for Dnf {
         _: &[String],
         _: &[String],
     ) -> Result<Option<Further>, ArchiveError> {
-        // Repositories have no components that a machine could lack.
+        // Repositories have no components.
         Ok(None)
     }
 
@@ -151,7 +151,7 @@ impl Backend for Dnf {
     }
 
     fn priority(&self, _: &Repository) -> Option<(Utf8PathBuf, String)> {
-        // It is a line of the repository's own file.
+        // The priority is a line of the repository's own file.
         None
     }
 

@@ -1,10 +1,10 @@
-//! A repository as dnf reads it from a file, `dnf.conf(5)`.
+//! The file from which dnf reads a repository, `dnf.conf(5)`.
 
 use camino::Utf8PathBuf;
 
 use crate::{model::packages::Repository, tools::packages::HEADER};
 
-/// Where the key is kept: ours, or one that the distribution ships.
+/// The path of the key, ours or one of the distribution.
 #[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     let ours = || {
@@ -16,7 +16,7 @@ pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
     (repository.keyring.clone()).or_else(|| repository.key_url.is_some().then(ours))
 }
 
-/// The repository's file and its text.
+/// The repository's file: path and text.
 #[must_use]
 pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
     let name = format!("gpu-bootstrap-{}", repository.name);
