@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     ) {
         Ok((logging, wrong)) => {
             if let Some(wrong) = wrong {
-                tracing::warn!("`{}` makes no sense: {wrong}", log::VARIABLE);
+                tracing::warn!("`{}` is not valid: {wrong}", log::VARIABLE);
             }
             logging
         }

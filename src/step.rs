@@ -112,7 +112,7 @@ pub enum StepError {
     #[error(transparent)]
     State(#[from] StateError),
     /// A command.
-    #[error("ask the machine's tools")]
+    #[error("run the machine's tools")]
     Exec(#[from] ExecError),
     /// Something that was read makes no sense.
     #[error("understand {what}: {why}")]

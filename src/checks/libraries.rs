@@ -79,8 +79,8 @@ fn decide(state: &LibrariesState) -> Finding {
             Verdict::Fail,
             format!("{} cannot be found on the library path", missing.join(", ")),
             Some(
-                "reinstall the packages that bring them (Debian: `apt-get install --reinstall \
-                 libnvidia-ml1 libcuda1`), and run `ldconfig`",
+                "reinstall the packages that contain them (Debian: `apt-get install --reinstall \
+                 libnvidia-ml1 libcuda1`), then run `ldconfig`",
             ),
         );
     }
@@ -96,20 +96,23 @@ fn decide(state: &LibrariesState) -> Finding {
             && version.contains('.')
             && version != loaded
         {
-            others.push(format!("`{name}` is of {version}"));
+            others.push(format!("`{name}` has version {version}"));
         }
     }
     if others.is_empty() {
         return finding(
             Verdict::Pass,
-            format!("{}, of {loaded}", NAMES.join(", ")),
+            format!("{}, version {loaded}", NAMES.join(", ")),
             None,
         );
     }
     finding(
         Verdict::Fail,
-        format!("{}, the loaded module of {loaded}", others.join(", ")),
-        Some("reboot: the libraries were upgraded under the loaded module"),
+        format!(
+            "{}, but the loaded module has version {loaded}",
+            others.join(", ")
+        ),
+        Some("reboot: the libraries were upgraded while the old module was loaded"),
     )
 }
 
@@ -173,7 +176,7 @@ mod tests {
                     Some("/x/libcuda.so.1"),
                 ),
                 Verdict::Pass,
-                "of 535.247.01",
+                "version 535.247.01",
             ),
         ] {
             let finding = decide(&state);

@@ -63,8 +63,8 @@ fn present(facts: &Facts, allow_none: bool, image: bool) -> Finding {
             Verdict::Fail,
             "no NVIDIA GPU is on the PCI bus".to_owned(),
             Some(
-                "compare the instance type with your provider's list; on bare metal look at \
-                 power, seating and the BIOS (`lspci -d 10de:`)"
+                "compare the instance type with your provider's list; on bare metal check power, \
+                 seating and the BIOS (`lspci -d 10de:`)"
                     .to_owned(),
             ),
         )
@@ -106,7 +106,7 @@ fn bound(gpus: &[Bound<'_>]) -> Finding {
             Some(DRIVER) => {}
             Some(PASSTHROUGH) => passed_through.push(label(gpu)),
             Some(other) => wrong.push((format!("{} is bound to `{other}`", label(gpu)), other)),
-            None => wrong.push((format!("no driver has taken {}", label(gpu)), "none")),
+            None => wrong.push((format!("no driver is bound to {}", label(gpu)), "none")),
         }
     }
     if let Some((_, driver)) = wrong.first() {
@@ -117,8 +117,9 @@ fn bound(gpus: &[Bound<'_>]) -> Finding {
             whys.join("; "),
             Some(observed),
             Some(
-                "`gpu-bootstrap install` installs the driver and takes nouveau out of the way; if \
-                 the driver is installed, `dmesg | grep NVRM` says why it refused the board",
+                "run `gpu-bootstrap install`: it installs the driver and removes nouveau; if the \
+                 driver is already installed, run `dmesg | grep NVRM` to see why it refused the \
+                 GPU",
             ),
         );
     }
@@ -126,7 +127,7 @@ fn bound(gpus: &[Bound<'_>]) -> Finding {
         return finding(
             Verdict::Warn,
             format!(
-                "for virtual machines, not for containers: {}",
+                "reserved for virtual machines, not usable for containers: {}",
                 passed_through.join("; ")
             ),
             Some(PASSTHROUGH.into()),
@@ -175,7 +176,7 @@ mod tests {
             (
                 None,
                 Verdict::Fail,
-                "no driver has taken H100 SXM5 80GB [10de:2330] at 0000:18:00.0",
+                "no driver is bound to H100 SXM5 80GB [10de:2330] at 0000:18:00.0",
             ),
         ] {
             let gpus: Vec<Bound<'_>> = facts.gpus.iter().map(|gpu| Bound { gpu, driver }).collect();

@@ -1,4 +1,4 @@
-//! The command line: a contract. Parsing alone; nothing is decided here.
+//! The command line, which is a stable interface. This module only parses it.
 
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// Makes a bare Linux VM with NVIDIA GPUs a pinned, validated, audited node.
+/// Turns a bare Linux VM with NVIDIA GPUs into a pinned, validated, audited node.
 #[derive(Debug, Parser)]
 #[command(
     name = "gpu-bootstrap",
@@ -29,77 +29,77 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Look at the machine and say what is not as it should be; change nothing
+    /// Check the machine and report what is wrong; change nothing
     Check(Check),
-    /// Say what `install` would change, with diffs; change nothing
+    /// Show what `install` would change, with diffs; change nothing
     Plan(Plan),
-    /// Make the machine as wanted
+    /// Install and configure what the configuration describes
     Install(Install),
-    /// Put back what was there before
+    /// Undo all changes of `install`
     Uninstall(Output),
-    /// Tell about the run under way, the last one, and an awaited reboot
+    /// Show the current run, the last run and an awaited reboot
     Status(Output),
-    /// Tell what was detected
+    /// Show what was detected
     Facts(Facts),
-    /// Say which driver goes with which GPU, CUDA and kernel
+    /// Show which driver supports which GPU, CUDA version and kernel
     Compat(Compat),
-    /// What NVML says, for the process that asks with a deadline
+    /// Print the view of NVML, for the process that started this one with a deadline
     #[command(hide = true)]
     NvmlView,
-    /// What a container sees, for the container probe
+    /// Print what a container sees, for the container probe
     #[command(hide = true)]
     ContainerProbe,
 }
 
-/// How a document is printed.
+/// The format of a document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// For people
     #[default]
     Human,
-    /// One JSON document.
+    /// One JSON document
     Json,
 }
 
-/// How `check` prints what it found. Other programs read findings, too, each in a format of its own.
+/// The format of the findings of `check`. It will get formats for other programs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum CheckFormat {
-    /// For people.
+    /// For people
     #[default]
     Human,
-    /// One JSON document.
+    /// One JSON document
     Json,
 }
 
-/// How to print.
+/// The output options.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Output {
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
-/// What the machine shall be.
+/// The options that select the configuration.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Target {
-    /// A profile's name or path; without it the operating system decides
+    /// Name or path of a profile [default: by operating system]
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
-    /// A configuration file, over those in /etc/gpu-bootstrap; may be repeated
+    /// Configuration file, read after those in /etc/gpu-bootstrap; may be repeated
     #[arg(long, value_name = "FILE")]
     pub config: Vec<Utf8PathBuf>,
-    /// A single setting, as `driver.branch=580`; may be repeated
+    /// Single setting, for example `driver.branch=580`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 }
 
-/// For what kind of machine.
+/// The options of the image mode.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Image {
-    /// Prepare an image: what needs a live GPU is left for the first boot
+    /// Prepare an image: steps that need a live GPU wait for the first boot
     #[arg(long)]
     pub image: bool,
-    /// GPUs that the instances of the image will have, by PCI id
+    /// PCI ids of the GPUs that instances of the image will have
     #[arg(long, value_name = "PCI-ID", value_delimiter = ',', requires = "image")]
     pub assume_gpu: Vec<PciId>,
 }
@@ -107,22 +107,22 @@ pub struct Image {
 /// `check`.
 #[derive(Debug, Args)]
 pub struct Check {
-    /// What is wanted
+    /// The configuration
     #[command(flatten)]
     pub target: Target,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: CheckFormat,
-    /// Report these findings only
+    /// Report only these findings
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub only: Vec<Id>,
-    /// Leave these findings out
+    /// Omit these findings
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub skip: Vec<Id>,
-    /// Look at a mounted image or recorded tree; nothing is executed from it
+    /// Read a mounted image or a recording instead; nothing in it is executed
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
-    /// Record everything that was looked at, to be replayed elsewhere
+    /// Record everything that is read, to replay it on another machine
     #[arg(long, value_name = "DIR", conflicts_with = "root")]
     pub record: Option<Utf8PathBuf>,
 }
@@ -130,13 +130,13 @@ pub struct Check {
 /// `plan`.
 #[derive(Debug, Args)]
 pub struct Plan {
-    /// What is wanted
+    /// The configuration
     #[command(flatten)]
     pub target: Target,
-    /// For which machines
+    /// The image mode
     #[command(flatten)]
     pub image: Image,
-    /// How it is told
+    /// The output
     #[command(flatten)]
     pub output: Output,
 }
@@ -144,25 +144,25 @@ pub struct Plan {
 /// `install`.
 #[derive(Debug, Args)]
 pub struct Install {
-    /// What is wanted
+    /// The configuration
     #[command(flatten)]
     pub target: Target,
-    /// For which machines
+    /// The image mode
     #[command(flatten)]
     pub image: Image,
-    /// How it is told
+    /// The output
     #[command(flatten)]
     pub output: Output,
-    /// Reboot when it is needed, and go on by itself
+    /// Reboot if required, and continue automatically
     #[arg(long)]
     pub reboot: bool,
     /// Write events as JSON Lines to a file, or to stdout with `-`
     #[arg(long, value_name = "FILE|-")]
     pub events: Option<String>,
-    /// How long to wait for another package manager
+    /// Maximum wait for another package manager
     #[arg(long, value_name = "SECONDS")]
     pub lock_timeout: Option<u64>,
-    /// Go on with what the journal says was begun
+    /// Continue the run that the journal contains
     #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "image"])]
     pub resume: bool,
 }
@@ -170,10 +170,10 @@ pub struct Install {
 /// `facts`.
 #[derive(Debug, Args)]
 pub struct Facts {
-    /// How it is told
+    /// The output
     #[command(flatten)]
     pub output: Output,
-    /// Look at a mounted image or recorded tree; nothing is executed from it
+    /// Read a mounted image or a recording instead; nothing in it is executed
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
 }
@@ -181,22 +181,22 @@ pub struct Facts {
 /// `compat`.
 #[derive(Debug, Args)]
 pub struct Compat {
-    /// A GPU's name or PCI id, as `L4` or `10de:27b8`
+    /// Name or PCI id of a GPU, for example `L4` or `10de:27b8`
     #[arg(long, value_name = "NAME|PCI-ID")]
     pub gpu: Option<String>,
-    /// The CUDA version that containers bring, as `12.8`
+    /// CUDA version of the containers, for example `12.8`
     #[arg(long, value_name = "X.Y")]
     pub cuda: Option<CudaVersion>,
-    /// A driver version or branch, as `580.65.06` or `580`
+    /// Driver version or branch, for example `580.65.06` or `580`
     #[arg(long, value_name = "V")]
     pub driver: Option<DriverOrBranch>,
-    /// The kernel, as `6.8.0-45-generic`
+    /// Kernel release, for example `6.8.0-45-generic`
     #[arg(long, value_name = "V")]
     pub kernel: Option<KernelVersion>,
-    /// The operating system, as `ubuntu-24.04`
+    /// Operating system, for example `ubuntu-24.04`
     #[arg(long, value_name = "ID-VERSION")]
     pub os: Option<String>,
-    /// How it is told
+    /// The output
     #[command(flatten)]
     pub output: Output,
 }

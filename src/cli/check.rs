@@ -84,7 +84,7 @@ fn built(host: &Host) -> Result<Option<Request>, Failure> {
             Failure::caused(
                 Exit::Internal,
                 "root-unreadable",
-                "failed to look below `--root`",
+                "failed to read the folder of `--root`",
                 error,
                 None,
             )
@@ -99,8 +99,8 @@ fn not_recorded(error: record::RecordError) -> Failure {
     Failure::caused(
         Exit::Usage,
         "not-recorded",
-        "failed to record what was looked at",
+        "failed to write the recording",
         error,
-        Some("name a folder that does not exist yet or is empty, with room for some megabytes"),
+        Some("name a folder that is empty or does not exist yet, with space for some megabytes"),
     )
 }

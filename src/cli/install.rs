@@ -54,7 +54,10 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
                 "reboot-refused",
                 "failed to reboot the machine",
                 error,
-                Some("progress is saved; reboot it yourself, the run then goes on by itself"),
+                Some(
+                    "progress is saved; reboot the machine yourself, then the run continues \
+                      automatically",
+                ),
             )
         })?;
     }
@@ -67,7 +70,7 @@ fn resumed(world: &World<'_>) -> Result<Request, Failure> {
         Failure::new(
             Exit::Usage,
             "nothing-to-resume",
-            "failed to resume: the journal knows of no run",
+            "failed to resume: the journal contains no run",
             Some("run `gpu-bootstrap install`"),
         )
     })?;

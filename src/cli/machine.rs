@@ -18,7 +18,7 @@ pub(super) fn host(world: &World<'_>, root: Option<&Utf8Path>) -> Result<Host, F
             Failure::caused(
                 Exit::Usage,
                 "root-unreadable",
-                "failed to open the tree that `--root` names",
+                "failed to open the folder of `--root`",
                 error,
                 None,
             )

@@ -85,7 +85,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
                 Failure::caused(
                     Exit::Internal,
                     "container-unreadable",
-                    "failed to look at this container",
+                    "failed to inspect this container",
                     error,
                     None,
                 )
@@ -103,7 +103,7 @@ pub(crate) fn matrix(world: &World<'_>) -> Result<Matrix, Failure> {
             "matrix-invalid",
             "failed to read the compatibility matrix",
             error,
-            Some("mend the lines named, or remove the file to use the built-in matrix"),
+            Some("correct the lines named above, or remove the file to use the built-in matrix"),
         )
     };
     let own = world

@@ -103,7 +103,7 @@ fn grid_instance(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
     let text = match row.driver {
         InstanceDriver::DataCenter => return None,
         InstanceDriver::Grid => format!(
-            "instance type {name} of {provider} gives its {} as vGPU, which needs the licensed \
+            "instance type {name} of {provider} provides its {} as vGPU, which needs the licensed \
              GRID guest driver",
             row.gpu
         ),
@@ -128,7 +128,8 @@ fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
         && version.branch() != branch
     {
         let text = format!(
-            "driver {version} was wished, and branch {branch}, to which it does not belong"
+            "driver {version} was requested, but it does not belong to the requested branch \
+             {branch}"
         );
         return Err(early(Rule::Wish, text, false));
     }
@@ -152,8 +153,8 @@ fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
             offered
         };
         let wished = match (&wish.version, wish.branch) {
-            (Some(version), _) => format!("driver {version} was wished"),
-            (None, Some(branch)) => format!("branch {branch} was wished"),
+            (Some(version), _) => format!("driver {version} was requested"),
+            (None, Some(branch)) => format!("branch {branch} was requested"),
             (None, None) => "a driver is needed".to_owned(),
         };
         return Err(early(
@@ -174,8 +175,8 @@ fn offers(matrix: &Matrix, wish: &Wish) -> Result<Vec<DriverVersion>, Failed> {
     match wish.branch {
         Some(branch) if newest.is_empty() => {
             let text = format!(
-                "branch {branch} was wished; the matrix has no row for it, so none of its versions \
-                 is known"
+                "branch {branch} was requested; the matrix has no row for it, so none of its \
+                 versions is known"
             );
             Err(early(Rule::UnknownBranch, text, true))
         }
@@ -323,13 +324,16 @@ fn why_branch(matrix: &Matrix, wish: &Wish, version: &DriverVersion) -> String {
         },
     );
     if wish.version.is_some() {
-        format!("driver {version} of {what} was wished")
+        format!("driver {version} of {what} was requested")
     } else if wish.branch.is_some() {
-        format!("{what} was wished")
+        format!("{what} was requested")
     } else if wish.candidates.is_some() {
-        format!("driver {version} of {what} is the best that the repository has")
+        format!("driver {version} of {what} is the best one in the repository")
     } else {
-        format!("{what} is the best that serves this machine, a supported long-term branch first")
+        format!(
+            "{what} is the best one that supports this machine; supported long-term branches \
+                 are preferred"
+        )
     }
 }
 
@@ -364,7 +368,7 @@ fn why_flavour(
         return format!("{flavour} kernel modules: {} takes no others", board.label);
     }
     if wish.flavour == Some(flavour) {
-        return format!("{flavour} kernel modules were wished");
+        return format!("{flavour} kernel modules were requested");
     }
     if let Some(board) = needs
         .boards
@@ -372,16 +376,16 @@ fn why_flavour(
         .find(|b| b.knowledge == Knowledge::AssumedNewer)
     {
         return format!(
-            "{flavour} kernel modules: assumed for {}, to be verified after the module was loaded",
+            "{flavour} kernel modules: assumed for {}, verified after the module is loaded",
             board.label
         );
     }
     let why = match (rules::branch_flavours(matrix, branch), flavour) {
         ((OpenModules::None, _), _) => "has no others",
         ((OpenModules::Only, _), _) => "has no others",
-        ((OpenModules::Default, _), Flavour::Open) => "has them as default",
-        ((OpenModules::Available, _), Flavour::Proprietary) => "has them as default",
-        _ => "serves all GPUs with them",
+        ((OpenModules::Default, _), Flavour::Open) => "has them as its default",
+        ((OpenModules::Available, _), Flavour::Proprietary) => "has them as its default",
+        _ => "supports all GPUs with them",
     };
     format!("{flavour} kernel modules: branch {branch} {why}")
 }
@@ -389,7 +393,7 @@ fn why_flavour(
 fn why_cuda(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> Option<String> {
     let (needed, full) = rules::cuda_minimum(matrix, cuda);
     let full = full.map_or(String::new(), |full| format!(", {full} for every feature"));
-    needed.map(|needed| format!("CUDA {cuda} needs {needed}{full}; {version} serves it"))
+    needed.map(|needed| format!("CUDA {cuda} needs {needed}{full}; {version} supports it"))
 }
 
 /// The fabric that the GPUs need. A part of a board shows no NVSwitch and needs none.
@@ -419,7 +423,7 @@ fn fabric(wish: &Wish, needs: &Needs<'_>) -> (Fabric, Option<String>) {
         None => (
             fabric,
             Some(format!(
-                "{label} needs {what} where the machine has its NVSwitches"
+                "{label} needs {what} if the machine has its NVSwitches"
             )),
         ),
         Some(true) => (fabric, Some(format!("{label} needs {what}"))),

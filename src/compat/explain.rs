@@ -100,7 +100,7 @@ fn pairs(matrix: &Matrix, wish: &Wish) -> Vec<Ruling> {
                     .collect();
                 let citations: Vec<&str> = citations.into_iter().collect();
                 let text = format!(
-                    "no branch and flavour serves both {} and {}",
+                    "no branch and flavour supports both {} and {}",
                     describe(first),
                     describe(second)
                 );
@@ -129,7 +129,7 @@ fn describe(board: &Board<'_>) -> String {
 /// Relaxes the wish in steps until a driver fits.
 fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Option<Box<Pick>>) {
     if reasons.iter().any(|reason| reason.rule == Rule::Vgpu) {
-        let advice = "install the GRID guest driver that belongs to the hypervisor's vGPU release";
+        let advice = "install the GRID guest driver that matches the hypervisor's vGPU release";
         return (vec![advice.to_owned()], None);
     }
     let unpinned = |wish: &Wish| Wish {
@@ -162,7 +162,7 @@ fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Op
             },
         ),
         (
-            "without the wished CUDA versions",
+            "without the requested CUDA versions",
             Wish {
                 cuda: Vec::new(),
                 candidates: None,
@@ -181,7 +181,7 @@ fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Op
             },
         ),
         (
-            "without the wished CUDA versions, on another kernel",
+            "without the requested CUDA versions, on another kernel",
             Wish {
                 gpus: wish.gpus.clone(),
                 arch: wish.arch.clone(),
@@ -205,9 +205,9 @@ fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Op
         .iter()
         .any(|reason| reason.text.starts_with("no branch and flavour"))
     {
-        "put the GPUs that exclude each other into different machines"
+        "use GPUs that exclude each other in different machines"
     } else {
-        "name the driver branch in the configuration once the GPU is known"
+        "set `driver.branch` in the configuration when the GPU is known"
     };
     (vec![advice.to_owned()], None)
 }

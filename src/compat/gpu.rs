@@ -89,7 +89,7 @@ impl<'m> Board<'m> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// No row has it.
-    #[error("`{name}` is no GPU of the matrix{}", perhaps(.nearest))]
+    #[error("`{name}` is not a GPU of the matrix{}", perhaps(.nearest))]
     Unknown {
         /// What was asked.
         name: String,
@@ -97,7 +97,7 @@ pub enum NameError {
         nearest: Vec<String>,
     },
     /// Several rows have it, and lead to different drivers.
-    #[error("`{name}` means several GPUs that differ: {}", .candidates.join(", "))]
+    #[error("`{name}` can mean several different GPUs: {}", .candidates.join(", "))]
     Ambiguous {
         /// What was asked.
         name: String,
@@ -110,7 +110,7 @@ fn perhaps(names: &[String]) -> String {
     if names.is_empty() {
         String::new()
     } else {
-        format!("; perhaps {}", names.join(", "))
+        format!("; did you mean {}?", names.join(", "))
     }
 }
 

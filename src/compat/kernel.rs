@@ -35,7 +35,8 @@ fn proviso(kernel: &KernelVersion) -> &'static str {
     if kernel.is_mainline() {
         ""
     } else {
-        " (a mainline number; this vendor kernel may carry backports, the build is the proof)"
+        "(a mainline version; this vendor kernel may contain backports, so only the build proves \
+         it)"
     }
 }
 
@@ -106,7 +107,7 @@ fn fixes(
                 // known.
                 let newest = row.first_fixed.iter().map(DriverVersion::branch).max();
                 if newest.is_some_and(|newest| branch < newest) {
-                    let text = format!("{since}; no row tells whether branch {branch} has the fix");
+                    let text = format!("{since}; no row says whether branch {branch} has the fix");
                     untold = Some(say(Rule::Kernel, Judgement::Unknown, text, &row.citations));
                 }
             }
@@ -137,11 +138,12 @@ fn limits(
         ),
         _ => (
             Judgement::Unknown,
-            "was not seen to build on anything newer".to_owned(),
+            "is not known to build on newer ones".to_owned(),
         ),
     };
     let text = format!(
-        "{} builds on mainline kernels up to {} and {what}; {version} would meet Linux {kernel}{}",
+        "{} builds on mainline kernels up to {} and {what}; {version} would have to build on \
+         Linux {kernel}{}",
         row.driver,
         row.newest_kernel,
         proviso(kernel)
@@ -163,7 +165,7 @@ fn oldest(
             && row.last_driver.as_ref().is_none_or(|last| version <= last);
         if within && kernel.series() < row.kernel.series() {
             let text = format!(
-                "driver {version} asks for Linux {} or newer; {kernel} is older{}",
+                "driver {version} needs Linux {} or newer; {kernel} is older{}",
                 row.kernel,
                 proviso(kernel)
             );

@@ -109,13 +109,13 @@ fn unreadable(text: &str, error: &toml::de::Error) -> Problem {
     let remedy = if message.starts_with("unknown field") || message.starts_with("unknown variant") {
         let unknown = words.next().unwrap_or_default();
         nearest(unknown, words).map_or_else(
-            || "take it out".to_owned(),
+            || "remove the key".to_owned(),
             |near| format!("perhaps `{near}`"),
         )
     } else if message.starts_with("missing field") {
         "add the key to this row".to_owned()
     } else {
-        "mend the value; CONTRIBUTING.md describes the rows".to_owned()
+        "correct the value; CONTRIBUTING.md describes the rows".to_owned()
     };
     Problem {
         line: spans.line(start),

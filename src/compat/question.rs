@@ -62,7 +62,7 @@ pub enum QuestionError {
     #[error("answer an empty question: name a GPU, a CUDA version, a driver or a kernel")]
     Empty,
     /// The name of the GPU has no meaning or several.
-    #[error("find the GPU that is meant")]
+    #[error("find the GPU")]
     Gpu(#[source] NameError),
 }
 
@@ -340,7 +340,7 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
     };
     let mut rulings = rulings;
     rulings.sort_by_key(|ruling| std::cmp::Reverse(ruling.judgement));
-    let fits = format!("driver {version} with {flavour} kernel modules: no rule speaks against it");
+    let fits = format!("driver {version} with {flavour} kernel modules: no rule excludes it");
     DriverVerdict {
         verdict,
         rulings,

@@ -138,7 +138,7 @@ fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
             said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
         }
         Support::Unknown => {
-            let text = format!("it is not known whether branch {branch} gets fixes");
+            let text = format!("it is unknown whether branch {branch} gets fixes");
             said.push(say(Rule::Support, Judgement::Caution, text, &row.citations));
         }
     }
@@ -151,7 +151,7 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
 
     if let Some(profile) = board.vgpu {
         let text = format!(
-            "{label} is a slice of a GPU given by a hypervisor: profile {} needs the licensed \
+            "{label} is a part of a GPU that a hypervisor provides: profile {} needs the licensed \
              GRID guest driver of the hypervisor's vGPU release",
             profile.name
         );
@@ -165,8 +165,8 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
         }
         Knowledge::Nothing => {
             let text = format!(
-                "{label} has no row and is older than the first GPU that the open modules serve; \
-                 the name of its chip in `pci.ids` would tell the architecture"
+                "{label} has no row and is older than the first GPU that the open modules \
+                 support; the name of its chip in `pci.ids` would give the architecture"
             );
             add(Rule::UnknownGpu, Judgement::Refuse, text);
         }
@@ -200,11 +200,11 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
     }
     let Some(row) = board.row else { return };
     if row.not_named_in.contains(&branch) {
-        let text = format!("no release of branch {branch} was seen to name {label}");
+        let text = format!("no release of branch {branch} is known to list {label}");
         add(Rule::Listed, Judgement::Against, text);
     }
     if let Some(since) = row.named_since.as_ref().filter(|since| version < *since) {
-        let text = format!("{since} is the first driver seen to name {label}; {version} is older");
+        let text = format!("{since} is the first driver known to list {label}; {version} is older");
         add(Rule::Listed, Judgement::Against, text);
     }
     if let Some(advised) = row
@@ -212,7 +212,7 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
         .as_ref()
         .filter(|advised| version < *advised)
     {
-        let text = format!("{label} is advised to run {advised} or newer; {version} is older");
+        let text = format!("{advised} or newer is recommended for {label}; {version} is older");
         add(Rule::AdvisedDriver, Judgement::Caution, text);
     }
 }
@@ -221,15 +221,15 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
     let label = &board.label;
     let text = match (board.modules, flavour) {
         (SupportedFlavours::Proprietary, Flavour::Open) => {
-            format!("{label} has no GSP and runs with the proprietary kernel modules only")
+            format!("{label} has no GSP and runs only with the proprietary kernel modules")
         }
         (SupportedFlavours::Open, Flavour::Proprietary) => {
-            format!("{label} runs with the open kernel modules only")
+            format!("{label} runs only with the open kernel modules")
         }
         (SupportedFlavours::Either, Flavour::Proprietary)
             if board.knowledge == Knowledge::AssumedNewer =>
         {
-            let text = format!("{label} has no row; newer boards run with the open modules only");
+            let text = format!("{label} has no row; newer GPUs run only with the open modules");
             said.push(say(
                 Rule::BoardFlavour,
                 Judgement::Against,
@@ -272,7 +272,7 @@ fn cuda_driver(
         let (rule, hint) = match &forward {
             Some(package) => (
                 Rule::ForwardCompat,
-                format!("; on data-centre boards the package {package} would serve it"),
+                format!("; on data-centre GPUs the package {package} adds support"),
             ),
             None => (Rule::CudaDriver, String::new()),
         };
@@ -284,7 +284,7 @@ fn cuda_driver(
         Some(full) if version < full => {
             let text = format!(
                 "CUDA {cuda} runs on {version} by minor-version compatibility: features that need \
-                 {full} are missing, and code that holds only its PTX does not run"
+                 {full} are missing, and code that contains only its PTX does not run"
             );
             said.push(say(Rule::CudaDriver, Judgement::Caution, text, &citations));
         }
@@ -292,7 +292,7 @@ fn cuda_driver(
         None => {
             let reported = matrix.branch(version.branch()).map(|row| row.max_cuda);
             if reported.is_none_or(|max| cuda.minor_version() > max) {
-                let text = format!("no row tells which driver CUDA {cuda} needs");
+                let text = format!("no row says which driver CUDA {cuda} needs");
                 said.push(say(Rule::CudaDriver, Judgement::Unknown, text, &citations));
             }
         }
@@ -349,8 +349,8 @@ fn cuda_architecture(cuda: CudaVersion, boards: &[Board<'_>], said: &mut Vec<Rul
         let first = board.capabilities.iter().map(|row| row.first_cuda).min();
         if let Some(first) = first.filter(|first| wanted < first.minor_version()) {
             let text = format!(
-                "CUDA {cuda} is older than {} ({title}), whose first toolkit is {first}: only code \
-                 that holds PTX runs, compiled anew at its start",
+                "CUDA {cuda} is older than {} ({title}), whose first toolkit is {first}: only \
+                 code that contains PTX runs, and is compiled at its start",
                 board.label
             );
             said.push(say(

@@ -75,7 +75,7 @@ impl Validator {
         for (index, identity) in identities.enumerate() {
             let text = format!("{identity:?}");
             if !seen.insert(identity) {
-                let what = format!("a row with {text} is there already");
+                let what = format!("there is already a row with {text}");
                 self.bad((table, index), key, what, "merge the two rows");
             }
         }
@@ -84,7 +84,7 @@ impl Validator {
     fn known_branch(&mut self, matrix: &Matrix, at: Row, key: &'static str, branch: Branch) {
         if matrix.branch(branch).is_none() {
             let what = format!("branch {branch} has no row");
-            self.bad(at, key, what, "add a [[branch]] row, or mend the number");
+            self.bad(at, key, what, "add a [[branch]] row, or correct the number");
         }
     }
 
@@ -116,7 +116,7 @@ impl Validator {
             && low > high
         {
             let what = format!("{low} is above `{high_key}`, {high}");
-            self.bad(at, low_key, what, "exchange the two, or mend one");
+            self.bad(at, low_key, what, "exchange the two, or correct one");
         }
     }
 
@@ -140,7 +140,7 @@ impl Validator {
                 let what = format!("source `{citation}` has no row");
                 let remedy = nearest(citation, known.iter().copied()).map_or_else(
                     || "add a [[source]] row".to_owned(),
-                    |near| format!("add a [[source]] row; perhaps `{near}` is meant"),
+                    |near| format!("add a [[source]] row; did you mean `{near}`?"),
                 );
                 self.bad((table, index), "sources", what, remedy);
             }
@@ -165,12 +165,12 @@ impl Validator {
                     .iter()
                     .rposition(|row| row.chip_prefixes.contains(prefix))
                     .unwrap_or_default();
-                let what = format!("prefix `{prefix}` belongs to another architecture already");
+                let what = format!("prefix `{prefix}` already belongs to another architecture");
                 self.bad(
                     ("architecture", index),
                     "chip-prefixes",
                     what,
-                    "take it from one",
+                    "remove it from one",
                 );
             }
         }
@@ -220,7 +220,7 @@ impl Validator {
             if row.open == OpenModules::Only && row.proprietary
                 || row.open == OpenModules::None && !row.proprietary
             {
-                let what = "it disagrees with `open`".to_owned();
+                let what = "it contradicts `open`".to_owned();
                 self.bad(at, "proprietary", what, "true unless `open` is `only`");
             }
             // Two keys state the same rule, so they must agree.
@@ -233,10 +233,10 @@ impl Validator {
                         .last_branch
                         .map_or("none".to_owned(), |b| b.to_string());
                     let what = format!(
-                        "`last-branch` of {} is {last}, so branch {} should have said otherwise",
+                        "it contradicts branch {}: `last-branch` of {} is {last}",
                         architecture.name, row.branch
                     );
-                    self.bad(at, "oldest-architecture", what, "mend one of the two");
+                    self.bad(at, "oldest-architecture", what, "correct one of the two");
                 }
             }
         }
@@ -304,14 +304,14 @@ impl Validator {
                     "{} is of {}",
                     row.compute_capability, capability.architecture
                 );
-                self.bad(at, "architecture", what, "mend one of the two");
+                self.bad(at, "architecture", what, "correct one of the two");
             }
             let architecture = matrix.architecture(&row.architecture);
             if architecture
                 .is_some_and(|a| a.modules != SupportedFlavours::Either && a.modules != row.modules)
             {
-                let what = "it disagrees with the architecture's".to_owned();
-                self.bad(at, "modules", what, "mend one of the two");
+                let what = "it contradicts the architecture's".to_owned();
+                self.bad(at, "modules", what, "correct one of the two");
             }
             let known = architecture.is_some_and(|a| {
                 a.chip_prefixes
@@ -319,12 +319,15 @@ impl Validator {
                     .any(|p| row.chip.starts_with(p.as_str()))
             });
             if architecture.is_some() && !known {
-                let what = format!("`{}` begins like no chip of {}", row.chip, row.architecture);
+                let what = format!(
+                    "`{}` does not start like a chip of {}",
+                    row.chip, row.architecture
+                );
                 self.bad(
                     at,
                     "chip",
                     what,
-                    "mend it, or add the prefix to the architecture",
+                    "correct it, or add the prefix to the architecture",
                 );
             }
             let floor = (
@@ -359,7 +362,7 @@ impl Validator {
                 .is_none_or(|first| *branch < first.branch());
             if listed || older {
                 let what = format!("branch {branch} is settled by `min-drivers`");
-                self.bad(at, "not-named-in", what, "take it out");
+                self.bad(at, "not-named-in", what, "remove it");
             }
         }
         if row.confidence == Confidence::Unverified && !row.min_drivers.is_empty() {
@@ -368,7 +371,7 @@ impl Validator {
                 at,
                 "min-drivers",
                 what,
-                "read it in a source, or take it out",
+                "verify it in a source, or remove it",
             );
         }
     }
@@ -404,7 +407,7 @@ impl Validator {
                     .any(|g| g.pci_id == row.pci_id && g.subsystem_id == subsystem)
                 {
                     let what = format!("{} is a whole board in [[gpu]]", profile.subsystem_id);
-                    self.bad(("vgpu", index), "profiles", what, "take it out of one");
+                    self.bad(("vgpu", index), "profiles", what, "remove it from one");
                 }
             }
         }
@@ -430,8 +433,8 @@ impl Validator {
             for version in &row.first_fixed {
                 self.known_branch(matrix, at, "first-fixed", version.branch());
                 if !seen.insert(version.branch()) || row.never_fixed.contains(&version.branch()) {
-                    let what = format!("branch {} is there twice", version.branch());
-                    self.bad(at, "first-fixed", what, "say it once");
+                    let what = format!("branch {} occurs twice", version.branch());
+                    self.bad(at, "first-fixed", what, "remove one of the two");
                 }
             }
             for version in &row.complete {
@@ -441,7 +444,7 @@ impl Validator {
                     .find(|v| v.branch() == version.branch());
                 if first.is_none_or(|first| first > version) {
                     let what = format!("{version} comes before the first fix of its branch");
-                    self.bad(at, "complete", what, "mend one of the two");
+                    self.bad(at, "complete", what, "correct one of the two");
                 }
             }
             for branch in &row.never_fixed {

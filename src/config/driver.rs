@@ -89,7 +89,7 @@ impl<'a> DriverInputs<'a> {
         let mut warnings = pick.warnings;
         if pick.fabric != Fabric::None {
             warnings.push(format!(
-                "the GPUs need {}, which is not set up by this version",
+                "the GPUs need {}, which this version does not set up",
                 match pick.fabric {
                     Fabric::Imex => "IMEX",
                     _ => "the fabric manager",
@@ -136,7 +136,7 @@ impl<'a> DriverInputs<'a> {
             let mut known: Vec<&str> = all.iter().map(|row| row.source.as_str()).collect();
             known.dedup();
             let hint = nearest(source, known.iter().copied()).map_or_else(
-                || "leave `driver.source` out".to_owned(),
+                || "remove `driver.source`".to_owned(),
                 |nearest| format!("did you mean `{nearest}`?"),
             );
             let why = format!(
@@ -256,7 +256,7 @@ impl<'a> DriverInputs<'a> {
                     Refusal::new(
                         "driver-not-offered",
                         format!("`{}` has no {what} in a flavour that fits", self.source()),
-                        "choose another `driver.source`, or leave `driver.flavour` out",
+                        "choose another `driver.source`, or remove `driver.flavour`",
                     )
                 },
                 |no_driver| refused(&no_driver),
@@ -288,7 +288,7 @@ impl<'a> DriverInputs<'a> {
         );
         let hint = self
             .other_sources(|row| row.branches.contains(&branch))
-            .unwrap_or_else(|| "leave `driver.branch` out and the matrix decides".into());
+            .unwrap_or_else(|| "remove `driver.branch`: then the matrix decides".into());
         Refusal::new("driver-not-offered", why, hint)
     }
 
@@ -314,7 +314,7 @@ impl<'a> DriverInputs<'a> {
                     pick.branch,
                     kernel.map_or("(unknown)", |kernel| kernel.as_str()),
                 ),
-                "leave `driver.build` and `driver.flavour` out, or choose another `driver.source`",
+                "remove `driver.build` and `driver.flavour`, or choose another `driver.source`",
             )
             .into()
         })

@@ -67,7 +67,7 @@ pub enum ConfigError {
         known: Vec<String>,
     },
     /// `os-release` could not be read and no profile was named.
-    #[error("choose a profile: the operating system is not known")]
+    #[error("choose a profile: the operating system is unknown")]
     UnknownOs,
     /// No profile serves this operating system.
     #[error("choose a profile: {os} is not supported")]
@@ -142,7 +142,7 @@ impl Report for ConfigError {
 
 /// The machine cannot be in the desired state; nothing was changed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("decide what this machine shall be: {why}")]
+#[error("resolve the configuration of this machine: {why}")]
 pub struct Refusal {
     /// A stable word for scripts.
     pub reason: &'static str,

@@ -206,7 +206,7 @@ impl Layers {
         // The value is left out: it may be a secret.
         let path = dotted(key).ok_or_else(|| ConfigError::Syntax {
             place: place(key),
-            why: "the key is no dotted TOML key".into(),
+            why: "the key is not a dotted TOML key".into(),
         })?;
         self.text(path, value.trim(), place(key.trim()))
     }
@@ -262,7 +262,7 @@ impl Layers {
             // Each setting was checked by itself, so no single place can be named.
             place: Box::new(Place::Profile),
             key: "configuration".into(),
-            value: "all of its layers together".into(),
+            value: "all layers together".into(),
             why: error.message().to_owned(),
             hint: None,
         })
@@ -402,7 +402,7 @@ fn child<'n>(node: &'n Node, path: &[String], place: &Place) -> Result<&'n Node,
             place: Box::new(place.clone()),
             key: before.join("."),
             value: format!("named `{name}`"),
-            why: "names have lower-case letters, digits and dashes".into(),
+            why: "names consist of lower-case letters, digits and dashes".into(),
             hint: None,
         }),
         Node::Leaf(_) => Err(unknown(Some(before.join(".")))),
@@ -506,5 +506,6 @@ fn quote_hint(value: &Value) -> Option<String> {
         Value::Array(items) => items.iter().any(|item| matches!(item, Value::Float(_))),
         other => matches!(other, Value::Float(_)),
     };
-    holds_number.then(|| "write versions in quotes: without them TOML drops zeros".to_owned())
+    holds_number
+        .then(|| "write versions in quotes: without them TOML drops trailing zeros".to_owned())
 }

@@ -403,8 +403,8 @@ impl Profile {
             Some(profile) => Ok(ProfileChoice {
                 profile: profile.clone(),
                 warnings: vec![format!(
-                    "there is no profile for `{}`; `{}` is taken because the system calls itself \
-                     like `{}`",
+                    "there is no profile for `{}`; `{}` is used because the system says that it \
+                     is like `{}`",
                     os.id,
                     profile.name,
                     os.id_like.join(" ")
@@ -477,7 +477,7 @@ impl Profile {
     fn validate(&self) -> Result<(), String> {
         if self.schema != SCHEMA {
             return Err(format!(
-                "`schema = {}` is not known; this program reads {SCHEMA}",
+                "`schema = {}` is unknown; this program reads {SCHEMA}",
                 self.schema
             ));
         }

@@ -75,11 +75,11 @@ impl RepositoryInputs<'_> {
             if let Some(url) = url
                 && has_login(url.as_str())
             {
-                let why = "it holds a user or a password, and everybody can read it where it is \
-                           written"
+                let why = "it contains a user or a password, and all users can read the file into \
+                           which it is written"
                     .to_owned();
-                let hint = "leave them out, and write them into a file of `/etc/apt/auth.conf.d` \
-                            of mode 0600, apt_auth.conf(5)"
+                let hint = "remove them, and write them into a file of mode 0600 in \
+                            `/etc/apt/auth.conf.d`, see apt_auth.conf(5)"
                     .to_owned();
                 let key = format!("repositories.{name}.{key}");
                 return Err(self.layers.wrong(&key, why, Some(hint)));
@@ -129,7 +129,7 @@ impl RepositoryInputs<'_> {
             None => prints(&row.fingerprints),
         };
         if repository.fingerprints.is_empty() && config.fingerprints.is_some() {
-            let why = "without a fingerprint any key would do".to_owned();
+            let why = "without a fingerprint every key would be accepted".to_owned();
             let hint = "name the key's whole fingerprint, or a `keyring` on the machine".to_owned();
             return Err(self
                 .layers
@@ -178,7 +178,7 @@ impl RepositoryInputs<'_> {
         let key = |name: &str| format!("`repositories.{}.{name}`", wish.name);
         let hint = match error {
             ArchiveError::NoEntry { .. } => format!(
-                "packages of {} are needed: set {} to the address of the archive",
+                "packages of {} are needed: set {} to the URL of the archive",
                 wish.components.join(", "),
                 key("url")
             ),
@@ -195,10 +195,10 @@ impl RepositoryInputs<'_> {
         Refusal::new(
             "repository-not-offered",
             format!(
-                "repository `{name}` is not known for {} {}",
+                "there is no repository `{name}` for {} {}",
                 self.profile.name, self.release.version_id
             ),
-            format!("set `repositories.{name}.url` and its key, or leave it out"),
+            format!("set `repositories.{name}.url` and its key, or remove it"),
         )
     }
 

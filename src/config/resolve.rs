@@ -172,7 +172,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let mut warnings = inputs.choice.warnings.clone();
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     if terms.kernels.is_empty() {
-        warnings.push("neither the running kernel nor the next one is known".into());
+        warnings.push("neither the running kernel nor the kernel of the next boot is known".into());
     }
     Ok(Resolution {
         desired,
@@ -187,7 +187,7 @@ fn machine<'p>(
     facts: &Facts,
     flags: &Flags,
 ) -> Result<(&'p Release, Terms), Refusal> {
-    let supported = || format!("profile `{}` serves {}", profile.name, profile.serves());
+    let supported = || format!("profile `{}` supports {}", profile.name, profile.serves());
     let unsupported = |os: &Os| {
         Refusal::new(
             "os-unsupported",
@@ -198,7 +198,7 @@ fn machine<'p>(
     let os = (facts.os.as_ref()).ok_or_else(|| {
         Refusal::new(
             "os-unknown",
-            "the operating system is not known".into(),
+            "the operating system is unknown".into(),
             supported(),
         )
     })?;
@@ -208,7 +208,7 @@ fn machine<'p>(
     let arch = facts.kernel.arch.as_deref().ok_or_else(|| {
         Refusal::new(
             "arch-unknown",
-            "the architecture is not known".into(),
+            "the architecture is unknown".into(),
             supported(),
         )
     })?;
@@ -244,7 +244,7 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
                 slice.name.as_deref().unwrap_or("a GPU"),
                 slice.pci_address
             ),
-            "install the GRID guest driver that belongs to the hypervisor's vGPU release",
+            "install the GRID guest driver that matches the hypervisor's vGPU release",
         ));
     }
     if !facts.gpus.is_empty() {
@@ -260,8 +260,9 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
     Err(Refusal::new(
         "no-gpu",
         "no NVIDIA GPU is on the PCI bus".into(),
-        "look at `lspci -d 10de:`; for an image name the GPUs of its instances with `--image \
-         --assume-gpu PCI-ID`, for a pool with CPU nodes set `preflight.allow-no-gpu = true`",
+        "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its instances with \
+         `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set `preflight.allow-no-gpu = \
+         true`",
     ))
 }
 
@@ -289,7 +290,7 @@ fn runtimes<'a>(
             .ok_or_else(|| {
                 let known: Vec<&str> = of_kind.map(|row| row.source.as_str()).collect();
                 let why = format!(
-                    "{} {} has this runtime from {}",
+                    "on {} {} this runtime comes from {}",
                     profile.name,
                     release.version_id,
                     known.join(" and ")

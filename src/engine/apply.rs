@@ -99,7 +99,7 @@ impl<'s> Applying<'s> {
                 if !self.tasks.is_empty() {
                     self.session.tools.events.emit(Event::Note {
                         message:
-                            "asked to stop: work that has begun ends first, nothing new starts"
+                            "stop requested: started work is finished first, no new work starts"
                                 .to_owned(),
                     });
                 }
@@ -388,7 +388,10 @@ impl<'s> Applying<'s> {
                 self.end(at, End::new(Outcome::AwaitingBoot, why));
             }
             Ok(Assessment::Needs { changes, .. }) if changes.is_empty() => {
-                self.fail(at, End::bug("it needs something, but names no change"));
+                self.fail(
+                    at,
+                    End::bug("the step is not satisfied, but names no change"),
+                );
             }
             Ok(Assessment::Needs { changes, .. }) => {
                 self.jobs[at].changes = changes.clone();
@@ -410,7 +413,7 @@ impl<'s> Applying<'s> {
                 if awaits {
                     self.end(at, End::new(Outcome::AwaitingBoot, why));
                 } else {
-                    let bug = format!("it still cannot tell what it needs, {why}");
+                    let bug = format!("the step still cannot be assessed, {why}");
                     self.fail(at, End::bug(&bug));
                 }
             }
@@ -455,7 +458,7 @@ impl<'s> Applying<'s> {
     fn not_verified(&mut self, at: usize, before: &str, now: &str) {
         let mut end = End::new(
             Outcome::Failed,
-            "its changes are applied, and yet it is not as wanted".to_owned(),
+            "its changes are applied, but the state is not as wanted".to_owned(),
         );
         end.causes = vec![format!("before: {before}"), format!("now: {now}")];
         end.reason = Some("not-verified");
@@ -473,7 +476,7 @@ impl<'s> Applying<'s> {
                 format!("{MOST_REBOOTS} reboots have not helped: {why}"),
             )
             .hint(Some(
-                "find out what comes back at boot (`journalctl -b`, `lsmod`), then run \
+                "run `journalctl -b` and `lsmod` to find what comes back at boot, then run \
                  `gpu-bootstrap install` again; `gpu-bootstrap uninstall` resets the count"
                     .to_owned(),
             ));
@@ -531,7 +534,7 @@ impl<'s> Applying<'s> {
             Some(Stop::Cancelled(Exit::Interrupted)) => "stopped by SIGINT".to_owned(),
             Some(Stop::Cancelled(_)) => "stopped by SIGTERM".to_owned(),
             Some(Stop::Reboot(why)) => format!("a reboot comes first: {why}"),
-            None => "nothing lets it go on, which is a bug".to_owned(),
+            None => "no step can start, which is a bug".to_owned(),
         };
         for at in self.session.inner.graph.order.clone() {
             let job = &self.jobs[at];

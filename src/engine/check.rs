@@ -150,7 +150,7 @@ fn of_step(job: &Job) -> Option<Finding> {
             Verdict::Warn,
             why,
             None,
-            Some("boot an instance of this image; it finishes by itself".to_owned()),
+            Some("boot an instance of this image; it finishes automatically".to_owned()),
         ),
     })
 }

@@ -13,10 +13,10 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A bug in the list of steps.
-    #[error("begin the run")]
+    #[error("start the run")]
     Graph(#[from] GraphError),
     /// `check` was asked for a finding that does not exist.
-    #[error("begin the check: no finding is called `{name}`")]
+    #[error("start the check: there is no finding `{name}`")]
     NoFinding {
         /// The name as it was given.
         name: String,
@@ -33,13 +33,13 @@ pub enum EngineError {
     #[error("take the run lock")]
     Lock(#[source] FilesError),
     /// Another run holds the lock.
-    #[error("begin the run: another one is under way ({holder})")]
+    #[error("start the run: another one is running ({holder})")]
     Busy {
         /// Its pid, command, and since when.
         holder: String,
     },
     /// The reboot that is awaited has not happened.
-    #[error("begin the run: a reboot is awaited since {} ({})", .awaited.since, .awaited.why)]
+    #[error("start the run: a reboot has been awaited since {} ({})", .awaited.since, .awaited.why)]
     RebootFirst {
         /// Which.
         awaited: Awaited,
@@ -87,20 +87,23 @@ impl Report for EngineError {
         match self {
             Self::Graph(_) => Some("this is a bug; please report it".to_owned()),
             Self::NoFinding { nearest, .. } => Some(nearest.as_ref().map_or_else(
-                || "`gpu-bootstrap check` names them all".to_owned(),
+                || "run `gpu-bootstrap check` for all names".to_owned(),
                 |nearest| format!("did you mean `{nearest}`?"),
             )),
             Self::Journal(error) | Self::Unfinished(error) => error.hint(),
             Self::Lock(_) if self.exit() == Exit::NotPermitted => Some("run it as root".to_owned()),
             Self::Lock(error) => error.hint(),
             Self::Busy { .. } => {
-                Some("wait for it, or watch it with `gpu-bootstrap status`".to_owned())
+                Some("wait for it; run `gpu-bootstrap status` to follow it".to_owned())
             }
             Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
-                format!("the machine is about to reboot by itself ({reboots} of {MOST_REBOOTS})")
+                format!(
+                    "the machine reboots automatically in a moment ({reboots} of \
+                         {MOST_REBOOTS})"
+                )
             } else {
-                "reboot, then run `gpu-bootstrap install` again; with `--reboot` it does both by \
-                 itself"
+                "reboot, then run `gpu-bootstrap install` again; with `--reboot` the program does \
+                 both"
                     .to_owned()
             }),
         }

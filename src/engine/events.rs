@@ -123,7 +123,7 @@ impl Reporter {
         while !queue.done {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                tracing::warn!("a subscriber of events hangs; the rest of its events is lost");
+                tracing::warn!("a subscriber of events hangs; its remaining events are lost");
                 return;
             }
             queue = self
@@ -135,7 +135,7 @@ impl Reporter {
         }
         drop(queue);
         if self.thread.join().is_err() {
-            tracing::warn!("the thread that hands out events ended with a panic");
+            tracing::warn!("the thread that distributes events ended with a panic");
         }
     }
 }
@@ -242,7 +242,7 @@ fn hand_out(shared: &Shared, mut subscribers: Vec<Box<dyn Subscriber>>) {
             };
             tracing::warn!(subscriber = name, %broken, "a subscriber of events was dropped");
             shared.put(Event::Note {
-                message: format!("no more events go to {name}: {broken}"),
+                message: format!("no more events are written to {name}: {broken}"),
             });
         }
         subscribers = kept;

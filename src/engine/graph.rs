@@ -8,7 +8,7 @@ use crate::{model::id::StepId, step::Step};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
     /// Two steps have the same name.
-    #[error("put the steps in order: `{id}` is there twice")]
+    #[error("put the steps in order: `{id}` occurs twice")]
     Twice {
         /// The name.
         id: StepId,

@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Session {
-    /// Brings the machine to the desired state, or says why it cannot. Each change is recorded before
-    /// and after. A change that was interrupted earlier is completed.
+    /// Brings the machine to the desired state, or says why it cannot. Each change is recorded
+    /// before and after. A change that was interrupted earlier is completed.
     ///
     /// After a report whose [`RunReport::reboot`] is automatic, the caller calls
     /// [`super::reboot`] once it has told what there is to tell.
@@ -42,7 +42,8 @@ impl Session {
             verbs: self.tools.verbs.clone(),
             events: self.tools.events.clone(),
         };
-        // Nothing is written to an untouched machine before it is known that nothing blocks the run.
+        // Nothing is written to an untouched machine before it is known that nothing blocks the
+        // run.
         let known = !history.lines.is_empty();
         let first = history.lines.len() as u64;
         if known {
@@ -65,7 +66,8 @@ impl Session {
             self.emit_ends(&jobs);
             (jobs, exit, None)
         } else {
-            // Once somebody has asked to stop, nothing is changed, and nothing at the next boot either.
+            // Once somebody has asked to stop, nothing is changed, and nothing at the next boot
+            // either.
             let mut armed = false;
             if self.tools.cancel.exit().is_none() {
                 if !known {
@@ -139,7 +141,7 @@ impl Session {
             self.tools.note(
                 notes,
                 format!(
-                    "the journal's last line ({}) was cut off half way, as by a power cut; its \
+                    "the last line of the journal ({}) is incomplete, as after a power cut; its \
                      {} bytes are dropped",
                     torn.line, torn.bytes
                 ),
@@ -252,8 +254,8 @@ impl Session {
     }
 
     /// A run that failed leaves the unit for the next boot, with two exceptions: a run that changed
-    /// nothing, and a run that a person stopped. SIGTERM does not count as a person: a machine sends it
-    /// when it shuts down.
+    /// nothing, and a run that a person stopped. SIGTERM does not count as a person: a machine
+    /// sends it when it shuts down.
     async fn disarm(
         &self,
         ledger: &Ledger,
@@ -275,8 +277,8 @@ impl Session {
         } else if !untouched {
             self.tools.note(
                 notes,
-                "stopped by hand: the next boot does not go on by itself, run `gpu-bootstrap \
-                 install` for that"
+                "stopped by Ctrl-C: the next boot does not continue the run; run `gpu-bootstrap \
+                 install` to continue"
                     .to_owned(),
             );
         }

@@ -83,13 +83,13 @@ impl Ledger {
                         undo,
                     })?;
                     notes.push(format!(
-                        "a former run was cut off in the middle of: {summary}; the machine is \
-                         looked at again"
+                        "an earlier run was interrupted during: {summary}; the state is read \
+                         again"
                     ));
                 }
                 Err(failure) => notes.push(format!(
-                    "a former run was cut off in the middle of: {summary}; what it left cannot \
-                     be told yet: {}",
+                    "an earlier run was interrupted during: {summary}; its effects are not known \
+                     yet: {}",
                     one_line(&*failure)
                 )),
             }
@@ -97,8 +97,8 @@ impl Ledger {
         Ok(notes)
     }
 
-    /// Undoes changes that stand; several at once where their undos were merged into `undo`. Records
-    /// nothing where the undo had only waited when somebody asked to stop.
+    /// Undoes changes that stand; several at once where their undos were merged into `undo`.
+    /// Records nothing where the undo had only waited when somebody asked to stop.
     pub(super) async fn revert(
         &self,
         standing: &[Standing],
@@ -164,7 +164,7 @@ impl Ledger {
             Err(failure) => {
                 self.events.emit(Event::Note {
                     message: format!(
-                        "what is left of the failed change ({summary}) cannot be told yet: {}",
+                        "the effects of the failed change ({summary}) are not known yet: {}",
                         one_line(&*failure)
                     ),
                 });

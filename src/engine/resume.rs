@@ -23,13 +23,13 @@ const RESUME: StepId = StepId::new("resume");
 /// How long `systemctl reboot` may take to send the request.
 const REBOOT_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The unit. `Type=exec`: the boot does not wait for it, so a unit that it starts or waits for cannot
-/// deadlock with it. It is not ordered after cloud-init, whose last stage comes after
+/// The unit. `Type=exec`: the boot does not wait for it, so a unit that it starts or waits for
+/// cannot deadlock with it. It is not ordered after cloud-init, whose last stage comes after
 /// `multi-user.target`. Only the main process gets SIGTERM (it ends at a safe point), and it gets
 /// the time that a package manager needs for that.
 ///
-/// Of systemd's sandbox options it has only those that neither package scripts nor kernel modules can
-/// need: these write everywhere, make setuid files and load modules.
+/// Of systemd's sandbox options it has only those that neither package scripts nor kernel modules
+/// can need: these write everywhere, make setuid files and load modules.
 fn unit(exe: &Utf8Path) -> String {
     format!(
         "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
@@ -119,8 +119,8 @@ pub(super) async fn ensure(tools: &Tools, ledger: &Ledger) -> Result<(), String>
     for change in changes(&tools.options.exe) {
         let told = |why: String| {
             format!(
-                "the next boot will not go on by itself, run `gpu-bootstrap install` then: failed \
-                 to {}: {why}",
+                "the next boot will not continue the run, run `gpu-bootstrap install` then: \
+                 failed to {}: {why}",
                 change.summary()
             )
         };

@@ -103,7 +103,7 @@ impl Drop for RunFile {
         if let Some(progress) = self.progress.take()
             && let Err(error) = self.remove(&progress.run)
         {
-            tracing::warn!(%error, "the file of the run under way stays");
+            tracing::warn!(%error, "the file of the current run stays");
         }
     }
 }
@@ -201,7 +201,11 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
             message,
             retry_in_seconds,
             ..
-        } => progress.detail = Some(format!("{message}; again in {retry_in_seconds:.0} s")),
+        } => {
+            progress.detail = Some(format!(
+                "{message}; next attempt in {retry_in_seconds:.0} s"
+            ))
+        }
         Event::StepFinished { step, outcome, .. } => {
             active(std::slice::from_ref(step), false);
             for mine in &mut progress.steps {
@@ -227,7 +231,7 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Option<Progress>, FilesError
     match serde_json::from_slice(&text) {
         Ok(progress) => Ok(Some(progress)),
         Err(error) => {
-            tracing::warn!(%error, path = %path(), "the file of the run under way makes no sense");
+            tracing::warn!(%error, path = %path(), "the file of the current run cannot be parsed");
             Ok(None)
         }
     }
@@ -240,7 +244,7 @@ pub(super) fn began(files: &dyn ReadFiles, pid: u32) -> Option<u64> {
         Ok(text) => ticks(&text?),
         // A process that ends during the read gives an error. It counts as ended.
         Err(error) => {
-            tracing::debug!(%error, "no word about a process");
+            tracing::debug!(%error, "it names no process");
             None
         }
     }

@@ -1,5 +1,5 @@
-//! The first assessment of a run: every step is assessed, and the answers are concluded in the order
-//! of the steps. Nothing changes meanwhile, so all steps are assessed at the same time.
+//! The first assessment of a run: every step is assessed, and the answers are concluded in the
+//! order of the steps. Nothing changes meanwhile, so all steps are assessed at the same time.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ impl Session {
                     (Err(error), Some(upstream)) => End::new(
                         Outcome::WouldChange,
                         format!(
-                            "after `{upstream}`; now it cannot be looked at: {}",
+                            "after `{upstream}`; it cannot be assessed now: {}",
                             one_line(error)
                         ),
                     ),

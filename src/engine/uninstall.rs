@@ -75,7 +75,7 @@ pub async fn uninstall(tools: &Tools, titles: &[StepTitle]) -> Result<RunReport,
     if history.lines.is_empty() {
         tools.note(
             &mut report.notes,
-            "nothing was ever changed here, so there is nothing to undo".to_owned(),
+            "nothing was changed on this machine, so there is nothing to undo".to_owned(),
         );
         journal.keep_credentials(&[])?;
         clear(&*tools.host.files).map_err(JournalError::from)?;
@@ -285,7 +285,7 @@ fn of_step(id: &StepId, title: String, groups: &[(Group, Fate, f64)]) -> StepRep
     } else if untried > 0 {
         (Outcome::NotRun, "stopped by a signal".to_owned())
     } else {
-        (Outcome::Changed, "put back as it was".to_owned())
+        (Outcome::Changed, "the machine is restored".to_owned())
     };
     StepReport {
         id: id.clone(),
@@ -324,8 +324,8 @@ fn clear(files: &dyn Files) -> Result<(), FilesError> {
     Ok(())
 }
 
-/// Removes the state folder. The journal goes last: after an interruption the next `uninstall` finds
-/// that nothing stands, and continues here.
+/// Removes the state folder. The journal goes last: after an interruption the next `uninstall`
+/// finds that nothing stands, and continues here.
 fn wipe(files: &dyn Files) -> Result<(), FilesError> {
     let folder = Utf8Path::new(STATE);
     remove_below(files, folder, &path())?;

@@ -93,9 +93,12 @@ pub fn plan(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<
         .map(|step| step.changes.len())
         .sum::<usize>();
     if report.exit == Exit::Blocked {
-        writeln!(to, "`install` would change nothing before this is solved.")?;
+        writeln!(to, "`install` changes nothing until this is solved.")?;
     } else if changes > 0 {
-        writeln!(to, "Nothing was changed. `gpu-bootstrap install` does it.")?;
+        writeln!(
+            to,
+            "Nothing was changed. Run `gpu-bootstrap install` to apply the plan."
+        )?;
     }
     to.flush()
 }
@@ -175,7 +178,11 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
     };
     match (&report.reboot, report.exit) {
         (Some(reboot), _) if reboot.automatic => {
-            writeln!(to, "rebooting: {}; the work goes on by itself", reboot.why)?;
+            writeln!(
+                to,
+                "rebooting: {}; the run continues automatically",
+                reboot.why
+            )?;
         }
         (Some(reboot), _) => {
             writeln!(to, "a reboot is needed: {}", reboot.why)?;
@@ -184,11 +191,12 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
         (None, Exit::Blocked) => writeln!(to, "\nnothing was changed")?,
         (None, Exit::Partial) => hint(
             to,
-            "what is left stays recorded; mend it and run `gpu-bootstrap uninstall` again",
+            "the changes that are left stay recorded; solve the problem and run `gpu-bootstrap \
+             uninstall` again",
         )?,
         (None, Exit::Interrupted | Exit::Terminated) => hint(
             to,
-            "what was begun is recorded; run the same command again to go on",
+            "all changes are recorded; run the same command again to continue",
         )?,
         (None, Exit::Ok)
             if report
@@ -196,7 +204,10 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
                 .iter()
                 .any(|step| step.outcome == Outcome::AwaitingBoot) =>
         {
-            writeln!(to, "\nthe first boot finishes what awaits it, by itself")?;
+            writeln!(
+                to,
+                "\nthe first boot finishes the remaining steps automatically"
+            )?;
         }
         _ => {}
     }

@@ -37,16 +37,16 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
         }
         Some(current) => writeln!(
             to,
-            "{} `{}` (pid {}), begun {}, ended without a word",
+            "{} `{}` (pid {}), started {}, ended without a result",
             style.paint(Ink::Doubt, "cut off:"),
             current.progress.command,
             current.progress.pid,
             current.progress.since
         )?,
-        None => writeln!(to, "no run is under way")?,
+        None => writeln!(to, "no run is in progress")?,
     }
     match &status.last {
-        None => writeln!(to, "nothing was ever run here")?,
+        None => writeln!(to, "nothing was run on this machine yet")?,
         Some(run) => match &run.ended {
             Some(ended) => writeln!(
                 to,
@@ -59,7 +59,7 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
             )?,
             None => writeln!(
                 to,
-                "last run: `{}` of version {}, begun {}, has not ended",
+                "last run: `{}` of version {}, started {}, has not ended",
                 run.mode, run.tool, run.started
             )?,
         },
@@ -73,14 +73,14 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
         if status.reboot_due {
             writeln!(
                 to,
-                "{} {}; after it the work goes on {goes_on}",
+                "{} {}; after it the run continues {goes_on}",
                 style.paint(Ink::Doubt, "a reboot is awaited:"),
                 awaited.why
             )?;
         } else {
             writeln!(
                 to,
-                "{} the work goes on {goes_on}",
+                "{} the run continues {goes_on}",
                 style.paint(Ink::Doubt, "rebooted:")
             )?;
         }
@@ -88,7 +88,7 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
     if status.interrupted {
         writeln!(
             to,
-            "{} a change was cut off; run `gpu-bootstrap install` to go on, or `uninstall`",
+            "{} a change was interrupted; run `gpu-bootstrap install` to continue, or `uninstall`",
             style.paint(Ink::Doubt, "interrupted:")
         )?;
     }

@@ -176,7 +176,7 @@ impl Subscriber for Terminal {
             Event::RunStarted { mode, steps, .. } => self.begin(mode, steps)?,
             Event::StepStarted { step } => {
                 if let Some(whole) = &self.whole {
-                    whole.set_message(format!("looking at {step}"));
+                    whole.set_message(format!("assessing {step}"));
                 }
             }
             Event::StepAssessed { step, why, .. } => {
@@ -206,7 +206,7 @@ impl Subscriber for Terminal {
                 message,
                 retry_in_seconds,
             } => self.said(steps, |running| {
-                running.line = format!("{message}; again in {retry_in_seconds:.0} s");
+                running.line = format!("{message}; next attempt in {retry_in_seconds:.0} s");
             }),
             Event::ChangeApplied { steps, summary, .. } => {
                 self.clear(|running| running.steps == *steps && running.summary == *summary);

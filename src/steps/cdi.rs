@@ -25,7 +25,8 @@ struct CdiState {
     loaded: Option<DriverVersion>,
     /// Host paths that the specification names and that are not there.
     missing: Vec<String>,
-    /// The device nodes that the specification gives numbers to, with what is there under their names now.
+    /// The device nodes that the specification gives numbers to, with what is there under their
+    /// names now.
     nodes: Vec<(DeviceNode, Kind)>,
     /// UUIDs of all GPUs, where the specification names some and NVML tells all.
     uuids: Option<Vec<String>>,
@@ -85,13 +86,13 @@ fn moved(node: &DeviceNode, now: &Kind) -> Option<String> {
 /// Why a specification is not that of this machine; `None` where it is.
 fn stale(state: &CdiState, spec: &Spec, loaded: &DriverVersion, on_bus: usize) -> Option<String> {
     if let Some(path) = state.missing.first() {
-        return Some(format!("names `{path}`, which is not there"));
+        return Some(format!("names `{path}`, which does not exist"));
     }
     if let Some(moved) = (state.nodes.iter()).find_map(|(node, now)| moved(node, now)) {
         return Some(moved);
     }
     if !(spec.host_paths().iter()).any(|path| path.contains(loaded.as_str())) {
-        return Some(format!("was made for another driver than {loaded}"));
+        return Some(format!("was generated for another driver than {loaded}"));
     }
     // After a GPU was replaced, or the disk was cloned, all else may look the same.
     if let Some(uuids) = &state.uuids
@@ -99,7 +100,9 @@ fn stale(state: &CdiState, spec: &Spec, loaded: &DriverVersion, on_bus: usize) -
             .uuids()
             .find(|named| !uuids.iter().any(|one| one == named))
     {
-        return Some(format!("names `{gone}`, which is no GPU of this machine"));
+        return Some(format!(
+            "names `{gone}`, which is not a GPU of this machine"
+        ));
     }
     let gpus = indexed(spec);
     (gpus != on_bus).then(|| format!("names {gpus} GPUs, {on_bus} are on the bus"))
@@ -131,7 +134,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let Some(loaded) = &state.loaded else {
         if desired.image {
             return Assessment::AwaitingBoot {
-                why: "the specification is made from live GPUs, at the first boot".into(),
+                why: "the specification needs live GPUs; it is generated at the first boot".into(),
             };
         }
         if facts.gpus.is_empty() {
@@ -141,7 +144,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         }
         return Assessment::After {
             upstream: DRIVER_MODULE,
-            why: "the specification is made from live GPUs".into(),
+            why: "the specification needs live GPUs".into(),
             expected: generate,
         };
     };
@@ -232,14 +235,14 @@ devices:
         ));
         let why = |state: &CdiState, facts| match decide(state, &want, facts) {
             Assessment::Needs { why, .. } => why,
-            other => panic!("must be made anew: {other:?}"),
+            other => panic!("must be generated again: {other:?}"),
         };
         assert!(why(&state("535.309.01"), &facts).contains("another driver than 535.309.01"));
         let gone = CdiState {
             missing: vec!["/dev/nvidia0".into()],
             ..state("535.261.03")
         };
-        assert!(why(&gone, &facts).contains("`/dev/nvidia0`, which is not there"));
+        assert!(why(&gone, &facts).contains("`/dev/nvidia0`, which does not exist"));
         let none = CdiState {
             spec: None,
             ..state("535.261.03")
@@ -255,7 +258,7 @@ devices:
             uuids: Some(vec!["GPU-2".into()]),
             ..state("535.261.03")
         };
-        assert!(why(&other, &facts).contains("`GPU-1`, which is no GPU of this machine"));
+        assert!(why(&other, &facts).contains("`GPU-1`, which is not a GPU of this machine"));
         let mut two = facts.clone();
         two.gpus.push(two.gpus[0].clone());
         assert!(why(&state("535.261.03"), &two).contains("names 1 GPUs, 2 are on the bus"));
@@ -292,7 +295,7 @@ devices:
         ] {
             let assessment = decide(now);
             let Assessment::Needs { why, .. } = &assessment else {
-                panic!("must be made anew: {assessment:?}");
+                panic!("must be generated again: {assessment:?}");
             };
             let words = format!("`/dev/nvidia-uvm` as device 243:1, which is {told} now");
             assert!(why.contains(&words), "{why}");

@@ -91,18 +91,18 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
     }
     if !desired.validation.container || desired.toolkit.is_none() {
         return Assessment::NotApplicable {
-            why: "no container proof is wanted".into(),
+            why: "no container probe is configured".into(),
         };
     }
     let Some(wish) = desired.runtimes.first() else {
         return Assessment::NotApplicable {
-            why: "no container runtime is wanted".into(),
+            why: "no container runtime is configured".into(),
         };
     };
     let Some(loaded) = &state.loaded else {
         if desired.image {
             return Assessment::AwaitingBoot {
-                why: "the proof needs live GPUs, at the first boot".into(),
+                why: "the probe needs live GPUs; it runs at the first boot".into(),
             };
         }
         if facts.gpus.is_empty() {
@@ -112,7 +112,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
         }
         return Assessment::After {
             upstream: VALIDATION_DEVICES,
-            why: "the proof needs live GPUs".into(),
+            why: "the probe needs live GPUs".into(),
             expected: Vec::new(),
         };
     };
@@ -120,7 +120,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
     if state.record.as_deref() == Some(&inputs) {
         return Assessment::Satisfied {
             why: format!(
-                "a container saw {} with driver {loaded}, and nothing moved since",
+                "a container saw {} with driver {loaded}, and nothing has changed since",
                 words::count(facts)
             ),
         };
@@ -128,7 +128,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
     Assessment::Needs {
         why: match &state.record {
             None => "no container has seen the GPUs yet".to_owned(),
-            Some(record) => format!("since the last proof: {}", moved(record, &inputs)),
+            Some(record) => format!("since the last probe: {}", moved(record, &inputs)),
         },
         changes: vec![Change::RunProbe {
             probe: Probe::ContainerSeesGpus {
@@ -151,7 +151,7 @@ fn moved(record: &str, inputs: &str) -> String {
         .filter(|line| !record.lines().any(|old| old == *line))
         .collect();
     if new.is_empty() {
-        "fewer things are there".to_owned()
+        "the probe depends on fewer inputs".to_owned()
     } else {
         new.join(", ")
     }
@@ -222,6 +222,6 @@ mod tests {
         let Assessment::Needs { why, .. } = decide(&state, &want, &facts) else {
             panic!("must be proven again");
         };
-        assert_eq!(why, "since the last proof: package=docker.io 26.1.5");
+        assert_eq!(why, "since the last probe: package=docker.io 26.1.5");
     }
 }

@@ -58,7 +58,7 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
     let Some(loaded) = &state.loaded else {
         if desired.image {
             return Assessment::AwaitingBoot {
-                why: "GPUs are compared at the first boot".into(),
+                why: "GPUs are checked at the first boot".into(),
             };
         }
         if facts.gpus.is_empty() {
@@ -68,7 +68,7 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
         }
         return Assessment::After {
             upstream: DRIVER_MODULE,
-            why: "GPUs are compared when the driver is loaded".into(),
+            why: "GPUs are checked when the driver is loaded".into(),
             expected: Vec::new(),
         };
     };
@@ -88,9 +88,9 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
             }
             None => {
                 return blocked(
-                    format!("no driver took GPU {address}"),
-                    "read `dmesg | grep NVRM`: the board may need another branch or flavour, or \
-                     be broken",
+                    format!("no driver is bound to GPU {address}"),
+                    "run `dmesg | grep NVRM`: the GPU may need another branch or flavour, or be \
+                     broken",
                 );
             }
         }
@@ -100,20 +100,20 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
         Nvml::NotLoadable { why } => {
             return blocked(
                 format!("`libnvidia-ml.so.1` cannot be opened: {why}"),
-                "reinstall the package that brings it (Debian: `libnvidia-ml1`), and run \
-                 `ldconfig`",
+                "reinstall the package that contains it (Debian: `apt-get install --reinstall \
+                 libnvidia-ml1`), then run `ldconfig`",
             );
         }
         Nvml::VersionMismatch => {
             return blocked(
                 format!("NVML and the loaded module {loaded} are of different versions"),
-                "reboot: the library was upgraded under the loaded module",
+                "reboot: the library was upgraded while the old module was loaded",
             );
         }
         Nvml::DriverNotLoaded => {
             return blocked(
                 format!("module {loaded} is loaded, but NVML says that none is"),
-                "look for `/dev/nvidiactl` and its permissions",
+                "run `ls -l /dev/nvidiactl` to check that it exists and who may open it",
             );
         }
         Nvml::NoDevices => {
@@ -122,36 +122,36 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
                     "{} on the bus, none initialised by the driver",
                     words::gpus(facts)
                 ),
-                "read `dmesg | grep NVRM`: the firmware or the board refused to start",
+                "run `dmesg | grep NVRM`: the firmware or the GPU failed to start",
             );
         }
         Nvml::Hung { after_seconds } => {
             return blocked(
                 format!("NVML did not answer within {after_seconds} s"),
-                "a GPU or its firmware hangs: read `dmesg | grep -i xid`, reboot, and have the \
-                 machine replaced if it comes back",
+                "a GPU or its firmware hangs: run `dmesg | grep -i xid`, reboot, and have the \
+                 machine replaced if it happens again",
             );
         }
         Nvml::NotAsked { why } => {
             return Assessment::NotApplicable {
-                why: format!("NVML is not asked: {why}"),
+                why: format!("NVML was not asked: {why}"),
             };
         }
         Nvml::Failed { code, why } => {
             let code = code.map_or_else(String::new, |code| format!(" (code {code})"));
             return blocked(
                 format!("NVML failed{code}: {why}"),
-                "read `dmesg | grep NVRM`",
+                "run `dmesg | grep NVRM` for the driver's messages",
             );
         }
     };
     if view.driver_version != loaded.as_str() {
         return blocked(
             format!(
-                "NVML is of {}, the loaded module of {loaded}",
+                "NVML has version {}, but the loaded module has version {loaded}",
                 view.driver_version
             ),
-            "reboot: the library was upgraded under the loaded module",
+            "reboot: the library was upgraded while the old module was loaded",
         );
     }
     if let Some(device) = view.devices.iter().find(|device| device.error.is_some()) {
@@ -171,7 +171,7 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
                 words::gpus(facts),
                 view.devices.len()
             ),
-            "read `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
+            "run `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
         );
     }
     let missing: Vec<String> = view
@@ -184,8 +184,8 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
     if !missing.is_empty() {
         return blocked(
             format!("{} missing", missing.join(", ")),
-            "`nvidia-modprobe -c 0 -u` makes device nodes; a udev rule of the driver package \
-             should have",
+            "run `nvidia-modprobe -c 0 -u` to create the device nodes; a udev rule of the driver \
+             package should have done it",
         );
     }
     Assessment::Satisfied {
@@ -263,7 +263,7 @@ mod tests {
         state.bound[0].1 = Some("nouveau".into());
         assert!(why(&state).contains("bound to `nouveau`"));
         state.bound[0].1 = None;
-        assert!(why(&state).contains("no driver took GPU"));
+        assert!(why(&state).contains("no driver is bound to GPU"));
 
         for (nvml, words) in [
             (

@@ -167,8 +167,9 @@ fn instead_of(others: &[(String, String)], driver: &DriverWish) -> Assessment {
     Assessment::Blocked {
         why: format!("another driver is installed ({named}), {wanted}"),
         hint: format!(
-            "set `driver.replace = true` to replace it, or keep it: set `driver.branch` and \
-             `driver.source` to what is there (source `{DISTRIBUTION}` is the system's archive)"
+            "set `driver.replace = true` to replace it; to keep it, set `driver.branch` and \
+             `driver.source` to the installed ones (source `{DISTRIBUTION}` is the system's \
+             archive)"
         ),
     }
 }
@@ -198,14 +199,14 @@ fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessmen
                     "driver {version_text} was installed {origin}; branch {} is wanted",
                     driver.branch
                 ),
-                hint: "set `driver.branch` to the branch that is there, or `driver.replace = true`"
+                hint: "set `driver.branch` to the installed branch, or `driver.replace = true`"
                     .into(),
             },
         });
     }
     if driver.replace && found.origin == Some(Origin::Runfile) {
         let mut changes = vec![Change::RunTool {
-            purpose: "remove the driver that NVIDIA's installer put there".into(),
+            purpose: "remove the driver that NVIDIA's installer installed".into(),
             command: vec![RUNFILE_UNINSTALLER.into(), "--silent".into()],
             writes: Vec::new(),
         }];

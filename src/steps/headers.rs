@@ -73,9 +73,9 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
     if !state.unavailable.is_empty() {
         return Assessment::Blocked {
             why: format!("no repository offers {}", state.unavailable.join(", ")),
-            hint: "the archive keeps headers of its newest kernels only: upgrade the kernel \
+            hint: "the archive keeps headers only for its newest kernels: upgrade the kernel \
                    (`apt-get install linux-image-amd64` or your cloud's flavour), reboot, and run \
-                   again"
+                   the command again"
                 .into(),
         };
     }
@@ -106,8 +106,7 @@ impl Step for Headers {
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         if adopts(cx).await {
             return Ok(Assessment::NotApplicable {
-                why: "the driver that is there is adopted, so no kernel module is compiled here"
-                    .into(),
+                why: "the existing driver is adopted, so no kernel module is compiled here".into(),
             });
         }
         Ok(decide(&detect(cx).await?, cx.desired))

@@ -55,7 +55,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         Purpose::Runtime(_) | Purpose::Toolkit => true,
     });
     if matching.is_empty() && !hold.patterns.is_empty() && expects {
-        whys.push("nothing that is to be held is installed yet".to_owned());
+        whys.push("no package that must be held is installed yet".to_owned());
     } else if !free.is_empty() {
         whys.push(format!(
             "{} of {} packages are not held: {}",
@@ -79,7 +79,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         && state.exclusion.as_deref() != Some(&content)
     {
         whys.push(format!(
-            "unattended upgrades are not told to leave them alone (`{path}`)"
+            "unattended upgrades are not configured to exclude them (`{path}`)"
         ));
         changes.push(Change::WriteFile {
             path,

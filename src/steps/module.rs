@@ -114,7 +114,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
             },
         },
         None if facts.gpus.is_empty() => Assessment::NotApplicable {
-            why: "no NVIDIA GPU is on the PCI bus, so the module has nothing to drive".into(),
+            why: "no NVIDIA GPU is on the PCI bus, so no module is needed".into(),
         },
         None if !state.denied_loaded.is_empty() => Assessment::Needs {
             why: format!(
@@ -122,7 +122,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
                 state.denied_loaded.join(", ")
             ),
             changes: vec![Change::Reboot {
-                why: format!("{} must let go of the GPU", state.denied_loaded.join(", ")),
+                why: format!("{} must release the GPU", state.denied_loaded.join(", ")),
             }],
         },
         None => {

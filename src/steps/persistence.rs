@@ -19,7 +19,7 @@ pub struct Persistence;
 fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts, adopts: bool) -> Assessment {
     let (Some(_), Some(persistence)) = (&desired.driver, &desired.persistence) else {
         return Assessment::NotApplicable {
-            why: "no persistence daemon is wanted".into(),
+            why: "no persistence daemon is configured".into(),
         };
     };
     let name = &persistence.unit;
@@ -40,7 +40,7 @@ fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts, adopts: bo
     }
     if unit.is_none() && adopts {
         return Assessment::NotApplicable {
-            why: format!("the driver that is adopted brings no `{name}`"),
+            why: format!("the adopted driver has no `{name}`"),
         };
     }
     Assessment::Needs {

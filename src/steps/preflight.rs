@@ -219,8 +219,8 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                     bytes(room.free),
                     bytes(least)
                 ),
-                hint: "free some room (old kernels, package cache: `apt-get clean`) or grow the \
-                       disk",
+                hint: "free some space (old kernels, package cache: `apt-get clean`) or enlarge \
+                       the disk",
             });
         }
     }
@@ -233,7 +233,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                 bytes(memory),
                 bytes(want.min_memory_bytes)
             ),
-            hint: "take a larger machine, or lower `preflight.min-memory-bytes`",
+            hint: "use a larger machine, or lower `preflight.min-memory-bytes`",
         });
     }
     if let Some(last) = state.last_package_run
@@ -245,15 +245,15 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                 words::time(state.now),
                 words::time(last)
             ),
-            hint: "set the clock (`timedatectl set-ntp true`); certificates and signatures \
+            hint: "run `timedatectl set-ntp true` to set the clock; certificates and signatures \
                    cannot be checked with a wrong one",
         });
     }
     if facts.gpus.is_empty() && desired.assume_gpus.is_empty() && !want.allow_no_gpu {
         found.push(Obstacle {
             why: "no NVIDIA GPU is on the PCI bus".into(),
-            hint: "look at `lspci -d 10de:`; for an image name the GPUs of its instances with \
-                   `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set \
+            hint: "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its \
+                   instances with `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set \
                    `preflight.allow-no-gpu = true`",
         });
     }

@@ -71,7 +71,7 @@ fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Opti
     match &found.source {
         None => return Some(format!("{name} is not configured")),
         Some(text) if *text != backend.source(repository).1 => {
-            return Some(format!("{name} is configured in another way"));
+            return Some(format!("{name} is configured differently"));
         }
         Some(_) => {}
     }
@@ -90,7 +90,7 @@ fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Opti
     match stranger {
         // A keyring of the distribution contains whatever keys the distribution trusts.
         Some(key) if repository.keyring.is_none() => Some(format!(
-            "the keyring of {name} holds {key}, which the profile does not name"
+            "the keyring of {name} contains {key}, which the profile does not name"
         )),
         _ => None,
     }
@@ -108,7 +108,7 @@ fn missing_priority(
 }
 
 fn no_priority(path: &Utf8Path, name: &str) -> String {
-    format!("`{path}` does not give {name} its priority")
+    format!("`{path}` does not set the priority of {name}")
 }
 
 fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
@@ -169,7 +169,7 @@ fn decide(state: &RepositoriesState, desired: &Desired) -> Assessment {
         })
         .collect();
     Assessment::Satisfied {
-        why: format!("configured, with the keys named: {}", names.join(", ")),
+        why: format!("configured, with the accepted keys: {}", names.join(", ")),
     }
 }
 
@@ -234,7 +234,7 @@ mod tests {
         };
         let mut other = good.clone();
         other.repositories[0].source = Some("Types: deb\n".into());
-        assert!(why(&other).contains("in another way"));
+        assert!(why(&other).contains("configured differently"));
         other.repositories[0].source = None;
         assert!(why(&other).contains("is not configured"));
         let mut stranger = good.clone();

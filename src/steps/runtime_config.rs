@@ -73,7 +73,7 @@ async fn detect(cx: &Cx<'_>, kind: RuntimeKind) -> Result<RuntimeState, StepErro
 fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assessment {
     if desired.toolkit.is_none() {
         return Assessment::NotApplicable {
-            why: "the container toolkit is not wanted".into(),
+            why: "the container toolkit is not configured".into(),
         };
     }
     let (name, files): (&str, &[&str]) = match wish.kind {
@@ -98,7 +98,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
             let lost = default.as_ref().filter(|name| !runtimes.contains(name));
             if let Some(lost) = lost {
                 // Containers that ask for no GPU could not start.
-                format!("{name} does not know its default runtime {lost} any more")
+                format!("{name} no longer has its default runtime {lost}")
             } else if registered && (!wish.nvidia_default || is_default) {
                 return Assessment::Satisfied {
                     why: format!("{name} runs with the runtimes {}", runtimes.join(", ")),
@@ -156,8 +156,8 @@ fn refuse(broken: &Broken, reader: &str, consequence: &str) -> Assessment {
     Assessment::Blocked {
         why: format!("`{path}` cannot be read by {reader}: {why}"),
         hint: format!(
-            "correct `{path}`, or move it away; {consequence}, and what somebody wrote there is \
-             not overwritten"
+            "correct `{path}`, or move it away; {consequence}, and existing content is never \
+             overwritten"
         ),
     }
 }
@@ -192,7 +192,7 @@ impl Step for RuntimeConfig {
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let Some(wish) = wish(cx.desired, self.0) else {
             return Ok(Assessment::NotApplicable {
-                why: "this runtime is not wanted".into(),
+                why: "this runtime is not configured".into(),
             });
         };
         Ok(decide(&detect(cx, self.0).await?, wish, cx.desired))
@@ -255,10 +255,7 @@ mod tests {
         else {
             panic!("runc must not be lost");
         };
-        assert_eq!(
-            why,
-            "docker does not know its default runtime runc any more"
-        );
+        assert_eq!(why, "docker no longer has its default runtime runc");
         want.toolkit = None;
         assert!(matches!(
             decide(&intact(Effective::Absent), &docker, &want),

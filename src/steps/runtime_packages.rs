@@ -70,7 +70,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     let what = if !comparison.all_met() && !present.is_empty() {
         format!(
-            "{} is installed from elsewhere and kept",
+            "{} was installed from another source and is kept",
             present.join(", ")
         )
     } else if !comparison.held.is_empty() {
@@ -131,7 +131,7 @@ impl Step for RuntimePackages {
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let Some(wish) = wish(cx.desired, self.0) else {
             return Ok(Assessment::NotApplicable {
-                why: "this runtime is not wanted".into(),
+                why: "this runtime is not configured".into(),
             });
         };
         Ok(decide(&detect(cx, wish).await?, wish, cx.desired))

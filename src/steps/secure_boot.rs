@@ -35,12 +35,12 @@ fn decide(state: SecureBootState, facts: &Facts, desired: &Desired) -> Assessmen
     };
     let Some(module) = &driver.dkms else {
         return Assessment::Satisfied {
-            why: "the kernel modules are installed compiled and signed by their vendor".into(),
+            why: "the kernel modules come compiled and signed from their vendor".into(),
         };
     };
     if state.adopts {
         return Assessment::Satisfied {
-            why: "the driver that is there is adopted, so no kernel module is compiled here".into(),
+            why: "the existing driver is adopted, so no kernel module is compiled here".into(),
         };
     }
     match facts.secure_boot {
@@ -48,12 +48,14 @@ fn decide(state: SecureBootState, facts: &Facts, desired: &Desired) -> Assessmen
             why: "Secure Boot is off".into(),
         },
         State::Unsupported => Assessment::Satisfied {
-            why: "the machine does not boot by UEFI".into(),
+            why: "the machine does not boot with UEFI".into(),
         },
         // Unreadable values are listed under `unknown` in the facts; loading the module will show
         // the result.
         State::Unknown => Assessment::Satisfied {
-            why: "the state of Secure Boot cannot be read; loading the module will tell".into(),
+            why: "the state of Secure Boot cannot be read; an attempt to load the module will \
+                  show it"
+                .into(),
         },
         State::Enabled if state.loaded => Assessment::Satisfied {
             why: "Secure Boot is on and an accepted NVIDIA module is loaded".into(),
@@ -61,9 +63,9 @@ fn decide(state: SecureBootState, facts: &Facts, desired: &Desired) -> Assessmen
         State::Enabled => Assessment::Blocked {
             why: format!(
                 "Secure Boot is on, and the module `{module}` would be compiled here, with a \
-                 signature that this machine does not know"
+                 signature that this machine does not trust"
             ),
-            hint: "take a source of signed modules (Ubuntu's archive, AlmaLinux 9 and 10), an \
+            hint: "use a source of signed modules (Ubuntu's archive, AlmaLinux 9 and 10), an \
                    image in which the signing key is enrolled, or an instance without Secure Boot"
                 .into(),
         },

@@ -19,7 +19,7 @@ pub struct Toolkit;
 fn decide(installed: &Packages, desired: &Desired) -> Assessment {
     let Some(toolkit) = &desired.toolkit else {
         return Assessment::NotApplicable {
-            why: "the container toolkit is not wanted".into(),
+            why: "the container toolkit is not configured".into(),
         };
     };
     let comparison = compare(&toolkit.packages, installed);
@@ -52,7 +52,7 @@ fn decide(installed: &Packages, desired: &Desired) -> Assessment {
     } else {
         Assessment::Needs {
             why: format!(
-                "its packages are of different versions: {}",
+                "its packages have different versions: {}",
                 comparison.met.join(", ")
             ),
             changes: install(&toolkit.packages, Vec::new()),

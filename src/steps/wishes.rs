@@ -99,7 +99,7 @@ impl Comparison {
     #[must_use]
     pub fn held_hint(&self, manager: Manager) -> String {
         format!(
-            "release the hold (`{}`), or ask for the version that is held",
+            "release the hold (`{}`), or configure the held version",
             manager.backend().unhold_command()
         )
     }

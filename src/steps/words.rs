@@ -5,7 +5,7 @@ use crate::{facts::Facts, step::Assessment};
 /// The answer of every step about the driver when none is wanted.
 pub(super) fn no_driver() -> Assessment {
     Assessment::NotApplicable {
-        why: "no driver is wanted on this machine".into(),
+        why: "no driver is configured for this machine".into(),
     }
 }
 

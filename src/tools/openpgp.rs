@@ -21,13 +21,13 @@ pub struct Key {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenPgpError {
     /// It is not OpenPGP.
-    #[error("it is no OpenPGP public key: {why}")]
+    #[error("it is not an OpenPGP public key: {why}")]
     Malformed {
         /// The parser's message.
         why: String,
     },
     /// It holds no key.
-    #[error("it holds no OpenPGP public key")]
+    #[error("it contains no OpenPGP public key")]
     Empty,
 }
 

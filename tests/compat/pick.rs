@@ -277,7 +277,7 @@ fn cuda() {
         reasons(&refusal)
     );
     assert!(
-        refusal.nearest[0].contains("without the wished CUDA versions"),
+        refusal.nearest[0].contains("without the requested CUDA versions"),
         "{refusal:?}"
     );
     assert_eq!(brief(&wish(V100, "11.8 12.9")), "580 proprietary");
@@ -335,7 +335,7 @@ fn kernels_per_branch() {
         ("6.4.12", "525.105.17", "525.116.03"),
         ("6.15", "550.163.01", "needs patches from Linux 6.15 on"),
         ("6.10", "470.256.02", "needs patches from Linux 6.10 on"),
-        ("4.14", "580.178.04", "asks for Linux 4.15"),
+        ("4.14", "580.178.04", "needs Linux 4.15"),
     ] {
         let refusal = refused(&wish(kernel, version));
         assert!(
@@ -466,7 +466,7 @@ fn unlisted_gpus() {
     assert!(
         pick.reasons
             .iter()
-            .any(|r| r.contains("verified after the module was loaded"))
+            .any(|r| r.contains("verified after the module is loaded"))
     );
     let refusal = refused(&gpus(&["10de:0fff"]));
     assert!(refusal.unknown, "{refusal:?}");

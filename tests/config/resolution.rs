@@ -349,7 +349,7 @@ fn doubts_about_the_driver_are_warnings_of_the_resolution() {
     });
     let resolution = machine.resolution();
     let driver = resolution.desired.driver.as_ref().unwrap();
-    let fabric = "the GPUs need the fabric manager, which is not set up by this version";
+    let fabric = "the GPUs need the fabric manager, which this version does not set up";
     assert!(driver.warnings.iter().any(|w| w == fabric), "{driver:?}");
     assert!(
         (driver.warnings.iter()).all(|warning| resolution.warnings.contains(warning)),

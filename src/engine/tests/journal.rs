@@ -193,7 +193,7 @@ async fn a_torn_last_line_is_told_and_dropped() {
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
     assert!(
-        report.notes[0].contains("cut off half way"),
+        report.notes[0].contains("is incomplete"),
         "{:?}",
         report.notes
     );

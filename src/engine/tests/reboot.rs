@@ -193,7 +193,7 @@ async fn without_the_unit_there_is_no_reboot_by_itself() {
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::RebootRequired);
     assert!(!report.reboot.unwrap().automatic);
-    assert!(report.notes[0].contains("will not go on by itself"));
+    assert!(report.notes[0].contains("will not continue the run"));
 
     let mut rig = Rig::new([module()]);
     rig.image = true;
@@ -253,7 +253,7 @@ async fn a_machine_that_goes_down_goes_on_and_one_that_a_person_stopped_does_not
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Interrupted);
     assert!(!armed(&rig));
-    assert!(report.notes[0].contains("does not go on by itself"));
+    assert!(report.notes[0].contains("does not continue the run"));
     assert_eq!(rig.fakes.files.text("/a"), "x");
 
     // A failure beside it makes no difference.

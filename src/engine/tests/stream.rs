@@ -118,8 +118,11 @@ fn a_broken_subscriber_is_dropped_and_the_others_are_told() {
     reporter.finish();
     let kept = kept.lock().unwrap();
     assert_eq!(kept[0], "one");
-    assert_eq!(kept[1], "no more events go to a pipe: broken pipe");
-    assert_eq!(kept[2], "no more events go to a panic: it panicked");
+    assert_eq!(kept[1], "no more events are written to a pipe: broken pipe");
+    assert_eq!(
+        kept[2],
+        "no more events are written to a panic: it panicked"
+    );
 }
 
 struct Slow(Arc<AtomicBool>, Keeps);
