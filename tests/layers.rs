@@ -206,31 +206,33 @@ crate::f::g::<u8>();"##,
 }
 
 /// What depends on the package manager is behind one seam: no other code names one. The words count
-/// in identifiers, also as a part of one (`AptSources`, `rpm_query`), and not in text and comments.
+/// in identifiers, also as a part of one (`AptSources`, `rpm_query`), and in texts, paths included;
+/// not in comments.
 #[test]
 fn only_backends_and_the_profile_reader_name_a_package_manager() {
     const NAMES: [&str; 4] = ["apt", "dpkg", "dnf", "rpm"];
-    const ALLOWED: [&[&str]; 2] = [&["tools", "packages"], &["config", "profile"]];
+    const ALLOWED: [&[&str]; 3] = [
+        &["tools", "packages"],
+        &["config", "profile"],
+        // Files with logins, of all kinds of systems, that a recording must not hold.
+        &["host", "record", "sensitive"],
+    ];
     let mut wrong = Vec::new();
     for module in PRODUCT.all() {
-        let starts = |allowed: &[&str]| {
-            module
-                .path
-                .iter()
-                .zip(allowed)
-                .filter(|(one, other)| one == other)
-                .count()
-                == allowed.len()
-        };
-        if ALLOWED.into_iter().any(starts) {
+        if ALLOWED.iter().any(|allowed| starts(&module.path, allowed)) {
             continue;
         }
-        for (identifier, line) in module.identifiers() {
-            if words(identifier)
-                .iter()
-                .any(|word| NAMES.contains(&&**word))
-            {
-                wrong.push(format!("{}: `{identifier}`", module.place(line)));
+        let text = fs::read_to_string(&module.file).expect("a source file");
+        let identifiers = module.identifiers();
+        let identifiers =
+            identifiers.map(|(identifier, line)| (identifier, words(identifier), line));
+        let literals = source::literals(&text).into_iter().map(|(literal, line)| {
+            let parts = literal.split(|c: char| !c.is_ascii_alphanumeric());
+            (literal, parts.map(str::to_lowercase).collect(), line)
+        });
+        for (named, words, line) in identifiers.chain(literals) {
+            if words.iter().any(|word| NAMES.contains(&&**word)) {
+                wrong.push(format!("{}: `{named}`", module.place(line)));
             }
         }
     }
@@ -240,6 +242,10 @@ fn only_backends_and_the_profile_reader_name_a_package_manager() {
         "code that names a package manager:\n{}",
         wrong.join("\n")
     );
+}
+
+fn starts(path: &[String], with: &[&str]) -> bool {
+    path.len() >= with.len() && path.iter().zip(with).all(|(one, other)| one == other)
 }
 
 /// The words of an identifier in small letters: `AptSources` and `apt_sources` are `apt` and `sources`.

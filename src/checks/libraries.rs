@@ -6,6 +6,7 @@ use camino::Utf8PathBuf;
 
 use crate::{
     check::{Check, Finding, Verdict},
+    config::desired::Manager,
     model::id::Id,
     step::{Cx, StepError},
 };
@@ -54,7 +55,7 @@ fn detect(cx: &Cx<'_>) -> Result<LibrariesState, StepError> {
     })
 }
 
-fn decide(state: &LibrariesState) -> Finding {
+fn decide(state: &LibrariesState, manager: Manager) -> Finding {
     let finding = |status, why: String, remedy: Option<&str>| Finding {
         id: LIBRARIES,
         title: "Driver libraries".into(),
@@ -78,10 +79,10 @@ fn decide(state: &LibrariesState) -> Finding {
         return finding(
             Verdict::Fail,
             format!("{} cannot be found on the library path", missing.join(", ")),
-            Some(
-                "reinstall the packages that contain them (Debian: `apt-get install --reinstall \
-                 libnvidia-ml1 libcuda1`), then run `ldconfig`",
-            ),
+            Some(&format!(
+                "reinstall the driver's library packages (`{}`), then run `ldconfig`",
+                manager.backend().commands().reinstall
+            )),
         );
     }
     let mut others = Vec::new();
@@ -123,7 +124,7 @@ impl Check for Libraries {
     }
 
     async fn examine(&self, cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(vec![decide(&detect(cx)?)])
+        Ok(vec![decide(&detect(cx)?, cx.desired.packages.manager)])
     }
 }
 
@@ -179,7 +180,7 @@ mod tests {
                 "version 535.247.01",
             ),
         ] {
-            let finding = decide(&state);
+            let finding = decide(&state, super::Manager::Apt);
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
         }

@@ -78,9 +78,10 @@ impl RepositoryInputs<'_> {
                 let why = "it contains a user or a password, and all users can read the file into \
                            which it is written"
                     .to_owned();
-                let hint = "remove them, and write them into a file of mode 0600 in \
-                            `/etc/apt/auth.conf.d`, see apt_auth.conf(5)"
-                    .to_owned();
+                let hint = format!(
+                    "remove them, and write them into {}",
+                    self.profile.manager.backend().commands().credentials
+                );
                 let key = format!("repositories.{name}.{key}");
                 return Err(self.layers.wrong(&key, why, Some(hint)));
             }

@@ -361,8 +361,10 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
         blacklist: with(&default.blacklist, &default.kernel_blacklist),
     };
     let backend = profile.manager.backend();
-    hold.blacklist
-        .extend((extra.iter()).filter_map(|pattern| backend.updater_pattern(pattern)));
+    if let Some(updater) = backend.updater() {
+        hold.blacklist
+            .extend(extra.iter().map(|pattern| updater.pattern(pattern)));
+    }
     hold.patterns.extend(extra);
     hold
 }

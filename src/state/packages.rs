@@ -59,7 +59,11 @@ impl State {
             reader.answer(fact, used) == Some(true)
         });
         let Some(manager) = found else {
-            return Err("there is neither a dpkg nor an rpm database".to_owned());
+            let names = Manager::ALL.map(|manager| manager.backend().name());
+            return Err(format!(
+                "there is no package database of {}",
+                names.join(" or ")
+            ));
         };
         let program = manager.backend().database_program();
         if let (Some(program), false) = (program, self.scope.executes) {
@@ -109,7 +113,7 @@ mod tests {
     async fn rpm_is_asked_only_where_programs_may_run() {
         let (host, fakes) = fake::host();
         let get = async || state(&host, facts()).installed().await.value.clone();
-        assert!(get().await.unwrap_err().contains("neither"));
+        assert!(get().await.unwrap_err().contains("apt or dnf"));
         fakes.files.put_folder("/var/lib/rpm", 0o755);
         let below = state_below_root(&host, facts());
         let unread = below.installed().await.value.clone();

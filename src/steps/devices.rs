@@ -100,8 +100,10 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
         Nvml::NotLoadable { why } => {
             return blocked(
                 format!("`libnvidia-ml.so.1` cannot be opened: {why}"),
-                "reinstall the package that contains it (Debian: `apt-get install --reinstall \
-                 libnvidia-ml1`), then run `ldconfig`",
+                &format!(
+                    "reinstall the driver's library package (`{}`), then run `ldconfig`",
+                    desired.packages.manager.backend().commands().reinstall
+                ),
             );
         }
         Nvml::VersionMismatch => {

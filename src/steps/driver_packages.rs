@@ -70,7 +70,7 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     if let Some(answer) = foreign(driver, state) {
         return answer;
     }
-    let comparison = compare(&driver.packages, &state.installed);
+    let comparison = compare(desired.packages.manager, &driver.packages, &state.installed);
     if !comparison.held.is_empty() {
         return Assessment::Blocked {
             why: comparison.held.join("; "),

@@ -58,7 +58,7 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
             why: "the profile names no headers".into(),
         };
     }
-    let comparison = compare(&desired.headers, &state.installed);
+    let comparison = compare(desired.packages.manager, &desired.headers, &state.installed);
     if comparison.all_met() {
         return Assessment::Satisfied {
             why: comparison.met_text(),
@@ -73,10 +73,11 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
     if !state.unavailable.is_empty() {
         return Assessment::Blocked {
             why: format!("no repository offers {}", state.unavailable.join(", ")),
-            hint: "the archive keeps headers only for its newest kernels: upgrade the kernel \
-                   (`apt-get install linux-image-amd64` or your cloud's flavour), reboot, and run \
-                   the command again"
-                .into(),
+            hint: format!(
+                "the archive keeps headers only for its newest kernels: upgrade the kernel (`{}` \
+                 or your cloud's flavour), reboot, and run the command again",
+                desired.packages.manager.backend().commands().upgrade_kernel
+            ),
         };
     }
     Assessment::Needs {

@@ -24,8 +24,11 @@ struct HoldState {
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<HoldState, StepError> {
-    let exclusion = match packages::backend(cx).updater_exclusion(&cx.desired.hold.blacklist) {
-        Some((path, _)) => cx.host.files().read_text(&path)?,
+    let exclusion = match packages::backend(cx).updater() {
+        Some(updater) => {
+            let (path, _) = updater.exclusion(&cx.desired.hold.blacklist);
+            cx.host.files().read_text(&path)?
+        }
         None => None,
     };
     Ok(HoldState {
@@ -69,12 +72,8 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
             patterns: hold.patterns.clone(),
         });
     }
-    let exclusion = desired
-        .packages
-        .manager
-        .backend()
-        .updater_exclusion(&hold.blacklist);
-    if let Some((path, content)) = exclusion
+    let updater = desired.packages.manager.backend().updater();
+    if let Some((path, content)) = updater.map(|updater| updater.exclusion(&hold.blacklist))
         && !hold.blacklist.is_empty()
         && state.exclusion.as_deref() != Some(&content)
     {
@@ -143,9 +142,8 @@ mod tests {
         let want = desired();
         let good = HoldState {
             installed: packages(&["libnvidia-ml1!=535.1", "nvidia-smi!=535.1", "bash=5.2"]),
-            exclusion: (want.packages.manager.backend())
-                .updater_exclusion(&want.hold.blacklist)
-                .map(|(_, text)| text),
+            exclusion: (want.packages.manager.backend().updater())
+                .map(|updater| updater.exclusion(&want.hold.blacklist).1),
         };
         assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
         let one_free = HoldState {

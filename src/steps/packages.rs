@@ -47,16 +47,11 @@ pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
         return Ok(Vec::new());
     }
     let database = cx.state.database(cx.desired.packages.manager).await?;
-    let mut found: Vec<String> = (database.unwrap_or_default().iter())
-        .filter(|package| package.needs_repair())
-        .map(|package| format!("{} {}", package.name, package.version))
-        .collect();
-    if found.is_empty()
-        && let Some(program) = backend.interrupted(cx.host.files())?
-    {
-        found.push(format!("{program} was interrupted"));
-    }
-    Ok(found)
+    let half_done = backend.half_done(cx.host.files(), database.unwrap_or_default())?;
+    let packages =
+        (half_done.packages.iter()).map(|package| format!("{} {}", package.name, package.version));
+    let program = (half_done.interrupted).map(|program| format!("{program} was interrupted"));
+    Ok(packages.chain(program).collect())
 }
 
 /// Which of the packages no repository offers. Empty when there are no package lists yet, or a

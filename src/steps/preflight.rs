@@ -61,7 +61,7 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         let installed = packages::installed(cx).await?;
         let wished = wished(&installed, cx.desired, adopts(cx).await);
         (
-            !compare(&wished, &installed).all_met(),
+            !compare(cx.desired.packages.manager, &wished, &installed).all_met(),
             here(
                 packages::backend(cx),
                 files,
@@ -160,14 +160,14 @@ fn wished(installed: &Packages, desired: &Desired, adopts: bool) -> Vec<PackageW
 /// Something that stands in the way, with what helps.
 struct Obstacle {
     why: String,
-    hint: &'static str,
+    hint: String,
 }
 
 fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessment {
     let obstacles = obstacles(state, desired, facts);
     if !obstacles.is_empty() {
         let whys: Vec<String> = obstacles.iter().map(|o| o.why.clone()).collect();
-        let mut hints: Vec<&str> = obstacles.iter().map(|o| o.hint).collect();
+        let mut hints: Vec<&str> = obstacles.iter().map(|o| o.hint.as_str()).collect();
         hints.dedup();
         return Assessment::Blocked {
             why: whys.join("; "),
@@ -200,7 +200,8 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             found.push(Obstacle {
                 why: format!("`{path}` is mounted read-only"),
                 hint: "mount it writable; on an image-based system build the node image with \
-                       `install --image` instead",
+                       `install --image` instead"
+                    .into(),
             });
         }
     }
@@ -219,8 +220,10 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                     bytes(room.free),
                     bytes(least)
                 ),
-                hint: "free some space (old kernels, package cache: `apt-get clean`) or enlarge \
-                       the disk",
+                hint: format!(
+                    "free some space (old kernels, package cache: `{}`) or enlarge the disk",
+                    desired.packages.manager.backend().commands().clean
+                ),
             });
         }
     }
@@ -233,7 +236,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                 bytes(memory),
                 bytes(want.min_memory_bytes)
             ),
-            hint: "use a larger machine, or lower `preflight.min-memory-bytes`",
+            hint: "use a larger machine, or lower `preflight.min-memory-bytes`".into(),
         });
     }
     if let Some(last) = state.last_package_run
@@ -246,7 +249,8 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                 words::time(last)
             ),
             hint: "run `timedatectl set-ntp true` to set the clock; certificates and signatures \
-                   cannot be checked with a wrong one",
+                   cannot be checked with a wrong one"
+                .into(),
         });
     }
     if facts.gpus.is_empty() && desired.assume_gpus.is_empty() && !want.allow_no_gpu {
@@ -254,7 +258,8 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             why: "no NVIDIA GPU is on the PCI bus".into(),
             hint: "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its \
                    instances with `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set \
-                   `preflight.allow-no-gpu = true`",
+                   `preflight.allow-no-gpu = true`"
+                .into(),
         });
     }
     found
@@ -359,8 +364,10 @@ mod tests {
         ));
 
         let want = desired();
-        let to_come =
-            |installed: &Packages| !compare(&wished(installed, &want, false), installed).all_met();
+        let to_come = |installed: &Packages| {
+            let wished = wished(installed, &want, false);
+            !compare(want.packages.manager, &wished, installed).all_met()
+        };
         assert!(to_come(&Packages::new()));
         let complete: Packages = (want.package_groups().into_iter())
             .flat_map(|(_, packages)| packages)

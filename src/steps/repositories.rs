@@ -203,10 +203,12 @@ mod tests {
         change::Change,
         step::Assessment,
         steps::fixtures::desired,
-        tools::packages::{Backend, apt::Apt},
+        tools::packages::{Backend, Manager},
     };
 
-    const APT: &dyn Backend = &Apt;
+    fn apt() -> &'static dyn Backend {
+        Manager::Apt.backend()
+    }
 
     #[test]
     fn source_key_and_pin_must_all_be_there() {
@@ -216,14 +218,14 @@ mod tests {
                 .repositories
                 .iter()
                 .map(|repository| OnDisk {
-                    source: Some(APT.source(repository).1),
+                    source: Some(apt().source(repository).1),
                     keys: Some(repository.fingerprints.clone()),
-                    priority: APT.priority(repository).map(|(_, text)| text),
+                    priority: apt().priority(repository).map(|(_, text)| text),
                     theirs: None,
                 })
                 .collect(),
             pins: (want.pins.iter())
-                .map(|pin| APT.pin(pin).map(|(_, text)| text))
+                .map(|pin| apt().pin(pin).map(|(_, text)| text))
                 .collect(),
         };
         assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
@@ -266,7 +268,7 @@ mod tests {
         let Assessment::Needs { changes, .. } = decide(&state(&found), &want) else {
             panic!("it has no priority");
         };
-        let (path, text) = APT.priority(&want.repositories[0]).expect("a priority");
+        let (path, text) = apt().priority(&want.repositories[0]).expect("a priority");
         assert_eq!(
             changes,
             [Change::WriteFile {

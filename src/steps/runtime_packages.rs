@@ -29,16 +29,17 @@ async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepErr
     let unit = match cx.state.unit(&wish.unit).await {
         Ok(unit) => unit,
         // Missing packages are known without systemd.
-        Err(error) if error.not_asked().is_some() && lacks(&installed, wish) => None,
+        Err(error) if error.not_asked().is_some() && lacks(cx.desired, &installed, wish) => None,
         Err(error) => return Err(error.into()),
     };
     Ok(RuntimeState { installed, unit })
 }
 
 /// Whether neither the wanted packages nor their alternatives are there.
-fn lacks(installed: &Packages, wish: &RuntimeWish) -> bool {
+fn lacks(desired: &Desired, installed: &Packages, wish: &RuntimeWish) -> bool {
     let elsewhere = |name: &String| installed.get(name).is_some_and(|p| !p.version.is_empty());
-    !wish.alternatives.iter().any(elsewhere) && !compare(&wish.packages, installed).all_met()
+    !wish.alternatives.iter().any(elsewhere)
+        && !compare(desired.packages.manager, &wish.packages, installed).all_met()
 }
 
 pub(super) fn wish(desired: &Desired, kind: RuntimeKind) -> Option<&RuntimeWish> {
@@ -66,7 +67,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
         start: true,
     };
 
-    let comparison = compare(&wish.packages, &state.installed);
+    let comparison = compare(desired.packages.manager, &wish.packages, &state.installed);
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     let what = if !comparison.all_met() && !present.is_empty() {
         format!(

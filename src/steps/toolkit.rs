@@ -22,7 +22,7 @@ fn decide(installed: &Packages, desired: &Desired) -> Assessment {
             why: "the container toolkit is not configured".into(),
         };
     };
-    let comparison = compare(&toolkit.packages, installed);
+    let comparison = compare(desired.packages.manager, &toolkit.packages, installed);
     if !comparison.held.is_empty() {
         return Assessment::Blocked {
             why: comparison.held.join("; "),

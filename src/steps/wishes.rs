@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use crate::{
     change::Change,
     config::desired::{Manager, PackageWish},
-    model::pattern,
 };
 
 /// An installed package.
@@ -35,7 +34,8 @@ pub struct Comparison {
 
 /// Compares wishes with what is installed.
 #[must_use]
-pub fn compare(wishes: &[PackageWish], installed: &Packages) -> Comparison {
+pub fn compare(manager: Manager, wishes: &[PackageWish], installed: &Packages) -> Comparison {
+    let backend = manager.backend();
     let mut result = Comparison::default();
     for wish in wishes {
         let Some(package) = installed.get(&wish.name) else {
@@ -51,7 +51,7 @@ pub fn compare(wishes: &[PackageWish], installed: &Packages) -> Comparison {
         let fits = wish
             .version
             .as_deref()
-            .is_none_or(|p| pattern::matches(p, &package.version));
+            .is_none_or(|wanted| backend.matches(wanted, &package.version));
         if fits && package.complete {
             result
                 .met
@@ -100,7 +100,7 @@ impl Comparison {
     pub fn held_hint(&self, manager: Manager) -> String {
         format!(
             "release the hold (`{}`), or configure the held version",
-            manager.backend().unhold_command()
+            manager.backend().commands().unhold
         )
     }
 }
@@ -165,11 +165,16 @@ mod tests {
         compare,
         fixtures::{packages, wishes},
     };
+    use crate::config::desired::Manager;
 
     #[test]
     fn each_way_of_not_being_there_is_named() {
         let installed = packages(&["a=1.0", "b=2.0-1", "c?=3.0", "d!=4.0"]);
-        let result = compare(&wishes(&["a", "b=2.*", "c", "d=5.*", "e=6.*"]), &installed);
+        let result = compare(
+            Manager::Apt,
+            &wishes(&["a", "b=2.*", "c", "d=5.*", "e=6.*"]),
+            &installed,
+        );
         assert_eq!(result.met, ["a 1.0", "b 2.0-1"]);
         assert_eq!(
             result.unmet,
@@ -187,12 +192,24 @@ mod tests {
 
     #[test]
     fn a_hold_on_what_is_not_there_is_in_the_way_too() {
-        let result = compare(&wishes(&["docker.io"]), &packages(&["docker.io!="]));
+        let result = compare(
+            Manager::Apt,
+            &wishes(&["docker.io"]),
+            &packages(&["docker.io!="]),
+        );
         assert_eq!(result.held, ["docker.io is not installed, and it is held"]);
     }
 
     #[test]
+    fn versions_match_by_the_rules_of_the_package_manager() {
+        let installed = packages(&["nvidia-driver=3:580.95.05-1.el9"]);
+        let wanted = wishes(&["nvidia-driver=580.*"]);
+        assert!(compare(Manager::Dnf, &wanted, &installed).all_met());
+        assert!(!compare(Manager::Apt, &wanted, &installed).all_met());
+    }
+
+    #[test]
     fn a_held_package_of_the_right_version_is_met() {
-        assert!(compare(&wishes(&["a=1.*"]), &packages(&["a!=1.0"])).all_met());
+        assert!(compare(Manager::Apt, &wishes(&["a=1.*"]), &packages(&["a!=1.0"])).all_met());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -142,8 +143,33 @@ fn expand<'a>(tree: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<String>>
 
 /// Code with blanks in the place of comments, literals and what is compiled for tests only.
 pub fn production(text: &str) -> String {
-    let mut code = bare(text);
-    while let Some(start) = code.find("#[cfg(test)]") {
+    let mut code = bare(text, &mut Vec::new());
+    for range in only_for_tests(&code) {
+        let blank = blanked(&code[range.clone()]);
+        code.replace_range(range, &blank);
+    }
+    code
+}
+
+/// The text literals of production code, with their lines.
+pub fn literals(text: &str) -> Vec<(&str, usize)> {
+    let mut found = Vec::new();
+    let code = bare(text, &mut found);
+    let tests = only_for_tests(&code);
+    found.retain(|literal| !tests.iter().any(|range| range.contains(&literal.start)));
+    let line = |at: usize| text[..at].matches('\n').count() + 1;
+    (found.into_iter())
+        .map(|literal| (&text[literal.clone()], line(literal.start)))
+        .collect()
+}
+
+/// Where code without literals is compiled for tests only.
+fn only_for_tests(code: &str) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for (start, _) in code.match_indices("#[cfg(test)]") {
+        if found.last().is_some_and(|range| range.contains(&start)) {
+            continue;
+        }
         let mut depth = 0;
         let mut end = code.len();
         for (at, c) in code[start..].char_indices() {
@@ -157,10 +183,9 @@ pub fn production(text: &str) -> String {
                 break;
             }
         }
-        let blank = blanked(&code[start..end]);
-        code.replace_range(start..end, &blank);
+        found.push(start..end);
     }
-    code
+    found
 }
 
 fn blanked(text: &str) -> String {
@@ -174,8 +199,8 @@ fn blanked(text: &str) -> String {
     text.chars().map(blank).collect()
 }
 
-/// Code with blanks in the place of comments and literals.
-fn bare(text: &str) -> String {
+/// Code with blanks in the place of comments and literals; the text literals are noted.
+fn bare(text: &str, literals: &mut Vec<Range<usize>>) -> String {
     let mut code = String::new();
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
@@ -192,6 +217,9 @@ fn bare(text: &str) -> String {
             code.push(first);
             rest = &rest[first.len_utf8()..];
         } else {
+            if matches!(first, '"' | 'r') {
+                literals.push(code.len()..code.len() + length);
+            }
             code.push_str(&blanked(&rest[..length]));
             rest = &rest[length..];
         }

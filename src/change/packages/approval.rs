@@ -79,7 +79,7 @@ pub(super) fn objections(
     approved: &Approved<'_>,
 ) -> Vec<String> {
     let any = |patterns: &[&str], name: &str| {
-        let bare = name.split(':').next().unwrap_or(name);
+        let bare = backend.bare_name(name);
         patterns
             .iter()
             .any(|pattern| pattern::matches(pattern, name) || pattern::matches(pattern, bare))
@@ -144,9 +144,10 @@ pub(super) fn name_held_packages(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::packages::apt::Apt;
+    use crate::tools::packages::Manager;
 
-    const APT: &dyn Backend = &Apt;
+    /// What holds for each package manager is shown with one.
+    const APT: Manager = Manager::Apt;
 
     #[test]
     fn a_hold_that_keeps_dependencies_from_being_met_is_named() {
@@ -198,11 +199,14 @@ mod tests {
             (Some("535.9.*"), "535.9.1-1"),
             (Some("535.183.01-1"), "535.183.01-1"),
         ] {
-            assert_eq!(choose(APT, &wish(pattern), Some(&two)).unwrap(), expected);
+            assert_eq!(
+                choose(APT.backend(), &wish(pattern), Some(&two)).unwrap(),
+                expected
+            );
         }
         let pinned = offer(Some("2"), &[("2", 500), ("1.2", 100), ("1.1", 600)]);
         assert_eq!(
-            choose(APT, &wish(Some("1.*")), Some(&pinned)).unwrap(),
+            choose(APT.backend(), &wish(Some("1.*")), Some(&pinned)).unwrap(),
             "1.1"
         );
     }
@@ -223,7 +227,7 @@ mod tests {
                 "offered: 535.1-1",
             ),
         ] {
-            let error = choose(APT, &wish(pattern), offered.as_ref()).unwrap_err();
+            let error = choose(APT.backend(), &wish(pattern), offered.as_ref()).unwrap_err();
             assert!(error.to_string().contains(text), "{error}");
         }
     }
@@ -241,6 +245,24 @@ mod tests {
             name: name.into(),
             version: "1".into(),
         }
+    }
+
+    #[test]
+    fn a_pattern_names_a_foreign_package_without_its_architecture() {
+        let approved = Approved {
+            removing: vec!["libnvidia-*"],
+            only_removals: true,
+            ..Approved::default()
+        };
+        for (manager, id, is_approved) in [
+            (Manager::Apt, "libnvidia-ml1:i386", true),
+            (Manager::Dnf, "libnvidia-ml.i686", true),
+            (Manager::Dnf, "bash.i686", false),
+        ] {
+            let found = objections(manager.backend(), &[remove(id)], &approved);
+            assert_eq!(found.is_empty(), is_approved, "{id}");
+        }
+        assert_eq!(Manager::Dnf.backend().bare_name("python3.11"), "python3.11");
     }
 
     #[test]
@@ -276,7 +298,7 @@ mod tests {
             ),
             (remove("bash"), Some("would remove bash 1")),
         ] {
-            let found = objections(APT, std::slice::from_ref(&action), &approved);
+            let found = objections(APT.backend(), std::slice::from_ref(&action), &approved);
             assert_eq!(found.first().map(String::as_str), objection, "{action:?}");
         }
         let removal = Approved {
@@ -284,9 +306,9 @@ mod tests {
             only_removals: true,
             ..Approved::default()
         };
-        assert!(objections(APT, &[remove("a")], &removal).is_empty());
+        assert!(objections(APT.backend(), &[remove("a")], &removal).is_empty());
         assert_eq!(
-            objections(APT, &[install("b", None, "1")], &removal),
+            objections(APT.backend(), &[install("b", None, "1")], &removal),
             ["would install b 1"]
         );
     }

@@ -179,9 +179,14 @@ impl Applier {
         let (installed, transactions) = (self.installed().await?, self.transactions()?);
         Ok(resolved
             .iter()
-            .filter(|(name, version)| installed.get(*name) != Some(version))
+            .filter(|(name, version)| !self.is_version(installed.get(*name), version))
             .map(|(name, version)| transactions.at_version(name, version))
             .collect())
+    }
+
+    /// Whether the installed version is this one, by the manager's own rules.
+    fn is_version(&self, installed: Option<&String>, wanted: &str) -> bool {
+        installed.is_some_and(|found| self.backend.compare(found, wanted).is_eq())
     }
 
     /// Which of the packages are in the database, in any state except removed.
@@ -211,7 +216,7 @@ impl Applier {
         let installed = self.installed().await?;
         for (name, wanted) in resolved {
             let found = installed.get(name);
-            if found != Some(wanted) {
+            if !self.is_version(found, wanted) {
                 return Err(PackageError::NotVerified {
                     package: name.clone(),
                     found: found.map_or("not installed", String::as_str).to_owned(),

@@ -25,13 +25,12 @@ pub(super) use lists::Lists;
 use self::{
     approval::{Approved, name_held_packages, objections},
     inventory::held,
-    run::with_error,
 };
 use crate::{
     change::{Applier, ChangeError, PackageError},
     config::desired::PackageWish,
     host::{Query, exec::tail},
-    tools::packages::{Action, Fault, Request, Settings, Transactions},
+    tools::packages::{Action, Fault, HalfDone, Request, Settings, Transactions},
 };
 
 /// Seconds that the package manager itself waits for its locks. Short, because this program waits
@@ -57,30 +56,23 @@ impl Applier {
         }
     }
 
-    /// [`crate::tools::packages::Package::id`] of packages that are half installed or half
-    /// configured.
-    async fn half_done(&self) -> Result<Vec<String>, ChangeError> {
+    /// What an interrupted package manager left half done.
+    async fn half_done(&self) -> Result<HalfDone, ChangeError> {
         let database = self.database().await?;
-        let mut names: Vec<String> = database
-            .iter()
-            .filter(|package| package.needs_repair())
-            .map(|package| package.id.clone())
-            .collect();
-        if names.is_empty()
-            && let Some(program) = self.backend.interrupted(&*self.host.files)?
-        {
-            names.push(format!("{program}'s own records"));
-        }
-        Ok(names)
+        Ok((self.backend).half_done(&*self.host.files, &database)?)
     }
 
     async fn check_consistent(&self) -> Result<(), ChangeError> {
-        let packages = self.half_done().await?;
-        if packages.is_empty() {
-            Ok(())
-        } else {
-            Err(PackageError::HalfDone { packages }.into())
+        let half_done = self.half_done().await?;
+        if half_done.is_empty() {
+            return Ok(());
         }
+        let names = half_done.packages.into_iter().map(|package| package.id);
+        let records = (half_done.interrupted).map(|program| format!("{program}'s own records"));
+        Err(PackageError::HalfDone {
+            packages: names.chain(records).collect(),
+        }
+        .into())
     }
 
     async fn simulate(&self, request: &Request<'_>) -> Result<Vec<Action>, ChangeError> {
@@ -146,11 +138,11 @@ impl Applier {
             _ => Ok(transactions.obstacle(&stdout)),
         };
         let text = diagnosis
-            .unwrap_or_else(|second| Some(with_error(tail(&stdout), &second)))
+            .unwrap_or_else(|second| Some(self.with_error(tail(&stdout), &second)))
             .unwrap_or_else(|| tail(&stdout));
         let (fault, text) = match self.database().await {
             Ok(database) => name_held_packages(fault, text, &held(&database)),
-            Err(second) => (fault, with_error(text, &second)),
+            Err(second) => (fault, self.with_error(text, &second)),
         };
         Err(failed(fault, Some(text).filter(|text| !text.is_empty()), source).into())
     }

@@ -30,7 +30,9 @@ impl Applier {
             loop {
                 let actions = self.simulate(&Request::Fix).await?;
                 let half_done = self.half_done().await?;
-                let named: Vec<&str> = half_done.iter().map(String::as_str).collect();
+                let named: Vec<&str> = (half_done.packages.iter())
+                    .map(|package| package.id.as_str())
+                    .collect();
                 self.approve(&actions, &named, &[]).await?;
                 let fix = transactions.perform(&self.settings(), &Request::Fix, removals(&actions));
                 match self
@@ -59,8 +61,10 @@ impl Applier {
     }
 
     pub(in crate::change) async fn preview_repair(&self) -> Result<String, ChangeError> {
-        let names = self.half_done().await?;
-        let lines: Vec<String> = names.iter().map(|name| format!("~ {name}")).collect();
+        let half_done = self.half_done().await?;
+        let lines: Vec<String> = (half_done.packages.iter())
+            .map(|package| format!("~ {}", package.id))
+            .collect();
         Ok(lines.join("\n"))
     }
 }

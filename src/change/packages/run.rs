@@ -7,11 +7,12 @@ use camino::Utf8Path;
 
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink},
+    error::one_line,
     host::{Cmd, ExecError, Output, Stream, exec::tail},
     model::secret::without_logins,
     tools::{
         dkms,
-        packages::{Action, Fault},
+        packages::{Action, Fault, Transactions},
     },
 };
 
@@ -87,19 +88,18 @@ impl Applier {
         const WHAT: &str = "fetch the package lists";
         let output = self.run_output(WHAT, refresh, 0, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
-        let Some(failed) = self.transactions()?.failed_sources(&words) else {
+        let transactions = self.transactions()?;
+        let failed = transactions.failed_sources(&words);
+        let Some(failed) = failed.filter(|_| output.ok()) else {
             return self.check_status(WHAT, refresh, output);
         };
-        if !output.ok() {
-            return self.check_status(WHAT, refresh, output);
-        }
         // Some versions report a source that failed as a warning, and succeed.
         let source = ExecError::Failed {
-            command: self.transactions()?.short_line(refresh),
+            command: transactions.short_line(refresh),
             status: output.status,
             tail: tail(&failed),
         };
-        Err(self.failed(WHAT, source, &words)?)
+        Err(self.failed(transactions, WHAT, source, &words))
     }
 
     /// Waits after a transient failure, and downloads the lists again if they were stale; a failed
@@ -136,7 +136,7 @@ impl Applier {
             return Err(error);
         };
         let fault = *fault;
-        sink.retry(&sentence(&error), pause.as_secs_f64());
+        sink.retry(&self.sentence(&error), pause.as_secs_f64());
         self.pause_for(*pause, "wait before another attempt")
             .await?;
         if fault == Fault::Locked {
@@ -200,27 +200,31 @@ impl Applier {
         let words = format!("{}\n{}", output.stdout, output.stderr);
         match output.success(cmd) {
             Ok(_) => Ok(()),
-            Err(source) => Err(self.failed(what, self.short(source, cmd), &words)?),
+            Err(source) => {
+                let source = self.short(source, cmd);
+                Err(self.failed(self.transactions()?, what, source, &words))
+            }
         }
     }
 
     /// The error of a command, with its class and the text that a user needs.
     fn failed(
         &self,
+        transactions: &dyn Transactions,
         what: &str,
         source: ExecError,
         words: &str,
-    ) -> Result<ChangeError, ChangeError> {
-        let fault = self.transactions()?.fault(words);
-        let attachment = self.attachment(fault, words)?;
-        Ok(PackageError::Failed {
+    ) -> ChangeError {
+        let fault = transactions.fault(words);
+        let attachment = self.attachment(transactions, fault, words);
+        PackageError::Failed {
             what: what.to_owned(),
             fault,
             hint: self.hint(fault),
             attachment: attachment.filter(|text| !already_contains(&source, text)),
             source: Box::new(source),
         }
-        .into())
+        .into()
     }
 
     /// What the user can do about a failure: the package manager's own command if there is one.
@@ -232,8 +236,12 @@ impl Applier {
 
     /// Further text that a user needs: the compiler's errors, or the line that names the failure.
     /// An error of this diagnosis is appended to it, so that it does not hide the first error.
-    fn attachment(&self, fault: Fault, words: &str) -> Result<Option<String>, ChangeError> {
-        let transactions = self.transactions()?;
+    fn attachment(
+        &self,
+        transactions: &dyn Transactions,
+        fault: Fault,
+        words: &str,
+    ) -> Option<String> {
         let diagnosis = match fault {
             Fault::Build => match dkms::log_named_in(words) {
                 Some(path) => self.log_tail(&path),
@@ -245,9 +253,26 @@ impl Applier {
             }
             _ => Ok(transactions.telling_line(words).map(str::to_owned)),
         };
-        Ok(diagnosis
-            .unwrap_or_else(|second| Some(with_error(tail(words), &second)))
-            .filter(|text| !text.is_empty()))
+        diagnosis
+            .unwrap_or_else(|second| Some(self.with_error(tail(words), &second)))
+            .filter(|text| !text.is_empty())
+    }
+
+    /// A text with the error of the diagnosis appended.
+    pub(super) fn with_error(&self, words: String, second: &ChangeError) -> String {
+        format!("{words}\n{}", self.sentence(second))
+    }
+
+    /// An error on one line, for messages during a run: what failed, and the tool's first reason.
+    fn sentence(&self, error: &ChangeError) -> String {
+        if let ChangeError::Packages(PackageError::Failed { what, source, .. }) = error
+            && let ExecError::Failed { tail, .. } = &**source
+            && let Some(transactions) = self.backend.transactions()
+            && let Some(reason) = transactions.first_reason(tail)
+        {
+            return format!("{what}: {reason}");
+        }
+        one_line(error).replace('\n', " ")
     }
 
     /// An error of a command with a short command line, and without the password of the proxy.
@@ -291,28 +316,6 @@ impl Applier {
             format!("the end of `{path}`:\n{}", end.join("\n"))
         }))
     }
-}
-
-/// A text with the error of the diagnosis appended.
-pub(super) fn with_error(words: String, second: &ChangeError) -> String {
-    format!("{words}\n{}", sentence(second))
-}
-
-/// An error on one line, for messages during a run: what failed, and the tool's first reason.
-fn sentence(error: &ChangeError) -> String {
-    if let ChangeError::Packages(PackageError::Failed { what, source, .. }) = error
-        && let ExecError::Failed { tail, .. } = &**source
-        && let Some(reason) = tail
-            .lines()
-            .find_map(|line| line.strip_prefix("E: "))
-            .or_else(|| tail.lines().last())
-    {
-        return format!("{what}: {reason}");
-    }
-    let chain: Vec<String> = std::iter::once(error.to_string())
-        .chain(crate::error::causes(error))
-        .collect();
-    chain.join(": ").replace('\n', " ")
 }
 
 /// Whether the text of an error already contains these words.

@@ -10,10 +10,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::archive::Installed;
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
-    model::packages::{Pin, Repository},
+    model::packages::Repository,
     tools::packages::{
-        Action, ArchiveError, Backend, Condition, DatabaseError, Fault, Further, Mark, Offer,
-        Package, Removals, Request, Settings, SourceEntry, Transactions,
+        Action, Backend, Commands, Condition, DatabaseError, Fault, Mark, Offer, Package, Removals,
+        Request, Settings, Transactions,
     },
 };
 
@@ -92,10 +92,6 @@ impl Backend for Tiny {
         DATABASE
     }
 
-    fn interrupted(&self, _: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
-        Ok(None)
-    }
-
     async fn automatic(
         &self,
         host: Reader<'_>,
@@ -134,29 +130,8 @@ impl Backend for Tiny {
         &[LOCK]
     }
 
-    fn torn_lists(&self, _: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
-        Ok(Vec::new())
-    }
-
     fn has_lists(&self, _: &dyn ReadFiles) -> Result<bool, FilesError> {
         Ok(true)
-    }
-
-    fn entries(&self, _: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
-        Ok(Vec::new())
-    }
-
-    fn further(
-        &self,
-        _: &[SourceEntry],
-        _: &[String],
-        _: &[String],
-    ) -> Result<Option<Further>, ArchiveError> {
-        Ok(None)
-    }
-
-    fn needs_suites(&self) -> bool {
-        false
     }
 
     fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf> {
@@ -168,24 +143,14 @@ impl Backend for Tiny {
         (path.into(), repository.url.clone())
     }
 
-    fn priority(&self, _: &Repository) -> Option<(Utf8PathBuf, String)> {
-        None
-    }
-
-    fn pin(&self, _: &Pin) -> Option<(Utf8PathBuf, String)> {
-        None
-    }
-
-    fn updater_exclusion(&self, _: &[String]) -> Option<(Utf8PathBuf, String)> {
-        None
-    }
-
-    fn updater_pattern(&self, _: &str) -> Option<String> {
-        None
-    }
-
-    fn unhold_command(&self) -> &'static str {
-        "tiny mark unhold NAME"
+    fn commands(&self) -> Commands {
+        Commands {
+            unhold: "tiny mark unhold NAME",
+            clean: "tiny clean",
+            reinstall: "tiny perform keep-all install NAME",
+            upgrade_kernel: "tiny perform keep-all install linux",
+            credentials: "`/etc/tiny/logins`",
+        }
     }
 }
 
@@ -288,10 +253,6 @@ impl Transactions for Tiny {
         format!("tiny perform as-approved install {}", packages.join(" "))
     }
 
-    fn short_line(&self, cmd: &Cmd) -> String {
-        cmd.line()
-    }
-
     fn fault(&self, output: &str) -> Fault {
         const KNOWN: [Fault; 8] = [
             Fault::Locked,
@@ -308,23 +269,7 @@ impl Transactions for Tiny {
             .unwrap_or(Fault::Other)
     }
 
-    fn hint(&self, _: Fault) -> Option<&'static str> {
-        None
-    }
-
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
         output.lines().find(|line| line.starts_with("failed("))
-    }
-
-    fn obstacle(&self, _: &str) -> Option<String> {
-        None
-    }
-
-    fn failed_sources(&self, _: &str) -> Option<String> {
-        None
-    }
-
-    fn is_stage(&self, _: &str) -> bool {
-        false
     }
 }

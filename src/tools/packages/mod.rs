@@ -2,8 +2,8 @@
 //! its output; the rest of the program uses only [`Backend`] and [`Transactions`].
 //! [`Manager::backend`] is the one place that distinguishes package managers.
 
-pub mod apt;
-pub mod dnf;
+mod apt;
+mod dnf;
 mod fault;
 pub mod locks;
 mod types;
@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 pub use fault::Fault;
 pub use types::{
-    Action, ArchiveError, Condition, Further, Mark, Offer, Package, Removals, Request, Settings,
-    SourceEntry,
+    Action, ArchiveError, Commands, Condition, Further, HalfDone, Mark, Offer, Package, Removals,
+    Request, Settings, SourceEntry,
 };
 
 use crate::{
@@ -100,7 +100,37 @@ pub trait Backend: Debug + Send + Sync {
     ///
     /// # Errors
     /// When an existing file cannot be read.
-    fn interrupted(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError>;
+    fn interrupted(&self, _files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        Ok(None)
+    }
+
+    /// What an interruption left half done, by the database and the manager's own records.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn half_done(
+        &self,
+        files: &dyn ReadFiles,
+        database: &[Package],
+    ) -> Result<HalfDone, FilesError> {
+        let packages: Vec<Package> = (database.iter())
+            .filter(|package| package.needs_repair())
+            .cloned()
+            .collect();
+        let interrupted = match packages.is_empty() {
+            true => self.interrupted(files)?,
+            false => None,
+        };
+        Ok(HalfDone {
+            packages,
+            interrupted,
+        })
+    }
+
+    /// The name of a package without its architecture, by [`Package::id`].
+    fn bare_name<'n>(&self, id: &'n str) -> &'n str {
+        id
+    }
 
     /// [`Package::id`] of packages that are installed only because others need them.
     ///
@@ -152,7 +182,9 @@ pub trait Backend: Debug + Send + Sync {
     ///
     /// # Errors
     /// When an existing file cannot be read.
-    fn torn_lists(&self, files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError>;
+    fn torn_lists(&self, _files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
+        Ok(Vec::new())
+    }
 
     /// Whether package lists exist, so that a package that is not in them is not offered.
     ///
@@ -164,7 +196,9 @@ pub trait Backend: Debug + Send + Sync {
     ///
     /// # Errors
     /// When an existing file cannot be read.
-    fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError>;
+    fn entries(&self, _files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+        Ok(Vec::new())
+    }
 
     /// What must be added so that the machine has the components in the suites, or `None` if it
     /// has them all. `entries` are the machine's own; the first suite must be among them.
@@ -173,13 +207,17 @@ pub trait Backend: Debug + Send + Sync {
     /// When the machine has no source for the first suite, or that source names no single key file.
     fn further(
         &self,
-        entries: &[SourceEntry],
-        suites: &[String],
-        components: &[String],
-    ) -> Result<Option<Further>, ArchiveError>;
+        _entries: &[SourceEntry],
+        _suites: &[String],
+        _components: &[String],
+    ) -> Result<Option<Further>, ArchiveError> {
+        Ok(None)
+    }
 
     /// Whether a repository must have suites.
-    fn needs_suites(&self) -> bool;
+    fn needs_suites(&self) -> bool {
+        false
+    }
 
     /// The path of the keyring of a repository, ours or one of the distribution; `None` if the
     /// manager's own keyrings are used.
@@ -189,20 +227,31 @@ pub trait Backend: Debug + Send + Sync {
     fn source(&self, repository: &Repository) -> (Utf8PathBuf, String);
 
     /// The file that sets the priority of a repository, if that needs a file of its own.
-    fn priority(&self, repository: &Repository) -> Option<(Utf8PathBuf, String)>;
+    fn priority(&self, _repository: &Repository) -> Option<(Utf8PathBuf, String)> {
+        None
+    }
 
     /// The file of a version preference; `None` if the manager has no such preferences.
-    fn pin(&self, pin: &Pin) -> Option<(Utf8PathBuf, String)>;
+    fn pin(&self, _pin: &Pin) -> Option<(Utf8PathBuf, String)> {
+        None
+    }
 
-    /// The file that excludes packages, given by regular expressions, from the automatic updater;
-    /// `None` if holds are enough.
-    fn updater_exclusion(&self, patterns: &[String]) -> Option<(Utf8PathBuf, String)>;
+    /// The automatic updater; `None` if it obeys holds.
+    fn updater(&self) -> Option<&dyn Updater> {
+        None
+    }
 
-    /// A shell pattern over package names, translated for [`Backend::updater_exclusion`].
-    fn updater_pattern(&self, pattern: &str) -> Option<String>;
+    /// Commands and places for hints.
+    fn commands(&self) -> Commands;
+}
 
-    /// The command that releases a hold, for hints.
-    fn unhold_command(&self) -> &'static str;
+/// An automatic updater that does not obey holds.
+pub trait Updater: Debug + Send + Sync {
+    /// The file that excludes packages, given by the patterns of [`Updater::pattern`].
+    fn exclusion(&self, patterns: &[String]) -> (Utf8PathBuf, String);
+
+    /// A shell pattern over package names in the updater's own language.
+    fn pattern(&self, shell: &str) -> String;
 }
 
 /// The transactions of one package manager: commands, and the parsers of their output.
@@ -241,23 +290,38 @@ pub trait Transactions: Debug + Send + Sync {
     fn downgrade_command(&self, packages: &[String]) -> String;
 
     /// A command line for people, without the options that every command has.
-    fn short_line(&self, cmd: &Cmd) -> String;
+    fn short_line(&self, cmd: &Cmd) -> String {
+        cmd.line()
+    }
 
     /// The class of a failure, by its output.
     fn fault(&self, output: &str) -> Fault;
 
     /// What the user can do about a failure, if this manager has a command for it.
-    fn hint(&self, fault: Fault) -> Option<&'static str>;
+    fn hint(&self, _fault: Fault) -> Option<&'static str> {
+        None
+    }
 
     /// The line that shows the failure: in a long output it is not among the last ones.
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str>;
 
+    /// The first reason that a failed command gives, without the manager's own prefix.
+    fn first_reason<'t>(&self, output: &'t str) -> Option<&'t str> {
+        output.lines().last()
+    }
+
     /// The lines that explain why a transaction was refused.
-    fn obstacle(&self, output: &str) -> Option<String>;
+    fn obstacle(&self, _output: &str) -> Option<String> {
+        None
+    }
 
     /// Failures that a successful download of the lists reports as warnings.
-    fn failed_sources(&self, output: &str) -> Option<String>;
+    fn failed_sources(&self, _output: &str) -> Option<String> {
+        None
+    }
 
     /// Whether a line of output shows that one stage of a transaction is done.
-    fn is_stage(&self, line: &str) -> bool;
+    fn is_stage(&self, _line: &str) -> bool {
+        false
+    }
 }

@@ -162,6 +162,38 @@ pub enum Removals {
     Approved,
 }
 
+/// What a person types, or where a person looks, with one package manager: for hints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Commands {
+    /// Releases the hold of a package.
+    pub unhold: &'static str,
+    /// Removes downloaded packages.
+    pub clean: &'static str,
+    /// Installs a package once more.
+    pub reinstall: &'static str,
+    /// Brings the newest kernel.
+    pub upgrade_kernel: &'static str,
+    /// Where the login of a repository belongs.
+    pub credentials: &'static str,
+}
+
+/// Packages that an interrupted package manager left half done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HalfDone {
+    /// Those that are neither installed nor gone.
+    pub packages: Vec<Package>,
+    /// The program whose own records say that it was interrupted, where no package says so.
+    pub interrupted: Option<&'static str>,
+}
+
+impl HalfDone {
+    /// The package database is consistent.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.packages.is_empty() && self.interrupted.is_none()
+    }
+}
+
 /// A mark on installed packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {

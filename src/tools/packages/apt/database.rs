@@ -136,7 +136,10 @@ fn paragraph(text: &str) -> Option<Package> {
             }
             // deb-control(5): in KiB; packages that were made by hand may not have it.
             "installed-size" => {
-                package.installed_bytes = value.parse::<u64>().unwrap_or_default() * 1024;
+                package.installed_bytes = value
+                    .parse::<u64>()
+                    .unwrap_or_default()
+                    .saturating_mul(1024);
             }
             _ => {}
         }

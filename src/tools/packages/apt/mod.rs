@@ -20,8 +20,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use debversion::Version;
 
 use super::{
-    Action, ArchiveError, Backend, DatabaseError, Fault, Further, Mark, Offer, Package, Removals,
-    Request, Settings, SourceEntry, Transactions,
+    Action, ArchiveError, Backend, Commands, DatabaseError, Fault, Further, Mark, Offer, Package,
+    Removals, Request, Settings, SourceEntry, Transactions, Updater,
 };
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
@@ -161,16 +161,22 @@ impl Backend for Apt {
         Some(repository::pin(pin))
     }
 
-    fn updater_exclusion(&self, patterns: &[String]) -> Option<(Utf8PathBuf, String)> {
-        Some(unattended_upgrades::exclusion(patterns))
+    fn updater(&self) -> Option<&dyn Updater> {
+        Some(&unattended_upgrades::UnattendedUpgrades)
     }
 
-    fn updater_pattern(&self, pattern: &str) -> Option<String> {
-        Some(unattended_upgrades::as_regex(pattern))
+    fn bare_name<'n>(&self, id: &'n str) -> &'n str {
+        id.split(':').next().unwrap_or(id)
     }
 
-    fn unhold_command(&self) -> &'static str {
-        "apt-mark unhold NAME"
+    fn commands(&self) -> Commands {
+        Commands {
+            unhold: "apt-mark unhold NAME",
+            clean: "apt-get clean",
+            reinstall: "apt-get install --reinstall NAME",
+            upgrade_kernel: "apt-get install linux-image-amd64",
+            credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",
+        }
     }
 }
 
@@ -233,6 +239,10 @@ impl Transactions for Apt {
 
     fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
         faults::telling_line(output)
+    }
+
+    fn first_reason<'t>(&self, output: &'t str) -> Option<&'t str> {
+        (output.lines().find_map(|line| line.strip_prefix("E: "))).or_else(|| output.lines().last())
     }
 
     fn obstacle(&self, output: &str) -> Option<String> {

@@ -2,52 +2,57 @@
 
 use camino::Utf8PathBuf;
 
-use crate::tools::packages::HEADER;
+use crate::tools::packages::{HEADER, Updater};
 
 /// Read by unattended-upgrades, whether it is installed now or later.
-pub const EXCLUSION: &str = "/etc/apt/apt.conf.d/52gpu-bootstrap-unattended-upgrades";
+const EXCLUSION: &str = "/etc/apt/apt.conf.d/52gpu-bootstrap-unattended-upgrades";
 
-/// The file with these regular expressions over package names.
-#[must_use]
-pub fn exclusion(patterns: &[String]) -> (Utf8PathBuf, String) {
-    let mut text = HEADER.replace('#', "//");
-    text.push_str("Unattended-Upgrade::Package-Blacklist {\n");
-    for pattern in patterns {
-        text.push_str(&format!("    \"{pattern}\";\n"));
-    }
-    text.push_str("};\n");
-    (EXCLUSION.into(), text)
-}
+/// See the module.
+#[derive(Debug)]
+pub struct UnattendedUpgrades;
 
-/// A shell pattern as a regular expression for unattended-upgrades.
-#[must_use]
-pub fn as_regex(pattern: &str) -> String {
-    let mut regex = String::from("^");
-    for c in pattern.chars() {
-        match c {
-            '*' => regex.push_str(".*"),
-            '?' => regex.push('.'),
-            '.' | '+' => regex.extend(['\\', c]),
-            c => regex.push(c),
+impl Updater for UnattendedUpgrades {
+    fn exclusion(&self, patterns: &[String]) -> (Utf8PathBuf, String) {
+        let mut text = HEADER.replace('#', "//");
+        text.push_str("Unattended-Upgrade::Package-Blacklist {\n");
+        for pattern in patterns {
+            text.push_str(&format!("    \"{pattern}\";\n"));
         }
+        text.push_str("};\n");
+        (EXCLUSION.into(), text)
     }
-    regex.push('$');
-    regex
+
+    /// A regular expression.
+    fn pattern(&self, shell: &str) -> String {
+        let mut regex = String::from("^");
+        for c in shell.chars() {
+            match c {
+                '*' => regex.push_str(".*"),
+                '?' => regex.push('.'),
+                '.' | '+' => regex.extend(['\\', c]),
+                c => regex.push(c),
+            }
+        }
+        regex.push('$');
+        regex
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{as_regex, exclusion};
+    use super::UnattendedUpgrades;
+    use crate::tools::packages::Updater;
 
     #[test]
     fn the_exclusion_is_apt_configuration() {
-        let (_, text) = exclusion(&["nvidia-".into()]);
+        let (_, text) = UnattendedUpgrades.exclusion(&["nvidia-".into()]);
         assert!(text.starts_with("//"));
         assert!(text.contains("Unattended-Upgrade::Package-Blacklist {\n    \"nvidia-\";\n};\n"));
     }
 
     #[test]
     fn a_pattern_becomes_a_regular_expression() {
-        assert_eq!(as_regex("libc++?-*.1"), r"^libc\+\+.-.*\.1$");
+        let regex = UnattendedUpgrades.pattern("libc++?-*.1");
+        assert_eq!(regex, r"^libc\+\+.-.*\.1$");
     }
 }

@@ -1,5 +1,7 @@
 //! The database of `rpm`, read by a query, because its file format is private.
 
+use std::collections::BTreeSet;
+
 use crate::{
     host::Query,
     tools::packages::{Condition, Package},
@@ -28,9 +30,18 @@ pub fn asked_for() -> Query {
             "repoquery",
             "--userinstalled",
             "--qf",
-            "%{name}\n",
+            "%{name}\t%{arch}\n",
         ],
     )
+}
+
+/// Parses the answer to [`asked_for`]: names and architectures.
+#[must_use]
+pub fn parse_asked_for(text: &str) -> BTreeSet<(String, String)> {
+    (text.lines())
+        .filter_map(|line| line.split_once('\t'))
+        .map(|(name, architecture)| (name.to_owned(), architecture.to_owned()))
+        .collect()
 }
 
 /// Queries all paths that installed packages own.
@@ -108,6 +119,20 @@ mod tests {
         assert_eq!(packages[0].vendor, None);
         assert_eq!(packages[1].version, "1.7.28-2.el9");
         assert_eq!(packages[1].vendor.as_deref(), Some("Docker"));
+    }
+
+    #[test]
+    fn a_foreign_package_that_somebody_asked_for_is_told_from_the_native_one() {
+        let asked_for = parse_asked_for("glibc\ti686\n\nbash\tx86_64\n");
+        let has = |name: &str, architecture: &str| {
+            asked_for.contains(&(name.to_owned(), architecture.to_owned()))
+        };
+        assert!(has("glibc", "i686") && has("bash", "x86_64") && !has("glibc", "x86_64"));
+        let packages = parse(
+            "rpm\tx86_64\t(none)\t4.16\t1\t(none)\t(none)\n\
+             glibc\ti686\t(none)\t2.34\t1\t(none)\t(none)\n",
+        );
+        assert_eq!(packages[1].id, "glibc.i686");
     }
 
     proptest::proptest! {

@@ -10,13 +10,10 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use rpm_version::rpm_evr_compare;
 
-use super::{ArchiveError, Backend, DatabaseError, Further, Package, SourceEntry, Transactions};
+use super::{Backend, Commands, DatabaseError, Package, Transactions};
 use crate::{
     host::{FilesError, ReadFiles, Reader},
-    model::{
-        packages::{Pin, Repository},
-        pattern,
-    },
+    model::{packages::Repository, pattern},
 };
 
 /// The possible paths of rpm's database, which depend on its version.
@@ -24,6 +21,9 @@ const DATABASES: [&str; 2] = ["/usr/lib/sysimage/rpm", "/var/lib/rpm"];
 
 /// rpm locks its database; dnf has pid files whose paths depend on its version.
 const LOCKS: [&str; 2] = ["/usr/lib/sysimage/rpm/.rpm.lock", "/var/lib/rpm/.rpm.lock"];
+
+/// Architectures of foreign packages: those of 32 bits.
+const FOREIGN: [&str; 4] = ["i386", "i486", "i586", "i686"];
 
 /// The backend for dnf.
 #[derive(Debug)]
@@ -49,6 +49,9 @@ impl Backend for Dnf {
     }
 
     async fn database(&self, host: Reader<'_>) -> Result<Option<Vec<Package>>, DatabaseError> {
+        if !self.is_used_on(host.files())? {
+            return Ok(None);
+        }
         let query = database::all();
         let output = host.query(&query).await?.success(query.cmd())?;
         Ok(Some(database::parse(&output.stdout)))
@@ -62,10 +65,6 @@ impl Backend for Dnf {
         DATABASES[1]
     }
 
-    fn interrupted(&self, _: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
-        Ok(None)
-    }
-
     async fn automatic(
         &self,
         host: Reader<'_>,
@@ -73,12 +72,11 @@ impl Backend for Dnf {
     ) -> Result<BTreeSet<String>, DatabaseError> {
         let query = database::asked_for();
         let output = host.query(&query).await?.success(query.cmd())?;
-        let asked_for: BTreeSet<&str> = output.stdout.lines().collect();
-        Ok(packages
-            .iter()
-            .map(|package| &package.id)
-            .filter(|id| !asked_for.contains(id.as_str()))
-            .cloned()
+        let asked_for = database::parse_asked_for(&output.stdout);
+        let key = |package: &Package| (package.name.clone(), package.architecture.clone());
+        Ok((packages.iter())
+            .filter(|package| !asked_for.contains(&key(package)))
+            .map(|package| package.id.clone())
             .collect())
     }
 
@@ -113,33 +111,9 @@ impl Backend for Dnf {
         &LOCKS
     }
 
-    fn torn_lists(&self, _: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
-        // dnf verifies the checksums of its metadata each time that it reads them.
-        Ok(Vec::new())
-    }
-
     fn has_lists(&self, _: &dyn ReadFiles) -> Result<bool, FilesError> {
         // Offers are not needed as long as there are no transactions.
         Ok(false)
-    }
-
-    fn entries(&self, _: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
-        // dnf allows several entries for one URL.
-        Ok(Vec::new())
-    }
-
-    fn further(
-        &self,
-        _: &[SourceEntry],
-        _: &[String],
-        _: &[String],
-    ) -> Result<Option<Further>, ArchiveError> {
-        // Repositories have no components.
-        Ok(None)
-    }
-
-    fn needs_suites(&self) -> bool {
-        false
     }
 
     fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf> {
@@ -150,26 +124,22 @@ impl Backend for Dnf {
         repository::source(repository)
     }
 
-    fn priority(&self, _: &Repository) -> Option<(Utf8PathBuf, String)> {
-        // The priority is a line of the repository's own file.
-        None
+    fn bare_name<'n>(&self, id: &'n str) -> &'n str {
+        match id.rsplit_once('.') {
+            Some((name, architecture)) if FOREIGN.contains(&architecture) => name,
+            _ => id,
+        }
     }
 
-    fn pin(&self, _: &Pin) -> Option<(Utf8PathBuf, String)> {
-        None
-    }
-
-    fn updater_exclusion(&self, _: &[String]) -> Option<(Utf8PathBuf, String)> {
-        // dnf-automatic obeys versionlock.
-        None
-    }
-
-    fn updater_pattern(&self, _: &str) -> Option<String> {
-        None
-    }
-
-    fn unhold_command(&self) -> &'static str {
-        "dnf versionlock delete NAME"
+    fn commands(&self) -> Commands {
+        Commands {
+            unhold: "dnf versionlock delete NAME",
+            clean: "dnf clean packages",
+            reinstall: "dnf reinstall NAME",
+            upgrade_kernel: "dnf upgrade kernel",
+            credentials: "the options `username` and `password` of the repository's file, \
+                          dnf.conf(5), with mode 0600",
+        }
     }
 }
 
