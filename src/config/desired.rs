@@ -61,8 +61,6 @@ pub enum Purpose<'d> {
     Headers,
     /// The driver.
     Driver,
-    /// The persistence daemon.
-    Persistence,
     /// A container runtime.
     Runtime(&'d RuntimeWish),
     /// NVIDIA Container Toolkit.
@@ -77,9 +75,9 @@ impl Desired {
         let Self {
             headers,
             driver,
-            persistence,
             runtimes,
             toolkit,
+            persistence: _,
             profile: _,
             image: _,
             assume_gpus: _,
@@ -94,7 +92,6 @@ impl Desired {
         } = self;
         let mut groups: Vec<(Purpose<'_>, &[PackageWish])> = vec![(Purpose::Headers, headers)];
         groups.extend(driver.iter().map(|one| (Purpose::Driver, &*one.packages)));
-        groups.extend((persistence.iter()).map(|one| (Purpose::Persistence, &*one.packages)));
         groups.extend((runtimes.iter()).map(|one| (Purpose::Runtime(one), &*one.packages)));
         groups.extend(toolkit.iter().map(|one| (Purpose::Toolkit, &*one.packages)));
         groups.retain(|(_, packages)| !packages.is_empty());
@@ -106,12 +103,6 @@ impl Desired {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Preflight {
-    /// `ID` and `VERSION_ID` (major or whole) that the profile serves.
-    pub releases: Vec<String>,
-    /// `os-release` ids that the profile serves.
-    pub os_ids: Vec<String>,
-    /// Architectures that the profile serves.
-    pub architectures: Vec<String>,
     /// Free bytes wanted on `/`.
     pub min_free_root_bytes: u64,
     /// Free bytes wanted on `/boot`.
@@ -159,7 +150,8 @@ pub struct DriverWish {
     pub assumed: bool,
     /// Where the packages come from, by the profile's name for it: `distribution` or `nvidia`.
     pub source: String,
-    /// dnf: the module stream to enable first, such as `nvidia-driver:580-open`.
+    /// The module stream to enable first, such as `nvidia-driver:580-open`, where the package
+    /// manager has streams.
     pub stream: Option<String>,
     /// What is installed.
     pub packages: Vec<PackageWish>,
@@ -186,8 +178,6 @@ pub struct DriverWish {
 pub struct Persistence {
     /// The unit of the persistence daemon.
     pub unit: String,
-    /// Packages that bring it, if not part of the driver's.
-    pub packages: Vec<PackageWish>,
 }
 
 /// A container runtime.

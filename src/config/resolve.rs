@@ -137,7 +137,6 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         persistence: (has_driver && config.persistence.enabled.unwrap_or(true)).then(|| {
             Persistence {
                 unit: profile.persistence.unit.clone(),
-                packages: Vec::new(),
             }
         }),
         runtimes: runtimes
@@ -309,13 +308,6 @@ fn runtimes<'a>(
 fn preflight(profile: &Profile, config: &Config) -> Preflight {
     let (own, default) = (&config.preflight, &profile.preflight);
     Preflight {
-        releases: profile
-            .release
-            .iter()
-            .map(|r| r.version_id.clone())
-            .collect(),
-        os_ids: profile.os_ids.clone(),
-        architectures: profile.architecture.keys().cloned().collect(),
         min_free_root_bytes: own
             .min_free_root_bytes
             .unwrap_or(default.min_free_root_bytes),

@@ -120,9 +120,6 @@ static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
 pub(crate) fn desired() -> Desired {
     Desired {
         preflight: Preflight {
-            releases: vec!["12".into()],
-            os_ids: vec!["debian".into()],
-            architectures: vec!["x86_64".into()],
             min_free_root_bytes: 8 << 30,
             min_free_boot_bytes: 100 << 20,
             min_memory_bytes: 1 << 30,

@@ -54,7 +54,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
     let adopts = desired.driver.as_ref().is_some_and(|driver| driver.adopt);
     let expects = (desired.package_groups().iter()).any(|(purpose, _)| match purpose {
-        Purpose::Driver | Purpose::Headers | Purpose::Persistence => !adopts,
+        Purpose::Driver | Purpose::Headers => !adopts,
         Purpose::Runtime(_) | Purpose::Toolkit => true,
     });
     if matching.is_empty() && !hold.patterns.is_empty() && expects {

@@ -148,7 +148,7 @@ fn wished(installed: &Packages, desired: &Desired, adopts: bool) -> Vec<PackageW
         Purpose::Runtime(wish) => {
             !(wish.alternatives.iter()).any(|name| installed.contains_key(name))
         }
-        Purpose::Persistence | Purpose::Toolkit => true,
+        Purpose::Toolkit => true,
     };
     (desired.package_groups().into_iter())
         .filter(|(purpose, _)| is_wanted(purpose))
