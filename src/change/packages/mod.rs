@@ -30,6 +30,7 @@ use crate::{
     change::{Applier, ChangeError, PackageError},
     config::desired::PackageWish,
     host::{Query, exec::tail},
+    model::secret::without_logins,
     tools::packages::{Action, Fault, HalfDone, Request, Settings, Transactions},
 };
 
@@ -132,7 +133,7 @@ impl Applier {
         // Unmet dependencies are listed on standard output. An error of this diagnosis is appended
         // to it, so that it does not hide the first error.
         let fault = transactions.fault(&said);
-        let stdout = self.without_password(&stdout);
+        let stdout = without_logins(&stdout);
         let diagnosis = match fault {
             Fault::SignedBy => self.contradictions(),
             _ => Ok(transactions.obstacle(&stdout)),

@@ -1,7 +1,7 @@
 //! Runs a package manager: progress is read from its output, transient failures are retried, and
 //! other failures get a class and the text that a user needs.
 
-use std::{borrow::Cow, time::Duration};
+use std::time::Duration;
 
 use camino::Utf8Path;
 
@@ -158,7 +158,7 @@ impl Applier {
         self.check_status(what, cmd, output)
     }
 
-    /// Runs a command; the password of the proxy is removed from its output.
+    /// Runs a command; logins are removed from its output.
     async fn run_output(
         &self,
         what: &str,
@@ -173,7 +173,7 @@ impl Applier {
             .exec
             .run(cmd, &mut |stream, line| {
                 if !line.trim().is_empty() {
-                    sink.line(&self.without_password(line));
+                    sink.line(&without_logins(line));
                 }
                 if stages > 0 && stream == Stream::Out && transactions.is_stage(line) {
                     // A line of a package's script may look like a stage.
@@ -191,8 +191,8 @@ impl Applier {
         })?;
         Ok(Output {
             status: output.status,
-            stdout: self.without_password(&output.stdout).into_owned(),
-            stderr: self.without_password(&output.stderr).into_owned(),
+            stdout: without_logins(&output.stdout).into_owned(),
+            stderr: without_logins(&output.stderr).into_owned(),
         })
     }
 
@@ -275,7 +275,7 @@ impl Applier {
         one_line(error).replace('\n', " ")
     }
 
-    /// An error of a command with a short command line, and without the password of the proxy.
+    /// An error of a command with a short command line, and without logins.
     pub(super) fn short(&self, mut error: ExecError, cmd: &Cmd) -> ExecError {
         let line = || match self.backend.transactions() {
             Some(transactions) => transactions.short_line(cmd),
@@ -287,21 +287,16 @@ impl Applier {
             | ExecError::NotAsked { command, why }
             | ExecError::Unexpected { command, why } => {
                 *command = line();
-                *why = self.without_password(why).into_owned();
+                *why = without_logins(why).into_owned();
             }
             ExecError::Deadline { command, tail, .. }
             | ExecError::Silent { command, tail, .. }
             | ExecError::Failed { command, tail, .. } => {
                 *command = line();
-                *tail = self.without_password(tail).into_owned();
+                *tail = without_logins(tail).into_owned();
             }
         }
         error
-    }
-
-    /// Output of a package manager without passwords in URLs.
-    pub(super) fn without_password<'t>(&self, words: &'t str) -> Cow<'t, str> {
-        without_logins(words)
     }
 
     /// The end of a log, with its path.
