@@ -158,7 +158,7 @@ mod tests {
             (
                 state(Some("535.261.03"), Some(ml), Some(cuda)),
                 Verdict::Pass,
-                "of 535.261.03",
+                "version 535.261.03",
             ),
             (
                 state(Some("535.261.03"), None, Some(cuda)),
@@ -168,7 +168,7 @@ mod tests {
             (
                 state(Some("535.247.01"), Some(ml), Some(cuda)),
                 Verdict::Fail,
-                "`libnvidia-ml.so.1` is of 535.261.03",
+                "`libnvidia-ml.so.1` has version 535.261.03",
             ),
             (
                 state(
