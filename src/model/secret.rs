@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
+use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serializer};
 
 /// What stands in the place of a secret.
@@ -89,13 +90,12 @@ impl std::fmt::Debug for Secret {
 pub struct Secrets(Arc<RwLock<Vec<String>>>);
 
 impl Secrets {
-    /// From now on this value is hidden, and each of its lines. Of an address with a login only
-    /// the login is secret.
+    /// From now on this value is hidden, and each of its lines. Of an address only a password is
+    /// secret, alone and together with its user: the name of a user alone is a common word.
     pub fn learn(&self, secret: &Secret) {
-        let value = secret.expose();
-        let value = login_of(value).unwrap_or(value);
+        let parts = secret_parts(secret.expose());
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        for line in value.lines().map(str::trim) {
+        for line in parts.iter().flat_map(|part| part.lines()).map(str::trim) {
             // JSON writes quotes, backslashes and control characters in another way.
             let json = serde_json::Value::from(line).to_string();
             for form in [line, json.trim_matches('"')] {
@@ -179,24 +179,62 @@ pub fn logins(text: &str) -> impl Iterator<Item = &str> {
         .filter_map(|(at, mark)| login_before_host(&text[at + mark.len()..]))
 }
 
-/// The login of what comes after `://`. The authority ends where a path begins, or the address
-/// itself in text around it.
+/// The login of what comes after `://`. The authority ends where a path, a query or a fragment
+/// begins (RFC 3986, 3.2), or the address itself in text around it.
 fn login_before_host(address: &str) -> Option<&str> {
-    let end = address
-        .find(|c: char| c.is_whitespace() || "/\"'`\\".contains(c))
-        .unwrap_or(address.len());
-    let at = address[..end].rfind('@')?;
+    let at = authority(address).rfind('@')?;
     Some(&address[..at])
 }
 
-/// The login of a value that is an address as a whole: a password may contain a slash.
-fn login_of(value: &str) -> Option<&str> {
+fn authority(address: &str) -> &str {
+    let end = address
+        .find(|c: char| c.is_whitespace() || "/?#\"'`\\".contains(c))
+        .unwrap_or(address.len());
+    &address[..end]
+}
+
+/// What of a value is secret: the whole value, but of an address only the password.
+fn secret_parts(value: &str) -> Vec<Cow<'_, str>> {
+    let Some(address) = address_of(value) else {
+        return vec![value.into()];
+    };
+    let Some(login) = login_of(address) else {
+        return Vec::new();
+    };
+    match login.split_once(':') {
+        Some((_, password)) if !password.is_empty() => {
+            let decoded = percent_decode_str(password).decode_utf8_lossy();
+            vec![login.into(), password.into(), decoded]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What comes after `://` in a value that is an address as a whole.
+fn address_of(value: &str) -> Option<&str> {
     let (scheme, address) = value.split_once("://")?;
     let is_scheme = scheme
         .chars()
         .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    (is_scheme && !value.contains(char::is_whitespace)).then_some(address)
+}
+
+/// The login of an address. Where no host and port stand before the path, a password that contains
+/// a slash was not encoded.
+fn login_of(address: &str) -> Option<&str> {
+    let host = authority(address);
+    if host.contains('@') {
+        return login_before_host(address);
+    }
+    let is_host = host.ends_with(']')
+        || host
+            .rsplit_once(':')
+            .is_none_or(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    if is_host {
+        return None;
+    }
     let at = address.rfind('@')?;
-    (is_scheme && !value.contains(char::is_whitespace)).then(|| &address[..at])
+    Some(&address[..at])
 }
 
 /// A writer that hides the secrets of a run. It passes on whole lines, so that a secret which is
@@ -276,6 +314,9 @@ mod tests {
                 "E: http://***@proxy:3128 said no",
             ),
             ("http://a/ then ssh://b@c", "http://a/ then ssh://***@c"),
+            ("https://host?mail=a@b", "https://host?mail=a@b"),
+            ("https://host#a@b", "https://host#a@b"),
+            ("https://joe@host?mail=a@b", "https://***@host?mail=a@b"),
             ("{\"x\":\"http://a\\nb@c\"}", "{\"x\":\"http://a\\nb@c\"}"),
         ] {
             assert_eq!(without_logins(text), shown);
@@ -312,10 +353,34 @@ mod tests {
             secrets.hide("http://joe:pa/ss@proxy:3128 at proxy:3128: MIIabc"),
             "http://***@proxy:3128 at proxy:3128: ***"
         );
-        assert_eq!(
-            knows(&["http://proxy:3128"]).hide("proxy:3128"),
-            "proxy:3128"
-        );
+        for address in [
+            "http://proxy:3128",
+            "http://[fd00::1]",
+            "http://[fd00::1]:3128/a@b",
+            "https://host?mail=a@b",
+        ] {
+            assert_eq!(knows(&[address]).hide(address), address);
+        }
+    }
+
+    #[test]
+    fn the_password_of_an_address_is_secret_alone_and_the_user_is_not() {
+        for (address, text, shown) in [
+            ("http://docker@proxy:3128", "docker.io", "docker.io"),
+            ("http://docker:@proxy:3128", "docker.io", "docker.io"),
+            (
+                "http://docker:s3cr%40et@proxy:3128/a@b",
+                "docker.io s3cr%40et s3cr@et /a@b",
+                "docker.io *** *** /a@b",
+            ),
+            ("http://joe:pw@proxy", "Basic joe:pw, pw", "Basic ***, pw"),
+            ("http://joe:s3/cret@proxy", "s3/cret", "***"),
+            ("http://joe:s3?cret@proxy", "s3?cret", "***"),
+            ("https://:s3cret@proxy", "s3cret", "***"),
+            ("http://host:80/joe:s3cret@b", "joe:s3cret", "joe:s3cret"),
+        ] {
+            assert_eq!(knows(&[address]).hide(text), shown, "{address}");
+        }
     }
 
     #[test]
