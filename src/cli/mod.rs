@@ -41,7 +41,7 @@ pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
     let words = words.map(|word| word.strip_prefix("--set=").unwrap_or(word).to_owned());
     words
         .chain(layers::assignments(world.vars.clone()))
-        .filter_map(|assignment| layers::secret(&assignment))
+        .flat_map(|assignment| layers::secrets(&assignment))
         .for_each(|secret| world.secrets.learn(&secret));
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,

@@ -56,7 +56,7 @@ pub(super) fn request(
     reboot: bool,
     lock_timeout: Option<u64>,
 ) -> Result<Request, Failure> {
-    let (set, credentials) = parted(target.set.clone());
+    let (set, credentials) = parted(target.set.clone(), &Secrets::default());
     Ok(Request {
         profile: match &target.profile {
             Some(path) if path.contains('/') || path.ends_with(".toml") => {
@@ -78,8 +78,9 @@ pub(super) fn request(
     })
 }
 
-/// Settings, and those that hold a secret. If a key is given several times, the last one counts.
-fn parted(set: Vec<String>) -> (Vec<String>, Vec<Secret>) {
+/// Settings, and those that hold a secret by their key, or one of these secrets under another key. If
+/// a key is given several times, the last one counts.
+fn parted(set: Vec<String>, secrets: &Secrets) -> (Vec<String>, Vec<Secret>) {
     let key = |setting: &str| setting.split('=').next().map(layers::path_of);
     let last: Vec<String> = set
         .iter()
@@ -89,7 +90,7 @@ fn parted(set: Vec<String>) -> (Vec<String>, Vec<Secret>) {
         .collect();
     let (secret, open): (Vec<String>, Vec<String>) = last
         .into_iter()
-        .partition(|setting| layers::secret(setting).is_some());
+        .partition(|setting| !layers::secrets(setting).is_empty() || secrets.are_in(setting));
     (open, secret.into_iter().map(Secret::new).collect())
 }
 
@@ -282,7 +283,7 @@ impl Target {
     fn kept(&self, world: &World<'_>) -> Request {
         let mut set = layers::assignments(env(&world.vars));
         set.extend(settings(&self.request));
-        let (set, credentials) = parted(set);
+        let (set, credentials) = parted(set, &world.secrets);
         Request {
             set,
             credentials,
@@ -324,4 +325,53 @@ pub(super) fn root(world: &World<'_>, what: &str) -> Result<(), Failure> {
         &format!("failed to {what}: only root may change the machine"),
         Some("run it again with `sudo`"),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host::fake,
+        journal::{Journal, Record},
+    };
+
+    #[test]
+    fn a_secret_in_a_table_is_kept_for_the_run_after_a_reboot_and_not_in_the_journal() {
+        let token = "abcdef.0123456789";
+        let secret = [
+            format!("cluster={{name=\"c\", token=\"{token}\"}}"),
+            format!("cluster={{nodes=[{{join.token=\"{token}\"}}]}}"),
+            format!("node.label=x-{token}"),
+        ];
+        for setting in secret {
+            let secrets = Secrets::default();
+            secrets.learn(&Secret::new(token));
+            let open = "driver.branch=580".to_owned();
+            let (set, credentials) = parted(vec![setting.clone(), open.clone()], &secrets);
+            assert_eq!(set, std::slice::from_ref(&open));
+            let request = Request {
+                set,
+                credentials,
+                ..Request::default()
+            };
+
+            let (host, fakes) = fake::host();
+            fakes.files.put_folder("/var/lib", 0o755);
+            let (journal, _) = Journal::open(&host, "run", &secrets).unwrap();
+            journal.keep_credentials(&request.credentials).unwrap();
+            let record = Record::RunStarted {
+                tool: "0.0.0".to_owned(),
+                mode: "install".to_owned(),
+                instance_id: None,
+                boot_id: None,
+                request,
+            };
+            journal.append(record).unwrap();
+            let text = fakes.files.text("/var/lib/gpu-bootstrap/journal.jsonl");
+            assert!(!text.contains(token), "{text}");
+
+            let request = engine::request(&host).unwrap().unwrap();
+            assert_eq!(settings(&request), [open, setting]);
+        }
+    }
 }

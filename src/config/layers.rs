@@ -62,16 +62,52 @@ pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<Strin
         .collect()
 }
 
-/// The secret that an assignment sets, if it sets one; `--token=X` is one as well.
+/// The secrets that an assignment sets, those inside an inline table as well; `--token=X` is one,
+/// too.
 #[must_use]
-pub fn secret(assignment: &str) -> Option<Secret> {
-    let (key, value) = assignment.split_once('=')?;
-    let value = value.trim();
+pub fn secrets(assignment: &str) -> Vec<Secret> {
+    let Some((key, value)) = assignment.split_once('=') else {
+        return Vec::new();
+    };
+    let (mut path, value) = (path_of(key), value.trim());
+    if let Some(value @ (Value::Table(_) | Value::Array(_))) = typed(value) {
+        let mut found = Vec::new();
+        leaves(&mut path, &value, &mut found);
+        return found;
+    }
     let value = ['"', '\'']
         .iter()
         .find_map(|quote| value.strip_prefix(*quote)?.strip_suffix(*quote))
         .unwrap_or(value);
-    keys::secret(&path_of(key), value)
+    keys::secret(&path, value).into_iter().collect()
+}
+
+/// Collects the secrets in a value, each told by its own key.
+fn leaves(path: &mut Vec<String>, value: &Value, found: &mut Vec<Secret>) {
+    match value {
+        Value::Table(table) => {
+            for (name, value) in table {
+                path.push(name.clone());
+                leaves(path, value, found);
+                path.pop();
+            }
+        }
+        Value::Array(items) => {
+            for item in items {
+                leaves(path, item, found);
+            }
+        }
+        Value::String(text) => found.extend(keys::secret(path, text)),
+        other => found.extend(keys::secret(path, &other.to_string())),
+    }
+}
+
+/// Text as a TOML value, if it is one.
+fn typed(text: &str) -> Option<Value> {
+    toml::from_str::<Table>(&format!("value = {text}"))
+        .ok()
+        .filter(|table| table.len() == 1)
+        .and_then(|mut table| table.remove("value"))
 }
 
 /// The parts of the key of an assignment, however it is written.
@@ -234,12 +270,10 @@ impl Layers {
 
     /// The secrets among the settings.
     pub fn secrets(&self) -> impl Iterator<Item = Secret> {
-        self.settings.values().filter_map(|setting| {
-            let text = match &setting.value {
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            keys::secret(&setting.path, &text)
+        self.settings.values().flat_map(|setting| {
+            let mut found = Vec::new();
+            leaves(&mut setting.path.clone(), &setting.value, &mut found);
+            found
         })
     }
 
@@ -294,10 +328,7 @@ impl Layers {
                 .filter(|item| item.as_str() != Some(""))
                 .collect(),
         );
-        let typed: Option<Value> = toml::from_str::<Table>(&format!("value = {value}"))
-            .ok()
-            .filter(|table| table.len() == 1)
-            .and_then(|mut table| table.remove("value"));
+        let typed = typed(value);
         let candidates = typed.iter().chain([&text, &list]);
         for candidate in candidates {
             if fits(&path, candidate).is_ok() {
