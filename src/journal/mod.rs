@@ -4,6 +4,7 @@
 
 mod read;
 mod receipt;
+mod secrecy;
 mod store;
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -215,6 +216,12 @@ pub enum JournalError {
     /// secret.
     #[error("read `{}`: no version of this program wrote that", credentials_path())]
     Credentials,
+    /// A secret occurs in a name that undoing a change needs.
+    #[error("record the change before it is made: the value of a secret occurs in `{name}`")]
+    SecretInName {
+        /// The name.
+        name: String,
+    },
     /// A record cannot be serialised; this is a bug.
     #[error("write a journal record")]
     Encode(#[source] serde_json::Error),
@@ -230,6 +237,7 @@ impl Report for JournalError {
             }
             // A change that cannot be recorded is not made.
             Self::Files(error) if error.disk().is_some() => Exit::Blocked,
+            Self::SecretInName { .. } => Exit::Config,
             _ => Exit::Internal,
         }
     }
@@ -240,6 +248,7 @@ impl Report for JournalError {
             Self::Newer { .. } => "journal-newer",
             Self::Garbage { .. } | Self::OutOfOrder { .. } => "journal-damaged",
             Self::Credentials => "credentials-damaged",
+            Self::SecretInName { .. } => "secret-in-name",
             Self::Encode(_) => "journal-encoding",
         }
     }
@@ -266,6 +275,11 @@ impl Report for JournalError {
                  `mv {path} {path}.damaged` and run `gpu-bootstrap install` again; what it \
                  recorded can then no longer be undone"
             )),
+            Self::SecretInName { .. } => Some(
+                "choose another password or token, which is no part of a path, of a package name or \
+                 of another name: the journal keeps names in clear, because undoing needs them"
+                    .to_owned(),
+            ),
             Self::Encode(_) => None,
         }
     }

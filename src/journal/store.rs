@@ -1,9 +1,6 @@
 //! Appends records to the journal, each synced.
 
-use std::{
-    borrow::Cow,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use camino::Utf8Path;
 
@@ -75,11 +72,14 @@ impl Journal {
         Ok((journal, history))
     }
 
-    /// Writes a record and syncs it; returns its sequence number.
+    /// Writes a record and syncs it; returns its sequence number. Secrets in its free text are
+    /// hidden.
     ///
     /// # Errors
     /// See [`JournalError`]. The caller must then not do what it was about to do.
     pub fn append(&self, record: Record) -> Result<u64, JournalError> {
+        record.refuse_secret_names(&self.secrets)?;
+        let record = record.without_secrets(&self.secrets);
         let mut state = self.state();
         let line = Line {
             schema: SCHEMA,
@@ -88,15 +88,7 @@ impl Journal {
             run: self.run.clone(),
             record,
         };
-        let text = serde_json::to_string(&line).map_err(JournalError::Encode)?;
-        let mut text = match self.secrets.hide(&text) {
-            Cow::Borrowed(_) => text,
-            Cow::Owned(hidden) => {
-                // A line that nobody can read would end every later run.
-                serde_json::from_str::<Line>(&hidden).map_err(JournalError::Encode)?;
-                hidden
-            }
-        };
+        let mut text = serde_json::to_string(&line).map_err(JournalError::Encode)?;
         text.push('\n');
         if state.unended {
             text.insert(0, '\n');
@@ -124,7 +116,7 @@ impl Journal {
     /// See [`JournalError`].
     pub fn write_receipt(&self) -> Result<(), JournalError> {
         let text = serde_json::to_string_pretty(&self.receipt()).map_err(JournalError::Encode)?;
-        let text = self.secrets.hide(&text).into_owned() + "\n";
+        let text = text + "\n";
         self.host
             .files
             .write(&receipt_path(), text.as_bytes(), 0o600)?;

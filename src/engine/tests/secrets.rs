@@ -1,18 +1,23 @@
 //! A secret of the run, told by everything there is to tell, is in nothing that is kept or shown.
 
-use super::kit::{Rig, needs, step, write};
+use std::time::{Duration, Instant};
+
+use super::kit::{Rig, needs, packages, step, write};
 use crate::{
     engine::{RunFile, events, status},
-    event::Event,
+    event::{Event, Outcome},
+    exit::Exit,
+    host::ReadFiles as _,
     model::secret::Secret,
 };
 
 const TOKEN: &str = "abcdef.0123456789abcdef";
 
-/// A step whose reason and change name the token, and whose change fails with it.
+const PATH: &str = "/etc/join.conf";
+
+/// A step that writes the token, and whose change fails with it.
 fn telling() -> Rig {
-    let path = format!("/etc/join-{TOKEN}");
-    let rig = Rig::new([step("join", move |_| needs(vec![write(&path, TOKEN)]))]);
+    let rig = Rig::new([step("join", |_| needs(vec![write(PATH, TOKEN)]))]);
     rig.secrets.learn(&Secret::new(TOKEN));
     rig
 }
@@ -22,19 +27,70 @@ async fn a_token_is_in_no_byte_of_the_journal_and_in_no_event() {
     for fails in [false, true] {
         let mut rig = telling();
         rig.options.request.set = vec![format!("a={TOKEN}")];
-        *rig.verbs.fails.lock().unwrap() = fails.then(|| TOKEN.to_owned());
+        *rig.verbs.fails.lock().unwrap() = fails.then(|| PATH.to_owned());
         rig.install().await.unwrap();
         let files = &rig.fakes.files;
+        assert_eq!(files.text(PATH), TOKEN);
         for name in ["journal.jsonl", "receipt.json"] {
             let text = files.text(&format!("/var/lib/gpu-bootstrap/{name}"));
-            assert!(text.contains("/etc/join-***"), "{text}");
+            assert!(text.contains("***") && text.contains(PATH), "{text}");
             assert!(!text.contains(TOKEN), "{text}");
         }
         let seen = serde_json::to_string(&rig.seen()).unwrap();
-        assert!(seen.contains("***") && !seen.contains(TOKEN), "{seen}");
+        assert!(!seen.contains(TOKEN), "{seen}");
         let told = status(&rig.fakes.host(), None).unwrap();
         assert!(!serde_json::to_string(&told).unwrap().contains(TOKEN));
     }
+}
+
+#[tokio::test]
+async fn what_was_made_with_a_hidden_secret_is_removed_again() {
+    for fails in [false, true] {
+        let rig = telling();
+        let bare = rig.fakes.files.snapshot().without(&["/run"]);
+        *rig.verbs.fails.lock().unwrap() = fails.then(|| PATH.to_owned());
+        rig.install().await.unwrap();
+        assert!(rig.fakes.files.stat(PATH.into()).unwrap().is_some());
+        *rig.verbs.fails.lock().unwrap() = None;
+        assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+        assert_eq!(rig.fakes.files.snapshot().without(&["/run"]), bare);
+    }
+}
+
+/// The journal must keep a name in clear, for the undo, and must not keep a secret in clear.
+#[tokio::test]
+async fn a_change_with_a_secret_in_a_name_is_not_made() {
+    let path = format!("/etc/join-{TOKEN}");
+    let named = path.clone();
+    let file = step("join", move |_| needs(vec![write(&named, "")]));
+    let package = packages("docker", &["docker.io"]);
+    for (secret, wanted, made) in [
+        (TOKEN, file, path.as_str()),
+        ("docker", package, "/packages/docker.io"),
+    ] {
+        let rig = Rig::new([wanted]);
+        rig.secrets.learn(&Secret::new(secret));
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, Exit::Config);
+        let step = &report.steps[0];
+        assert_eq!(step.outcome, Outcome::Failed);
+        assert_eq!(step.reason, Some("secret-in-name"));
+        let files = &rig.fakes.files;
+        assert!(files.stat(made.into()).unwrap().is_none(), "{made}");
+        let journal = files.text("/var/lib/gpu-bootstrap/journal.jsonl");
+        assert!(!journal.contains(made), "{journal}");
+        assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    }
+}
+
+#[tokio::test]
+async fn a_login_without_a_password_changes_no_name() {
+    let rig = Rig::new([packages("docker", &["docker.io"])]);
+    let bare = rig.fakes.files.snapshot().without(&["/run"]);
+    rig.secrets.learn(&Secret::new("http://docker@proxy:3128"));
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.fakes.files.snapshot().without(&["/run"]), bare);
 }
 
 #[tokio::test]
@@ -62,12 +118,17 @@ async fn also_what_is_learned_when_the_stream_has_begun_is_in_no_file_for_status
     }
     reporter.finish();
     // Another thread writes the file, and removes it when the stream ends.
+    let deadline = Instant::now() + Duration::from_mins(1);
     let told = loop {
         let current = status(&rig.fakes.host(), None).unwrap().current;
         match current.filter(|current| !current.progress.changes.is_empty()) {
             Some(current) => break current,
             None => std::thread::yield_now(),
         }
+        assert!(
+            Instant::now() < deadline,
+            "the file for `status` does not tell of the change within a minute"
+        );
     };
     assert_eq!(told.progress.changes, ["join http://***@proxy with ***"]);
     of_file.finish();
