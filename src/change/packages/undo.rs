@@ -340,14 +340,15 @@ impl Applier {
             if !effects.users.contains(&user.name) {
                 continue;
             }
-            endings.push(if self.has_process(user.uid)? {
-                Reverted::Left {
+            endings.push(match self.needed_by(user.uid)? {
+                Some(why) => Reverted::Left {
                     what: format!("user `{}`", user.name),
-                    why: "a process runs as this user".to_owned(),
+                    why,
+                },
+                None => {
+                    self.remove_account(accounts::remove_user(&user.name), &user.name, sink)
+                        .await?
                 }
-            } else {
-                self.remove_account(accounts::remove_user(&user.name), &user.name, sink)
-                    .await?
             });
         }
         // Removing a user removes its group, too, if it has no other member.
@@ -389,7 +390,8 @@ impl Applier {
         })
     }
 
-    fn has_process(&self, uid: u32) -> Result<bool, ChangeError> {
+    /// Why a user must stay: a process runs as this user, or it cannot be determined that none does.
+    fn needed_by(&self, uid: u32) -> Result<Option<String>, ChangeError> {
         let files = &self.host.files;
         let namespace = |process: &str| -> Result<Option<Utf8PathBuf>, ChangeError> {
             let path = Utf8PathBuf::from(format!("/proc/{process}/ns/pid"));
@@ -398,17 +400,37 @@ impl Applier {
                 _ => None,
             })
         };
+        let processes = match self.host.system.processes() {
+            Ok(processes) => processes,
+            Err(error) => {
+                let why = one_line(&error);
+                return Ok(Some(format!(
+                    "whether a process runs as this user cannot be determined: {why}"
+                )));
+            }
+        };
         let own = namespace("self")?;
-        for process in self.host.system.processes()? {
-            if process.uid == Some(uid) {
-                // The same uid in a container is a different user.
-                let theirs = namespace(&process.pid.to_string())?;
-                if own.is_none() || theirs.is_none() || theirs == own {
-                    return Ok(true);
+        for process in processes {
+            let pid = process.pid;
+            let why = match process.uid {
+                Some(theirs) if theirs != uid => continue,
+                Some(_) => "a process runs as this user".to_owned(),
+                // It has ended since it was listed.
+                None if files
+                    .stat(format!("/proc/{pid}").as_str().into())?
+                    .is_none() =>
+                {
+                    continue;
                 }
+                None => format!("process {pid} may run as this user: its user cannot be read"),
+            };
+            // The same uid in a container is a different user.
+            let theirs = namespace(&pid.to_string())?;
+            if own.is_none() || theirs.is_none() || theirs == own {
+                return Ok(Some(why));
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
     /// Removes paths below `/etc` that scripts and services of the packages created.

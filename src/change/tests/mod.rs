@@ -1,6 +1,7 @@
 //! Each verb on a machine in memory: applied, undone, and the machine compared with its state
 //! before.
 
+mod accounts;
 mod archive;
 mod faults;
 mod files;

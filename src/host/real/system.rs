@@ -1,14 +1,20 @@
 //! Memory and processes of this machine, by `sysinfo`.
 
-use std::io;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::{fs, io};
 
 use sysinfo::{
     MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, System as Sysinfo, UpdateKind,
 };
 
+use super::RealFiles;
 use crate::host::FilesError;
 use crate::host::os::failed;
-use crate::host::system::{MEMINFO, MemoryError, Process, System};
+use crate::host::system::{MEMINFO, MemoryError, ProcFiles, Process, System};
+
+/// Where the kernel lists processes.
+const PROC: &str = "/proc";
 
 /// Asks the kernel anew at every call.
 #[derive(Debug, Clone, Copy, Default)]
@@ -39,12 +45,49 @@ impl System for RealSystem {
     }
 
     fn processes(&self) -> Result<Vec<Process>, FilesError> {
-        look(ProcessesToUpdate::All)
+        // `sysinfo` reports neither a `/proc` that it cannot list nor a process that it cannot read.
+        let listed = pids().map_err(failed("list", PROC.into()))?;
+        let found = look(ProcessesToUpdate::All)?;
+        complete(found, &listed, std::process::id(), &|pid| {
+            ProcFiles(Arc::new(RealFiles)).process(pid)
+        })
+        .map_err(failed("list", PROC.into()))
     }
 }
 
+/// The processes that the kernel lists.
+fn pids() -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir(PROC)? {
+        let name = entry?.file_name();
+        pids.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(pids)
+}
+
+/// The processes that were found, and those that were only listed, as far as `read` knows them. It is
+/// an error if the process that asks is not among them: then others can be missing, too.
+fn complete(
+    mut found: Vec<Process>,
+    listed: &[u32],
+    own: u32,
+    read: &dyn Fn(u32) -> Process,
+) -> io::Result<Vec<Process>> {
+    if !found.iter().any(|process| process.pid == own) {
+        return Err(io::Error::other("this process is missing from the list"));
+    }
+    let known: BTreeSet<u32> = (found.iter())
+        .filter(|process| process.uid.is_some())
+        .map(|process| process.pid)
+        .collect();
+    found.retain(|process| known.contains(&process.pid));
+    let unknown = listed.iter().filter(|pid| !known.contains(pid));
+    found.extend(unknown.map(|pid| read(*pid)));
+    Ok(found)
+}
+
 fn look(which: ProcessesToUpdate<'_>) -> Result<Vec<Process>, FilesError> {
-    let mut system = Sysinfo::new().map_err(unavailable("list", "/proc"))?;
+    let mut system = Sysinfo::new().map_err(unavailable("list", PROC))?;
     let what = ProcessRefreshKind::nothing()
         .with_cmd(UpdateKind::Always)
         .with_user(UpdateKind::Always)
@@ -70,4 +113,35 @@ fn look(which: ProcessesToUpdate<'_>) -> Result<Vec<Process>, FilesError> {
 fn unavailable(verb: &'static str, path: &str) -> impl FnOnce(sysinfo::Error) -> FilesError {
     let failed = failed(verb, path.into());
     move |error| failed(io::Error::other(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, uid: Option<u32>) -> Process {
+        Process {
+            pid,
+            name: None,
+            command: None,
+            uid,
+        }
+    }
+
+    #[test]
+    fn a_list_without_this_process_is_an_error() {
+        for found in [vec![], vec![process(1, Some(0))]] {
+            assert!(complete(found, &[1, 7], 7, &|pid| process(pid, None)).is_err());
+        }
+    }
+
+    #[test]
+    fn a_process_that_was_only_listed_is_not_lost() {
+        let found = vec![process(7, Some(0)), process(8, None)];
+        let read = |pid| process(pid, (pid == 8).then_some(105));
+        assert_eq!(
+            complete(found, &[7, 8, 9], 7, &read).unwrap(),
+            [process(7, Some(0)), process(8, Some(105)), process(9, None)]
+        );
+    }
 }
