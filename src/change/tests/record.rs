@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     archive::{Archive, Break, Kind, Offered, hold_lock, release_lock},
-    kit::{RecordingSink, TestMachine},
+    kit::{RecordingSink, STATE, TestMachine},
     packages::{docker, install, wish},
     with_each_manager,
 };
@@ -255,4 +255,41 @@ async fn an_undo_stopped_during_a_wait_completes_in_the_next_run(kind: Kind) {
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
     let now = apt.installed.lock().unwrap();
     assert!(now.contains_key("podman") && !now.contains_key("docker.io"));
+}
+
+/// A package manager was cut off under an earlier version of this program; this one undoes it.
+#[tokio::test]
+async fn the_record_of_an_earlier_version_is_read_and_undone() {
+    let name = "20261101T101112.000000000-1";
+    let sample = include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/journals/transactions/20261101T101112.000000000-1.json"
+    ));
+    let (machine, apt) = docker(Kind::Apt);
+    apt.have("podman", "4");
+    apt.write(&machine.fakes.files);
+    let before = machine.snapshot();
+    // `runc` came with a command that ended, `docker.io` with one that was cut off, and somebody
+    // else installed `vim` after that.
+    for (package, version) in [("runc", "1.1.5"), ("docker.io", "20.10.24"), ("vim", "9")] {
+        apt.have(package, version);
+    }
+    apt.write(&machine.fakes.files);
+    let path = format!("{STATE}/transactions/{name}.json");
+    machine.fakes.files.put(&path, sample);
+    let undo = Undo::Packages {
+        transaction: name.to_owned(),
+        effects: None,
+    };
+    let undo = machine
+        .restarted()
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
+    assert_eq!(appeared(&undo), ["docker.io", "runc"]);
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    assert!(apt.installed.lock().unwrap().remove("vim").is_some());
+    apt.write(&machine.fakes.files);
+    assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }
