@@ -9,7 +9,7 @@ use super::{
     world::World,
 };
 use crate::{
-    compat::question::{Answer, Question, QuestionError, Verdict, answer},
+    compat::question::{Answer, Compatibility, Question, QuestionError, answer},
     exit::Exit,
     model::gpu::SupportedFlavours,
 };
@@ -44,10 +44,10 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
 fn human(answer: &Answer) -> String {
     let mut text = String::new();
     let verdict = match answer.verdict {
-        Verdict::Compatible => "compatible",
-        Verdict::Incompatible => "incompatible",
-        Verdict::NeedsForwardCompat => "needs a cuda-compat package in the container",
-        Verdict::Unknown => "unknown",
+        Compatibility::Compatible => "compatible",
+        Compatibility::Incompatible => "incompatible",
+        Compatibility::NeedsForwardCompat => "needs a cuda-compat package in the container",
+        Compatibility::Unknown => "unknown",
     };
     let _ = writeln!(text, "{verdict}");
     for why in &answer.why {

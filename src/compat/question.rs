@@ -69,7 +69,7 @@ pub enum QuestionError {
 /// The short form of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum Compatibility {
     /// No rule refuses.
     Compatible,
     /// A rule refuses.
@@ -87,7 +87,7 @@ pub struct Answer {
     /// [`SCHEMA`].
     pub schema: u32,
     /// The short form.
-    pub verdict: Verdict,
+    pub verdict: Compatibility,
     /// Why: the values compared.
     pub why: Vec<String>,
     /// Which drivers serve what was asked.
@@ -102,7 +102,7 @@ pub struct Answer {
 impl Answer {
     /// Whether the command exits with 0.
     pub fn is_compatible(&self) -> bool {
-        self.verdict == Verdict::Compatible
+        self.verdict == Compatibility::Compatible
     }
 }
 
@@ -157,7 +157,7 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionEr
                 .iter()
                 .flat_map(|ruling| ruling.citations.iter().cloned()),
         );
-        if judged.verdict == Verdict::Compatible && why.is_empty() {
+        if judged.verdict == Compatibility::Compatible && why.is_empty() {
             why.push(judged.fits);
         }
         judged.verdict
@@ -167,9 +167,9 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionEr
                 why.extend(pick.reasons.iter().chain(&pick.warnings).cloned());
                 citations.extend(pick.citations.iter().cloned());
                 if pick.doubtful {
-                    Verdict::Unknown
+                    Compatibility::Unknown
                 } else {
-                    Verdict::Compatible
+                    Compatibility::Compatible
                 }
             }
             Err(no_driver) => {
@@ -187,9 +187,9 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionEr
                         .flat_map(|r| r.citations.iter().cloned()),
                 );
                 if no_driver.unknown {
-                    Verdict::Unknown
+                    Compatibility::Unknown
                 } else {
-                    Verdict::Incompatible
+                    Compatibility::Incompatible
                 }
             }
         }
@@ -253,7 +253,7 @@ fn find_gpu(matrix: &Matrix, name: &str) -> Result<GpuIdentity, QuestionError> {
 
 /// What the rules say about the driver that was asked about.
 struct DriverVerdict {
-    verdict: Verdict,
+    verdict: Compatibility,
     rulings: Vec<Ruling>,
     fits: String,
 }
@@ -267,7 +267,7 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
                 let none: [&str; 0] = [];
                 let text = format!("the matrix has no row for branch {branch}");
                 let ruling = ruling::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
-                let verdict = Verdict::Unknown;
+                let verdict = Compatibility::Unknown;
                 return DriverVerdict {
                     verdict,
                     rulings: vec![ruling],
@@ -324,19 +324,19 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
         .any(|b| b.knowledge == Knowledge::Nothing);
     let verdict = if refused.is_empty() {
         if unsure {
-            Verdict::Unknown
+            Compatibility::Unknown
         } else {
-            Verdict::Compatible
+            Compatibility::Compatible
         }
     } else if refused
         .iter()
         .all(|ruling| ruling.rule == Rule::ForwardCompat)
     {
-        Verdict::NeedsForwardCompat
+        Compatibility::NeedsForwardCompat
     } else if nothing_known && refused.iter().all(|ruling| ruling.rule == Rule::UnknownGpu) {
-        Verdict::Unknown
+        Compatibility::Unknown
     } else {
-        Verdict::Incompatible
+        Compatibility::Incompatible
     };
     let mut rulings = rulings;
     rulings.sort_by_key(|ruling| std::cmp::Reverse(ruling.judgement));

@@ -1,6 +1,6 @@
 //! The answers of the `compat` command.
 
-use gpu_bootstrap::compat::question::{self, Question, QuestionError, Verdict};
+use gpu_bootstrap::compat::question::{self, Compatibility, Question, QuestionError};
 use gpu_bootstrap::model::gpu::SupportedFlavours;
 
 use crate::matrix;
@@ -21,7 +21,7 @@ fn ask(gpu: &str, cuda: &str, driver: &str, kernel: &str) -> question::Answer {
 
 #[test]
 fn verdicts() {
-    use Verdict::{Compatible, Incompatible, NeedsForwardCompat, Unknown};
+    use Compatibility::{Compatible, Incompatible, NeedsForwardCompat, Unknown};
     for (gpu, cuda, driver, kernel, want) in [
         ("H100 PCIe", "", "", "", Compatible),
         ("H100 PCIe", "12.4", "550", "", Compatible),

@@ -6,7 +6,7 @@ use super::{approval::choose, names, run::Attempts};
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
     config::desired::PackageWish,
-    tools::packages::{Action, Removals, Request},
+    tools::packages::{Action, Removals, TransactionRequest},
 };
 
 impl Applier {
@@ -59,7 +59,7 @@ impl Applier {
         if packages.is_empty() && removing_there.is_empty() {
             return Ok(());
         }
-        let request = Request::Install {
+        let request = TransactionRequest::Install {
             packages: &packages,
             removing: &removing_there,
         };
@@ -104,7 +104,7 @@ impl Applier {
         if packages.is_empty() && removing_there.is_empty() {
             return Ok(String::new());
         }
-        let request = Request::Install {
+        let request = TransactionRequest::Install {
             packages: &packages,
             removing: &removing_there,
         };
@@ -120,7 +120,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         const WHAT: &str = "install removed packages again";
-        let request = Request::Install {
+        let request = TransactionRequest::Install {
             packages,
             removing: &[],
         };

@@ -31,7 +31,7 @@ use crate::{
     config::desired::PackageWish,
     host::{Query, exec::tail},
     model::secret::without_logins,
-    tools::packages::{Action, Fault, HalfDone, Request, Settings, Transactions},
+    tools::packages::{Action, Fault, HalfDone, Settings, TransactionRequest, Transactions},
 };
 
 /// Seconds that the package manager itself waits for its locks. Short, because this program waits
@@ -76,7 +76,7 @@ impl Applier {
         .into())
     }
 
-    async fn simulate(&self, request: &Request<'_>) -> Result<Vec<Action>, ChangeError> {
+    async fn simulate(&self, request: &TransactionRequest<'_>) -> Result<Vec<Action>, ChangeError> {
         let transactions = self.transactions()?;
         let query = transactions.simulate(&self.settings(), request);
         let answer = self.ask("simulate the package transaction", &query).await?;

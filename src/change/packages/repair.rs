@@ -3,7 +3,7 @@
 use super::{install::removals, run::Attempts};
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
-    tools::packages::{Fault, Request},
+    tools::packages::{Fault, TransactionRequest},
 };
 
 impl Applier {
@@ -28,13 +28,17 @@ impl Applier {
             }
             let mut attempts = Attempts::new();
             loop {
-                let actions = self.simulate(&Request::Fix).await?;
+                let actions = self.simulate(&TransactionRequest::Fix).await?;
                 let half_done = self.half_done().await?;
                 let named: Vec<&str> = (half_done.packages.iter())
                     .map(|package| package.id.as_str())
                     .collect();
                 self.approve(&actions, &named, &[]).await?;
-                let fix = transactions.perform(&self.settings(), &Request::Fix, removals(&actions));
+                let fix = transactions.perform(
+                    &self.settings(),
+                    &TransactionRequest::Fix,
+                    removals(&actions),
+                );
                 match self
                     .attempt(undo, "complete broken dependencies", &fix, &actions, sink)
                     .await

@@ -17,7 +17,7 @@ use crate::{
     host::{Cmd, Kind},
     tools::{
         accounts,
-        packages::{Action, Fault, Mark, Removals, Request},
+        packages::{Action, Fault, Mark, Removals, TransactionRequest},
         systemctl,
     },
 };
@@ -139,7 +139,7 @@ impl Applier {
         purge.retain(|name| !kept.names.contains(name));
         remove.retain(|name| !kept.names.contains(name));
         if !purge.is_empty() {
-            let request = Request::Purge(&purge);
+            let request = TransactionRequest::Purge(&purge);
             self.remove_with_retries("purge packages", &request, (&purge, &both), sink)
                 .await?;
             endings.push(Reverted::Done {
@@ -147,7 +147,7 @@ impl Applier {
             });
         }
         if !remove.is_empty() {
-            let request = Request::Remove(&remove);
+            let request = TransactionRequest::Remove(&remove);
             self.remove_with_retries("remove packages", &request, (&remove, &both), sink)
                 .await?;
             endings.push(Reverted::Done {
@@ -164,7 +164,7 @@ impl Applier {
     async fn remove_with_retries(
         &self,
         what: &str,
-        request: &Request<'_>,
+        request: &TransactionRequest<'_>,
         (packages, along): (&[String], &[String]),
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
@@ -183,7 +183,7 @@ impl Applier {
         packages: &[String],
         along: &[String],
     ) -> Result<Vec<Action>, ChangeError> {
-        let actions = self.simulate(&Request::Purge(packages)).await?;
+        let actions = self.simulate(&TransactionRequest::Purge(packages)).await?;
         let approved = Approved {
             removing: packages
                 .iter()

@@ -13,7 +13,7 @@ use crate::{
     model::packages::Repository,
     tools::packages::{
         Action, Backend, Commands, Condition, DatabaseError, Fault, Mark, Offer, Package, Removals,
-        Request, Settings, Transactions,
+        Settings, TransactionRequest, Transactions,
     },
 };
 
@@ -154,18 +154,20 @@ impl Backend for Tiny {
     }
 }
 
-fn request_words(request: &Request<'_>) -> Vec<String> {
+fn request_words(request: &TransactionRequest<'_>) -> Vec<String> {
     match request {
-        Request::Install { packages, removing } => {
+        TransactionRequest::Install { packages, removing } => {
             let going = removing.iter().map(|name| format!("{name}-"));
             let words = ["install".to_owned()].into_iter();
             words.chain(packages.iter().cloned()).chain(going).collect()
         }
-        Request::Purge(names) | Request::Remove(names) => ["purge".to_owned()]
-            .into_iter()
-            .chain(names.iter().cloned())
-            .collect(),
-        Request::Fix => vec!["fix".to_owned()],
+        TransactionRequest::Purge(names) | TransactionRequest::Remove(names) => {
+            ["purge".to_owned()]
+                .into_iter()
+                .chain(names.iter().cloned())
+                .collect()
+        }
+        TransactionRequest::Fix => vec!["fix".to_owned()],
     }
 }
 
@@ -193,7 +195,7 @@ impl Transactions for Tiny {
             .collect()
     }
 
-    fn simulate(&self, _: &Settings, request: &Request<'_>) -> Query {
+    fn simulate(&self, _: &Settings, request: &TransactionRequest<'_>) -> Query {
         Query::new("tiny", tiny(&["simulate"], request_words(request)))
     }
 
@@ -220,11 +222,11 @@ impl Transactions for Tiny {
             .collect()
     }
 
-    fn download(&self, _: &Settings, request: &Request<'_>) -> Cmd {
+    fn download(&self, _: &Settings, request: &TransactionRequest<'_>) -> Cmd {
         Cmd::new("tiny", tiny(&["download"], request_words(request)))
     }
 
-    fn perform(&self, _: &Settings, request: &Request<'_>, removals: Removals) -> Cmd {
+    fn perform(&self, _: &Settings, request: &TransactionRequest<'_>, removals: Removals) -> Cmd {
         let may = match removals {
             Removals::None => "keep-all",
             Removals::Approved => "as-approved",

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use fault::Fault;
 pub use types::{
     Action, ArchiveError, Commands, Condition, Further, HalfDone, Mark, Offer, Package, Removals,
-    Request, Settings, SourceEntry,
+    Settings, SourceEntry, TransactionRequest,
 };
 
 use crate::{
@@ -266,16 +266,21 @@ pub trait Transactions: Debug + Send + Sync {
     fn parse_offers(&self, text: &str) -> Vec<Offer>;
 
     /// Resolves a transaction and changes nothing.
-    fn simulate(&self, settings: &Settings, request: &Request<'_>) -> Query;
+    fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query;
 
     /// Parses the answer to [`Transactions::simulate`].
     fn parse_actions(&self, text: &str) -> Vec<Action>;
 
     /// Downloads what a transaction needs.
-    fn download(&self, settings: &Settings, request: &Request<'_>) -> Cmd;
+    fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
 
     /// Performs a transaction that was simulated and approved.
-    fn perform(&self, settings: &Settings, request: &Request<'_>, removals: Removals) -> Cmd;
+    fn perform(
+        &self,
+        settings: &Settings,
+        request: &TransactionRequest<'_>,
+        removals: Removals,
+    ) -> Cmd;
 
     /// Configures packages that are unpacked but not configured.
     fn configure(&self) -> Cmd;

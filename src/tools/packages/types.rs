@@ -136,7 +136,7 @@ impl Action {
 
 /// The request of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Request<'p> {
+pub enum TransactionRequest<'p> {
     /// Install packages, each written by [`super::Transactions::at_version`] or by its name, and
     /// remove others in the same transaction.
     Install {

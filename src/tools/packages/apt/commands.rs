@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{
     host::{Cmd, Query},
-    tools::packages::{Mark, Removals, Request, Settings},
+    tools::packages::{Mark, Removals, Settings, TransactionRequest},
 };
 
 /// The time limit of a transaction. One with a DKMS build takes some minutes on a healthy machine.
@@ -101,18 +101,18 @@ fn arguments(settings: &Settings, verb: &[&str], packages: &[String]) -> Vec<Str
 }
 
 /// The verb of a request, and its packages; those to remove end with a dash.
-fn words(request: &Request<'_>) -> (&'static [&'static str], Vec<String>) {
+fn words(request: &TransactionRequest<'_>) -> (&'static [&'static str], Vec<String>) {
     match request {
-        Request::Install { packages, removing } => {
+        TransactionRequest::Install { packages, removing } => {
             let going = removing.iter().map(|name| format!("{name}-"));
             (
                 &["install"],
                 packages.iter().cloned().chain(going).collect(),
             )
         }
-        Request::Purge(packages) => (&["purge"], packages.to_vec()),
-        Request::Remove(packages) => (&["remove"], packages.to_vec()),
-        Request::Fix => (&["install", "--fix-broken"], Vec::new()),
+        TransactionRequest::Purge(packages) => (&["purge"], packages.to_vec()),
+        TransactionRequest::Remove(packages) => (&["remove"], packages.to_vec()),
+        TransactionRequest::Fix => (&["install", "--fix-broken"], Vec::new()),
     }
 }
 
@@ -134,7 +134,7 @@ pub fn update(settings: &Settings, past_caches: bool) -> Cmd {
 
 /// Simulates a transaction; takes no lock and does not need root.
 #[must_use]
-pub fn simulate(settings: &Settings, request: &Request<'_>) -> Query {
+pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
     let (verb, packages) = words(request);
     let mut args = vec!["-q".to_owned(), "-s".to_owned(), "-y".to_owned()];
     args.extend(arguments(settings, verb, &packages));
@@ -143,18 +143,18 @@ pub fn simulate(settings: &Settings, request: &Request<'_>) -> Query {
 
 /// Downloads the packages that [`perform`] needs.
 #[must_use]
-pub fn download(settings: &Settings, request: &Request<'_>) -> Cmd {
+pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     let (verb, packages) = words(request);
     get(settings, &[verb, &["--download-only"]].concat(), &packages)
 }
 
 /// Performs a transaction.
 #[must_use]
-pub fn perform(settings: &Settings, request: &Request<'_>, removals: Removals) -> Cmd {
+pub fn perform(settings: &Settings, request: &TransactionRequest<'_>, removals: Removals) -> Cmd {
     let (verb, packages) = words(request);
     let option = match request {
-        Request::Install { .. } | Request::Fix => removals_option(removals),
-        Request::Purge(_) | Request::Remove(_) => &[],
+        TransactionRequest::Install { .. } | TransactionRequest::Fix => removals_option(removals),
+        TransactionRequest::Purge(_) | TransactionRequest::Remove(_) => &[],
     };
     get(settings, &[verb, option].concat(), &packages)
 }
@@ -204,7 +204,7 @@ mod tests {
     use super::{configure, download, mark, perform, short_line, simulate, update};
     use crate::{
         model::secret::Secret,
-        tools::packages::{Mark, Removals, Request, Settings},
+        tools::packages::{Mark, Removals, Settings, TransactionRequest},
     };
 
     fn settings() -> Settings {
@@ -219,7 +219,7 @@ mod tests {
     fn no_command_asks_or_forces_anything() {
         let settings = settings();
         let names = ["docker.io".to_owned()];
-        let install = Request::Install {
+        let install = TransactionRequest::Install {
             packages: &names,
             removing: &[],
         };
@@ -229,9 +229,17 @@ mod tests {
             download(&settings, &install),
             perform(&settings, &install, Removals::None),
             perform(&settings, &install, Removals::Approved),
-            perform(&settings, &Request::Fix, Removals::None),
-            perform(&settings, &Request::Purge(&names), Removals::Approved),
-            perform(&settings, &Request::Remove(&names), Removals::Approved),
+            perform(&settings, &TransactionRequest::Fix, Removals::None),
+            perform(
+                &settings,
+                &TransactionRequest::Purge(&names),
+                Removals::Approved,
+            ),
+            perform(
+                &settings,
+                &TransactionRequest::Remove(&names),
+                Removals::Approved,
+            ),
             simulate(&settings, &install).cmd().clone(),
         ] {
             let line = cmd.line();
@@ -267,7 +275,7 @@ mod tests {
     #[test]
     fn packages_to_remove_end_with_a_dash() {
         let (coming, going) = (["a=1".to_owned()], ["b".to_owned()]);
-        let both = Request::Install {
+        let both = TransactionRequest::Install {
             packages: &coming,
             removing: &going,
         };

@@ -21,7 +21,7 @@ use debversion::Version;
 
 use super::{
     Action, ArchiveError, Backend, Commands, DatabaseError, Fault, Further, Mark, Offer, Package,
-    Removals, Request, Settings, SourceEntry, Transactions, Updater,
+    Removals, Settings, SourceEntry, TransactionRequest, Transactions, Updater,
 };
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
@@ -193,7 +193,7 @@ impl Transactions for Apt {
         offers::parse(text)
     }
 
-    fn simulate(&self, settings: &Settings, request: &Request<'_>) -> Query {
+    fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query {
         commands::simulate(settings, request)
     }
 
@@ -201,11 +201,16 @@ impl Transactions for Apt {
         simulation::parse(text)
     }
 
-    fn download(&self, settings: &Settings, request: &Request<'_>) -> Cmd {
+    fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
         commands::download(settings, request)
     }
 
-    fn perform(&self, settings: &Settings, request: &Request<'_>, removals: Removals) -> Cmd {
+    fn perform(
+        &self,
+        settings: &Settings,
+        request: &TransactionRequest<'_>,
+        removals: Removals,
+    ) -> Cmd {
         commands::perform(settings, request, removals)
     }
 
