@@ -108,6 +108,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     files.put_link("/etc/os-release", "../usr/lib/os-release");
     files.put("/etc/machine-id", "0123456789abcdef0123456789abcdef\n");
     files.put("/proc/1/comm", "systemd\n");
+    files.put("/proc/1/status", "Name:\tsystemd\nUid:\t0\t0\t0\t0\n");
     files.put("/proc/modules", "");
     files.put("/proc/locks", "");
     files.put(

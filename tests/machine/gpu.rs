@@ -168,6 +168,7 @@ pub fn show_lock(files: &FakeFiles, pid: u32, program: &str) {
         format!("1: POSIX  ADVISORY  WRITE {pid} fe:01:{inode} 0 EOF\n"),
     );
     files.put(&format!("/proc/{pid}/comm"), format!("{program}\n"));
+    files.put(&format!("/proc/{pid}/status"), "Uid:\t0\t0\t0\t0\n");
     files.put(
         &format!("/proc/{pid}/cmdline"),
         format!("/usr/bin/{program}\0"),
