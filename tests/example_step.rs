@@ -131,7 +131,7 @@ async fn what_it_changes_satisfies_it_and_is_undone() {
         ("/proc/sys/kernel/osrelease", "6.1.0-44-amd64\n"),
         (
             "/etc/apt/sources.list",
-            "deb http://deb.debian.org/debian bookworm main\n",
+            "deb http://debian.example.org/debian bookworm main\n",
         ),
         (PATH, "bye"),
     ] {
