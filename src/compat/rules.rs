@@ -224,7 +224,7 @@ fn board_flavour(board: &Board<'_>, flavour: Flavour, said: &mut Vec<Ruling>) {
             format!("{label} has no GSP and runs only with the proprietary kernel modules")
         }
         (SupportedFlavours::Open, Flavour::Proprietary) => {
-            format!("{label} runs only with the open kernel modules")
+            format!("{label} runs with the open kernel modules only")
         }
         (SupportedFlavours::Either, Flavour::Proprietary)
             if board.knowledge == Knowledge::AssumedNewer =>

@@ -81,7 +81,7 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 retry_in_seconds,
             } => {
                 let text = format!(
-                    "{}: {message}; next attempt in {retry_in_seconds:.0} s",
+                    "{}: {message}; again in {retry_in_seconds:.0} s",
                     names(steps)
                 );
                 self.line(envelope, &text)

@@ -206,7 +206,7 @@ impl Subscriber for Terminal {
                 message,
                 retry_in_seconds,
             } => self.said(steps, |running| {
-                running.line = format!("{message}; next attempt in {retry_in_seconds:.0} s");
+                running.line = format!("{message}; again in {retry_in_seconds:.0} s");
             }),
             Event::ChangeApplied { steps, summary, .. } => {
                 self.clear(|running| running.steps == *steps && running.summary == *summary);

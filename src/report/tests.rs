@@ -371,7 +371,7 @@ fn events_as_plain_lines() {
         "[    0.0] gpu-bootstrap 0.1.0: install, 1 steps\n\
          [   48.0] driver.packages: install nvidia-driver\n\
          [   80.0] driver.packages: … 3 of 9 packages\n\
-         [   96.0] driver.packages: the mirror answered 503; next attempt in 2 s\n\
+         [   96.0] driver.packages: the mirror answered 503; again in 2 s\n\
          [  112.0] driver.packages: done in 160.0 s: install nvidia-driver\n\
          [  128.0] driver.packages: changed: 535.261.03 is installed\n\
          [  144.0] note: a word\n\

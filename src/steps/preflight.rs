@@ -221,7 +221,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                     bytes(least)
                 ),
                 hint: format!(
-                    "free some space (old kernels, package cache: `{}`) or enlarge the disk",
+                    "free some room (old kernels, package cache: `{}`) or enlarge the disk",
                     desired.packages.manager.backend().commands().clean
                 ),
             });

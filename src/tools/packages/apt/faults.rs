@@ -108,7 +108,7 @@ pub fn hint(fault: Fault) -> Option<&'static str> {
             "check that the repository is enabled and carries the package for this release \
              and architecture (`apt-cache policy NAME`)"
         }
-        Fault::Held => "if nobody else needs the hold, release it with `apt-mark unhold`",
+        Fault::Held => "release the hold with `apt-mark unhold`, if nobody else needs it",
         Fault::Unmet => {
             "read apt's messages about dependencies above; the usual cause is a mix of packages \
              from two repositories"
