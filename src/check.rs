@@ -5,9 +5,26 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    model::id::Id,
-    step::{Cx, StepError},
+    compat::matrix::Matrix, config::desired::Desired, facts::Facts, host::Reader, model::id::Id,
+    state::State, step::StepError,
 };
+
+/// What a check examines. A machine can be examined without anything being wanted there.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// The machine, read-only.
+    pub host: Reader<'a>,
+    /// What cannot change.
+    pub facts: &'a Facts,
+    /// What can, as of this epoch.
+    pub state: &'a State,
+    /// The compatibility matrix.
+    pub matrix: &'a Matrix,
+    /// What is wanted; `None` if nothing can be wanted on this machine.
+    pub desired: Option<&'a Desired>,
+    /// This program has prepared the machine before, so it must have GPUs.
+    pub prepared: bool,
+}
 
 /// The verdict of a finding.
 #[derive(
@@ -46,6 +63,47 @@ pub struct Finding {
     pub remedy: Option<String>,
     /// Links to documentation.
     pub links: Vec<String>,
+    /// The finding that is the root cause of this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub because: Option<Id>,
+}
+
+/// The layer of a finding, in the order in which a node is built: the first layer with a problem has
+/// the root cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Layer {
+    /// Operating system, firmware, virtualization, and the configuration.
+    Machine,
+    /// GPUs on the PCI bus.
+    Bus,
+    /// The driver and its packages.
+    Driver,
+    /// `NVSwitch` and `NVLink`.
+    Fabric,
+    /// Container runtimes and the toolkit.
+    Runtime,
+    /// The whole node.
+    Node,
+}
+
+impl Layer {
+    /// The layer of a finding of this name.
+    #[must_use]
+    pub fn of(id: &Id) -> Self {
+        match id.as_str() {
+            // They are prepared for the driver; nothing else depends on them.
+            "kernel.deny" | "kernel.headers" => return Self::Driver,
+            _ => {}
+        }
+        match id.as_str().split('.').next().unwrap_or_default() {
+            "os" | "kernel" | "preflight" | "secure-boot" | "virt" | "config" => Self::Machine,
+            "pci" => Self::Bus,
+            "driver" | "packages" | "repositories" => Self::Driver,
+            "fabric" => Self::Fabric,
+            "container" | "containerd" | "docker" | "runtime" | "toolkit" | "cdi" => Self::Runtime,
+            _ => Self::Node,
+        }
+    }
 }
 
 /// A family of health checks.
@@ -57,5 +115,5 @@ pub trait Check: Send + Sync {
     ///
     /// # Errors
     /// If it could not examine the machine; this becomes an `unknown` finding.
-    async fn examine(&self, cx: &Cx<'_>) -> Result<Vec<Finding>, StepError>;
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError>;
 }

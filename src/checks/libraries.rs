@@ -5,10 +5,10 @@ use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use crate::{
-    check::{Check, Finding, Verdict},
+    check::{Check, Finding, Subject, Verdict},
     config::desired::Manager,
     model::id::Id,
-    step::{Cx, StepError},
+    step::StepError,
 };
 
 const LIBRARIES: Id = Id::new("driver.libraries");
@@ -35,9 +35,9 @@ struct LibrariesState {
     found: Vec<(&'static str, Option<Utf8PathBuf>)>,
 }
 
-fn detect(cx: &Cx<'_>) -> Result<LibrariesState, StepError> {
-    let files = cx.host.files();
-    let loaded = cx.state.loaded_driver()?;
+fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
+    let files = subject.host.files();
+    let loaded = subject.state.loaded_driver()?;
     let mut found = Vec::new();
     for name in NAMES {
         let mut at = None;
@@ -55,7 +55,7 @@ fn detect(cx: &Cx<'_>) -> Result<LibrariesState, StepError> {
     })
 }
 
-fn decide(state: &LibrariesState, manager: Manager) -> Finding {
+fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     let finding = |status, why: String, remedy: Option<&str>| Finding {
         id: LIBRARIES,
         title: "Driver libraries".into(),
@@ -65,6 +65,7 @@ fn decide(state: &LibrariesState, manager: Manager) -> Finding {
         expected: state.loaded.clone(),
         remedy: remedy.map(str::to_owned),
         links: Vec::new(),
+        because: None,
     };
     let Some(loaded) = &state.loaded else {
         return finding(Verdict::Skip, "no driver is loaded".into(), None);
@@ -76,12 +77,14 @@ fn decide(state: &LibrariesState, manager: Manager) -> Finding {
         .map(|(name, _)| format!("`{name}`"))
         .collect();
     if !missing.is_empty() {
+        let how = manager.map_or_else(String::new, |manager| {
+            format!(" (`{}`)", manager.backend().commands().reinstall)
+        });
         return finding(
             Verdict::Fail,
             format!("{} cannot be found on the library path", missing.join(", ")),
             Some(&format!(
-                "reinstall the driver's library packages (`{}`), then run `ldconfig`",
-                manager.backend().commands().reinstall
+                "reinstall the driver's library packages{how}, then run `ldconfig`"
             )),
         );
     }
@@ -123,8 +126,9 @@ impl Check for Libraries {
         const { &[LIBRARIES] }
     }
 
-    async fn examine(&self, cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(vec![decide(&detect(cx)?, cx.desired.packages.manager)])
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        let manager = subject.desired.map(|desired| desired.packages.manager);
+        Ok(vec![decide(&detect(subject)?, manager)])
     }
 }
 
@@ -180,7 +184,7 @@ mod tests {
                 "version 535.247.01",
             ),
         ] {
-            let finding = decide(&state, super::Manager::Apt);
+            let finding = decide(&state, Some(super::Manager::Apt));
             assert_eq!(finding.status, verdict, "{}", finding.why);
             assert!(finding.why.contains(words), "{}", finding.why);
         }

@@ -1,5 +1,6 @@
 //! Health checks, one file for each family: problems that no change of this program can repair.
 
+pub mod causes;
 mod libraries;
 mod pci;
 

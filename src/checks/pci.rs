@@ -4,10 +4,10 @@
 use async_trait::async_trait;
 
 use crate::{
-    check::{Check, Finding, Verdict},
+    check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact},
     model::id::Id,
-    step::{Cx, StepError},
+    step::StepError,
 };
 
 const PRESENT: Id = Id::new("pci.gpu.present");
@@ -27,10 +27,10 @@ struct Bound<'f> {
     driver: Option<&'f str>,
 }
 
-fn detect<'f>(cx: &Cx<'f>) -> Result<Vec<Bound<'f>>, StepError> {
+fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<Bound<'f>>, StepError> {
     let mut found = Vec::new();
-    for gpu in &cx.facts.gpus {
-        let driver = cx.state.bound_driver(gpu.pci_address)?;
+    for gpu in &subject.facts.gpus {
+        let driver = subject.state.bound_driver(gpu.pci_address)?;
         found.push(Bound { gpu, driver });
     }
     Ok(found)
@@ -78,6 +78,7 @@ fn present(facts: &Facts, allow_none: bool, image: bool) -> Finding {
         expected: (!allow_none && !image).then(|| "at least 1".into()),
         remedy,
         links: Vec::new(),
+        because: None,
     }
 }
 
@@ -91,6 +92,7 @@ fn bound(gpus: &[Bound<'_>]) -> Finding {
         expected: Some(DRIVER.into()),
         remedy: remedy.map(str::to_owned),
         links: Vec::new(),
+        because: None,
     };
     if gpus.is_empty() {
         return finding(
@@ -148,14 +150,15 @@ impl Check for Pci {
         const { &[PRESENT, BOUND] }
     }
 
-    async fn examine(&self, cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
-        let gpus = detect(cx)?;
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        let gpus = detect(subject)?;
+        // Without GPUs, nothing can be wanted; that a machine must have some, only its past tells.
+        let allow_none = subject
+            .desired
+            .map_or(!subject.prepared, |desired| desired.preflight.allow_no_gpu);
+        let image = subject.desired.is_some_and(|desired| desired.image);
         Ok(vec![
-            present(
-                cx.facts,
-                cx.desired.preflight.allow_no_gpu,
-                cx.desired.image,
-            ),
+            present(subject.facts, allow_none, image),
             bound(&gpus),
         ])
     }

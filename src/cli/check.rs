@@ -1,5 +1,7 @@
 //! `check`: looks, and tells what is not as it should be.
 
+use std::sync::Arc;
+
 use camino::Utf8Path;
 
 use super::{
@@ -9,7 +11,10 @@ use super::{
     world::World,
 };
 use crate::{
-    engine::{self, Cancel},
+    checks,
+    config::error::{ConfigError, ResolveError},
+    engine::{self, Audit, Cancel, NoVerbs, Options, Session, Tools, Unresolvable},
+    error::{Report as _, one_line},
     exit::Exit,
     host::{
         Host,
@@ -18,6 +23,7 @@ use crate::{
     journal::Request,
     model::id::Id,
     report::{document, human},
+    steps,
 };
 
 /// Exists where a kernel runs, and in the recording of a machine.
@@ -48,14 +54,40 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         }
     }
     let scope = machine::scope(args.root.as_deref());
-    let target = prepare::target(world, host, &*named.files, request, scope).await?;
-    prepare::warn(world, &target.resolution);
-    let (events, reporter) = prepare::events(&target.host, &world.secrets, Vec::new())?;
+    let mut ground = prepare::ground(world, host, request, scope)?;
+    let (desired, mut warnings) = match ground.resolve(world, &*named.files) {
+        Ok(resolution) => (Ok(resolution.desired), resolution.warnings),
+        Err(error) if error.is_of_the_machine() => (Err(unresolvable(&error)), Vec::new()),
+        Err(error) => return Err(error.into()),
+    };
+    let prepared = match engine::asked(&ground.host) {
+        Ok(request) => request.is_some(),
+        Err(error) => {
+            warnings.push(format!("failed to {}", one_line(&error)));
+            false
+        }
+    };
+    prepare::warn(world, &warnings);
+    let (events, reporter) = prepare::events(&ground.host, &world.secrets, Vec::new())?;
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
-    let mut tools = target.tools(world, events, Cancel::new());
-    tools.options.only = names(&args.only);
-    tools.options.skip = names(&args.skip);
-    let session = target.session(tools)?;
+    let tools = Tools {
+        host: ground.host.clone(),
+        verbs: Arc::new(NoVerbs),
+        events,
+        cancel: Cancel::new(),
+        options: Options {
+            only: names(&args.only),
+            skip: names(&args.skip),
+            ..prepare::options(world, &ground.facts, Request::default())
+        },
+    };
+    let audit = Audit {
+        checks: checks::all(),
+        matrix: Arc::clone(&ground.matrix),
+        desired,
+        prepared,
+    };
+    let session = Session::audit(tools, steps::all(), ground.state(), audit)?;
     let report = session.check().await;
     reporter.finish();
     if let Some(recording) = recording {
@@ -64,15 +96,32 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         recording.finish().map_err(not_recorded)?;
     }
     let style = world.out_style();
-    let warnings = &target.resolution.warnings;
     match args.format {
         CheckFormat::Json => print::json(
             &mut world.out,
-            &document::check(&report, &target.facts, warnings),
+            &document::check(&report, &ground.facts, &warnings),
         )?,
         CheckFormat::Human => print::show(&mut world.out, |to| human::check(to, &report, style))?,
     }
     Ok(report.exit)
+}
+
+/// Why nothing can be wanted on the machine.
+fn unresolvable(error: &ResolveError) -> Unresolvable {
+    let why = match error {
+        ResolveError::Refused(refusal) => refusal.why.clone(),
+        ResolveError::Config(ConfigError::UnsupportedOs { os, .. }) => {
+            format!("{os} is not supported")
+        }
+        ResolveError::Config(ConfigError::UnknownOs) => {
+            "the operating system is unknown: it has no `os-release` that can be read".to_owned()
+        }
+        ResolveError::Config(error) => format!("failed to {}", one_line(error)),
+    };
+    Unresolvable {
+        why,
+        hint: error.hint(),
+    }
 }
 
 /// The request in the journal of an image; `None` where a kernel runs.

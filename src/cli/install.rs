@@ -2,7 +2,7 @@
 
 use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt};
 
-use super::{Failure, args, machine, prepare, print, world::World};
+use super::{Failure, args, prepare, print, world::World};
 use crate::{
     engine::{self, Cancel, RunFile, RunReport},
     event::Subscriber,
@@ -19,19 +19,12 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
         prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)?
     };
     let automatic = request.reboot;
-    let target = prepare::target(
-        world,
-        world.host.clone(),
-        &*world.host.files,
-        request,
-        machine::scope(None),
-    )
-    .await?;
-    prepare::warn(world, &target.resolution);
+    let target = prepare::target(world, request)?;
+    prepare::warn(world, &target.resolution.warnings);
     let cancel = cancel()?;
     let events_to_stdout = args.events.as_deref() == Some("-");
     let subscribers = subscribers(world, args.events.as_deref())?;
-    let (events, reporter) = prepare::events(&target.host, &world.secrets, subscribers)?;
+    let (events, reporter) = prepare::events(target.host(), &world.secrets, subscribers)?;
     let tools = target.tools(world, events, cancel);
     let ended = target.session(tools)?.install().await;
     reporter.finish();
@@ -48,7 +41,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
             .as_ref()
             .is_some_and(|reboot| reboot.automatic)
     {
-        engine::reboot(&target.host).await.map_err(|error| {
+        engine::reboot(target.host()).await.map_err(|error| {
             Failure::caused(
                 Exit::RebootRequired,
                 "reboot-refused",

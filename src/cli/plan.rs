@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{
     Failure,
     args::{self, Format},
-    machine, prepare, print,
+    prepare, print,
     world::World,
 };
 use crate::{
@@ -16,16 +16,9 @@ use crate::{
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit, Failure> {
     let request = prepare::request(&args.target, &args.image, false, None)?;
-    let target = prepare::target(
-        world,
-        world.host.clone(),
-        &*world.host.files,
-        request,
-        machine::scope(None),
-    )
-    .await?;
-    prepare::warn(world, &target.resolution);
-    let (events, reporter) = prepare::events(&target.host, &world.secrets, Vec::new())?;
+    let target = prepare::target(world, request)?;
+    prepare::warn(world, &target.resolution.warnings);
+    let (events, reporter) = prepare::events(target.host(), &world.secrets, Vec::new())?;
     let tools = target.tools(world, events, Cancel::new());
     let report = target.session(tools)?.plan().await;
     reporter.finish();
@@ -33,7 +26,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
     let style = world.out_style();
     match args.output.format {
         Format::Json => {
-            let mut document = json!(document::run(&report, Some(&target.facts)));
+            let mut document = json!(document::run(&report, Some(target.facts())));
             document["driver"] = json!(driver);
             document["warnings"] = json!(target.resolution.warnings);
             print::json(&mut world.out, &document)?;

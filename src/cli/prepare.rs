@@ -8,10 +8,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{Failure, World, args, machine, matrix};
 use crate::{
     change::Applier,
-    checks,
     compat::matrix::Matrix,
     config::{
         desired::PackagePolicy,
+        error::ResolveError,
         layers::{self, Layers},
         load::{self, Ask},
         profile::Profile,
@@ -32,18 +32,26 @@ use crate::{
     steps,
 };
 
-/// What a command looks at, and what it wants there.
-pub(super) struct Target {
+/// What a command looks at, whatever is wanted there.
+pub(super) struct Ground {
     /// The machine, a tree below a folder, or a machine that is being recorded.
     pub(super) host: Host,
     /// How far looking may go there.
-    scope: Scope,
+    pub(super) scope: Scope,
     /// What cannot change.
     pub(super) facts: Arc<Facts>,
-    /// What is wanted, and why.
-    pub(super) resolution: Resolution,
+    /// What is known about GPUs and drivers.
+    pub(super) matrix: Arc<Matrix>,
     /// To ask for the same again.
     pub(super) request: Request,
+}
+
+/// What a command looks at, and what it wants there.
+pub(super) struct Target {
+    /// What it looks at.
+    ground: Ground,
+    /// What is wanted, and why.
+    pub(super) resolution: Resolution,
 }
 
 /// Turns what was asked into a request that can be kept.
@@ -118,42 +126,72 @@ fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
     })
 }
 
-/// Reads configuration and machine; the files that the request names are in `named`.
+/// Reads the machine.
 ///
 /// # Errors
-/// Configuration that is wrong, or a machine that cannot be what is wanted.
-pub(super) async fn target(
+/// A compatibility matrix that cannot be read.
+pub(super) fn ground(
     world: &World<'_>,
-    mut host: Host,
-    named: &dyn ReadFiles,
+    host: Host,
     request: Request,
     scope: Scope,
-) -> Result<Target, Failure> {
-    let matrix: Matrix = matrix(world)?;
+) -> Result<Ground, Failure> {
+    let matrix = matrix(world)?;
     let facts = Arc::new(machine::facts(&host, &matrix, scope));
-    let ask = Ask {
-        profile: request.profile.clone(),
-        config: request.config.clone(),
-        env: env(&world.vars),
-        set: settings(&request),
-        lock_timeout_seconds: request.lock_timeout_seconds,
-        flags: Flags {
-            image: request.image,
-            assume_gpus: request.assume_gpus.clone(),
-        },
-        secrets: world.secrets.clone(),
-    };
-    let resolution = load::load(&*host.files, named, &ask, &facts, &matrix)?;
-    if let (Some(proxy), true) = (&resolution.desired.packages.proxy, scope.executes) {
-        host.http = (world.proxied)(proxy);
-    }
-    Ok(Target {
+    Ok(Ground {
         host,
         scope,
         facts,
-        resolution,
+        matrix: Arc::new(matrix),
         request,
     })
+}
+
+/// Reads this machine and its configuration.
+///
+/// # Errors
+/// Configuration that is wrong, or a machine that cannot be what is wanted.
+pub(super) fn target(world: &World<'_>, request: Request) -> Result<Target, Failure> {
+    let mut ground = ground(world, world.host.clone(), request, machine::scope(None))?;
+    let resolution = ground.resolve(world, &*world.host.files)?;
+    Ok(Target { ground, resolution })
+}
+
+impl Ground {
+    /// Reads the configuration, and resolves it for the machine; the files that the request names are
+    /// in `named`.
+    ///
+    /// # Errors
+    /// Configuration that is wrong, or a machine that cannot be what is wanted.
+    pub(super) fn resolve(
+        &mut self,
+        world: &World<'_>,
+        named: &dyn ReadFiles,
+    ) -> Result<Resolution, ResolveError> {
+        let request = &self.request;
+        let ask = Ask {
+            profile: request.profile.clone(),
+            config: request.config.clone(),
+            env: env(&world.vars),
+            set: settings(request),
+            lock_timeout_seconds: request.lock_timeout_seconds,
+            flags: Flags {
+                image: request.image,
+                assume_gpus: request.assume_gpus.clone(),
+            },
+            secrets: world.secrets.clone(),
+        };
+        let resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
+        if let (Some(proxy), true) = (&resolution.desired.packages.proxy, self.scope.executes) {
+            self.host.http = (world.proxied)(proxy);
+        }
+        Ok(resolution)
+    }
+
+    /// The state of the machine, to be read when somebody asks for it.
+    pub(super) fn state(&self) -> State {
+        State::new(self.host.clone(), self.scope, Arc::clone(&self.facts))
+    }
 }
 
 fn env(vars: &BTreeMap<String, String>) -> Vec<(String, String)> {
@@ -199,15 +237,20 @@ pub(super) fn tools(
         host: host.clone(),
         events,
         cancel,
-        options: Options {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            exe: world.exe.clone(),
-            request,
-            instance_id: facts.instance_id.clone(),
-            boot_id: facts.boot_id.clone(),
-            only: Vec::new(),
-            skip: Vec::new(),
-        },
+        options: options(world, facts, request),
+    }
+}
+
+/// What was asked for, and who asks.
+pub(super) fn options(world: &World<'_>, facts: &Facts, request: Request) -> Options {
+    Options {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        exe: world.exe.clone(),
+        request,
+        instance_id: facts.instance_id.clone(),
+        boot_id: facts.boot_id.clone(),
+        only: Vec::new(),
+        skip: Vec::new(),
     }
 }
 
@@ -270,45 +313,52 @@ impl Target {
         let policy = self.resolution.desired.packages.clone();
         tools(
             world,
-            &self.host,
+            &self.ground.host,
             policy,
-            &self.facts,
+            &self.ground.facts,
             self.kept(world),
             (events, cancel),
         )
+    }
+
+    /// The machine.
+    pub(super) const fn host(&self) -> &Host {
+        &self.ground.host
+    }
+
+    /// What cannot change.
+    pub(super) fn facts(&self) -> &Facts {
+        &self.ground.facts
     }
 
     /// The request as the journal keeps it. After a reboot the environment is another one, so settings
     /// from the environment are kept, too, with lower priority than the others, as now.
     fn kept(&self, world: &World<'_>) -> Request {
         let mut set = layers::assignments(env(&world.vars));
-        set.extend(settings(&self.request));
+        set.extend(settings(&self.ground.request));
         let (set, credentials) = parted(set, &world.secrets);
         Request {
             set,
             credentials,
-            ..self.request.clone()
+            ..self.ground.request.clone()
         }
     }
 
-    /// Steps and checks for this machine.
+    /// The steps for this machine.
     pub(super) fn session(&self, tools: Tools) -> Result<Session, Failure> {
-        let state = State::new(self.host.clone(), self.scope, Arc::clone(&self.facts));
         let desired = self.resolution.desired.clone();
         Ok(Session::new(
             tools,
             steps::all(),
-            checks::all(),
-            state,
+            self.ground.state(),
             desired,
         )?)
     }
 }
 
-/// Prints the warnings of the resolution to standard error, so that standard output holds only the
-/// document.
-pub(super) fn warn(world: &mut World<'_>, resolution: &Resolution) {
-    for warning in &resolution.warnings {
+/// Prints warnings to standard error, so that standard output holds only the document.
+pub(super) fn warn(world: &mut World<'_>, warnings: &[String]) {
+    for warning in warnings {
         // Standard error may be closed. The documents of `check` and `plan` have the warnings, too.
         let _ = writeln!(world.err, "warning: {warning}");
     }

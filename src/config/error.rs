@@ -12,6 +12,9 @@ pub enum ConfigError {
     /// A file could not be read.
     #[error("read the configuration")]
     Files(#[from] FilesError),
+    /// The package sources of the machine could not be read.
+    #[error("read the package sources of this machine")]
+    Sources(#[source] FilesError),
     /// A file that was asked for is not there.
     #[error("read `{path}`: there is no such file")]
     MissingFile {
@@ -101,6 +104,7 @@ impl Report for ConfigError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Files(_) => "config-unreadable",
+            Self::Sources(_) => "sources-unreadable",
             Self::MissingFile { .. } => "config-missing",
             Self::Syntax { .. } => "config-syntax",
             Self::UnknownKey { .. } => "config-unknown-key",
@@ -134,7 +138,9 @@ impl Report for ConfigError {
                 "supported are {}; for a close relative of one, name its profile with `--profile`",
                 supported.join("; ")
             )),
-            Self::Files(_) | Self::MissingFile { .. } | Self::Syntax { .. } => None,
+            Self::Files(_) | Self::Sources(_) | Self::MissingFile { .. } | Self::Syntax { .. } => {
+                None
+            }
             Self::Profile { .. } => Some("profiles are described in docs/configuration.md".into()),
         }
     }
@@ -184,6 +190,22 @@ impl Report for Refusal {
 
     fn hint(&self) -> Option<String> {
         self.hint.clone()
+    }
+}
+
+impl ResolveError {
+    /// Whether the machine is the reason, and not what somebody wrote: an audit goes on then.
+    #[must_use]
+    pub const fn is_of_the_machine(&self) -> bool {
+        match self {
+            Self::Refused(_) => true,
+            Self::Config(error) => matches!(
+                error,
+                ConfigError::UnknownOs
+                    | ConfigError::UnsupportedOs { .. }
+                    | ConfigError::Sources(_)
+            ),
+        }
     }
 }
 

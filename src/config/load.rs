@@ -71,7 +71,7 @@ pub fn load(
         }
     };
     let backend = choice.profile.manager.backend();
-    let mut sources = backend.entries(files).map_err(ConfigError::Files)?;
+    let mut sources = backend.entries(files).map_err(ConfigError::Sources)?;
     // What we wrote is not the machine's own configuration.
     sources.retain(|entry| entry.binary && !entry.is_ours());
     resolve::resolve(Inputs {

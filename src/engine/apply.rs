@@ -467,7 +467,7 @@ impl<'s> Applying<'s> {
 
     /// A step cannot go on before a reboot.
     fn reboot(&mut self, at: usize, why: String) {
-        if self.session.inner.desired.image {
+        if self.session.inner.image() {
             // The first boot of the image takes the place of that reboot. Other steps go on.
             self.end(at, End::new(Outcome::AwaitingBoot, why));
         } else if self.reboots >= MOST_REBOOTS {

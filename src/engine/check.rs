@@ -5,26 +5,35 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 use super::{
-    Session,
+    Session, Unresolvable,
     job::Job,
     result::{Mode, RunReport},
 };
 use crate::{
     change::Change,
-    check::{Finding, Verdict},
+    check::{Finding, Layer, Subject, Verdict},
+    checks::causes as fold,
+    config::desired::Desired,
     error::{causes, one_line},
     exit::Exit,
+    facts::Facts,
     model::id::Id,
     step::{Assessment, StepError},
 };
 
+/// Whether a state can be wanted on this machine.
+pub(super) const RESOLVABLE: Id = Id::new("config.resolvable");
+const RESOLVABLE_TITLE: &str = "Configuration for this machine";
+const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
+
 impl Session {
-    /// The findings of steps, then those of checks. The exit status is good only if nothing fails
-    /// and everything that was to be looked at could be: an unknown that a check gives on purpose
-    /// is its answer, but a look that ended with an error is no pass. What nobody may ask below
-    /// `--root` is skipped.
+    /// The findings of steps and of checks, in the order of layers. The exit status is good only if
+    /// nothing fails and everything that was to be looked at could be: an unknown that a check gives
+    /// on purpose is its answer, but a look that ended with an error is no pass. What nobody may ask
+    /// below `--root` is skipped.
     pub(super) async fn findings(&self, jobs: Vec<Job>) -> RunReport {
-        let mut findings: Vec<Finding> = jobs.iter().filter_map(of_step).collect();
+        let mut findings: Vec<Finding> = self.resolvable().into_iter().collect();
+        findings.extend(jobs.iter().filter_map(of_step));
         let mut blind = jobs
             .iter()
             .any(|job| matches!(&job.answer, Some(Err(error)) if error.not_asked().is_none()));
@@ -45,6 +54,8 @@ impl Session {
                 }
             }
         }
+        findings.sort_by_key(|finding| Layer::of(&finding.id));
+        fold::find(&mut findings);
         let fails = findings
             .iter()
             .any(|finding| finding.status == Verdict::Fail);
@@ -66,17 +77,43 @@ impl Session {
         }
     }
 
+    /// Whether a state can be wanted on this machine.
+    fn resolvable(&self) -> Option<Finding> {
+        let audit = self.audit.as_ref()?;
+        let asked = self.tools.options.wants(RESOLVABLE.as_str());
+        match (&audit.unresolvable, &self.inner.desired) {
+            (Some(why), _) => Some(unresolvable(
+                why,
+                self.inner.state().facts(),
+                audit.prepared,
+            )),
+            (None, Some(desired)) if asked => Some(resolved(desired)),
+            _ => None,
+        }
+    }
+
     /// All checks at the same time, answers in the order of the list.
     async fn examine(&self) -> Vec<Result<Vec<Finding>, (Vec<Id>, StepError)>> {
+        let Some(audit) = &self.audit else {
+            return Vec::new();
+        };
         let mut tasks = JoinSet::new();
-        for at in 0..self.inner.checks.len() {
-            let inner = Arc::clone(&self.inner);
+        for at in 0..audit.checks.len() {
+            let (inner, audit) = (Arc::clone(&self.inner), Arc::clone(audit));
             tasks.spawn(async move {
                 let state = inner.state();
-                (at, inner.checks[at].examine(&inner.cx(&state)).await)
+                let subject = Subject {
+                    host: inner.host.reader(),
+                    facts: state.facts(),
+                    state: &state,
+                    matrix: &audit.matrix,
+                    desired: inner.desired.as_ref(),
+                    prepared: audit.prepared,
+                };
+                (at, audit.checks[at].examine(&subject).await)
             });
         }
-        let mut answers: Vec<_> = self.inner.checks.iter().map(|_| None).collect();
+        let mut answers: Vec<_> = audit.checks.iter().map(|_| None).collect();
         while let Some(ended) = tasks.join_next().await {
             match ended {
                 Ok((at, answer)) => answers[at] = Some(answer),
@@ -85,7 +122,7 @@ impl Session {
         }
         answers
             .into_iter()
-            .zip(&self.inner.checks)
+            .zip(&audit.checks)
             .map(|(answer, check)| {
                 answer
                     .unwrap_or_else(|| {
@@ -108,10 +145,66 @@ impl Session {
     }
 }
 
+fn resolved(desired: &Desired) -> Finding {
+    let driver = match &desired.driver {
+        Some(driver) => format!(
+            "driver branch {}, {} modules",
+            driver.branch, driver.flavour
+        ),
+        None => "no driver".to_owned(),
+    };
+    Finding {
+        id: RESOLVABLE,
+        title: RESOLVABLE_TITLE.to_owned(),
+        status: Verdict::Pass,
+        why: format!("profile `{}`, {driver}", desired.profile),
+        observed: None,
+        expected: None,
+        remedy: None,
+        links: Vec::new(),
+        because: None,
+    }
+}
+
+/// Where nothing can be wanted. A machine without an NVIDIA GPU needs no preparation, unless this
+/// program has prepared it before; where the bus cannot be read, nobody knows.
+fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding {
+    let unread = facts.unknown.iter().find(|unknown| unknown.fact == "gpus");
+    let (status, why) = match (facts.gpus.len(), unread) {
+        (1.., _) => (Verdict::Fail, reason.why.clone()),
+        (0, _) if prepared => (Verdict::Fail, reason.why.clone()),
+        (0, Some(unread)) => (
+            Verdict::Unknown,
+            format!("{}; the PCI bus cannot be read: {}", reason.why, unread.why),
+        ),
+        (0, None) => (
+            Verdict::Skip,
+            format!("there is nothing to prepare: {}", NO_GPU),
+        ),
+    };
+    Finding {
+        id: RESOLVABLE,
+        title: RESOLVABLE_TITLE.to_owned(),
+        status,
+        why,
+        observed: None,
+        expected: None,
+        remedy: (status == Verdict::Fail)
+            .then(|| reason.hint.clone())
+            .flatten(),
+        links: Vec::new(),
+        because: None,
+    }
+}
+
 fn of_step(job: &Job) -> Option<Finding> {
     let answer = match job.answer.as_ref()? {
         Ok(answer) => answer,
         Err(error) => return Some(not_seen(job.id.clone(), job.title.to_owned(), error)),
+    };
+    let because = match answer {
+        Assessment::After { upstream, .. } => Some(upstream.clone()),
+        _ => None,
     };
     let finding = |status, why: &str, expected, remedy| Finding {
         id: job.id.clone(),
@@ -122,6 +215,7 @@ fn of_step(job: &Job) -> Option<Finding> {
         expected,
         remedy,
         links: Vec::new(),
+        because: because.clone(),
     };
     Some(match answer {
         Assessment::Satisfied { why } => finding(Verdict::Pass, why, None, None),
@@ -181,5 +275,6 @@ fn not_seen(id: Id, title: String, error: &StepError) -> Finding {
         expected: None,
         remedy: None,
         links: Vec::new(),
+        because: None,
     }
 }

@@ -41,17 +41,18 @@ pub use resume::{UNIT, asked, reboot, request};
 pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, status};
 pub use uninstall::uninstall;
-pub use verbs::{Failure, Verbs};
+pub use verbs::{Failure, NoVerbs, Verbs};
 
 use crate::{
     check::Check,
+    compat::matrix::Matrix,
     config::desired::Desired,
     event::{Event, StepTitle},
     host::{Clock, Host},
     journal::Request,
     model::{id::Id, paths::RUN, text},
     state::State,
-    step::{Cx, Step},
+    step::{Cx, Step, StepError},
 };
 use graph::Graph;
 use job::Answer;
@@ -90,18 +91,49 @@ pub struct Options {
     pub skip: Vec<String>,
 }
 
+/// What `check` knows beyond the steps.
+pub struct Audit {
+    /// The health checks.
+    pub checks: Vec<Box<dyn Check>>,
+    /// The compatibility matrix.
+    pub matrix: Arc<Matrix>,
+    /// What is wanted, or why nothing can be wanted on this machine: the steps are not assessed then.
+    pub desired: Result<Desired, Unresolvable>,
+    /// This program has prepared the machine before.
+    pub prepared: bool,
+}
+
+/// Why nothing can be wanted on a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unresolvable {
+    /// The reason, with the compared values.
+    pub why: String,
+    /// What would help.
+    pub hint: Option<String>,
+}
+
 /// Steps and checks on a machine.
 pub struct Session {
     tools: Tools,
     inner: Arc<Inner>,
+    audit: Option<Arc<Examination>>,
+}
+
+/// Data that all tasks of `check` share.
+struct Examination {
+    checks: Vec<Box<dyn Check>>,
+    matrix: Arc<Matrix>,
+    unresolvable: Option<Unresolvable>,
+    prepared: bool,
 }
 
 /// Data that all tasks share.
 struct Inner {
     host: Host,
+    /// None where nothing can be wanted.
     steps: Vec<Box<dyn Step>>,
-    checks: Vec<Box<dyn Check>>,
-    desired: Desired,
+    /// `None` only for `check`, where nothing can be wanted.
+    desired: Option<Desired>,
     graph: Graph,
     /// Of this epoch.
     state: Mutex<Arc<State>>,
@@ -110,16 +142,24 @@ struct Inner {
 impl Inner {
     async fn assess(&self, at: usize) -> Answer {
         let state = self.state();
-        self.steps[at].assess(&self.cx(&state)).await
-    }
-
-    fn cx<'a>(&'a self, state: &'a State) -> Cx<'a> {
-        Cx {
+        let Some(desired) = &self.desired else {
+            return Err(StepError::Unexpected {
+                what: "what is wanted".to_owned(),
+                why: "nothing can be wanted on this machine".to_owned(),
+            });
+        };
+        let cx = Cx {
             host: self.host.reader(),
             facts: state.facts(),
-            state,
-            desired: &self.desired,
-        }
+            state: &state,
+            desired,
+        };
+        self.steps[at].assess(&cx).await
+    }
+
+    /// This machine becomes an image.
+    fn image(&self) -> bool {
+        self.desired.as_ref().is_some_and(|desired| desired.image)
     }
 
     fn state(&self) -> Arc<State> {
@@ -138,46 +178,105 @@ impl Inner {
 }
 
 impl Session {
-    /// Puts the steps in order.
+    /// Puts the steps in order, for `plan` and `install`.
+    ///
+    /// # Errors
+    /// [`EngineError::Graph`] when the steps cannot be ordered.
+    pub fn new(
+        tools: Tools,
+        steps: Vec<Box<dyn Step>>,
+        state: State,
+        desired: Desired,
+    ) -> Result<Self, EngineError> {
+        let graph = Graph::new(&steps)?;
+        Ok(Self::with(
+            tools,
+            (steps, graph),
+            state,
+            Some(desired),
+            None,
+        ))
+    }
+
+    /// Puts the steps in order, for `check`.
     ///
     /// # Errors
     /// [`EngineError::Graph`] when the steps cannot be ordered. [`EngineError::NoFinding`] when a
     /// finding is selected or skipped that does not exist: a misspelt name would be a check that always
     /// passes.
-    pub fn new(
+    pub fn audit(
         tools: Tools,
         mut steps: Vec<Box<dyn Step>>,
-        mut checks: Vec<Box<dyn Check>>,
         state: State,
-        desired: Desired,
+        audit: Audit,
     ) -> Result<Self, EngineError> {
         // The whole list must have an order, also where only a part of it is assessed.
         let mut graph = Graph::new(&steps)?;
+        let Audit {
+            mut checks,
+            matrix,
+            desired,
+            prepared,
+        } = audit;
         let known = (steps.iter().map(|step| step.id()))
-            .chain(checks.iter().flat_map(|check| check.ids().to_vec()));
+            .chain(checks.iter().flat_map(|check| check.ids().to_vec()))
+            .chain([check::RESOLVABLE]);
         tools.options.all_known(&known.collect::<Vec<_>>())?;
         let wanted = |id: &str| tools.options.wants(id);
-        if !steps.iter().all(|step| wanted(step.id().as_str())) {
-            let keep: Vec<bool> = steps
-                .iter()
-                .map(|step| wanted(step.id().as_str()))
-                .collect();
+        let keep: Vec<bool> = (steps.iter())
+            .map(|step| wanted(step.id().as_str()))
+            .collect();
+        let (desired, mut unresolvable) = match desired {
+            Ok(desired) => (Some(desired), None),
+            Err(why) => (None, Some(why)),
+        };
+        // Somebody who asks only for a step must hear why it is not assessed.
+        if !wanted(check::RESOLVABLE.as_str()) && !keep.contains(&true) {
+            unresolvable = None;
+        }
+        let keep: Vec<bool> = (keep.iter())
+            .map(|keep| *keep && desired.is_some())
+            .collect();
+        if keep.contains(&false) {
             graph = graph.only(&keep);
             let mut kept = keep.iter();
             steps.retain(|_| kept.next().copied().unwrap_or(true));
         }
         checks.retain(|check| check.ids().iter().any(|id| wanted(id.as_str())));
-        Ok(Self {
+        let examination = Examination {
+            checks,
+            matrix,
+            unresolvable,
+            prepared,
+        };
+        let ordered = (steps, graph);
+        Ok(Self::with(
+            tools,
+            ordered,
+            state,
+            desired,
+            Some(Arc::new(examination)),
+        ))
+    }
+
+    fn with(
+        tools: Tools,
+        (steps, graph): (Vec<Box<dyn Step>>, Graph),
+        state: State,
+        desired: Option<Desired>,
+        audit: Option<Arc<Examination>>,
+    ) -> Self {
+        Self {
             inner: Arc::new(Inner {
                 host: tools.host.clone(),
                 steps,
-                checks,
                 desired,
                 graph,
                 state: Mutex::new(Arc::new(state)),
             }),
             tools,
-        })
+            audit,
+        }
     }
 
     /// What can change about the machine, as of this epoch.

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use crate::{
     change::{Applier, Change, Reverted, Sink, Undo},
     error::Report,
+    exit::Exit,
 };
 
 /// Any error that can be shown.
@@ -78,6 +79,56 @@ impl Verbs for Applier {
 
     async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure> {
         Applier::revert(self, undo, sink).await.map_err(boxed)
+    }
+}
+
+/// The verbs of `check`: there are none.
+#[derive(Debug, Clone, Copy)]
+pub struct NoVerbs;
+
+/// A bug: `check` tried to change something.
+#[derive(Debug, thiserror::Error)]
+#[error("change the machine: `check` only looks")]
+struct OnlyLooks;
+
+impl Report for OnlyLooks {
+    fn exit(&self) -> Exit {
+        Exit::Internal
+    }
+
+    fn reason(&self) -> &'static str {
+        "bug"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("this is a bug; please report it".to_owned())
+    }
+}
+
+#[async_trait]
+impl Verbs for NoVerbs {
+    async fn preview(&self, _: &Change) -> Result<Option<String>, Failure> {
+        Err(boxed(OnlyLooks))
+    }
+
+    async fn rehearse(&self, _: &Change) -> Result<(), Failure> {
+        Err(boxed(OnlyLooks))
+    }
+
+    async fn capture(&self, _: &Change) -> Result<Undo, Failure> {
+        Err(boxed(OnlyLooks))
+    }
+
+    async fn apply(&self, _: &Change, _: Undo, _: &dyn Sink) -> Result<Undo, Failure> {
+        Err(boxed(OnlyLooks))
+    }
+
+    async fn reconcile(&self, _: &Undo, _: &dyn Sink) -> Result<Undo, Failure> {
+        Err(boxed(OnlyLooks))
+    }
+
+    async fn revert(&self, _: &Undo, _: &dyn Sink) -> Result<Reverted, Failure> {
+        Err(boxed(OnlyLooks))
     }
 }
 

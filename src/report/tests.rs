@@ -59,6 +59,7 @@ fn finding(id: &'static str, status: Verdict, why: &str) -> Finding {
         expected: None,
         remedy: None,
         links: Vec::new(),
+        because: None,
     }
 }
 

@@ -100,6 +100,14 @@ pub(crate) fn state_below_root(host: &Host, facts: Facts) -> State {
     State::new(host.clone(), Scope { executes: false }, Arc::new(facts))
 }
 
+static MATRIX: LazyLock<Arc<Matrix>> =
+    LazyLock::new(|| Arc::new(Matrix::builtin().expect("a matrix")));
+
+/// The built-in matrix, which takes long to read.
+pub(crate) fn matrix() -> Arc<Matrix> {
+    Arc::clone(&MATRIX)
+}
+
 /// What Debian's profile says where [`desired`] says nothing: a new field needs no line there.
 static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
     let machine = Facts {
@@ -112,8 +120,8 @@ static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
         }),
         ..facts()
     };
-    let (files, matrix) = (FakeFiles::new(), Matrix::builtin().expect("a matrix"));
-    let resolution = load(&files, &files, &Ask::default(), &machine, &matrix);
+    let files = FakeFiles::new();
+    let resolution = load(&files, &files, &Ask::default(), &machine, &MATRIX);
     resolution.expect("a machine that is supported").desired
 });
 

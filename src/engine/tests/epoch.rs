@@ -6,7 +6,7 @@ use super::kit::{Rig, needs, outcomes, satisfied, write};
 use crate::{
     checks,
     config::desired::Manager,
-    engine::Session,
+    engine::{Audit, Session},
     host::{Nvml, fake},
     model::id::{Id, StepId},
     step::{Assessment, Cx, Step, StepError},
@@ -37,7 +37,13 @@ async fn a_whole_check_reads_each_part_of_the_state_once() {
 
     let (tools, reporter) = rig.tools("check");
     let state = fixtures::state(&tools.host, fixtures::facts());
-    let session = Session::new(tools, steps::all(), checks::all(), state, desired).unwrap();
+    let audit = Audit {
+        checks: checks::all(),
+        matrix: fixtures::matrix(),
+        desired: Ok(desired),
+        prepared: true,
+    };
+    let session = Session::audit(tools, steps::all(), state, audit).unwrap();
     let report = session.check().await;
     reporter.finish();
     session.state().snapshot().await;
@@ -88,7 +94,7 @@ async fn a_change_ends_the_epoch() {
     let (tools, reporter) = rig.tools("install");
     let state = fixtures::state(&tools.host, fixtures::facts());
     let steps: Vec<Box<dyn Step>> = vec![Box::new(Loaded)];
-    let session = Session::new(tools, steps, vec![], state, fixtures::desired()).unwrap();
+    let session = Session::new(tools, steps, state, fixtures::desired()).unwrap();
     let report = session.install().await.unwrap();
     reporter.finish();
     assert_eq!(outcomes(&report), ["loaded changed"]);

@@ -288,7 +288,7 @@ async fn a_list_without_an_order_is_refused() {
             .collect();
         let (tools, reporter) = rig.tools("x");
         let state = fixtures::state(&tools.host, fixtures::facts());
-        let error = Session::new(tools, boxed, Vec::new(), state, fixtures::desired())
+        let error = Session::new(tools, boxed, state, fixtures::desired())
             .err()
             .unwrap();
         reporter.finish();

@@ -17,7 +17,8 @@ use crate::{
     check::Check,
     config::desired::PackageWish,
     engine::{
-        Cancel, EngineError, Failure, Options, RunReport, Session, Tools, Verbs, events, uninstall,
+        Audit, Cancel, EngineError, Failure, Options, RunReport, Session, Tools, Unresolvable,
+        Verbs, events, uninstall,
     },
     error::Report,
     event::{Envelope, Event, Outcome, Subscriber},
@@ -428,6 +429,8 @@ pub struct Rig {
     pub secrets: Secrets,
     pub options: Options,
     pub image: bool,
+    pub unresolvable: Option<Unresolvable>,
+    pub prepared: bool,
     pub steps: Vec<Small>,
     pub checks: fn() -> Vec<Box<dyn Check>>,
     pub events: Arc<Mutex<Vec<Envelope>>>,
@@ -461,6 +464,8 @@ impl Rig {
                 ..Options::default()
             },
             image: false,
+            unresolvable: None,
+            prepared: false,
             steps: steps.into_iter().collect(),
             checks: Vec::new,
             events: Arc::default(),
@@ -527,7 +532,16 @@ impl Rig {
         let mut desired = fixtures::desired();
         desired.image = self.image;
         let state = fixtures::state(&tools.host, fixtures::facts());
-        Session::new(tools, steps, (self.checks)(), state, desired)
+        let audit = Audit {
+            checks: (self.checks)(),
+            matrix: fixtures::matrix(),
+            desired: match &self.unresolvable {
+                Some(why) => Err(why.clone()),
+                None => Ok(desired),
+            },
+            prepared: self.prepared,
+        };
+        Session::audit(tools, steps, state, audit)
     }
 
     pub async fn install(&self) -> Result<RunReport, EngineError> {

@@ -4,12 +4,12 @@ use async_trait::async_trait;
 
 use super::kit::{Rig, blocked, file, fixed, outcomes, packages, satisfied, step, why, write};
 use crate::{
-    check::{Check, Finding, Verdict},
+    check::{Check, Finding, Subject, Verdict},
     error::Report,
     event::Outcome,
     exit::Exit,
     model::id::Id,
-    step::{Assessment, Cx, StepError},
+    step::{Assessment, StepError},
 };
 
 fn after(up: &'static str) -> Assessment {
@@ -90,7 +90,7 @@ impl Check for Family {
         const { &[Id::new("pci.presence")] }
     }
 
-    async fn examine(&self, _cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
+    async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         Ok(vec![Finding {
             id: Id::new("pci.presence"),
             title: "GPUs on the bus".to_owned(),
@@ -100,6 +100,7 @@ impl Check for Family {
             expected: None,
             remedy: Some("install one".to_owned()),
             links: Vec::new(),
+            because: None,
         }])
     }
 }
@@ -112,7 +113,7 @@ impl Check for Blind {
         const { &[Id::new("ecc")] }
     }
 
-    async fn examine(&self, _cx: &Cx<'_>) -> Result<Vec<Finding>, StepError> {
+    async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         Err(StepError::Unexpected {
             what: "NVML".to_owned(),
             why: "it hung".to_owned(),

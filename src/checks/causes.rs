@@ -1,0 +1,231 @@
+//! The root cause of a finding: what must be right before it can be.
+
+use crate::{
+    check::{Finding, Verdict},
+    model::id::Id,
+};
+
+/// A finding, or all whose names begin so, and the findings without which it cannot be right; the
+/// deepest cause comes first. Steps that answer "after …" name their cause themselves.
+const NEEDS: &[(&str, &[&str])] = &[
+    ("config.resolvable", &["pci.gpu.present"]),
+    ("pci.driver-bound", &["pci.gpu.present"]),
+    ("driver", &["pci.gpu.present"]),
+    ("driver.libraries", &["pci.driver-bound", "driver.module"]),
+    ("driver.persistence", &["pci.driver-bound", "driver.module"]),
+    (
+        "fabric",
+        &["pci.gpu.present", "pci.driver-bound", "driver.module"],
+    ),
+    (
+        "runtime.docker-nvidia",
+        &["runtime.docker", "toolkit.packages"],
+    ),
+    (
+        "runtime.containerd-nvidia",
+        &["runtime.containerd", "toolkit.packages"],
+    ),
+    (
+        "cdi",
+        &[
+            "pci.gpu.present",
+            "pci.driver-bound",
+            "driver.module",
+            "driver.libraries",
+            "toolkit.packages",
+        ],
+    ),
+    (
+        "validation",
+        &[
+            "pci.gpu.present",
+            "pci.driver-bound",
+            "driver.module",
+            "driver.libraries",
+            "fabric",
+        ],
+    ),
+    (
+        "validation.container",
+        &[
+            "toolkit.packages",
+            "runtime.docker",
+            "runtime.docker-nvidia",
+            "runtime.containerd",
+            "runtime.containerd-nvidia",
+            "cdi",
+            "validation.devices",
+        ],
+    ),
+];
+
+/// Names the root cause of every finding that has one. A cause that is not among the findings, or is
+/// no problem, is no cause: every name that stays is that of a problem without a cause of its own.
+pub fn find(findings: &mut [Finding]) {
+    let causes: Vec<Option<usize>> = findings
+        .iter()
+        .map(|finding| cause(finding, findings))
+        .collect();
+    for at in 0..findings.len() {
+        let mut root = None;
+        let mut next = causes[at];
+        // Nothing is its own cause, so that a chain is at most as long as the list.
+        for _ in 0..findings.len() {
+            let Some(found) = next.filter(|found| *found != at) else {
+                break;
+            };
+            root = Some(found);
+            next = causes[found];
+        }
+        findings[at].because = root.map(|root| findings[root].id.clone());
+    }
+}
+
+/// The next cause of a finding. What it names itself goes before the table.
+fn cause(finding: &Finding, findings: &[Finding]) -> Option<usize> {
+    let problem = |id: &str| {
+        findings.iter().position(|other| {
+            other.id != finding.id
+                && stands_for(id, &other.id)
+                && matches!(other.status, Verdict::Fail | Verdict::Unknown)
+        })
+    };
+    if let Some(own) = &finding.because {
+        return problem(own.as_str());
+    }
+    if matches!(finding.status, Verdict::Pass | Verdict::Skip) {
+        return None;
+    }
+    let fails = |id: &str| problem(id).filter(|at| findings[*at].status == Verdict::Fail);
+    NEEDS
+        .iter()
+        .filter(|(name, _)| stands_for(name, &finding.id))
+        .flat_map(|(_, needs)| *needs)
+        .find_map(|need| fails(need))
+}
+
+/// Whether a name is that of a finding, or the part before a dot.
+fn stands_for(name: &str, id: &Id) -> bool {
+    id.as_str()
+        .strip_prefix(name)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NEEDS, find};
+    use crate::{
+        check::{Finding, Layer, Verdict},
+        model::id::Id,
+    };
+
+    fn finding(id: &'static str, status: Verdict, because: Option<&'static str>) -> Finding {
+        Finding {
+            id: Id::new(id),
+            title: id.to_owned(),
+            status,
+            why: String::new(),
+            observed: None,
+            expected: None,
+            remedy: None,
+            links: Vec::new(),
+            because: because.map(Id::new),
+        }
+    }
+
+    fn because(findings: &[(&'static str, Verdict, Option<&'static str>)]) -> Vec<String> {
+        let mut findings: Vec<Finding> = findings
+            .iter()
+            .map(|(id, status, because)| finding(id, *status, *because))
+            .collect();
+        find(&mut findings);
+        let name = |finding: &Finding| {
+            let because = finding.because.as_ref();
+            because.map_or_else(|| "-".to_owned(), ToString::to_string)
+        };
+        findings.iter().map(name).collect()
+    }
+
+    use Verdict::{Fail, Pass, Skip, Unknown};
+
+    #[test]
+    fn without_a_bound_driver_what_needs_one_is_folded_under_it() {
+        assert_eq!(
+            because(&[
+                ("pci.gpu.present", Pass, None),
+                ("pci.driver-bound", Fail, None),
+                ("driver.packages", Fail, None),
+                ("driver.libraries", Fail, None),
+                ("runtime.docker", Fail, None),
+                ("cdi", Unknown, None),
+                ("validation.devices", Fail, None),
+            ]),
+            [
+                "-",
+                "-",
+                "-",
+                "pci.driver-bound",
+                "-",
+                "pci.driver-bound",
+                "pci.driver-bound"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_chain_ends_at_its_root() {
+        assert_eq!(
+            because(&[
+                ("pci.gpu.present", Fail, None),
+                ("pci.driver-bound", Fail, None),
+                ("driver.packages", Fail, None),
+                ("driver.module", Unknown, Some("driver.packages")),
+                ("cdi", Unknown, Some("driver.module")),
+            ]),
+            [
+                "-",
+                "pci.gpu.present",
+                "pci.gpu.present",
+                "pci.gpu.present",
+                "pci.gpu.present"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_no_problem_is_no_cause_and_has_none() {
+        assert_eq!(
+            because(&[
+                ("pci.gpu.present", Pass, None),
+                ("driver.module", Skip, None),
+                // Its cause was not asked for, or is no problem any more.
+                ("driver.autoload", Unknown, Some("driver.packages")),
+                ("driver.libraries", Fail, None),
+                ("cdi", Skip, None),
+            ]),
+            ["-", "-", "-", "-", "driver.libraries"].map(|name| match name {
+                "driver.libraries" => "-",
+                other => other,
+            })
+        );
+    }
+
+    #[test]
+    fn findings_that_name_each_other_do_not_hang() {
+        let names = because(&[("a", Fail, Some("b")), ("b", Fail, Some("a"))]);
+        assert_eq!(names, ["b", "a"]);
+    }
+
+    #[test]
+    fn a_cause_lies_in_no_later_layer() {
+        for (name, needs) in NEEDS {
+            for need in *needs {
+                let (own, other) = (Id::new(name), Id::new(need));
+                assert!(
+                    Layer::of(&other) <= Layer::of(&own) || *name == "config.resolvable",
+                    "{name} needs {need}"
+                );
+            }
+        }
+    }
+}
