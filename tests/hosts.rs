@@ -22,6 +22,9 @@ use gpu_bootstrap::{
 };
 use serde_json::Value;
 
+#[path = "hosts/machines.rs"]
+mod machines;
+
 const GIB: u64 = 1 << 30;
 
 fn hosts() -> Vec<(String, Utf8PathBuf)> {

@@ -1,6 +1,7 @@
 //! Health checks, one file for each family: problems that no change of this program can repair.
 
 pub mod causes;
+mod container;
 mod libraries;
 mod pci;
 
@@ -9,7 +10,11 @@ use crate::check::Check;
 /// All checks.
 #[must_use]
 pub fn all() -> Vec<Box<dyn Check>> {
-    vec![Box::new(pci::Pci), Box::new(libraries::Libraries)]
+    vec![
+        Box::new(container::Container),
+        Box::new(pci::Pci),
+        Box::new(libraries::Libraries),
+    ]
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use crate::{
     engine::{self, Audit, Cancel, NoVerbs, Options, Session, Tools, Unresolvable},
     error::{Report as _, one_line},
     exit::Exit,
+    facts::Facts,
     host::{
         Host,
         record::{self, Recording},
@@ -66,6 +67,10 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
             warnings.push(format!("failed to {}", one_line(&error)));
             false
         }
+    };
+    let desired = match in_container(&ground.facts) {
+        Some(why) if !prepared => Err(why),
+        _ => desired,
     };
     prepare::warn(world, &warnings);
     let (events, reporter) = prepare::events(&ground.host, &world.secrets, Vec::new())?;
@@ -121,7 +126,19 @@ fn unresolvable(error: &ResolveError) -> Unresolvable {
     Unresolvable {
         why,
         hint: error.hint(),
+        needless: false,
     }
+}
+
+/// In the container of an application there is no system to prepare. The build of an image may run in
+/// one: its request is in the journal.
+fn in_container(facts: &Facts) -> Option<Unresolvable> {
+    let manager = facts.application_container()?;
+    Some(Unresolvable {
+        why: format!("a container (`{manager}`) is not prepared, but its host"),
+        hint: None,
+        needless: true,
+    })
 }
 
 /// The request in the journal of an image; `None` where a kernel runs.

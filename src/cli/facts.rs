@@ -74,7 +74,13 @@ fn human(facts: &FactsDocument<'_>) -> String {
         );
     }
     if facts.gpus.is_empty() {
-        row("gpu", "none on the PCI bus".into());
+        let is_read = !facts.unknown.iter().any(|unknown| unknown.fact == "gpus");
+        let none = if is_read {
+            "none on the PCI bus"
+        } else {
+            "unknown"
+        };
+        row("gpu", none.into());
     }
     for switch in facts.nvswitches {
         let name = switch.name.as_deref().unwrap_or("NVSwitch");

@@ -33,7 +33,6 @@ impl Session {
     /// below `--root` is skipped.
     pub(super) async fn findings(&self, jobs: Vec<Job>) -> RunReport {
         let mut findings: Vec<Finding> = self.resolvable().into_iter().collect();
-        findings.extend(jobs.iter().filter_map(of_step));
         let mut blind = jobs
             .iter()
             .any(|job| matches!(&job.answer, Some(Err(error)) if error.not_asked().is_none()));
@@ -54,6 +53,8 @@ impl Session {
                 }
             }
         }
+        // Within a layer, what is broken comes before what is only not as wanted.
+        findings.extend(jobs.iter().filter_map(of_step));
         findings.sort_by_key(|finding| Layer::of(&finding.id));
         fold::find(&mut findings);
         let fails = findings
@@ -171,16 +172,19 @@ fn resolved(desired: &Desired) -> Finding {
 fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding {
     let unread = facts.unknown.iter().find(|unknown| unknown.fact == "gpus");
     let (status, why) = match (facts.gpus.len(), unread) {
-        (1.., _) => (Verdict::Fail, reason.why.clone()),
-        (0, _) if prepared => (Verdict::Fail, reason.why.clone()),
-        (0, Some(unread)) => (
-            Verdict::Unknown,
-            format!("{}; the PCI bus cannot be read: {}", reason.why, unread.why),
-        ),
-        (0, None) => (
+        _ if reason.needless => (Verdict::Skip, reason.why.clone()),
+        (0, None) if !prepared => (
             Verdict::Skip,
-            format!("there is nothing to prepare: {}", NO_GPU),
+            format!("nothing is to be prepared: {NO_GPU}"),
         ),
+        (0, Some(unread)) if !prepared => (
+            Verdict::Unknown,
+            format!(
+                "whether this machine has GPUs cannot be known: {}",
+                unread.why
+            ),
+        ),
+        _ => (Verdict::Fail, reason.why.clone()),
     };
     Finding {
         id: RESOLVABLE,

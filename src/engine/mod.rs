@@ -110,6 +110,8 @@ pub struct Unresolvable {
     pub why: String,
     /// What would help.
     pub hint: Option<String>,
+    /// Nothing has to be prepared here, whatever GPUs are seen.
+    pub needless: bool,
 }
 
 /// Steps and checks on a machine.

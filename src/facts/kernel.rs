@@ -105,20 +105,32 @@ fn arch_of_release(release: &str) -> Option<&'static str> {
     words.find_map(|word| match word {
         "x86_64" | "amd64" => Some("x86_64"),
         "aarch64" | "arm64" => Some("aarch64"),
+        "ppc64le" | "powerpc64le" => Some("ppc64le"),
+        "riscv64" => Some("riscv64"),
+        "s390x" => Some("s390x"),
         _ => None,
     })
 }
 
-/// The machine that an ELF file is for, from its header: `e_machine`, two bytes at offset 18.
+/// The machine that an ELF file is for, from its header: the byte order at offset 5, and `e_machine`,
+/// two bytes at offset 18. Numbers: `linux/elf-em.h`.
 fn arch_of_elf(binary: &[u8]) -> Option<&'static str> {
     if !binary.starts_with(b"\x7fELF") {
         return None;
     }
-    // Both architectures are little-endian under Linux.
     let machine = binary.get(18..20)?;
-    match u16::from_le_bytes([machine[0], machine[1]]) {
-        62 => Some("x86_64"),
-        183 => Some("aarch64"),
+    let little = *binary.get(5)? == 1;
+    let number = if little {
+        u16::from_le_bytes([machine[0], machine[1]])
+    } else {
+        u16::from_be_bytes([machine[0], machine[1]])
+    };
+    match (number, little) {
+        (62, true) => Some("x86_64"),
+        (183, true) => Some("aarch64"),
+        (21, true) => Some("ppc64le"),
+        (243, true) => Some("riscv64"),
+        (22, false) => Some("s390x"),
         _ => None,
     }
 }
@@ -213,6 +225,12 @@ mod tests {
         elf[18] = 183;
         assert_eq!(arch_of_elf(&elf), Some("aarch64"));
         assert_eq!(arch_of_elf(b"#!/bin/sh"), None);
+        // Architectures without a driver are named, too.
+        assert_eq!(arch_of_release("5.14.0-570.el9.ppc64le"), Some("ppc64le"));
+        elf[18] = 243;
+        assert_eq!(arch_of_elf(&elf), Some("riscv64"));
+        (elf[5], elf[18], elf[19]) = (2, 0, 22);
+        assert_eq!(arch_of_elf(&elf), Some("s390x"));
     }
 
     proptest::proptest! {

@@ -3,7 +3,7 @@
 use camino::Utf8Path;
 
 use crate::facts::{
-    Disk,
+    Disk, Facts,
     cloud::{CloudInit, Dmi},
     detection::table,
     reader::FactReader,
@@ -24,6 +24,37 @@ const PATHS: [&str; 7] = [
     "/var/lib/docker",
 ];
 
+/// Files that only containers have. Sources: systemd src/basic/virt.c; the last one is where
+/// Kubernetes mounts the credentials of a pod, whichever runtime starts it.
+const CONTAINER_MARKS: [(&str, &str); 3] = [
+    ("/.dockerenv", "docker"),
+    ("/run/.containerenv", "podman"),
+    ("/var/run/secrets/kubernetes.io", "container-other"),
+];
+
+/// Containers that hold one application, and no system that could be prepared.
+const APPLICATION_CONTAINERS: [&str; 4] = ["docker", "podman", "container-other", "rkt"];
+
+/// Containers that hold a whole system. Source: systemd src/basic/virt.c.
+const SYSTEM_CONTAINERS: [&str; 5] = ["systemd-nspawn", "lxc", "lxc-libvirt", "openvz", "proot"];
+
+impl Facts {
+    /// The container manager, if this is a container.
+    #[must_use]
+    pub fn container(&self) -> Option<&str> {
+        let word = self.virtualization.as_deref()?;
+        let of = |words: &[&str]| words.contains(&word);
+        (of(&APPLICATION_CONTAINERS) || of(&SYSTEM_CONTAINERS)).then_some(word)
+    }
+
+    /// The container manager, if this is the container of an application.
+    #[must_use]
+    pub fn application_container(&self) -> Option<&str> {
+        self.container()
+            .filter(|word| APPLICATION_CONTAINERS.contains(word))
+    }
+}
+
 /// The hypervisor or container manager in the words of `systemd-detect-virt`; `none` on bare
 /// metal.
 pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<String> {
@@ -32,7 +63,7 @@ pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<S
     if let Some(container) = reader.value(fact, "/run/systemd/container") {
         return Some(container);
     }
-    for (mark, word) in [("/.dockerenv", "docker"), ("/run/.containerenv", "podman")] {
+    for (mark, word) in CONTAINER_MARKS {
         if reader.exists(fact, mark) {
             return Some(word.to_owned());
         }
@@ -250,6 +281,17 @@ mod tests {
             virtualization(&mut reader, &dmi).as_deref(),
             Some("systemd-nspawn")
         );
+    }
+
+    #[test]
+    fn a_container_is_known_by_its_marks() {
+        for (mark, word) in CONTAINER_MARKS {
+            let (host, fakes) = fake::host();
+            fakes.files.put(&format!("{mark}/x"), "");
+            let mut reader = FactReader::new(host.reader().files());
+            let found = virtualization(&mut reader, &Dmi::default());
+            assert_eq!(found.as_deref(), Some(word));
+        }
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::{
     error::Report,
     event::{Envelope, Event, Outcome, Subscriber},
     exit::Exit,
+    facts::Facts,
     host::{
         Host, Reader,
         fake::{self, Fakes},
@@ -431,6 +432,7 @@ pub struct Rig {
     pub image: bool,
     pub unresolvable: Option<Unresolvable>,
     pub prepared: bool,
+    pub facts: Facts,
     pub steps: Vec<Small>,
     pub checks: fn() -> Vec<Box<dyn Check>>,
     pub events: Arc<Mutex<Vec<Envelope>>>,
@@ -466,6 +468,7 @@ impl Rig {
             image: false,
             unresolvable: None,
             prepared: false,
+            facts: fixtures::facts(),
             steps: steps.into_iter().collect(),
             checks: Vec::new,
             events: Arc::default(),
@@ -531,7 +534,7 @@ impl Rig {
             .collect();
         let mut desired = fixtures::desired();
         desired.image = self.image;
-        let state = fixtures::state(&tools.host, fixtures::facts());
+        let state = fixtures::state(&tools.host, self.facts.clone());
         let audit = Audit {
             checks: (self.checks)(),
             matrix: fixtures::matrix(),

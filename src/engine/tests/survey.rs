@@ -5,9 +5,11 @@ use async_trait::async_trait;
 use super::kit::{Rig, blocked, file, fixed, outcomes, packages, satisfied, step, why, write};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
+    engine::{RunReport, Unresolvable},
     error::Report,
     event::Outcome,
     exit::Exit,
+    facts::Unknown,
     model::id::Id,
     step::{Assessment, StepError},
 };
@@ -141,20 +143,22 @@ async fn steps_and_checks_are_one_list() {
     assert_eq!(
         lines,
         [
+            "config.resolvable Pass",
+            "pci.presence Fail",
+            "ecc Unknown",
             "a Pass",
             "b Fail",
             "c Fail",
             "d Fail",
-            "e Unknown",
-            "pci.presence Fail",
-            "ecc Unknown"
+            "e Unknown"
         ]
     );
+    assert_eq!(report.findings[7].because, Some(Id::new("d")));
     assert_eq!(
-        report.findings[1].remedy.as_deref(),
+        report.findings[4].remedy.as_deref(),
         Some("run `gpu-bootstrap install`; it would write `/b`")
     );
-    assert_eq!(report.findings[6].why, "failed to understand NVML: it hung");
+    assert_eq!(report.findings[2].why, "failed to understand NVML: it hung");
     assert_eq!(report.exit, Exit::Drift);
     assert_eq!(rig.fakes.files.mutations(), 0);
 }
@@ -166,6 +170,65 @@ async fn what_could_not_be_looked_at_is_no_pass() {
     rig.checks = || vec![Box::new(Blind)];
     assert_eq!(rig.check().await.exit, Exit::Drift);
     rig.options.skip = vec!["ecc".to_owned()];
+    assert_eq!(rig.check().await.exit, Exit::Ok);
+}
+
+/// A machine for which no state can be wanted.
+fn unsupported() -> Rig {
+    let mut rig = Rig::new([
+        file("driver.packages", "/a", "x"),
+        fixed("cdi", satisfied("fine")).after(&["driver.packages"]),
+    ]);
+    rig.unresolvable = Some(Unresolvable {
+        why: "fedora 42 is not supported".to_owned(),
+        hint: Some("name a profile".to_owned()),
+        needless: false,
+    });
+    rig.checks = || vec![Box::new(Family)];
+    rig
+}
+
+fn verdicts(report: &RunReport) -> Vec<String> {
+    let line = |finding: &Finding| format!("{} {:?}", finding.id, finding.status);
+    report.findings.iter().map(line).collect()
+}
+
+#[tokio::test]
+async fn where_nothing_can_be_wanted_the_health_checks_speak() {
+    let mut rig = unsupported();
+    let report = rig.check().await;
+    assert_eq!(
+        verdicts(&report),
+        ["config.resolvable Fail", "pci.presence Fail"]
+    );
+    let first = &report.findings[0];
+    assert_eq!(first.why, "fedora 42 is not supported");
+    assert_eq!(first.remedy.as_deref(), Some("name a profile"));
+    assert_eq!(report.exit, Exit::Drift);
+    assert!(report.steps.is_empty());
+    // Somebody who asks for a step hears why it is not assessed.
+    rig.options.only = vec!["cdi".to_owned()];
+    assert_eq!(verdicts(&rig.check().await), ["config.resolvable Fail"]);
+    rig.options.only = vec!["pci.presence".to_owned()];
+    assert_eq!(verdicts(&rig.check().await), ["pci.presence Fail"]);
+}
+
+#[tokio::test]
+async fn a_machine_without_a_gpu_needs_no_preparation_unless_it_was_prepared() {
+    let resolvable = async |rig: &Rig| verdicts(&rig.check().await).remove(0);
+    let mut rig = unsupported();
+    rig.checks = Vec::new;
+    rig.facts.gpus.clear();
+    assert_eq!(resolvable(&rig).await, "config.resolvable Skip");
+    assert_eq!(rig.check().await.exit, Exit::Ok);
+    rig.prepared = true;
+    assert_eq!(resolvable(&rig).await, "config.resolvable Fail");
+    rig.prepared = false;
+    rig.facts.unknown.push(Unknown {
+        fact: "gpus".to_owned(),
+        why: "there is no sysfs".to_owned(),
+    });
+    assert_eq!(resolvable(&rig).await, "config.resolvable Unknown");
     assert_eq!(rig.check().await.exit, Exit::Ok);
 }
 
