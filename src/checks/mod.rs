@@ -1,9 +1,17 @@
 //! Health checks, one file for each family: problems that no change of this program can repair.
 
+mod bus;
 pub mod causes;
 mod container;
+mod containerd;
+mod driver;
+mod fabric;
 mod libraries;
+mod log;
+mod packages;
 mod pci;
+mod virt;
+mod words;
 
 use crate::check::Check;
 
@@ -12,8 +20,15 @@ use crate::check::Check;
 pub fn all() -> Vec<Box<dyn Check>> {
     vec![
         Box::new(container::Container),
+        Box::new(virt::Virt),
         Box::new(pci::Pci),
+        Box::new(bus::Bus),
+        Box::new(packages::Packages),
+        Box::new(driver::Driver),
         Box::new(libraries::Libraries),
+        Box::new(log::Log),
+        Box::new(fabric::Fabric),
+        Box::new(containerd::Containerd),
     ]
 }
 

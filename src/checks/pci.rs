@@ -1,39 +1,37 @@
-//! The family of PCI checks: the GPUs on the bus and their drivers. It works without any driver, so
-//! read it first if a GPU is missing.
+//! The family of PCI checks: the GPUs on the bus, what they are, and their drivers. It works without
+//! any driver, so read it first if a GPU is missing.
 
 use async_trait::async_trait;
 
+use super::words::{self, INSTALL, finding, gpus, places};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    facts::{Facts, GpuFact},
+    facts::{Facts, GpuFact, PciFact},
     model::id::Id,
+    state::{is_nova, is_reserved},
     step::StepError,
 };
 
 const PRESENT: Id = Id::new("pci.gpu.present");
+const IDENTITY: Id = Id::new("pci.gpu.identity");
 const BOUND: Id = Id::new("pci.driver-bound");
 
 /// The driver that containers need.
 const DRIVER: &str = "nvidia";
-/// The driver that passes a GPU to a virtual machine, on purpose.
-const PASSTHROUGH: &str = "vfio-pci";
+
+/// Other vendors of GPUs and accelerators; what is not here is known by its id alone.
+const VENDORS: [(u16, &str); 3] = [(0x1002, "AMD"), (0x8086, "Intel"), (0x1da3, "Habana")];
 
 /// See the module.
 pub struct Pci;
 
-/// A GPU and its current driver.
-struct Bound<'f> {
-    gpu: &'f GpuFact,
-    driver: Option<&'f str>,
-}
-
-fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<Bound<'f>>, StepError> {
-    let mut found = Vec::new();
-    for gpu in &subject.facts.gpus {
-        let driver = subject.state.bound_driver(gpu.pci_address)?;
-        found.push(Bound { gpu, driver });
-    }
-    Ok(found)
+/// What decides about missing GPUs.
+#[derive(Debug, Clone, Copy, Default)]
+struct Wanted {
+    /// None is required.
+    allow_none: bool,
+    /// This machine becomes an image.
+    image: bool,
 }
 
 fn label(gpu: &GpuFact) -> String {
@@ -41,27 +39,43 @@ fn label(gpu: &GpuFact) -> String {
     format!("{name} [{}] at {}", gpu.pci_id, gpu.pci_address)
 }
 
-fn present(facts: &Facts, allow_none: bool, image: bool) -> Finding {
+fn foreign(gpu: &PciFact) -> String {
+    let vendor = VENDORS.iter().find(|(id, _)| *id == gpu.pci_id.vendor);
+    let vendor = vendor.map_or(String::new(), |(_, name)| format!("{name} "));
+    let name = gpu.name.as_deref().unwrap_or("display adapter");
+    format!("{vendor}{name} [{}] at {}", gpu.pci_id, gpu.pci_address)
+}
+
+fn present(facts: &Facts, wanted: Wanted) -> Finding {
     let count = facts.gpus.len();
+    let is_wsl = facts.virtualization.as_deref() == Some("wsl");
+    let others: Vec<String> = facts.foreign_gpus.iter().map(foreign).collect();
+    let none = if others.is_empty() {
+        words::NO_GPU.to_owned()
+    } else {
+        format!("{}; other adapters: {}", words::NO_GPU, others.join("; "))
+    };
     let (status, why, remedy) = if count > 0 {
         let names: Vec<String> = facts.gpus.iter().map(label).collect();
         (Verdict::Pass, names.join("; "), None)
-    } else if image {
+    } else if is_wsl {
+        (
+            Verdict::Skip,
+            "Windows owns the GPUs, so WSL shows none on its PCI bus".to_owned(),
+            None,
+        )
+    } else if wanted.image {
         (
             Verdict::Skip,
             "an image has no GPUs of its own; its instances have".to_owned(),
             None,
         )
-    } else if allow_none {
-        (
-            Verdict::Skip,
-            "no NVIDIA GPU is on the PCI bus, and none is required".to_owned(),
-            None,
-        )
+    } else if wanted.allow_none {
+        (Verdict::Skip, format!("{none}, and none is required"), None)
     } else {
         (
             Verdict::Fail,
-            "no NVIDIA GPU is on the PCI bus".to_owned(),
+            none,
             Some(
                 "compare the instance type with your provider's list; on bare metal check power, \
                  seating and the BIOS (`lspci -d 10de:`)"
@@ -70,145 +84,358 @@ fn present(facts: &Facts, allow_none: bool, image: bool) -> Finding {
         )
     };
     Finding {
-        id: PRESENT,
-        title: "GPUs on the PCI bus".into(),
-        status,
-        why,
         observed: Some(count.to_string()),
-        expected: (!allow_none && !image).then(|| "at least 1".into()),
+        expected: (!wanted.allow_none && !wanted.image && !is_wsl).then(|| "at least 1".into()),
         remedy,
-        links: Vec::new(),
-        because: None,
+        ..finding(PRESENT, "GPUs on the PCI bus", status, why)
     }
 }
 
-fn bound(gpus: &[Bound<'_>]) -> Finding {
-    let finding = |status, why: String, observed: Option<String>, remedy: Option<&str>| Finding {
-        id: BOUND,
-        title: "GPUs bound to the NVIDIA driver".into(),
-        status,
-        why,
-        observed,
-        expected: Some(DRIVER.into()),
-        remedy: remedy.map(str::to_owned),
-        links: Vec::new(),
-        because: None,
-    };
-    if gpus.is_empty() {
-        return finding(
-            Verdict::Skip,
-            "no NVIDIA GPU is on the PCI bus".into(),
-            None,
-            None,
-        );
+fn identity(gpus_found: &[GpuFact]) -> Finding {
+    let say = |status, why: String| finding(IDENTITY, "GPUs that are known", status, why);
+    if gpus_found.is_empty() {
+        return say(Verdict::Skip, words::NO_GPU.to_owned());
     }
-    let (mut wrong, mut passed_through) = (Vec::new(), Vec::new());
-    for Bound { gpu, driver } in gpus {
-        match *driver {
-            Some(DRIVER) => {}
-            Some(PASSTHROUGH) => passed_through.push(label(gpu)),
-            Some(other) => wrong.push((format!("{} is bound to `{other}`", label(gpu)), other)),
-            None => wrong.push((format!("no driver is bound to {}", label(gpu)), "none")),
-        }
+    let unknown: Vec<String> = (gpus_found.iter())
+        .filter(|gpu| gpu.architecture.is_none())
+        .map(label)
+        .collect();
+    if unknown.is_empty() {
+        let mut names: Vec<&str> = (gpus_found.iter())
+            .filter_map(|gpu| gpu.architecture.as_ref().map(|name| name.as_str()))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        return say(Verdict::Pass, names.join(", "));
     }
-    if let Some((_, driver)) = wrong.first() {
-        let observed = (*driver).to_owned();
-        let whys: Vec<String> = wrong.into_iter().map(|(why, _)| why).collect();
-        return finding(
-            Verdict::Fail,
-            whys.join("; "),
-            Some(observed),
-            Some(
-                "run `gpu-bootstrap install`: it installs the driver and removes nouveau; if the \
-                 driver is already installed, run `dmesg | grep NVRM` to see why it refused the \
-                 GPU",
-            ),
-        );
-    }
-    if !passed_through.is_empty() {
-        return finding(
+    Finding {
+        observed: Some("unknown architecture".to_owned()),
+        expected: Some("an architecture that the matrix knows".to_owned()),
+        remedy: Some("run `update-pciids`: the name of the chip tells the architecture".to_owned()),
+        ..say(
             Verdict::Warn,
             format!(
-                "reserved for virtual machines, not usable for containers: {}",
-                passed_through.join("; ")
+                "neither the matrix nor `pci.ids` knows {} of {}: {}",
+                unknown.len(),
+                gpus(gpus_found.len()),
+                unknown.join("; ")
             ),
-            Some(PASSTHROUGH.into()),
-            None,
-        );
+        )
     }
-    finding(
-        Verdict::Pass,
-        format!("{} of {}", gpus.len(), gpus.len()),
-        Some(DRIVER.into()),
-        None,
-    )
+}
+
+/// GPUs with the driver that is bound to them.
+type Bound<'f> = (&'f GpuFact, Option<&'f str>);
+
+fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<Bound<'f>>, StepError> {
+    let mut found = Vec::new();
+    for gpu in &subject.facts.gpus {
+        found.push((gpu, subject.state.bound_driver(gpu.pci_address)?));
+    }
+    Ok(found)
+}
+
+/// `nvidia 6, none 2`, in the order in which they are met.
+fn counts(found: &[Bound<'_>]) -> String {
+    let mut counts: Vec<(&str, usize)> = Vec::new();
+    for (_, driver) in found {
+        let driver = driver.unwrap_or("none");
+        match counts.iter_mut().find(|(name, _)| *name == driver) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((driver, 1)),
+        }
+    }
+    let counts: Vec<String> = counts
+        .into_iter()
+        .map(|(driver, count)| format!("{driver} {count}"))
+        .collect();
+    counts.join(", ")
+}
+
+fn bound(found: &[Bound<'_>], loaded: bool) -> Finding {
+    let say = |status, why: String| Finding {
+        expected: Some(DRIVER.into()),
+        ..finding(BOUND, "GPUs bound to the NVIDIA driver", status, why)
+    };
+    if found.is_empty() {
+        return say(Verdict::Skip, words::NO_GPU.to_owned());
+    }
+    let all = found.len();
+    let with = |is: &dyn Fn(Option<&str>) -> bool| -> Vec<&GpuFact> {
+        (found.iter().filter(|(_, driver)| is(*driver)))
+            .map(|(gpu, _)| *gpu)
+            .collect()
+    };
+    let reserved = with(&|driver| driver.is_some_and(is_reserved));
+    let none = with(&|driver| driver.is_none());
+    let mut others: Vec<&str> = (found.iter())
+        .filter_map(|(_, driver)| *driver)
+        .filter(|driver| *driver != DRIVER && !is_reserved(driver))
+        .collect();
+    others.sort_unstable();
+    others.dedup();
+    let observed = Some(counts(found));
+    if none.is_empty() && others.is_empty() && reserved.is_empty() {
+        return Finding {
+            observed,
+            ..say(Verdict::Pass, format!("{all} of {}", gpus(all)))
+        };
+    }
+    let mut whys = Vec::new();
+    if !none.is_empty() {
+        whys.push(format!(
+            "no driver is bound to {} of {}: {}",
+            none.len(),
+            gpus(all),
+            places(none.iter().copied())
+        ));
+    }
+    for other in &others {
+        let of_it = with(&|driver| driver == Some(*other));
+        whys.push(format!(
+            "{} of {} {} bound to `{other}`: {}",
+            of_it.len(),
+            gpus(all),
+            if of_it.len() == 1 { "is" } else { "are" },
+            places(of_it)
+        ));
+    }
+    if !reserved.is_empty() {
+        whys.push(format!(
+            "{} of {} {} reserved for virtual machines: {}",
+            reserved.len(),
+            gpus(all),
+            if reserved.len() == 1 { "is" } else { "are" },
+            places(reserved.iter().copied())
+        ));
+    }
+    let all_reserved = reserved.len() == all;
+    let status = if all_reserved || !none.is_empty() || !others.is_empty() {
+        Verdict::Fail
+    } else {
+        Verdict::Warn
+    };
+    let is_vgpu = none.iter().any(|gpu| gpu.vgpu);
+    let in_tree = |driver: &&&str| **driver == "nouveau" || is_nova(driver);
+    let other = others.iter().find(|driver| !in_tree(driver));
+    let remedy = if all_reserved {
+        Some(
+            "run `grep -r vfio /etc/modprobe.d /proc/cmdline` to see what reserves them; prepare \
+             the virtual machines that use them, or give the GPUs back to this machine"
+                .to_owned(),
+        )
+    } else if let Some(other) = other {
+        Some(format!(
+            "run `rmmod {other}`, then `gpu-bootstrap install`: NVIDIA's driver takes no GPU that \
+             another driver has"
+        ))
+    } else if !others.is_empty() {
+        Some(format!("{INSTALL}: it denies the drivers of the kernel"))
+    } else if is_vgpu {
+        Some(
+            "install the GRID guest driver that matches the hypervisor's vGPU release".to_owned(),
+        )
+    } else if !none.is_empty() && loaded {
+        Some("run `dmesg | grep NVRM` to see why the loaded driver refused the GPU".to_owned())
+    } else if !none.is_empty() {
+        Some(INSTALL.to_owned())
+    } else {
+        None
+    };
+    Finding {
+        observed,
+        remedy,
+        ..say(status, whys.join("; "))
+    }
 }
 
 #[async_trait]
 impl Check for Pci {
     fn ids(&self) -> &[Id] {
-        const { &[PRESENT, BOUND] }
+        const { &[PRESENT, IDENTITY, BOUND] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        let gpus = detect(subject)?;
-        // Without GPUs, nothing can be wanted; that a machine must have some, only its past tells.
-        let allow_none = subject
-            .desired
-            .map_or(!subject.prepared, |desired| desired.preflight.allow_no_gpu);
-        let image = subject.desired.is_some_and(|desired| desired.image);
+        let wanted = Wanted {
+            // Without GPUs, nothing can be wanted; that a machine must have some, only its past
+            // tells.
+            allow_none: subject
+                .desired
+                .map_or(!subject.prepared, |desired| desired.preflight.allow_no_gpu),
+            image: subject.desired.is_some_and(|desired| desired.image),
+        };
+        let loaded = subject.state.loaded_driver()?.is_some();
         Ok(vec![
-            present(subject.facts, allow_none, image),
-            bound(&gpus),
+            present(subject.facts, wanted),
+            identity(&subject.facts.gpus),
+            bound(&detect(subject)?, loaded),
         ])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Bound, bound, present};
-    use crate::{check::Verdict, steps::fixtures::facts};
+    use super::{Bound, Wanted, bound, identity, present};
+    use crate::{check::Verdict, facts::PciFact, steps::fixtures::facts};
 
     #[test]
     fn a_gpu_without_a_driver_is_a_failure_with_a_remedy() {
         let facts = facts();
-        for (driver, verdict, words) in [
-            (Some("nvidia"), Verdict::Pass, "2 of 2"),
-            (Some("nouveau"), Verdict::Fail, "is bound to `nouveau`"),
-            (Some("vfio-pci"), Verdict::Warn, "for virtual machines"),
+        let (first, second) = (&facts.gpus[0], &facts.gpus[1]);
+        for (one, other, loaded, verdict, words, remedy) in [
+            (
+                Some("nvidia"),
+                Some("nvidia"),
+                true,
+                Verdict::Pass,
+                "2 of 2 GPUs",
+                None,
+            ),
+            (
+                Some("nvidia"),
+                None,
+                true,
+                Verdict::Fail,
+                "no driver is bound to 1 of 2 GPUs: H100 SXM5 80GB at 0000:2a:00.0",
+                Some("dmesg"),
+            ),
             (
                 None,
+                None,
+                false,
                 Verdict::Fail,
-                "no driver is bound to H100 SXM5 80GB [10de:2330] at 0000:18:00.0",
+                "no driver is bound to 2 of 2 GPUs: H100 SXM5 80GB at 0000:18:00.0, 0000:2a:00.0",
+                Some("gpu-bootstrap install"),
+            ),
+            (
+                Some("nouveau"),
+                Some("nouveau"),
+                false,
+                Verdict::Fail,
+                "2 of 2 GPUs are bound to `nouveau`",
+                Some("gpu-bootstrap install"),
+            ),
+            (
+                Some("NovaCore"),
+                Some("nvidia"),
+                true,
+                Verdict::Fail,
+                "1 of 2 GPUs is bound to `NovaCore`",
+                Some("gpu-bootstrap install"),
+            ),
+            (
+                Some("odd"),
+                Some("nvidia"),
+                true,
+                Verdict::Fail,
+                "is bound to `odd`",
+                Some("rmmod odd"),
+            ),
+            (
+                Some("vfio-pci"),
+                Some("nvidia"),
+                true,
+                Verdict::Warn,
+                "1 of 2 GPUs is reserved for virtual machines: H100 SXM5 80GB at 0000:18:00.0",
+                None,
+            ),
+            (
+                Some("vfio-pci"),
+                Some("vfio-pci"),
+                false,
+                Verdict::Fail,
+                "2 of 2 GPUs are reserved for virtual machines",
+                Some("vfio"),
             ),
         ] {
-            let gpus: Vec<Bound<'_>> = facts.gpus.iter().map(|gpu| Bound { gpu, driver }).collect();
-            let finding = bound(&gpus);
-            assert_eq!(finding.status, verdict, "{driver:?}");
+            let found: [Bound<'_>; 2] = [(first, one), (second, other)];
+            let finding = bound(&found, loaded);
+            assert_eq!(finding.status, verdict, "{one:?} {other:?}");
             assert!(finding.why.contains(words), "{}", finding.why);
-            assert_eq!(finding.remedy.is_some(), verdict == Verdict::Fail);
+            match remedy {
+                Some(words) => {
+                    let said = finding.remedy.unwrap_or_default();
+                    assert!(said.contains(words), "{said}");
+                }
+                None => assert_eq!(finding.remedy, None),
+            }
         }
-        assert_eq!(bound(&[]).status, Verdict::Skip);
+        assert_eq!(bound(&[], false).status, Verdict::Skip);
+        let mixed = bound(&[(first, Some("nvidia")), (second, None)], true);
+        assert_eq!(mixed.observed.as_deref(), Some("nvidia 1, none 1"));
+    }
+
+    #[test]
+    fn a_vgpu_needs_the_driver_of_its_hypervisor() {
+        let mut facts = facts();
+        facts.gpus.truncate(1);
+        facts.gpus[0].vgpu = true;
+        let finding = bound(&[(&facts.gpus[0], None)], false);
+        let remedy = finding.remedy.unwrap_or_default();
+        assert!(remedy.contains("GRID guest driver"), "{remedy}");
     }
 
     #[test]
     fn no_gpu_fails_unless_none_is_required() {
         let mut none = facts();
-        assert_eq!(present(&none, false, false).status, Verdict::Pass);
+        let must = Wanted::default();
+        let may = Wanted {
+            allow_none: true,
+            image: false,
+        };
+        assert_eq!(present(&none, must).status, Verdict::Pass);
         none.gpus.clear();
-        assert_eq!(present(&none, false, false).status, Verdict::Fail);
-        assert_eq!(present(&none, true, false).status, Verdict::Skip);
+        assert_eq!(present(&none, must).status, Verdict::Fail);
+        assert_eq!(present(&none, may).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn gpus_of_other_vendors_are_named_where_nvidia_has_none() {
+        let mut none = facts();
+        none.gpus.clear();
+        none.foreign_gpus.push(PciFact {
+            pci_address: "0000:05:00.0".parse().unwrap(),
+            pci_id: "1002:74a1".parse().unwrap(),
+            name: Some("Aqua Vanjaram [Instinct MI300X]".to_owned()),
+        });
+        let finding = present(&none, Wanted::default());
+        let named = "AMD Aqua Vanjaram [Instinct MI300X] [1002:74a1] at 0000:05:00.0";
+        assert!(finding.why.contains(named), "{}", finding.why);
+    }
+
+    #[test]
+    fn wsl_shows_no_gpu_and_needs_none() {
+        let mut wsl = facts();
+        wsl.gpus.clear();
+        wsl.virtualization = Some("wsl".to_owned());
+        let finding = present(&wsl, Wanted::default());
+        assert_eq!((finding.status, finding.expected), (Verdict::Skip, None));
+    }
+
+    #[test]
+    fn an_unknown_id_is_named() {
+        let mut facts = facts();
+        assert_eq!(identity(&facts.gpus).status, Verdict::Pass);
+        facts.gpus[1].architecture = None;
+        let finding = identity(&facts.gpus);
+        assert_eq!(finding.status, Verdict::Warn);
+        assert!(finding.why.contains("1 of 2 GPUs: H100 SXM5 80GB [10de:2330] at 0000:2a:00.0"));
+        assert_eq!(identity(&[]).status, Verdict::Skip);
     }
 
     #[test]
     fn an_image_needs_no_gpu_of_its_own() {
         let mut none = facts();
         none.gpus.clear();
-        let finding = present(&none, false, true);
+        let image = Wanted {
+            allow_none: false,
+            image: true,
+        };
+        let finding = present(&none, image);
         assert_eq!(finding.status, Verdict::Skip);
         assert!(finding.why.contains("an image"), "{}", finding.why);
         assert_eq!((finding.expected, finding.remedy), (None, None));
         // An image that is built on a machine with GPUs reports them.
-        assert_eq!(present(&facts(), false, true).status, Verdict::Pass);
+        assert_eq!(present(&facts(), image).status, Verdict::Pass);
     }
 }

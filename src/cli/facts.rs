@@ -82,6 +82,17 @@ fn human(facts: &FactsDocument<'_>) -> String {
         };
         row("gpu", none.into());
     }
+    if !facts.virtual_functions.is_empty() {
+        let count = facts.virtual_functions.len();
+        row("gpu", format!("{count} virtual functions for virtual machines"));
+    }
+    for gpu in facts.foreign_gpus {
+        let name = gpu.name.as_deref().unwrap_or("unknown name");
+        row(
+            "other display",
+            format!("{} {name} [{}]", gpu.pci_address, gpu.pci_id),
+        );
+    }
     for switch in facts.nvswitches {
         let name = switch.name.as_deref().unwrap_or("NVSwitch");
         row("nvswitch", format!("{} {name}", switch.pci_address));

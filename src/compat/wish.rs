@@ -50,6 +50,7 @@ impl Wish {
             arch: facts.kernel.arch.clone(),
             instance: cloud.provider.clone().zip(cloud.instance_type.clone()),
             nvswitch: Some(!facts.nvswitches.is_empty()),
+            nvlink_management: facts.nvlink_management,
             ..Self::default()
         }
     }

@@ -4,6 +4,7 @@ use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::compat::matrix::Fabric;
 use crate::model::{
     gpu::Flavour,
     pci::PciId,
@@ -170,6 +171,13 @@ pub struct DriverWish {
     pub reasons: Vec<String>,
     /// Doubts, for people.
     pub warnings: Vec<String>,
+    /// The service without which the GPUs of this machine do not work: its switches were seen.
+    #[serde(default = "no_fabric")]
+    pub fabric: Fabric,
+}
+
+fn no_fabric() -> Fabric {
+    Fabric::None
 }
 
 /// Persistence.

@@ -87,14 +87,20 @@ impl<'a> DriverInputs<'a> {
             }
         ));
         let mut warnings = pick.warnings;
-        if pick.fabric != Fabric::None {
-            warnings.push(format!(
-                "the GPUs need {}, which this version does not set up",
-                match pick.fabric {
-                    Fabric::Imex => "IMEX",
-                    _ => "the fabric manager",
-                }
-            ));
+        let fabric = self.seen(pick.fabric);
+        match pick.fabric {
+            // The step of the fabric manager says it.
+            picked if picked == fabric => {}
+            Fabric::None => {}
+            Fabric::Imex => warnings.push(
+                "GPUs of several nodes need IMEX to work together; this version does not set it up"
+                    .to_owned(),
+            ),
+            Fabric::Fm | Fabric::FmNvlsm => warnings.push(
+                "the GPUs need the fabric manager if the machine has their NVSwitches; this \
+                 version does not set it up"
+                    .to_owned(),
+            ),
         }
         let branch = pick.branch.to_string();
         Ok(DriverChoice {
@@ -113,10 +119,27 @@ impl<'a> DriverInputs<'a> {
                 replace: self.config.replace.unwrap_or(false),
                 reasons,
                 warnings,
+                fabric,
             },
             row,
             pin,
         })
+    }
+
+    /// The fabric that GPUs need on this machine for certain: its switches were seen. IMEX joins
+    /// nodes; the GPUs of one node work without it.
+    fn seen(&self, fabric: Fabric) -> Fabric {
+        let wish = self.wish();
+        let seen = match fabric {
+            Fabric::Fm => wish.nvswitch,
+            Fabric::FmNvlsm => wish.nvlink_management,
+            Fabric::None | Fabric::Imex => None,
+        };
+        if seen == Some(true) {
+            fabric
+        } else {
+            Fabric::None
+        }
     }
 
     fn source(&self) -> &str {
@@ -191,7 +214,7 @@ impl<'a> DriverInputs<'a> {
             // An image is built on another machine than its instances.
             instance: facts.instance.filter(|_| !self.image),
             nvswitch: facts.nvswitch.filter(|_| !self.image),
-            nvlink_management: None,
+            nvlink_management: facts.nvlink_management.filter(|_| !self.image),
             branch: (self.config.branch.map(|key| key.0))
                 .or_else(|| self.config.version.as_ref().map(DriverVersion::branch)),
             version: self.config.version.clone(),

@@ -52,6 +52,8 @@ pub(crate) struct Virtualization {
 #[derive(Debug, Deserialize)]
 pub(crate) struct DriverPackages {
     pub names: Vec<String>,
+    /// Those that must all have the driver's version.
+    pub parts: Vec<String>,
     pub except: Vec<String>,
 }
 

@@ -42,7 +42,10 @@ pub fn gather(host: Reader<'_>, catalog: Option<&dyn DeviceCatalog>, scope: Scop
         memory_bytes,
         disks,
         gpus: bus.gpus,
+        virtual_functions: bus.virtual_functions,
+        foreign_gpus: bus.foreign_gpus,
         nvswitches: bus.nvswitches,
+        nvlink_management: bus.nvlink_management,
         network_devices: bus.network,
         unknown: facts.into_unknown(),
     }

@@ -59,6 +59,12 @@ impl Facts {
 /// metal.
 pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<String> {
     let fact = "virtualization";
+    // WSL has its mark in the release of its kernel: `Microsoft` in the first version of WSL,
+    // `microsoft-standard-WSL2` in the second. Source: systemd src/basic/virt.c.
+    let release = reader.value(fact, "/proc/sys/kernel/osrelease");
+    if release.is_some_and(|release| is_wsl(&release)) {
+        return Some("wsl".to_owned());
+    }
     // A container is the innermost layer, so it is looked for first; systemd records it in a file.
     if let Some(container) = reader.value(fact, "/run/systemd/container") {
         return Some(container);
@@ -99,6 +105,11 @@ pub(super) fn virtualization(reader: &mut FactReader<'_>, dmi: &Dmi) -> Option<S
             None
         }
     }
+}
+
+fn is_wsl(release: &str) -> bool {
+    let release = release.to_ascii_lowercase();
+    release.contains("microsoft") || release.contains("wsl")
 }
 
 /// The name of process 1; in an image the target of `/sbin/init`.
@@ -267,6 +278,17 @@ mod tests {
         );
         assert_eq!(hypervisor_flag("flags\t\t: fpu lahf_lm\n"), Some(false));
         assert_eq!(hypervisor_flag("Features\t: fp asimd\n"), None);
+    }
+
+    #[test]
+    fn the_kernel_of_wsl_names_itself() {
+        for (release, wsl) in [
+            ("5.15.167.4-microsoft-standard-WSL2", true),
+            ("4.4.0-19041-Microsoft", true),
+            ("6.1.0-44-cloud-amd64", false),
+        ] {
+            assert_eq!(is_wsl(release), wsl, "{release}");
+        }
     }
 
     #[test]

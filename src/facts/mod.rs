@@ -75,8 +75,19 @@ pub struct Facts {
     pub disks: Vec<Disk>,
     /// NVIDIA GPUs on PCI, by address.
     pub gpus: Vec<GpuFact>,
+    /// Virtual functions of these GPUs (SR-IOV): they are for virtual machines, and no GPUs of this
+    /// machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub virtual_functions: Vec<PciFact>,
+    /// Display adapters and accelerators of other vendors.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub foreign_gpus: Vec<PciFact>,
     /// NVSwitches on PCI.
     pub nvswitches: Vec<PciFact>,
+    /// Whether a network device manages NVLink switches that are not on PCI, as on HGX B200; `None`
+    /// if no device could tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink_management: Option<bool>,
     /// NVIDIA and Mellanox network devices on PCI.
     pub network_devices: Vec<PciFact>,
     /// What could not be read, and why.

@@ -1,6 +1,9 @@
-//! NVIDIA GPUs, NVSwitches and network devices on the PCI bus, from sysfs.
+//! NVIDIA GPUs, NVSwitches and network devices on the PCI bus, from sysfs, and the display adapters
+//! and accelerators of other vendors.
 
 use std::str::FromStr;
+
+use camino::Utf8Path;
 
 use crate::{
     facts::{DeviceCatalog, GpuFact, PciFact, names, reader::FactReader},
@@ -16,11 +19,18 @@ pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
 #[derive(Debug, Default)]
 pub(super) struct Bus {
     pub gpus: Vec<GpuFact>,
+    pub virtual_functions: Vec<PciFact>,
+    pub foreign_gpus: Vec<PciFact>,
     pub nvswitches: Vec<PciFact>,
     pub network: Vec<PciFact>,
+    pub nvlink_management: Option<bool>,
 }
 
-/// One function of NVIDIA or Mellanox.
+/// What the vital product data of the network device contains that manages NVLink switches: HGX
+/// boards since Blackwell show their switches nowhere else. Source: NVIDIA/gpu-driver-container.
+const SWITCH_MANAGEMENT: &[u8] = b"SW_MNG";
+
+/// One function of NVIDIA or Mellanox, or a GPU of another vendor.
 #[derive(Debug)]
 struct Function {
     address: PciAddress,
@@ -28,6 +38,9 @@ struct Function {
     class: PciClass,
     subsystem: Option<PciId>,
     numa_node: Option<u32>,
+    /// A virtual function of a device of this machine (SR-IOV). The kernel links it to its physical
+    /// function; a guest that was given one sees no such link.
+    is_virtual: bool,
 }
 
 /// Reads every function on the bus, in the order of addresses.
@@ -48,7 +61,10 @@ pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCat
     functions.sort_by_key(|function| function.address);
     for function in functions {
         let nvidia = function.id.vendor == NVIDIA;
-        if nvidia && function.class.is_gpu() {
+        if nvidia && function.class.is_gpu() && function.is_virtual {
+            let device = other(reader, catalog, &mut names, "virtual-functions", &function);
+            bus.virtual_functions.push(device);
+        } else if nvidia && function.class.is_gpu() {
             bus.gpus.push(gpu(reader, catalog, &mut names, function));
         } else if nvidia && function.class.is_nvswitch() {
             let device = other(reader, catalog, &mut names, "nvswitches", &function);
@@ -63,18 +79,42 @@ pub(super) fn gather(reader: &mut FactReader<'_>, catalog: Option<&dyn DeviceCat
                 "network-devices",
                 &function,
             ));
+        } else if !nvidia && function.class.is_display_or_accelerator() {
+            let device = other(reader, catalog, &mut names, "foreign-gpus", &function);
+            bus.foreign_gpus.push(device);
         }
+    }
+    if !bus.gpus.is_empty() {
+        bus.nvlink_management = nvlink_management(reader, &bus.network);
     }
     bus
 }
 
-/// Reads one function; `None` if it is another vendor's, or if what it is cannot be read.
+/// Whether a network device manages NVLink switches; `None` if no device could tell, as in a guest
+/// or for a user who is not root.
+fn nvlink_management(reader: &mut FactReader<'_>, network: &[PciFact]) -> Option<bool> {
+    let fact = "nvlink-management";
+    let mut told = None;
+    for device in network {
+        let path = format!("{DEVICES}/{}/vpd", device.pci_address);
+        let Some(data) = reader.bytes(fact, &path) else {
+            continue;
+        };
+        let manages = (data.windows(SWITCH_MANAGEMENT.len())).any(|at| at == SWITCH_MANAGEMENT);
+        told = Some(told.unwrap_or(false) || manages);
+    }
+    told
+}
+
+/// Reads one function; `None` if it does not matter here, or if what it is cannot be read.
 fn function(reader: &mut FactReader<'_>, name: &str) -> Option<Function> {
     let folder = format!("{DEVICES}/{name}");
     let fact = format!("gpus[{name}]");
     let vendor = number(reader, &fact, &folder, "vendor")?;
     if !matches!(vendor, NVIDIA | MELLANOX) {
-        return None;
+        let class = reader.value(&fact, &format!("{folder}/class"))?;
+        let class: Option<PciClass> = class.parse().ok();
+        class.filter(|class| class.is_display_or_accelerator())?;
     }
     let address = reader.parsed(&fact, PciAddress::from_str(name))?;
     let device = number(reader, &fact, &folder, "device")?;
@@ -86,10 +126,12 @@ fn function(reader: &mut FactReader<'_>, name: &str) -> Option<Function> {
             device: number(reader, &fact, &folder, "subsystem_device")?,
         })
     };
+    let physical = (reader.files()).stat(Utf8Path::new(&format!("{folder}/physfn")));
     Some(Function {
         address,
         id: PciId { vendor, device },
         class,
+        is_virtual: reader.answer(&fact, physical).flatten().is_some(),
         subsystem: subsystem(reader),
         // The kernel writes -1 where the firmware does not say.
         numa_node: reader
@@ -286,6 +328,61 @@ mod tests {
         let unknown = reader.into_unknown();
         assert_eq!(unknown.len(), 1, "{unknown:?}");
         assert_eq!(unknown[0].fact, "gpus[0000:99:00.0].compute-capability");
+    }
+
+    #[test]
+    fn a_virtual_function_is_no_gpu_of_the_host_and_one_in_a_guest() {
+        let (host, fakes) = fake::host();
+        put(&fakes.files, "0000:41:00.0", "0x10de", "0x2330", "0x030200");
+        put(&fakes.files, "0000:41:00.4", "0x10de", "0x2330", "0x030200");
+        let link = format!("{DEVICES}/0000:41:00.4/physfn");
+        fakes.files.put_link(&link, "../0000:41:00.0");
+        let mut reader = FactReader::new(host.reader().files());
+        let bus = gather(&mut reader, Some(&Matrix));
+        let gpus: Vec<String> = bus.gpus.iter().map(|g| g.pci_address.to_string()).collect();
+        assert_eq!(gpus, ["0000:41:00.0"]);
+        assert_eq!(bus.virtual_functions.len(), 1);
+        // The guest that was given the function sees no physical one.
+        let (host, fakes) = fake::host();
+        put(&fakes.files, "0000:06:00.0", "0x10de", "0x2330", "0x030200");
+        let mut reader = FactReader::new(host.reader().files());
+        let bus = gather(&mut reader, Some(&Matrix));
+        assert_eq!((bus.gpus.len(), bus.virtual_functions.len()), (1, 0));
+    }
+
+    #[test]
+    fn gpus_of_other_vendors_are_named() {
+        let (host, fakes) = fake::host();
+        let files = &fakes.files;
+        put(files, "0000:05:00.0", "0x1002", "0x74a1", "0x120000");
+        put(files, "0000:00:02.0", "0x8086", "0x3e9b", "0x030000");
+        put(files, "0000:00:1f.0", "0x8086", "0x2918", "0x060100");
+        let mut reader = FactReader::new(host.reader().files());
+        let bus = gather(&mut reader, Some(&Matrix));
+        let ids: Vec<String> = (bus.foreign_gpus.iter())
+            .map(|gpu| gpu.pci_id.to_string())
+            .collect();
+        assert_eq!(ids, ["8086:3e9b", "1002:74a1"]);
+        assert!(bus.gpus.is_empty() && reader.into_unknown().is_empty());
+    }
+
+    #[test]
+    fn the_management_of_nvlink_switches_is_read_from_product_data() {
+        let (host, fakes) = fake::host();
+        let files = &fakes.files;
+        let told = || {
+            let mut reader = FactReader::new(host.reader().files());
+            gather(&mut reader, Some(&Matrix)).nvlink_management
+        };
+        put(files, "0000:18:00.0", "0x10de", "0x2901", "0x030200");
+        put(files, "0000:2a:00.0", "0x15b3", "0x1021", "0x020700");
+        put(files, "0000:2b:00.0", "0x15b3", "0x1021", "0x020700");
+        assert_eq!(told(), None);
+        files.put(&format!("{DEVICES}/0000:2a:00.0/vpd"), b"PN\x05MCX75".to_vec());
+        assert_eq!(told(), Some(false));
+        let vpd = b"\x82\x10\0product V1\x06SW_MNG".to_vec();
+        files.put(&format!("{DEVICES}/0000:2b:00.0/vpd"), vpd);
+        assert_eq!(told(), Some(true));
     }
 
     #[test]

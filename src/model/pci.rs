@@ -130,6 +130,11 @@ impl PciClass {
         matches!(self.base_and_sub(), 0x0300 | 0x0302)
     }
 
+    /// Any display controller, or a processing accelerator: the classes of GPUs of all vendors.
+    pub fn is_display_or_accelerator(self) -> bool {
+        matches!(self.0 >> 16, 0x03 | 0x12)
+    }
+
     /// A bridge of the subclass "other", the class of NVIDIA's NVSwitches. Other NVIDIA bridges
     /// have it, too, so the PCI id must be compared as well.
     pub fn is_nvswitch(self) -> bool {
@@ -257,6 +262,9 @@ mod tests {
         assert!(class("0x030000").is_gpu());
         assert!(class("0302").is_gpu());
         assert!(!class("0x040300").is_gpu());
+        assert!(class("0x038000").is_display_or_accelerator());
+        assert!(class("0x120000").is_display_or_accelerator());
+        assert!(!class("0x060400").is_display_or_accelerator());
         assert!(class("0x068000").is_nvswitch());
         assert!(!class("0x060400").is_nvswitch());
         assert!(class("0x020700").is_network());

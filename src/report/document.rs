@@ -125,7 +125,13 @@ pub struct FactsDocument<'f> {
     pub(crate) memory_bytes: Option<u64>,
     pub(crate) disks: &'f [Disk],
     pub(crate) gpus: Vec<GpuDocument<'f>>,
+    #[serde(skip_serializing_if = "<[PciFact]>::is_empty")]
+    pub(crate) virtual_functions: &'f [PciFact],
+    #[serde(skip_serializing_if = "<[PciFact]>::is_empty")]
+    pub(crate) foreign_gpus: &'f [PciFact],
     pub(crate) nvswitches: &'f [PciFact],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nvlink_management: Option<bool>,
     pub(crate) network_devices: &'f [PciFact],
     pub(crate) driver: &'f FoundDriver,
     pub(crate) nvml: Option<&'f Nvml>,
@@ -188,7 +194,10 @@ pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> 
         memory_bytes: facts.memory_bytes,
         disks: &facts.disks,
         gpus: facts.gpus.iter().map(gpu).collect(),
+        virtual_functions: &facts.virtual_functions,
+        foreign_gpus: &facts.foreign_gpus,
         nvswitches: &facts.nvswitches,
+        nvlink_management: facts.nvlink_management,
         network_devices: &facts.network_devices,
         driver: snapshot.driver,
         nvml: snapshot.nvml,

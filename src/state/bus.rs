@@ -9,6 +9,22 @@ use crate::{
     model::pci::PciAddress,
 };
 
+/// Whether a driver keeps a GPU for virtual machines: `vfio-pci` and its variants for one kind of
+/// device, such as `nvgrace_gpu_vfio_pci`.
+#[must_use]
+pub fn is_reserved(driver: &str) -> bool {
+    let driver = driver.replace('_', "-");
+    driver == "pci-stub" || driver == "vfio-pci" || driver.ends_with("-vfio-pci")
+}
+
+/// Whether a driver is nova, the successor of nouveau in the kernel. Its module calls itself
+/// `NovaCore`.
+#[must_use]
+pub fn is_nova(driver: &str) -> bool {
+    let plain = driver.replace(['-', '_'], "").to_ascii_lowercase();
+    matches!(plain.as_str(), "novacore" | "novadrm" | "nova")
+}
+
 impl State {
     /// The kernel driver that is bound to a GPU of the facts; `None` if there is none.
     ///
@@ -43,6 +59,19 @@ mod tests {
         host::fake,
         steps::fixtures::{facts, state},
     };
+
+    #[test]
+    fn drivers_of_one_kind_have_several_names() {
+        for driver in ["vfio-pci", "nvgrace_gpu_vfio_pci", "pci-stub"] {
+            assert!(is_reserved(driver), "{driver}");
+        }
+        for driver in ["NovaCore", "nova_core", "nova-drm"] {
+            assert!(is_nova(driver) && !is_reserved(driver), "{driver}");
+        }
+        for driver in ["nvidia", "nouveau", "vfio"] {
+            assert!(!is_nova(driver) && !is_reserved(driver), "{driver}");
+        }
+    }
 
     #[test]
     fn each_gpu_has_its_own_driver_or_none() {

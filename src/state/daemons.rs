@@ -1,12 +1,16 @@
 //! The configuration that the daemons of container runtimes run with, from the daemons themselves:
 //! a file on disk does not show whether the daemon has read it.
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Read, State, StateError};
 use crate::{
     host::{ExecError, Output, Query},
-    tools::{containerd, docker},
+    model::pattern,
+    tools::{
+        containerd::{self, CriConfig},
+        docker,
+    },
 };
 
 /// The configuration file that containerd reads first.
@@ -54,7 +58,7 @@ impl State {
     /// As for [`State::docker`], and when its configuration file cannot be read.
     pub async fn containerd(&self) -> Result<&Effective, StateError> {
         let read = || async {
-            let Some(output) = self.ask(containerd::config_dump()).await? else {
+            let Some(output) = self.containerd_dump().await? else {
                 return Ok(Effective::Absent);
             };
             Ok(match containerd::parse_config(&output.stdout) {
@@ -64,11 +68,70 @@ impl State {
                     migrated: config.version > self.containerd_file_version()?,
                     lenient: false,
                 },
-                _ => Effective::Silent(last_words(&output)),
+                _ => Effective::Silent(last_words(output)),
             })
         };
         let read = self.memo.containerd.get_or_init(read).await;
         read.as_ref().map_err(Clone::clone)
+    }
+
+    /// The CRI part of the configuration that containerd runs with. Where no program may be asked,
+    /// that of its configuration file and of the files that it imports; `None` if containerd is not
+    /// installed.
+    ///
+    /// # Errors
+    /// When the program cannot be run, or when a file cannot be read or parsed.
+    pub async fn cri(&self) -> Result<Option<CriConfig>, StateError> {
+        match self.containerd_dump().await {
+            Ok(None) => Ok(None),
+            Ok(Some(output)) => parsed("`containerd config dump`", &output.stdout).map(Some),
+            Err(error) if error.not_asked().is_some() => self.cri_files().await,
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn cri_files(&self) -> Read<Option<CriConfig>> {
+        let found = self.runtimes().await.value.iter();
+        let is_there = found.clone().any(|runtime| runtime.name == "containerd");
+        if !is_there {
+            return Ok(None);
+        }
+        let files = &self.host.files;
+        let Some(text) = files.read_text(Utf8Path::new(CONTAINERD_CONFIG))? else {
+            return Ok(Some(CriConfig {
+                enabled: true,
+                version: 2,
+                ..CriConfig::default()
+            }));
+        };
+        let mut config = parsed(CONTAINERD_CONFIG, &text)?;
+        for import in std::mem::take(&mut config.imports) {
+            let import = Utf8PathBuf::from(import);
+            let (Some(folder), Some(names)) = (import.parent(), import.file_name()) else {
+                continue;
+            };
+            for name in files.list(folder)? {
+                if !pattern::matches(names, &name) {
+                    continue;
+                }
+                let path = folder.join(&name);
+                let text = files.read_text(&path)?.unwrap_or_default();
+                let more = parsed(path.as_str(), &text)?;
+                config.systemd_cgroup.extend(more.systemd_cgroup);
+                config.runtimes.extend(more.runtimes);
+                config.default_runtime = more.default_runtime.or(config.default_runtime);
+            }
+        }
+        Ok(Some(config))
+    }
+
+    /// The answer of `containerd config dump`; `None` if containerd is not installed.
+    async fn containerd_dump(&self) -> Read<Option<&Output>> {
+        let read = || self.ask(containerd::config_dump());
+        match self.memo.containerd_dump.get_or_init(read).await {
+            Ok(output) => Ok(output.as_ref()),
+            Err(error) => Err(error.clone()),
+        }
     }
 
     /// The output of a program; `None` if it is not installed.
@@ -92,6 +155,13 @@ impl State {
             }),
         }
     }
+}
+
+fn parsed(what: &str, text: &str) -> Read<CriConfig> {
+    containerd::parse_config(text).map_err(|why| StateError::Unexpected {
+        what: what.to_owned(),
+        why,
+    })
 }
 
 fn of_docker(output: &Output) -> Effective {
@@ -129,7 +199,7 @@ mod tests {
     use super::*;
     use crate::{
         host::fake,
-        steps::fixtures::{facts, state},
+        steps::fixtures::{facts, state, state_below_root},
     };
 
     #[tokio::test]
@@ -155,6 +225,38 @@ mod tests {
             (runtimes, default),
             (vec!["runc".to_owned()], Some("runc".to_owned()))
         );
+    }
+
+    #[tokio::test]
+    async fn below_root_the_files_of_containerd_and_their_imports_tell() {
+        let (host, fakes) = fake::host();
+        fakes.exec.on_result("containerd", |cmd, _| {
+            Err(ExecError::NotAsked {
+                command: cmd.line(),
+                why: "a tree".to_owned(),
+            })
+        });
+        let get = async || state_below_root(&host, facts()).cri().await.unwrap();
+        assert_eq!(get().await, None);
+        fakes.files.put("/usr/bin/containerd", "");
+        assert!(get().await.is_some_and(|config| config.enabled));
+        let runtimes = "plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes";
+        fakes.files.put(
+            CONTAINERD_CONFIG,
+            format!(
+                "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n\
+                 [{runtimes}.runc.options]\nSystemdCgroup = true\n"
+            ),
+        );
+        fakes.files.put(
+            "/etc/containerd/conf.d/99-nvidia.toml",
+            format!("[{runtimes}.nvidia.options]\nSystemdCgroup = false\n"),
+        );
+        let config = get().await.expect("it is installed");
+        let cgroups: Vec<(&str, bool)> = (config.systemd_cgroup.iter())
+            .map(|(name, systemd)| (name.as_str(), *systemd))
+            .collect();
+        assert_eq!(cgroups, [("nvidia", false), ("runc", true)]);
     }
 
     #[tokio::test]

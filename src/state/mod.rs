@@ -9,6 +9,7 @@ mod bus;
 mod daemons;
 mod driver;
 mod error;
+mod kernel_log;
 mod modules;
 mod packages;
 mod runtimes;
@@ -24,7 +25,7 @@ use tokio::sync::OnceCell;
 
 use crate::{
     facts::{Facts, Scope, Unknown},
-    host::{Host, Nvml},
+    host::{Host, Nvml, Output},
     model::{pci::PciAddress, version::DriverVersion},
     tools::{
         packages::{Manager, Package},
@@ -32,9 +33,13 @@ use crate::{
     },
 };
 
+pub use bus::{is_nova, is_reserved};
 pub use daemons::Effective;
 pub use driver::{FoundDriver, Origin};
 pub use error::StateError;
+pub use kernel_log::KernelLog;
+pub use modules::FoundFlavour;
+pub use packages::DriverPart;
 pub use runtimes::FoundRuntime;
 pub use snapshot::Snapshot;
 
@@ -65,6 +70,8 @@ struct Memo {
     runtimes: OnceCell<Noted<Vec<FoundRuntime>>>,
     docker: OnceCell<Read<Effective>>,
     containerd: OnceCell<Read<Effective>>,
+    containerd_dump: OnceCell<Read<Option<Output>>>,
+    kernel_log: OnceCell<KernelLog>,
     units: Mutex<BTreeMap<String, UnitCell>>,
 }
 

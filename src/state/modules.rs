@@ -6,12 +6,17 @@ use super::{Read, State, StateError};
 use crate::{
     error::one_line,
     facts::{Scope, reader::FactReader},
-    host::{Query, Reader},
-    model::version::{DriverVersion, KernelVersion},
+    host::{ExecError, Output, Query, ReadFiles, Reader},
+    model::{
+        gpu::Flavour,
+        version::{DriverVersion, KernelVersion},
+    },
     tools::kmod,
 };
 
 const FACT: &str = "driver.module-version";
+/// What the loaded module says about itself.
+const PROC_VERSION: &str = "/proc/driver/nvidia/version";
 
 impl State {
     /// Names of the loaded modules, as the kernel writes them.
@@ -51,6 +56,91 @@ impl State {
             .filter(|(_, list)| !names(list, module))
             .map(|(kernel, _)| kernel.clone())
             .collect())
+    }
+}
+
+/// What shows which kernel modules a machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FoundFlavour {
+    /// The modules.
+    pub flavour: Flavour,
+    /// They are loaded; otherwise they are on disk.
+    pub loaded: bool,
+}
+
+impl State {
+    /// Which kernel modules of NVIDIA are loaded, or else on disk for the running kernel, or with
+    /// `--root` for the kernel of the next boot; `None` if there are none, or if nothing that may be
+    /// read tells.
+    ///
+    /// # Errors
+    /// When a file that exists cannot be read.
+    pub async fn module_flavour(&self) -> Result<Option<FoundFlavour>, StateError> {
+        let files = &*self.host.files;
+        if let Some(text) = files.read_text(Utf8Path::new(PROC_VERSION))?
+            && let Some(flavour) = flavour_of_banner(&text)
+        {
+            let loaded = true;
+            return Ok(Some(FoundFlavour { flavour, loaded }));
+        }
+        let kernel = &self.facts.kernel;
+        let Some(kernel) = kernel.running.as_ref().or(kernel.next_boot.as_ref()) else {
+            return Ok(None);
+        };
+        let flavour = self.flavour_on_disk(files, kernel).await?;
+        Ok(flavour.map(|flavour| FoundFlavour {
+            flavour,
+            loaded: false,
+        }))
+    }
+
+    async fn flavour_on_disk(
+        &self,
+        files: &dyn ReadFiles,
+        kernel: &KernelVersion,
+    ) -> Read<Option<Flavour>> {
+        let folder = Utf8PathBuf::from(format!("/lib/modules/{kernel}"));
+        let list = files.read_text(&folder.join("modules.dep"))?;
+        let list = list.unwrap_or_default();
+        let Some(module) = nvidia_module(&list) else {
+            return Ok(None);
+        };
+        // Debian writes it into the name.
+        if module.contains("-open.ko") {
+            return Ok(Some(Flavour::Open));
+        }
+        let path = folder.join(module);
+        if module.ends_with(".ko") {
+            let content = files.read(&path)?.unwrap_or_default();
+            return Ok(modinfo(&content, "license").and_then(flavour_of_license));
+        }
+        match field(self.host.reader(), "license", path.as_str()).await {
+            Ok(output) => Ok(flavour_of_license(&output.stdout)),
+            // What cannot be unpacked here is not known; that is no fault of the machine.
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+/// The first line of the module's own version: `NVRM version: NVIDIA UNIX Open Kernel Module for
+/// x86_64  580.95.05 …`, or without `Open`.
+fn flavour_of_banner(text: &str) -> Option<Flavour> {
+    let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
+    line.contains("Kernel Module").then(|| {
+        if line.contains("Open Kernel Module") {
+            Flavour::Open
+        } else {
+            Flavour::Proprietary
+        }
+    })
+}
+
+/// The licenses of NVIDIA's own modules: `Dual MIT/GPL` is that of the open ones.
+fn flavour_of_license(license: &str) -> Option<Flavour> {
+    match license.trim() {
+        "Dual MIT/GPL" => Some(Flavour::Open),
+        "NVIDIA" => Some(Flavour::Proprietary),
+        _ => None,
     }
 }
 
@@ -102,18 +192,18 @@ pub(super) async fn on_disk(
 
 /// Runs `modinfo`, which decompresses modules; with a path it reads only this file.
 async fn ask(reader: &mut FactReader<'_>, host: Reader<'_>, path: &str) -> Option<DriverVersion> {
-    let query = Query::new("modinfo", ["-F", "version", path]);
-    let output = match host.query(&query).await {
-        Ok(output) => output.success(query.cmd()),
-        Err(error) => Err(error),
-    };
-    match output {
+    match field(host, "version", path).await {
         Ok(output) => reader.parsed(FACT, output.stdout.trim().parse()),
         Err(error) => {
             reader.unknown(FACT, one_line(&error));
             None
         }
     }
+}
+
+async fn field(host: Reader<'_>, name: &str, path: &str) -> Result<Output, ExecError> {
+    let query = Query::new("modinfo", ["-F", name, path]);
+    host.query(&query).await?.success(query.cmd())
 }
 
 /// The version that DKMS built for a kernel: the name of the folder. If there are several versions
@@ -312,6 +402,42 @@ mod tests {
             0o755,
         );
         assert_eq!(get(false).await, (Some("580.173.02".to_owned()), 0));
+    }
+
+    #[tokio::test]
+    async fn the_flavour_is_that_of_the_loaded_modules_or_else_of_those_on_disk() {
+        let (host, fakes) = fake::host();
+        let get = async || state(&host, facts()).module_flavour().await.unwrap();
+        assert_eq!(get().await, None);
+        let folder = "/lib/modules/6.1.0-44-amd64";
+        let dep = format!("{folder}/modules.dep");
+        let on_disk = |flavour| {
+            Some(FoundFlavour {
+                flavour,
+                loaded: false,
+            })
+        };
+        fakes.files.put(&dep, "updates/dkms/nvidia.ko:\n");
+        let plain = format!("{folder}/updates/dkms/nvidia.ko");
+        fakes.files.put(&plain, module(b"version=580.178.04\0"));
+        assert_eq!(get().await, None);
+        fakes.files.put(&plain, module(b"license=NVIDIA\0"));
+        assert_eq!(get().await, on_disk(Flavour::Proprietary));
+        fakes.files.put(&dep, "updates/dkms/nvidia-current-open.ko.xz:\n");
+        assert_eq!(get().await, on_disk(Flavour::Open));
+        fakes.files.put(&dep, "updates/dkms/nvidia.ko.zst:\n");
+        assert_eq!(get().await, None);
+        fakes.exec.on("modinfo", |_, _| fake::ok("Dual MIT/GPL\n"));
+        assert_eq!(get().await, on_disk(Flavour::Open));
+        let banner = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build\n";
+        fakes.files.put(PROC_VERSION, banner);
+        let loaded = FoundFlavour {
+            flavour: Flavour::Proprietary,
+            loaded: true,
+        };
+        assert_eq!(get().await, Some(loaded));
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n";
+        assert_eq!(flavour_of_banner(open), Some(Flavour::Open));
     }
 
     #[test]

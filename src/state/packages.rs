@@ -3,6 +3,7 @@
 use super::{Noted, State, StateError};
 use crate::{
     facts::{detection::table, reader::FactReader},
+    model::{pattern, version::DriverVersion},
     tools::packages::{self, Manager},
 };
 
@@ -18,7 +19,43 @@ pub(super) struct Package {
     pub by_vendor: Option<bool>,
 }
 
+/// An installed package that is a part of the driver and has its version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverPart {
+    /// The package's name.
+    pub name: String,
+    /// The driver's version.
+    pub version: DriverVersion,
+    /// Whether NVIDIA made the package; `None` if it does not name its maker.
+    pub by_vendor: Option<bool>,
+}
+
 impl State {
+    /// The installed packages that must all have the version of the driver.
+    ///
+    /// # Errors
+    /// Why the installed packages are not known, in words.
+    pub async fn driver_parts(&self) -> Result<Vec<DriverPart>, String> {
+        let packages = self.installed().await.value.as_deref();
+        let packages = packages.map_err(Clone::clone)?;
+        Ok(packages.iter().filter_map(part).collect())
+    }
+
+    /// Names and versions of the installed packages that have one of these names (shell patterns).
+    ///
+    /// # Errors
+    /// Why the installed packages are not known, in words.
+    pub async fn packages_like(&self, names: &[&str]) -> Result<Vec<(String, String)>, String> {
+        let packages = self.installed().await.value.as_deref();
+        let packages = packages.map_err(Clone::clone)?;
+        let is_one = |package: &&Package| {
+            (names.iter()).any(|pattern| pattern::matches(pattern, &package.name))
+        };
+        Ok((packages.iter().filter(is_one))
+            .map(|package| (package.name.clone(), package.version.clone()))
+            .collect())
+    }
+
     /// Every package in the database of a package manager; `None` if there is no database.
     ///
     /// # Errors
@@ -78,6 +115,20 @@ impl State {
     }
 }
 
+/// The package as a part of the driver; `None` if it is none, or has a version of its own.
+fn part(package: &Package) -> Option<DriverPart> {
+    let rules = &table().driver_packages;
+    let is_one = |patterns: &[String]| {
+        (patterns.iter()).any(|pattern| pattern::matches(pattern, &package.name))
+    };
+    let version = DriverVersion::from_package(&package.version).ok()?;
+    (is_one(&rules.parts) && !is_one(&rules.except)).then(|| DriverPart {
+        name: package.name.clone(),
+        version,
+        by_vendor: package.by_vendor,
+    })
+}
+
 /// Whether NVIDIA made each package whose files are on disk.
 fn by_maker(packages: &[packages::Package]) -> Vec<Package> {
     let vendor = &table().vendor;
@@ -130,6 +181,28 @@ mod tests {
         let packages = get().await.unwrap();
         let by: Vec<Option<bool>> = packages.iter().map(|p| p.by_vendor).collect();
         assert_eq!(by, [Some(true), Some(false), None]);
+    }
+
+    #[tokio::test]
+    async fn parts_of_the_driver_have_its_version() {
+        let (host, fakes) = fake::host();
+        let names = [
+            ("nvidia-kernel-dkms", "535.261.03-1"),
+            ("libcuda1", "535.247.01-1"),
+            // These have versions of their own.
+            ("nvidia-modprobe", "570.133.07-1"),
+            ("nvidia-container-toolkit", "1.20.0-1"),
+            ("nvidia-driver-pinning-595", "595.58.03-1"),
+            ("linux-modules-nvidia-580-server-open-generic", "6.8.0-139.139"),
+        ];
+        let entry = |(name, version): &(&str, &str)| {
+            format!("Package: {name}\nStatus: install ok installed\nVersion: {version}\n\n")
+        };
+        let text: String = names.iter().map(entry).collect();
+        fakes.files.put("/var/lib/dpkg/status", text);
+        let parts = state(&host, facts()).driver_parts().await.unwrap();
+        let found: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+        assert_eq!(found, ["nvidia-kernel-dkms", "libcuda1"]);
     }
 
     #[tokio::test]

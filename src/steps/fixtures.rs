@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use crate::{
-    compat::matrix::Matrix,
+    compat::matrix::{Fabric, Matrix},
     config::{
         desired::{
             Desired, DriverWish, Hold, Manager, PackagePolicy, Pin, Preflight, Repository,
@@ -84,7 +84,10 @@ pub(crate) fn facts() -> Facts {
         memory_bytes: Some(64 << 30),
         disks: vec![],
         gpus: vec![gpu("0000:18:00.0"), gpu("0000:2a:00.0")],
+        virtual_functions: vec![],
+        foreign_gpus: vec![],
         nvswitches: vec![],
+        nvlink_management: None,
         network_devices: vec![],
         unknown: vec![],
     }
@@ -176,6 +179,7 @@ pub(crate) fn desired() -> Desired {
             replace: false,
             reasons: vec![],
             warnings: vec![],
+            fabric: Fabric::None,
         }),
         runtimes: vec![RuntimeWish {
             kind: RuntimeKind::Docker,

@@ -7,6 +7,7 @@ mod container;
 mod deny;
 mod devices;
 mod driver_packages;
+mod fabric;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod headers;
@@ -29,6 +30,8 @@ use crate::{config::desired::RuntimeKind, model::id::StepId, step::Step};
 pub const PREFLIGHT: StepId = StepId::new("preflight");
 /// Secure Boot against the kind of module.
 pub const SECURE_BOOT: StepId = StepId::new("secure-boot");
+/// The fabric manager, where GPUs need it.
+pub const FABRIC_MANAGER: StepId = StepId::new("fabric.manager");
 /// In-tree GPU drivers denied.
 pub const KERNEL_DENY: StepId = StepId::new("kernel.deny");
 /// Package repositories and pins.
@@ -68,6 +71,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
     vec![
         Box::new(preflight::Preflight),
         Box::new(secure_boot::SecureBoot),
+        Box::new(fabric::FabricManager),
         Box::new(deny::Deny),
         Box::new(repositories::Repositories),
         Box::new(headers::Headers),

@@ -1,5 +1,7 @@
 //! containerd's configuration, as containerd prints it.
 
+use std::collections::BTreeMap;
+
 use toml::Table;
 
 use crate::host::Query;
@@ -11,6 +13,11 @@ pub struct CriConfig {
     pub runtimes: Vec<String>,
     /// The default one.
     pub default_runtime: Option<String>,
+    /// The runtimes for which systemd makes the control groups, or not, where the configuration
+    /// says so.
+    pub systemd_cgroup: BTreeMap<String, bool>,
+    /// Other files that belong to it, as patterns.
+    pub imports: Vec<String>,
     /// The CRI plugin is not disabled.
     pub enabled: bool,
     /// The version of the format; 1 where none is named.
@@ -51,6 +58,22 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
         .and_then(|table| table.get("runtimes")?.as_table())
         .map(|table| table.keys().cloned().collect())
         .unwrap_or_default();
+    let systemd_cgroup = containerd
+        .and_then(|table| table.get("runtimes")?.as_table())
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, runtime)| {
+            let option = runtime.get("options")?.get("SystemdCgroup")?.as_bool()?;
+            Some((name.clone(), option))
+        })
+        .collect();
+    let imports = root
+        .get("imports")
+        .and_then(|list| list.as_array())
+        .into_iter()
+        .flatten()
+        .filter_map(|pattern| pattern.as_str().map(str::to_owned))
+        .collect();
     let default_runtime = containerd
         .and_then(|table| table.get("default_runtime_name")?.as_str())
         .map(str::to_owned);
@@ -62,6 +85,8 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
         version,
         runtimes,
         default_runtime,
+        systemd_cgroup,
+        imports,
         enabled: !disabled,
     })
 }

@@ -145,7 +145,10 @@ pub fn facts(id: &str, version: &str, arch: &str, kernel: &str, gpus: &[&str]) -
         memory_bytes: None,
         disks: Vec::new(),
         gpus: gpus.iter().enumerate().map(gpu).collect(),
+        virtual_functions: Vec::new(),
+        foreign_gpus: Vec::new(),
         nvswitches: Vec::new(),
+        nvlink_management: None,
         network_devices: Vec::new(),
         unknown: Vec::new(),
     }

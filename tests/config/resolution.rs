@@ -340,17 +340,26 @@ fn profiles_refer_only_to_existing_repositories() {
 }
 
 #[test]
-fn doubts_about_the_driver_are_warnings_of_the_resolution() {
+fn a_machine_with_nvswitches_needs_the_fabric_manager() {
     let mut machine = Machine::debian();
+    let fabric = |machine: &Machine| machine.resolution().desired.driver.unwrap().fabric;
+    assert_eq!(fabric(&machine), Fabric::None);
     machine.facts.nvswitches.push(PciFact {
         pci_address: "0000:07:00.0".parse().unwrap(),
         pci_id: "10de:22a3".parse().unwrap(),
         name: None,
     });
+    assert_eq!(fabric(&machine), Fabric::Fm);
+    // The switches of the machine that builds an image are not those of its instances.
+    machine.flags.image = true;
+    assert_eq!(fabric(&machine), Fabric::None);
     let resolution = machine.resolution();
     let driver = resolution.desired.driver.as_ref().unwrap();
-    let fabric = "the GPUs need the fabric manager, which this version does not set up";
-    assert!(driver.warnings.iter().any(|w| w == fabric), "{driver:?}");
+    let doubt = "the GPUs need the fabric manager if the machine has their NVSwitches";
+    assert!(
+        driver.warnings.iter().any(|w| w.contains(doubt)),
+        "{driver:?}"
+    );
     assert!(
         (driver.warnings.iter()).all(|warning| resolution.warnings.contains(warning)),
         "{:?}",

@@ -252,7 +252,7 @@ fn main_module(files: &FakeFiles) -> Option<(String, String)> {
     Some((stem, version.trim().to_owned()))
 }
 
-/// `modinfo -F version PATH`.
+/// `modinfo -F version PATH` and `modinfo -F license PATH`.
 pub fn modinfo(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
@@ -260,6 +260,11 @@ pub fn modinfo(cmd: &Cmd, files: &FakeFiles) -> Output {
             Some((_, version)) => ok(version + "\n"),
             None => failed(1, "modinfo: ERROR: Module not found.\n"),
         },
+        ["-F", "license", path] => ok(if path.contains("open") {
+            "Dual MIT/GPL\n"
+        } else {
+            "NVIDIA\n"
+        }),
         _ => panic!("the simulated modinfo knows no `{}`", cmd.line()),
     }
 }

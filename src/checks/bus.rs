@@ -1,0 +1,164 @@
+//! The GPUs that do not answer on the PCI bus any more, by their configuration space.
+
+use async_trait::async_trait;
+use camino::Utf8PathBuf;
+
+use super::words::{self, finding, gpus, places};
+use crate::{
+    check::{Check, Finding, Subject, Verdict},
+    error::one_line,
+    facts::{GpuFact, pci::DEVICES},
+    model::id::Id,
+    state::is_reserved,
+    step::StepError,
+};
+
+const REVFF: Id = Id::new("pci.gpu.revff");
+const TITLE: &str = "GPUs that answer on the bus";
+
+/// See the module.
+pub struct Bus;
+
+/// What reading the configuration space of a GPU gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Answer {
+    /// It has its ids there.
+    Alive,
+    /// All ones: nothing is at the other end of the link.
+    Gone,
+    /// The tree has no such file.
+    Absent,
+    /// The file cannot be read.
+    Unreadable(String),
+}
+
+fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, Answer)>, StepError> {
+    let mut found = Vec::new();
+    for gpu in &subject.facts.gpus {
+        // A virtual machine may reset the GPU that it has at any moment.
+        if subject
+            .state
+            .bound_driver(gpu.pci_address)?
+            .is_some_and(is_reserved)
+        {
+            continue;
+        }
+        let path = Utf8PathBuf::from(format!("{DEVICES}/{}/config", gpu.pci_address));
+        found.push((gpu, answer(subject.host.files().read(&path))));
+    }
+    Ok(found)
+}
+
+fn answer(read: Result<Option<Vec<u8>>, crate::host::FilesError>) -> Answer {
+    match read {
+        Ok(Some(bytes)) => match bytes.get(..4) {
+            Some([0xff, 0xff, 0xff, 0xff]) => Answer::Gone,
+            Some(_) => Answer::Alive,
+            None => Answer::Absent,
+        },
+        Ok(None) => Answer::Absent,
+        Err(error) => Answer::Unreadable(format!("failed to {}", one_line(&error))),
+    }
+}
+
+fn decide(found: &[(&GpuFact, Answer)], on_metal: bool) -> Finding {
+    let say = |status, why: String| finding(REVFF, TITLE, status, why);
+    if found.is_empty() {
+        return say(Verdict::Skip, words::NO_GPU.to_owned());
+    }
+    let with = |wanted: &Answer| -> Vec<&GpuFact> {
+        (found.iter().filter(|(_, answer)| answer == wanted))
+            .map(|(gpu, _)| *gpu)
+            .collect()
+    };
+    let gone = with(&Answer::Gone);
+    if !gone.is_empty() {
+        let remedy = if on_metal {
+            "switch the machine off and on: a reboot does not cut the power of the GPU"
+        } else {
+            "stop the instance and start it again, which moves it to another host"
+        };
+        return Finding {
+            observed: Some("configuration space of all ones".to_owned()),
+            expected: Some("the ids of the GPU".to_owned()),
+            remedy: Some(remedy.to_owned()),
+            ..say(
+                Verdict::Fail,
+                format!(
+                    "{} of {} fell off the bus: {}",
+                    gone.len(),
+                    gpus(found.len()),
+                    places(gone)
+                ),
+            )
+        };
+    }
+    let unreadable = found.iter().find_map(|(_, answer)| match answer {
+        Answer::Unreadable(why) => Some(why),
+        _ => None,
+    });
+    if let Some(why) = unreadable {
+        return say(Verdict::Unknown, why.clone());
+    }
+    let alive = with(&Answer::Alive).len();
+    if alive < found.len() {
+        return say(
+            Verdict::Skip,
+            "the configuration space of the GPUs is not there to be read".to_owned(),
+        );
+    }
+    say(Verdict::Pass, format!("{alive} of {}", gpus(alive)))
+}
+
+#[async_trait]
+impl Check for Bus {
+    fn ids(&self) -> &[Id] {
+        const { &[REVFF] }
+    }
+
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        let on_metal = subject.facts.virtualization.as_deref() == Some("none");
+        Ok(vec![decide(&detect(subject)?, on_metal)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Answer, answer, decide};
+    use crate::{check::Verdict, steps::fixtures::facts};
+
+    #[test]
+    fn a_configuration_space_of_all_ones_is_a_gpu_off_the_bus() {
+        assert_eq!(answer(Ok(Some(vec![0xff; 64]))), Answer::Gone);
+        assert_eq!(
+            answer(Ok(Some(vec![0xde, 0x10, 0x30, 0x23, 0xff]))),
+            Answer::Alive
+        );
+        assert_eq!(answer(Ok(Some(vec![]))), Answer::Absent);
+        assert_eq!(answer(Ok(None)), Answer::Absent);
+        let facts = facts();
+        let with = |one: Answer, other: Answer| {
+            let found = [(&facts.gpus[0], one), (&facts.gpus[1], other)];
+            decide(&found, true)
+        };
+        let fallen = with(Answer::Alive, Answer::Gone);
+        assert_eq!(fallen.status, Verdict::Fail);
+        assert_eq!(
+            fallen.why,
+            "1 of 2 GPUs fell off the bus: H100 SXM5 80GB at 0000:2a:00.0"
+        );
+        assert!(fallen.remedy.is_some_and(|text| text.contains("off and on")));
+        for (one, other, verdict) in [
+            (Answer::Alive, Answer::Alive, Verdict::Pass),
+            (Answer::Absent, Answer::Absent, Verdict::Skip),
+            (
+                Answer::Alive,
+                Answer::Unreadable("no".into()),
+                Verdict::Unknown,
+            ),
+        ] {
+            assert_eq!(with(one, other).status, verdict);
+        }
+        assert_eq!(decide(&[], true).status, Verdict::Skip);
+    }
+}

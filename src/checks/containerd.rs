@@ -1,0 +1,208 @@
+//! The family of containerd checks: kubelet and runtimes let the same program make control groups.
+
+use async_trait::async_trait;
+
+use super::words::finding;
+use crate::{
+    check::{Check, Finding, Subject, Verdict},
+    model::id::Id,
+    step::StepError,
+    tools::containerd::CriConfig,
+};
+
+const CGROUP: Id = Id::new("rt.containerd.systemd-cgroup");
+const TITLE: &str = "Control groups of containerd";
+
+/// Only the second version of control groups has this file.
+const V2: &str = "/sys/fs/cgroup/cgroup.controllers";
+/// The kubelet's configuration where kubeadm writes it.
+const KUBELET: &str = "/var/lib/kubelet/config.yaml";
+const LINK: &str = "https://kubernetes.io/docs/setup/production-environment/container-runtimes/";
+
+/// See the module.
+pub struct Containerd;
+
+#[derive(Debug, Clone)]
+struct CgroupState {
+    /// `None` if containerd is not installed.
+    cri: Option<CriConfig>,
+    v2: bool,
+    systemd: bool,
+    /// What makes the kubelet's control groups, if it is configured: `systemd` or `cgroupfs`.
+    kubelet: Option<String>,
+}
+
+async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
+    let files = subject.host.files();
+    let kubelet = files.read_text(KUBELET.into())?;
+    Ok(CgroupState {
+        cri: subject.state.cri().await?,
+        v2: files.exists(V2.into())?,
+        systemd: subject.facts.init.as_deref() == Some("systemd"),
+        kubelet: kubelet.as_deref().and_then(driver),
+    })
+}
+
+/// `cgroupDriver: systemd` of the kubelet's configuration, a key of its first level.
+fn driver(config: &str) -> Option<String> {
+    let value = config
+        .lines()
+        .find_map(|line| line.strip_prefix("cgroupDriver:"))?;
+    let value = value.split('#').next().unwrap_or_default();
+    let value = value.trim().trim_matches(['"', '\'']);
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+fn decide(state: &CgroupState) -> Finding {
+    let say = |status, why: String| finding(CGROUP, TITLE, status, why);
+    let cri = match &state.cri {
+        None => return say(Verdict::Skip, "containerd is not installed".to_owned()),
+        Some(cri) if !cri.enabled => {
+            return say(
+                Verdict::Skip,
+                "containerd serves no kubelet: its CRI plugin is disabled".to_owned(),
+            );
+        }
+        Some(cri) => cri,
+    };
+    let of = |runtime: &str| cri.systemd_cgroup.get(runtime).copied().unwrap_or(false);
+    let default = cri.default_runtime.as_deref().unwrap_or("runc");
+    let systemd = of(default);
+    let said = |systemd: bool| if systemd { "systemd" } else { "cgroupfs" };
+    let with = |status, why: String, expected: &str, remedy: String| Finding {
+        observed: Some(said(systemd).to_owned()),
+        expected: Some(expected.to_owned()),
+        remedy: Some(remedy),
+        links: vec![LINK.to_owned()],
+        ..say(status, why)
+    };
+    let set = |runtime: &str, value: bool| {
+        format!(
+            "set `SystemdCgroup = {value}` in the options of runtime `{runtime}` in containerd's \
+             configuration, then run `systemctl restart containerd`"
+        )
+    };
+    // Two runtimes of one node that differ: pods of one of them do not stay up.
+    let other = (cri.runtimes.iter())
+        .find(|name| name.starts_with("nvidia") && of(name) != systemd);
+    if let Some(other) = other {
+        return with(
+            Verdict::Fail,
+            format!(
+                "runtime `{default}` uses {}, and `{other}` uses {}",
+                said(systemd),
+                said(of(other))
+            ),
+            "the same for all runtimes",
+            set(other, systemd),
+        );
+    }
+    match state.kubelet.as_deref() {
+        Some(kubelet) if kubelet != said(systemd) => with(
+            Verdict::Fail,
+            format!(
+                "the kubelet uses {kubelet}, and containerd {}: pods do not stay up",
+                said(systemd)
+            ),
+            kubelet,
+            set(default, kubelet == "systemd"),
+        ),
+        Some(kubelet) => say(Verdict::Pass, format!("{kubelet}, as the kubelet")),
+        None if !systemd && state.systemd && state.v2 => with(
+            Verdict::Warn,
+            "systemd manages the control groups (version 2), and containerd makes its own beside \
+             them; a kubelet that kubeadm configures will use systemd"
+                .to_owned(),
+            "systemd",
+            set(default, true),
+        ),
+        None => say(Verdict::Pass, said(systemd).to_owned()),
+    }
+}
+
+#[async_trait]
+impl Check for Containerd {
+    fn ids(&self) -> &[Id] {
+        const { &[CGROUP] }
+    }
+
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        Ok(vec![decide(&detect(subject).await?)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CgroupState, decide, driver};
+    use crate::{check::Verdict, tools::containerd::CriConfig};
+
+    fn state(runc: Option<bool>, nvidia: Option<bool>, kubelet: Option<&str>) -> CgroupState {
+        let options = [("runc", runc), ("nvidia", nvidia)];
+        CgroupState {
+            cri: Some(CriConfig {
+                runtimes: vec!["runc".to_owned(), "nvidia".to_owned()],
+                systemd_cgroup: (options.into_iter())
+                    .filter_map(|(name, systemd)| Some((name.to_owned(), systemd?)))
+                    .collect(),
+                enabled: true,
+                version: 2,
+                ..CriConfig::default()
+            }),
+            v2: true,
+            systemd: true,
+            kubelet: kubelet.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn kubelet_and_runtimes_agree_or_are_told() {
+        let (yes, no) = (Some(true), Some(false));
+        for (state, verdict, words) in [
+            (state(yes, yes, Some("systemd")), Verdict::Pass, "as the kubelet"),
+            (state(no, no, Some("cgroupfs")), Verdict::Pass, "as the kubelet"),
+            (
+                state(no, no, Some("systemd")),
+                Verdict::Fail,
+                "the kubelet uses systemd, and containerd cgroupfs",
+            ),
+            (
+                state(yes, no, None),
+                Verdict::Fail,
+                "runtime `runc` uses systemd, and `nvidia` uses cgroupfs",
+            ),
+            (state(yes, yes, None), Verdict::Pass, "systemd"),
+            (state(None, None, None), Verdict::Warn, "version 2"),
+        ] {
+            let finding = decide(&state);
+            assert_eq!(finding.status, verdict, "{}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+            assert_eq!(finding.remedy.is_some(), verdict != Verdict::Pass);
+        }
+        let first = CgroupState {
+            v2: false,
+            ..state(no, no, None)
+        };
+        assert_eq!(decide(&first).status, Verdict::Pass);
+    }
+
+    #[test]
+    fn without_a_cri_there_is_nothing_to_compare() {
+        let mut none = state(None, None, None);
+        none.cri = Some(CriConfig::default());
+        assert_eq!(decide(&none).status, Verdict::Skip);
+        none.cri = None;
+        assert_eq!(decide(&none).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn the_kubelet_names_its_driver() {
+        for (text, wanted) in [
+            ("apiVersion: v1\ncgroupDriver: systemd\n", Some("systemd")),
+            ("cgroupDriver: \"cgroupfs\" # why\n", Some("cgroupfs")),
+            ("  cgroupDriver: nested\n", None),
+            ("cgroupDriver:\n", None),
+        ] {
+            assert_eq!(driver(text).as_deref(), wanted, "{text}");
+        }
+    }
+}

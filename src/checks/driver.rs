@@ -1,0 +1,522 @@
+//! The family of driver checks: the driver that is there against the GPUs and the matrix. All rules
+//! are those of the matrix.
+
+use async_trait::async_trait;
+
+use super::words::{self, INSTALL, finding};
+use crate::{
+    check::{Check, Finding, Subject, Verdict},
+    compat::{
+        gpu::Board,
+        matrix::{Matrix, Support},
+        pick::{NoDriver, Pick, Wish, pick},
+        rules::{self, Needs},
+        ruling::{Judgement, Offer, Rule, Ruling},
+    },
+    facts::GpuFact,
+    model::{
+        gpu::{Flavour, GpuIdentity, SupportedFlavours},
+        id::Id,
+        version::DriverVersion,
+    },
+    state::{FoundDriver, FoundFlavour, is_reserved},
+    step::StepError,
+};
+
+const SUPPORTED: Id = Id::new("drv.gpu.supported");
+const MATRIX: Id = Id::new("drv.version.matrix");
+const FLAVOUR: Id = Id::new("drv.module.flavor");
+const TRIANGLE: Id = Id::new("drv.version.triangle");
+
+/// See the module.
+pub struct Driver;
+
+/// The best driver for the GPUs, or why there is none.
+type Best = Result<Pick, Box<NoDriver>>;
+
+/// What is known about the driver of a machine.
+#[derive(Debug, Clone, Default)]
+struct DriverState {
+    found: FoundDriver,
+    flavour: Option<FoundFlavour>,
+    /// This program could install a driver here.
+    installs: bool,
+}
+
+impl DriverState {
+    /// The version that drives the GPUs, or would at the next boot, and how it is there.
+    fn version(&self) -> Option<(&DriverVersion, &'static str)> {
+        let found = &self.found;
+        for (version, how) in [
+            (&found.loaded_version, "loaded"),
+            (&found.module_version, "on disk"),
+            (&found.package_version, "in packages"),
+            (&found.library_version, "as libraries"),
+        ] {
+            if let Some(version) = version {
+                return Some((version, how));
+            }
+        }
+        None
+    }
+}
+
+/// The GPUs that a driver of this machine must drive: none that is reserved for virtual machines,
+/// and no vGPU, for which the hypervisor decides.
+fn gpus<'f>(subject: &Subject<'f>) -> Result<Vec<&'f GpuFact>, StepError> {
+    let mut found = Vec::new();
+    for gpu in &subject.facts.gpus {
+        let driver = subject.state.bound_driver(gpu.pci_address)?;
+        if !gpu.vgpu && !driver.is_some_and(is_reserved) {
+            found.push(gpu);
+        }
+    }
+    Ok(found)
+}
+
+/// Each kind of GPU once.
+fn boards<'m>(matrix: &'m Matrix, gpus: &[&GpuFact]) -> Vec<Board<'m>> {
+    let mut kinds: Vec<GpuIdentity> = gpus.iter().map(|gpu| gpu.identity()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let mut boards: Vec<Board<'m>> = kinds.iter().map(|gpu| matrix.board(gpu)).collect();
+    boards.dedup_by(|one, other| one.label == other.label);
+    boards
+}
+
+/// The best driver for the GPUs, whatever the kernel and the repositories.
+fn best(matrix: &Matrix, gpus: &[&GpuFact]) -> Best {
+    let wish = Wish {
+        gpus: gpus.iter().map(|gpu| gpu.identity()).collect(),
+        ..Wish::default()
+    };
+    pick(matrix, &wish)
+}
+
+/// Whether a branch that gets fixes drives the GPUs.
+fn supported(matrix: &Matrix, best: Option<&Best>) -> Finding {
+    let say = |status, why: String| finding(SUPPORTED, "Drivers for the GPUs", status, why);
+    let best = match best {
+        None => return say(Verdict::Skip, words::NO_GPU.to_owned()),
+        Some(Err(no_driver)) => {
+            let reasons: Vec<&str> = no_driver.reasons.iter().map(|r| &*r.text).collect();
+            if no_driver.unknown {
+                return say(Verdict::Unknown, reasons.join("; "));
+            }
+            return Finding {
+                observed: Some("no driver".to_owned()),
+                expected: Some("a driver that drives all GPUs".to_owned()),
+                remedy: Some(
+                    (no_driver.nearest.first().cloned())
+                        .unwrap_or_else(|| "run `gpu-bootstrap compat` to see all rules".into()),
+                ),
+                ..say(
+                    Verdict::Fail,
+                    format!("no driver drives all GPUs: {}", reasons.join("; ")),
+                )
+            };
+        }
+        Some(Ok(best)) => best,
+    };
+    let support = matrix.branch(best.branch).map(|row| row.support);
+    let modules = format!("branch {} with the {} modules", best.branch, best.flavour);
+    match support {
+        Some(Support::Supported) => say(Verdict::Pass, modules),
+        Some(Support::Ended) => Finding {
+            observed: Some(modules.clone()),
+            expected: Some("a branch that gets fixes".to_owned()),
+            remedy: Some("plan to replace the GPUs: no newer driver will drive them".to_owned()),
+            ..say(
+                Verdict::Warn,
+                format!("{modules} is the best driver, and it gets no fixes any more"),
+            )
+        },
+        _ => say(
+            Verdict::Pass,
+            format!("{modules}; whether it still gets fixes is not known"),
+        ),
+    }
+}
+
+/// The strongest of the rulings that are no mere notes; all that are as strong in one text.
+fn strongest(rulings: &[Ruling]) -> Option<(Judgement, String)> {
+    let strongest = (rulings.iter())
+        .map(|ruling| ruling.judgement)
+        .filter(|judgement| *judgement > Judgement::Note)
+        .max()?;
+    let mut texts: Vec<&str> = Vec::new();
+    for ruling in rulings.iter().filter(|one| one.judgement == strongest) {
+        if !texts.contains(&ruling.text.as_str()) {
+            texts.push(&ruling.text);
+        }
+    }
+    Some((strongest, texts.join("; ")))
+}
+
+/// The rulings of the matrix about a driver, without those about the kernel: a driver that is
+/// loaded proves that its modules work with the kernel.
+fn rulings(matrix: &Matrix, boards: &[Board<'_>], version: &DriverVersion, flavour: Flavour) -> Vec<Ruling> {
+    let needs = Needs {
+        boards: boards.to_vec(),
+        kernels: Vec::new(),
+        arch: None,
+        cuda: Vec::new(),
+    };
+    let version = version.clone();
+    rules::judge(matrix, &needs, &Offer { version, flavour })
+}
+
+fn about_modules(rule: Rule) -> bool {
+    matches!(rule, Rule::BoardFlavour | Rule::BranchFlavour)
+}
+
+fn remedy(state: &DriverState, best: Option<&Best>) -> Option<String> {
+    match best {
+        Some(Ok(_)) if state.installs => Some(INSTALL.to_owned()),
+        Some(Ok(best)) => Some(format!(
+            "install a driver of branch {} with the {} kernel modules",
+            best.branch, best.flavour
+        )),
+        Some(Err(no_driver)) => no_driver.nearest.first().cloned(),
+        None => None,
+    }
+}
+
+/// The version that is there against the GPUs.
+fn version(
+    matrix: &Matrix,
+    boards: &[Board<'_>],
+    state: &DriverState,
+    best: Option<&Best>,
+) -> Finding {
+    let expected = match best {
+        Some(Ok(best)) => Some(format!("branch {}", best.branch)),
+        _ => None,
+    };
+    let say = |status, why: String| Finding {
+        expected: expected.clone(),
+        ..finding(MATRIX, "Driver version for the GPUs", status, why)
+    };
+    if boards.is_empty() {
+        return say(Verdict::Skip, words::NO_GPU.to_owned());
+    }
+    let Some((version, how)) = state.version() else {
+        return say(Verdict::Skip, "no driver is installed".to_owned());
+    };
+    // Where it is not known which modules these are, any that all boards run with: what the rules
+    // say about modules is not asked here.
+    let flavour = state.flavour.map_or_else(
+        || {
+            let open = |board: &Board<'_>| board.modules == SupportedFlavours::Open;
+            if boards.iter().any(open) {
+                Flavour::Open
+            } else {
+                Flavour::Proprietary
+            }
+        },
+        |found| found.flavour,
+    );
+    let mut rulings = rulings(matrix, boards, version, flavour);
+    rulings.retain(|ruling| !about_modules(ruling.rule) && ruling.rule != Rule::Vgpu);
+    let observed = Some(format!("{version} ({how})"));
+    let (judgement, text) = match strongest(&rulings) {
+        None => {
+            let why = format!("{version} drives all GPUs");
+            return Finding {
+                observed,
+                ..say(Verdict::Pass, why)
+            };
+        }
+        Some(strongest) => strongest,
+    };
+    // That a GPU has no row is a gap of the matrix and no fault of the driver.
+    let is_gap = (rulings.iter())
+        .filter(|ruling| ruling.judgement == judgement)
+        .all(|ruling| matches!(ruling.rule, Rule::UnknownGpu | Rule::UnknownBranch));
+    let status = match judgement {
+        _ if is_gap => Verdict::Pass,
+        Judgement::Refuse => Verdict::Fail,
+        _ => Verdict::Warn,
+    };
+    let is_bad = status != Verdict::Pass;
+    Finding {
+        observed,
+        remedy: is_bad.then(|| remedy(state, best)).flatten(),
+        ..say(status, text)
+    }
+}
+
+/// The kernel modules that are there against the GPUs.
+fn modules(
+    matrix: &Matrix,
+    boards: &[Board<'_>],
+    state: &DriverState,
+    best: Option<&Best>,
+) -> Finding {
+    let say = |status, why: String| finding(FLAVOUR, "Kernel modules for the GPUs", status, why);
+    if boards.is_empty() {
+        return say(Verdict::Skip, words::NO_GPU.to_owned());
+    }
+    let Some((version, _)) = state.version() else {
+        return say(Verdict::Skip, "no driver is installed".to_owned());
+    };
+    let Some(found) = state.flavour else {
+        let module = state.found.loaded_version.is_some() || state.found.module_version.is_some();
+        return if module {
+            say(
+                Verdict::Unknown,
+                "nothing that can be read tells which kernel modules these are".to_owned(),
+            )
+        } else {
+            say(Verdict::Skip, "no kernel module of the driver is there".to_owned())
+        };
+    };
+    let mut rulings = rulings(matrix, boards, version, found.flavour);
+    rulings.retain(|ruling| about_modules(ruling.rule));
+    let how = if found.loaded { "loaded" } else { "on disk" };
+    let observed = Some(format!("{} ({how})", found.flavour));
+    let expected = (boards.iter()).find_map(|board| match board.modules {
+        SupportedFlavours::Open => Some(Flavour::Open),
+        SupportedFlavours::Proprietary => Some(Flavour::Proprietary),
+        SupportedFlavours::Either => None,
+    });
+    let finding = match strongest(&rulings) {
+        None => say(
+            Verdict::Pass,
+            format!("all GPUs run with the {} kernel modules", found.flavour),
+        ),
+        Some((judgement, text)) => Finding {
+            remedy: remedy(state, best),
+            ..say(
+                match judgement {
+                    Judgement::Refuse => Verdict::Fail,
+                    _ => Verdict::Warn,
+                },
+                format!("the {} kernel modules are {how}: {text}", found.flavour),
+            )
+        },
+    };
+    Finding {
+        observed,
+        expected: expected.map(|flavour| flavour.to_string()),
+        ..finding
+    }
+}
+
+/// The versions of the loaded module, of the module on disk, of packages and libraries. The loaded
+/// module against the libraries is a finding of its own (`driver.libraries`).
+fn triangle(state: &DriverState) -> Finding {
+    let say = |status, why: String| finding(TRIANGLE, "Driver versions that agree", status, why);
+    let found = &state.found;
+    let told: Vec<String> = [
+        ("loaded", &found.loaded_version),
+        ("module on disk", &found.module_version),
+        ("libraries", &found.library_version),
+        ("packages", &found.package_version),
+    ]
+    .into_iter()
+    .filter_map(|(what, version)| Some(format!("{what} {}", version.as_ref()?)))
+    .collect();
+    let observed = Some(told.join(", "));
+    if told.is_empty() {
+        return say(Verdict::Skip, "no driver is installed".to_owned());
+    }
+    let differ = |one: &Option<DriverVersion>, other: &Option<DriverVersion>| {
+        matches!((one, other), (Some(one), Some(other)) if one != other)
+    };
+    if differ(&found.loaded_version, &found.module_version) {
+        return Finding {
+            observed,
+            remedy: Some("reboot: the next boot loads the module that is on disk".to_owned()),
+            ..say(
+                Verdict::Warn,
+                "the module on disk is not the one that is loaded".to_owned(),
+            )
+        };
+    }
+    if found.loaded_version.is_none() && differ(&found.module_version, &found.library_version) {
+        return Finding {
+            observed,
+            remedy: Some(INSTALL.to_owned()),
+            ..say(
+                Verdict::Fail,
+                "the module on disk and the libraries are of different versions, so no program \
+                 will reach the GPUs after the next boot"
+                    .to_owned(),
+            )
+        };
+    }
+    if differ(&found.module_version, &found.package_version) {
+        return Finding {
+            observed,
+            remedy: Some("run `dkms status` to see for which kernels the module was built".into()),
+            ..say(
+                Verdict::Warn,
+                "the module on disk was not built from the installed packages".to_owned(),
+            )
+        };
+    }
+    Finding {
+        observed: observed.clone(),
+        ..say(Verdict::Pass, observed.unwrap_or_default())
+    }
+}
+
+#[async_trait]
+impl Check for Driver {
+    fn ids(&self) -> &[Id] {
+        const { &[SUPPORTED, MATRIX, FLAVOUR, TRIANGLE] }
+    }
+
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        let state = DriverState {
+            found: subject.state.driver().await.clone(),
+            flavour: subject.state.module_flavour().await?,
+            installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
+        };
+        let gpus = gpus(subject)?;
+        let boards = boards(subject.matrix, &gpus);
+        let best = (!gpus.is_empty()).then(|| best(subject.matrix, &gpus));
+        let best = best.as_ref();
+        Ok(vec![
+            supported(subject.matrix, best),
+            version(subject.matrix, &boards, &state, best),
+            modules(subject.matrix, &boards, &state, best),
+            triangle(&state),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use super::{DriverState, best, boards, modules, supported, triangle, version};
+    use crate::{
+        check::Verdict,
+        compat::matrix::Matrix,
+        facts::GpuFact,
+        model::gpu::Flavour,
+        state::{FoundDriver, FoundFlavour},
+        steps::fixtures::facts,
+    };
+
+    static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().expect("it is sound"));
+
+    const H100: &str = "10de:2330";
+    const V100: &str = "10de:1db1";
+    const B200: &str = "10de:2901";
+    const K80: &str = "10de:102d";
+
+    fn gpu(id: &str) -> GpuFact {
+        GpuFact {
+            pci_id: id.parse().expect("an id"),
+            ..facts().gpus[0].clone()
+        }
+    }
+
+    fn loaded(version: &str, flavour: Option<Flavour>) -> DriverState {
+        DriverState {
+            found: FoundDriver {
+                loaded_version: version.parse().ok(),
+                ..FoundDriver::default()
+            },
+            flavour: flavour.map(|flavour| FoundFlavour {
+                flavour,
+                loaded: true,
+            }),
+            installs: true,
+        }
+    }
+
+    #[test]
+    fn a_driver_too_old_or_too_new_for_a_gpu_fails() {
+        for (id, driver, verdict, words) in [
+            (H100, "580.178.04", Verdict::Pass, "drives all GPUs"),
+            (H100, "470.256.02", Verdict::Fail, "needs driver 525.85.05 or newer"),
+            (B200, "550.90.07", Verdict::Fail, "needs driver 570.86.15 or newer"),
+            (V100, "595.58.03", Verdict::Fail, "whose last branch is 580; 595 is newer"),
+            (V100, "580.178.04", Verdict::Pass, "drives all GPUs"),
+            (H100, "525.147.05", Verdict::Warn, "gets no fixes any more"),
+        ] {
+            let gpu = gpu(id);
+            let boards = boards(&MATRIX, &[&gpu]);
+            let best = best(&MATRIX, &[&gpu]);
+            let finding = version(&MATRIX, &boards, &loaded(driver, None), Some(&best));
+            assert_eq!(finding.status, verdict, "{id} {driver}: {}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+            assert_eq!(
+                finding.observed.as_deref(),
+                Some(format!("{driver} (loaded)").as_str())
+            );
+            let needs_remedy = verdict != Verdict::Pass;
+            assert_eq!(finding.remedy.is_some(), needs_remedy, "{id} {driver}");
+        }
+        let nothing = version(&MATRIX, &[], &loaded("580.178.04", None), None);
+        assert_eq!(nothing.status, Verdict::Skip);
+    }
+
+    #[test]
+    fn modules_of_the_wrong_kind_fail() {
+        let (open, proprietary) = (Some(Flavour::Open), Some(Flavour::Proprietary));
+        for (id, flavour, verdict, words) in [
+            (H100, open, Verdict::Pass, "open kernel modules"),
+            (H100, proprietary, Verdict::Pass, "proprietary kernel modules"),
+            (V100, open, Verdict::Fail, "has no GSP"),
+            (B200, proprietary, Verdict::Fail, "open kernel modules only"),
+            (H100, None, Verdict::Unknown, "which kernel modules"),
+        ] {
+            let gpu = gpu(id);
+            let boards = boards(&MATRIX, &[&gpu]);
+            let best = best(&MATRIX, &[&gpu]);
+            let state = loaded("580.178.04", flavour);
+            let finding = modules(&MATRIX, &boards, &state, Some(&best));
+            assert_eq!(finding.status, verdict, "{id}: {}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+        }
+    }
+
+    #[test]
+    fn gpus_that_no_supported_branch_drives_are_told() {
+        let of = |ids: &[&str]| {
+            let gpus: Vec<GpuFact> = ids.iter().map(|id| gpu(id)).collect();
+            let gpus: Vec<&GpuFact> = gpus.iter().collect();
+            supported(&MATRIX, Some(&best(&MATRIX, &gpus)))
+        };
+        assert_eq!(of(&[H100]).status, Verdict::Pass);
+        let old = of(&[K80]);
+        assert_eq!(old.status, Verdict::Warn, "{}", old.why);
+        assert!(old.why.contains("branch 470"), "{}", old.why);
+        // No branch and kind of modules drives both.
+        let pair = of(&[V100, B200]);
+        assert_eq!(pair.status, Verdict::Fail, "{}", pair.why);
+        assert!(pair.remedy.is_some());
+        assert_eq!(supported(&MATRIX, None).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn versions_that_differ_are_told_with_what_ends_it() {
+        let found = |loaded: &str, module: &str, library: &str, package: &str| DriverState {
+            found: FoundDriver {
+                loaded_version: loaded.parse().ok(),
+                module_version: module.parse().ok(),
+                library_version: library.parse().ok(),
+                package_version: package.parse().ok(),
+                origin: None,
+            },
+            ..DriverState::default()
+        };
+        let (new, old) = ("580.178.04", "580.159.03");
+        for (state, verdict, words) in [
+            (found("", "", "", ""), Verdict::Skip, "no driver"),
+            (found(new, new, new, new), Verdict::Pass, "loaded 580.178.04"),
+            (found(old, new, new, new), Verdict::Warn, "not the one that is loaded"),
+            (found("", old, new, new), Verdict::Fail, "after the next boot"),
+            (found(old, old, "", new), Verdict::Warn, "not built from"),
+        ] {
+            let finding = triangle(&state);
+            assert_eq!(finding.status, verdict, "{}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+        }
+    }
+}

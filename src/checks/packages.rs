@@ -1,0 +1,247 @@
+//! The family of package checks: the parts of the driver come from one place and have one version.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+
+use super::words::finding;
+use crate::{
+    check::{Check, Finding, Subject, Verdict},
+    model::{id::Id, version::DriverVersion},
+    state::{DriverPart, Origin},
+    step::StepError,
+};
+
+const CONSISTENCY: Id = Id::new("os.pkg.consistency");
+const TITLE: &str = "Driver packages of one kind";
+
+/// See the module.
+pub struct Packages;
+
+#[derive(Debug, Clone)]
+struct PackagesState {
+    parts: Result<Vec<DriverPart>, String>,
+    /// Files of NVIDIA's own installer are there.
+    runfile: bool,
+}
+
+async fn detect(subject: &Subject<'_>) -> PackagesState {
+    PackagesState {
+        parts: subject.state.driver_parts().await,
+        runfile: subject.state.driver().await.origin == Some(Origin::Runfile),
+    }
+}
+
+/// Packages of Debian that exist beside the current driver on purpose: `tesla-470`, `legacy-390xx`.
+/// Empty for all others, which work at one version only.
+fn variant(name: &str) -> &str {
+    for word in ["tesla-", "legacy-"] {
+        if let Some(at) = name.find(word) {
+            let rest = &name[at..];
+            let end = rest[word.len()..]
+                .find('-')
+                .map_or(rest.len(), |end| word.len() + end);
+            return &rest[..end];
+        }
+    }
+    ""
+}
+
+fn list(names: &[&str]) -> String {
+    match names {
+        [one, other, third, rest @ ..] if !rest.is_empty() => {
+            format!("{one}, {other}, {third} and {} more", rest.len())
+        }
+        names => names.join(", "),
+    }
+}
+
+fn decide(state: &PackagesState) -> Finding {
+    let say = |status, why: String| finding(CONSISTENCY, TITLE, status, why);
+    let parts = match &state.parts {
+        Ok(parts) => parts,
+        Err(why) => return say(Verdict::Unknown, why.clone()),
+    };
+    let mut variants: BTreeMap<&str, BTreeMap<&DriverVersion, Vec<&str>>> = BTreeMap::new();
+    for part in parts {
+        let versions = variants.entry(variant(&part.name)).or_default();
+        versions.entry(&part.version).or_default().push(&part.name);
+    }
+    if let Some(versions) = variants.values().find(|versions| versions.len() > 1) {
+        let told: Vec<String> = versions
+            .iter()
+            .map(|(version, names)| format!("{version} ({})", list(names)))
+            .collect();
+        let newest = versions.keys().next_back();
+        return Finding {
+            observed: Some(
+                (versions.keys())
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            ),
+            expected: newest.map(|version| format!("{version} alone")),
+            remedy: Some(
+                "upgrade or remove the packages of the other version, in one transaction"
+                    .to_owned(),
+            ),
+            ..say(
+                Verdict::Fail,
+                format!("the driver's packages have several versions: {}", told.join("; ")),
+            )
+        };
+    }
+    let of = |vendor: bool| -> Vec<&str> {
+        (parts.iter())
+            .filter(|part| part.by_vendor == Some(vendor))
+            .map(|part| part.name.as_str())
+            .collect()
+    };
+    let (vendor, distribution) = (of(true), of(false));
+    if state.runfile {
+        let why = match parts.first() {
+            Some(part) => format!(
+                "NVIDIA's own installer left its files beside the packages of {}: the next \
+                 upgrade of one overwrites the other",
+                part.version
+            ),
+            None => "the driver was installed by NVIDIA's own installer, so no package manager \
+                     keeps it together with the kernel"
+                .to_owned(),
+        };
+        return Finding {
+            observed: Some("nvidia-uninstall".to_owned()),
+            expected: Some("packages alone".to_owned()),
+            remedy: Some("run `nvidia-uninstall`, then `gpu-bootstrap install`".to_owned()),
+            ..say(Verdict::Warn, why)
+        };
+    }
+    if !vendor.is_empty() && !distribution.is_empty() {
+        return Finding {
+            observed: Some("two makers".to_owned()),
+            expected: Some("one maker".to_owned()),
+            remedy: Some(
+                "remove the packages of one of the two, and pin the repository of the other"
+                    .to_owned(),
+            ),
+            ..say(
+                Verdict::Warn,
+                format!(
+                    "packages of NVIDIA ({}) and of the distribution ({}) are mixed",
+                    list(&vendor),
+                    list(&distribution)
+                ),
+            )
+        };
+    }
+    match variants.iter().next() {
+        None => say(Verdict::Skip, "no package of the driver is installed".to_owned()),
+        Some(_) => {
+            let told: Vec<String> = (variants.values())
+                .filter_map(|versions| versions.keys().next())
+                .map(ToString::to_string)
+                .collect();
+            say(
+                Verdict::Pass,
+                format!("{} packages at {}", parts.len(), told.join(", ")),
+            )
+        }
+    }
+}
+
+#[async_trait]
+impl Check for Packages {
+    fn ids(&self) -> &[Id] {
+        const { &[CONSISTENCY] }
+    }
+
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        Ok(vec![decide(&detect(subject).await)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PackagesState, decide, variant};
+    use crate::{check::Verdict, state::DriverPart};
+
+    fn part((name, version, by_vendor): (&str, &str, Option<bool>)) -> DriverPart {
+        DriverPart {
+            name: name.to_owned(),
+            version: version.parse().expect("a version"),
+            by_vendor,
+        }
+    }
+
+    #[test]
+    fn mixed_versions_makers_and_installers_are_told_apart() {
+        let (ours, theirs) = (Some(true), Some(false));
+        let module = ("nvidia-dkms-580", "580.178.04", theirs);
+        for (parts, runfile, verdict, words) in [
+            (vec![], false, Verdict::Skip, "no package of the driver"),
+            (vec![], true, Verdict::Warn, "NVIDIA's own installer"),
+            (
+                vec![module, ("libnvidia-compute-580", "580.178.04", theirs)],
+                false,
+                Verdict::Pass,
+                "2 packages at 580.178.04",
+            ),
+            (
+                vec![module],
+                true,
+                Verdict::Warn,
+                "beside the packages of 580.178.04",
+            ),
+            (
+                vec![module, ("libnvidia-compute-580", "580.178.04", ours)],
+                false,
+                Verdict::Warn,
+                "packages of NVIDIA (libnvidia-compute-580) and of the distribution",
+            ),
+            (
+                vec![module, ("libnvidia-compute-535", "535.261.03", theirs)],
+                false,
+                Verdict::Fail,
+                "535.261.03 (libnvidia-compute-535); 580.178.04 (nvidia-dkms-580)",
+            ),
+            // Debian has older drivers that are made to be installed beside the current one.
+            (
+                vec![
+                    ("nvidia-kernel-dkms", "535.261.03", theirs),
+                    ("nvidia-tesla-470-kernel-dkms", "470.256.02", theirs),
+                ],
+                false,
+                Verdict::Pass,
+                "2 packages at 535.261.03, 470.256.02",
+            ),
+        ] {
+            let finding = decide(&PackagesState {
+                parts: Ok(parts.into_iter().map(part).collect()),
+                runfile,
+            });
+            assert_eq!(finding.status, verdict, "{}", finding.why);
+            assert!(finding.why.contains(words), "{}", finding.why);
+            let is_bad = matches!(verdict, Verdict::Warn | Verdict::Fail);
+            assert_eq!(finding.remedy.is_some(), is_bad, "{}", finding.why);
+            assert_eq!(finding.observed.is_some(), is_bad, "{}", finding.why);
+        }
+        let unknown = decide(&PackagesState {
+            parts: Err("there is no package database".to_owned()),
+            runfile: false,
+        });
+        assert_eq!(unknown.status, Verdict::Unknown);
+    }
+
+    #[test]
+    fn variants_of_debian() {
+        for (name, wanted) in [
+            ("nvidia-tesla-470-kernel-dkms", "tesla-470"),
+            ("libnvidia-tesla-470-ml1", "tesla-470"),
+            ("nvidia-legacy-390xx-driver", "legacy-390xx"),
+            ("nvidia-tesla-kernel", "tesla-kernel"),
+            ("nvidia-kernel-dkms", ""),
+        ] {
+            assert_eq!(variant(name), wanted, "{name}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The family of virtualization checks: machines whose GPUs are parts of others', or belong to
+//! others. They are named, so that nothing else is taken for a fault there.
+
+use async_trait::async_trait;
+use camino::Utf8PathBuf;
+
+use super::words::{finding, places};
+use crate::{
+    check::{Check, Finding, Subject, Verdict},
+    compat::matrix::{InstanceDriver, Matrix},
+    facts::{Facts, GpuFact, pci::DEVICES},
+    model::{id::Id, version::DriverVersion},
+    step::StepError,
+};
+
+const GUEST: Id = Id::new("virt.vgpu-guest");
+const HOST: Id = Id::new("virt.vgpu-host");
+const WSL: Id = Id::new("virt.wsl");
+
+/// The module of a vGPU host.
+const HOST_MODULE: &str = "nvidia_vgpu_vfio";
+/// The device through which Windows gives WSL its GPUs.
+const DXG: &str = "/dev/dxg";
+/// Where Windows mounts the libraries of its driver.
+const WSL_LIBRARY: &str = "/usr/lib/wsl/lib/libcuda.so.1";
+
+/// See the module.
+pub struct Virt;
+
+#[derive(Debug, Clone, Default)]
+struct VirtState {
+    /// The loaded driver.
+    loaded: Option<DriverVersion>,
+    /// The driver in packages.
+    packaged: Option<DriverVersion>,
+    /// The module of a vGPU host is loaded.
+    host_module: bool,
+    /// GPUs that offer mediated devices.
+    mediated: usize,
+    dxg: bool,
+    library: bool,
+}
+
+async fn detect(subject: &Subject<'_>) -> Result<VirtState, StepError> {
+    let (files, state) = (subject.host.files(), subject.state);
+    let mut mediated = 0;
+    for gpu in &subject.facts.gpus {
+        let types = format!("{DEVICES}/{}/mdev_supported_types", gpu.pci_address);
+        mediated += usize::from(files.exists(&Utf8PathBuf::from(types))?);
+    }
+    Ok(VirtState {
+        loaded: state.loaded_driver()?.cloned(),
+        packaged: state.driver().await.package_version.clone(),
+        host_module: (state.loaded_modules()?.iter()).any(|module| module == HOST_MODULE),
+        mediated,
+        dxg: files.exists(DXG.into())?,
+        library: files.exists(WSL_LIBRARY.into())?,
+    })
+}
+
+fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
+    let say = |status, why: String| finding(GUEST, "vGPU of a hypervisor", status, why);
+    let slices: Vec<&GpuFact> = facts.gpus.iter().filter(|gpu| gpu.vgpu).collect();
+    let cloud = facts.cloud.provider.as_ref().zip(facts.cloud.instance_type.as_ref());
+    let instance = cloud
+        .filter(|(provider, name)| {
+            (matrix.instance_type(provider, name))
+                .is_some_and(|row| row.driver == InstanceDriver::Grid)
+        })
+        .map(|(_, name)| name);
+    let what = match (slices.is_empty(), instance) {
+        (false, _) => places(slices),
+        (true, Some(instance)) => format!("instance type {instance}"),
+        (true, None) => return say(Verdict::Skip, "no GPU is known to be a vGPU".to_owned()),
+    };
+    match &state.loaded {
+        Some(driver) => say(
+            Verdict::Pass,
+            format!("a vGPU: {what}, with driver {driver}; its license is not looked at"),
+        ),
+        None => Finding {
+            observed: Some("no driver".to_owned()),
+            expected: Some("the GRID guest driver".to_owned()),
+            remedy: Some(
+                "install the GRID guest driver that matches the hypervisor's vGPU release"
+                    .to_owned(),
+            ),
+            ..say(
+                Verdict::Warn,
+                format!("a vGPU: {what}; no public driver drives it, and this program installs none"),
+            )
+        },
+    }
+}
+
+fn host(facts: &Facts, state: &VirtState) -> Finding {
+    let say = |status, why: String| finding(HOST, "vGPU host", status, why);
+    let mut marks = Vec::new();
+    if state.host_module {
+        marks.push(format!("module `{HOST_MODULE}` is loaded"));
+    }
+    match facts.virtual_functions.len() {
+        0 => {}
+        1 => marks.push("1 virtual function".to_owned()),
+        count => marks.push(format!("{count} virtual functions")),
+    }
+    if state.mediated > 0 {
+        marks.push(format!("{} GPUs offer mediated devices", state.mediated));
+    }
+    if marks.is_empty() {
+        return say(Verdict::Skip, "it gives no vGPUs to virtual machines".to_owned());
+    }
+    Finding {
+        observed: Some(marks.join(", ")),
+        expected: Some("whole GPUs for containers".to_owned()),
+        remedy: Some("prepare its virtual machines, and not this machine".to_owned()),
+        ..say(
+            Verdict::Warn,
+            format!(
+                "the GPUs are given to virtual machines ({}); the driver of a vGPU host serves no \
+                 containers",
+                marks.join(", ")
+            ),
+        )
+    }
+}
+
+fn wsl(facts: &Facts, state: &VirtState) -> Finding {
+    let say = |status, why: &str| finding(WSL, "Windows Subsystem for Linux", status, why);
+    if facts.virtualization.as_deref() != Some("wsl") {
+        return say(Verdict::Skip, "the kernel is not that of WSL");
+    }
+    if state.packaged.is_some() {
+        return Finding {
+            observed: state.packaged.as_ref().map(ToString::to_string),
+            expected: Some("no Linux driver".to_owned()),
+            remedy: Some("remove the packages of the Linux driver".to_owned()),
+            links: vec!["https://docs.nvidia.com/cuda/wsl-user-guide/index.html".to_owned()],
+            ..say(
+                Verdict::Warn,
+                "WSL uses the driver of Windows; the libraries of an installed Linux driver hide it",
+            )
+        };
+    }
+    if !state.dxg || !state.library {
+        return Finding {
+            observed: Some(
+                if state.dxg {
+                    "no libraries of the driver"
+                } else {
+                    "no `/dev/dxg`"
+                }
+                .to_owned(),
+            ),
+            expected: Some("`/dev/dxg` and the libraries in `/usr/lib/wsl/lib`".to_owned()),
+            remedy: Some("install NVIDIA's driver in Windows, then run `wsl --update`".to_owned()),
+            ..say(Verdict::Warn, "Windows gives no NVIDIA GPU to WSL")
+        };
+    }
+    say(
+        Verdict::Pass,
+        "Windows owns the GPUs and their driver; this program installs none here",
+    )
+}
+
+#[async_trait]
+impl Check for Virt {
+    fn ids(&self) -> &[Id] {
+        const { &[GUEST, HOST, WSL] }
+    }
+
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        let state = detect(subject).await?;
+        Ok(vec![
+            guest(subject.facts, subject.matrix, &state),
+            host(subject.facts, &state),
+            wsl(subject.facts, &state),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use super::{VirtState, guest, host, wsl};
+    use crate::{check::Verdict, compat::matrix::Matrix, facts::PciFact, steps::fixtures::facts};
+
+    static MATRIX: LazyLock<Matrix> = LazyLock::new(|| Matrix::builtin().expect("it is sound"));
+
+    #[test]
+    fn a_vgpu_is_named_by_its_board_or_by_its_instance_type() {
+        let none = VirtState::default();
+        let loaded = VirtState {
+            loaded: "535.161.08".parse().ok(),
+            ..VirtState::default()
+        };
+        let mut slice = facts();
+        assert_eq!(guest(&slice, &MATRIX, &none).status, Verdict::Skip);
+        slice.gpus[0].vgpu = true;
+        assert_eq!(guest(&slice, &MATRIX, &none).status, Verdict::Warn);
+        assert_eq!(guest(&slice, &MATRIX, &loaded).status, Verdict::Pass);
+        let mut instance = facts();
+        instance.cloud.provider = Some("azure".to_owned());
+        instance.cloud.instance_type = Some("Standard_NV36ads_A10_v5".to_owned());
+        let finding = guest(&instance, &MATRIX, &none);
+        assert_eq!(finding.status, Verdict::Warn);
+        assert!(finding.why.contains("Standard_NV36ads_A10_v5"), "{}", finding.why);
+    }
+
+    #[test]
+    fn a_vgpu_host_is_told_by_any_of_its_marks() {
+        let mut with_functions = facts();
+        assert_eq!(host(&with_functions, &VirtState::default()).status, Verdict::Skip);
+        with_functions.virtual_functions.push(PciFact {
+            pci_address: "0000:41:00.4".parse().unwrap(),
+            pci_id: "10de:2330".parse().unwrap(),
+            name: None,
+        });
+        let finding = host(&with_functions, &VirtState::default());
+        assert_eq!(finding.status, Verdict::Warn);
+        assert!(finding.why.contains("1 virtual function"), "{}", finding.why);
+        for state in [
+            VirtState {
+                host_module: true,
+                ..VirtState::default()
+            },
+            VirtState {
+                mediated: 2,
+                ..VirtState::default()
+            },
+        ] {
+            assert_eq!(host(&facts(), &state).status, Verdict::Warn);
+        }
+    }
+
+    #[test]
+    fn wsl_is_well_with_the_driver_of_windows_and_no_other() {
+        let mut inside = facts();
+        let whole = VirtState {
+            dxg: true,
+            library: true,
+            ..VirtState::default()
+        };
+        assert_eq!(wsl(&inside, &whole).status, Verdict::Skip);
+        inside.virtualization = Some("wsl".to_owned());
+        assert_eq!(wsl(&inside, &whole).status, Verdict::Pass);
+        let second = VirtState {
+            packaged: "580.178.04".parse().ok(),
+            ..whole.clone()
+        };
+        assert_eq!(wsl(&inside, &second).status, Verdict::Warn);
+        assert_eq!(wsl(&inside, &VirtState::default()).status, Verdict::Warn);
+    }
+}

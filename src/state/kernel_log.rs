@@ -1,0 +1,167 @@
+//! What NVIDIA's driver wrote into the kernel's log since the machine booted.
+
+use camino::Utf8Path;
+
+use super::State;
+use crate::{
+    error::one_line,
+    host::{ExecError, Query},
+    tools::kernel_log::{self, Message, last_boot, message},
+};
+
+/// The words of `systemd-detect-virt` for containers: they do not see the kernel's log.
+const CONTAINERS: [&str; 12] = [
+    "container-other",
+    "docker",
+    "lxc",
+    "lxc-libvirt",
+    "openvz",
+    "podman",
+    "pouch",
+    "proot",
+    "rkt",
+    "systemd-nspawn",
+    "wsl",
+    "kubernetes",
+];
+
+/// The messages of NVIDIA's driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KernelLog {
+    /// The log was read.
+    Known {
+        /// The messages, oldest first.
+        messages: Vec<Message>,
+        /// Where they were read.
+        source: String,
+    },
+    /// The log cannot be read.
+    Unreadable {
+        /// Why not.
+        why: String,
+    },
+    /// Nobody may ask: a tree below `--root` without a log, or a container.
+    NotAsked {
+        /// Why not.
+        why: String,
+    },
+}
+
+impl State {
+    /// The messages of NVIDIA's driver in the kernel's log of this boot.
+    pub async fn kernel_log(&self) -> &KernelLog {
+        let read = || self.read_kernel_log();
+        self.memo.kernel_log.get_or_init(read).await
+    }
+
+    async fn read_kernel_log(&self) -> KernelLog {
+        let around = self.facts.virtualization.as_deref();
+        if let Some(around) = around.filter(|word| CONTAINERS.contains(word)) {
+            return KernelLog::NotAsked {
+                why: format!("a container ({around}) does not see the kernel's log"),
+            };
+        }
+        let mut reasons = Vec::new();
+        for query in [kernel_log::journal(), kernel_log::ring()] {
+            match self.lines_of(&query).await {
+                Ok(text) => {
+                    return KernelLog::Known {
+                        messages: text.lines().filter_map(message).collect(),
+                        source: format!("`{}`", query.cmd().program),
+                    };
+                }
+                Err(ExecError::NotAsked { why, .. }) => return self.logged_in_files(why),
+                Err(error) => reasons.push(one_line(&error)),
+            }
+        }
+        KernelLog::Unreadable {
+            why: reasons.join("; "),
+        }
+    }
+
+    /// The output of a program. Every kernel writes something when it boots, so that nothing means
+    /// that the log is hidden from this user.
+    async fn lines_of(&self, query: &Query) -> Result<String, ExecError> {
+        let output = self.host.reader().query(query).await?;
+        let output = output.success(query.cmd())?;
+        if output.stdout.trim().is_empty() {
+            return Err(ExecError::Unexpected {
+                command: query.cmd().line(),
+                why: "not one line of the kernel".to_owned(),
+            });
+        }
+        Ok(output.stdout)
+    }
+
+    fn logged_in_files(&self, why: String) -> KernelLog {
+        for path in kernel_log::FILES {
+            match self.host.files.read(Utf8Path::new(path)) {
+                Ok(Some(bytes)) => {
+                    let text = String::from_utf8_lossy(&bytes);
+                    return KernelLog::Known {
+                        messages: last_boot(&text).filter_map(message).collect(),
+                        source: format!("`{path}`"),
+                    };
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    return KernelLog::Unreadable {
+                        why: format!("failed to {}", one_line(&error)),
+                    };
+                }
+            }
+        }
+        KernelLog::NotAsked {
+            why: format!("no file has the kernel's log, and {why}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        host::fake,
+        steps::fixtures::{facts, state},
+    };
+
+    #[tokio::test]
+    async fn the_journal_comes_first_then_the_ring_then_files() {
+        let (host, fakes) = fake::host();
+        let get = async || state(&host, facts()).kernel_log().await.clone();
+        assert!(matches!(get().await, KernelLog::Unreadable { .. }));
+        fakes.exec.on("dmesg", |_, _| fake::ok("Linux version 6.1\n"));
+        let known = |messages: Vec<Message>, source: &str| KernelLog::Known {
+            messages,
+            source: source.to_owned(),
+        };
+        assert_eq!(get().await, known(vec![], "`dmesg`"));
+        // A user who may not read it gets nothing, and no error.
+        fakes.exec.on("journalctl", |_, _| fake::ok(""));
+        assert_eq!(get().await, known(vec![], "`dmesg`"));
+        fakes.exec.on("journalctl", |_, _| {
+            fake::ok("Linux version 6.1\nNVRM: API mismatch: the client has the version 1, but\n")
+        });
+        assert_eq!(get().await, known(vec![Message::OtherVersion], "`journalctl`"));
+        fakes.exec.on_result("journalctl", |cmd, _| {
+            Err(ExecError::NotAsked {
+                command: cmd.line(),
+                why: "nothing is executed".to_owned(),
+            })
+        });
+        assert!(matches!(get().await, KernelLog::NotAsked { .. }));
+        let log = "NVRM: API mismatch: x\nLinux version 6.1\nfine\n";
+        fakes.files.put("/var/log/kern.log", log);
+        assert_eq!(get().await, known(vec![], "`/var/log/kern.log`"));
+    }
+
+    #[tokio::test]
+    async fn a_container_does_not_ask_for_the_log_of_its_host() {
+        let (host, fakes) = fake::host();
+        let mut inside = facts();
+        inside.virtualization = Some("docker".to_owned());
+        let state = state(&host, inside);
+        assert!(matches!(state.kernel_log().await, KernelLog::NotAsked { .. }));
+        assert!(fakes.exec.log().is_empty());
+    }
+}

@@ -1,0 +1,68 @@
+//! The errors that NVIDIA's driver reports by number (Xid), from the table `xid.toml`.
+
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use serde::Deserialize;
+
+const TEXT: &str = include_str!("xid.toml");
+
+static TABLE: LazyLock<BTreeMap<u32, Xid>> = LazyLock::new(|| {
+    let table: Table = toml::from_str(TEXT).expect("the built-in table parses: a test reads it");
+    (table.xid.into_iter())
+        .filter_map(|(code, xid)| Some((code.parse().ok()?, xid)))
+        .collect()
+});
+
+/// What an error asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Act {
+    /// Nothing: the driver has dealt with it.
+    None,
+    /// To start the application again.
+    RestartApp,
+    /// A newer driver or firmware.
+    Update,
+    /// A question to the maker.
+    ContactSupport,
+    /// To reset the GPU.
+    ResetGpu,
+    /// To look at cables and seats.
+    CheckMechanics,
+    /// To start the machine again, with its power cut.
+    RestartMachine,
+}
+
+/// An error.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Xid {
+    /// What it asks for.
+    pub act: Act,
+    /// What happened.
+    pub what: String,
+}
+
+#[derive(Deserialize)]
+struct Table {
+    xid: BTreeMap<String, Xid>,
+}
+
+/// The row of a number; `None` if the table has none.
+#[must_use]
+pub fn of(code: u32) -> Option<&'static Xid> {
+    TABLE.get(&code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Act, TABLE, of};
+
+    #[test]
+    fn the_table_is_whole() {
+        assert!(TABLE.len() > 40);
+        assert_eq!(of(79).map(|xid| xid.act), Some(Act::RestartMachine));
+        assert_eq!(of(13).map(|xid| xid.act), Some(Act::RestartApp));
+        assert_eq!(of(4711), None);
+        assert!(TABLE.values().all(|xid| !xid.what.is_empty()));
+    }
+}
