@@ -91,16 +91,18 @@ impl Layer {
     #[must_use]
     pub fn of(id: &Id) -> Self {
         match id.as_str() {
-            // They are prepared for the driver; nothing else depends on them.
-            "kernel.deny" | "kernel.headers" => return Self::Driver,
+            // They are about the driver; nothing else depends on them.
+            "kernel.deny" | "kernel.headers" | "os.pkg.consistency" => return Self::Driver,
             _ => {}
         }
         match id.as_str().split('.').next().unwrap_or_default() {
             "os" | "kernel" | "preflight" | "secure-boot" | "virt" | "config" => Self::Machine,
             "pci" => Self::Bus,
-            "driver" | "packages" | "repositories" => Self::Driver,
-            "fabric" => Self::Fabric,
-            "container" | "containerd" | "docker" | "runtime" | "toolkit" | "cdi" => Self::Runtime,
+            "driver" | "drv" | "log" | "packages" | "repositories" => Self::Driver,
+            "fabric" | "nvl" => Self::Fabric,
+            "container" | "containerd" | "docker" | "runtime" | "rt" | "toolkit" | "cdi" => {
+                Self::Runtime
+            }
             _ => Self::Node,
         }
     }

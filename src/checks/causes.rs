@@ -9,14 +9,23 @@ use crate::{
 /// deepest cause comes first. Steps that answer "after …" name their cause themselves.
 const NEEDS: &[(&str, &[&str])] = &[
     ("config.resolvable", &["pci.gpu.present"]),
-    ("pci.driver-bound", &["pci.gpu.present"]),
+    (
+        "pci.driver-bound",
+        &["pci.gpu.present", "pci.gpu.revff", "drv.module.flavor"],
+    ),
+    // The log tells what the bus shows already.
+    ("log.xid", &["pci.gpu.revff", "log.fell-off-bus"]),
+    ("log.fell-off-bus", &["pci.gpu.revff"]),
+    (
+        "log.rm-init",
+        &["pci.gpu.revff", "log.fell-off-bus", "drv.module.flavor"],
+    ),
     ("driver", &["pci.gpu.present"]),
     ("driver.libraries", &["pci.driver-bound", "driver.module"]),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
-    (
-        "fabric",
-        &["pci.gpu.present", "pci.driver-bound", "driver.module"],
-    ),
+    ("nvl", &["pci.driver-bound", "driver.module"]),
+    ("fabric.manager", &["nvl.fm.unit"]),
+    ("rt.containerd", &["runtime.containerd"]),
     (
         "runtime.docker-nvidia",
         &["runtime.docker", "toolkit.packages"],
@@ -42,7 +51,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "pci.driver-bound",
             "driver.module",
             "driver.libraries",
-            "fabric",
+            "nvl",
         ],
     ),
     (
