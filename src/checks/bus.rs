@@ -147,7 +147,11 @@ mod tests {
             fallen.why,
             "1 of 2 GPUs fell off the bus: H100 SXM5 80GB at 0000:2a:00.0"
         );
-        assert!(fallen.remedy.is_some_and(|text| text.contains("off and on")));
+        assert!(
+            fallen
+                .remedy
+                .is_some_and(|text| text.contains("off and on"))
+        );
         for (one, other, verdict) in [
             (Answer::Alive, Answer::Alive, Verdict::Pass),
             (Answer::Absent, Answer::Absent, Verdict::Skip),

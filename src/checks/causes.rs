@@ -9,10 +9,7 @@ use crate::{
 /// deepest cause comes first. Steps that answer "after …" name their cause themselves.
 const NEEDS: &[(&str, &[&str])] = &[
     ("config.resolvable", &["pci.gpu.present"]),
-    (
-        "pci.driver-bound",
-        &["pci.gpu.present", "pci.gpu.revff", "drv.module.flavor"],
-    ),
+    ("pci.driver-bound", &["pci.gpu.present", "pci.gpu.revff"]),
     // The log tells what the bus shows already.
     ("log.xid", &["pci.gpu.revff", "log.fell-off-bus"]),
     ("log.fell-off-bus", &["pci.gpu.revff"]),
@@ -23,8 +20,9 @@ const NEEDS: &[(&str, &[&str])] = &[
     ("driver", &["pci.gpu.present"]),
     ("driver.libraries", &["pci.driver-bound", "driver.module"]),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
-    ("nvl", &["pci.driver-bound", "driver.module"]),
-    ("fabric.manager", &["nvl.fm.unit"]),
+    // The step says the same about a machine for which a state can be wanted, and what would help.
+    ("nvl.fm.unit", &["fabric.manager"]),
+    ("nvl.nvlsm", &["fabric.manager"]),
     ("rt.containerd", &["runtime.containerd"]),
     (
         "runtime.docker-nvidia",
@@ -51,6 +49,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "pci.driver-bound",
             "driver.module",
             "driver.libraries",
+            "fabric",
             "nvl",
         ],
     ),

@@ -83,8 +83,8 @@ fn decide(state: &CgroupState) -> Finding {
         )
     };
     // Two runtimes of one node that differ: pods of one of them do not stay up.
-    let other = (cri.runtimes.iter())
-        .find(|name| name.starts_with("nvidia") && of(name) != systemd);
+    let other =
+        (cri.runtimes.iter()).find(|name| name.starts_with("nvidia") && of(name) != systemd);
     if let Some(other) = other {
         return with(
             Verdict::Fail,
@@ -158,8 +158,16 @@ mod tests {
     fn kubelet_and_runtimes_agree_or_are_told() {
         let (yes, no) = (Some(true), Some(false));
         for (state, verdict, words) in [
-            (state(yes, yes, Some("systemd")), Verdict::Pass, "as the kubelet"),
-            (state(no, no, Some("cgroupfs")), Verdict::Pass, "as the kubelet"),
+            (
+                state(yes, yes, Some("systemd")),
+                Verdict::Pass,
+                "as the kubelet",
+            ),
+            (
+                state(no, no, Some("cgroupfs")),
+                Verdict::Pass,
+                "as the kubelet",
+            ),
             (
                 state(no, no, Some("systemd")),
                 Verdict::Fail,

@@ -155,7 +155,12 @@ fn strongest(rulings: &[Ruling]) -> Option<(Judgement, String)> {
 
 /// The rulings of the matrix about a driver, without those about the kernel: a driver that is
 /// loaded proves that its modules work with the kernel.
-fn rulings(matrix: &Matrix, boards: &[Board<'_>], version: &DriverVersion, flavour: Flavour) -> Vec<Ruling> {
+fn rulings(
+    matrix: &Matrix,
+    boards: &[Board<'_>],
+    version: &DriverVersion,
+    flavour: Flavour,
+) -> Vec<Ruling> {
     let needs = Needs {
         boards: boards.to_vec(),
         kernels: Vec::new(),
@@ -268,7 +273,10 @@ fn modules(
                 "nothing that can be read tells which kernel modules these are".to_owned(),
             )
         } else {
-            say(Verdict::Skip, "no kernel module of the driver is there".to_owned())
+            say(
+                Verdict::Skip,
+                "no kernel module of the driver is there".to_owned(),
+            )
         };
     };
     let mut rulings = rulings(matrix, boards, version, found.flavour);
@@ -321,9 +329,7 @@ fn triangle(state: &DriverState) -> Finding {
     if told.is_empty() {
         return say(Verdict::Skip, "no driver is installed".to_owned());
     }
-    let differ = |one: &Option<DriverVersion>, other: &Option<DriverVersion>| {
-        matches!((one, other), (Some(one), Some(other)) if one != other)
-    };
+    let differ = |one: &Option<DriverVersion>, other: &Option<DriverVersion>| matches!((one, other), (Some(one), Some(other)) if one != other);
     if differ(&found.loaded_version, &found.module_version) {
         return Finding {
             observed,
@@ -433,9 +439,24 @@ mod tests {
     fn a_driver_too_old_or_too_new_for_a_gpu_fails() {
         for (id, driver, verdict, words) in [
             (H100, "580.178.04", Verdict::Pass, "drives all GPUs"),
-            (H100, "470.256.02", Verdict::Fail, "needs driver 525.85.05 or newer"),
-            (B200, "550.90.07", Verdict::Fail, "needs driver 570.86.15 or newer"),
-            (V100, "595.58.03", Verdict::Fail, "whose last branch is 580; 595 is newer"),
+            (
+                H100,
+                "470.256.02",
+                Verdict::Fail,
+                "needs driver 525.85.05 or newer",
+            ),
+            (
+                B200,
+                "550.90.07",
+                Verdict::Fail,
+                "needs driver 570.86.15 or newer",
+            ),
+            (
+                V100,
+                "595.58.03",
+                Verdict::Fail,
+                "whose last branch is 580; 595 is newer",
+            ),
             (V100, "580.178.04", Verdict::Pass, "drives all GPUs"),
             (H100, "525.147.05", Verdict::Warn, "gets no fixes any more"),
         ] {
@@ -461,7 +482,12 @@ mod tests {
         let (open, proprietary) = (Some(Flavour::Open), Some(Flavour::Proprietary));
         for (id, flavour, verdict, words) in [
             (H100, open, Verdict::Pass, "open kernel modules"),
-            (H100, proprietary, Verdict::Pass, "proprietary kernel modules"),
+            (
+                H100,
+                proprietary,
+                Verdict::Pass,
+                "proprietary kernel modules",
+            ),
             (V100, open, Verdict::Fail, "has no GSP"),
             (B200, proprietary, Verdict::Fail, "open kernel modules only"),
             (H100, None, Verdict::Unknown, "which kernel modules"),
@@ -509,9 +535,21 @@ mod tests {
         let (new, old) = ("580.178.04", "580.159.03");
         for (state, verdict, words) in [
             (found("", "", "", ""), Verdict::Skip, "no driver"),
-            (found(new, new, new, new), Verdict::Pass, "loaded 580.178.04"),
-            (found(old, new, new, new), Verdict::Warn, "not the one that is loaded"),
-            (found("", old, new, new), Verdict::Fail, "after the next boot"),
+            (
+                found(new, new, new, new),
+                Verdict::Pass,
+                "loaded 580.178.04",
+            ),
+            (
+                found(old, new, new, new),
+                Verdict::Warn,
+                "not the one that is loaded",
+            ),
+            (
+                found("", old, new, new),
+                Verdict::Fail,
+                "after the next boot",
+            ),
             (found(old, old, "", new), Verdict::Warn, "not built from"),
         ] {
             let finding = triangle(&state);

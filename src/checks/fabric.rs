@@ -100,9 +100,7 @@ fn unit(state: &FabricState) -> Finding {
         remedy: Some(remedy),
         ..say(
             Verdict::Fail,
-            format!(
-                "{needed}, which is {observed}: no program reaches the GPUs (CUDA error 802)"
-            ),
+            format!("{needed}, which is {observed}: no program reaches the GPUs (CUDA error 802)"),
         )
     };
     let installed = (state.packages.as_ref()).map_or(true, |packages| !packages.is_empty());
@@ -112,8 +110,9 @@ fn unit(state: &FabricState) -> Finding {
              enable --now {}`",
             fabric::UNIT
         ),
-        None => "install the driver, and the package `nvidia-fabricmanager` at its version"
-            .to_owned(),
+        None => {
+            "install the driver, and the package `nvidia-fabricmanager` at its version".to_owned()
+        }
     };
     match &state.unit {
         Ok(Some(unit)) if unit.is_active() && unit.is_enabled() => {
@@ -142,7 +141,10 @@ fn version(state: &FabricState) -> Finding {
         Err(why) => return say(Verdict::Unknown, why.clone()),
     };
     let Some((name, text)) = packages.first() else {
-        return say(Verdict::Skip, "no package of the fabric manager is installed".to_owned());
+        return say(
+            Verdict::Skip,
+            "no package of the fabric manager is installed".to_owned(),
+        );
     };
     let (Some(driver), Ok(version)) = (&state.driver, DriverVersion::from_package(text)) else {
         return say(
@@ -250,7 +252,13 @@ mod tests {
         };
         let four = Switches::Pci(4);
         for (unit, packages, switches, verdict, words) in [
-            (Ok(Some(("enabled", "active"))), true, four, Verdict::Pass, "it runs"),
+            (
+                Ok(Some(("enabled", "active"))),
+                true,
+                four,
+                Verdict::Pass,
+                "it runs",
+            ),
             (
                 Ok(Some(("disabled", "inactive"))),
                 true,
@@ -258,12 +266,30 @@ mod tests {
                 Verdict::Fail,
                 "4 NVSwitches need the fabric manager, which is disabled and inactive",
             ),
-            (Ok(Some(("enabled", "failed"))), true, four, Verdict::Fail, "failed"),
+            (
+                Ok(Some(("enabled", "failed"))),
+                true,
+                four,
+                Verdict::Fail,
+                "failed",
+            ),
             (Ok(None), false, four, Verdict::Fail, "not installed"),
             (Err("a tree"), false, four, Verdict::Fail, "not installed"),
             (Err("a tree"), true, four, Verdict::Skip, "a tree"),
-            (Ok(None), false, Switches::Managed, Verdict::Fail, "error 802"),
-            (Ok(None), false, Switches::None, Verdict::Skip, "no NVSwitch"),
+            (
+                Ok(None),
+                false,
+                Switches::Managed,
+                Verdict::Fail,
+                "error 802",
+            ),
+            (
+                Ok(None),
+                false,
+                Switches::None,
+                Verdict::Skip,
+                "no NVSwitch",
+            ),
         ] {
             let finding = of(unit, packages, switches);
             assert_eq!(finding.status, verdict, "{}", finding.why);

@@ -40,9 +40,10 @@ fn decide(log: &KernelLog) -> Vec<Finding> {
     };
     match log {
         KernelLog::NotAsked { why } => all(Verdict::Skip, why),
-        KernelLog::Unreadable { why } => {
-            all(Verdict::Unknown, &format!("the kernel's log cannot be read: {why}"))
-        }
+        KernelLog::Unreadable { why } => all(
+            Verdict::Unknown,
+            &format!("the kernel's log cannot be read: {why}"),
+        ),
         KernelLog::Known { messages, source } => vec![
             xids(messages, source),
             fallen(messages, source),
@@ -68,7 +69,12 @@ fn xids(messages: &[Message], source: &str) -> Finding {
         ..finding(XID, title(&XID), status, why)
     };
     if counts.is_empty() {
-        return finding(XID, title(&XID), Verdict::Pass, format!("none since boot, says {source}"));
+        return finding(
+            XID,
+            title(&XID),
+            Verdict::Pass,
+            format!("none since boot, says {source}"),
+        );
     }
     let worst = (counts.keys())
         .filter_map(|(code, _)| xid::of(*code))
@@ -106,7 +112,10 @@ fn xids(messages: &[Message], source: &str) -> Finding {
             Verdict::Fail,
             "reboot, or run `nvidia-smi --gpu-reset` when nothing uses the GPU",
         ),
-        Act::CheckMechanics => (Verdict::Fail, "check the power cables and the seat of the GPU"),
+        Act::CheckMechanics => (
+            Verdict::Fail,
+            "check the power cables and the seat of the GPU",
+        ),
         Act::RestartMachine => (
             Verdict::Fail,
             "switch the machine off and on; a cloud's instance: stop and start it",
@@ -211,7 +220,10 @@ fn init(messages: &[Message], source: &str) -> Finding {
             )
         };
     }
-    say(Verdict::Pass, format!("no failure since boot, says {source}"))
+    say(
+        Verdict::Pass,
+        format!("no failure since boot, says {source}"),
+    )
 }
 
 #[async_trait]
@@ -253,7 +265,11 @@ mod tests {
         for (messages, verdict, words) in [
             (vec![], Verdict::Pass, "none since boot"),
             (vec![xid(43), xid(45)], Verdict::Pass, "Xid 43"),
-            (vec![xid(31), xid(31)], Verdict::Warn, "page fault in GPU memory, 2 times"),
+            (
+                vec![xid(31), xid(31)],
+                Verdict::Warn,
+                "page fault in GPU memory, 2 times",
+            ),
             (vec![xid(4711)], Verdict::Warn, "not in our table"),
             (
                 vec![xid(31), xid(119)],
@@ -280,7 +296,10 @@ mod tests {
         ] {
             let finding = of(&[message]).remove(1);
             assert_eq!(finding.status, Verdict::Fail);
-            assert_eq!(finding.why, "the GPU at 0000:18:00.0 fell off the bus since boot");
+            assert_eq!(
+                finding.why,
+                "the GPU at 0000:18:00.0 fell off the bus since boot"
+            );
         }
     }
 
@@ -300,7 +319,11 @@ mod tests {
                 Verdict::Fail,
                 "no system processor",
             ),
-            (vec![Message::OtherVersion], Verdict::Warn, "another version"),
+            (
+                vec![Message::OtherVersion],
+                Verdict::Warn,
+                "another version",
+            ),
         ] {
             let finding = of(&messages).remove(2);
             assert_eq!(finding.status, verdict, "{}", finding.why);

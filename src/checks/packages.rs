@@ -87,7 +87,10 @@ fn decide(state: &PackagesState) -> Finding {
             ),
             ..say(
                 Verdict::Fail,
-                format!("the driver's packages have several versions: {}", told.join("; ")),
+                format!(
+                    "the driver's packages have several versions: {}",
+                    told.join("; ")
+                ),
             )
         };
     }
@@ -135,7 +138,10 @@ fn decide(state: &PackagesState) -> Finding {
         };
     }
     match variants.iter().next() {
-        None => say(Verdict::Skip, "no package of the driver is installed".to_owned()),
+        None => say(
+            Verdict::Skip,
+            "no package of the driver is installed".to_owned(),
+        ),
         Some(_) => {
             let told: Vec<String> = (variants.values())
                 .filter_map(|versions| versions.keys().next())

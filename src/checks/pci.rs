@@ -232,9 +232,7 @@ fn bound(found: &[Bound<'_>], loaded: bool) -> Finding {
     } else if !others.is_empty() {
         Some(format!("{INSTALL}: it denies the drivers of the kernel"))
     } else if is_vgpu {
-        Some(
-            "install the GRID guest driver that matches the hypervisor's vGPU release".to_owned(),
-        )
+        Some("install the GRID guest driver that matches the hypervisor's vGPU release".to_owned())
     } else if !none.is_empty() && loaded {
         Some("run `dmesg | grep NVRM` to see why the loaded driver refused the GPU".to_owned())
     } else if !none.is_empty() {
@@ -419,7 +417,11 @@ mod tests {
         facts.gpus[1].architecture = None;
         let finding = identity(&facts.gpus);
         assert_eq!(finding.status, Verdict::Warn);
-        assert!(finding.why.contains("1 of 2 GPUs: H100 SXM5 80GB [10de:2330] at 0000:2a:00.0"));
+        assert!(
+            finding
+                .why
+                .contains("1 of 2 GPUs: H100 SXM5 80GB [10de:2330] at 0000:2a:00.0")
+        );
         assert_eq!(identity(&[]).status, Verdict::Skip);
     }
 

@@ -61,7 +61,11 @@ async fn detect(subject: &Subject<'_>) -> Result<VirtState, StepError> {
 fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
     let say = |status, why: String| finding(GUEST, "vGPU of a hypervisor", status, why);
     let slices: Vec<&GpuFact> = facts.gpus.iter().filter(|gpu| gpu.vgpu).collect();
-    let cloud = facts.cloud.provider.as_ref().zip(facts.cloud.instance_type.as_ref());
+    let cloud = facts
+        .cloud
+        .provider
+        .as_ref()
+        .zip(facts.cloud.instance_type.as_ref());
     let instance = cloud
         .filter(|(provider, name)| {
             (matrix.instance_type(provider, name))
@@ -87,7 +91,9 @@ fn guest(facts: &Facts, matrix: &Matrix, state: &VirtState) -> Finding {
             ),
             ..say(
                 Verdict::Warn,
-                format!("a vGPU: {what}; no public driver drives it, and this program installs none"),
+                format!(
+                    "a vGPU: {what}; no public driver drives it, and this program installs none"
+                ),
             )
         },
     }
@@ -108,7 +114,10 @@ fn host(facts: &Facts, state: &VirtState) -> Finding {
         marks.push(format!("{} GPUs offer mediated devices", state.mediated));
     }
     if marks.is_empty() {
-        return say(Verdict::Skip, "it gives no vGPUs to virtual machines".to_owned());
+        return say(
+            Verdict::Skip,
+            "it gives no vGPUs to virtual machines".to_owned(),
+        );
     }
     Finding {
         observed: Some(marks.join(", ")),
@@ -205,13 +214,20 @@ mod tests {
         instance.cloud.instance_type = Some("Standard_NV36ads_A10_v5".to_owned());
         let finding = guest(&instance, &MATRIX, &none);
         assert_eq!(finding.status, Verdict::Warn);
-        assert!(finding.why.contains("Standard_NV36ads_A10_v5"), "{}", finding.why);
+        assert!(
+            finding.why.contains("Standard_NV36ads_A10_v5"),
+            "{}",
+            finding.why
+        );
     }
 
     #[test]
     fn a_vgpu_host_is_told_by_any_of_its_marks() {
         let mut with_functions = facts();
-        assert_eq!(host(&with_functions, &VirtState::default()).status, Verdict::Skip);
+        assert_eq!(
+            host(&with_functions, &VirtState::default()).status,
+            Verdict::Skip
+        );
         with_functions.virtual_functions.push(PciFact {
             pci_address: "0000:41:00.4".parse().unwrap(),
             pci_id: "10de:2330".parse().unwrap(),
@@ -219,7 +235,11 @@ mod tests {
         });
         let finding = host(&with_functions, &VirtState::default());
         assert_eq!(finding.status, Verdict::Warn);
-        assert!(finding.why.contains("1 virtual function"), "{}", finding.why);
+        assert!(
+            finding.why.contains("1 virtual function"),
+            "{}",
+            finding.why
+        );
         for state in [
             VirtState {
                 host_module: true,

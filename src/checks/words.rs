@@ -13,12 +13,7 @@ pub(super) const INSTALL: &str = "run `gpu-bootstrap install`";
 pub(super) const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
 
 /// A finding without values; a family sets those that it has.
-pub(super) fn finding(
-    id: Id,
-    title: &str,
-    status: Verdict,
-    why: impl Into<String>,
-) -> Finding {
+pub(super) fn finding(id: Id, title: &str, status: Verdict, why: impl Into<String>) -> Finding {
     Finding {
         id,
         title: title.to_owned(),

@@ -84,7 +84,10 @@ fn human(facts: &FactsDocument<'_>) -> String {
     }
     if !facts.virtual_functions.is_empty() {
         let count = facts.virtual_functions.len();
-        row("gpu", format!("{count} virtual functions for virtual machines"));
+        row(
+            "gpu",
+            format!("{count} virtual functions for virtual machines"),
+        );
     }
     for gpu in facts.foreign_gpus {
         let name = gpu.name.as_deref().unwrap_or("unknown name");

@@ -378,7 +378,10 @@ mod tests {
         put(files, "0000:2a:00.0", "0x15b3", "0x1021", "0x020700");
         put(files, "0000:2b:00.0", "0x15b3", "0x1021", "0x020700");
         assert_eq!(told(), None);
-        files.put(&format!("{DEVICES}/0000:2a:00.0/vpd"), b"PN\x05MCX75".to_vec());
+        files.put(
+            &format!("{DEVICES}/0000:2a:00.0/vpd"),
+            b"PN\x05MCX75".to_vec(),
+        );
         assert_eq!(told(), Some(false));
         let vpd = b"\x82\x10\0product V1\x06SW_MNG".to_vec();
         files.put(&format!("{DEVICES}/0000:2b:00.0/vpd"), vpd);

@@ -130,7 +130,9 @@ mod tests {
         let (host, fakes) = fake::host();
         let get = async || state(&host, facts()).kernel_log().await.clone();
         assert!(matches!(get().await, KernelLog::Unreadable { .. }));
-        fakes.exec.on("dmesg", |_, _| fake::ok("Linux version 6.1\n"));
+        fakes
+            .exec
+            .on("dmesg", |_, _| fake::ok("Linux version 6.1\n"));
         let known = |messages: Vec<Message>, source: &str| KernelLog::Known {
             messages,
             source: source.to_owned(),
@@ -142,7 +144,10 @@ mod tests {
         fakes.exec.on("journalctl", |_, _| {
             fake::ok("Linux version 6.1\nNVRM: API mismatch: the client has the version 1, but\n")
         });
-        assert_eq!(get().await, known(vec![Message::OtherVersion], "`journalctl`"));
+        assert_eq!(
+            get().await,
+            known(vec![Message::OtherVersion], "`journalctl`")
+        );
         fakes.exec.on_result("journalctl", |cmd, _| {
             Err(ExecError::NotAsked {
                 command: cmd.line(),
@@ -161,7 +166,10 @@ mod tests {
         let mut inside = facts();
         inside.virtualization = Some("docker".to_owned());
         let state = state(&host, inside);
-        assert!(matches!(state.kernel_log().await, KernelLog::NotAsked { .. }));
+        assert!(matches!(
+            state.kernel_log().await,
+            KernelLog::NotAsked { .. }
+        ));
         assert!(fakes.exec.log().is_empty());
     }
 }

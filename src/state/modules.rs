@@ -125,7 +125,9 @@ impl State {
 /// The first line of the module's own version: `NVRM version: NVIDIA UNIX Open Kernel Module for
 /// x86_64  580.95.05 …`, or without `Open`.
 fn flavour_of_banner(text: &str) -> Option<Flavour> {
-    let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("NVRM version:"))?;
     line.contains("Kernel Module").then(|| {
         if line.contains("Open Kernel Module") {
             Flavour::Open
@@ -423,7 +425,9 @@ mod tests {
         assert_eq!(get().await, None);
         fakes.files.put(&plain, module(b"license=NVIDIA\0"));
         assert_eq!(get().await, on_disk(Flavour::Proprietary));
-        fakes.files.put(&dep, "updates/dkms/nvidia-current-open.ko.xz:\n");
+        fakes
+            .files
+            .put(&dep, "updates/dkms/nvidia-current-open.ko.xz:\n");
         assert_eq!(get().await, on_disk(Flavour::Open));
         fakes.files.put(&dep, "updates/dkms/nvidia.ko.zst:\n");
         assert_eq!(get().await, None);

@@ -193,7 +193,10 @@ mod tests {
             ("nvidia-modprobe", "570.133.07-1"),
             ("nvidia-container-toolkit", "1.20.0-1"),
             ("nvidia-driver-pinning-595", "595.58.03-1"),
-            ("linux-modules-nvidia-580-server-open-generic", "6.8.0-139.139"),
+            (
+                "linux-modules-nvidia-580-server-open-generic",
+                "6.8.0-139.139",
+            ),
         ];
         let entry = |(name, version): &(&str, &str)| {
             format!("Package: {name}\nStatus: install ok installed\nVersion: {version}\n\n")

@@ -137,6 +137,9 @@ mod tests {
             unit: Some(unit("disabled", "inactive")),
             version: None,
         };
-        assert!(matches!(decide(&stopped, &wanted), Assessment::Blocked { .. }));
+        assert!(matches!(
+            decide(&stopped, &wanted),
+            Assessment::Blocked { .. }
+        ));
     }
 }

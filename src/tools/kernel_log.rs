@@ -15,7 +15,14 @@ pub fn journal() -> Query {
     let lines = format!("--lines={LINES}");
     Query::new(
         "journalctl",
-        ["--dmesg", "--boot", "--quiet", "--no-pager", "--output=cat", &lines],
+        [
+            "--dmesg",
+            "--boot",
+            "--quiet",
+            "--no-pager",
+            "--output=cat",
+            &lines,
+        ],
     )
     .deadline(DEADLINE)
 }
@@ -86,8 +93,14 @@ pub fn message(line: &str) -> Option<Message> {
         ("fallen off the bus", Message::FellOffBus { gpu: gpu() }),
         ("RmInitAdapter failed", Message::NotStarted { gpu: gpu() }),
         ("rm_init_adapter failed", Message::NotStarted { gpu: gpu() }),
-        ("requires use of the NVIDIA open kernel modules", Message::NeedsOpen),
-        ("nvidia.ko because it does not include the required GPU", Message::NeedsProprietary),
+        (
+            "requires use of the NVIDIA open kernel modules",
+            Message::NeedsOpen,
+        ),
+        (
+            "nvidia.ko because it does not include the required GPU",
+            Message::NeedsProprietary,
+        ),
         ("API mismatch", Message::OtherVersion),
     ] {
         if said.contains(words) {
@@ -103,7 +116,9 @@ fn address(word: &str) -> Option<PciAddress> {
     if word.matches(':').count() != 2 {
         return None;
     }
-    word.parse().ok().or_else(|| format!("{word}.0").parse().ok())
+    word.parse()
+        .ok()
+        .or_else(|| format!("{word}.0").parse().ok())
 }
 
 #[cfg(test)]
@@ -158,7 +173,10 @@ mod tests {
                 "NVRM: API mismatch: the client has the version 535.247.01, but",
                 Some(Message::OtherVersion),
             ),
-            ("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.105.08", None),
+            (
+                "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.105.08",
+                None,
+            ),
             ("nouveau 0000:01:00.0: NVIDIA GA102", None),
             ("NVRM: Xid (PCI:0000:3b:00): x", None),
             ("", None),

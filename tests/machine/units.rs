@@ -232,7 +232,10 @@ pub fn journalctl(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     if args.first() == Some(&"--dmesg") {
         let log = text(files, "/run/simulated/kernel-log").unwrap_or_default();
-        return ok(format!("Linux version {}\n{log}", crate::kernel::running(files)));
+        return ok(format!(
+            "Linux version {}\n{log}",
+            crate::kernel::running(files)
+        ));
     }
     let ["--unit", unit, "--lines=20", "--no-pager", "--output=cat"] = args[..] else {
         panic!("the simulated journalctl knows no `{}`", cmd.line());
