@@ -9,22 +9,6 @@ use crate::{
     tools::kernel_log::{self, Message, last_boot, message},
 };
 
-/// The words of `systemd-detect-virt` for containers: they do not see the kernel's log.
-const CONTAINERS: [&str; 12] = [
-    "container-other",
-    "docker",
-    "lxc",
-    "lxc-libvirt",
-    "openvz",
-    "podman",
-    "pouch",
-    "proot",
-    "rkt",
-    "systemd-nspawn",
-    "wsl",
-    "kubernetes",
-];
-
 /// The messages of NVIDIA's driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelLog {
@@ -55,8 +39,7 @@ impl State {
     }
 
     async fn read_kernel_log(&self) -> KernelLog {
-        let around = self.facts.virtualization.as_deref();
-        if let Some(around) = around.filter(|word| CONTAINERS.contains(word)) {
+        if let Some(around) = self.facts.container() {
             return KernelLog::NotAsked {
                 why: format!("a container ({around}) does not see the kernel's log"),
             };
