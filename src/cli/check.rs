@@ -17,10 +17,7 @@ use crate::{
     error::{Report as _, one_line},
     exit::Exit,
     facts::Facts,
-    host::{
-        Host,
-        record::{self, Recording},
-    },
+    host::record::{self, Recording},
     journal::Request,
     model::id::Id,
     report::{document, human},
@@ -40,8 +37,24 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     }
     let mut request = prepare::request(&args.target, &args::Image::default(), false, None)?;
     let mut named = world.host.clone();
+    let mut warnings = Vec::new();
+    // A journal or a file that cannot be read is no reason to say nothing.
+    let mut told = |error: &dyn std::error::Error| {
+        warnings.push(format!("failed to {}", one_line(error)));
+    };
+    let asked = engine::asked(&host).unwrap_or_else(|error| {
+        told(&error);
+        None
+    });
+    let runs = (host.files.exists(Utf8Path::new(RUNNING_KERNEL))).unwrap_or_else(|error| {
+        told(&error);
+        true
+    });
+    let prepared = asked.is_some();
+    // The request in the journal of an image, where no kernel runs.
     if args.root.is_some()
-        && let Some(built) = built(&host)?
+        && !runs
+        && let Some(built) = asked.filter(|asked| asked.image)
     {
         let own = request == Request::default();
         request.image = true;
@@ -56,17 +69,13 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     }
     let scope = machine::scope(args.root.as_deref());
     let mut ground = prepare::ground(world, host, request, scope)?;
-    let (desired, mut warnings) = match ground.resolve(world, &*named.files) {
-        Ok(resolution) => (Ok(resolution.desired), resolution.warnings),
-        Err(error) if error.is_of_the_machine() => (Err(unresolvable(&error)), Vec::new()),
-        Err(error) => return Err(error.into()),
-    };
-    let prepared = match engine::asked(&ground.host) {
-        Ok(request) => request.is_some(),
-        Err(error) => {
-            warnings.push(format!("failed to {}", one_line(&error)));
-            false
+    let desired = match ground.resolve(world, &*named.files) {
+        Ok(resolution) => {
+            warnings.extend(resolution.warnings);
+            Ok(resolution.desired)
         }
+        Err(error) if error.is_of_the_machine() => Err(unresolvable(&error)),
+        Err(error) => return Err(error.into()),
     };
     let desired = match in_container(&ground.facts) {
         Some(why) if !prepared => Err(why),
@@ -139,26 +148,6 @@ fn in_container(facts: &Facts) -> Option<Unresolvable> {
         hint: None,
         needless: true,
     })
-}
-
-/// The request in the journal of an image; `None` where a kernel runs.
-fn built(host: &Host) -> Result<Option<Request>, Failure> {
-    let files = &host.files;
-    let runs = files
-        .exists(Utf8Path::new(RUNNING_KERNEL))
-        .map_err(|error| {
-            Failure::caused(
-                Exit::Internal,
-                "root-unreadable",
-                "failed to read the folder of `--root`",
-                error,
-                None,
-            )
-        })?;
-    if runs {
-        return Ok(None);
-    }
-    Ok(engine::asked(host)?.filter(|asked| asked.image))
 }
 
 fn not_recorded(error: record::RecordError) -> Failure {

@@ -191,7 +191,7 @@ fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding
         title: RESOLVABLE_TITLE.to_owned(),
         status,
         why,
-        observed: None,
+        observed: Some(seen(facts)),
         expected: None,
         remedy: (status == Verdict::Fail)
             .then(|| reason.hint.clone())
@@ -199,6 +199,24 @@ fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding
         links: Vec::new(),
         because: None,
     }
+}
+
+/// The machine in a few words.
+fn seen(facts: &Facts) -> String {
+    let os = facts.os.as_ref().map_or_else(
+        || "unknown system".to_owned(),
+        |os| match &os.version_id {
+            Some(version) => format!("{} {version}", os.id),
+            None => os.id.clone(),
+        },
+    );
+    let arch = facts.kernel.arch.as_deref();
+    let count = facts.gpus.len();
+    format!(
+        "{os} on {}, {count} NVIDIA {}",
+        arch.unwrap_or("an unknown architecture"),
+        if count == 1 { "GPU" } else { "GPUs" }
+    )
 }
 
 fn of_step(job: &Job) -> Option<Finding> {
