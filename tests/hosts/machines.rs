@@ -41,6 +41,8 @@ struct Machine {
     library: Option<String>,
     suite: Option<String>,
     #[serde(default)]
+    gone: usize,
+    #[serde(default)]
     packages: Vec<String>,
     #[serde(default)]
     files: BTreeMap<String, String>,
@@ -99,7 +101,15 @@ impl Machine {
         }
         let functions = self.pci.iter().flat_map(|row| functions(row));
         for (at, function) in functions.enumerate() {
-            function.put(root, &format!("0000:{:02x}:00.0", at + 1));
+            let address = format!("0000:{:02x}:00.0", at + 1);
+            function.put(root, &address);
+            if at < self.gone {
+                put(
+                    root,
+                    &format!("/sys/bus/pci/devices/{address}/config"),
+                    [0xff; 64],
+                );
+            }
         }
         if let Some(version) = &self.loaded {
             put(root, "/sys/module/nvidia/version", format!("{version}\n"));
@@ -208,11 +218,12 @@ impl Machine {
 /// A function on the bus.
 struct Function {
     id: String,
+    subsystem: String,
     class: String,
     driver: Option<String>,
 }
 
-/// Reads `COUNT x VENDOR:DEVICE/CLASS@DRIVER`.
+/// Reads `COUNT x VENDOR:DEVICE+SUBSYSTEM/CLASS@DRIVER`.
 fn functions(row: &str) -> Vec<Function> {
     let (count, row) = row.split_once(" x ").unwrap_or(("1", row));
     let (row, driver) = match row.split_once('@') {
@@ -221,8 +232,10 @@ fn functions(row: &str) -> Vec<Function> {
     };
     // A 3D controller, as GPUs without a display are.
     let (id, class) = row.split_once('/').unwrap_or((row, "030200"));
+    let (id, subsystem) = id.split_once('+').unwrap_or((id, "0000"));
     let one = || Function {
         id: id.to_owned(),
+        subsystem: subsystem.to_owned(),
         class: class.to_owned(),
         driver: driver.clone(),
     };
@@ -237,7 +250,7 @@ impl Function {
             ("vendor", vendor),
             ("device", device),
             ("subsystem_vendor", vendor),
-            ("subsystem_device", "0000"),
+            ("subsystem_device", &self.subsystem),
             ("class", &self.class),
         ] {
             put(root, &format!("{folder}/{name}"), format!("0x{value}\n"));
