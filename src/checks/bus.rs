@@ -64,7 +64,13 @@ fn answer(read: Result<Option<Vec<u8>>, crate::host::FilesError>) -> Answer {
 fn decide(found: &[(&GpuFact, Answer)], on_metal: bool) -> Finding {
     let say = |status, why: String| finding(REVFF, TITLE, status, why);
     if found.is_empty() {
-        return say(Verdict::Skip, words::NO_GPU.to_owned());
+        return say(
+            Verdict::Skip,
+            format!(
+                "{}, or all are reserved for virtual machines",
+                words::NO_GPU
+            ),
+        );
     }
     let with = |wanted: &Answer| -> Vec<&GpuFact> {
         (found.iter().filter(|(_, answer)| answer == wanted))

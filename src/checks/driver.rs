@@ -41,7 +41,12 @@ struct DriverState {
     flavour: Option<FoundFlavour>,
     /// This program could install a driver here.
     installs: bool,
+    /// Why there is no GPU to look at, where that is so.
+    none: &'static str,
 }
+
+/// The GPUs that are there are not for a driver of this machine.
+const NOT_OURS: &str = "every GPU is a vGPU, or is reserved for virtual machines";
 
 impl DriverState {
     /// The version that drives the GPUs, or would at the next boot, and how it is there.
@@ -94,10 +99,10 @@ fn best(matrix: &Matrix, gpus: &[&GpuFact]) -> Best {
 }
 
 /// Whether a branch that gets fixes drives the GPUs.
-fn supported(matrix: &Matrix, best: Option<&Best>) -> Finding {
+fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
     let say = |status, why: String| finding(SUPPORTED, "Drivers for the GPUs", status, why);
     let best = match best {
-        None => return say(Verdict::Skip, words::NO_GPU.to_owned()),
+        None => return say(Verdict::Skip, none.to_owned()),
         Some(Err(no_driver)) => {
             let reasons: Vec<&str> = no_driver.reasons.iter().map(|r| &*r.text).collect();
             if no_driver.unknown {
@@ -203,7 +208,7 @@ fn version(
         ..finding(MATRIX, "Driver version for the GPUs", status, why)
     };
     if boards.is_empty() {
-        return say(Verdict::Skip, words::NO_GPU.to_owned());
+        return say(Verdict::Skip, state.none.to_owned());
     }
     let Some((version, how)) = state.version() else {
         return say(Verdict::Skip, "no driver is installed".to_owned());
@@ -260,7 +265,7 @@ fn modules(
 ) -> Finding {
     let say = |status, why: String| finding(FLAVOUR, "Kernel modules for the GPUs", status, why);
     if boards.is_empty() {
-        return say(Verdict::Skip, words::NO_GPU.to_owned());
+        return say(Verdict::Skip, state.none.to_owned());
     }
     let Some((version, _)) = state.version() else {
         return say(Verdict::Skip, "no driver is installed".to_owned());
@@ -379,13 +384,18 @@ impl Check for Driver {
             found: subject.state.driver().await.clone(),
             flavour: subject.state.module_flavour().await?,
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
+            none: if subject.facts.gpus.is_empty() {
+                words::NO_GPU
+            } else {
+                NOT_OURS
+            },
         };
         let gpus = gpus(subject)?;
         let boards = boards(subject.matrix, &gpus);
         let best = (!gpus.is_empty()).then(|| best(subject.matrix, &gpus));
         let best = best.as_ref();
         Ok(vec![
-            supported(subject.matrix, best),
+            supported(subject.matrix, state.none, best),
             version(subject.matrix, &boards, &state, best),
             modules(subject.matrix, &boards, &state, best),
             triangle(&state),
@@ -432,6 +442,7 @@ mod tests {
                 loaded: true,
             }),
             installs: true,
+            none: "",
         }
     }
 
@@ -507,7 +518,7 @@ mod tests {
         let of = |ids: &[&str]| {
             let gpus: Vec<GpuFact> = ids.iter().map(|id| gpu(id)).collect();
             let gpus: Vec<&GpuFact> = gpus.iter().collect();
-            supported(&MATRIX, Some(&best(&MATRIX, &gpus)))
+            supported(&MATRIX, "", Some(&best(&MATRIX, &gpus)))
         };
         assert_eq!(of(&[H100]).status, Verdict::Pass);
         let old = of(&[K80]);
@@ -517,7 +528,7 @@ mod tests {
         let pair = of(&[V100, B200]);
         assert_eq!(pair.status, Verdict::Fail, "{}", pair.why);
         assert!(pair.remedy.is_some());
-        assert_eq!(supported(&MATRIX, None).status, Verdict::Skip);
+        assert_eq!(supported(&MATRIX, "none", None).status, Verdict::Skip);
     }
 
     #[test]

@@ -94,9 +94,10 @@ fn decide(state: &PackagesState) -> Finding {
             )
         };
     }
+    // Distributions sign the modules themselves and take the rest from NVIDIA, as AlmaLinux does.
     let of = |vendor: bool| -> Vec<&str> {
         (parts.iter())
-            .filter(|part| part.by_vendor == Some(vendor))
+            .filter(|part| part.by_vendor == Some(vendor) && !part.name.contains("kmod"))
             .map(|part| part.name.as_str())
             .collect()
     };
@@ -203,6 +204,15 @@ mod tests {
                 false,
                 Verdict::Warn,
                 "packages of NVIDIA (libnvidia-compute-580) and of the distribution",
+            ),
+            (
+                vec![
+                    ("nvidia-open-kmod", "580.178.04", theirs),
+                    ("nvidia-driver-cuda", "580.178.04", ours),
+                ],
+                false,
+                Verdict::Pass,
+                "2 packages at 580.178.04",
             ),
             (
                 vec![module, ("libnvidia-compute-535", "535.261.03", theirs)],

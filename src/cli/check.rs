@@ -132,10 +132,15 @@ fn unresolvable(error: &ResolveError) -> Unresolvable {
         }
         ResolveError::Config(error) => format!("failed to {}", one_line(error)),
     };
+    // Vendors of hypervisors have drivers of their own for these machines; `virt` says which.
+    let needless = match error {
+        ResolveError::Refused(refusal) => matches!(refusal.reason, "vgpu" | "vgpu-host"),
+        ResolveError::Config(_) => false,
+    };
     Unresolvable {
         why,
         hint: error.hint(),
-        needless: false,
+        needless,
     }
 }
 

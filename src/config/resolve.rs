@@ -246,6 +246,15 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
             "install the GRID guest driver that matches the hypervisor's vGPU release",
         ));
     }
+    if !facts.virtual_functions.is_empty() {
+        return Err(Refusal::new(
+            "vgpu-host",
+            "the GPUs have virtual functions (SR-IOV), so they are given to virtual machines"
+                .into(),
+            "prepare the virtual machines; to use the GPUs here, turn the virtual functions off \
+             (`/usr/lib/nvidia/sriov-manage -d ALL`)",
+        ));
+    }
     if !facts.gpus.is_empty() {
         return Ok(Some(Wish::of(facts).gpus));
     }

@@ -1,5 +1,6 @@
 //! The result of layers, profiles and facts.
 
+use gpu_bootstrap::compat::matrix::Fabric;
 use gpu_bootstrap::config::{
     desired::{Repository, RuntimeKind},
     profile::Profile,
@@ -351,7 +352,7 @@ fn a_machine_with_nvswitches_needs_the_fabric_manager() {
     });
     assert_eq!(fabric(&machine), Fabric::Fm);
     // The switches of the machine that builds an image are not those of its instances.
-    machine.flags.image = true;
+    machine.ask.flags.image = true;
     assert_eq!(fabric(&machine), Fabric::None);
     let resolution = machine.resolution();
     let driver = resolution.desired.driver.as_ref().unwrap();
@@ -364,5 +365,22 @@ fn a_machine_with_nvswitches_needs_the_fabric_manager() {
         (driver.warnings.iter()).all(|warning| resolution.warnings.contains(warning)),
         "{:?}",
         resolution.warnings
+    );
+}
+
+#[test]
+fn a_host_of_vgpus_is_refused() {
+    let mut machine = Machine::debian();
+    machine.facts.virtual_functions.push(PciFact {
+        pci_address: "0000:41:00.4".parse().unwrap(),
+        pci_id: "10de:2330".parse().unwrap(),
+        name: None,
+    });
+    let error = machine.load().unwrap_err();
+    assert!(error.to_string().contains("virtual functions"), "{error}");
+    assert!(
+        error
+            .hint()
+            .is_some_and(|hint| hint.contains("sriov-manage"))
     );
 }
