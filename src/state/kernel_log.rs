@@ -62,8 +62,8 @@ impl State {
         }
     }
 
-    /// The output of a program. Every kernel writes something when it boots, so that nothing means
-    /// that the log is hidden from this user.
+    /// The output of a program. Every kernel names its version when it boots, so that nothing means
+    /// that the log is hidden from this user, or has lost its beginning.
     async fn lines_of(&self, query: &Query) -> Result<String, ExecError> {
         let output = self.host.reader().query(query).await?;
         let output = output.success(query.cmd())?;

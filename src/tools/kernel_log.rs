@@ -6,25 +6,21 @@ use crate::{host::Query, model::pci::PciAddress};
 
 /// Reading a log takes no longer, however long the machine runs.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// How many lines of this boot are read at most, the newest ones.
-pub const LINES: usize = 50_000;
 
-/// The messages of this boot from systemd's journal, which keeps more of them than the kernel.
+/// The messages of the driver and the first line of this boot, from systemd's journal, which keeps
+/// more than the kernel. The rest of the log is nobody's business: it may end in a recording.
 #[must_use]
 pub fn journal() -> Query {
-    let lines = format!("--lines={LINES}");
-    Query::new(
-        "journalctl",
-        [
-            "--dmesg",
-            "--boot",
-            "--quiet",
-            "--no-pager",
-            "--output=cat",
-            &lines,
-        ],
-    )
-    .deadline(DEADLINE)
+    let lines = format!("--grep=NVRM|{BOOT}");
+    let args = [
+        "--dmesg",
+        "--boot",
+        "--quiet",
+        "--no-pager",
+        "--output=cat",
+        &lines,
+    ];
+    Query::new("journalctl", args).deadline(DEADLINE)
 }
 
 /// The messages that the kernel itself still has.
