@@ -17,7 +17,7 @@ use crate::{
     model::{
         gpu::{Flavour, GpuIdentity, SupportedFlavours},
         id::Id,
-        version::DriverVersion,
+        version::{Branch, DriverVersion},
     },
     state::{FoundDriver, FoundFlavour, is_reserved},
     step::StepError,
@@ -39,8 +39,8 @@ type Best = Result<Pick, Box<NoDriver>>;
 struct DriverState {
     found: FoundDriver,
     flavour: Option<FoundFlavour>,
-    /// This program could install a driver here.
-    installs: bool,
+    /// The branch that this program would install here.
+    wanted: Option<Branch>,
     /// Why there is no GPU to look at, where that is so.
     none: &'static str,
 }
@@ -181,8 +181,18 @@ fn about_modules(rule: Rule) -> bool {
 }
 
 fn remedy(state: &DriverState, best: Option<&Best>) -> Option<String> {
+    let there = state.version().map(|(version, _)| version.branch());
     match best {
-        Some(Ok(_)) if state.installs => Some(INSTALL.to_owned()),
+        Some(Ok(best)) if Some(best.branch) == there && state.wanted == there => Some(format!(
+            "upgrade the packages of the driver to the newest version of branch {}",
+            best.branch
+        )),
+        Some(Ok(best)) if state.wanted.is_some() && state.wanted == there => Some(format!(
+            "set `driver.branch = {}` and a `driver.source` that has it, then run `gpu-bootstrap \
+             install`",
+            best.branch
+        )),
+        Some(Ok(_)) if state.wanted.is_some() => Some(INSTALL.to_owned()),
         Some(Ok(best)) => Some(format!(
             "install a driver of branch {} with the {} kernel modules",
             best.branch, best.flavour
@@ -299,7 +309,10 @@ fn modules(
             format!("all GPUs run with the {} kernel modules", found.flavour),
         ),
         Some((judgement, text)) => Finding {
-            remedy: remedy(state, best),
+            remedy: match (state.wanted, best) {
+                (Some(_), _) => Some(INSTALL.to_owned()),
+                (None, _) => remedy(state, best),
+            },
             ..say(
                 match judgement {
                     Judgement::Refuse => Verdict::Fail,
@@ -383,7 +396,9 @@ impl Check for Driver {
         let state = DriverState {
             found: subject.state.driver().await.clone(),
             flavour: subject.state.module_flavour().await?,
-            installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
+            wanted: (subject.desired)
+                .and_then(|desired| desired.driver.as_ref())
+                .map(|driver| driver.branch),
             none: if subject.facts.gpus.is_empty() {
                 words::NO_GPU
             } else {
@@ -412,7 +427,7 @@ mod tests {
         check::Verdict,
         compat::matrix::Matrix,
         facts::GpuFact,
-        model::gpu::Flavour,
+        model::{gpu::Flavour, version::Branch},
         state::{FoundDriver, FoundFlavour},
         steps::fixtures::facts,
     };
@@ -441,7 +456,7 @@ mod tests {
                 flavour,
                 loaded: true,
             }),
-            installs: true,
+            wanted: Some(Branch(580)),
             none: "",
         }
     }

@@ -155,7 +155,16 @@ fn counts(found: &[Bound<'_>]) -> String {
     counts.join(", ")
 }
 
-fn bound(found: &[Bound<'_>], loaded: bool) -> Finding {
+/// What can be done about a GPU without its driver.
+#[derive(Debug, Clone, Copy)]
+struct Means {
+    /// A driver is loaded, and has refused the GPU.
+    loaded: bool,
+    /// This program can install a driver here.
+    installs: bool,
+}
+
+fn bound(found: &[Bound<'_>], means: Means) -> Finding {
     let say = |status, why: String| Finding {
         expected: Some(DRIVER.into()),
         ..finding(BOUND, "GPUs bound to the NVIDIA driver", status, why)
@@ -232,16 +241,22 @@ fn bound(found: &[Bound<'_>], loaded: bool) -> Finding {
             "run `rmmod {other}`, then `gpu-bootstrap install`: NVIDIA's driver takes no GPU that \
              another driver has"
         ))
-    } else if !others.is_empty() {
+    } else if !others.is_empty() && means.installs {
         Some(format!("{INSTALL}: it denies the drivers of the kernel"))
     } else if is_vgpu {
         Some("install the GRID guest driver that matches the hypervisor's vGPU release".to_owned())
-    } else if !none.is_empty() && loaded {
+    } else if !none.is_empty() && means.loaded {
         Some("run `dmesg | grep NVRM` to see why the loaded driver refused the GPU".to_owned())
-    } else if !none.is_empty() {
+    } else if status == Verdict::Warn {
+        None
+    } else if means.installs {
         Some(INSTALL.to_owned())
     } else {
-        None
+        Some(
+            "run `gpu-bootstrap compat` to see which driver fits, and install it as this system \
+             does"
+                .to_owned(),
+        )
     };
     Finding {
         observed,
@@ -265,20 +280,43 @@ impl Check for Pci {
                 .map_or(!subject.prepared, |desired| desired.preflight.allow_no_gpu),
             image: subject.desired.is_some_and(|desired| desired.image),
         };
-        // A driver whose version cannot be read is loaded; the version is not the subject here.
-        let loaded = !matches!(subject.state.loaded_driver(), Ok(None));
+        let means = Means {
+            // A driver whose version cannot be read is loaded; the version is not the subject here.
+            loaded: !matches!(subject.state.loaded_driver(), Ok(None)),
+            installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
+        };
         Ok(vec![
             present(subject.facts, wanted),
             identity(&subject.facts.gpus),
-            bound(&detect(subject)?, loaded),
+            bound(&detect(subject)?, means),
         ])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Bound, Wanted, bound, identity, present};
+    use super::{Bound, Means, Wanted, bound, identity, present};
     use crate::{check::Verdict, facts::PciFact, steps::fixtures::facts};
+
+    fn means(loaded: bool) -> Means {
+        Means {
+            loaded,
+            installs: true,
+        }
+    }
+
+    #[test]
+    fn where_nothing_can_be_installed_the_remedy_is_another() {
+        let facts = facts();
+        let nowhere = Means {
+            loaded: false,
+            installs: false,
+        };
+        for driver in [None, Some("nouveau")] {
+            let remedy = bound(&[(&facts.gpus[0], driver)], nowhere).remedy;
+            assert!(remedy.is_some_and(|text| text.contains("gpu-bootstrap compat")));
+        }
+    }
 
     #[test]
     fn a_gpu_without_a_driver_is_a_failure_with_a_remedy() {
@@ -351,7 +389,7 @@ mod tests {
             ),
         ] {
             let found: [Bound<'_>; 2] = [(first, one), (second, other)];
-            let finding = bound(&found, loaded);
+            let finding = bound(&found, means(loaded));
             assert_eq!(finding.status, verdict, "{one:?} {other:?}");
             assert!(finding.why.contains(words), "{}", finding.why);
             match remedy {
@@ -362,8 +400,8 @@ mod tests {
                 None => assert_eq!(finding.remedy, None),
             }
         }
-        assert_eq!(bound(&[], false).status, Verdict::Skip);
-        let mixed = bound(&[(first, Some("nvidia")), (second, None)], true);
+        assert_eq!(bound(&[], means(false)).status, Verdict::Skip);
+        let mixed = bound(&[(first, Some("nvidia")), (second, None)], means(true));
         assert_eq!(mixed.observed.as_deref(), Some("nvidia 1, none 1"));
     }
 
@@ -372,7 +410,7 @@ mod tests {
         let mut facts = facts();
         facts.gpus.truncate(1);
         facts.gpus[0].vgpu = true;
-        let finding = bound(&[(&facts.gpus[0], None)], false);
+        let finding = bound(&[(&facts.gpus[0], None)], means(false));
         let remedy = finding.remedy.unwrap_or_default();
         assert!(remedy.contains("GRID guest driver"), "{remedy}");
     }
