@@ -84,7 +84,13 @@ impl State {
     pub async fn cri(&self) -> Result<Option<CriConfig>, StateError> {
         match self.containerd_dump().await {
             Ok(None) => Ok(None),
-            Ok(Some(output)) => parsed("`containerd config dump`", &output.stdout).map(Some),
+            Ok(Some(output)) if output.ok() => {
+                parsed("`containerd config dump`", &output.stdout).map(Some)
+            }
+            Ok(Some(output)) => Err(StateError::Unexpected {
+                what: "containerd's configuration".to_owned(),
+                why: last_words(output),
+            }),
             Err(error) if error.not_asked().is_some() => self.cri_files().await,
             Err(error) => Err(error),
         }
