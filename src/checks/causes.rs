@@ -124,7 +124,9 @@ mod tests {
     use super::{NEEDS, find};
     use crate::{
         check::{Finding, Layer, Verdict},
+        checks,
         model::id::Id,
+        steps,
     };
 
     fn finding(id: &'static str, status: Verdict, because: Option<&'static str>) -> Finding {
@@ -211,10 +213,7 @@ mod tests {
                 ("driver.libraries", Fail, None),
                 ("cdi", Skip, None),
             ]),
-            ["-", "-", "-", "-", "driver.libraries"].map(|name| match name {
-                "driver.libraries" => "-",
-                other => other,
-            })
+            ["-"; 5]
         );
     }
 
@@ -222,6 +221,21 @@ mod tests {
     fn findings_that_name_each_other_do_not_hang() {
         let names = because(&[("a", Fail, Some("b")), ("b", Fail, Some("a"))]);
         assert_eq!(names, ["b", "a"]);
+    }
+
+    #[test]
+    fn every_name_is_that_of_a_finding() {
+        let steps = steps::all();
+        let checks = checks::all();
+        let ids: Vec<Id> = (steps.iter().map(|step| step.id()))
+            .chain(checks.iter().flat_map(|check| check.ids().to_vec()))
+            .chain([Id::new("config.resolvable")])
+            .collect();
+        for (name, needs) in NEEDS {
+            for name in needs.iter().chain([name]) {
+                assert!(ids.iter().any(|id| super::stands_for(name, id)), "{name}");
+            }
+        }
     }
 
     #[test]
