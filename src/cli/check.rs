@@ -50,7 +50,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         told(&error);
         true
     });
-    let prepared = asked.is_some();
+    let prepared = asked.as_ref().is_some_and(wants_gpus);
     // The request in the journal of an image, where no kernel runs.
     if args.root.is_some()
         && !runs
@@ -118,6 +118,11 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         CheckFormat::Human => print::show(&mut world.out, |to| human::check(to, &report, style))?,
     }
     Ok(report.exit)
+}
+
+/// Whether a machine that was prepared so must have GPUs: a node of a pool may have none.
+fn wants_gpus(request: &Request) -> bool {
+    !(request.set.iter()).any(|set| set.replace(' ', "") == "preflight.allow-no-gpu=true")
 }
 
 /// Why nothing can be wanted on the machine.

@@ -132,7 +132,7 @@ struct Examination {
 /// Data that all tasks share.
 struct Inner {
     host: Host,
-    /// None where nothing can be wanted.
+    /// Empty where nothing can be wanted.
     steps: Vec<Box<dyn Step>>,
     /// `None` only for `check`, where nothing can be wanted.
     desired: Option<Desired>,
@@ -233,7 +233,8 @@ impl Session {
             Err(why) => (None, Some(why)),
         };
         // Somebody who asks only for a step must hear why it is not assessed.
-        if !wanted(check::RESOLVABLE.as_str()) && !keep.contains(&true) {
+        let resolvable = check::RESOLVABLE.as_str();
+        if tools.options.skips(resolvable) || !(wanted(resolvable) || keep.contains(&true)) {
             unresolvable = None;
         }
         let keep: Vec<bool> = (keep.iter())
@@ -349,7 +350,11 @@ impl Options {
     #[must_use]
     pub fn wants(&self, id: &str) -> bool {
         let named = |names: &[String]| names.iter().any(|name| stands_for(name, id));
-        (self.only.is_empty() || named(&self.only)) && !named(&self.skip)
+        (self.only.is_empty() || named(&self.only)) && !self.skips(id)
+    }
+
+    fn skips(&self, id: &str) -> bool {
+        self.skip.iter().any(|name| stands_for(name, id))
     }
 
     fn all_known(&self, known: &[Id]) -> Result<(), EngineError> {

@@ -211,6 +211,9 @@ async fn where_nothing_can_be_wanted_the_health_checks_speak() {
     assert_eq!(verdicts(&rig.check().await), ["config.resolvable Fail"]);
     rig.options.only = vec!["pci.presence".to_owned()];
     assert_eq!(verdicts(&rig.check().await), ["pci.presence Fail"]);
+    rig.options.only.clear();
+    rig.options.skip = vec!["config.resolvable".to_owned()];
+    assert_eq!(verdicts(&rig.check().await), ["pci.presence Fail"]);
 }
 
 #[tokio::test]
