@@ -233,8 +233,9 @@ impl Session {
             Err(why) => (None, Some(why)),
         };
         // Somebody who asks only for a step must hear why it is not assessed.
-        let resolvable = check::RESOLVABLE.as_str();
-        if tools.options.skips(resolvable) || !(wanted(resolvable) || keep.contains(&true)) {
+        let skipped = tools.options.skips(check::RESOLVABLE.as_str());
+        let asked = wanted(check::RESOLVABLE.as_str()) || keep.contains(&true);
+        if skipped || !asked {
             unresolvable = None;
         }
         let keep: Vec<bool> = (keep.iter())
