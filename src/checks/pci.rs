@@ -252,11 +252,14 @@ fn bound(found: &[Bound<'_>], means: Means) -> Finding {
     } else if means.installs {
         Some(INSTALL.to_owned())
     } else {
-        Some(
-            "run `gpu-bootstrap compat` to see which driver fits, and install it as this system \
-             does"
-                .to_owned(),
-        )
+        let first = found.iter().find(|(_, driver)| *driver != Some(DRIVER));
+        first.map(|(gpu, _)| {
+            format!(
+                "run `gpu-bootstrap compat --gpu {}` to see which driver fits, and install it as \
+                 this system does",
+                gpu.pci_id
+            )
+        })
     };
     Finding {
         observed,
