@@ -343,10 +343,11 @@ fn triangle(state: &DriverState) -> Finding {
     .into_iter()
     .filter_map(|(what, version)| Some(format!("{what} {}", version.as_ref()?)))
     .collect();
-    let observed = Some(told.join(", "));
     if told.is_empty() {
         return say(Verdict::Skip, "no driver is installed".to_owned());
     }
+    let told = told.join(", ");
+    let observed = Some(told.clone());
     let differ = |one: &Option<DriverVersion>, other: &Option<DriverVersion>| matches!((one, other), (Some(one), Some(other)) if one != other);
     if differ(&found.loaded_version, &found.module_version) {
         return Finding {
@@ -361,7 +362,10 @@ fn triangle(state: &DriverState) -> Finding {
     if found.loaded_version.is_none() && differ(&found.module_version, &found.library_version) {
         return Finding {
             observed,
-            remedy: Some(INSTALL.to_owned()),
+            remedy: Some(match state.wanted {
+                Some(_) => INSTALL.to_owned(),
+                None => "install the driver's packages again, all at one version".to_owned(),
+            }),
             ..say(
                 Verdict::Fail,
                 "the module on disk and the libraries are of different versions, so no program \
@@ -381,8 +385,8 @@ fn triangle(state: &DriverState) -> Finding {
         };
     }
     Finding {
-        observed: observed.clone(),
-        ..say(Verdict::Pass, observed.unwrap_or_default())
+        observed,
+        ..say(Verdict::Pass, told)
     }
 }
 
