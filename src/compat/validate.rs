@@ -356,10 +356,8 @@ impl Validator {
                 .min_drivers
                 .iter()
                 .any(|version| version.branch() == *branch);
-            let older = row
-                .min_drivers
-                .first()
-                .is_none_or(|first| *branch < first.branch());
+            let first = row.min_drivers.first().or(row.named_since.as_ref());
+            let older = first.is_none_or(|first| *branch < first.branch());
             if listed || older {
                 let what = format!("branch {branch} is settled by `min-drivers`");
                 self.bad(at, "not-named-in", what, "remove it");

@@ -6,6 +6,7 @@ mod identity;
 mod pick;
 mod properties;
 mod question;
+mod released;
 
 use std::sync::LazyLock;
 
