@@ -72,25 +72,57 @@ pub fn look(files: &dyn ReadFiles) -> Result<ContainerView, FilesError> {
     Ok(ContainerView { devices, libraries })
 }
 
-/// Shared objects that a process has mapped, by `proc_pid_maps(5)`: all that is needed to run the
+/// A file that a process has mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapped {
+    /// Its path when it was mapped.
+    pub path: String,
+    /// Whether another file is at the path now, or none.
+    pub replaced: bool,
+    /// The kernel's link to the mapped file itself, whatever is at the path now, `proc_pid_map_files(5)`.
+    pub link: String,
+}
+
+/// Shared objects that this process has mapped, by `proc_pid_maps(5)`: all that is needed to run the
 /// program in an empty root filesystem. The first is the program itself.
 #[must_use]
-pub fn mapped_objects(maps: &str) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
+pub fn mapped_objects(maps: &str) -> Vec<Mapped> {
+    let mut found: Vec<Mapped> = Vec::new();
     for line in maps.lines() {
         let Some(at) = line.find('/') else { continue };
-        let path = &line[at..];
+        let (path, replaced) = match line[at..].strip_suffix(" (deleted)") {
+            Some(path) => (path, true),
+            None => (&line[at..], false),
+        };
         let is_object = path.contains(".so") || found.is_empty();
-        if is_object && !path.ends_with("(deleted)") && !found.iter().any(|known| known == path) {
-            found.push(path.to_owned());
+        if is_object
+            && !found.iter().any(|known| known.path == path)
+            && let Some(link) = line.split(' ').next().and_then(link)
+        {
+            found.push(Mapped {
+                path: path.to_owned(),
+                replaced,
+                link,
+            });
         }
     }
     found
 }
 
+/// The link of an address range. Its name has no leading zeros, which the ranges of `maps` may have.
+fn link(range: &str) -> Option<String> {
+    let (from, to) = range.split_once('-')?;
+    let address = |text: &str| u64::from_str_radix(text, 16).ok();
+    Some(format!(
+        "/proc/self/map_files/{:x}-{:x}",
+        address(from)?,
+        address(to)?
+    ))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{ContainerView, look, mapped_objects};
+    use super::{ContainerView, Mapped, look, mapped_objects};
     use crate::host::fake;
 
     #[test]
@@ -118,13 +150,42 @@ mod tests {
                     7f00-7f01 r--p 00000000 fe:01 9 /usr/lib/x86_64-linux-gnu/libc.so.6\n\
                     7f02-7f03 r--p 00000000 fe:01 9 /usr/lib/locale/C.utf8/LC_CTYPE\n\
                     7f04-7f05 r--p 00000000 fe:01 9 /usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2\n";
+        let paths: Vec<String> = (mapped_objects(maps).into_iter())
+            .map(|object| object.path)
+            .collect();
         assert_eq!(
-            mapped_objects(maps),
+            paths,
             [
                 "/usr/local/bin/gpu-bootstrap",
                 "/usr/lib/x86_64-linux-gnu/libc.so.6",
                 "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
             ]
         );
+    }
+
+    #[test]
+    fn a_replaced_object_is_named_with_the_link_to_its_content() {
+        let maps = "00400000-00452000 r--p 00000000 fe:01 7 /opt/gpu-bootstrap (deleted)\n\
+                    7f00-7f01 r--p 00000000 fe:01 9 /usr/lib/libc.so.6 (deleted)\n\
+                    7f01-7f02 r--p 00001000 fe:01 9 /usr/lib/libc.so.6 (deleted)\n";
+        let object = |path: &str, link: &str| Mapped {
+            path: path.to_owned(),
+            replaced: true,
+            link: link.to_owned(),
+        };
+        assert_eq!(
+            mapped_objects(maps),
+            [
+                object("/opt/gpu-bootstrap", "/proc/self/map_files/400000-452000"),
+                object("/usr/lib/libc.so.6", "/proc/self/map_files/7f00-7f01"),
+            ]
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "([0-9a-f]*-[0-9a-f]* )?(/|.so| \\(deleted\\)|\n|.)*") {
+            let _ = mapped_objects(&text);
+        }
     }
 }

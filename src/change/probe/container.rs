@@ -3,16 +3,15 @@
 
 use std::time::Duration;
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
+use super::{error::ProbeError, root::Root};
 use crate::{
     change::{Probe, Sink},
     config::desired::RuntimeKind,
-    error::Report,
-    exit::Exit,
-    host::{Cmd, ExecError, FilesError, Host},
+    host::{Cmd, ExecError, Host},
     tools::{
-        container_view::{self, ContainerView, LIBRARIES},
+        container_view::{ContainerView, LIBRARIES},
         ctr,
     },
 };
@@ -21,72 +20,8 @@ use crate::{
 pub(super) const IMAGE: &str = "gpu-bootstrap/probe:local";
 /// The name of its container.
 const CONTAINER: &str = "gpu-bootstrap-probe";
-/// The path of the program in it.
-const PROGRAM: &str = "/gpu-bootstrap";
-/// The folder of its libraries, which no distribution and no toolkit uses.
-const LIBRARY_FOLDER: &str = "/gpu-bootstrap-lib";
-/// The hidden subcommand that prints what the container sees.
-const SUBCOMMAND: &str = "container-probe";
 /// The time limit to pack and import a few megabytes.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(120);
-
-/// Why a probe failed.
-#[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
-    /// Its files could not be written.
-    #[error("prepare the container")]
-    Files(#[from] FilesError),
-    /// A command failed.
-    #[error("run the container")]
-    Exec(#[from] ExecError),
-    /// The libraries of this process could not be found.
-    #[error("find the libraries of this program: {why}")]
-    Unknown {
-        /// What is missing.
-        why: String,
-    },
-    /// The container ran, but does not see what it should.
-    #[error("the container sees {seen}, expected {expected}")]
-    Blind {
-        /// What it sees.
-        seen: String,
-        /// What it should.
-        expected: String,
-    },
-}
-
-impl Report for ProbeError {
-    fn exit(&self) -> Exit {
-        Exit::StepFailed
-    }
-
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::Files(error) => error.reason().unwrap_or("proof-not-prepared"),
-            Self::Unknown { .. } => "proof-not-prepared",
-            Self::Exec(_) => "container-failed",
-            Self::Blind { .. } => "container-sees-no-gpu",
-        }
-    }
-
-    fn hint(&self) -> Option<String> {
-        Some(match self {
-            Self::Files(error) if error.disk().is_some() => return error.hint(),
-            Self::Files(_) | Self::Unknown { .. } => {
-                "free space below `/var/lib`, then run again".to_owned()
-            }
-            Self::Exec(_) => {
-                "run `gpu-bootstrap check`: it names the faulty layer (driver, CDI or runtime)"
-                    .to_owned()
-            }
-            Self::Blind { .. } => {
-                "compare `nvidia-ctk cdi list` with `ls /dev/nvidia*`, and look at \
-                 `/etc/nvidia-container-runtime/config.toml`"
-                    .to_owned()
-            }
-        })
-    }
-}
 
 /// Runs the probe to its end. Only a folder below `state` stays.
 ///
@@ -135,71 +70,6 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeErr
     })
 }
 
-/// A root filesystem with nothing but this program.
-struct Root {
-    folder: Utf8PathBuf,
-    /// Path of the dynamic loader in it.
-    loader: String,
-}
-
-impl Root {
-    fn prepare(host: &Host, state: &Utf8Path) -> Result<Self, ProbeError> {
-        let unknown = |why: &str| ProbeError::Unknown {
-            why: why.to_owned(),
-        };
-        let maps = host
-            .files
-            .read_text("/proc/self/maps".into())?
-            .ok_or_else(|| unknown("`/proc/self/maps` is missing"))?;
-        let objects = container_view::mapped_objects(&maps);
-        let [_, libraries @ ..] = &objects[..] else {
-            return Err(unknown("`/proc/self/maps` names no program"));
-        };
-        let folder = state.join("probe").join("rootfs");
-        // The hooks of the container toolkit write the loader's cache in `etc`.
-        for place in ["dev", "proc", "sys", "etc", "tmp", "usr/lib"] {
-            host.files.create_folder(&folder.join(place), 0o755)?;
-        }
-        let program = host
-            .files
-            .read("/proc/self/exe".into())?
-            .ok_or_else(|| unknown("`/proc/self/exe` is missing"))?;
-        host.files
-            .write(&folder.join(&PROGRAM[1..]), &program, 0o755)?;
-        let mut loader = None;
-        for library in libraries {
-            let Some(name) = Utf8Path::new(library).file_name() else {
-                continue;
-            };
-            let content = host
-                .files
-                .read(Utf8Path::new(library))?
-                .ok_or_else(|| unknown(&format!("`{library}` is missing")))?;
-            host.files.write(
-                &folder.join(&LIBRARY_FOLDER[1..]).join(name),
-                &content,
-                0o755,
-            )?;
-            if name.starts_with("ld-") {
-                loader = Some(format!("{LIBRARY_FOLDER}/{name}"));
-            }
-        }
-        let loader = loader.ok_or_else(|| unknown("no dynamic loader is mapped"))?;
-        Ok(Self { folder, loader })
-    }
-
-    /// The command line in the container.
-    fn command(&self) -> [&str; 5] {
-        [
-            &self.loader,
-            "--library-path",
-            LIBRARY_FOLDER,
-            PROGRAM,
-            SUBCOMMAND,
-        ]
-    }
-}
-
 /// The variables that request all GPUs and the compute libraries from the nvidia runtime.
 const ENVIRONMENT: [&str; 2] = [
     "NVIDIA_VISIBLE_DEVICES=all",
@@ -241,17 +111,16 @@ async fn docker(
     args.push(format!("--name={CONTAINER}"));
     args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
     if !own {
-        for place in [PROGRAM, LIBRARY_FOLDER] {
-            let source = root.folder.join(&place[1..]);
+        for (source, place) in root.mounts() {
             args.push(format!(
                 "--mount=type=bind,source={source},target={place},readonly"
             ));
         }
     }
-    let [loader, rest @ ..] = root.command();
-    args.push(format!("--entrypoint={loader}"));
+    let mut command = root.command().into_iter();
+    args.extend(command.next().map(|first| format!("--entrypoint={first}")));
     args.push(image.unwrap_or(IMAGE).to_owned());
-    args.extend(rest.iter().map(|&part| part.to_owned()));
+    args.extend(command.map(str::to_owned));
     let ran = view(host, &Cmd::new("docker", args).deadline(deadline), sink).await;
     // Only the client was stopped at its deadline; the container still runs and keeps its GPUs.
     if matches!(ran, Err(ProbeError::Exec(ExecError::Deadline { .. })))
@@ -290,8 +159,7 @@ async fn containerd(
     match image {
         None => args.extend(["--rootfs".to_owned(), root.folder.to_string()]),
         Some(image) => {
-            for place in [PROGRAM, LIBRARY_FOLDER] {
-                let source = root.folder.join(&place[1..]);
+            for (source, place) in root.mounts() {
                 args.push(format!(
                     "--mount=type=bind,src={source},dst={place},options=rbind:ro"
                 ));
@@ -301,7 +169,7 @@ async fn containerd(
     }
     args.push(CONTAINER.to_owned());
     // They replace the image's entry point.
-    args.extend(root.command().iter().map(|&part| part.to_owned()));
+    args.extend(root.command().into_iter().map(str::to_owned));
     let ran = view(host, &Cmd::new("ctr", args).deadline(deadline), sink).await;
     if matches!(ran, Err(ProbeError::Exec(ExecError::Deadline { .. })))
         && let Err(error) = clear_containerd(host, namespace, sink).await
@@ -442,6 +310,24 @@ mod tests {
             .map(|cmd| cmd.args[0].clone())
             .collect();
         assert_eq!(verbs, ["import", "rm", "run", "rmi"]);
+    }
+
+    #[tokio::test]
+    async fn a_program_without_libraries_needs_no_loader() {
+        let (host, fakes) = machine();
+        fakes.files.put(
+            "/proc/self/maps",
+            "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n",
+        );
+        fakes.exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
+            "run" => ok(SEEN),
+            _ => ok(""),
+        });
+        let probe = probe(RuntimeKind::Containerd, None);
+        (run(&host, "/state".into(), &probe, &Silent).await).expect("the probe succeeds");
+        let lines = fakes.exec.lines();
+        let own = "gpu-bootstrap-probe /gpu-bootstrap container-probe";
+        assert!(lines[1].ends_with(own), "{}", lines[1]);
     }
 
     #[tokio::test]

@@ -2,10 +2,12 @@
 //! function.
 
 mod container;
+mod error;
+mod root;
 
 use camino::Utf8Path;
 
-pub use container::ProbeError;
+pub use error::ProbeError;
 
 use super::{Applier, ChangeError, FileAfter, Probe, Sink, Undo};
 use crate::config::desired::RuntimeKind;

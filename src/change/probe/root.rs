@@ -1,0 +1,156 @@
+//! The root filesystem of the probe's container: this program with the libraries that it runs with.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::error::ProbeError;
+use crate::{
+    error::one_line,
+    host::Host,
+    tools::container_view::{self, Mapped},
+};
+
+/// The path of the program in it.
+const PROGRAM: &str = "/gpu-bootstrap";
+/// The folder of its libraries, which no distribution and no toolkit uses.
+const LIBRARY_FOLDER: &str = "/gpu-bootstrap-lib";
+/// The hidden subcommand that prints what the container sees.
+const SUBCOMMAND: &str = "container-probe";
+
+/// A root filesystem with nothing but this program, as it runs now: an upgrade may have replaced its
+/// file, or a library, since it started.
+pub(super) struct Root {
+    /// Its folder.
+    pub(super) folder: Utf8PathBuf,
+    /// Path of the dynamic loader in it; `None` if the program needs none.
+    loader: Option<String>,
+}
+
+impl Root {
+    /// Packs this program with its libraries.
+    ///
+    /// # Errors
+    /// See [`ProbeError`].
+    pub(super) fn prepare(host: &Host, state: &Utf8Path) -> Result<Self, ProbeError> {
+        let maps = host
+            .files
+            .read_text("/proc/self/maps".into())?
+            .ok_or_else(|| unknown("`/proc/self/maps` is missing"))?;
+        let objects = container_view::mapped_objects(&maps);
+        let [_, libraries @ ..] = &objects[..] else {
+            return Err(unknown("`/proc/self/maps` names no program"));
+        };
+        let folder = state.join("probe").join("rootfs");
+        // The hooks of the container toolkit write the loader's cache in `etc`.
+        for place in ["dev", "proc", "sys", "etc", "tmp", "usr/lib"] {
+            host.files.create_folder(&folder.join(place), 0o755)?;
+        }
+        let program = host
+            .files
+            .read("/proc/self/exe".into())?
+            .ok_or_else(|| unknown("`/proc/self/exe` is missing"))?;
+        host.files
+            .write(&folder.join(&PROGRAM[1..]), &program, 0o755)?;
+        let mut loader = None;
+        for library in libraries {
+            let Some(name) = Utf8Path::new(&library.path).file_name() else {
+                continue;
+            };
+            host.files.write(
+                &folder.join(&LIBRARY_FOLDER[1..]).join(name),
+                &content(host, library)?,
+                0o755,
+            )?;
+            if name.starts_with("ld-") {
+                loader = Some(format!("{LIBRARY_FOLDER}/{name}"));
+            }
+        }
+        if loader.is_none() && !libraries.is_empty() {
+            return Err(unknown("no dynamic loader is mapped"));
+        }
+        Ok(Self { folder, loader })
+    }
+
+    /// The command line in the container.
+    pub(super) fn command(&self) -> Vec<&str> {
+        match &self.loader {
+            Some(loader) => vec![
+                loader,
+                "--library-path",
+                LIBRARY_FOLDER,
+                PROGRAM,
+                SUBCOMMAND,
+            ],
+            None => vec![PROGRAM, SUBCOMMAND],
+        }
+    }
+
+    /// What a container with an image of its own gets: the place on the host, and the one in the
+    /// container.
+    pub(super) fn mounts(&self) -> Vec<(Utf8PathBuf, &'static str)> {
+        let libraries = self.loader.iter().map(|_| LIBRARY_FOLDER);
+        ([PROGRAM].into_iter().chain(libraries))
+            .map(|place| (self.folder.join(&place[1..]), place))
+            .collect()
+    }
+}
+
+fn unknown(why: &str) -> ProbeError {
+    ProbeError::Unknown {
+        why: why.to_owned(),
+    }
+}
+
+/// The library as this process has mapped it.
+fn content(host: &Host, library: &Mapped) -> Result<Vec<u8>, ProbeError> {
+    let Mapped {
+        path,
+        replaced,
+        link,
+    } = library;
+    if !replaced {
+        return (host.files.read(Utf8Path::new(path))?)
+            .ok_or_else(|| unknown(&format!("`{path}` is missing")));
+    }
+    let why = match host.files.read(Utf8Path::new(link)) {
+        Ok(Some(content)) => return Ok(content),
+        Ok(None) => "it is missing".to_owned(),
+        Err(error) => one_line(&error),
+    };
+    Err(ProbeError::Replaced {
+        path: path.clone(),
+        link: link.clone(),
+        why,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Root;
+    use crate::host::fake;
+
+    #[test]
+    fn libraries_that_an_upgrade_replaced_are_packed_as_they_run() {
+        let (host, fakes) = fake::host();
+        fakes.files.put(
+            "/proc/self/maps",
+            "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap (deleted)\n\
+             3-4 r--p 0 fe:01 9 /usr/lib/ld-linux-x86-64.so.2 (deleted)\n\
+             5-6 r--p 0 fe:01 9 /usr/lib/libc.so.6 (deleted)\n",
+        );
+        fakes.files.put("/proc/self/exe", "program");
+        fakes.files.put("/usr/lib/ld-linux-x86-64.so.2", "new");
+        let prepare = || Root::prepare(&host, "/state".into());
+        let Err(error) = prepare() else {
+            panic!("the running copies cannot be read");
+        };
+        assert!(error.to_string().contains("which was replaced"), "{error}");
+        fakes.files.put("/proc/self/map_files/3-4", "running");
+        fakes.files.put("/proc/self/map_files/5-6", "running");
+        let root = prepare().expect("a root filesystem");
+        for library in ["ld-linux-x86-64.so.2", "libc.so.6"] {
+            let packed = root.folder.join("gpu-bootstrap-lib").join(library);
+            let content = host.files.read_text(&packed);
+            assert_eq!(content.expect("readable").as_deref(), Some("running"));
+        }
+    }
+}
