@@ -108,6 +108,9 @@ impl Applier {
     pub async fn rehearse(&self, change: &Change) -> Result<(), ChangeError> {
         match change {
             Change::AddRepository { repository } => self.rehearse_repository(repository).await,
+            Change::InstallPackages { packages, removing } => {
+                self.rehearse_install(packages, removing).await
+            }
             _ => Ok(()),
         }
     }
@@ -137,6 +140,7 @@ impl Applier {
             Change::HoldPackages { .. } => self.capture_hold().await,
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
             Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
+            Change::ReloadDocker { unit, runtime, .. } => Ok(Self::capture_docker(unit, runtime)),
             Change::LoadModule { module } => self.capture_load(module),
             Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
             Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
@@ -175,6 +179,11 @@ impl Applier {
             Change::HoldPackages { patterns } => self.hold(patterns, sink).await?,
             Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
             Change::RestartUnit { unit } => self.restart_unit(unit, sink).await?,
+            Change::ReloadDocker {
+                unit,
+                runtime,
+                default,
+            } => self.reload_docker(unit, runtime, *default, sink).await?,
             Change::LoadModule { module } => self.load_module(module, sink).await?,
             Change::RebuildInitramfs { kernels } => self.rebuild_initramfs(kernels, sink).await?,
             Change::BuildModule { module, kernel } => {

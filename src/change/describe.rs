@@ -35,6 +35,9 @@ impl Change {
                 format!("enable{and_start} `{unit}`")
             }
             Self::RestartUnit { unit } => format!("restart `{unit}`"),
+            Self::ReloadDocker { unit, runtime, .. } => {
+                format!("reload `{unit}` so that it knows the runtime {runtime}")
+            }
             Self::LoadModule { module } => format!("load kernel module `{module}`"),
             Self::RebuildInitramfs { kernels } => {
                 format!("rebuild the initramfs of {}", kernels.join(", "))
@@ -68,6 +71,7 @@ impl Change {
             Self::HoldPackages { .. } => "hold-packages",
             Self::EnableUnit { .. } => "enable-unit",
             Self::RestartUnit { .. } => "restart-unit",
+            Self::ReloadDocker { .. } => "reload-docker",
             Self::LoadModule { .. } => "load-module",
             Self::RebuildInitramfs { .. } => "rebuild-initramfs",
             Self::BuildModule { .. } => "build-module",
@@ -89,6 +93,11 @@ mod tests {
             Change::RepairPackages,
             Change::RestartUnit {
                 unit: "docker.service".to_owned(),
+            },
+            Change::ReloadDocker {
+                unit: "docker.service".to_owned(),
+                runtime: "nvidia".to_owned(),
+                default: false,
             },
         ] {
             let json = serde_json::to_value(&change).unwrap();

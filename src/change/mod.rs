@@ -7,6 +7,7 @@
 mod applier;
 mod backup;
 mod describe;
+mod docker;
 mod error;
 mod file;
 mod image;
@@ -79,6 +80,16 @@ pub enum Change {
     RestartUnit {
         /// The unit.
         unit: String,
+    },
+    /// Make Docker read its configuration again, without a stop of its containers, until it knows a
+    /// runtime.
+    ReloadDocker {
+        /// Its unit.
+        unit: String,
+        /// The runtime.
+        runtime: String,
+        /// Whether the runtime is to be the default one.
+        default: bool,
     },
     /// Load a kernel module.
     LoadModule {

@@ -165,7 +165,7 @@ impl Applier {
                     ..
                 }) => {
                     return Err(ChangeError::Unsupported {
-                        what: format!("to {what} without `{}`", generator.program()),
+                        what: format!("{what} without `{}`", generator.program()),
                     });
                 }
                 done => done?,

@@ -113,6 +113,13 @@ pub enum Afterwards {
         /// The unit.
         unit: String,
     },
+    /// Docker reads its configuration again, without a stop of its containers.
+    ReloadDocker {
+        /// Its unit.
+        unit: String,
+        /// The runtime that the configuration had.
+        runtime: String,
+    },
     /// The initial RAM filesystem of a kernel, which contains a copy of the files, is rebuilt.
     RebuildInitramfs {
         /// The kernel release.

@@ -18,7 +18,7 @@ const START_TIME_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(500);
 
 impl Applier {
-    async fn unit_state(&self, unit: &str) -> Result<UnitState, ChangeError> {
+    pub(super) async fn unit_state(&self, unit: &str) -> Result<UnitState, ChangeError> {
         let query = systemctl::show(unit);
         let what = || format!("ask for the state of `{unit}`");
         let output = self
@@ -97,7 +97,11 @@ impl Applier {
 
     /// Makes systemd reload unit files only if it must: a reload re-applies the device rules of all
     /// running containers, and some lose their GPUs by that.
-    async fn reload_if_needed(&self, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn reload_if_needed(
+        &self,
+        unit: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let query = systemctl::needs_reload(unit);
         let what = "ask whether unit files changed";
         let output = self
@@ -121,7 +125,12 @@ impl Applier {
         Ok(())
     }
 
-    async fn bring_up(&self, verb: &str, unit: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn bring_up(
+        &self,
+        verb: &str,
+        unit: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let what = format!("{verb} `{unit}`");
         if self.unit_state(unit).await?.active == "failed" {
             // Otherwise systemd's start limit may refuse a unit that has failed often.
@@ -234,6 +243,9 @@ impl Applier {
         for one in then {
             endings.push(match one {
                 Afterwards::RestartUnit { unit } => self.restart_again(unit, sink).await?,
+                Afterwards::ReloadDocker { unit, runtime } => {
+                    self.docker_again(unit, runtime, sink).await?
+                }
                 Afterwards::RebuildInitramfs { kernel } => {
                     if (self.host.files)
                         .stat(&initramfs::of(&*self.host.files)?.image(kernel))?
@@ -255,7 +267,11 @@ impl Applier {
         Ok(Reverted::of(endings))
     }
 
-    async fn restart_again(&self, unit: &str, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+    pub(super) async fn restart_again(
+        &self,
+        unit: &str,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
         let running = self
             .unit_state_if_any(unit)
             .await?

@@ -10,7 +10,7 @@ use crate::{
     change::Applier,
     compat::matrix::Matrix,
     config::{
-        desired::PackagePolicy,
+        desired::{Guard, PackagePolicy},
         error::ResolveError,
         layers::{self, Layers},
         load::{self, Ask},
@@ -266,6 +266,7 @@ pub(super) fn bare_policy(
 ) -> Result<PackagePolicy, Failure> {
     let profile = Profile::choose(None, facts.os.as_ref(), &*host.files)?.profile;
     Ok(PackagePolicy {
+        guard: Guard::default(),
         manager: profile.manager,
         lock_timeout_seconds: profile.packages.lock_timeout_seconds,
         proxy,

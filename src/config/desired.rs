@@ -135,6 +135,20 @@ pub struct PackagePolicy {
     pub may_upgrade: Vec<String>,
     /// Install recommended packages too, not only needed ones.
     pub recommends: bool,
+    /// What no transaction may bring, whatever dependencies want.
+    #[serde(default)]
+    pub guard: Guard,
+}
+
+/// What no transaction may bring, whatever dependencies want: only its simulation shows it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Guard {
+    /// The driver's branch. A package whose name says another branch can be transitional.
+    pub driver: Option<Branch>,
+    /// Shell patterns over names of packages that are a kernel: a new kernel is not installed
+    /// without consent.
+    pub kernels: Vec<String>,
 }
 
 /// The driver.

@@ -61,14 +61,17 @@ impl<'a> DriverInputs<'a> {
         let packages = row
             .packages
             .iter()
-            .filter_map(|package| {
-                let name = self.terms.driver_package(&package.name, pick.branch)?;
+            .flat_map(|package| {
+                let names = self.terms.driver_packages(&package.name, pick.branch);
                 let version = match package.at {
                     At::Version => Some(pattern(version.as_ref(), pick.branch)),
                     At::Branch => Some(pattern(None, pick.branch)),
                     At::Any => None,
                 };
-                Some(PackageWish { name, version })
+                names.into_iter().map(move |name| PackageWish {
+                    name,
+                    version: version.clone(),
+                })
             })
             .collect();
         let pin = (!row.pin.is_empty()).then(|| Pin {

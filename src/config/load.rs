@@ -13,6 +13,7 @@ use crate::{
     facts::Facts,
     host::ReadFiles,
     model::secret::Secrets,
+    state::bus,
 };
 
 /// What was asked on the command line and in the environment.
@@ -74,12 +75,14 @@ pub fn load(
     let mut sources = backend.entries(files).map_err(ConfigError::Sources)?;
     // What we wrote is not the machine's own configuration.
     sources.retain(|entry| entry.binary && !entry.is_ours());
+    let reserved = bus::reserved(files, &facts.gpus).map_err(ConfigError::Files)?;
     resolve::resolve(Inputs {
         choice: &choice,
         layers: &layers,
         facts,
         matrix,
         sources: &sources,
+        reserved: &reserved,
         flags: &ask.flags,
     })
 }

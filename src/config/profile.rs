@@ -110,6 +110,10 @@ pub struct PackageDefaults {
     pub lock_timeout_seconds: u64,
     /// Units that start a package manager by themselves.
     pub pause_units: Vec<String>,
+    /// Shell patterns over names of packages that are a kernel: none is installed unless the
+    /// administrator does it.
+    #[serde(default)]
+    pub kernels: Vec<String>,
 }
 
 /// Kernel modules.

@@ -4,10 +4,10 @@
 use serde::Serialize;
 
 use crate::{
-    compat::{matrix::Matrix, pick::Wish},
+    compat::matrix::Matrix,
     config::{
         desired::{
-            Cdi, Desired, Hold, PackagePolicy, PackageWish, Persistence, Preflight, Purpose,
+            Cdi, Desired, Guard, Hold, PackagePolicy, PackageWish, Persistence, Preflight, Purpose,
             RuntimeKind, RuntimeWish, ToolkitWish, Validation,
         },
         driver::DriverInputs,
@@ -19,8 +19,14 @@ use crate::{
         template::Terms,
         values::PackagePattern,
     },
-    facts::{Facts, Os},
-    model::{gpu::GpuIdentity, pattern, pci::PciId, secret::Secret, text::nearest},
+    facts::{Facts, GpuFact, Os},
+    model::{
+        gpu::GpuIdentity,
+        pattern,
+        pci::{PciAddress, PciId},
+        secret::Secret,
+        text::nearest,
+    },
     tools::packages::SourceEntry,
 };
 
@@ -46,6 +52,8 @@ pub struct Inputs<'a> {
     pub matrix: &'a Matrix,
     /// The machine's own package sources, for further components of its archive.
     pub sources: &'a [SourceEntry],
+    /// GPUs that are reserved for virtual machines.
+    pub reserved: &'a [PciAddress],
     /// Flags.
     pub flags: &'a Flags,
 }
@@ -132,7 +140,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         repositories,
         pins: pin.into_iter().collect(),
         deny_modules: profile.modules.deny.clone(),
-        headers: wishes(&headers, None),
+        headers,
         driver,
         persistence: (has_driver && config.persistence.enabled.unwrap_or(true)).then(|| {
             Persistence {
@@ -167,8 +175,17 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         },
         hold: hold(profile, &config),
     };
+    desired.packages.guard.driver = desired.driver.as_ref().map(|driver| driver.branch);
     hold_what_is_wanted(&mut desired);
     let mut warnings = inputs.choice.warnings.clone();
+    // Those of the machine that builds an image are not those of its instances.
+    if !inputs.flags.image && !inputs.reserved.is_empty() {
+        warnings.push(format!(
+            "not prepared for containers, because reserved for virtual machines (bound to \
+             `vfio-pci`): {}",
+            addresses(inputs.reserved)
+        ));
+    }
     warnings.extend((desired.driver.iter()).flat_map(|driver| driver.warnings.iter().cloned()));
     if terms.kernels.is_empty() {
         warnings.push("neither the running kernel nor the kernel of the next boot is known".into());
@@ -235,7 +252,10 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
         });
         return Ok(Some(assumed.collect()));
     }
-    if let Some(slice) = facts.gpus.iter().find(|gpu| gpu.vgpu) {
+    let usable: Vec<&GpuFact> = (facts.gpus.iter())
+        .filter(|gpu| flags.image || !inputs.reserved.contains(&gpu.pci_address))
+        .collect();
+    if let Some(slice) = usable.iter().find(|gpu| gpu.vgpu) {
         return Err(Refusal::new(
             "vgpu",
             format!(
@@ -255,11 +275,23 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
              (`/usr/lib/nvidia/sriov-manage -d ALL`)",
         ));
     }
-    if !facts.gpus.is_empty() {
-        return Ok(Some(Wish::of(facts).gpus));
+    if !usable.is_empty() {
+        return Ok(Some(usable.into_iter().map(GpuFact::identity).collect()));
     }
     if config.preflight.allow_no_gpu == Some(true) {
         return Ok(None);
+    }
+    if !facts.gpus.is_empty() {
+        return Err(Refusal::new(
+            "gpus-reserved",
+            format!(
+                "all GPUs are reserved for virtual machines (bound to `vfio-pci`): {}",
+                addresses(inputs.reserved)
+            ),
+            "remove the GPUs that containers shall use from the `ids=` of vfio-pci (in \
+             `/etc/modprobe.d`, the kernel's command line, or `driverctl list-overrides`), and \
+             reboot; for a node without GPUs set `preflight.allow-no-gpu = true`",
+        ));
     }
     // With branch and flavour configured, an image can be built without the matrix.
     if flags.image && config.driver.branch.is_some() && config.driver.flavour.is_some() {
@@ -272,6 +304,11 @@ fn gpus(inputs: Inputs<'_>, config: &Config) -> Result<Option<Vec<GpuIdentity>>,
          `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set `preflight.allow-no-gpu = \
          true`",
     ))
+}
+
+fn addresses(gpus: &[PciAddress]) -> String {
+    let all: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+    all.join(", ")
 }
 
 fn runtimes<'a>(
@@ -340,6 +377,10 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
         may_remove: own.may_remove.as_deref().map(patterns).unwrap_or_default(),
         may_upgrade: own.may_upgrade.as_deref().map(patterns).unwrap_or_default(),
         recommends: own.recommends.unwrap_or(false),
+        guard: Guard {
+            driver: None,
+            kernels: profile.packages.kernels.clone(),
+        },
     }
 }
 

@@ -1,7 +1,10 @@
 //! Placeholders in the names and addresses of profiles.
 
 use crate::{
-    config::profile::{ArchitectureNames, Release},
+    config::{
+        desired::PackageWish,
+        profile::{ArchitectureNames, Release},
+    },
     facts::Kernel,
     model::version::{Branch, KernelVersion},
 };
@@ -59,20 +62,40 @@ impl Terms {
             .replace("{cuda-arch}", &self.cuda_arch)
     }
 
-    /// Replaces the placeholders in the name of a driver package; `None` where one has no value.
-    pub(super) fn driver_package(&self, name: &str, branch: Branch) -> Option<String> {
+    /// Replaces the placeholders in the name of a driver package: one name for each kernel where it has
+    /// `{kernel}`, none where a placeholder has no value.
+    pub(super) fn driver_packages(&self, name: &str, branch: Branch) -> Vec<String> {
         let name = self.fill(name).replace("{branch}", &branch.to_string());
-        if name.contains("{kernel-flavour}") {
-            return (self.kernel_flavour.as_ref())
-                .map(|flavour| name.replace("{kernel-flavour}", flavour));
-        }
-        Some(name)
+        let name = match (name.contains("{kernel-flavour}"), &self.kernel_flavour) {
+            (true, None) => return Vec::new(),
+            (true, Some(flavour)) => name.replace("{kernel-flavour}", flavour),
+            (false, _) => name,
+        };
+        self.for_each_kernel(name)
     }
 
-    /// Package names for headers: one for each kernel where the name has `{kernel}`; without
-    /// `{compiler}` where the compiler is not known.
-    pub(super) fn headers(&self, names: &[String]) -> Vec<String> {
-        let mut found: Vec<String> = Vec::new();
+    fn for_each_kernel(&self, name: String) -> Vec<String> {
+        if !name.contains("{kernel}") && !name.contains("{kernel-version}") {
+            return vec![name];
+        }
+        // RPM's packages have the kernel's release as their version, without the architecture.
+        let architecture = format!(".{}", self.arch);
+        let version = |kernel: &str| match kernel.split_once(&architecture) {
+            Some((version, _)) => version.to_owned(),
+            None => kernel.to_owned(),
+        };
+        (self.kernels.iter().map(KernelVersion::as_str))
+            .map(|kernel| {
+                name.replace("{kernel}", kernel)
+                    .replace("{kernel-version}", &version(kernel))
+            })
+            .collect()
+    }
+
+    /// Packages for headers, each as `NAME` or `NAME=VERSION`: one for each kernel where the text has
+    /// `{kernel}` or `{kernel-version}`; without `{compiler}` where the compiler is not known.
+    pub(super) fn headers(&self, names: &[String]) -> Vec<PackageWish> {
+        let mut found: Vec<PackageWish> = Vec::new();
         for name in names {
             let name = self.fill(name);
             let name = match (name.contains("{compiler}"), &self.compiler) {
@@ -80,14 +103,17 @@ impl Terms {
                 (true, Some(compiler)) => name.replace("{compiler}", compiler),
                 (false, _) => name,
             };
-            if name.contains("{kernel}") {
-                let each = self.kernels.iter();
-                found.extend(each.map(|kernel| name.replace("{kernel}", kernel.as_str())));
-            } else {
-                found.push(name);
+            for text in self.for_each_kernel(name) {
+                let (name, version) = match text.split_once('=') {
+                    Some((name, version)) => (name.to_owned(), Some(version.to_owned())),
+                    None => (text, None),
+                };
+                let wish = PackageWish { name, version };
+                if !found.contains(&wish) {
+                    found.push(wish);
+                }
             }
         }
-        found.dedup();
         found
     }
 }
@@ -150,7 +176,10 @@ mod tests {
     fn headers_for_each_kernel_once() {
         let (old, new) = ("6.1.0-40-amd64", "6.1.0-44-amd64");
         let names = ["linux-headers-{kernel}".to_owned()];
-        let headers = |kernel, image| terms("debian", "12", kernel, image).headers(&names);
+        let headers = |kernel, image| {
+            let wishes = terms("debian", "12", kernel, image).headers(&names);
+            wishes.into_iter().map(|wish| wish.name).collect::<Vec<_>>()
+        };
         assert_eq!(
             headers(kernel(old, new, &[old, new]), false),
             [
@@ -171,18 +200,75 @@ mod tests {
     }
 
     #[test]
-    fn flavours_of_packaged_modules() {
-        for (release, running, package) in [
-            ("24.04", "6.8.0-90-generic", "generic"),
-            ("24.04", "6.14.0-37-generic", "generic-hwe-24.04"),
-            ("24.04", "6.14.0-1017-aws", "aws"),
-            ("24.04", "6.11.0-1013-nvidia", "nvidia-hwe-24.04"),
-            ("22.04", "5.15.0-191-generic", "generic"),
-            ("22.04", "6.8.0-60-generic", "generic-hwe-22.04"),
+    fn packaged_modules_are_those_of_exactly_the_kernels_of_the_machine() {
+        let name = "linux-modules-nvidia-{branch}-server-open-{kernel}";
+        let modules = |kernel| {
+            let terms = terms("ubuntu", "24.04", kernel, false);
+            terms.driver_packages(name, Branch(580))
+        };
+        for running in [
+            "6.8.0-90-generic",
+            "6.14.0-37-generic",
+            "6.8.0-1015-aws",
+            "6.11.0-1013-nvidia-64k",
         ] {
-            let terms = terms("ubuntu", release, kernel(running, running, &[]), false);
-            assert_eq!(terms.kernel_flavour.as_deref(), Some(package), "{running}");
+            assert_eq!(
+                modules(kernel(running, running, &[])),
+                [format!("linux-modules-nvidia-580-server-open-{running}")]
+            );
         }
+        let (old, new) = ("6.8.0-1015-aws", "6.8.0-1050-aws");
+        assert_eq!(modules(kernel(old, new, &[old, new])).len(), 2);
+    }
+
+    #[test]
+    fn a_profile_can_give_a_series_of_kernels_a_flavour_of_its_own() {
+        let profile = Profile::built_in("ubuntu").unwrap();
+        let mut release = profile.release_for("24.04").unwrap().clone();
+        let row = |series: Option<&str>, package: &str| crate::config::profile::KernelFlavour {
+            kernel: "generic".into(),
+            series: series.map(str::to_owned),
+            package: package.into(),
+        };
+        release.kernel_flavour = vec![row(Some("6.8"), "generic"), row(None, "generic-hwe-24.04")];
+        for (running, package) in [
+            ("6.8.0-90-generic", "modules-generic"),
+            ("6.14.0-37-generic", "modules-generic-hwe-24.04"),
+            ("6.14.0-1017-aws", "modules-aws"),
+        ] {
+            let terms = Terms::new(
+                &release,
+                "x86_64",
+                &profile.architecture["x86_64"],
+                &kernel(running, running, &[]),
+                false,
+            );
+            let names = terms.driver_packages("modules-{kernel-flavour}", Branch(580));
+            assert_eq!(names, [package], "{running}");
+        }
+    }
+
+    #[test]
+    fn headers_of_rpm_have_the_kernels_version_and_not_its_name() {
+        let (old, new) = (
+            "4.18.0-553.el8_10.x86_64",
+            "4.18.0-553.5.1.el8_10.x86_64+rt",
+        );
+        let profile = Profile::built_in("almalinux").unwrap();
+        let names = &profile.release_for("8.10").unwrap().headers;
+        let headers = terms("almalinux", "8", kernel(old, new, &[old, new]), false).headers(names);
+        let versions: Vec<(&str, Option<&str>)> = headers
+            .iter()
+            .filter(|wish| wish.name == "kernel-devel")
+            .map(|wish| (wish.name.as_str(), wish.version.as_deref()))
+            .collect();
+        assert_eq!(
+            versions,
+            [
+                ("kernel-devel", Some("4.18.0-553.el8_10")),
+                ("kernel-devel", Some("4.18.0-553.5.1.el8_10")),
+            ]
+        );
     }
 
     #[test]
@@ -190,6 +276,7 @@ mod tests {
         let names = ["linux-headers-{kernel}".to_owned(), "{compiler}".to_owned()];
         let mut kernel = kernel("6.8.0-60-generic", "6.8.0-60-generic", &[]);
         let known = terms("ubuntu", "22.04", kernel.clone(), false).headers(&names);
+        let known: Vec<&str> = known.iter().map(|wish| wish.name.as_str()).collect();
         assert_eq!(known, ["linux-headers-6.8.0-60-generic", "gcc-12"]);
         kernel.compiler = None;
         assert_eq!(

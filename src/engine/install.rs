@@ -58,7 +58,7 @@ impl Session {
         tokio::select! {
             biased;
             _ = self.tools.cancel.cancelled() => {}
-            () = self.rehearse(&mut jobs) => {}
+            () = self.rehearse(Mode::Install, &mut jobs) => {}
         }
         self.conclude(Mode::Install, &mut jobs);
         let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {

@@ -303,8 +303,11 @@ impl Session {
         self.announce(mode);
         let look = async {
             let mut jobs = self.survey().await;
+            if mode == Mode::Plan {
+                self.rehearse(mode, &mut jobs).await;
+            }
             self.conclude(mode, &mut jobs);
-            // The only place where `check` and `plan` differ.
+            // The only other place where `check` and `plan` differ.
             match mode {
                 Mode::Check => self.findings(jobs).await,
                 _ => self.planned(jobs).await,

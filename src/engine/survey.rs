@@ -11,6 +11,7 @@ use super::{
     result::Mode,
 };
 use crate::{
+    change::Change,
     error::{causes, one_line},
     event::{Event, Outcome},
     step::{Assessment, StepError},
@@ -61,13 +62,17 @@ impl Session {
         jobs
     }
 
-    /// Blocks each step with a change that would certainly be refused, before anything is changed.
-    pub(super) async fn rehearse(&self, jobs: &mut [Job]) {
+    /// Blocks each step with a change that would certainly be refused, before anything is changed. A
+    /// plan downloads nothing, so it does not look at the keys of new repositories.
+    pub(super) async fn rehearse(&self, mode: Mode, jobs: &mut [Job]) {
         for job in jobs {
             let Some(Ok(Assessment::Needs { changes, .. })) = &job.answer else {
                 continue;
             };
             for change in changes {
+                if mode == Mode::Plan && matches!(change, Change::AddRepository { .. }) {
+                    continue;
+                }
                 if let Err(failure) = self.tools.verbs.rehearse(change).await {
                     let mut words = vec![failure.to_string()];
                     words.extend(causes(&*failure));

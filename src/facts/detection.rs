@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
+use crate::model::pattern;
+
 const TEXT: &str = include_str!("detection.toml");
 
 static TABLE: LazyLock<Detection> =
@@ -15,6 +17,14 @@ static TABLE: LazyLock<Detection> =
 /// The table.
 pub(crate) fn table() -> &'static Detection {
     &TABLE
+}
+
+/// Whether a package of this name carries the driver's module or libraries. The packages beside them
+/// (`nvidia-modprobe`, `nvidia-settings`) can have versions of their own.
+pub(crate) fn carries_driver(name: &str) -> bool {
+    let DriverPackages { names, except } = &table().driver_packages;
+    let any = |patterns: &[String]| patterns.iter().any(|one| pattern::matches(one, name));
+    any(names) && !any(except)
 }
 
 /// All of it.

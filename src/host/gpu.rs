@@ -82,8 +82,21 @@ pub struct NvmlDevice {
     pub persistence: Option<bool>,
     /// MIG enabled.
     pub mig: Option<bool>,
+    /// Its MIG devices; none unless MIG is enabled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mig_devices: Vec<MigDevice>,
     /// Why this GPU does not answer, if it does not.
     pub error: Option<String>,
+}
+
+/// One MIG device: a part of a GPU that programs use in its place.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct MigDevice {
+    /// Its index on the GPU.
+    pub index: u32,
+    /// `MIG-…`.
+    pub uuid: Option<String>,
 }
 
 /// Queries NVML.

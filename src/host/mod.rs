@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub use clock::Clock;
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
-pub use gpu::{Gpu, Nvml, NvmlDevice, NvmlView};
+pub use gpu::{Gpu, MigDevice, Nvml, NvmlDevice, NvmlView};
 pub use http::{Http, HttpError};
 pub use system::System;
 

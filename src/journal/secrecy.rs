@@ -103,6 +103,7 @@ fn names_of_change(change: &Change) -> Vec<&str> {
         }
         Change::EnableUnit { unit: name, .. }
         | Change::RestartUnit { unit: name }
+        | Change::ReloadDocker { unit: name, .. }
         | Change::LoadModule { module: name }
         | Change::BuildModule { module: name, .. } => vec![name],
         Change::RunTool { writes, .. } => writes.iter().map(|path| path.as_str()).collect(),
@@ -131,6 +132,7 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
         | Change::HoldPackages { .. }
         | Change::EnableUnit { .. }
         | Change::RestartUnit { .. }
+        | Change::ReloadDocker { .. }
         | Change::LoadModule { .. }
         | Change::RebuildInitramfs { .. }
         | Change::BuildModule { .. } => Vec::new(),
@@ -181,9 +183,9 @@ fn names_of_file<'u>(file: &'u FileBefore, names: &mut Vec<&'u str>) {
 
 fn name_afterwards(then: &Afterwards) -> &str {
     match then {
-        Afterwards::RestartUnit { unit: name } | Afterwards::RebuildInitramfs { kernel: name } => {
-            name
-        }
+        Afterwards::RestartUnit { unit: name }
+        | Afterwards::ReloadDocker { unit: name, .. }
+        | Afterwards::RebuildInitramfs { kernel: name } => name,
     }
 }
 

@@ -1,11 +1,12 @@
-//! The kernel driver that is bound to each GPU, from sysfs.
+//! The kernel driver that is bound to each GPU, from sysfs, and the GPUs that are reserved for virtual
+//! machines.
 
 use camino::Utf8PathBuf;
 
-use super::{Read, State, StateError};
+use super::{State, StateError};
 use crate::{
-    facts::pci::DEVICES,
-    host::{Kind, ReadFiles},
+    facts::{GpuFact, pci::DEVICES},
+    host::{FilesError, Kind, ReadFiles},
     model::pci::PciAddress,
 };
 
@@ -26,6 +27,14 @@ pub fn is_nova(driver: &str) -> bool {
 }
 
 impl State {
+    /// Whether a GPU of the facts is reserved for virtual machines.
+    ///
+    /// # Errors
+    /// When sysfs cannot be read.
+    pub fn is_reserved(&self, gpu: PciAddress) -> Result<bool, StateError> {
+        Ok(self.bound_driver(gpu)? == Some(PASSTHROUGH))
+    }
+
     /// The kernel driver that is bound to a GPU of the facts; `None` if there is none.
     ///
     /// # Errors
@@ -33,7 +42,7 @@ impl State {
     pub fn bound_driver(&self, gpu: PciAddress) -> Result<Option<&str>, StateError> {
         let read = || {
             let gpus = self.facts.gpus.iter().map(|gpu| gpu.pci_address);
-            gpus.map(|gpu| (gpu, bound(&*self.host.files, gpu)))
+            gpus.map(|gpu| (gpu, bound(&*self.host.files, gpu).map_err(StateError::from)))
                 .collect()
         };
         match self.memo.bound_drivers.get_or_init(read).get(&gpu) {
@@ -44,7 +53,24 @@ impl State {
     }
 }
 
-fn bound(files: &dyn ReadFiles, gpu: PciAddress) -> Read<Option<String>> {
+/// The driver that passes a device to a virtual machine, on purpose: nothing binds it by itself.
+const PASSTHROUGH: &str = "vfio-pci";
+
+/// Which of the GPUs are reserved for virtual machines: bound to `vfio-pci`.
+///
+/// # Errors
+/// When sysfs cannot be read.
+pub fn reserved(files: &dyn ReadFiles, gpus: &[GpuFact]) -> Result<Vec<PciAddress>, FilesError> {
+    let mut found = Vec::new();
+    for gpu in gpus {
+        if bound(files, gpu.pci_address)?.as_deref() == Some(PASSTHROUGH) {
+            found.push(gpu.pci_address);
+        }
+    }
+    Ok(found)
+}
+
+fn bound(files: &dyn ReadFiles, gpu: PciAddress) -> Result<Option<String>, FilesError> {
     let link = Utf8PathBuf::from(format!("{DEVICES}/{gpu}/driver"));
     Ok(match files.stat(&link)?.map(|stat| stat.kind) {
         Some(Kind::Link(target)) => target.file_name().map(str::to_owned),
@@ -87,5 +113,18 @@ mod tests {
         };
         assert_eq!(of("0000:18:00.0").as_deref(), Some("nvidia"));
         assert_eq!(of("0000:2a:00.0"), None);
+    }
+
+    #[test]
+    fn a_gpu_bound_for_passthrough_is_reserved() {
+        let (host, fakes) = fake::host();
+        for (gpu, driver) in [("0000:18:00.0", "nouveau"), ("0000:2a:00.0", "vfio-pci")] {
+            fakes.files.put_link(
+                &format!("{DEVICES}/{gpu}/driver"),
+                &format!("../../../../bus/pci/drivers/{driver}"),
+            );
+        }
+        let found = reserved(&*host.files, &facts().gpus).expect("readable");
+        assert_eq!(found, ["0000:2a:00.0".parse().expect("an address")]);
     }
 }

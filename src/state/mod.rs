@@ -5,7 +5,7 @@
 //! kept like values, so that a hanging GPU costs one deadline per epoch for all readers together. A
 //! second reader waits while a value is being read. There is one file in this folder per area.
 
-mod bus;
+pub mod bus;
 mod daemons;
 mod driver;
 mod error;

@@ -4,12 +4,12 @@
 
 use async_trait::async_trait;
 
-use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, VALIDATION_DEVICES};
+use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, VALIDATION_DEVICES, words};
 use crate::{
     change::{Change, Lock},
     config::desired::{Cdi as Wish, Desired},
     facts::Facts,
-    host::{Nvml, files::Kind},
+    host::{Nvml, NvmlView, files::Kind},
     model::{id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
     tools::cdi::{self, DeviceNode, Spec},
@@ -28,8 +28,44 @@ struct CdiState {
     /// The device nodes that the specification gives numbers to, with what is there under their
     /// names now.
     nodes: Vec<(DeviceNode, Kind)>,
-    /// UUIDs of all GPUs, where the specification names some and NVML tells all.
-    uuids: Option<Vec<String>>,
+    /// What containers can use, by NVML; `None` where it does not answer.
+    visible: Option<Vec<Visible>>,
+    /// GPUs on the bus that this machine uses itself.
+    gpus: usize,
+}
+
+/// A GPU, or one of the MIG devices that take its place, with the names that the specification may
+/// give it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Visible {
+    /// `0` for a GPU, `0:1` for a MIG device.
+    index: String,
+    uuid: Option<String>,
+}
+
+impl Visible {
+    fn is_called(&self, name: &str) -> bool {
+        self.index == name || self.uuid.as_deref() == Some(name)
+    }
+}
+
+/// A GPU with MIG is not usable as a whole: its MIG devices are.
+fn visible(view: &NvmlView) -> Vec<Visible> {
+    let mut found = Vec::new();
+    for gpu in &view.devices {
+        if gpu.mig == Some(true) {
+            found.extend(gpu.mig_devices.iter().map(|part| Visible {
+                index: format!("{}:{}", gpu.index, part.index),
+                uuid: part.uuid.clone(),
+            }));
+        } else {
+            found.push(Visible {
+                index: gpu.index.to_string(),
+                uuid: gpu.uuid.clone(),
+            });
+        }
+    }
+    found
 }
 
 async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
@@ -38,6 +74,7 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
     let mut state = CdiState {
         spec: text.as_deref().map(cdi::parse),
         loaded,
+        gpus: words::usable(cx)?.len(),
         ..CdiState::default()
     };
     let Some(Ok(spec)) = &state.spec else {
@@ -57,10 +94,11 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
         }
     }
     if state.loaded.is_some()
-        && spec.uuids().next().is_some()
         && let Nvml::Ready(view) = cx.state.nvml().await
     {
-        state.uuids = view.devices.iter().map(|one| one.uuid.clone()).collect();
+        // A name by UUID can be compared only if NVML gives every UUID.
+        let known = |all: &Vec<Visible>| all.iter().all(|one| one.uuid.is_some());
+        state.visible = Some(visible(view)).filter(known);
     }
     Ok(state)
 }
@@ -84,7 +122,7 @@ fn moved(node: &DeviceNode, now: &Kind) -> Option<String> {
 }
 
 /// Why a specification is not that of this machine; `None` where it is.
-fn stale(state: &CdiState, spec: &Spec, loaded: &DriverVersion, on_bus: usize) -> Option<String> {
+fn stale(state: &CdiState, spec: &Spec, loaded: &DriverVersion) -> Option<String> {
     if let Some(path) = state.missing.first() {
         return Some(format!("names `{path}`, which does not exist"));
     }
@@ -94,25 +132,74 @@ fn stale(state: &CdiState, spec: &Spec, loaded: &DriverVersion, on_bus: usize) -
     if !(spec.host_paths().iter()).any(|path| path.contains(loaded.as_str())) {
         return Some(format!("was generated for another driver than {loaded}"));
     }
-    // After a GPU was replaced, or the disk was cloned, all else may look the same.
-    if let Some(uuids) = &state.uuids
-        && let Some(gone) = spec
-            .uuids()
-            .find(|named| !uuids.iter().any(|one| one == named))
-    {
+    let Some(visible) = &state.visible else {
+        // What MIG made of the GPUs only NVML knows.
+        let gpus = spec.names().filter_map(Name::of);
+        let gpus = gpus.filter(|name| *name == Name::Index).count();
+        let parts = spec.names().any(|name| Name::of(name) == Some(Name::Part));
+        return (!parts && gpus != state.gpus)
+            .then(|| format!("names {gpus} GPUs, {} are on the bus", state.gpus));
+    };
+    // After a GPU was replaced, MIG was set up anew, or the disk was cloned, all else may look the
+    // same.
+    let gone = (spec.names().filter(|name| Name::of(name).is_some()))
+        .find(|name| !visible.iter().any(|one| one.is_called(name)));
+    if let Some(gone) = gone {
+        let what = match Name::of(gone) {
+            Some(Name::Part | Name::PartUuid) => "MIG device",
+            _ => "GPU",
+        };
         return Some(format!(
-            "names `{gone}`, which is not a GPU of this machine"
+            "names `{gone}`, which is not a {what} of this machine"
         ));
     }
-    let gpus = indexed(spec);
-    (gpus != on_bus).then(|| format!("names {gpus} GPUs, {on_bus} are on the bus"))
+    let unnamed = visible
+        .iter()
+        .find(|one| !spec.names().any(|name| one.is_called(name)))?;
+    Some(format!(
+        "does not name `{}`, which NVML lists",
+        unnamed.uuid.as_ref().unwrap_or(&unnamed.index)
+    ))
 }
 
-/// How many GPUs a specification names by their index.
-fn indexed(spec: &Spec) -> usize {
-    (spec.devices.iter())
-        .filter(|device| device.name.parse::<u32>().is_ok())
-        .count()
+/// What a name of the specification stands for, as `nvidia-ctk cdi generate` names devices
+/// (NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/namer.go`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Name {
+    /// `0`.
+    Index,
+    /// `0:1`.
+    Part,
+    /// `GPU-…`.
+    Uuid,
+    /// `MIG-…`.
+    PartUuid,
+}
+
+impl Name {
+    /// `None` for `all`, and for what an administrator has added.
+    fn of(name: &str) -> Option<Self> {
+        let number = |text: &str| text.parse::<u32>().is_ok();
+        match name.split_once(':') {
+            Some((gpu, part)) if number(gpu) && number(part) => Some(Self::Part),
+            _ if number(name) => Some(Self::Index),
+            _ if name.starts_with("GPU-") => Some(Self::Uuid),
+            _ if name.starts_with("MIG-") => Some(Self::PartUuid),
+            _ => None,
+        }
+    }
+}
+
+/// What the specification names, for people.
+fn named(state: &CdiState) -> String {
+    let visible = state.visible.as_deref().unwrap_or_default();
+    let parts = visible.iter().filter(|one| one.index.contains(':')).count();
+    match (visible.len() - parts, parts) {
+        (0, 0) => format!("{} GPUs", state.gpus),
+        (gpus, 0) => format!("{gpus} GPUs"),
+        (0, parts) => format!("{parts} MIG devices"),
+        (gpus, parts) => format!("{gpus} GPUs, {parts} MIG devices"),
+    }
 }
 
 fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
@@ -151,7 +238,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     let stale = match &state.spec {
         None => Some("is missing".to_owned()),
         Some(Err(why)) => Some(format!("cannot be read: {why}")),
-        Some(Ok(spec)) => stale(state, spec, loaded, facts.gpus.len()),
+        Some(Ok(spec)) => stale(state, spec, loaded),
     };
     match stale {
         Some(why) => Assessment::Needs {
@@ -159,11 +246,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
             changes: generate,
         },
         None => Assessment::Satisfied {
-            why: format!(
-                "`{}` names {} GPUs and driver {loaded}",
-                wish.path,
-                facts.gpus.len()
-            ),
+            why: format!("`{}` names {} and driver {loaded}", wish.path, named(state)),
         },
     }
 }
@@ -199,11 +282,11 @@ impl Step for Cdi {
 
 #[cfg(test)]
 mod tests {
-    use super::{CdiState, decide};
+    use super::{CdiState, Visible, decide, visible};
     use crate::{
-        host::files::Kind,
+        host::{MigDevice, NvmlView, files::Kind},
         step::Assessment,
-        steps::fixtures::{desired, facts},
+        steps::fixtures::{desired, facts, nvml_device},
         tools::cdi::parse,
     };
 
@@ -221,14 +304,14 @@ devices:
         CdiState {
             spec: Some(parse(SPEC)),
             loaded: loaded.parse().ok(),
+            gpus: 1,
             ..CdiState::default()
         }
     }
 
     #[test]
     fn stale_in_each_way() {
-        let (want, mut facts) = (desired(), facts());
-        facts.gpus.truncate(1);
+        let (want, facts) = (desired(), facts());
         assert!(matches!(
             decide(&state("535.261.03"), &want, &facts),
             Assessment::Satisfied { .. }
@@ -255,19 +338,88 @@ devices:
         assert!(why(&torn, &facts).contains("cannot be read: "));
         let other = CdiState {
             spec: Some(parse(&SPEC.replace("name: all", "name: GPU-1"))),
-            uuids: Some(vec!["GPU-2".into()]),
+            visible: Some(vec![gpu(0, "GPU-2")]),
             ..state("535.261.03")
         };
         assert!(why(&other, &facts).contains("`GPU-1`, which is not a GPU of this machine"));
-        let mut two = facts.clone();
-        two.gpus.push(two.gpus[0].clone());
-        assert!(why(&state("535.261.03"), &two).contains("names 1 GPUs, 2 are on the bus"));
+        let two = CdiState {
+            gpus: 2,
+            ..state("535.261.03")
+        };
+        assert!(why(&two, &facts).contains("names 1 GPUs, 2 are on the bus"));
+    }
+
+    fn gpu(index: u32, uuid: &str) -> Visible {
+        Visible {
+            index: index.to_string(),
+            uuid: Some(uuid.to_owned()),
+        }
+    }
+
+    /// The names of a specification against what NVML lists.
+    fn compared(names: &[&str], view: &NvmlView) -> Option<String> {
+        let devices: String = names
+            .iter()
+            .map(|name| format!("    - name: \"{name}\"\n"))
+            .collect();
+        let spec = parse(&SPEC.replace("    - name: \"0\"\n", &devices));
+        let state = CdiState {
+            spec: Some(spec),
+            visible: Some(visible(view)),
+            ..state("535.261.03")
+        };
+        match decide(&state, &desired(), &facts()) {
+            Assessment::Needs { why, .. } => Some(why),
+            Assessment::Satisfied { .. } => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn mig_devices_take_the_place_of_their_gpu() {
+        let mut view = NvmlView {
+            driver_version: "535.261.03".into(),
+            cuda_version: None,
+            devices: vec![nvml_device(0), nvml_device(1)],
+        };
+        view.devices[0].mig = Some(true);
+        let part = |index, uuid: &str| MigDevice {
+            index,
+            uuid: Some(uuid.to_owned()),
+        };
+        view.devices[0].mig_devices = vec![part(0, "MIG-a"), part(2, "MIG-b")];
+        // By index, by UUID, or by both; what an administrator added does not matter.
+        for right in [
+            &["0:0", "0:2", "1"][..],
+            &["MIG-a", "MIG-b", "GPU-1"],
+            &["0:0", "0:2", "1", "MIG-a", "MIG-b", "GPU-1", "gdrcopy"],
+        ] {
+            assert_eq!(compared(right, &view), None, "{right:?}");
+        }
+        for (wrong, words) in [
+            (&["0", "1"][..], "names `0`, which is not a GPU"),
+            (
+                &["0:0", "0:1", "1"],
+                "names `0:1`, which is not a MIG device",
+            ),
+            (
+                &["MIG-a", "MIG-c", "GPU-1"],
+                "names `MIG-c`, which is not a MIG device",
+            ),
+            (&["0:0", "1"], "does not name `MIG-b`, which NVML lists"),
+            (&["0:0", "0:2"], "does not name `GPU-1`, which NVML lists"),
+        ] {
+            let why = compared(wrong, &view).unwrap_or_default();
+            assert!(why.contains(words), "{wrong:?}: {why}");
+        }
+        // MIG without a device: nothing of the GPU is usable.
+        view.devices[0].mig_devices.clear();
+        assert_eq!(compared(&["1"], &view), None);
     }
 
     #[test]
     fn a_device_that_is_not_what_it_was_makes_it_stale() {
-        let (want, mut facts) = (desired(), facts());
-        facts.gpus.truncate(1);
+        let (want, facts) = (desired(), facts());
         let node = "containerEdits: {deviceNodes: [{path: /dev/nvidia-uvm, major: 243, minor: 1}]}";
         let spec = parse(node).expect("a specification");
         let uvm = spec

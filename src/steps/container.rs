@@ -11,7 +11,7 @@ use super::{
 use crate::{
     change::{Change, Lock, Probe},
     config::desired::{Desired, RuntimeKind, RuntimeWish},
-    facts::Facts,
+    facts::{Facts, GpuFact},
     model::{id::StepId, paths, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
@@ -23,6 +23,8 @@ pub struct Container;
 struct ContainerState {
     loaded: Option<DriverVersion>,
     installed: Packages,
+    /// The GPUs that containers can use.
+    gpus: Vec<GpuFact>,
     /// The record of the last probe.
     record: Option<String>,
 }
@@ -35,6 +37,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
     Ok(ContainerState {
         loaded: cx.state.loaded_driver()?.cloned(),
         installed: packages::installed(cx).await?,
+        gpus: words::usable(cx)?.into_iter().cloned().collect(),
         record,
     })
 }
@@ -60,7 +63,7 @@ fn inputs(
     if let Some(instance) = &facts.instance_id {
         lines.push(format!("instance={instance}"));
     }
-    for gpu in &facts.gpus {
+    for gpu in &state.gpus {
         lines.push(format!("gpu={} {}", gpu.pci_address, gpu.pci_id));
     }
     let toolkit = desired.toolkit.iter().flat_map(|toolkit| &toolkit.packages);
@@ -121,7 +124,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
         return Assessment::Satisfied {
             why: format!(
                 "a container saw {} with driver {loaded}, and nothing has changed since",
-                words::count(facts)
+                words::count(state.gpus.len())
             ),
         };
     }
@@ -134,7 +137,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
             probe: Probe::ContainerSeesGpus {
                 runtime: wish.kind,
                 image: desired.validation.image.clone(),
-                gpus: facts.gpus.len(),
+                gpus: state.gpus.len(),
                 driver: loaded.to_string(),
                 timeout_seconds: desired.validation.timeout_seconds,
             },
@@ -205,6 +208,7 @@ mod tests {
         let mut state = ContainerState {
             loaded: "535.261.03".parse().ok(),
             installed: packages(&["docker.io=20.10.24", "nvidia-container-toolkit=1.20.0-1"]),
+            gpus: facts.gpus.clone(),
             record: None,
         };
         let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {

@@ -17,18 +17,25 @@ pub struct Devices;
 #[derive(Debug, Clone)]
 struct DevicesState {
     loaded: Option<DriverVersion>,
-    /// The driver that is bound to each GPU of the facts.
+    /// The driver that is bound to each GPU that this machine uses itself.
     bound: Vec<(String, Option<String>)>,
+    /// Addresses of the other GPUs: those reserved for virtual machines.
+    reserved: Vec<String>,
     nvml: Nvml,
     /// Minor numbers of `/dev/nvidiaN`.
     nodes: Vec<u32>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
-    let mut bound = Vec::new();
+    let (mut bound, mut reserved) = (Vec::new(), Vec::new());
     for gpu in &cx.facts.gpus {
-        let driver = cx.state.bound_driver(gpu.pci_address)?.map(str::to_owned);
-        bound.push((gpu.pci_address.to_string(), driver));
+        let address = gpu.pci_address.to_string();
+        if cx.state.is_reserved(gpu.pci_address)? {
+            reserved.push(address);
+        } else {
+            let driver = cx.state.bound_driver(gpu.pci_address)?.map(str::to_owned);
+            bound.push((address, driver));
+        }
     }
     let mut nodes: Vec<u32> = (cx.host.files())
         .list("/dev".into())?
@@ -46,6 +53,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
     Ok(DevicesState {
         loaded,
         bound,
+        reserved,
         nvml,
         nodes,
     })
@@ -72,6 +80,12 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
             expected: Vec::new(),
         };
     };
+    if state.bound.is_empty() && !state.reserved.is_empty() {
+        return Assessment::NotApplicable {
+            why: "all GPUs are reserved for virtual machines".into(),
+        };
+    }
+    let gpus = state.bound.len();
     let blocked = |why: String, hint: &str| Assessment::Blocked {
         why,
         hint: hint.into(),
@@ -82,8 +96,7 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
             Some(other) => {
                 return blocked(
                     format!("GPU {address} is bound to `{other}`, not to `nvidia`"),
-                    "unbind it or reboot; a GPU meant for a virtual machine (`vfio-pci`) does not \
-                     belong on a container node",
+                    "reboot: only at boot another driver leaves the GPU to `nvidia`",
                 );
             }
             None => {
@@ -122,7 +135,7 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
             return blocked(
                 format!(
                     "{} on the bus, none initialised by the driver",
-                    words::gpus(facts)
+                    words::gpus(gpus)
                 ),
                 "run `dmesg | grep NVRM`: the firmware or the GPU failed to start",
             );
@@ -166,11 +179,11 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
             "reset or power-cycle the machine; have it replaced if that does not help",
         );
     }
-    if view.devices.len() != facts.gpus.len() {
+    if view.devices.len() != gpus {
         return blocked(
             format!(
                 "{} on the bus, NVML lists {}",
-                words::gpus(facts),
+                words::gpus(gpus),
                 view.devices.len()
             ),
             "run `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
@@ -192,8 +205,12 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
     }
     Assessment::Satisfied {
         why: format!(
-            "{} on the bus, bound to nvidia {loaded}, listed by NVML, with device nodes",
-            words::gpus(facts)
+            "{} on the bus, bound to nvidia {loaded}, listed by NVML, with device nodes{}",
+            words::gpus(gpus),
+            match state.reserved.as_slice() {
+                [] => String::new(),
+                some => format!("; reserved for virtual machines: {}", some.join(", ")),
+            }
         ),
     }
 }
@@ -235,6 +252,7 @@ mod tests {
                 .iter()
                 .map(|gpu| (gpu.pci_address.to_string(), Some("nvidia".into())))
                 .collect(),
+            reserved: vec![],
             nvml: Nvml::Ready(NvmlView {
                 driver_version: "535.261.03".into(),
                 cuda_version: Some("12.2".into()),
@@ -304,6 +322,27 @@ mod tests {
             "{}",
             why(&nodes)
         );
+    }
+
+    #[test]
+    fn gpus_reserved_for_virtual_machines_are_not_expected() {
+        let mut state = good();
+        let (address, _) = state.bound.pop().expect("two GPUs");
+        state.reserved.push(address);
+        assert!(why(&state).contains("1 GPU is on the bus, NVML lists 2"));
+        if let Nvml::Ready(view) = &mut state.nvml {
+            view.devices.pop();
+        }
+        let Assessment::Satisfied { why } = decide(&state, &desired(), &facts()) else {
+            panic!("the other GPU is ready");
+        };
+        let words = "reserved for virtual machines: 0000:2a:00.0";
+        assert!(why.contains(words), "{why}");
+        state.reserved.push(state.bound.remove(0).0);
+        assert!(matches!(
+            decide(&state, &desired(), &facts()),
+            Assessment::NotApplicable { .. }
+        ));
     }
 
     #[test]

@@ -1,16 +1,21 @@
 //! `driver.packages`: the NVIDIA driver, of one origin, one branch and one flavour.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    REPOSITORIES, SECURE_BOOT, packages,
+    REPOSITORIES, SECURE_BOOT,
+    kernels::{self, Unavailable},
+    packages,
     wishes::{Comparison, Packages, compare, install},
     words,
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverWish},
+    config::desired::{Desired, DriverWish, PackageWish},
+    facts::{Kernel, detection::carries_driver},
     model::{
         id::StepId,
         pattern,
@@ -40,18 +45,41 @@ struct DriverPackagesState {
     found: FoundDriver,
     /// NVIDIA's installer left the program that undoes it.
     uninstaller: bool,
+    /// Packages for a kernel that no repository offers.
+    unavailable: Unavailable,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     let Some(driver) = &cx.desired.driver else {
         return Ok(DriverPackagesState::default());
     };
+    let installed = packages::installed(cx).await?;
+    let (of_kernels, beside) = by_kernel(cx, driver, &installed);
     Ok(DriverPackagesState {
-        installed: packages::installed(cx).await?,
+        unavailable: kernels::unavailable(cx, &of_kernels, &beside).await?,
+        installed,
         kernels_without_module: cx.state.kernels_without(&driver.module)?,
         found: cx.state.driver().await.clone(),
         uninstaller: cx.host.files().exists(Utf8Path::new(RUNFILE_UNINSTALLER))?,
     })
+}
+
+/// The wanted packages that exist for one kernel only and are not installed, and those that exist for
+/// all kernels.
+fn by_kernel(
+    cx: &Cx<'_>,
+    driver: &DriverWish,
+    installed: &Packages,
+) -> (Vec<PackageWish>, Vec<PackageWish>) {
+    let kernel = &cx.facts.kernel;
+    let names_kernel = |wish: &PackageWish| {
+        (kernel.running.iter().chain(&kernel.next_boot))
+            .any(|one| wish.name.ends_with(one.as_str()))
+    };
+    let (mut of_kernels, beside): (Vec<_>, Vec<_>) =
+        (driver.packages.iter().cloned()).partition(names_kernel);
+    of_kernels.retain(|wish| !installed.contains_key(&wish.name));
+    (of_kernels, beside)
 }
 
 /// Whether a driver that did not come as packages is kept: then nothing is compiled for it.
@@ -63,7 +91,7 @@ pub(super) async fn adopts(cx: &Cx<'_>) -> bool {
         )
 }
 
-fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
+fn decide(state: &DriverPackagesState, desired: &Desired, kernel: &Kernel) -> Assessment {
     let Some(driver) = &desired.driver else {
         return words::no_driver();
     };
@@ -76,6 +104,15 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
             why: comparison.held.join("; "),
             hint: comparison.held_hint(desired.packages.manager),
         };
+    }
+    if let Some(answer) = kernels::missing(
+        &state.unavailable,
+        kernel,
+        desired.image,
+        desired.packages.manager,
+        "; or set `driver.build = \"dkms\"`, which compiles the module for the running kernel",
+    ) {
+        return answer;
     }
     let others = others(driver, desired, state, &comparison);
     if !others.is_empty() {
@@ -125,21 +162,22 @@ fn others(
     // Met wishes are of the wanted origin, whoever made the packages.
     let other_origin =
         !comparison.all_met() && (state.found.origin).is_some_and(|origin| origin != wanted_origin);
-    state
-        .installed
-        .iter()
-        .filter(|(name, _)| {
-            desired
-                .hold
-                .patterns
-                .iter()
-                .any(|p| pattern::matches(p, name))
-        })
+    let branch_of = |version: &str| {
+        let version = DriverVersion::from_package(version).ok()?;
+        Some(version.branch()).filter(|branch| *branch >= OLDEST_BRANCH)
+    };
+    let of_others = |branch: &Branch| *branch != driver.branch || other_origin;
+    // Only what carries module or libraries shows another driver: helpers have versions of their own.
+    let branches: BTreeSet<Branch> = (state.installed.iter())
+        .filter(|(name, _)| carries_driver(name))
+        .filter_map(|(_, package)| branch_of(&package.version))
+        .filter(of_others)
+        .collect();
+    let held = |name: &str| (desired.hold.patterns.iter()).any(|one| pattern::matches(one, name));
+    (state.installed.iter())
+        .filter(|(name, _)| carries_driver(name) || held(name))
         .filter(|(_, package)| {
-            DriverVersion::from_package(&package.version).is_ok_and(|version| {
-                let branch = version.branch();
-                branch >= OLDEST_BRANCH && (branch != driver.branch || other_origin)
-            })
+            branch_of(&package.version).is_some_and(|branch| branches.contains(&branch))
         })
         .map(|(name, package)| (name.clone(), package.version.clone()))
         .collect()
@@ -243,19 +281,27 @@ impl Step for DriverPackages {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired))
+        Ok(decide(&detect(cx).await?, cx.desired, &cx.facts.kernel))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DriverPackagesState, decide};
+    use super::{DriverPackagesState, Unavailable};
     use crate::{
         change::Change,
+        config::desired::Desired,
         state::{FoundDriver, Origin},
         step::Assessment,
-        steps::{fixtures::desired, wishes::fixtures::packages},
+        steps::{
+            fixtures::{desired, facts},
+            wishes::fixtures::packages,
+        },
     };
+
+    fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
+        super::decide(state, desired, &facts().kernel)
+    }
 
     fn state(installed: &[&str], without: &[&str]) -> DriverPackagesState {
         DriverPackagesState {
@@ -263,6 +309,7 @@ mod tests {
             kernels_without_module: without.iter().map(ToString::to_string).collect(),
             found: FoundDriver::default(),
             uninstaller: true,
+            unavailable: Unavailable::default(),
         }
     }
 
@@ -335,6 +382,53 @@ mod tests {
             panic!("install")
         };
         assert_eq!(removing, &["libnvidia-ml1"]);
+    }
+
+    #[test]
+    fn a_helper_with_a_version_of_its_own_is_no_other_driver() {
+        // Debian 13: nvidia-modprobe has a source package of its own.
+        let mut found = INSTALLED.to_vec();
+        found.push("nvidia-modprobe=570.133.07-1");
+        found.push("nvidia-settings=550.163.01-1");
+        let with_helpers = state(&found, &[]);
+        assert!(matches!(
+            decide(&with_helpers, &desired()),
+            Assessment::Satisfied { .. }
+        ));
+        // Beside another driver it stays what it is.
+        let mut want = desired();
+        want.driver.as_mut().expect("a driver").replace = true;
+        let old = state(
+            &["libnvidia-ml1=470.256.02-1", "nvidia-modprobe=570.133.07-1"],
+            &[],
+        );
+        let Assessment::Needs { changes, .. } = decide(&old, &want) else {
+            panic!("must be replaced");
+        };
+        let Change::InstallPackages { removing, .. } = &changes[1] else {
+            panic!("install")
+        };
+        assert_eq!(removing, &["libnvidia-ml1"]);
+    }
+
+    #[test]
+    fn without_a_packaged_module_for_the_kernel_nothing_is_changed() {
+        let mut none = state(&[], &[]);
+        none.unavailable = Unavailable {
+            names: vec!["linux-modules-nvidia-580-server-open-6.8.0-1015-aws".into()],
+            elsewhere: "6.8.0-1050-aws".parse().ok(),
+        };
+        let Assessment::Blocked { why, hint } = decide(&none, &desired()) else {
+            panic!("another kernel needs consent");
+        };
+        assert!(why.ends_with("open-6.8.0-1015-aws"), "{why}");
+        for words in [
+            "apt-get install linux-image-6.8.0-1050-aws",
+            "reboot",
+            "dkms",
+        ] {
+            assert!(hint.contains(words), "{hint}");
+        }
     }
 
     #[test]

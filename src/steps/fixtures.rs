@@ -6,7 +6,7 @@ use crate::{
     compat::matrix::{Fabric, Matrix},
     config::{
         desired::{
-            Desired, DriverWish, Hold, Manager, PackagePolicy, Pin, Preflight, Repository,
+            Desired, DriverWish, Guard, Hold, Manager, PackagePolicy, Pin, Preflight, Repository,
             RuntimeKind, RuntimeWish, ToolkitWish, Validation,
         },
         load::{Ask, load},
@@ -43,6 +43,7 @@ pub(crate) fn nvml_device(index: u32) -> NvmlDevice {
         compute_capability: Some("9.0".into()),
         persistence: Some(true),
         mig: Some(false),
+        mig_devices: vec![],
         error: None,
     }
 }
@@ -144,6 +145,7 @@ pub(crate) fn desired() -> Desired {
             may_remove: vec![],
             may_upgrade: vec![],
             recommends: false,
+            guard: Guard::default(),
         },
         repositories: vec![Repository {
             name: "toolkit".into(),

@@ -6,12 +6,14 @@ use async_trait::async_trait;
 use super::{
     REPOSITORIES,
     driver_packages::adopts,
+    kernels::{self, Unavailable},
     packages,
     wishes::{Packages, compare, install},
 };
 use crate::{
     change::Lock,
     config::desired::{Desired, PackageWish},
+    facts::Kernel,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
 };
@@ -23,8 +25,7 @@ pub struct Headers;
 #[derive(Debug, Clone, Default)]
 struct HeadersState {
     installed: Packages,
-    /// Wanted packages that are not in the package lists; empty if there are no lists yet.
-    unavailable: Vec<String>,
+    unavailable: Unavailable,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
@@ -36,14 +37,14 @@ async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
         .filter(|wish| !installed.contains_key(&wish.name))
         .cloned()
         .collect();
-    let unavailable = packages::unavailable(cx, &missing).await?;
+    let unavailable = kernels::unavailable(cx, &missing, &[]).await?;
     Ok(HeadersState {
         installed,
         unavailable,
     })
 }
 
-fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
+fn decide(state: &HeadersState, desired: &Desired, kernel: &Kernel) -> Assessment {
     if desired
         .driver
         .as_ref()
@@ -70,15 +71,9 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
             hint: comparison.held_hint(desired.packages.manager),
         };
     }
-    if !state.unavailable.is_empty() {
-        return Assessment::Blocked {
-            why: format!("no repository offers {}", state.unavailable.join(", ")),
-            hint: format!(
-                "the archive keeps headers only for its newest kernels: upgrade the kernel (`{}` \
-                 or your cloud's flavour), reboot, and run the command again",
-                desired.packages.manager.backend().commands().upgrade_kernel
-            ),
-        };
+    let manager = desired.packages.manager;
+    if let Some(answer) = kernels::missing(&state.unavailable, kernel, desired.image, manager, "") {
+        return answer;
     }
     Assessment::Needs {
         why: comparison.unmet_text(),
@@ -110,25 +105,33 @@ impl Step for Headers {
                 why: "the existing driver is adopted, so no kernel module is compiled here".into(),
             });
         }
-        Ok(decide(&detect(cx).await?, cx.desired))
+        Ok(decide(&detect(cx).await?, cx.desired, &cx.facts.kernel))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{HeadersState, decide};
+    use super::{HeadersState, Unavailable};
     use crate::{
+        config::desired::Desired,
         step::Assessment,
         steps::{
-            fixtures::desired,
+            fixtures::{desired, facts},
             wishes::fixtures::{packages, wishes},
         },
     };
 
+    fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
+        super::decide(state, desired, &facts().kernel)
+    }
+
     fn state(installed: &[&str], unavailable: &[&str]) -> HeadersState {
         HeadersState {
             installed: packages(installed),
-            unavailable: unavailable.iter().map(ToString::to_string).collect(),
+            unavailable: Unavailable {
+                names: unavailable.iter().map(ToString::to_string).collect(),
+                elsewhere: None,
+            },
         }
     }
 

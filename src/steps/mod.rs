@@ -12,6 +12,7 @@ mod fabric;
 pub(crate) mod fixtures;
 mod headers;
 mod holds;
+mod kernels;
 mod module;
 mod packages;
 mod persistence;

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 
 use super::{
     DRIVER_AUTOLOAD, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, driver_packages::adopts, packages,
-    words,
+    wishes::compare, words,
 };
 use crate::{
     change::{Change, Lock},
@@ -30,6 +30,10 @@ struct ModuleState {
     not_loaded: Vec<String>,
     /// Whether a module is on disk for the running kernel.
     on_disk: bool,
+    /// The kernel of the next boot, where that is another one, and has a module.
+    next: Option<String>,
+    /// Whether all driver packages are installed.
+    installed: bool,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
@@ -64,6 +68,11 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
             .filter(|_| !loaded_modules.is_empty())
             .cloned()
             .collect(),
+        next: (cx.facts.kernel.next_boot.as_ref())
+            .filter(|next| cx.facts.kernel.running.as_ref() != Some(next))
+            .map(ToString::to_string)
+            .filter(|next| !without.contains(next)),
+        installed: compare(cx.desired.packages.manager, &driver.packages, &installed).all_met(),
         // An adopted driver's module may have another file name than the profile's.
         on_disk: running.is_some_and(|kernel| !without.contains(&kernel))
             || (adopts(cx).await && cx.state.driver().await.module_version.is_some()),
@@ -132,6 +141,23 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
                     why: "the module is not loaded".into(),
                     changes,
                 }
+            } else if let Some(next) = &state.next {
+                let why = format!(
+                    "there is no module for the running kernel, and one for kernel {next}, which the \
+                     next boot starts"
+                );
+                Assessment::Needs {
+                    why: why.clone(),
+                    changes: vec![Change::Reboot { why }],
+                }
+            } else if state.installed && driver.dkms.is_none() {
+                Assessment::Blocked {
+                    why: "the driver's packages have no module for the running kernel".into(),
+                    hint:
+                        "boot a kernel that they have one for (`ls /lib/modules/*/*/nvidia*`, or \
+                           another entry of the boot loader), or set `driver.build = \"dkms\"`"
+                            .into(),
+                }
             } else {
                 Assessment::After {
                     upstream: DRIVER_PACKAGES,
@@ -182,6 +208,8 @@ mod tests {
             denied_loaded: vec![],
             not_loaded: vec![],
             on_disk: true,
+            next: None,
+            installed: true,
         }
     }
 
@@ -230,6 +258,26 @@ mod tests {
             panic!("nouveau must go");
         };
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
+    }
+
+    #[test]
+    fn a_module_for_the_next_kernel_only_needs_a_reboot() {
+        let mut moved = state("", "535.261.03");
+        moved.on_disk = false;
+        moved.next = Some("6.1.0-49-amd64".into());
+        let mut want = desired();
+        let Assessment::Needs { why, changes } = decide(&moved, &want, &facts()) else {
+            panic!("the next boot has a module");
+        };
+        assert!(why.contains("kernel 6.1.0-49-amd64"), "{why}");
+        assert!(matches!(&changes[..], [Change::Reboot { .. }]));
+        // Without such a kernel a packaged module does not appear by itself.
+        moved.next = None;
+        want.driver.as_mut().expect("a driver").dkms = None;
+        assert!(matches!(
+            decide(&moved, &want, &facts()),
+            Assessment::Blocked { .. }
+        ));
     }
 
     #[test]

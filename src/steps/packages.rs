@@ -1,5 +1,7 @@
 //! What several steps ask about packages, whichever package manager the machine has.
 
+use std::collections::btree_map::Entry;
+
 use super::wishes::{Package, Packages};
 use crate::{
     config::desired::PackageWish,
@@ -17,15 +19,25 @@ pub(super) async fn installed(cx: &Cx<'_>) -> Result<Packages, StepError> {
     let mut found = Packages::new();
     for package in database(cx).await? {
         if package.is_unpacked() || package.held {
-            found.entry(package.name.clone()).or_insert(Package {
-                complete: package.is_installed(),
-                held: package.held,
-                version: if package.is_unpacked() {
-                    package.version.clone()
-                } else {
-                    String::new()
-                },
-            });
+            let version = match package.is_unpacked() {
+                true => package.version.clone(),
+                false => String::new(),
+            };
+            match found.entry(package.name.clone()) {
+                // A package of a foreign architecture does not stand for the native one.
+                Entry::Occupied(mut known) if package.id == package.name => {
+                    known.get_mut().further.push(version);
+                }
+                Entry::Occupied(_) => {}
+                Entry::Vacant(new) => {
+                    new.insert(Package {
+                        complete: package.is_installed(),
+                        held: package.held,
+                        version,
+                        further: Vec::new(),
+                    });
+                }
+            }
         }
     }
     Ok(found)
@@ -52,6 +64,16 @@ pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
         (half_done.packages.iter()).map(|package| format!("{} {}", package.name, package.version));
     let program = (half_done.interrupted).map(|program| format!("{program} was interrupted"));
     Ok(packages.chain(program).collect())
+}
+
+/// The names of packages in the lists that begin so; none if the package manager has no quick way.
+pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, StepError> {
+    let transactions = backend(cx).transactions();
+    let Some(query) = transactions.and_then(|transactions| transactions.names(prefix)) else {
+        return Ok(Vec::new());
+    };
+    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    Ok(output.stdout.lines().map(str::to_owned).collect())
 }
 
 /// Which of the packages no repository offers. Empty when there are no package lists yet, or a

@@ -1,31 +1,104 @@
-//! `driver.persistence`: the persistence daemon keeps the driver's state between clients; without
-//! it each first use of a GPU takes seconds.
+//! `driver.persistence`: the driver keeps its state between clients; without that each first use of a
+//! GPU takes seconds. The daemon must start at boot and run, and persistence mode must be on: Ubuntu's
+//! unit runs the daemon with an option that leaves it off.
 
 use async_trait::async_trait;
+use camino::Utf8PathBuf;
 
-use super::{DRIVER_MODULE, driver_packages::adopts};
+use super::{DRIVER_MODULE, driver_packages::adopts, words};
 use crate::{
     change::Change,
-    config::desired::Desired,
+    config::desired::{Desired, Persistence as Wish},
     facts::Facts,
+    host::Nvml,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::systemctl::UnitState,
+    tools::{
+        packages::HEADER,
+        systemctl::{self, UnitState},
+    },
 };
 
 /// See the module.
 pub struct Persistence;
 
-fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts, adopts: bool) -> Assessment {
-    let (Some(_), Some(persistence)) = (&desired.driver, &desired.persistence) else {
+/// With this option the daemon runs and leaves persistence mode off
+/// (NVIDIA/nvidia-persistenced, `option-table.h`; without it the mode is on).
+const OFF: &str = "--no-persistence-mode";
+
+#[derive(Debug, Clone, Default)]
+struct PersistenceState {
+    unit: Option<UnitState>,
+    /// What the unit runs, where systemd tells it.
+    command: Option<String>,
+    /// Indices of GPUs whose persistence mode is off, by NVML; `None` where it does not answer.
+    off: Option<Vec<u32>>,
+}
+
+async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<PersistenceState, StepError> {
+    let unit = cx.state.unit(&wish.unit).await?;
+    let command = match &unit {
+        Some(_) => {
+            let query = systemctl::command(&wish.unit);
+            let output = cx.host.query(&query).await?.success(query.cmd())?;
+            systemctl::parse_command(&output.stdout).map(str::to_owned)
+        }
+        None => None,
+    };
+    let mut off = None;
+    if cx.state.loaded_driver()?.is_some()
+        && let Nvml::Ready(view) = cx.state.nvml().await
+    {
+        let is_off = view
+            .devices
+            .iter()
+            .filter(|gpu| gpu.persistence == Some(false));
+        off = Some(is_off.map(|gpu| gpu.index).collect());
+    }
+    Ok(PersistenceState { unit, command, off })
+}
+
+/// The drop-in that lets the daemon turn persistence mode on, if its command leaves it off.
+fn drop_in(wish: &Wish, command: Option<&str>) -> Option<Change> {
+    let command = command?;
+    if !command.split_whitespace().any(|word| word == OFF) {
+        return None;
+    }
+    let without: Vec<&str> = (command.split_whitespace())
+        .filter(|word| *word != OFF)
+        .collect();
+    Some(Change::WriteFile {
+        path: Utf8PathBuf::from(format!(
+            "/etc/systemd/system/{}.d/50-gpu-bootstrap.conf",
+            wish.unit
+        )),
+        // The empty assignment clears the command of the unit file, systemd.service(5).
+        content: format!(
+            "{HEADER}[Service]\nExecStart=\nExecStart={}\n",
+            without.join(" ")
+        ),
+        mode: 0o644,
+    })
+}
+
+fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bool) -> Assessment {
+    let (Some(_), Some(wish)) = (&desired.driver, &desired.persistence) else {
         return Assessment::NotApplicable {
             why: "no persistence daemon is configured".into(),
         };
     };
-    let name = &persistence.unit;
-    if unit.is_some_and(|unit| unit.is_enabled() && unit.is_active()) {
+    let name = &wish.unit;
+    let unit = state.unit.as_ref();
+    let runs = unit.is_some_and(|unit| unit.is_enabled() && unit.is_active());
+    let off = state.off.as_deref().unwrap_or_default();
+    let drop_in = drop_in(wish, state.command.as_deref());
+    if runs && off.is_empty() && drop_in.is_none() {
+        let mode = match state.off {
+            Some(_) => ", and persistence mode is on",
+            None => "",
+        };
         return Assessment::Satisfied {
-            why: format!("`{name}` is enabled and active"),
+            why: format!("`{name}` is enabled and active{mode}"),
         };
     }
     if desired.image {
@@ -43,15 +116,32 @@ fn decide(unit: Option<&UnitState>, desired: &Desired, facts: &Facts, adopts: bo
             why: format!("the adopted driver has no `{name}`"),
         };
     }
+    let enable = |start| Change::EnableUnit {
+        unit: name.clone(),
+        start,
+    };
+    let restart = Change::RestartUnit { unit: name.clone() };
+    if let Some(drop_in) = drop_in {
+        return Assessment::Needs {
+            why: format!("`{name}` runs with `{OFF}`"),
+            changes: vec![drop_in, enable(false), restart],
+        };
+    }
+    if runs {
+        return Assessment::Needs {
+            why: format!(
+                "`{name}` is enabled and active, but persistence mode is off on {}",
+                words::indices(off)
+            ),
+            changes: vec![restart],
+        };
+    }
     Assessment::Needs {
         why: match unit {
             None => format!("`{name}` is not installed"),
             Some(unit) => format!("`{name}` is {unit}"),
         },
-        changes: vec![Change::EnableUnit {
-            unit: name.clone(),
-            start: true,
-        }],
+        changes: vec![enable(true)],
     }
 }
 
@@ -70,37 +160,40 @@ impl Step for Persistence {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        let unit = match &cx.desired.persistence {
-            Some(persistence) => cx.state.unit(&persistence.unit).await?,
-            None => None,
+        let state = match &cx.desired.persistence {
+            Some(wish) => detect(cx, wish).await?,
+            None => PersistenceState::default(),
         };
-        Ok(decide(
-            unit.as_ref(),
-            cx.desired,
-            cx.facts,
-            adopts(cx).await,
-        ))
+        Ok(decide(&state, cx.desired, cx.facts, adopts(cx).await))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::decide;
+    use super::{PersistenceState, decide};
     use crate::{
+        change::Change,
         step::Assessment,
         steps::fixtures::{desired, facts, unit},
     };
 
+    fn state(file: &str, active: &str, off: &[u32]) -> PersistenceState {
+        PersistenceState {
+            unit: Some(unit(file, active)),
+            command: Some("/usr/bin/nvidia-persistenced --user nvpd".into()),
+            off: Some(off.to_vec()),
+        }
+    }
+
     #[test]
     fn enabled_and_active() {
         let (mut want, facts) = (desired(), facts());
-        let good = unit("enabled", "active");
         assert!(matches!(
-            decide(Some(&good), &want, &facts, false),
+            decide(&state("enabled", "active", &[]), &want, &facts, false),
             Assessment::Satisfied { .. }
         ));
-        let failed = unit("enabled", "failed");
-        let Assessment::Needs { why, .. } = decide(Some(&failed), &want, &facts, false) else {
+        let failed = state("enabled", "failed", &[0, 1]);
+        let Assessment::Needs { why, .. } = decide(&failed, &want, &facts, false) else {
             panic!("must be started");
         };
         assert_eq!(
@@ -109,8 +202,61 @@ mod tests {
         );
         want.image = true;
         assert!(matches!(
-            decide(None, &want, &facts, false),
+            decide(&PersistenceState::default(), &want, &facts, false),
             Assessment::AwaitingBoot { .. }
+        ));
+    }
+
+    #[test]
+    fn a_daemon_that_leaves_the_mode_off_does_not_count() {
+        let (want, facts) = (desired(), facts());
+        // As in Ubuntu's nvidia-compute-utils: static, started by udev.
+        let mut ubuntu = state("static", "active", &[0, 1]);
+        ubuntu.command = Some(
+            "/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode \
+             --verbose"
+                .into(),
+        );
+        let Assessment::Needs { why, changes } = decide(&ubuntu, &want, &facts, false) else {
+            panic!("persistence is off");
+        };
+        assert!(why.contains("runs with `--no-persistence-mode`"), "{why}");
+        let [
+            Change::WriteFile { path, content, .. },
+            Change::EnableUnit { start: false, .. },
+            Change::RestartUnit { .. },
+        ] = &changes[..]
+        else {
+            panic!("{changes:?}");
+        };
+        assert_eq!(
+            path,
+            "/etc/systemd/system/nvidia-persistenced.service.d/50-gpu-bootstrap.conf"
+        );
+        assert!(
+            content.ends_with(
+                "[Service]\nExecStart=\nExecStart=/usr/bin/nvidia-persistenced --user \
+                 nvidia-persistenced --verbose\n"
+            ),
+            "{content}"
+        );
+    }
+
+    #[test]
+    fn nvml_has_the_last_word() {
+        let (want, facts) = (desired(), facts());
+        let one = state("enabled", "active", &[1]);
+        let Assessment::Needs { why, changes } = decide(&one, &want, &facts, false) else {
+            panic!("persistence is off");
+        };
+        assert!(why.ends_with("persistence mode is off on GPU 1"), "{why}");
+        assert!(matches!(&changes[..], [Change::RestartUnit { .. }]));
+        // Without an answer of NVML the unit counts.
+        let mut silent = state("enabled", "active", &[]);
+        silent.off = None;
+        assert!(matches!(
+            decide(&silent, &want, &facts, false),
+            Assessment::Satisfied { .. }
         ));
     }
 }

@@ -375,6 +375,7 @@ mod tests {
                 let version = wish.version.as_deref().unwrap_or("1").replace('*', "1");
                 let package = Package {
                     version,
+                    further: Vec::new(),
                     held: false,
                     complete: true,
                 };

@@ -136,6 +136,21 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
     if wish.nvidia_default {
         command.push("--nvidia-set-as-default".to_owned());
     }
+    // A daemon that does not answer cannot say whom a restart stops; its containers run all the same
+    // only with `live-restore`.
+    let read_again = match (wish.kind, effective) {
+        (RuntimeKind::Docker, Effective::Known { .. } | Effective::Absent) => {
+            Change::ReloadDocker {
+                unit: wish.unit.clone(),
+                runtime: "nvidia".into(),
+                default: wish.nvidia_default,
+            }
+        }
+        // The containers of containerd do not depend on the daemon.
+        (RuntimeKind::Containerd, _) | (_, Effective::Silent(_)) => Change::RestartUnit {
+            unit: wish.unit.clone(),
+        },
+    };
     Assessment::Needs {
         why,
         changes: vec![
@@ -144,9 +159,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
                 command,
                 writes: files.iter().map(Utf8PathBuf::from).collect(),
             },
-            Change::RestartUnit {
-                unit: wish.unit.clone(),
-            },
+            read_again,
         ],
     }
 }
@@ -237,7 +250,7 @@ mod tests {
         assert_eq!(why, "docker runs without the nvidia runtime (runc)");
         assert!(matches!(
             &changes[..],
-            [Change::RunTool { .. }, Change::RestartUnit { .. }]
+            [Change::RunTool { .. }, Change::ReloadDocker { .. }]
         ));
         let mut as_default = docker.clone();
         as_default.nvidia_default = true;
@@ -342,6 +355,7 @@ mod tests {
             let Change::RunTool { command, .. } = &changes[0] else {
                 panic!("a tool")
             };
+            assert!(matches!(&changes[1], Change::RestartUnit { .. }));
             assert_eq!(
                 command.contains(&"--config-source=command".to_owned()),
                 copied

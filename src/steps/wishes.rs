@@ -12,6 +12,8 @@ use crate::{
 pub struct Package {
     /// As the package manager writes it; empty for a package that is held without being there.
     pub version: String,
+    /// Versions that are installed beside it, as of kernels on RPM systems.
+    pub further: Vec<String>,
     /// Held at this version.
     pub held: bool,
     /// Unpacked and configured.
@@ -48,19 +50,18 @@ pub fn compare(manager: Manager, wishes: &[PackageWish], installed: &Packages) -
             result.unmet.push(text);
             continue;
         }
-        let fits = wish
-            .version
-            .as_deref()
-            .is_none_or(|wanted| backend.matches(wanted, &package.version));
-        if fits && package.complete {
-            result
-                .met
-                .push(format!("{} {}", wish.name, package.version));
-        } else if fits {
-            result.unmet.push(format!(
-                "{} {} is half installed",
-                wish.name, package.version
-            ));
+        let fits = |version: &&String| {
+            (wish.version.as_deref()).is_none_or(|wanted| backend.matches(wanted, version))
+        };
+        let found = std::iter::once(&package.version)
+            .chain(&package.further)
+            .find(fits);
+        if let Some(version) = found {
+            if package.complete {
+                result.met.push(format!("{} {version}", wish.name));
+            } else {
+                (result.unmet).push(format!("{} {version} is half installed", wish.name));
+            }
         } else {
             let wanted = wish.version.as_deref().unwrap_or_default();
             let text = format!(
@@ -134,6 +135,7 @@ pub(crate) mod fixtures {
                     name.to_owned(),
                     Package {
                         version: version.to_owned(),
+                        further: Vec::new(),
                         held,
                         complete,
                     },
@@ -206,6 +208,19 @@ mod tests {
         let wanted = wishes(&["nvidia-driver=580.*"]);
         assert!(compare(Manager::Dnf, &wanted, &installed).all_met());
         assert!(!compare(Manager::Apt, &wanted, &installed).all_met());
+    }
+
+    #[test]
+    fn one_of_several_installed_versions_is_enough() {
+        let mut installed = packages(&["kernel-devel=5.14.0-503.el9"]);
+        let kernel = installed.get_mut("kernel-devel").expect("a package");
+        kernel.further = vec!["5.14.0-570.12.1.el9_6".into()];
+        let met = |version: &str| {
+            let wanted = wishes(&[&format!("kernel-devel={version}")]);
+            compare(Manager::Dnf, &wanted, &installed).all_met()
+        };
+        assert!(met("5.14.0-503.el9") && met("5.14.0-570.12.1.el9_6"));
+        assert!(!met("5.14.0-570.1.1.el9_6"));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Words that several steps say to people.
 
-use crate::{facts::Facts, step::Assessment};
+use crate::{
+    facts::GpuFact,
+    step::{Assessment, Cx, StepError},
+};
 
 /// The answer of every step about the driver when none is wanted.
 pub(super) fn no_driver() -> Assessment {
@@ -26,17 +29,37 @@ pub(super) fn some(names: &[&str]) -> String {
     }
 }
 
+/// The GPUs that this machine uses itself: all but those reserved for virtual machines.
+pub(super) fn usable<'a>(cx: &Cx<'a>) -> Result<Vec<&'a GpuFact>, StepError> {
+    let mut usable = Vec::new();
+    for gpu in &cx.facts.gpus {
+        if !cx.state.is_reserved(gpu.pci_address)? {
+            usable.push(gpu);
+        }
+    }
+    Ok(usable)
+}
+
+/// GPUs by their index, for people.
+pub(super) fn indices(gpus: &[u32]) -> String {
+    let all: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+    match gpus {
+        [_] => format!("GPU {}", all.join(", ")),
+        _ => format!("GPUs {}", all.join(", ")),
+    }
+}
+
 /// How many GPUs, for people: as an object.
-pub(super) fn count(facts: &Facts) -> String {
-    match facts.gpus.len() {
+pub(super) fn count(gpus: usize) -> String {
+    match gpus {
         1 => "1 GPU".into(),
         n => format!("{n} GPUs"),
     }
 }
 
 /// How many GPUs, for people: as a subject with its verb.
-pub(super) fn gpus(facts: &Facts) -> String {
-    match facts.gpus.len() {
+pub(super) fn gpus(gpus: usize) -> String {
+    match gpus {
         1 => "1 GPU is".into(),
         n => format!("{n} GPUs are"),
     }

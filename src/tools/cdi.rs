@@ -91,10 +91,9 @@ impl Spec {
             .collect()
     }
 
-    /// The names that are UUIDs of GPUs.
-    pub fn uuids(&self) -> impl Iterator<Item = &str> {
-        let names = self.devices.iter().map(|device| device.name.as_str());
-        names.filter(|name| name.starts_with("GPU-"))
+    /// What a container can ask for: indices, UUIDs, `all`.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.devices.iter().map(|device| device.name.as_str())
     }
 }
 
@@ -158,7 +157,7 @@ containerEdits:
         let spec = parse(SPEC).expect("a specification");
         let names: Vec<&str> = spec.devices.iter().map(|one| one.name.as_str()).collect();
         assert_eq!(names, ["0", "GPU-1", "all"]);
-        assert_eq!(spec.uuids().collect::<Vec<_>>(), ["GPU-1"]);
+        assert_eq!(spec.names().collect::<Vec<_>>(), ["0", "GPU-1", "all"]);
         let nodes: Vec<_> = (spec.device_nodes().into_iter())
             .map(|node: &DeviceNode| (node.host_path(), node.numbers()))
             .collect();

@@ -18,6 +18,9 @@ pub struct Info {
     pub default_runtime: Option<String>,
     /// The daemon's version.
     pub server_version: Option<String>,
+    /// Whether containers keep running when the daemon stops.
+    #[serde(default)]
+    pub live_restore_enabled: bool,
     /// Why the daemon could not be asked. The client prints a document even then.
     #[serde(default)]
     pub server_errors: Vec<String>,
@@ -27,6 +30,12 @@ pub struct Info {
 #[must_use]
 pub fn info() -> Query {
     Query::new("docker", ["info", "--format", "{{json .}}"])
+}
+
+/// Asks for the names of the running containers, one per line.
+#[must_use]
+pub fn running() -> Query {
+    Query::new("docker", ["ps", "--format", "{{.Names}}"])
 }
 
 /// Asks for an image. The status is not 0 where the daemon does not have it.

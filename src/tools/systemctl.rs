@@ -93,6 +93,24 @@ pub fn parse_show(text: &str) -> Option<UnitState> {
     })
 }
 
+/// Asks for the command that a unit runs, as systemd knows it from the unit file and all drop-ins.
+#[must_use]
+pub fn command(unit: &str) -> Query {
+    Query::new("systemctl", ["show", "--property=ExecStart", "--", unit])
+}
+
+/// Reads the answer to [`command`]: program and arguments; `None` if the unit has no command, or
+/// several. `org.freedesktop.systemd1(5)` describes the fields.
+#[must_use]
+pub fn parse_command(text: &str) -> Option<&str> {
+    let mut commands = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("ExecStart={"));
+    let only = commands.next().filter(|_| commands.next().is_none())?;
+    let (_, rest) = only.split_once(" argv[]=")?;
+    Some(rest.split_once(" ; ignore_errors=")?.0)
+}
+
 /// Asks whether files of a unit changed since systemd read them. A unit that systemd does
 /// not know yet is looked up on the disk when it is asked for by name, so it needs no reload.
 #[must_use]
@@ -133,13 +151,25 @@ pub fn last_words(unit: &str) -> Query {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_needs_reload, parse_show};
+    use super::{parse_command, parse_needs_reload, parse_show};
 
     #[test]
     fn a_reload_is_asked_for_in_so_many_words() {
         assert!(parse_needs_reload("NeedDaemonReload=yes\n"));
         assert!(!parse_needs_reload("NeedDaemonReload=no\n"));
         assert!(!parse_needs_reload(""));
+    }
+
+    #[test]
+    fn the_command_of_a_unit_is_read() {
+        let one = "ExecStart={ path=/usr/bin/nvidia-persistenced ; \
+                   argv[]=/usr/bin/nvidia-persistenced --user nvpd --no-persistence-mode ; \
+                   ignore_errors=no ; start_time=[n/a] ; stop_time=[n/a] ; pid=0 ; code=(null) ; \
+                   status=0/0 }\n";
+        let command = "/usr/bin/nvidia-persistenced --user nvpd --no-persistence-mode";
+        assert_eq!(parse_command(one), Some(command));
+        assert_eq!(parse_command(&one.repeat(2)), None);
+        assert_eq!(parse_command(""), None);
     }
 
     #[test]

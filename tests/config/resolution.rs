@@ -8,7 +8,7 @@ use gpu_bootstrap::config::{
 use gpu_bootstrap::error::Report as _;
 use gpu_bootstrap::facts::PciFact;
 
-use super::machine::{H100, Machine, T4};
+use super::machine::{H100, Machine, T4, V100};
 
 fn repository<'a>(all: &'a [Repository], name: &str) -> &'a Repository {
     let found = all.iter().find(|repository| repository.name == name);
@@ -253,6 +253,35 @@ fn machines_without_a_gpu() {
     image.ask.flags.assume_gpus.clear();
     let named = image.config("driver = { branch = 580, flavour = \"open\" }");
     assert!(named.resolution().desired.driver.is_some());
+}
+
+#[test]
+fn gpus_reserved_for_virtual_machines_do_not_count() {
+    let machine = Machine::new("debian", "12", "x86_64", &[H100, V100]);
+    let reserve = |gpu: usize| {
+        machine.files.put_link(
+            &format!("/sys/bus/pci/devices/0000:{gpu:02x}:00.0/driver"),
+            "../../../bus/pci/drivers/vfio-pci",
+        );
+    };
+    reserve(1);
+    let resolution = machine.resolution();
+    assert!(resolution.desired.driver.is_some());
+    let named =
+        |warning: &String| warning.contains("virtual machines") && warning.contains("0000:01:00.0");
+    assert!(
+        resolution.warnings.iter().any(named),
+        "{:?}",
+        resolution.warnings
+    );
+    reserve(0);
+    let reason = machine.load().err().map(|error| error.reason());
+    assert_eq!(reason, Some("gpus-reserved"));
+    let desired = machine
+        .config("preflight.allow-no-gpu = true")
+        .resolution()
+        .desired;
+    assert!(desired.driver.is_none());
 }
 
 #[test]

@@ -497,6 +497,11 @@ pub fn apt_cache(cmd: &Cmd, files: &FakeFiles) -> Output {
             .iter()
             .map(|name| policy(files, name))
             .collect::<String>()),
+        ["pkgnames", "--", prefix] => ok(crate::archive::names(files)
+            .into_iter()
+            .filter(|name| name.starts_with(prefix))
+            .map(|name| name + "\n")
+            .collect::<String>()),
         ["madison", "--", ..] => ok(args[2..]
             .iter()
             .flat_map(|name| {

@@ -165,6 +165,22 @@ impl Archive {
     }
 }
 
+/// The names of all packages in the lists.
+pub fn names(files: &FakeFiles) -> Vec<String> {
+    let mut found: Vec<String> = list(files, LISTS)
+        .iter()
+        .filter_map(|file| text(files, &format!("{LISTS}/{file}")))
+        .flat_map(|lists| {
+            (lists.lines())
+                .filter_map(|line| line.strip_prefix("Package: ").map(str::to_owned))
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
 /// All versions of a package in the lists, newest first, with their priorities by the machine's
 /// preferences.
 pub fn offers(files: &FakeFiles, name: &str) -> Vec<Offered> {

@@ -20,6 +20,8 @@ use crate::{
 const DAEMON: &str = "/etc/docker/daemon.json";
 const ROOT: &str = "/etc/containerd/config.toml";
 const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
+/// Names of the running containers, one per line.
+const CONTAINERS: &str = "/run/simulated/containers";
 const IMAGES: &str = "/var/lib/docker/simulated-images";
 const CTR_IMAGES: &str = "/var/lib/containerd/simulated-images";
 const LIBRARY_FOLDERS: [&str; 2] = [
@@ -56,7 +58,7 @@ fn has_nvidia(config: &Map<String, Value>) -> bool {
 pub fn docker_changes(cmd: &Cmd) -> bool {
     !matches!(
         cmd.args.first().map(String::as_str),
-        Some("info" | "images" | "image" | "--version")
+        Some("info" | "images" | "image" | "ps" | "--version")
     )
 }
 
@@ -110,6 +112,7 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             }
             ok("")
         }
+        ["ps", "--format", "{{.Names}}"] => ok(text(files, CONTAINERS).unwrap_or_default()),
         ["rm", "--force", _] => ok(""),
         ["run", "--rm", "--network=none", "--runtime=nvidia", ..] => {
             if has_nvidia(&config) {

@@ -55,7 +55,7 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
     if library != loaded {
         return Nvml::VersionMismatch;
     }
-    let addresses = kernel::gpus(files);
+    let addresses = kernel::usable(files);
     let up = addresses.len() - state.faults.lost_gpus;
     let devices = addresses[..up]
         .iter()
@@ -71,8 +71,9 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
                 minor: Some(index),
                 memory_bytes: Some(80 << 30),
                 compute_capability: None,
-                persistence: Some(crate::units::active(files, "nvidia-persistenced.service")),
+                persistence: Some(crate::units::persistence(files)),
                 mig: Some(false),
+                mig_devices: vec![],
                 error: None,
             }
         })

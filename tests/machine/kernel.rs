@@ -314,6 +314,14 @@ pub fn gpus(files: &FakeFiles) -> Vec<String> {
         .collect()
 }
 
+/// The GPUs that are not reserved for virtual machines.
+pub fn usable(files: &FakeFiles) -> Vec<String> {
+    gpus(files)
+        .into_iter()
+        .filter(|address| !is_bound(files, address, "vfio-pci"))
+        .collect()
+}
+
 pub fn bind(files: &FakeFiles, driver: &str) {
     for address in gpus(files) {
         let link = format!("{DEVICES}/{address}/driver");
@@ -325,14 +333,16 @@ pub fn bind(files: &FakeFiles, driver: &str) {
 }
 
 fn bound(files: &FakeFiles, driver: &str) -> bool {
-    gpus(files).iter().any(|address| {
-        let folder = format!("/sys/bus/pci/drivers/{driver}");
-        let link = format!("{DEVICES}/{address}/driver");
-        use gpu_bootstrap::host::ReadFiles;
-        files
-            .resolve(link.as_str().into())
-            .is_ok_and(|target| target.is_some_and(|target| target.as_str() == folder))
-    })
+    (gpus(files).iter()).any(|address| is_bound(files, address, driver))
+}
+
+fn is_bound(files: &FakeFiles, address: &str, driver: &str) -> bool {
+    use gpu_bootstrap::host::ReadFiles;
+    let folder = format!("/sys/bus/pci/drivers/{driver}");
+    let link = format!("{DEVICES}/{address}/driver");
+    files
+        .resolve(link.as_str().into())
+        .is_ok_and(|target| target.is_some_and(|target| target.as_str() == folder))
 }
 
 /// `modprobe`.
@@ -382,7 +392,7 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
             format!("modprobe: ERROR: could not insert '{module}': {why}\n"),
         );
     }
-    if gpus(files).is_empty() || bound(files, "nouveau") {
+    if usable(files).is_empty() || bound(files, "nouveau") {
         return failed(
             1,
             format!("modprobe: ERROR: could not insert '{module}': No such device\n"),
@@ -398,7 +408,7 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         );
         bind(files, "nvidia");
         files.put_device("/dev/nvidiactl", 195, 255);
-        let up = gpus(files).len() - state.faults.lost_gpus;
+        let up = usable(files).len() - state.faults.lost_gpus;
         for minor in 0..up {
             files.put_device(
                 &format!("/dev/nvidia{minor}"),
@@ -431,7 +441,7 @@ fn unload(files: &FakeFiles, module: &str) -> Output {
     files.take(&format!("/sys/module/{module}"));
     if module == "nvidia" {
         files.take("/proc/driver/nvidia");
-        for address in gpus(files) {
+        for address in usable(files) {
             files.take(&format!("{DEVICES}/{address}/driver"));
         }
         files.take("/sys/bus/pci/drivers/nvidia");

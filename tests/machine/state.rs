@@ -38,6 +38,8 @@ pub struct Faults {
     pub lost_gpus: usize,
     /// Docker does not start.
     pub docker: bool,
+    /// Docker ignores the signal to read its configuration again.
+    pub docker_reload: bool,
     /// A container sees no GPU, whatever is configured.
     pub container: bool,
     /// Units that do not start.

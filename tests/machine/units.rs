@@ -95,6 +95,7 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
             "nvidia-persistenced.service" if !exists(files, "/dev/nvidiactl") => {
                 Err("Failed to query NVIDIA devices.".to_owned())
             }
+            "nvidia-persistenced.service" => Ok(command(files, unit).unwrap_or_default()),
             _ => Ok(String::new()),
         }
     };
@@ -129,12 +130,23 @@ pub fn all_enabled(files: &FakeFiles) -> Vec<String> {
     found
 }
 
-/// `ExecStart=` of a unit.
+/// `ExecStart=` of a unit: the last one of its file and its drop-ins.
 pub fn command(files: &FakeFiles, unit: &str) -> Option<String> {
-    file(files, unit)?
-        .lines()
-        .find_map(|line| line.strip_prefix("ExecStart="))
-        .map(str::to_owned)
+    let folder = format!("{ETC}/{unit}.d");
+    let drop_ins = list(files, &folder).into_iter();
+    let texts = drop_ins.filter_map(|name| text(files, &format!("{folder}/{name}")));
+    file(files, unit)
+        .into_iter()
+        .chain(texts)
+        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+        .filter_map(|line| line.strip_prefix("ExecStart=").map(str::to_owned))
+        .rfind(|command| !command.is_empty())
+}
+
+/// Whether the persistence daemon runs and has turned persistence mode on.
+pub fn persistence(files: &FakeFiles) -> bool {
+    memory(files, "nvidia-persistenced.service")
+        .is_some_and(|command| !command.contains("--no-persistence-mode"))
 }
 
 fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
@@ -143,6 +155,15 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
     let broken = exists(files, &format!("{FAILED}/{unit}"));
     let mut said = String::new();
     for property in properties.split(',') {
+        if property == "ExecStart" {
+            if let Some(command) = command(files, unit) {
+                let path = command.split(' ').next().unwrap_or_default();
+                said.push_str(&format!(
+                    "ExecStart={{ path={path} ; argv[]={command} ; ignore_errors=no ; pid=0 }}\n"
+                ));
+            }
+            continue;
+        }
         let value = match property {
             "LoadState" if masked => "masked",
             "LoadState" if there => "loaded",
@@ -215,6 +236,18 @@ fn act(files: &FakeFiles, state: &State, verb: &str, unit: &str, cmd: &Cmd) -> O
         "restart" => {
             stop(files, unit);
             return started(start(files, state, unit));
+        }
+        "reload" => {
+            if !active(files, unit) {
+                return failed(1, format!("{unit} is not active, cannot reload.\n"));
+            }
+            // After the signal the daemon logs a file that it cannot read, and goes on.
+            if unit == "docker.service"
+                && !state.faults.docker_reload
+                && let Ok(memory) = containers::docker_config(files)
+            {
+                files.put(&format!("{RUNNING}/{unit}"), memory);
+            }
         }
         "mask" => files.put_link(&format!("{ETC}/{unit}"), "/dev/null"),
         "unmask" => {

@@ -51,9 +51,9 @@ pub enum ChangeError {
         why: &'static str,
     },
     /// This version does not support the change.
-    #[error("{what} is not available in this version")]
+    #[error("{what}: this version cannot do that yet")]
     Unsupported {
-        /// What is not supported.
+        /// The action, for example `change packages with dnf`.
         what: String,
     },
     /// A request to stop ended a wait.
@@ -77,6 +77,14 @@ pub enum ChangeError {
         state: String,
         /// Its last lines in the journal.
         last_words: Option<String>,
+    },
+    /// Only a restart of Docker would help, and it would stop containers.
+    #[error("restart `{unit}`: it would stop the containers {}", .containers.join(", "))]
+    WouldStop {
+        /// Docker's unit.
+        unit: String,
+        /// The containers, by name.
+        containers: Vec<String>,
     },
     /// A kernel module could not be loaded, unloaded or built.
     #[error(transparent)]
@@ -107,6 +115,7 @@ impl Report for ChangeError {
             Self::Packages(error) => error.reason(),
             Self::Repository(error) => error.reason(),
             Self::Unit { .. } => "unit-failed",
+            Self::WouldStop { .. } => "containers-run",
             Self::Module(error) => error.reason(),
             Self::Probe(error) => error.reason(),
         }
@@ -119,6 +128,16 @@ impl Report for ChangeError {
             Self::Packages(error) => error.hint(),
             Self::Repository(error) => error.hint(),
             Self::Module(error) => error.hint(),
+            Self::Unsupported { .. } => Some(
+                "do it by hand, and run `gpu-bootstrap check` to audit the machine"
+                    .to_owned(),
+            ),
+            Self::WouldStop { unit, .. } => Some(format!(
+                "a reload did not make docker use its configuration: run `systemctl restart {unit}` \
+                 when the containers may stop, or set `\"live-restore\": true` in \
+                 `/etc/docker/daemon.json` and run `systemctl reload {unit}`; then run the command \
+                 again"
+            )),
             _ => None,
         }
     }

@@ -6,6 +6,7 @@ use crate::{
     error::{Report, attached},
     exit::Exit,
     host::ExecError,
+    model::version::Branch,
     tools::packages::Fault,
 };
 
@@ -60,6 +61,29 @@ pub enum PackageError {
         /// What it would do, one entry per action, as `would …`.
         reasons: Vec<String>,
     },
+    /// The transaction would install another kernel.
+    #[error(
+        "approve the package transaction: it would install another kernel: {}",
+        .packages.join(", ")
+    )]
+    NewKernel {
+        /// The packages of the kernel.
+        packages: Vec<String>,
+        /// The command that installs a kernel.
+        install: &'static str,
+    },
+    /// The transaction would install a driver of another branch.
+    #[error(
+        "approve the package transaction: it would install a driver of another branch than {wanted}: \
+         {}",
+        .packages.join(", ")
+    )]
+    OtherBranch {
+        /// `name version` of each.
+        packages: Vec<String>,
+        /// The branch that is wanted.
+        wanted: Branch,
+    },
     /// The package manager succeeded, but the result differs from the request.
     #[error("verify the installed packages: `{package}` is {found}, {wanted} is wanted")]
     NotVerified {
@@ -83,7 +107,10 @@ fn are(packages: &[String]) -> &'static str {
 impl Report for PackageError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Refused { .. } | Self::NoVersion { .. } => Exit::Blocked,
+            Self::Refused { .. }
+            | Self::NoVersion { .. }
+            | Self::NewKernel { .. }
+            | Self::OtherBranch { .. } => Exit::Blocked,
             _ => Exit::StepFailed,
         }
     }
@@ -95,6 +122,8 @@ impl Report for PackageError {
             Self::HalfDone { .. } => Fault::Interrupted.reason(),
             Self::NoVersion { .. } => Fault::NotFound.reason(),
             Self::Refused { .. } => "transaction-refused",
+            Self::NewKernel { .. } => "new-kernel",
+            Self::OtherBranch { .. } => "driver-branch",
             Self::NotVerified { .. } => "package-not-verified",
         }
     }
@@ -107,6 +136,17 @@ impl Report for PackageError {
             Self::Refused { .. } => Some(
                 "nothing was changed; name what may happen in `packages.may-remove` or \
                  `packages.may-upgrade`, or bring the machine up to date first",
+            ),
+            Self::NewKernel { install, .. } => {
+                return Some(format!(
+                    "install that kernel yourself (`{install}`), reboot, and run the command again; \
+                     or set `driver.build = \"dkms\"`, which compiles the module for the running \
+                     kernel"
+                ));
+            }
+            Self::OtherBranch { .. } => Some(
+                "the archive replaced that branch by a newer one: set `driver.branch` to the branch \
+                 that it has",
             ),
             Self::NotVerified { .. } => None,
         }

@@ -5,8 +5,9 @@ use std::{cmp::Ordering, collections::BTreeSet};
 
 use crate::{
     change::PackageError,
-    config::desired::PackageWish,
-    model::pattern,
+    config::desired::{Guard, PackageWish},
+    facts::detection::carries_driver,
+    model::{pattern, version::DriverVersion},
     tools::packages::{Action, Backend, Fault, Offer},
 };
 
@@ -121,6 +122,44 @@ pub(super) fn objections(
     reasons
 }
 
+/// Refuses a transaction that would bring what [`Guard`] excludes.
+pub(super) fn guarded(
+    backend: &dyn Backend,
+    actions: &[Action],
+    named: &[&str],
+    guard: &Guard,
+) -> Result<(), PackageError> {
+    let (mut kernels, mut drivers) = (Vec::new(), Vec::new());
+    for action in actions {
+        let Action::Install { name, from, to } = action else {
+            continue;
+        };
+        let bare = backend.bare_name(name);
+        let is_kernel = (guard.kernels.iter()).any(|one| pattern::matches(one, bare));
+        if from.is_none() && is_kernel && !named.contains(&bare) {
+            kernels.push(name.clone());
+        }
+        if let Some(wanted) = guard.driver
+            && carries_driver(bare)
+            && let Ok(version) = DriverVersion::from_package(to)
+            && version.branch() != wanted
+        {
+            drivers.push(format!("{name} {to}"));
+        }
+    }
+    match guard.driver {
+        Some(wanted) if !drivers.is_empty() => Err(PackageError::OtherBranch {
+            packages: drivers,
+            wanted,
+        }),
+        _ if !kernels.is_empty() => Err(PackageError::NewKernel {
+            packages: kernels,
+            install: backend.commands().install_kernel,
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Adds to an error about unmet dependencies which of the packages named in it are held: a hold is
 /// the likely cause, and package managers report it without a name.
 pub(super) fn name_held_packages(
@@ -144,7 +183,7 @@ pub(super) fn name_held_packages(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::packages::Manager;
+    use crate::{error::Report, exit::Exit, model::version::Branch, tools::packages::Manager};
 
     /// What holds for each package manager is shown with one.
     const APT: Manager = Manager::Apt;
@@ -238,6 +277,43 @@ mod tests {
             from: from.map(str::to_owned),
             to: to.into(),
         }
+    }
+
+    #[test]
+    fn what_a_simulation_would_bring_is_judged_by_its_own_versions() {
+        let guard = Guard {
+            driver: Some(Branch(550)),
+            kernels: vec!["linux-image-*".into()],
+        };
+        let judge = |action: Action| {
+            let named = ["linux-image-6.1.0-44-amd64"];
+            guarded(APT.backend(), &[action], &named, &guard).err()
+        };
+        // Debian 13: a helper with a source package, and a version, of its own.
+        for allowed in [
+            install("nvidia-modprobe", None, "570.133.07-1"),
+            install("nvidia-kernel-dkms", None, "550.163.01-2"),
+            install("nvidia-kernel-common", None, "20240109+1"),
+            install("linux-image-6.1.0-44-amd64", None, "6.1.1"),
+            install("linux-image-amd64", Some("6.1.1"), "6.1.2"),
+            remove("libnvidia-compute-570"),
+        ] {
+            assert!(judge(allowed.clone()).is_none(), "{allowed:?}");
+        }
+        // A transitional package brings another branch than its name says.
+        let error = judge(install("libnvidia-compute-550", None, "580.95.05-1"));
+        let Some(PackageError::OtherBranch { packages, .. }) = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(packages, &["libnvidia-compute-550 580.95.05-1"]);
+        let error = judge(install("linux-image-6.8.0-1050-aws", None, "6.8.1"));
+        let error = error.expect("a new kernel needs consent");
+        assert_eq!(
+            (error.exit(), error.reason()),
+            (Exit::Blocked, "new-kernel")
+        );
+        let hint = error.hint().unwrap_or_default();
+        assert!(hint.contains("reboot"), "{hint}");
     }
 
     fn remove(name: &str) -> Action {

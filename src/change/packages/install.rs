@@ -2,10 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{approval::choose, names, run::Attempts};
+use super::{
+    approval::{choose, guarded},
+    names,
+    run::Attempts,
+};
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
     config::desired::PackageWish,
+    facts::detection::carries_driver,
     tools::packages::{Action, Removals, TransactionRequest},
 };
 
@@ -64,6 +69,7 @@ impl Applier {
             removing: &removing_there,
         };
         let actions = self.simulate(&request).await?;
+        guarded(self.backend, &actions, &names(wishes), &self.policy.guard)?;
         self.approve(&actions, &names(wishes), removing).await?;
         let (transactions, settings) = (self.transactions()?, self.settings());
         let downloads = actions
@@ -76,6 +82,34 @@ impl Applier {
         let cmd = transactions.perform(&settings, &request, removals(&actions));
         self.attempt(undo, "install packages", &cmd, &actions, sink)
             .await
+    }
+
+    /// Refuses before the first change what [`Guard`](crate::config::desired::Guard) excludes. The
+    /// lists can be too old, or a repository may be missing, until earlier changes are applied: then
+    /// nothing is known, and the transaction itself is judged again.
+    pub(in crate::change) async fn rehearse_install(
+        &self,
+        wishes: &[PackageWish],
+        removing: &[String],
+    ) -> Result<(), ChangeError> {
+        self.transactions()?;
+        let files = &*self.host.files;
+        let carries = |wish: &PackageWish| carries_driver(&wish.name);
+        if !wishes.iter().any(carries)
+            || !self.backend.has_lists(files)?
+            || !self.backend.torn_lists(files)?.is_empty()
+        {
+            return Ok(());
+        }
+        match self.preview_install(wishes, removing).await {
+            Err(error @ ChangeError::Packages(PackageError::NewKernel { .. })) => Err(error),
+            Err(error @ ChangeError::Packages(PackageError::OtherBranch { .. })) => Err(error),
+            Ok(_) => Ok(()),
+            Err(error) => {
+                tracing::debug!(%error, "the installation cannot be simulated yet");
+                Ok(())
+            }
+        }
     }
 
     pub(in crate::change) async fn preview_install(
@@ -109,6 +143,7 @@ impl Applier {
             removing: &removing_there,
         };
         let actions = self.simulate(&request).await?;
+        guarded(self.backend, &actions, &names(wishes), &self.policy.guard)?;
         self.approve(&actions, &names(wishes), removing).await?;
         Ok(Action::describe(&actions))
     }

@@ -44,7 +44,7 @@ impl Applier {
         self.backend
             .transactions()
             .ok_or_else(|| ChangeError::Unsupported {
-                what: format!("changing packages with {}", self.backend.name()),
+                what: format!("change packages with {}", self.backend.name()),
             })
     }
 

@@ -8,7 +8,7 @@ use std::{
 use super::archive::Kind;
 use crate::{
     change::{Applier, Change, ChangeError, Reverted, Sink, Undo},
-    config::desired::{Manager, PackagePolicy},
+    config::desired::{Guard, Manager, PackagePolicy},
     host::{
         Host,
         fake::{self, Fakes, Snapshot, diff, failed, ok},
@@ -41,6 +41,7 @@ impl RecordingSink {
 
 pub(super) fn policy() -> PackagePolicy {
     PackagePolicy {
+        guard: Guard::default(),
         manager: Manager::Apt,
         lock_timeout_seconds: 60,
         proxy: None,
@@ -184,6 +185,7 @@ impl Units {
                     return failed(1, "Job for unit failed.");
                 }
                 "start" | "restart" => *active = "active".into(),
+                "reload" if active == "active" => {}
                 "reset-failed" => *active = "inactive".into(),
                 _ => return failed(1, format!("Unknown command verb {verb}.")),
             }

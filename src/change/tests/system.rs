@@ -78,6 +78,73 @@ async fn a_restart_is_undone_only_where_the_unit_still_runs() {
     ));
 }
 
+/// A Docker with a running container, which knows the runtime after this many questions.
+fn docker(machine: &TestMachine, after: usize, live_restore: bool, default: &'static str) {
+    machine.units.put("docker.service", "enabled", "active");
+    let mut asked = 0;
+    machine.fakes.exec.on("docker", move |cmd, _| {
+        if cmd.args[0] == "ps" {
+            return ok("web\ntraining\n");
+        }
+        asked += 1;
+        let nvidia = if asked > after { r#","nvidia":{}"# } else { "" };
+        ok(format!(
+            r#"{{"Runtimes":{{"runc":{{}}{nvidia}}},"DefaultRuntime":"{default}",
+                "LiveRestoreEnabled":{live_restore}}}"#
+        ))
+    });
+}
+
+fn reload() -> Change {
+    Change::ReloadDocker {
+        unit: "docker.service".into(),
+        runtime: "nvidia".into(),
+        default: false,
+    }
+}
+
+fn restarts(machine: &TestMachine) -> usize {
+    let lines = machine.fakes.exec.lines();
+    (lines.iter())
+        .filter(|line| line.starts_with("systemctl restart"))
+        .count()
+}
+
+#[tokio::test]
+async fn docker_takes_up_a_runtime_without_a_restart() {
+    let machine = TestMachine::new();
+    docker(&machine, 3, false, "runc");
+    let undo = machine.apply(&reload()).await.unwrap();
+    assert_eq!(restarts(&machine), 0);
+    // The undo does not stop the containers, either.
+    let Reverted::Done { what } = machine.revert(&undo).await else {
+        panic!("the files are restored");
+    };
+    assert!(what.contains("web, training"), "{what}");
+    assert_eq!(restarts(&machine), 0);
+    // A default runtime that goes is another matter: no new container would start.
+    docker(&machine, 0, false, "nvidia");
+    let Reverted::Left { why, .. } = machine.revert(&undo).await else {
+        panic!("a restart is due");
+    };
+    assert!(why.contains("`systemctl restart docker.service`"), "{why}");
+}
+
+#[tokio::test]
+async fn a_restart_of_docker_never_stops_containers() {
+    const NEVER: usize = 1_000_000;
+    let machine = TestMachine::new();
+    docker(&machine, NEVER, false, "runc");
+    let error = machine.apply(&reload()).await.unwrap_err();
+    assert_eq!(error.reason(), "containers-run");
+    assert!(error.to_string().contains("web, training"), "{error}");
+    assert!(error.hint().unwrap_or_default().contains("live-restore"));
+    assert_eq!(restarts(&machine), 0);
+    docker(&machine, NEVER, true, "runc");
+    machine.apply(&reload()).await.unwrap();
+    assert_eq!(restarts(&machine), 1);
+}
+
 #[tokio::test]
 async fn restored_configuration_is_read_again() {
     let machine = TestMachine::new();

@@ -148,6 +148,7 @@ impl Backend for Tiny {
             unhold: "tiny mark unhold NAME",
             clean: "tiny clean",
             reinstall: "tiny perform keep-all install NAME",
+            install_kernel: "tiny install kernel-KERNEL",
             upgrade_kernel: "tiny perform keep-all install linux",
             credentials: "`/etc/tiny/logins`",
         }

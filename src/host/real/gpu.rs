@@ -11,7 +11,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml as Library};
 
 use crate::host::exec::tail;
-use crate::host::{Cmd, Exec, ExecError, Gpu, Nvml, NvmlDevice, NvmlView};
+use crate::host::{Cmd, Exec, ExecError, Gpu, MigDevice, Nvml, NvmlDevice, NvmlView};
 use crate::model::pci::PciId;
 
 /// The hidden subcommand that prints [`nvml_view`] as JSON.
@@ -157,6 +157,7 @@ fn device(nvml: &Library, index: u32) -> NvmlDevice {
         compute_capability: None,
         persistence: None,
         mig: None,
+        mig_devices: Vec::new(),
         error: None,
     };
     let filled = nvml
@@ -188,7 +189,27 @@ fn fill(about: &mut NvmlDevice, device: &Device<'_>) -> Result<(), NvmlError> {
         .map(|capability| format!("{}.{}", capability.major, capability.minor));
     about.persistence = optional(device.is_in_persistent_mode())?;
     about.mig = optional(device.mig_mode())?.map(|mode| mode.current != 0);
+    if about.mig == Some(true) {
+        about.mig_devices = mig_devices(device)?;
+    }
     Ok(())
+}
+
+/// The MIG devices of a GPU. Their indices may have gaps: a device that was destroyed leaves its
+/// place.
+fn mig_devices(device: &Device<'_>) -> Result<Vec<MigDevice>, NvmlError> {
+    let mut found = Vec::new();
+    for index in 0..optional(device.mig_device_count())?.unwrap_or(0) {
+        let part = match device.mig_device_by_index(index) {
+            Err(NvmlError::NotFound) => continue,
+            part => part?,
+        };
+        found.push(MigDevice {
+            index,
+            uuid: optional(part.uuid())?,
+        });
+    }
+    Ok(found)
 }
 
 /// `None` for what this driver or this GPU does not offer.

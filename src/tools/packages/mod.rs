@@ -262,6 +262,12 @@ pub trait Transactions: Debug + Send + Sync {
     /// Queries the versions of packages that are offered.
     fn offers(&self, names: &[&str]) -> Query;
 
+    /// Queries the names of all packages in the lists that begin so, one per line; `None` if this
+    /// manager has no quick way.
+    fn names(&self, _prefix: &str) -> Option<Query> {
+        None
+    }
+
     /// Parses the answer to [`Transactions::offers`].
     fn parse_offers(&self, text: &str) -> Vec<Offer>;
 

@@ -173,6 +173,8 @@ pub struct Commands {
     pub reinstall: &'static str,
     /// Brings the newest kernel.
     pub upgrade_kernel: &'static str,
+    /// Installs one kernel; `KERNEL` stands for its release.
+    pub install_kernel: &'static str,
     /// Where the login of a repository belongs.
     pub credentials: &'static str,
 }

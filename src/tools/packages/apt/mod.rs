@@ -175,6 +175,7 @@ impl Backend for Apt {
             clean: "apt-get clean",
             reinstall: "apt-get install --reinstall NAME",
             upgrade_kernel: "apt-get install linux-image-amd64",
+            install_kernel: "apt-get install linux-image-KERNEL",
             credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",
         }
     }
@@ -187,6 +188,10 @@ impl Transactions for Apt {
 
     fn offers(&self, names: &[&str]) -> Query {
         offers::candidates(names)
+    }
+
+    fn names(&self, prefix: &str) -> Option<Query> {
+        Some(offers::names(prefix))
     }
 
     fn parse_offers(&self, text: &str) -> Vec<Offer> {

@@ -11,6 +11,12 @@ pub fn candidates(packages: &[&str]) -> Query {
     )
 }
 
+/// Queries the names of all packages that begin so, one per line, `apt-cache(8)`.
+#[must_use]
+pub fn names(prefix: &str) -> Query {
+    Query::new("apt-cache", ["pkgnames", "--", prefix])
+}
+
 /// Parses the answer to [`candidates`]. A name that is not in the lists has no paragraph.
 #[must_use]
 pub fn parse(text: &str) -> Vec<Offer> {

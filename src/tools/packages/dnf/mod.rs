@@ -137,6 +137,7 @@ impl Backend for Dnf {
             clean: "dnf clean packages",
             reinstall: "dnf reinstall NAME",
             upgrade_kernel: "dnf upgrade kernel",
+            install_kernel: "dnf install kernel-KERNEL",
             credentials: "the options `username` and `password` of the repository's file, \
                           dnf.conf(5), with mode 0600",
         }

@@ -313,6 +313,8 @@ fn inventory(version: &str, cuda: &str, spec: &MachineSpec) -> Result<String> {
             set("pci-id", function.device.id.to_string());
             set("pci-subsystem", function.device.subsystem.to_string());
             set("uuid", uuid(&function.address));
+            // The stand-in of the persistence daemon only runs: what it would set is set here.
+            gpu.entry("persistence").or_insert(true.into());
             toml::Value::Table(gpu)
         })
         .collect();

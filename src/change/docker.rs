@@ -1,0 +1,156 @@
+//! Docker reads its configuration again while its containers keep running.
+//!
+//! A restart of the daemon stops them, unless `live-restore` is on
+//! (<https://docs.docker.com/engine/daemon/live-restore/>). After SIGHUP the daemon takes up `runtimes`
+//! and `default-runtime` if they are in its file (moby/moby, `daemon/reload_unix.go`), but does not
+//! forget what is not there any more.
+
+use std::time::Duration;
+
+use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo};
+use crate::{
+    host::{ExecError, Query},
+    tools::{
+        docker::{self, Info},
+        systemctl,
+    },
+};
+
+/// The time limit for the daemon to take up its configuration after the signal.
+const TAKE_UP_TIME_LIMIT: Duration = Duration::from_secs(30);
+
+/// The pause between two questions to the daemon.
+const POLL: Duration = Duration::from_millis(500);
+
+impl Applier {
+    pub(super) fn capture_docker(unit: &str, runtime: &str) -> Undo {
+        Undo::Afterwards {
+            then: vec![Afterwards::ReloadDocker {
+                unit: unit.to_owned(),
+                runtime: runtime.to_owned(),
+            }],
+        }
+    }
+
+    /// Makes the daemon know a runtime. It is restarted only if a reload does not help, and only if
+    /// that stops no container.
+    pub(super) async fn reload_docker(
+        &self,
+        unit: &str,
+        runtime: &str,
+        default: bool,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        self.reload_if_needed(unit, sink).await?;
+        if !self.unit_state(unit).await?.is_active() {
+            return self.bring_up("start", unit, sink).await;
+        }
+        if self.signal(unit, sink).await? && self.takes_up(runtime, default).await? {
+            return Ok(());
+        }
+        let containers = self.stopped_by_restart().await?;
+        if containers.is_empty() {
+            return self.bring_up("restart", unit, sink).await;
+        }
+        Err(ChangeError::WouldStop {
+            unit: unit.to_owned(),
+            containers,
+        })
+    }
+
+    /// Sends the signal; whether systemd could.
+    async fn signal(&self, unit: &str, sink: &dyn Sink) -> Result<bool, ChangeError> {
+        let output = self.exec(&systemctl::act("reload", unit), sink).await;
+        let output = output.map_err(|source| ChangeError::Tool {
+            what: format!("reload `{unit}`"),
+            source,
+        })?;
+        Ok(output.ok())
+    }
+
+    /// Waits until the daemon says that it knows the runtime.
+    async fn takes_up(&self, runtime: &str, default: bool) -> Result<bool, ChangeError> {
+        let clock = &self.host.clock;
+        let started = clock.monotonic();
+        loop {
+            if let Some(info) = self.docker_info().await?
+                && info.runtimes.contains_key(runtime)
+                && (!default || info.default_runtime.as_deref() == Some(runtime))
+            {
+                return Ok(true);
+            }
+            if clock.monotonic().saturating_sub(started) >= TAKE_UP_TIME_LIMIT {
+                return Ok(false);
+            }
+            self.pause_for(POLL, "wait for docker to read its configuration")
+                .await?;
+        }
+    }
+
+    /// What the daemon says about itself; `None` if it does not answer.
+    async fn docker_info(&self) -> Result<Option<Info>, ChangeError> {
+        let output = self.ask_docker(&docker::info()).await?;
+        let info = docker::parse_info(&output).ok();
+        Ok(info.filter(|info| info.server_errors.is_empty()))
+    }
+
+    /// Names of the containers that a restart of the daemon would stop.
+    async fn stopped_by_restart(&self) -> Result<Vec<String>, ChangeError> {
+        let Some(info) = self.docker_info().await? else {
+            return Ok(Vec::new());
+        };
+        if info.live_restore_enabled {
+            return Ok(Vec::new());
+        }
+        let names = self.ask_docker(&docker::running()).await?;
+        Ok(names.lines().map(str::to_owned).collect())
+    }
+
+    /// The answer of the client, whatever its exit status.
+    async fn ask_docker(&self, query: &Query) -> Result<String, ChangeError> {
+        match self.host.reader().query(query).await {
+            Ok(output) => Ok(output.stdout),
+            Err(ExecError::NotFound { .. }) => Ok(String::new()),
+            Err(source) => Err(ChangeError::Tool {
+                what: "ask docker about itself".to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// Makes the daemon use restored files.
+    pub(super) async fn docker_again(
+        &self,
+        unit: &str,
+        runtime: &str,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let runs = (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active());
+        let containers = match runs {
+            true => self.stopped_by_restart().await?,
+            false => Vec::new(),
+        };
+        if containers.is_empty() {
+            return self.restart_again(unit, sink).await;
+        }
+        let containers = containers.join(", ");
+        let reloaded = self.signal(unit, sink).await?;
+        let default = (self.docker_info().await?).and_then(|info| info.default_runtime);
+        // New containers would be started with a runtime whose program goes.
+        if !reloaded || default.as_deref() == Some(runtime) {
+            return Ok(Reverted::Left {
+                what: format!("`{unit}`, which still uses the configuration from before the undo"),
+                why: format!(
+                    "a restart would stop the containers {containers}; run `systemctl restart \
+                     {unit}` when they may stop"
+                ),
+            });
+        }
+        Ok(Reverted::Done {
+            what: format!(
+                "reloaded `{unit}`; it lists the runtime {runtime} until its next restart, which \
+                 would stop the containers {containers}"
+            ),
+        })
+    }
+}
