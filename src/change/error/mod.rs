@@ -128,10 +128,9 @@ impl Report for ChangeError {
             Self::Packages(error) => error.hint(),
             Self::Repository(error) => error.hint(),
             Self::Module(error) => error.hint(),
-            Self::Unsupported { .. } => Some(
-                "do it by hand, and run `gpu-bootstrap check` to audit the machine"
-                    .to_owned(),
-            ),
+            Self::Unsupported { .. } => {
+                Some("do it by hand, and run `gpu-bootstrap check` to audit the machine".to_owned())
+            }
             Self::WouldStop { unit, .. } => Some(format!(
                 "a reload did not make docker use its configuration: run `systemctl restart {unit}` \
                  when the containers may stop, or set `\"live-restore\": true` in \
