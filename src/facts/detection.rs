@@ -22,7 +22,7 @@ pub(crate) fn table() -> &'static Detection {
 /// Whether a package of this name carries the driver's module or libraries. The packages beside them
 /// (`nvidia-modprobe`, `nvidia-settings`) can have versions of their own.
 pub(crate) fn carries_driver(name: &str) -> bool {
-    let DriverPackages { names, except } = &table().driver_packages;
+    let DriverPackages { names, except, .. } = &table().driver_packages;
     let any = |patterns: &[String]| patterns.iter().any(|one| pattern::matches(one, name));
     any(names) && !any(except)
 }
