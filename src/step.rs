@@ -96,6 +96,7 @@ impl StepError {
     pub fn not_asked(&self) -> Option<&str> {
         match self {
             Self::Exec(ExecError::NotAsked { why, .. }) => Some(why),
+            Self::Files(error) => error.not_told(),
             Self::State(error) => error.not_asked(),
             _ => None,
         }

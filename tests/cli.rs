@@ -106,6 +106,10 @@ fn compatibility_questions() {
             "compat --gpu H100 --driver 580 --kernel 6.8.0-45-generic --os ubuntu-24.04",
             "compat --gpu 10de:ffff --driver 580",
             "compat --gpu Voodoo",
+            "compat --gpu H100 --driver 520.61.05",
+            "compat --gpu p5.48xlarge --cuda cu128",
+            "compat --driver 450.248.02 --kernel 6.8.0-45-generic",
+            "compat --os debian-12",
         ],
     );
     session(
@@ -147,6 +151,29 @@ fn check_of_a_tree() {
         &[&format!(
             "check --root {BARE} --only pci,driver --format json"
         )],
+    );
+}
+
+/// The outputs are those of public tickets: GPU-Passthrough-Arch-Linux-to-Windows10#6, StackHPC's vGPU
+/// documentation.
+#[test]
+fn output_of_lspci_in_place_of_a_machine() {
+    let of = |rest: &str, file: &str| format!("{rest} --lspci tests/cli/files/{file}");
+    session(
+        "lspci",
+        &[
+            &of("facts", "lspci-nnk-laptop.txt"),
+            &of("facts", "lspci-nn-h100.txt"),
+            &of("facts", "lspci-n-desktop.txt"),
+            &of("check --only pci", "lspci-nnk-laptop.txt"),
+            &of("check", "lspci-n-desktop.txt"),
+            &of("compat", "lspci-nn-h100.txt"),
+            &of("compat --driver 470", "lspci-n-desktop.txt"),
+            &of("facts", "lspci-plain.txt"),
+            &of("compat", "no-toml.toml"),
+            &of("check", "absent.txt"),
+            &of("check --root /", "lspci-nn-h100.txt"),
+        ],
     );
 }
 

@@ -7,7 +7,7 @@ use super::words::{self, INSTALL, finding, gpus, places};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
-    model::id::Id,
+    model::{gpu::ArchitectureEvidence, id::Id},
     state::{is_nova, is_reserved},
     step::StepError,
 };
@@ -104,8 +104,16 @@ fn identity(gpus_found: &[GpuFact]) -> Finding {
         .map(label)
         .collect();
     if unknown.is_empty() {
-        let mut names: Vec<&str> = (gpus_found.iter())
-            .filter_map(|gpu| gpu.architecture.as_ref().map(|name| name.as_str()))
+        let mut names: Vec<String> = (gpus_found.iter())
+            .filter_map(|gpu| {
+                let name = gpu.architecture.as_ref()?;
+                Some(match gpu.architecture_evidence {
+                    Some(evidence) if evidence != ArchitectureEvidence::Listed => {
+                        format!("{name} (by {evidence})")
+                    }
+                    _ => name.to_string(),
+                })
+            })
             .collect();
         names.sort_unstable();
         names.dedup();
@@ -288,10 +296,22 @@ impl Check for Pci {
             loaded: !matches!(subject.state.loaded_driver(), Ok(None)),
             installs: (subject.desired).is_some_and(|desired| desired.driver.is_some()),
         };
+        let of_drivers = match detect(subject) {
+            Ok(found) => bound(&found, means),
+            Err(error) => match error.not_asked() {
+                Some(why) => finding(
+                    BOUND,
+                    "GPUs bound to the NVIDIA driver",
+                    Verdict::Skip,
+                    why.to_owned(),
+                ),
+                None => return Err(error),
+            },
+        };
         Ok(vec![
             present(subject.facts, wanted),
             identity(&subject.facts.gpus),
-            bound(&detect(subject)?, means),
+            of_drivers,
         ])
     }
 }

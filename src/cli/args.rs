@@ -4,7 +4,7 @@ use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    compat::question::DriverOrBranch,
+    compat::{self, asked::DriverOrBranch},
     model::{
         id::Id,
         pci::PciId,
@@ -122,6 +122,13 @@ pub struct Check {
     /// Read a mounted image or a recording instead; nothing in it is executed
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
+    /// Examine the output of `lspci -nnk` instead of this machine; `-` is stdin
+    #[arg(
+        long,
+        value_name = "FILE|-",
+        conflicts_with_all = ["root", "record", "profile", "config", "set"]
+    )]
+    pub lspci: Option<Utf8PathBuf>,
     /// Record everything that is read, to replay it on another machine
     #[arg(long, value_name = "DIR", conflicts_with = "root")]
     pub record: Option<Utf8PathBuf>,
@@ -176,16 +183,19 @@ pub struct Facts {
     /// Read a mounted image or a recording instead; nothing in it is executed
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
+    /// Examine the output of `lspci -nnk` instead of this machine; `-` is stdin
+    #[arg(long, value_name = "FILE|-", conflicts_with = "root")]
+    pub lspci: Option<Utf8PathBuf>,
 }
 
 /// `compat`.
 #[derive(Debug, Args)]
 pub struct Compat {
-    /// Name or PCI id of a GPU, for example `L4` or `10de:27b8`
-    #[arg(long, value_name = "NAME|PCI-ID")]
+    /// GPU, for example `L4`, `10de:27b8`, or the instance type `p5.48xlarge`
+    #[arg(long, value_name = "NAME|PCI-ID|INSTANCE-TYPE")]
     pub gpu: Option<String>,
     /// CUDA version of the containers, for example `12.8`
-    #[arg(long, value_name = "X.Y")]
+    #[arg(long, value_name = "X.Y", value_parser = compat::asked::cuda)]
     pub cuda: Option<CudaVersion>,
     /// Driver version or branch, for example `580.65.06` or `580`
     #[arg(long, value_name = "V")]
@@ -196,6 +206,9 @@ pub struct Compat {
     /// Operating system, for example `ubuntu-24.04`
     #[arg(long, value_name = "ID-VERSION")]
     pub os: Option<String>,
+    /// Ask about the GPUs in the output of `lspci -nn`; `-` is stdin
+    #[arg(long, value_name = "FILE|-", conflicts_with = "gpu")]
+    pub lspci: Option<Utf8PathBuf>,
     /// The output
     #[command(flatten)]
     pub output: Output,

@@ -28,7 +28,11 @@ use crate::{
 const RUNNING_KERNEL: &str = "/proc/sys/kernel/osrelease";
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exit, Failure> {
-    let mut host = machine::host(world, args.root.as_deref())?;
+    let mut host = match &args.lspci {
+        Some(file) => machine::from_lspci(world, file)?,
+        None => machine::host(world, args.root.as_deref())?,
+    };
+    let text_only = args.lspci.is_some();
     let mut recording: Option<Recording> = None;
     if let Some(folder) = &args.record {
         let (recorded, begun) =
@@ -42,14 +46,20 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     let mut told = |error: &dyn std::error::Error| {
         warnings.push(format!("failed to {}", one_line(error)));
     };
-    let asked = engine::asked(&host).unwrap_or_else(|error| {
-        told(&error);
-        None
-    });
-    let runs = (host.files.exists(Utf8Path::new(RUNNING_KERNEL))).unwrap_or_else(|error| {
-        told(&error);
-        true
-    });
+    let (asked, runs) = if text_only {
+        (None, true)
+    } else {
+        let asked = engine::asked(&host).unwrap_or_else(|error| {
+            told(&error);
+            None
+        });
+        let runs = host.files.exists(Utf8Path::new(RUNNING_KERNEL));
+        let runs = runs.unwrap_or_else(|error| {
+            told(&error);
+            true
+        });
+        (asked, runs)
+    };
     let prepared = asked.as_ref().is_some_and(wants_gpus);
     // The request in the journal of an image, where no kernel runs.
     if args.root.is_some()
@@ -67,15 +77,27 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
             request.set = built.set;
         }
     }
-    let scope = machine::scope(args.root.as_deref());
+    let scope = if text_only {
+        machine::TEXT_ONLY
+    } else {
+        machine::scope(args.root.as_deref())
+    };
     let mut ground = prepare::ground(world, host, request, scope)?;
-    let desired = match ground.resolve(world, &*named.files) {
-        Ok(resolution) => {
-            warnings.extend(resolution.warnings);
-            Ok(resolution.desired)
-        }
-        Err(error) if error.is_of_the_machine() => Err(unresolvable(&error)),
-        Err(error) => return Err(error.into()),
+    let desired = match (!text_only).then(|| ground.resolve(world, &*named.files)) {
+        None => Err(Unresolvable {
+            why: "only the output of lspci is known, so nothing can be wanted of the machine"
+                .to_owned(),
+            hint: None,
+            needless: true,
+        }),
+        Some(resolved) => match resolved {
+            Ok(resolution) => {
+                warnings.extend(resolution.warnings);
+                Ok(resolution.desired)
+            }
+            Err(error) if error.is_of_the_machine() => Err(unresolvable(&error)),
+            Err(error) => return Err(error.into()),
+        },
     };
     let desired = match in_container(&ground.facts) {
         Some(why) if !prepared => Err(why),

@@ -1,20 +1,26 @@
 //! `facts`: what was detected.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::{collections::BTreeSet, fmt::Write as _, sync::Arc};
 
 use super::{Failure, args, machine, matrix, print, world::World};
 use crate::{
     exit::Exit,
     facts::SecureBoot,
     host::Nvml,
-    report::document::{self, FactsDocument},
+    model::gpu::ArchitectureEvidence,
+    report::document::{self, FactsDocument, GpuDocument},
     state::State,
 };
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Facts) -> Result<Exit, Failure> {
     let matrix = matrix(world)?;
-    let host = machine::host(world, args.root.as_deref())?;
-    let scope = machine::scope(args.root.as_deref());
+    let (host, scope) = match &args.lspci {
+        Some(file) => (machine::from_lspci(world, file)?, machine::TEXT_ONLY),
+        None => {
+            let root = args.root.as_deref();
+            (machine::host(world, root)?, machine::scope(root))
+        }
+    };
     let facts = Arc::new(machine::facts(&host, &matrix, scope));
     let state = State::new(host, scope, Arc::clone(&facts));
     let document = document::facts(&facts, state.snapshot().await);
@@ -66,12 +72,7 @@ fn human(facts: &FactsDocument<'_>) -> String {
         );
     }
     for gpu in &facts.gpus {
-        let name = gpu.name.as_deref().unwrap_or("unknown GPU");
-        let driver = gpu.bound_driver.unwrap_or("no driver");
-        row(
-            "gpu",
-            format!("{} {name} [{}], {driver}", gpu.pci_address, gpu.pci_id),
-        );
+        row("gpu", described(facts, gpu));
     }
     if facts.gpus.is_empty() {
         let is_read = !facts.unknown.iter().any(|unknown| unknown.fact == "gpus");
@@ -122,8 +123,34 @@ fn human(facts: &FactsDocument<'_>) -> String {
     for runtime in facts.runtimes {
         row(&runtime.name, or_unknown(runtime.version.clone()));
     }
-    for unknown in &facts.unknown {
-        row("unknown", format!("{}: {}", unknown.fact, unknown.why));
+    let mut reasons: Vec<&str> = facts.unknown.iter().map(|line| line.why.as_str()).collect();
+    let mut seen = BTreeSet::new();
+    reasons.retain(|why| seen.insert(*why));
+    for why in reasons {
+        let of_it = facts.unknown.iter().filter(|line| line.why == why);
+        let names: Vec<&str> = of_it.map(|line| line.fact.as_str()).collect();
+        row("unknown", format!("{}: {why}", names.join(", ")));
     }
     text
+}
+
+/// A GPU: its name, its architecture where that is not sure, and its driver.
+fn described(facts: &FactsDocument<'_>, gpu: &GpuDocument<'_>) -> String {
+    let name = gpu.name.as_deref().unwrap_or("unknown GPU");
+    let inferred = match (&gpu.architecture, gpu.architecture_evidence) {
+        (Some(architecture), Some(evidence)) if evidence != ArchitectureEvidence::Listed => {
+            format!(", {architecture} by {evidence}")
+        }
+        _ => String::new(),
+    };
+    let bound = format!("gpus[{}].bound-driver", gpu.pci_address);
+    let driver = match gpu.bound_driver {
+        Some(driver) => driver,
+        None if facts.unknown.iter().any(|line| line.fact == bound) => "driver unknown",
+        None => "no driver",
+    };
+    format!(
+        "{} {name} [{}]{inferred}, {driver}",
+        gpu.pci_address, gpu.pci_id
+    )
 }

@@ -1,5 +1,7 @@
 //! The machine that a command is about, and its facts.
 
+use std::io::{self, Read as _};
+
 use camino::Utf8Path;
 
 use super::{Failure, world::World};
@@ -8,7 +10,11 @@ use crate::{
     exit::Exit,
     facts::{Facts, Scope, gather},
     host::{Host, rooted},
+    tools::lspci,
 };
+
+/// The most that is read from standard input: the whole output for a machine has some hundred KiB.
+const MOST_INPUT: u64 = 64 << 20;
 
 /// The machine, or the tree that `--root` names.
 pub(super) fn host(world: &World<'_>, root: Option<&Utf8Path>) -> Result<Host, Failure> {
@@ -26,6 +32,48 @@ pub(super) fn host(world: &World<'_>, root: Option<&Utf8Path>) -> Result<Host, F
     }
 }
 
+/// A machine with the bus that the text of `--lspci` tells, and nothing else.
+pub(super) fn from_lspci(world: &World<'_>, file: &Utf8Path) -> Result<Host, Failure> {
+    let failed = |message: &str, error: io::Error| {
+        let hint = Some("name the file with the output of `lspci -nnk`, or `-` for standard input");
+        Failure::caused(Exit::Usage, "lspci-unreadable", message, error, hint)
+    };
+    let bytes = if file == "-" {
+        let mut bytes = Vec::new();
+        let stdin = io::stdin().take(MOST_INPUT);
+        let read = { stdin }.read_to_end(&mut bytes);
+        read.map_err(|error| {
+            failed(
+                "failed to read the output of lspci from standard input",
+                error,
+            )
+        })?;
+        bytes
+    } else {
+        let message = format!("failed to read `{file}`, the file of `--lspci`");
+        let path = camino::absolute_utf8(file).map_err(|error| failed(&message, error))?;
+        let read = world.host.files.read(&path).map_err(|error| {
+            Failure::caused(Exit::Usage, "lspci-unreadable", &message, error, None)
+        })?;
+        read.ok_or_else(|| failed(&message, io::ErrorKind::NotFound.into()))?
+    };
+    // Names of devices may have letters of another encoding.
+    let text = String::from_utf8_lossy(&bytes);
+    let functions = lspci::parse(&text).map_err(|error| {
+        Failure::caused(
+            Exit::Usage,
+            "lspci-invalid",
+            &format!("failed to understand `{file}` as the output of lspci"),
+            error,
+            Some(
+                "run `lspci -nnk` on the machine and use its whole output; also known are `-n`, `-nn`, \
+                 `-nmm`, `-vvnn`, each with or without `-D`",
+            ),
+        )
+    })?;
+    Ok(lspci::host(&functions))
+}
+
 /// The facts.
 pub(super) fn facts(host: &Host, matrix: &Matrix, scope: Scope) -> Facts {
     gather(host.reader(), Some(matrix), scope)
@@ -37,3 +85,6 @@ pub(super) fn scope(root: Option<&Utf8Path>) -> Scope {
         executes: root.is_none(),
     }
 }
+
+/// The scope of a machine that is known from a text.
+pub(super) const TEXT_ONLY: Scope = Scope { executes: false };

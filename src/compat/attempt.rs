@@ -63,7 +63,7 @@ pub(super) enum Failed {
 /// Tries to find a driver for a wish as it stands.
 pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
     let needs = wish.needs(matrix);
-    if let Some(reason) = grid_instance(matrix, wish) {
+    if let Some(reason) = other_driver(matrix, wish) {
         return Err(Failed::Early {
             reason,
             unknown: false,
@@ -97,7 +97,8 @@ pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
     }
 }
 
-fn grid_instance(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
+/// Why the wanted instance type takes another driver than the ordinary one.
+pub(super) fn other_driver(matrix: &Matrix, wish: &Wish) -> Option<Ruling> {
     let (provider, name) = wish.instance.as_ref()?;
     let row = matrix.instance_type(provider, name)?;
     let text = match row.driver {
@@ -347,7 +348,11 @@ fn why_board(board: &Board<'_>) -> String {
     let last = board
         .last_branch()
         .map_or(String::new(), |last| format!(", last branch {last}"));
-    format!("{}: {title}, first driver {min}{last}", board.label)
+    let inferred = board.knowledge.inferred();
+    format!(
+        "{}: {title}{inferred}, first driver {min}{last}",
+        board.label
+    )
 }
 
 fn why_flavour(

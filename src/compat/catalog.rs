@@ -1,7 +1,7 @@
 //! Answers what facts ask about a device.
 
 use crate::{
-    compat::{gpu::Knowledge, matrix::Matrix},
+    compat::matrix::Matrix,
     facts::{DeviceCatalog, GpuDescription},
     model::{gpu::GpuIdentity, pci::PciId},
 };
@@ -11,24 +11,16 @@ impl DeviceCatalog for Matrix {
         let board = self.board(gpu);
         // Facts hold what is known. What may be assumed about a newer GPU is left to the pick of
         // the driver.
-        let known = matches!(board.knowledge, Knowledge::Listed | Knowledge::ByChip);
-        let compute_capability = match (board.row, board.capabilities.as_slice()) {
-            (Some(row), _) => Some(row.compute_capability),
-            (None, [row]) => match row.versions.as_slice() {
-                [only] => Some(*only),
-                _ => None,
-            },
-            // The architecture has several capabilities, so none of them is known.
-            (None, _) => None,
-        };
+        let evidence = board.knowledge.evidence();
         GpuDescription {
             name: board
                 .vgpu
                 .map(|profile| profile.name.clone())
                 .or_else(|| board.row.map(|row| row.name.clone())),
             architecture: board.architecture.map(|row| row.name.clone()),
-            compute_capability,
-            module_flavour: known.then_some(board.modules),
+            architecture_evidence: evidence,
+            compute_capability: board.capability,
+            module_flavour: evidence.map(|_| board.modules),
             vgpu: board.vgpu.is_some(),
         }
     }
@@ -48,7 +40,7 @@ impl DeviceCatalog for Matrix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::gpu::{Architecture, SupportedFlavours};
+    use crate::model::gpu::{Architecture, ArchitectureEvidence, SupportedFlavours};
 
     #[test]
     fn what_facts_hear_of_gpus() {
@@ -71,6 +63,21 @@ mod tests {
         assert!(slice.vgpu);
         let titan = describe("10de:1d81", None, Some("GV100 [TITAN V]"));
         assert_eq!(titan.architecture, architecture("volta"));
+        assert_eq!(
+            h100.architecture_evidence,
+            Some(ArchitectureEvidence::Listed)
+        );
+        assert_eq!(
+            titan.architecture_evidence,
+            Some(ArchitectureEvidence::ChipName)
+        );
+        let desktop = describe("10de:2786", None, None);
+        assert_eq!(desktop.architecture, architecture("ada"));
+        assert_eq!(
+            desktop.architecture_evidence,
+            Some(ArchitectureEvidence::IdRange)
+        );
+        assert_eq!(desktop.module_flavour, Some(SupportedFlavours::Either));
         assert_eq!(titan.module_flavour, Some(SupportedFlavours::Proprietary));
         assert_eq!(describe("10de:ffff", None, None), GpuDescription::default());
         let switch: PciId = "10de:22a3".parse().unwrap();

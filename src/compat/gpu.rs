@@ -1,11 +1,13 @@
 //! Which GPU a PCI id or a name means, and what is known about it.
 
 use crate::compat::matrix::{
-    ArchitectureRow, BranchRow, CapabilityRow, Confidence, Fabric, Gpu, InstanceType, Matrix, Vgpu,
+    ArchitectureRow, BranchRow, CapabilityRow, ChipRange, Fabric, Gpu, InstanceType, Matrix, Vgpu,
     VgpuProfile,
 };
 use crate::model::capability::ComputeCapability;
-use crate::model::gpu::{Architecture, ChipName, GpuIdentity, SupportedFlavours};
+use crate::model::gpu::{
+    Architecture, ArchitectureEvidence, ChipName, GpuIdentity, SupportedFlavours,
+};
 use crate::model::pci::PciId;
 use crate::model::version::{Branch, DriverVersion};
 
@@ -16,10 +18,37 @@ pub enum Knowledge {
     Listed,
     /// It has no row, but the name of its chip tells the architecture.
     ByChip,
+    /// It was asked for by a name of a series of products.
+    ByName,
+    /// It has no row and no known name, but its id lies in a block of one architecture.
+    ByRange,
     /// It has no row, and its id is newer than the first GPU that only the open modules serve.
     AssumedNewer,
     /// Nothing is known about it.
     Nothing,
+}
+
+impl Knowledge {
+    /// How the architecture is known; `None` if it is not.
+    #[must_use]
+    pub fn evidence(self) -> Option<ArchitectureEvidence> {
+        match self {
+            Self::Listed => Some(ArchitectureEvidence::Listed),
+            Self::ByChip => Some(ArchitectureEvidence::ChipName),
+            Self::ByRange => Some(ArchitectureEvidence::IdRange),
+            Self::ByName | Self::AssumedNewer | Self::Nothing => None,
+        }
+    }
+
+    /// For messages, after the architecture: what it is inferred from.
+    pub(super) fn inferred(self) -> &'static str {
+        match self {
+            Self::ByChip => " by the name of its chip",
+            Self::ByName => " by its name",
+            Self::ByRange => " by the range of its id",
+            Self::Listed | Self::AssumedNewer | Self::Nothing => "",
+        }
+    }
 }
 
 /// What the matrix knows about a GPU.
@@ -33,8 +62,10 @@ pub struct Board<'m> {
     pub row: Option<&'m Gpu>,
     /// Its architecture.
     pub architecture: Option<&'m ArchitectureRow>,
-    /// Its compute capability; with [`Knowledge::ByChip`] all of its architecture.
+    /// The row of its compute capability; where it is not known, all rows of its architecture.
     pub capabilities: Vec<&'m CapabilityRow>,
+    /// Its compute capability, where it is known.
+    pub capability: Option<ComputeCapability>,
     /// The modules that it runs with.
     pub modules: SupportedFlavours,
     /// The vGPU profile, where a hypervisor gives the guest a slice of the GPU.
@@ -82,35 +113,6 @@ impl<'m> Board<'m> {
     /// True where the flavour rests on an assumption.
     pub fn is_assumed(&self) -> bool {
         self.row.is_none()
-    }
-}
-
-/// A name that no GPU has, or several different GPUs.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NameError {
-    /// No row has it.
-    #[error("`{name}` is not a GPU of the matrix{}", perhaps(.nearest))]
-    Unknown {
-        /// What was asked.
-        name: String,
-        /// The nearest names.
-        nearest: Vec<String>,
-    },
-    /// Several rows have it, and lead to different drivers.
-    #[error("`{name}` can mean several different GPUs: {}", .candidates.join(", "))]
-    Ambiguous {
-        /// What was asked.
-        name: String,
-        /// The rows.
-        candidates: Vec<String>,
-    },
-}
-
-fn perhaps(names: &[String]) -> String {
-    if names.is_empty() {
-        String::new()
-    } else {
-        format!("; did you mean {}?", names.join(", "))
     }
 }
 
@@ -166,11 +168,11 @@ impl Matrix {
             .any(|row| row.is_switch && row.pci_id == Some(pci_id))
     }
 
-    /// The row of an instance type.
+    /// The row of an instance type. Azure's metadata service does not keep the case of a name.
     pub fn instance_type(&self, provider: &str, name: &str) -> Option<&InstanceType> {
         self.instance_types
             .iter()
-            .find(|row| row.provider == provider && row.name == name)
+            .find(|row| row.provider == provider && row.name.eq_ignore_ascii_case(name))
     }
 
     /// The architecture that the name of a chip tells, such as Hopper for `GH100 [H100 PCIe]`.
@@ -183,20 +185,32 @@ impl Matrix {
         })
     }
 
-    /// What is known about a GPU.
+    /// The block of ids that an id lies in.
+    pub fn chip_range(&self, pci_id: PciId) -> Option<&ChipRange> {
+        self.chip_ranges.iter().find(|row| row.contains(pci_id))
+    }
+
+    /// The compute capability that all blocks with a chip agree on: `GA102GL` is a GA102.
+    fn capability_of_chip(&self, chip: &str) -> Option<ComputeCapability> {
+        let blocks = (self.chip_ranges.iter())
+            .filter(|row| row.chips.iter().any(|name| chip.starts_with(name.as_str())));
+        let mut found = blocks.map(|row| row.compute_capability);
+        let first = found.next()??;
+        found.all(|other| other == Some(first)).then_some(first)
+    }
+
+    /// What is known about a GPU: its row tells most, then the name of its chip, then its id.
     pub fn board(&self, gpu: &GpuIdentity) -> Board<'_> {
         let vgpu = gpu
             .subsystem_id
             .and_then(|subsystem| self.vgpu(gpu.pci_id, subsystem));
-        let named = gpu.chip_name.as_ref().and_then(|name| {
-            self.architecture_of_chip(name)
-                .map(|architecture| (name, architecture))
-        });
-        let mut board = match (self.gpu(gpu.pci_id, gpu.subsystem_id), named) {
-            (Some(row), _) => self.listed(row),
-            (None, Some((name, architecture))) => self.by_chip(gpu, name, architecture),
-            (None, None) => self.unlisted(gpu),
-        };
+        let by_chip = || self.by_chip(gpu, gpu.chip_name.as_ref()?);
+        let by_range = || self.by_range(gpu, self.chip_range(gpu.pci_id)?);
+        let mut board = (self.gpu(gpu.pci_id, gpu.subsystem_id))
+            .map(|row| self.listed(row))
+            .or_else(by_chip)
+            .or_else(by_range)
+            .unwrap_or_else(|| self.unlisted(gpu));
         if let Some((row, profile)) = vgpu {
             board.vgpu = Some(profile);
             board.label = format!("{} ({})", profile.name, gpu.pci_id);
@@ -217,25 +231,61 @@ impl Matrix {
                 .capability(row.compute_capability)
                 .into_iter()
                 .collect(),
+            capability: Some(row.compute_capability),
             modules: row.modules,
             vgpu: None,
             citations: row.citations.iter().map(String::as_str).collect(),
         }
     }
 
-    fn by_chip<'m>(
+    fn by_chip(&self, gpu: &GpuIdentity, name: &ChipName) -> Option<Board<'_>> {
+        let architecture = self.architecture_of_chip(name)?;
+        // A product that was asked for by its name has no id.
+        let (label, knowledge) = if gpu.pci_id.device == 0 {
+            (name.product_or_chip().to_owned(), Knowledge::ByName)
+        } else {
+            (format!("{name} ({})", gpu.pci_id), Knowledge::ByChip)
+        };
+        let capability = self.capability_of_chip(&name.chip);
+        let board = self.without_row(label, architecture, capability);
+        Some(Board { knowledge, ..board })
+    }
+
+    fn by_range<'m>(&'m self, gpu: &GpuIdentity, range: &'m ChipRange) -> Option<Board<'m>> {
+        let architecture = self.architecture(&range.architecture)?;
+        let label = format!("{} GPU {}", architecture.title, gpu.pci_id);
+        let mut board = self.without_row(label, architecture, range.compute_capability);
+        board.knowledge = Knowledge::ByRange;
+        let citations = range.citations.iter().map(String::as_str);
+        board.citations.extend(citations);
+        Some(board)
+    }
+
+    fn without_row<'m>(
         &'m self,
-        gpu: &GpuIdentity,
-        name: &ChipName,
+        label: String,
         architecture: &'m ArchitectureRow,
+        capability: Option<ComputeCapability>,
     ) -> Board<'m> {
-        let of_it = |row: &&CapabilityRow| row.architecture == architecture.name;
+        let of_it = |row: &&CapabilityRow| match capability {
+            Some(version) => row.versions.contains(&version),
+            None => row.architecture == architecture.name,
+        };
+        let capabilities: Vec<&CapabilityRow> = self.capabilities.iter().filter(of_it).collect();
+        let only = match capabilities.as_slice() {
+            [row] => match row.versions.as_slice() {
+                [version] => Some(*version),
+                _ => None,
+            },
+            _ => None,
+        };
         Board {
-            label: format!("{name} ({})", gpu.pci_id),
-            knowledge: Knowledge::ByChip,
+            label,
+            knowledge: Knowledge::Nothing,
             row: None,
             architecture: Some(architecture),
-            capabilities: self.capabilities.iter().filter(of_it).collect(),
+            capability: capability.or(only),
+            capabilities,
             modules: architecture.modules,
             vgpu: None,
             citations: architecture.citations.iter().map(String::as_str).collect(),
@@ -255,96 +305,12 @@ impl Matrix {
             row: None,
             architecture: None,
             capabilities: Vec::new(),
+            capability: None,
             modules: SupportedFlavours::Either,
             vgpu: None,
             citations: rule.citations.iter().map(String::as_str).collect(),
         }
     }
-
-    /// Finds a GPU by its name. Whole names are compared first, then words, never parts of words:
-    /// `H200` is not in `GH200`. Where several rows fit, those of the highest confidence count;
-    /// they must lead to the same driver.
-    ///
-    /// # Errors
-    /// When no row has the name, or several rows that lead to different drivers.
-    pub fn gpu_by_name(&self, name: &str) -> Result<&Gpu, NameError> {
-        let asked = words(name);
-        let by = |fits: &dyn Fn(&Gpu) -> bool| -> Vec<&Gpu> {
-            let rows: Vec<&Gpu> = self.gpus.iter().filter(|row| fits(row)).collect();
-            let best = rows.iter().map(|row| row.confidence).max();
-            rows.into_iter()
-                .filter(|row| Some(row.confidence) == best)
-                .collect()
-        };
-        let mut found = if asked.is_empty() {
-            Vec::new()
-        } else {
-            by(&|row| words(&row.name) == asked)
-        };
-        if found.is_empty() && !asked.is_empty() {
-            found = by(&|row| row.aliases.iter().any(|alias| words(alias) == asked));
-        }
-        if found.is_empty() && !asked.is_empty() {
-            let within = |text: &str| asked.iter().all(|word| words(text).contains(word));
-            found = by(&|row| within(&row.name) || row.aliases.iter().any(|alias| within(alias)));
-        }
-        match found.as_slice() {
-            [] => Err(NameError::Unknown {
-                name: name.to_owned(),
-                nearest: self.near(name),
-            }),
-            [first, rest @ ..] if rest.iter().all(|row| same_rules(first, row)) => Ok(first),
-            rows => Err(NameError::Ambiguous {
-                name: name.to_owned(),
-                candidates: rows
-                    .iter()
-                    .map(|r| format!("{} ({})", r.name, r.pci_id))
-                    .collect(),
-            }),
-        }
-    }
-
-    fn near(&self, name: &str) -> Vec<String> {
-        let asked = words(name).join(" ");
-        let mut scored: Vec<(f64, &str)> = self
-            .gpus
-            .iter()
-            .filter(|row| row.confidence == Confidence::Verified)
-            .map(|row| {
-                (
-                    strsim::jaro_winkler(&asked, &words(&row.name).join(" ")),
-                    &*row.name,
-                )
-            })
-            .filter(|(likeness, _)| *likeness > 0.75)
-            .collect();
-        scored.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-        scored.dedup_by(|(_, a), (_, b)| a == b);
-        scored
-            .into_iter()
-            .take(3)
-            .map(|(_, name)| name.to_owned())
-            .collect()
-    }
-}
-
-/// The words of a name, without brands.
-fn words(name: &str) -> Vec<String> {
-    name.to_lowercase()
-        .split(|c: char| !c.is_ascii_alphanumeric())
-        .filter(|word| !word.is_empty() && !matches!(*word, "nvidia" | "tesla" | "geforce"))
-        .map(str::to_owned)
-        .collect()
-}
-
-/// True when two rows lead to the same driver.
-fn same_rules(a: &Gpu, b: &Gpu) -> bool {
-    a.compute_capability == b.compute_capability
-        && a.modules == b.modules
-        && a.min_drivers == b.min_drivers
-        && a.not_named_in == b.not_named_in
-        && a.named_since == b.named_since
-        && a.advised_driver == b.advised_driver
 }
 
 #[cfg(test)]
@@ -353,49 +319,6 @@ mod tests {
 
     fn matrix() -> Matrix {
         Matrix::builtin().unwrap()
-    }
-
-    fn named(name: &str) -> Result<String, NameError> {
-        matrix().gpu_by_name(name).map(|row| row.pci_id.to_string())
-    }
-
-    #[test]
-    fn names_are_never_parts_of_words() {
-        assert_eq!(named("H200 SXM"), Ok("10de:2335".to_owned()));
-        assert_eq!(named("NVIDIA H200"), Ok("10de:2335".to_owned()));
-        assert_eq!(named("T4"), Ok("10de:1eb8".to_owned()));
-        assert_eq!(named("tesla-t4"), Ok("10de:1eb8".to_owned()));
-        assert_eq!(named("L4"), Ok("10de:27b8".to_owned()));
-        assert_eq!(named("A10"), Ok("10de:2236".to_owned()));
-        assert_eq!(named("B200"), Ok("10de:2901".to_owned()));
-        assert_eq!(named("GB200"), Ok("10de:2941".to_owned()));
-        assert_eq!(named("A16"), Ok("10de:25b6".to_owned()));
-        assert!(named("V100").is_ok());
-        assert!(named("RTX 4090").is_ok());
-    }
-
-    #[test]
-    fn ambiguous_and_unknown_names_list_candidates() {
-        let Err(NameError::Ambiguous { candidates, .. }) = named("H100") else {
-            panic!("H100 has boards with different first drivers");
-        };
-        assert!(
-            candidates.iter().any(|c| c == "H100 SXM5 80GB (10de:2330)"),
-            "{candidates:?}"
-        );
-        assert!(
-            candidates.iter().all(|c| !c.contains("GH")),
-            "{candidates:?}"
-        );
-        let Err(NameError::Unknown { nearest, .. }) = named("L40X") else {
-            panic!("no such GPU")
-        };
-        assert!(
-            nearest.iter().any(|name| name.starts_with("L40")),
-            "{nearest:?}"
-        );
-        assert!(matches!(named(""), Err(NameError::Unknown { .. })));
-        assert!(matches!(named("NVIDIA"), Err(NameError::Unknown { .. })));
     }
 
     #[test]
@@ -420,6 +343,19 @@ mod tests {
     }
 
     #[test]
+    fn instance_types_have_no_case() {
+        let matrix = matrix();
+        for name in ["Standard_ND96isr_H100_v5", "standard_nd96isr_h100_v5"] {
+            assert!(matrix.instance_type("azure", name).is_some(), "{name}");
+        }
+        assert!(
+            matrix
+                .instance_type("aws", "Standard_ND96isr_H100_v5")
+                .is_none()
+        );
+    }
+
+    #[test]
     fn chips_tell_architectures() {
         let matrix = matrix();
         for (chip, name) in [
@@ -433,8 +369,9 @@ mod tests {
             ("AD102GL [L40]", Some("ada")),
             ("GH100", Some("hopper")),
             ("GB20B [GB10]", Some("blackwell")),
-            ("GT218 [GeForce 210]", None),
-            ("G92", None),
+            ("GT218 [GeForce 210]", Some("tesla")),
+            ("G92", Some("tesla")),
+            ("NV43 [GeForce 6600]", None),
             ("GHOST", None),
         ] {
             let found = matrix.architecture_of_chip(&chip.parse().unwrap());
@@ -479,5 +416,61 @@ mod tests {
             board("10de:2330", Some("GV100")),
             (Knowledge::Listed, SupportedFlavours::Either)
         );
+        // A name that tells nothing leaves the id.
+        assert_eq!(
+            board("10de:2786", Some("Device 2786")),
+            (Knowledge::ByRange, SupportedFlavours::Either)
+        );
+    }
+
+    #[test]
+    fn ids_of_desktop_cards_and_laptops_tell_the_architecture() {
+        let matrix = matrix();
+        for (id, architecture, capability) in [
+            ("10de:0194", Some("tesla"), None),          // GeForce 8800 Ultra
+            ("10de:06d9", Some("fermi"), Some("2.0")),   // GeForce GTX 465
+            ("10de:1180", Some("kepler"), Some("3.0")),  // GeForce GTX 680
+            ("10de:13c0", Some("maxwell"), Some("5.2")), // GeForce GTX 980
+            ("10de:1b80", Some("pascal"), Some("6.1")),  // GeForce GTX 1080
+            ("10de:1d81", Some("volta"), Some("7.0")),   // TITAN V
+            ("10de:1f95", Some("turing"), Some("7.5")),  // GTX 1650 Ti Mobile
+            ("10de:2520", Some("ampere"), Some("8.6")),  // RTX 3060 Mobile
+            ("10de:2786", Some("ada"), Some("8.9")),     // RTX 4070
+            ("10de:28e0", Some("ada"), Some("8.9")),     // RTX 4060 Mobile
+            ("10de:23ff", Some("hopper"), Some("9.0")),  // newer than the matrix
+            ("10de:2f04", Some("blackwell"), Some("12.0")), // RTX 5070
+            ("10de:30ff", Some("rubin"), Some("10.7")),  // newer than the matrix
+            ("10de:1ad7", None, None),                   // a USB controller of a card
+            ("1002:2786", None, None),
+            ("10de:0040", None, None), // before CUDA
+        ] {
+            let board = matrix.board(&GpuIdentity {
+                pci_id: id.parse().unwrap(),
+                subsystem_id: None,
+                chip_name: None,
+            });
+            let found = board.architecture.map(|row| row.name.as_str());
+            assert_eq!(found, architecture, "{id}");
+            let found = board.capability.map(|version| version.to_string());
+            assert_eq!(found.as_deref(), capability, "{id}");
+            assert_eq!(
+                board.knowledge.evidence().is_some(),
+                found.is_some() || architecture.is_some(),
+                "{id}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_row_lies_in_a_block_of_its_architecture() {
+        let matrix = matrix();
+        for row in &matrix.gpus {
+            let block = matrix.chip_range(row.pci_id);
+            let found = block.map(|block| &block.architecture);
+            assert_eq!(found, Some(&row.architecture), "{}", row.pci_id);
+            if let Some(capability) = block.and_then(|block| block.compute_capability) {
+                assert_eq!(capability, row.compute_capability, "{}", row.pci_id);
+            }
+        }
     }
 }

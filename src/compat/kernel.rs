@@ -3,6 +3,8 @@
 //! The rows are about mainline kernels. A distribution's kernel has backports, which may break a
 //! build or repair it, so for such a kernel the rows are evidence and only the build is proof.
 
+use std::cmp::Reverse;
+
 use crate::compat::matrix::{Confidence, KernelFix, Matrix};
 use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
 use crate::model::version::{DriverVersion, KernelVersion};
@@ -15,10 +17,19 @@ pub(super) fn judge(
     offer: &Offer,
     said: &mut Vec<Ruling>,
 ) {
-    fixes(matrix, kernel, arch, offer, said);
-    limits(matrix, kernel, &offer.version, said);
+    let before = said.len();
+    let untold = fixes(matrix, kernel, arch, offer, said);
+    let limit = limits(matrix, kernel, &offer.version, said);
     oldest(matrix, kernel, &offer.version, said);
     reports(matrix, kernel, offer, said);
+    if limit.is_none() {
+        outlived(matrix, kernel, &offer.version, said);
+    }
+    // What a branch lacks a row for is said only where no other row decides.
+    let against = |ruling: &Ruling| ruling.judgement >= Judgement::Against;
+    if limit != Some(true) && !said[before..].iter().any(against) {
+        said.extend(untold);
+    }
 }
 
 /// A verified row refuses a mainline kernel; otherwise a row is evidence against the driver.
@@ -35,18 +46,29 @@ fn proviso(kernel: &KernelVersion) -> &'static str {
     if kernel.is_mainline() {
         ""
     } else {
-        "(a mainline version; this vendor kernel may contain backports, so only the build proves \
+        " (a mainline version; this vendor kernel may contain backports, so only the build proves \
          it)"
     }
 }
 
+/// Whether a row is about a kernel. A row with a stable number, such as 6.1.76, is about the
+/// kernels of kernel.org of that series: the number of a vendor's kernel does not tell it.
+fn concerns(row: &KernelVersion, kernel: &KernelVersion) -> bool {
+    let stable = row.mainline()[2];
+    if stable == 0 {
+        return kernel.series() >= row.series();
+    }
+    kernel.is_mainline() && kernel.series() == row.series() && kernel.mainline()[2] >= stable
+}
+
+/// Adds the fixes that a version lacks; returns that no row tells of its branch.
 fn fixes(
     matrix: &Matrix,
     kernel: &KernelVersion,
     arch: Option<&str>,
     offer: &Offer,
     said: &mut Vec<Ruling>,
-) {
+) -> Option<Ruling> {
     let version = &offer.version;
     let branch = version.branch();
     // Of several rows with the same ruling only the newest is reported: it demands the most.
@@ -55,7 +77,7 @@ fn fixes(
     let mut rows: Vec<&KernelFix> = matrix.kernel_fixes.iter().collect();
     rows.sort_by_key(|row| &row.kernel);
     let concerned = rows.into_iter().filter(|row| {
-        kernel.series() >= row.kernel.series()
+        concerns(&row.kernel, kernel)
             && row
                 .arch
                 .as_deref()
@@ -113,24 +135,28 @@ fn fixes(
             }
         }
     }
-    said.extend(older.into_iter().chain(untold));
+    said.extend(older);
+    untold
 }
 
+/// Adds the limit of a version; returns whether the row says that exactly this version builds, and
+/// `None` without a row.
 fn limits(
     matrix: &Matrix,
     kernel: &KernelVersion,
     version: &DriverVersion,
     said: &mut Vec<Ruling>,
-) {
+) -> Option<bool> {
     // A limit of a version holds for the older versions of its branch, too.
     let row = matrix
         .kernel_limits
         .iter()
         .filter(|row| row.driver.branch() == version.branch() && *version <= row.driver)
         .min_by(|a, b| a.driver.cmp(&b.driver));
-    let Some(row) = row.filter(|row| kernel.series() > row.newest_kernel.series()) else {
-        return;
-    };
+    let row = row?;
+    if kernel.series() <= row.newest_kernel.series() {
+        return Some(*version == row.driver);
+    }
     let (judgement, what) = match &row.first_broken {
         Some(broken) if kernel.series() >= broken.series() => (
             against(kernel, row.confidence),
@@ -148,6 +174,45 @@ fn limits(
         row.newest_kernel,
         proviso(kernel)
     );
+    said.push(say(Rule::Kernel, judgement, text, &row.citations));
+    Some(false)
+}
+
+/// For a branch without a limit of its own: a newer branch that got its last release later, and
+/// whose last release does not build, says that the older branch does not build either.
+fn outlived(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    version: &DriverVersion,
+    said: &mut Vec<Ruling>,
+) {
+    let branch = version.branch();
+    let last_release = |branch| {
+        let row = matrix.branch(branch)?;
+        row.newest_date.as_deref().or(row.end_of_life.as_deref())
+    };
+    let own = last_release(branch);
+    let rows = matrix.kernel_limits.iter().filter_map(|row| {
+        let broken = row.first_broken.as_ref()?;
+        let newer = row.driver.branch() > branch && kernel.series() >= broken.series();
+        // A branch without a row was short-lived: the long-lived ones have rows.
+        let outlived =
+            own.is_none_or(|own| last_release(row.driver.branch()).is_some_and(|last| own < last));
+        (newer && outlived).then_some((broken, row))
+    });
+    let surest = rows.min_by_key(|(broken, row)| (Reverse(row.confidence), *broken));
+    let Some((broken, row)) = surest else {
+        return;
+    };
+    let text = format!(
+        "{}, which was released after the last release of branch {branch}, needs patches from \
+         Linux {broken} on; {version} would have to build on Linux {kernel}{}",
+        row.driver,
+        proviso(kernel)
+    );
+    // That a branch without a row ended early is an assumption.
+    let confidence = own.map_or(Confidence::Unverified, |_| row.confidence);
+    let judgement = against(kernel, confidence);
     said.push(say(Rule::Kernel, judgement, text, &row.citations));
 }
 

@@ -2,6 +2,10 @@
 
 use serde::Deserialize;
 
+pub use crate::compat::chips::{ChipRange, Series};
+pub use crate::compat::evidence::Confidence;
+
+use crate::compat::evidence::row;
 use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 use crate::model::{capability::ComputeCapability, pci::PciId};
@@ -42,6 +46,12 @@ pub struct Matrix {
     pub forward_compat_policy: ForwardCompatPolicy,
     /// The rule for a GPU without a row.
     pub unlisted_gpu: UnlistedGpu,
+    /// Blocks of device ids of one architecture.
+    #[serde(rename = "chip-range", default)]
+    pub chip_ranges: Vec<ChipRange>,
+    /// Product names of GPUs without a row.
+    #[serde(rename = "series", default)]
+    pub series: Vec<Series>,
     /// GPUs.
     #[serde(rename = "gpu")]
     pub gpus: Vec<Gpu>,
@@ -78,37 +88,6 @@ pub struct Matrix {
     /// Remarks; no rule reads them.
     #[serde(rename = "note", default)]
     pub notes: Vec<Note>,
-}
-
-/// How far a row can be trusted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Confidence {
-    /// General knowledge or inference.
-    Unverified,
-    /// One field was read, another inferred; the note says which.
-    Partial,
-    /// Read in a named source.
-    Verified,
-}
-
-/// Defines a row: its own fields, and the evidence that every row carries.
-macro_rules! row {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Deserialize)]
-        #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-        pub struct $name {
-            $($(#[$field_doc])* pub $field: $type,)*
-            /// How far the row can be trusted.
-            pub confidence: Confidence,
-            /// Where the row was read: keys of [`Citation`] rows.
-            #[serde(rename = "sources")]
-            pub citations: Vec<String>,
-            /// For people.
-            pub note: Option<String>,
-        }
-    };
 }
 
 /// A document or a file that rows were read from.

@@ -1,13 +1,19 @@
 //! Which driver fits which GPU, kernel and CUDA version: a pure function of the matrix.
 
+pub mod answer;
+pub mod asked;
 mod attempt;
 mod catalog;
+mod chips;
+mod evidence;
 mod explain;
 pub mod gpu;
 mod kernel;
 pub mod load;
 mod locate;
 pub mod matrix;
+mod meanings;
+pub mod names;
 pub mod pick;
 pub mod question;
 pub mod rules;

@@ -2,29 +2,28 @@
 //! other, and which driver would fit.
 
 use std::collections::BTreeSet;
-use std::str::FromStr;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+pub use crate::compat::answer::{Answer, Compatibility, DriverAnswer, MeaningAnswer, SCHEMA};
+pub use crate::compat::asked::DriverOrBranch;
 
 use crate::compat::attempt;
-use crate::compat::gpu::{Knowledge, NameError};
-use crate::compat::matrix::{InstanceDriver, Matrix};
+use crate::compat::gpu::{Board, Knowledge};
+use crate::compat::matrix::{Fabric, InstanceDriver, InstanceType, Matrix};
+use crate::compat::meanings;
+use crate::compat::names::Meaning;
 use crate::compat::pick::{Wish, pick};
 use crate::compat::rules;
 use crate::compat::ruling::{self, Judgement, Offer, Rule, Ruling};
 use crate::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
-use crate::model::pci::PciId;
-use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion, VersionError};
-
-/// The schema version of the answer.
-pub const SCHEMA: u32 = 1;
+use crate::model::version::{CudaVersion, DriverVersion, KernelVersion};
 
 /// A question. Every field is optional, but one of them must be set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Question {
-    /// A GPU's name or PCI id.
+    /// What a GPU is called, its PCI id, or an instance type.
     pub gpu: Option<String>,
+    /// A machine, whose GPUs are served together.
+    pub machine: Option<Machine>,
     /// The CUDA version that containers bring.
     pub cuda: Option<CudaVersion>,
     /// A driver.
@@ -35,219 +34,243 @@ pub struct Question {
     pub os: Option<String>,
 }
 
-/// A driver version or a whole branch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DriverOrBranch {
-    /// One version.
-    Version(DriverVersion),
-    /// The newest known version of a branch.
-    Branch(Branch),
+/// The bus of a machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// Its GPUs.
+    pub gpus: Vec<GpuIdentity>,
+    /// Whether it has an `NVSwitch`.
+    pub nvswitch: bool,
 }
 
-impl FromStr for DriverOrBranch {
-    type Err = VersionError;
+/// Nothing was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("answer an empty question: name a GPU, a CUDA version, a driver or a kernel")]
+pub struct EmptyQuestion;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.parse() {
-            Ok(branch) => Ok(Self::Branch(branch)),
-            Err(_) => text.parse().map(Self::Version),
-        }
-    }
-}
-
-/// A question that cannot be answered.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum QuestionError {
-    /// Nothing was asked.
-    #[error("answer an empty question: name a GPU, a CUDA version, a driver or a kernel")]
-    Empty,
-    /// The name of the GPU has no meaning or several.
-    #[error("find the GPU")]
-    Gpu(#[source] NameError),
-}
-
-/// The short form of the answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Compatibility {
-    /// No rule refuses.
-    Compatible,
-    /// A rule refuses.
-    Incompatible,
-    /// It works with a `cuda-compat` package in the container.
-    NeedsForwardCompat,
-    /// A row is missing, or there is evidence against it.
-    Unknown,
-}
-
-/// The answer, in the form of the command's JSON.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Answer {
-    /// [`SCHEMA`].
-    pub schema: u32,
-    /// The short form.
-    pub verdict: Compatibility,
-    /// Why: the values compared.
-    pub why: Vec<String>,
-    /// Which drivers serve what was asked.
-    pub driver: DriverAnswer,
-    /// `open`, `proprietary` or `either`; `null` where no GPU was asked about.
-    pub module_flavour: Option<SupportedFlavours>,
-    /// Where the rows that decided were read.
-    #[serde(rename = "sources")]
-    pub citations: Vec<String>,
-}
-
-impl Answer {
-    /// Whether the command exits with 0.
-    pub fn is_compatible(&self) -> bool {
-        self.verdict == Compatibility::Compatible
-    }
-}
-
-/// The drivers that serve what was asked, apart from the driver that was asked about.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct DriverAnswer {
-    /// The oldest driver; `null` where no row has it.
-    pub min: Option<DriverVersion>,
-    /// The last branch; `null` where no branch is the last one.
-    pub max_branch: Option<Branch>,
-    /// The one to install; `null` where none fits.
-    pub recommended: Option<DriverVersion>,
-}
-
-/// Answers a question.
+/// Answers a question. If the GPU's name has several meanings, all of them are asked: one answer where
+/// they agree, otherwise the answer of each.
 ///
 /// # Errors
-/// When the question is empty, or no GPU or several different ones have the name.
-pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, QuestionError> {
-    let Question {
-        gpu,
-        cuda,
-        driver,
-        kernel,
-        ..
-    } = question;
-    if gpu.is_none() && cuda.is_none() && driver.is_none() && kernel.is_none() {
-        return Err(QuestionError::Empty);
+/// When the question is empty.
+pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuestion> {
+    let Some(name) = &question.gpu else {
+        if *question
+            == (Question {
+                os: question.os.clone(),
+                ..Question::default()
+            })
+        {
+            return Err(EmptyQuestion);
+        }
+        if question
+            .machine
+            .as_ref()
+            .is_some_and(|machine| machine.gpus.is_empty())
+        {
+            return Ok(unknown_gpu(
+                matrix,
+                question,
+                "the machine has no NVIDIA GPU",
+            ));
+        }
+        return Ok(of_one(matrix, question, None));
+    };
+    Ok(match matrix.meanings(name) {
+        Err(unknown) => unknown_gpu(matrix, question, &unknown.to_string()),
+        Ok(found) => {
+            let several = found.len() > 1;
+            let answers = found.into_iter().map(|meaning| {
+                let called = several.then_some(name.as_str());
+                let answer = of_one(matrix, question, Some((&meaning, called)));
+                (meaning.label, answer)
+            });
+            meanings::together(name, answers.collect())
+        }
+    })
+}
+
+/// The answer about a GPU that nothing is known about: what holds for any GPU is still said.
+fn unknown_gpu(matrix: &Matrix, question: &Question, why: &str) -> Answer {
+    let rest = Question {
+        gpu: None,
+        machine: None,
+        ..question.clone()
+    };
+    let mut answer = of_one(matrix, &rest, None);
+    answer.driver.recommended = None;
+    if answer.verdict == Compatibility::Compatible {
+        answer.verdict = Compatibility::Unknown;
+        answer.why.clear();
     }
-    let gpu = gpu
-        .as_deref()
-        .map(|name| find_gpu(matrix, name))
-        .transpose()?;
+    answer.why.insert(0, why.to_owned());
+    answer
+}
+
+/// The answer for one meaning of the GPU. If it has several, the reasons call them by the name that was
+/// asked, so that equal ones can be told.
+fn of_one(
+    matrix: &Matrix,
+    question: &Question,
+    meant: Option<(&Meaning<'_>, Option<&str>)>,
+) -> Answer {
+    let instance = meant.and_then(|(meaning, _)| meaning.instance);
+    let gpu = meant.and_then(|(meaning, _)| meaning.gpu.clone());
+    let machine = question.machine.as_ref();
     let wish = Wish {
-        gpus: gpu.into_iter().collect(),
-        kernel: kernel.clone(),
-        cuda: cuda.iter().copied().collect(),
+        gpus: (gpu.into_iter())
+            .chain(machine.into_iter().flat_map(|machine| machine.gpus.clone()))
+            .collect(),
+        nvswitch: match instance {
+            Some(row) => Some(row.fabric != Fabric::None),
+            None => machine.map(|machine| machine.nvswitch),
+        },
+        kernel: question.kernel.clone(),
+        cuda: question.cuda.iter().copied().collect(),
+        arch: instance.map(|row| row.arch.clone()),
+        instance: instance.map(|row| (row.provider.clone(), row.name.clone())),
         ..Wish::default()
     };
     let needs = wish.needs(matrix);
-    let best = pick(matrix, &wish);
-
-    let mut why = Vec::new();
-    let mut citations: BTreeSet<String> = BTreeSet::new();
-    let verdict = if let Some(driver) = driver {
-        let judged = judge(matrix, &needs, driver);
-        why.extend(judged.rulings.iter().map(|ruling| ruling.text.clone()));
-        citations.extend(
-            judged
-                .rulings
-                .iter()
-                .flat_map(|ruling| ruling.citations.iter().cloned()),
-        );
-        if judged.verdict == Compatibility::Compatible && why.is_empty() {
-            why.push(judged.fits);
-        }
-        judged.verdict
-    } else {
-        match &best {
-            Ok(pick) => {
-                why.extend(pick.reasons.iter().chain(&pick.warnings).cloned());
-                citations.extend(pick.citations.iter().cloned());
-                if pick.doubtful {
-                    Compatibility::Unknown
-                } else {
-                    Compatibility::Compatible
-                }
-            }
-            Err(no_driver) => {
-                why.extend(no_driver.reasons.iter().map(|reason| reason.text.clone()));
-                why.extend(
-                    no_driver
-                        .nearest
-                        .iter()
-                        .map(|near| format!("would work {near}")),
-                );
-                citations.extend(
-                    no_driver
-                        .reasons
-                        .iter()
-                        .flat_map(|r| r.citations.iter().cloned()),
-                );
-                if no_driver.unknown {
-                    Compatibility::Unknown
-                } else {
-                    Compatibility::Incompatible
-                }
-            }
-        }
+    let Reasons {
+        verdict,
+        mut why,
+        mut citations,
+        recommended,
+    } = match &question.driver {
+        Some(driver) => about_driver(matrix, &wish, &needs, driver),
+        None => about_pick(matrix, &wish, &needs),
     };
     for board in &needs.boards {
         citations.extend(board.citations.iter().map(|key| (*key).to_owned()));
-        let instances = matrix.instance_types.iter().filter(|row| {
-            row.driver == InstanceDriver::Grid
-                && board
-                    .row
-                    .is_some_and(|gpu| row.gpu_ids.contains(&gpu.pci_id))
-        });
-        let names: Vec<&str> = instances.map(|row| row.name.as_str()).collect();
-        if !names.is_empty() {
-            why.push(format!(
-                "as vGPU it needs the GRID guest driver, as on {}",
-                names.join(", ")
-            ));
+        why.extend(as_vgpu(matrix, board).filter(|_| instance.is_none()));
+    }
+    let called = meant.and_then(|(_, called)| called);
+    if let Some(name) = called.filter(|_| instance.is_none()) {
+        for board in needs.boards.iter().filter(|board| board.row.is_some()) {
+            for text in &mut why {
+                *text = text.replace(&board.label, name);
+            }
         }
     }
-    Ok(Answer {
+    Answer {
         schema: SCHEMA,
         verdict,
         why,
         driver: DriverAnswer {
             min: oldest_driver(matrix, &needs),
-            max_branch: needs
-                .boards
-                .iter()
-                .filter_map(|board| board.last_branch())
-                .min(),
-            recommended: best.ok().map(|pick| pick.recommended),
+            max_branch: needs.boards.iter().filter_map(Board::last_branch).min(),
+            recommended,
         },
         module_flavour: needs
             .boards
-            .first()
+            .iter()
             .filter(|board| board.architecture.is_some())
-            .map(|board| board.modules),
+            .map(|board| board.modules)
+            .reduce(narrower),
         citations: cite(matrix, &citations),
-    })
+        meanings: Vec::new(),
+    }
 }
 
-fn find_gpu(matrix: &Matrix, name: &str) -> Result<GpuIdentity, QuestionError> {
-    let pci_id = match name.parse::<PciId>() {
-        Ok(id) => id,
-        Err(_) => {
-            let row = matrix.gpu_by_name(name).map_err(QuestionError::Gpu)?;
-            return Ok(GpuIdentity {
-                pci_id: row.pci_id,
-                subsystem_id: row.subsystem_id,
-                chip_name: None,
-            });
+/// The modules that both GPUs of a machine run with.
+fn narrower(one: SupportedFlavours, other: SupportedFlavours) -> SupportedFlavours {
+    if one == SupportedFlavours::Either {
+        other
+    } else {
+        one
+    }
+}
+
+/// A verdict with its reasons.
+struct Reasons {
+    verdict: Compatibility,
+    why: Vec<String>,
+    citations: BTreeSet<String>,
+    recommended: Option<DriverVersion>,
+}
+
+/// Whether the driver that was asked about serves the rest.
+fn about_driver(
+    matrix: &Matrix,
+    wish: &Wish,
+    needs: &rules::Needs<'_>,
+    driver: &DriverOrBranch,
+) -> Reasons {
+    let mut judged = judge(matrix, needs, driver);
+    if let Some(refusal) = attempt::other_driver(matrix, wish) {
+        judged.verdict = Compatibility::Incompatible;
+        judged.rulings.insert(0, refusal);
+    }
+    let cited = judged
+        .rulings
+        .iter()
+        .flat_map(|r| r.citations.iter().cloned());
+    let citations = cited.collect();
+    let mut why: Vec<String> = Vec::new();
+    for ruling in &judged.rulings {
+        if !why.contains(&ruling.text) {
+            why.push(ruling.text.clone());
         }
-    };
-    Ok(GpuIdentity {
-        pci_id,
-        subsystem_id: None,
-        chip_name: None,
+    }
+    if judged.verdict == Compatibility::Compatible && why.is_empty() {
+        why.push(judged.fits);
+    }
+    Reasons {
+        verdict: judged.verdict,
+        why,
+        citations,
+        recommended: pick(matrix, wish).ok().map(|pick| pick.recommended),
+    }
+}
+
+/// Which driver serves what was asked.
+fn about_pick(matrix: &Matrix, wish: &Wish, needs: &rules::Needs<'_>) -> Reasons {
+    let without_code = !rules::without_code(matrix, needs).is_empty();
+    match pick(matrix, wish) {
+        Ok(pick) => Reasons {
+            verdict: if without_code {
+                Compatibility::Incompatible
+            } else if pick.doubtful {
+                Compatibility::Unknown
+            } else {
+                Compatibility::Compatible
+            },
+            why: pick.reasons.into_iter().chain(pick.warnings).collect(),
+            citations: pick.citations.into_iter().collect(),
+            recommended: Some(pick.recommended),
+        },
+        Err(no_driver) => {
+            let texts = no_driver.reasons.iter().map(|reason| reason.text.clone());
+            let near = no_driver.nearest.iter();
+            let near = near.map(|near| format!("would work {near}"));
+            let cited = no_driver.reasons.iter();
+            Reasons {
+                verdict: if no_driver.unknown {
+                    Compatibility::Unknown
+                } else {
+                    Compatibility::Incompatible
+                },
+                why: texts.chain(near).collect(),
+                citations: cited.flat_map(|r| r.citations.iter().cloned()).collect(),
+                recommended: None,
+            }
+        }
+    }
+}
+
+/// The instance types that give a GPU as vGPU.
+fn as_vgpu(matrix: &Matrix, board: &Board<'_>) -> Option<String> {
+    let gpu = board.row?;
+    let instances = matrix.instance_types.iter().filter(|row: &&InstanceType| {
+        row.driver == InstanceDriver::Grid && row.gpu_ids.contains(&gpu.pci_id)
+    });
+    let names: Vec<&str> = instances.map(|row| row.name.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "as vGPU it needs the GRID guest driver, as on {}",
+            names.join(", ")
+        )
     })
 }
 
@@ -259,23 +282,33 @@ struct DriverVerdict {
 }
 
 fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> DriverVerdict {
-    let version = match driver {
-        DriverOrBranch::Version(version) => version.clone(),
-        DriverOrBranch::Branch(branch) => match matrix.branch(*branch) {
-            Some(row) => row.newest_version.clone(),
-            None => {
-                let none: [&str; 0] = [];
-                let text = format!("the matrix has no row for branch {branch}");
-                let ruling = ruling::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
-                let verdict = Compatibility::Unknown;
-                return DriverVerdict {
-                    verdict,
-                    rulings: vec![ruling],
-                    fits: String::new(),
-                };
-            }
-        },
+    let branch = match driver {
+        DriverOrBranch::Version(version) => return judge_version(matrix, needs, version),
+        DriverOrBranch::Branch(branch) => *branch,
     };
+    if let Some(row) = matrix.branch(branch) {
+        return judge_version(matrix, needs, &row.newest_version);
+    }
+    // No version of the branch is known: what holds for the first and the last one holds for all.
+    let [first, last] = DriverVersion::bounds(branch);
+    let first = judge_version(matrix, needs, &first);
+    let mut last = judge_version(matrix, needs, &last);
+    if first.verdict != last.verdict {
+        let none: [&str; 0] = [];
+        let text = format!("it depends on the version of branch {branch}: name one");
+        let ruling = ruling::say(Rule::UnknownBranch, Judgement::Unknown, text, &none);
+        last.rulings = first.rulings;
+        last.rulings.insert(0, ruling);
+        last.verdict = Compatibility::Unknown;
+    }
+    last
+}
+
+fn judge_version(
+    matrix: &Matrix,
+    needs: &rules::Needs<'_>,
+    version: &DriverVersion,
+) -> DriverVerdict {
     // The question names no flavour, so the better one counts; if both are equal, the branch's
     // default.
     let preferred = attempt::preferred_flavour(matrix, needs, version.branch());
@@ -318,12 +351,17 @@ fn judge(matrix: &Matrix, needs: &rules::Needs<'_>, driver: &DriverOrBranch) -> 
         .filter(|r| r.judgement == Judgement::Refuse)
         .collect();
     let unsure = rulings.iter().any(|r| r.judgement >= Judgement::Unknown);
+    let without_code = rulings
+        .iter()
+        .any(|r| r.rule == Rule::CudaArchitecture && r.judgement >= Judgement::Against);
     let nothing_known = needs
         .boards
         .iter()
         .any(|b| b.knowledge == Knowledge::Nothing);
     let verdict = if refused.is_empty() {
-        if unsure {
+        if without_code {
+            Compatibility::Incompatible
+        } else if unsure {
             Compatibility::Unknown
         } else {
             Compatibility::Compatible

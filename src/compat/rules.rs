@@ -5,9 +5,9 @@
 
 use crate::compat::gpu::{Board, Knowledge};
 use crate::compat::kernel;
-use crate::compat::matrix::{Matrix, OpenModules, Support, Toolkit};
+use crate::compat::matrix::{BranchRow, Matrix, OpenModules, Support, Toolkit};
 use crate::compat::ruling::{Judgement, Offer, Rule, Ruling, say};
-use crate::model::gpu::{Flavour, SupportedFlavours};
+use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
 use crate::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 
 /// What a driver must serve.
@@ -33,7 +33,7 @@ pub fn judge(matrix: &Matrix, needs: &Needs<'_>, offer: &Offer) -> Vec<Ruling> {
     }
     for cuda in &needs.cuda {
         cuda_driver(matrix, *cuda, offer, &needs.boards, &mut said);
-        cuda_architecture(*cuda, &needs.boards, &mut said);
+        cuda_architecture(matrix, *cuda, &needs.boards, &mut said);
     }
     for release in &needs.kernels {
         kernel::judge(matrix, release, needs.arch.as_deref(), offer, &mut said);
@@ -79,16 +79,7 @@ pub fn branch_flavours(matrix: &Matrix, branch: Branch) -> (OpenModules, bool) {
     if let Some(row) = matrix.branch(branch) {
         return (row.open, row.proprietary);
     }
-    let older = matrix
-        .branches
-        .iter()
-        .filter(|row| row.branch < branch)
-        .max_by_key(|r| r.branch);
-    let newer = matrix
-        .branches
-        .iter()
-        .filter(|row| row.branch > branch)
-        .min_by_key(|r| r.branch);
+    let (older, newer) = neighbours(matrix, branch);
     match (older, newer) {
         (Some(older), _) => (older.open, older.proprietary),
         (None, Some(newer)) => (newer.open, newer.proprietary),
@@ -96,12 +87,66 @@ pub fn branch_flavours(matrix: &Matrix, branch: Branch) -> (OpenModules, bool) {
     }
 }
 
+/// The rows next to a branch that has none: the nearest older and the nearest newer one.
+pub(super) fn neighbours(
+    matrix: &Matrix,
+    branch: Branch,
+) -> (Option<&BranchRow>, Option<&BranchRow>) {
+    let rows = || matrix.branches.iter();
+    let older = rows().filter(|row| row.branch < branch);
+    let newer = rows().filter(|row| row.branch > branch);
+    (
+        older.max_by_key(|row| row.branch),
+        newer.min_by_key(|row| row.branch),
+    )
+}
+
+/// What a branch does with an architecture that has no first driver of its own.
+enum Drives {
+    /// It came later than the architecture.
+    Likely,
+    /// It ends with an older one; the row that says so.
+    No(Architecture),
+    /// No row tells.
+    Unknown,
+}
+
+fn drives(matrix: &Matrix, branch: Branch, architecture: &Architecture) -> Drives {
+    let wanted = matrix.generation(architecture);
+    let newest = |row: &BranchRow| matrix.generation(&row.newest_architecture);
+    let (at_least, at_most) = match matrix.branch(branch) {
+        Some(row) => (Some(row), Some(row)),
+        None => neighbours(matrix, branch),
+    };
+    if let Some(row) = at_most.filter(|row| wanted > newest(row)) {
+        return Drives::No(row.newest_architecture.clone());
+    }
+    // Boards of its newest architecture still appear while a branch is made.
+    match at_least {
+        Some(row) if wanted < newest(row) => Drives::Likely,
+        _ => Drives::Unknown,
+    }
+}
+
 fn branch(matrix: &Matrix, offer: &Offer, said: &mut Vec<Ruling>) {
     let branch = offer.version.branch();
     let none: [&str; 0] = [];
     let Some(row) = matrix.branch(branch) else {
-        let text = format!("the matrix has no row for branch {branch}");
-        said.push(say(Rule::UnknownBranch, Judgement::Unknown, text, &none));
+        // A branch between others is history, and the rows of its neighbours bound it. A branch
+        // after all others may be anything.
+        let (older, newer) = neighbours(matrix, branch);
+        let rows: Vec<&BranchRow> = older.into_iter().chain(newer).collect();
+        let (judgement, bounds, citations) = match newer {
+            Some(_) => {
+                let names: Vec<String> = rows.iter().map(|row| row.branch.to_string()).collect();
+                let bounds = format!("; the rules of {} bound it", names.join(" and "));
+                let cited = rows.iter().flat_map(|row| row.citations.clone());
+                (Judgement::Caution, bounds, cited.collect())
+            }
+            None => (Judgement::Unknown, String::new(), Vec::new()),
+        };
+        let text = format!("the matrix has no row for branch {branch}{bounds}");
+        said.push(say(Rule::UnknownBranch, judgement, text, &citations));
         let missing = match branch_flavours(matrix, branch) {
             (OpenModules::None, _) => offer.flavour == Flavour::Open,
             (_, false) => offer.flavour == Flavour::Proprietary,
@@ -159,7 +204,22 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
     }
     match board.knowledge {
         Knowledge::Listed => {}
-        Knowledge::ByChip | Knowledge::AssumedNewer => {
+        // The last branch rules it out, so the first driver does not matter.
+        _ if board.last_branch().is_some_and(|last| branch > last) => {}
+        Knowledge::ByChip | Knowledge::ByName | Knowledge::ByRange => {
+            let likely = (board.architecture)
+                .filter(|row| matches!(drives(matrix, branch, &row.name), Drives::Likely));
+            let (judgement, but) = match likely {
+                Some(row) => (
+                    Judgement::Caution,
+                    format!("; branch {branch} came after {}", row.title),
+                ),
+                None => (Judgement::Unknown, String::new()),
+            };
+            let text = format!("{label} has no row, so its first driver is not known{but}");
+            add(Rule::UnknownGpu, judgement, text);
+        }
+        Knowledge::AssumedNewer => {
             let text = format!("{label} has no row, so its first driver is not known");
             add(Rule::UnknownGpu, Judgement::Unknown, text);
         }
@@ -188,12 +248,12 @@ fn board_driver(matrix: &Matrix, board: &Board<'_>, offer: &Offer, said: &mut Ve
         return;
     }
     if lowest.is_none()
-        && let (Some(architecture), Some(row)) = (board.architecture, matrix.branch(branch))
-        && matrix.generation(&architecture.name) > matrix.generation(&row.newest_architecture)
+        && let Some(architecture) = board.architecture
+        && let Drives::No(newest) = drives(matrix, branch, &architecture.name)
     {
         let text = format!(
-            "{label} is {}; branch {branch} ends with {}",
-            architecture.title, row.newest_architecture
+            "{label} is {}; branch {branch} ends with {newest}",
+            architecture.title
         );
         add(Rule::NewestArchitecture, Judgement::Refuse, text);
         return;
@@ -320,7 +380,12 @@ fn forward_compat(
         .then(|| format!("cuda-compat-{}-{}", wanted.major, wanted.minor))
 }
 
-fn cuda_architecture(cuda: CudaVersion, boards: &[Board<'_>], said: &mut Vec<Ruling>) {
+fn cuda_architecture(
+    matrix: &Matrix,
+    cuda: CudaVersion,
+    boards: &[Board<'_>],
+    said: &mut Vec<Ruling>,
+) {
     for board in boards.iter().filter(|board| !board.capabilities.is_empty()) {
         let citations: Vec<&str> = board
             .capabilities
@@ -346,19 +411,64 @@ fn cuda_architecture(cuda: CudaVersion, boards: &[Board<'_>], said: &mut Vec<Rul
                 &citations,
             ));
         }
-        let first = board.capabilities.iter().map(|row| row.first_cuda).min();
-        if let Some(first) = first.filter(|first| wanted < first.minor_version()) {
-            let text = format!(
-                "CUDA {cuda} is older than {} ({title}), whose first toolkit is {first}: only \
-                 code that contains PTX runs, and is compiled at its start",
-                board.label
-            );
-            said.push(say(
-                Rule::CudaArchitecture,
-                Judgement::Caution,
-                text,
-                &citations,
-            ));
+        if let Some((judgement, why)) = first_code(matrix, wanted, board) {
+            let text = format!("CUDA {cuda} has no code for {} ({title}){why}", board.label);
+            said.push(say(Rule::CudaArchitecture, judgement, text, &citations));
         }
     }
+}
+
+/// What a toolkit older than a board means. Code for a lower capability with the same first number
+/// runs on the board: that for 8.0 runs on 8.6.
+fn first_code(
+    matrix: &Matrix,
+    wanted: CudaVersion,
+    board: &Board<'_>,
+) -> Option<(Judgement, String)> {
+    let first = board.capabilities.iter().map(|row| row.first_cuda).min()?;
+    let first = first.minor_version();
+    if wanted >= first {
+        return None;
+    }
+    let relative = board.capability.and_then(|own| {
+        let rows =
+            (matrix.capabilities.iter()).filter(|row| wanted >= row.first_cuda.minor_version());
+        let lower = rows
+            .flat_map(|row| &row.versions)
+            .filter(|other| other.major == own.major && other.minor < own.minor);
+        // That of a Tegra, which has no row, does not run on a card.
+        let of_card = |version| {
+            matrix
+                .gpus
+                .iter()
+                .any(|gpu| gpu.compute_capability == version)
+        };
+        lower.filter(|other| of_card(**other)).max()
+    });
+    Some(match relative {
+        Some(other) => (
+            Judgement::Caution,
+            format!(
+                " before {first}; its code for compute capability {other} runs there, without the \
+                 features of the newer one"
+            ),
+        ),
+        None => (
+            Judgement::Against,
+            format!(
+                ", whose first toolkit is {first}: only programs that contain PTX run, compiled \
+                 when they start"
+            ),
+        ),
+    })
+}
+
+/// The rulings that a CUDA version has no code for a board.
+pub(super) fn without_code(matrix: &Matrix, needs: &Needs<'_>) -> Vec<Ruling> {
+    let mut said = Vec::new();
+    for cuda in &needs.cuda {
+        cuda_architecture(matrix, *cuda, &needs.boards, &mut said);
+    }
+    said.retain(|ruling| ruling.judgement >= Judgement::Against);
+    said
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::compat::matrix::{Confidence, Matrix, OpenModules, SCHEMA};
+use crate::compat::matrix::{ChipRange, Confidence, Matrix, OpenModules, SCHEMA};
 use crate::model::gpu::{Architecture, SupportedFlavours};
 use crate::model::text::nearest;
 use crate::model::version::{Branch, DriverVersion};
@@ -51,6 +51,7 @@ impl Validator {
         self.branches(matrix);
         self.cuda(matrix);
         self.gpus(matrix);
+        self.chips(matrix);
         self.others(matrix);
         self.kernels(matrix);
     }
@@ -339,6 +340,40 @@ impl Validator {
         }
     }
 
+    fn chips(&mut self, matrix: &Matrix) {
+        for (index, row) in matrix.chip_ranges.iter().enumerate() {
+            let at = ("chip-range", index);
+            self.known_architecture(matrix, at, "architecture", &row.architecture);
+            self.ordered(at, ("first", Some(&row.first)), ("last", Some(&row.last)));
+            let overlaps =
+                |other: &ChipRange| other.contains(row.first) || other.contains(row.last);
+            if let Some(other) = matrix.chip_ranges[..index].iter().find(|row| overlaps(row)) {
+                let what = format!("it overlaps with {} to {}", other.first, other.last);
+                self.bad(at, "first", what, "an id belongs to one block");
+            }
+            let capability = (row.compute_capability).and_then(|own| matrix.capability(own));
+            if row.compute_capability.is_some()
+                && capability.is_none_or(|found| found.architecture != row.architecture)
+            {
+                let what = format!("no row of {} has it", row.architecture);
+                self.bad(at, "compute-capability", what, "correct one of the two");
+            }
+        }
+        for (index, row) in matrix.series.iter().enumerate() {
+            let at = ("series", index);
+            self.ordered(
+                at,
+                ("first", row.first.as_ref()),
+                ("last", row.last.as_ref()),
+            );
+            let chip = row.chip.parse().ok();
+            if chip.is_none_or(|chip| matrix.architecture_of_chip(&chip).is_none()) {
+                let what = format!("`{}` does not start like a chip", row.chip);
+                self.bad(at, "chip", what, "name a chip of the series");
+            }
+        }
+    }
+
     fn min_drivers(&mut self, matrix: &Matrix, index: usize) {
         let row = &matrix.gpus[index];
         let at = ("gpu", index);
@@ -489,6 +524,8 @@ fn evidence_of(matrix: &Matrix) -> Vec<(&'static str, usize, &[String])> {
         "architecture" => architectures,
         "compute-capability" => capabilities,
         "branch" => branches,
+        "chip-range" => chip_ranges,
+        "series" => series,
         "cuda" => toolkits,
         "cuda-major" => cuda_majors,
         "forward-compat" => forward_compat,

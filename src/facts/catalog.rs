@@ -2,7 +2,7 @@
 
 use crate::model::{
     capability::ComputeCapability,
-    gpu::{Architecture, GpuIdentity, SupportedFlavours},
+    gpu::{Architecture, ArchitectureEvidence, GpuIdentity, SupportedFlavours},
     pci::PciId,
 };
 
@@ -13,6 +13,8 @@ pub struct GpuDescription {
     pub name: Option<String>,
     /// `hopper`, ….
     pub architecture: Option<Architecture>,
+    /// How the architecture is known.
+    pub architecture_evidence: Option<ArchitectureEvidence>,
     /// `9.0`.
     pub compute_capability: Option<ComputeCapability>,
     /// The kernel modules that it runs with.
@@ -23,7 +25,8 @@ pub struct GpuDescription {
 
 /// The compatibility matrix, as far as facts need it.
 pub trait DeviceCatalog: Send + Sync {
-    /// Describes a GPU. A GPU without a row of its own is described by the name of its chip.
+    /// Describes a GPU. A GPU without a row of its own is described by the name of its chip,
+    /// or else by the range of its id.
     fn describe(&self, gpu: &GpuIdentity) -> GpuDescription;
 
     /// Whether the id is that of an NVSwitch; other NVIDIA bridges share its PCI class.

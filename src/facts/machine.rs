@@ -163,7 +163,9 @@ pub(super) fn instance_id(reader: &mut FactReader<'_>, init: &CloudInit) -> Opti
 pub(super) fn memory(reader: &mut FactReader<'_>, system: &dyn System) -> Option<u64> {
     let why = match system.memory_bytes() {
         Ok(bytes) => return Some(bytes),
-        Err(error @ MemoryError::Files(_)) => format!("failed to {}", one_line(&error)),
+        Err(MemoryError::Files(error)) => error
+            .not_told()
+            .map_or_else(|| format!("failed to {}", one_line(&error)), str::to_owned),
         Err(error) => error.to_string(),
     };
     reader.unknown("memory-bytes", why);
@@ -191,7 +193,9 @@ pub(super) fn disks(reader: &mut FactReader<'_>) -> Vec<Disk> {
                 total_bytes: room.total,
                 free_bytes: room.free,
             }),
-            Err(error) => reader.unknown("disks", format!("failed to {}", one_line(&error))),
+            Err(error) => {
+                reader.answer::<()>("disks", Err(error));
+            }
         }
     }
     disks

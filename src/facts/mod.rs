@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{
     capability::ComputeCapability,
-    gpu::{Architecture, ChipName, GpuIdentity, SupportedFlavours},
+    gpu::{Architecture, ArchitectureEvidence, ChipName, GpuIdentity, SupportedFlavours},
     pci::{PciAddress, PciId},
     version::KernelVersion,
 };
@@ -199,6 +199,9 @@ pub struct GpuFact {
     pub chip_name: Option<ChipName>,
     /// `hopper`, ….
     pub architecture: Option<Architecture>,
+    /// How the architecture is known; `None` if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub architecture_evidence: Option<ArchitectureEvidence>,
     /// `9.0`.
     pub compute_capability: Option<ComputeCapability>,
     /// The kernel modules that it runs with.

@@ -199,6 +199,7 @@ fn gpu(
         name,
         chip_name: identity.chip_name,
         architecture: known.architecture,
+        architecture_evidence: known.architecture_evidence,
         compute_capability: known.compute_capability,
         module_flavour: known.module_flavour,
         vgpu: known.vgpu,
@@ -241,7 +242,7 @@ mod tests {
     use crate::{
         facts::GpuDescription,
         host::fake,
-        model::gpu::{Architecture, SupportedFlavours},
+        model::gpu::{Architecture, ArchitectureEvidence, SupportedFlavours},
     };
 
     struct Matrix;
@@ -262,6 +263,7 @@ mod tests {
             GpuDescription {
                 name: Some("H100 SXM5 80GB".to_owned()),
                 architecture: architecture("hopper"),
+                architecture_evidence: Some(ArchitectureEvidence::Listed),
                 compute_capability: "9.0".parse().ok(),
                 module_flavour: Some(SupportedFlavours::Either),
                 vgpu: (gpu.subsystem_id).is_some_and(|subsystem| subsystem.device == 0x1733),

@@ -120,7 +120,10 @@ impl<'h> FactReader<'h> {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
-                self.unknown(fact, format!("failed to {}", one_line(&error)));
+                let why = error
+                    .not_told()
+                    .map_or_else(|| format!("failed to {}", one_line(&error)), str::to_owned);
+                self.unknown(fact, why);
                 None
             }
         }

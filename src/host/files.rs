@@ -125,6 +125,14 @@ pub enum FilesError {
         /// The path.
         path: Utf8PathBuf,
     },
+    /// Nothing is known about the path: the machine is known from a text that does not tell it.
+    #[error("read `{path}`: {why}")]
+    NotTold {
+        /// The path.
+        path: Utf8PathBuf,
+        /// What is known instead.
+        why: &'static str,
+    },
 }
 
 impl FilesError {
@@ -133,7 +141,16 @@ impl FilesError {
     pub fn disk(&self) -> Option<&Disk> {
         match self {
             Self::Io { disk, .. } => disk.as_deref(),
-            Self::NotText { .. } => None,
+            Self::NotText { .. } | Self::NotTold { .. } => None,
+        }
+    }
+
+    /// Why nothing is known about the path, if that is the reason: it is not a fault of the machine.
+    #[must_use]
+    pub fn not_told(&self) -> Option<&'static str> {
+        match self {
+            Self::NotTold { why, .. } => Some(why),
+            Self::Io { .. } | Self::NotText { .. } => None,
         }
     }
 

@@ -8,6 +8,7 @@ pub mod fake;
 pub mod files;
 pub mod gpu;
 pub mod http;
+pub mod memory;
 mod os;
 pub mod read_only;
 pub mod real;

@@ -119,6 +119,31 @@ impl fmt::Display for Architecture {
 
 as_text!(Architecture, "GPU architecture, such as hopper", "^\\S+$");
 
+/// How the architecture of a GPU is known, the surest first.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum ArchitectureEvidence {
+    /// The matrix has a row for the GPU.
+    Listed,
+    /// `pci.ids` or `lspci` names its chip, which begins as those of the architecture.
+    ChipName,
+    /// Its id lies in a block of ids of the architecture.
+    IdRange,
+}
+
+impl fmt::Display for ArchitectureEvidence {
+    /// Completes "the architecture is known from …".
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.pad(match self {
+            Self::Listed => "the matrix",
+            Self::ChipName => "the name of its chip",
+            Self::IdRange => "the range of its id",
+        })
+    }
+}
+
 /// Which of the two kernel module builds of a driver is meant.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,

@@ -39,6 +39,9 @@ pub enum VersionError {
     },
 }
 
+/// The numbers of branches: the oldest of the legacy ones is 71.
+const BRANCHES: std::ops::Range<u32> = 71..10_000;
+
 /// A driver branch, the first number of a driver version: 580 of `580.159.04`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Branch(pub u32);
@@ -49,7 +52,7 @@ impl FromStr for Branch {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let digits = text.strip_prefix(['R', 'r']).unwrap_or(text);
         parse_number(digits)
-            .filter(|number| (100..10_000).contains(number))
+            .filter(|number| BRANCHES.contains(number))
             .map(Self)
             .ok_or_else(|| VersionError::Branch {
                 text: text.to_owned(),
@@ -66,7 +69,7 @@ impl fmt::Display for Branch {
 as_text!(
     Branch,
     "NVIDIA driver branch, such as 580",
-    "^[Rr]?[0-9]{3,4}$"
+    "^[Rr]?[0-9]{2,4}$"
 );
 
 /// A driver version: its numbers are compared as numbers, and its original text is kept.
@@ -87,6 +90,16 @@ impl DriverVersion {
     /// The original text.
     pub fn as_str(&self) -> &str {
         &self.text
+    }
+
+    /// Versions before and after all those of a branch, for a branch of which no version is known.
+    /// Both are shown as `396.x`.
+    #[must_use]
+    pub fn bounds(branch: Branch) -> [Self; 2] {
+        [0, u32::MAX].map(|number| Self {
+            text: format!("{branch}.x"),
+            parts: vec![branch.0, number],
+        })
     }
 
     /// The driver version in a Debian, Ubuntu or RPM package version, which has an epoch before it
@@ -128,10 +141,10 @@ impl FromStr for DriverVersion {
         if !(2..=4).contains(&parts.len()) {
             return Err(error("it must have two to four numbers"));
         }
-        // Every release since 2006 has a branch of three digits. This distinguishes a driver
-        // version from the kernel version that some module packages carry.
-        if !(100..10_000).contains(&parts[0]) {
-            return Err(error("the branch must have three or four digits"));
+        // This distinguishes a driver version from the kernel version that some module packages
+        // carry.
+        if !BRANCHES.contains(&parts[0]) {
+            return Err(error("the branch must be a number from 71 on"));
         }
         Ok(Self {
             text: text.to_owned(),
@@ -175,7 +188,7 @@ impl Hash for DriverVersion {
 as_text!(
     DriverVersion,
     "NVIDIA driver version, such as 580.159.04",
-    r"^[0-9]{3,4}(\.[0-9]+){1,3}$"
+    r"^[0-9]{2,4}(\.[0-9]+){1,3}$"
 );
 
 /// A CUDA version; without the third number it means every release of that minor version.

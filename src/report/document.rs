@@ -10,7 +10,7 @@ use crate::{
     host::Nvml,
     model::{
         capability::ComputeCapability,
-        gpu::{Architecture, ChipName, SupportedFlavours},
+        gpu::{Architecture, ArchitectureEvidence, ChipName, SupportedFlavours},
         id::StepId,
         pci::{PciAddress, PciId},
     },
@@ -150,6 +150,8 @@ pub struct GpuDocument<'f> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) chip_name: Option<&'f ChipName>,
     pub(crate) architecture: &'f Option<Architecture>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) architecture_evidence: Option<ArchitectureEvidence>,
     pub(crate) compute_capability: &'f Option<ComputeCapability>,
     pub(crate) module_flavour: Option<SupportedFlavours>,
     pub(crate) bound_driver: Option<&'f str>,
@@ -167,6 +169,7 @@ pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> 
         name: &gpu.name,
         chip_name: gpu.chip_name.as_ref(),
         architecture: &gpu.architecture,
+        architecture_evidence: gpu.architecture_evidence,
         compute_capability: &gpu.compute_capability,
         module_flavour: gpu.module_flavour,
         bound_driver: snapshot.bound_drivers.get(&gpu.pci_address).copied(),

@@ -29,7 +29,8 @@ pub enum StateError {
 }
 
 impl StateError {
-    /// Why commands may not be executed, if that is the reason: it is not a fault of the machine.
+    /// Why nothing may be executed or is known, if that is the reason: it is not a fault of the
+    /// machine.
     #[must_use]
     pub fn not_asked(&self) -> Option<&str> {
         match self {
@@ -37,14 +38,18 @@ impl StateError {
                 ExecError::NotAsked { why, .. } => Some(why),
                 _ => None,
             },
-            _ => None,
+            Self::Files(error) => error.not_told(),
+            Self::Unexpected { .. } => None,
         }
     }
 
     /// The reason in one line, for the list of unknown facts.
     pub(super) fn reason(&self) -> String {
         match self {
-            Self::Files(error) => format!("failed to {}", one_line(&**error)),
+            Self::Files(error) => error.not_told().map_or_else(
+                || format!("failed to {}", one_line(&**error)),
+                str::to_owned,
+            ),
             Self::Exec(error) => one_line(&**error),
             Self::Unexpected { why, .. } => why.clone(),
         }

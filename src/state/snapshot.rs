@@ -31,7 +31,7 @@ impl State {
             match self.bound_driver(address) {
                 Ok(driver) => bound_drivers.extend(driver.map(|driver| (address, driver))),
                 Err(error) => unknown.push(Unknown {
-                    fact: format!("gpus[{address}]"),
+                    fact: format!("gpus[{address}].bound-driver"),
                     why: error.reason(),
                 }),
             }
@@ -47,7 +47,8 @@ impl State {
         } else {
             unknown.push(Unknown {
                 fact: "nvml".to_owned(),
-                why: "no program is run with `--root`, so NVML was not asked".to_owned(),
+                why: "no program is run with `--root` or `--lspci`, so NVML was not asked"
+                    .to_owned(),
             });
             None
         };

@@ -14,7 +14,7 @@ use crate::{
     facts::{Cloud, Facts, GpuFact, Kernel, Os, SCHEMA, Scope, SecureBoot},
     host::{Host, NvmlDevice, fake::FakeFiles},
     model::{
-        gpu::{Flavour, SupportedFlavours},
+        gpu::{ArchitectureEvidence, Flavour, SupportedFlavours},
         version::Branch,
     },
     state::State,
@@ -56,6 +56,7 @@ fn gpu(address: &str) -> GpuFact {
         name: Some("H100 SXM5 80GB".into()),
         chip_name: None,
         architecture: "hopper".parse().ok(),
+        architecture_evidence: Some(ArchitectureEvidence::Listed),
         compute_capability: "9.0".parse().ok(),
         module_flavour: Some(SupportedFlavours::Either),
         vgpu: false,

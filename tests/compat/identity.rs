@@ -46,3 +46,16 @@ fn a_gpu_without_a_row_keeps_the_chip_that_pci_ids_named() {
         pick.reasons
     );
 }
+
+#[test]
+fn a_desktop_card_that_nothing_names_keeps_the_architecture_of_its_id() {
+    let facts = facts("0x2786", "10de  NVIDIA Corporation\n");
+    let gpu = &facts.gpus[0];
+    assert_eq!(gpu.name, None);
+    let architecture = gpu.architecture.as_ref().map(ToString::to_string);
+    assert_eq!(architecture.as_deref(), Some("ada"));
+    let evidence = serde_json::to_value(gpu).unwrap()["architecture-evidence"].clone();
+    assert_eq!(evidence, "id-range");
+    let pick = pick(matrix(), &Wish::of(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
+    assert!(pick.assumed, "{pick:?}");
+}

@@ -468,8 +468,12 @@ fn unlisted_gpus() {
             .iter()
             .any(|r| r.contains("verified after the module is loaded"))
     );
-    let refusal = refused(&gpus(&["10de:0fff"]));
+    let refusal = refused(&gpus(&["10de:0040"]));
     assert!(refusal.unknown, "{refusal:?}");
+    // The range of its id tells Kepler.
+    let pick = picked(&gpus(&["10de:0fff"]));
+    assert!(pick.assumed && !pick.doubtful);
+    assert_eq!(pick.branch.to_string(), "470");
     let titan = GpuIdentity {
         chip_name: "GV100 [TITAN V]".parse().ok(),
         ..gpu("10de:1d81")

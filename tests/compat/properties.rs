@@ -160,6 +160,20 @@ fn builds(
         .iter()
         .filter(|row| Some(&row.driver) == nearest)
         .all(|row| !sure(row.confidence) || !row.first_broken.as_ref().is_some_and(&at));
+    let last_release = |branch| {
+        let row = matrix.branches.iter().find(|row| row.branch == branch)?;
+        row.newest_date.as_ref().or(row.end_of_life.as_ref())
+    };
+    let outlived = limits.is_empty()
+        && matrix.kernel_limits.iter().any(|row| {
+            let earlier = last_release(version.branch())
+                .zip(last_release(row.driver.branch()))
+                .is_some_and(|(own, other)| own < other);
+            sure(row.confidence)
+                && row.driver.branch() > version.branch()
+                && earlier
+                && row.first_broken.as_ref().is_some_and(&at)
+        });
     let young = matrix.kernel_oldest.iter().all(|row| {
         let concerned = row
             .first_driver
@@ -168,7 +182,7 @@ fn builds(
             && row.last_driver.as_ref().is_none_or(|last| version <= last);
         !concerned || at(&row.kernel)
     });
-    fixed && within && young
+    fixed && within && young && !outlived
 }
 
 /// Every version in a row, and some that are in none.

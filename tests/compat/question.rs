@@ -1,6 +1,6 @@
 //! The answers of the `compat` command.
 
-use gpu_bootstrap::compat::question::{self, Compatibility, Question, QuestionError};
+use gpu_bootstrap::compat::question::{self, Compatibility, EmptyQuestion, Question};
 use gpu_bootstrap::model::gpu::SupportedFlavours;
 
 use crate::matrix;
@@ -14,7 +14,7 @@ fn ask(gpu: &str, cuda: &str, driver: &str, kernel: &str) -> question::Answer {
         cuda: given(cuda),
         driver: given(driver),
         kernel: given(kernel),
-        os: None,
+        ..Question::default()
     };
     question::answer(matrix(), &question).unwrap()
 }
@@ -37,7 +37,8 @@ fn verdicts() {
         ("", "12.0", "510", "", Incompatible),
         ("", "99.0", "580", "", Unknown),
         ("10de:3fff", "", "", "", Unknown),
-        ("10de:0fff", "", "580", "", Unknown),
+        ("10de:0fff", "", "580", "", Incompatible), // Kepler, by the range of its id
+        ("10de:0040", "", "580", "", Unknown),
         ("", "", "640", "", Unknown),
         ("", "", "535.274.02", "6.19", Incompatible),
         ("", "", "535.274.02", "6.19.6-1-amd64", Unknown),
@@ -57,7 +58,7 @@ fn verdicts() {
 
 #[test]
 fn answers_have_the_documented_form() {
-    let answer = ask("V100", "12.4", "", "");
+    let answer = ask("10de:1db1", "12.4", "", "");
     let json = serde_json::to_value(&answer).unwrap();
     let keys: Vec<&String> = json.as_object().unwrap().keys().collect();
     assert_eq!(
@@ -96,18 +97,165 @@ fn answers_have_the_documented_form() {
 }
 
 #[test]
-fn questions_that_cannot_be_answered() {
-    let empty = question::answer(matrix(), &Question::default());
-    assert_eq!(empty, Err(QuestionError::Empty));
-    for name in ["H100", "H300X", "RTX PRO 6000"] {
-        let question = Question {
-            gpu: Some(name.to_owned()),
-            ..Question::default()
-        };
-        let error = question::answer(matrix(), &question).unwrap_err();
-        let QuestionError::Gpu(cause) = error else {
-            panic!("{error}")
-        };
-        assert!(cause.to_string().contains(name), "{cause}");
+fn an_empty_question_is_an_error_and_an_unknown_name_is_not() {
+    let os = Question {
+        os: Some("debian-12".to_owned()),
+        ..Question::default()
+    };
+    assert_eq!(
+        question::answer(matrix(), &Question::default()),
+        Err(EmptyQuestion)
+    );
+    assert_eq!(question::answer(matrix(), &os), Err(EmptyQuestion));
+    let answer = ask("H300X", "12.4", "580", "");
+    assert_eq!(answer.verdict, Compatibility::Unknown);
+    assert!(answer.why[0].contains("H300X"), "{:?}", answer.why);
+    // What holds for any GPU is still an answer.
+    let answer = ask("H300X", "13.0", "510", "");
+    assert_eq!(answer.verdict, Compatibility::Incompatible);
+}
+
+#[test]
+fn several_meanings_that_agree_have_one_answer() {
+    use Compatibility::{Compatible, Incompatible, Unknown};
+    for (gpu, cuda, driver, want) in [
+        ("H100", "", "580", Compatible),
+        ("h100 sxm", "12.8", "", Compatible),
+        ("GH200", "", "580", Compatible),
+        ("V100", "", "595", Incompatible),
+        ("A100", "11.0", "450.248.02", Compatible),
+        ("H100", "", "470", Incompatible),
+        // The first driver of the PCIe board is older than that of the SXM board.
+        ("H100", "", "520.61.05", Unknown),
+    ] {
+        let answer = ask(gpu, cuda, driver, "");
+        assert_eq!(
+            answer.verdict, want,
+            "{gpu} {cuda} {driver}: {:?}",
+            answer.why
+        );
+        assert!(
+            answer.why[0].starts_with(&format!("`{gpu}` can mean")),
+            "{:?}",
+            answer.why
+        );
+    }
+    let answer = ask("H100", "", "520.61.05", "");
+    let verdict = |name: &str| {
+        let of_it = |gpus: &[String]| gpus.iter().any(|gpu| gpu.starts_with(name));
+        let found = answer.meanings.iter().find(|meaning| of_it(&meaning.gpus));
+        found.map(|meaning| meaning.verdict)
+    };
+    assert_eq!(verdict("H100 PCIe"), Some(Compatible));
+    assert_eq!(verdict("H100 SXM5 80GB"), Some(Incompatible));
+    // All boards of one name must be served.
+    assert_eq!(ask("H100", "", "", "").driver.min, "535.54.03".parse().ok());
+}
+
+#[test]
+fn instance_types_are_asked_like_gpus() {
+    use Compatibility::{Compatible, Incompatible};
+    for (name, driver, want, why) in [
+        ("p5.48xlarge", "580", Compatible, "no rule excludes it"),
+        (
+            "Standard_ND96isr_H100_v5",
+            "",
+            Compatible,
+            "needs the fabric manager",
+        ),
+        ("a2-highgpu-1g", "535", Compatible, "gets no fixes any more"),
+        ("g6f.xlarge", "580", Incompatible, "GRID"),
+        ("Standard_NVv4 (family)", "", Incompatible, "AMD"),
+    ] {
+        let answer = ask(name, "", driver, "");
+        assert_eq!(answer.verdict, want, "{name}: {:?}", answer.why);
+        let said = answer.why.iter().any(|text| text.contains(why));
+        assert!(said, "{name}: {:?}", answer.why);
+    }
+}
+
+#[test]
+fn drivers_of_any_age_have_an_answer() {
+    use Compatibility::{Compatible, Incompatible, NeedsForwardCompat, Unknown};
+    for (gpu, cuda, driver, kernel, want) in [
+        ("", "9.2", "450.248.02", "", Compatible),
+        ("", "9.2", "390.157", "", Incompatible),
+        ("", "9.1", "390.157", "", Compatible),
+        ("", "8.0", "390.157", "", Compatible),
+        // Branches without a row, between those with one.
+        ("", "9.2", "396.54", "", Compatible),
+        ("", "10.0", "396", "", Incompatible),
+        ("", "9.2", "396", "", Unknown),
+        ("H100", "", "430.64", "", Incompatible),
+        ("V100", "", "396.54", "", Compatible),
+        ("T4", "", "396.54", "", Incompatible),
+        ("", "", "640", "", Unknown),
+        // Branches that ended before a kernel came.
+        ("", "", "340.108", "6.8", Incompatible),
+        ("", "", "396.54", "6.8", Unknown),
+        ("", "", "450.248.02", "6.4", Compatible),
+        ("", "", "450.248.02", "6.5", Unknown),
+        ("", "", "96.43.23", "6.1", Compatible),
+        ("", "", "550.163.01", "2.6.32", Incompatible),
+        ("", "", "580.178.04", "4.4", Incompatible),
+        // GPL-only symbols in stable kernels.
+        ("H100 PCIe", "", "525.147.05", "6.1.75", Compatible),
+        ("10de:1db1", "", "545.29.06", "6.7.2", Compatible),
+        ("10de:1db1", "", "545.29.06", "6.7.3", Unknown),
+        ("", "12.0", "470", "", NeedsForwardCompat),
+    ] {
+        let answer = ask(gpu, cuda, driver, kernel);
+        assert_eq!(
+            answer.verdict, want,
+            "{gpu} {cuda} {driver} {kernel}: {:?}",
+            answer.why
+        );
+    }
+}
+
+#[test]
+fn cuda_without_code_for_a_gpu_is_not_compatible() {
+    use Compatibility::{Compatible, Incompatible};
+    for (gpu, cuda, want) in [
+        ("H100 PCIe", "11.7", Incompatible),
+        ("H100 PCIe", "11.8", Compatible),
+        ("B200", "12.6", Incompatible),
+        ("L4", "11.4", Compatible), // runs code for 8.6
+        ("L4", "10.2", Incompatible),
+        ("T4", "9.2", Compatible), // runs code for 7.0
+        ("T4", "8.0", Incompatible),
+        ("RTX 5070", "12.6", Incompatible),
+        ("V100", "13.0", Incompatible),
+    ] {
+        for driver in ["", "580"] {
+            let answer = ask(gpu, cuda, driver, "");
+            assert_eq!(
+                answer.verdict, want,
+                "{gpu} {cuda} {driver}: {:?}",
+                answer.why
+            );
+        }
+    }
+    let why = ask("H100 PCIe", "11.7", "580", "").why.join("; ");
+    assert!(why.contains("whose first toolkit is 11.8"), "{why}");
+}
+
+#[test]
+fn cards_without_a_row_are_judged_by_their_architecture() {
+    use Compatibility::{Compatible, Incompatible, Unknown};
+    for (gpu, driver, want) in [
+        ("10de:2786", "580", Compatible), // RTX 4070
+        ("RTX 4070", "580", Compatible),
+        ("GTX 1080 Ti", "580", Compatible),
+        ("GTX 1080 Ti", "595", Incompatible),
+        ("10de:1180", "470", Compatible), // GTX 680
+        ("10de:1180", "535", Incompatible),
+        ("RTX 4070", "470", Incompatible),
+        // A new board may need a newer driver of the branch than the one at hand.
+        ("10de:2d19", "580", Unknown),
+        ("10de:ffff", "580", Unknown),
+    ] {
+        let answer = ask(gpu, "", driver, "");
+        assert_eq!(answer.verdict, want, "{gpu} {driver}: {:?}", answer.why);
     }
 }

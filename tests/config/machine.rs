@@ -114,6 +114,7 @@ pub fn facts(id: &str, version: &str, arch: &str, kernel: &str, gpus: &[&str]) -
         name: None,
         chip_name: None,
         architecture: None,
+        architecture_evidence: None,
         compute_capability: None,
         module_flavour: None,
         vgpu: false,

@@ -139,7 +139,7 @@ impl Fault {
                 errno: source.raw_os_error(),
                 why: source.to_string(),
             },
-            error @ FilesError::NotText { .. } => Self {
+            error @ (FilesError::NotText { .. } | FilesError::NotTold { .. }) => Self {
                 errno: None,
                 why: error.to_string(),
             },

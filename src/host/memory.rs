@@ -1,0 +1,211 @@
+//! A machine of which only some files are known, because a text tells them: reading any other file is
+//! an error that says so. Nothing is executed or changed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::files::Room;
+use super::read_only::{ReadOnly, Refusing};
+use super::real::RealClock;
+use super::system::ProcFiles;
+use super::{FilesError, Host, Kind, ReadFiles, Stat};
+
+/// What is known about a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Entry {
+    File(Vec<u8>),
+    Folder,
+    Link(Utf8PathBuf),
+    /// It may be there or not.
+    NotTold(&'static str),
+}
+
+/// Files in memory. Below a folder that was added, what was not added does not exist.
+#[derive(Debug, Clone)]
+pub struct Tree {
+    entries: BTreeMap<Utf8PathBuf, Entry>,
+    why: &'static str,
+}
+
+impl Tree {
+    /// A machine of which nothing is known, with the reason.
+    #[must_use]
+    pub fn new(why: &'static str) -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            why,
+        }
+    }
+
+    /// Adds a folder; it is known completely.
+    pub fn folder(&mut self, path: &str) {
+        self.entries.insert(path.into(), Entry::Folder);
+    }
+
+    /// Adds a file.
+    pub fn file(&mut self, path: String, content: impl Into<Vec<u8>>) {
+        self.entries
+            .insert(path.into(), Entry::File(content.into()));
+    }
+
+    /// Adds a link.
+    pub fn link(&mut self, path: String, target: String) {
+        let target = Entry::Link(target.into());
+        self.entries.insert(path.into(), target);
+    }
+
+    /// Notes that nothing tells whether this path exists, with the reason.
+    pub fn not_told(&mut self, path: String, why: &'static str) {
+        self.entries.insert(path.into(), Entry::NotTold(why));
+    }
+
+    /// A host with these files, and without anything else.
+    #[must_use]
+    pub fn host(self) -> Host {
+        let why = self.why;
+        let refusing = Refusing { why };
+        let files = Arc::new(ReadOnly::new(self, why));
+        Host {
+            files: files.clone(),
+            exec: Arc::new(refusing),
+            http: Arc::new(refusing),
+            gpu: Arc::new(refusing),
+            system: Arc::new(ProcFiles(files)),
+            clock: Arc::new(RealClock::default()),
+        }
+    }
+
+    /// The entry of a path; `None` if it is known not to exist.
+    fn entry(&self, path: &Utf8Path) -> Result<Option<&Entry>, FilesError> {
+        let not_told = |why| {
+            Err(FilesError::NotTold {
+                path: path.to_owned(),
+                why,
+            })
+        };
+        match self.entries.get(path) {
+            Some(Entry::NotTold(why)) => not_told(*why),
+            Some(entry) => Ok(Some(entry)),
+            None => {
+                let known = path
+                    .ancestors()
+                    .any(|folder| self.entries.get(folder) == Some(&Entry::Folder));
+                if known || self.is_above(path) {
+                    Ok(None)
+                } else {
+                    not_told(self.why)
+                }
+            }
+        }
+    }
+
+    /// Whether something lies below a path.
+    fn is_above(&self, path: &Utf8Path) -> bool {
+        self.entries
+            .keys()
+            .any(|own| own != path && own.starts_with(path))
+    }
+}
+
+impl ReadFiles for Tree {
+    fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
+        Ok(match self.entry(path)? {
+            Some(Entry::File(content)) => Some(content.clone()),
+            _ => None,
+        })
+    }
+
+    fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
+        let kind = match self.entry(path)? {
+            Some(Entry::File(_)) => Kind::File,
+            Some(Entry::Link(target)) => Kind::Link(target.clone()),
+            Some(Entry::Folder) => Kind::Folder,
+            None if self.is_above(path) => Kind::Folder,
+            Some(Entry::NotTold(_)) | None => return Ok(None),
+        };
+        Ok(Some(Stat {
+            kind,
+            mode: 0o444,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            mtime: 0,
+            inode: 0,
+        }))
+    }
+
+    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        self.entry(folder)?;
+        let below = self.entries.keys().filter_map(|path| {
+            let rest = path.strip_prefix(folder).ok()?;
+            Some(rest.iter().next()?.to_owned())
+        });
+        let mut names: Vec<String> = below.collect();
+        names.dedup();
+        Ok(names)
+    }
+
+    fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
+        Ok(match self.entry(path)? {
+            Some(Entry::Link(target)) => {
+                let folder = path.parent().unwrap_or(path);
+                Some(folder.join(target))
+            }
+            Some(_) => Some(path.to_owned()),
+            None => self.is_above(path).then(|| path.to_owned()),
+        })
+    }
+
+    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+        Err(FilesError::NotTold {
+            path: path.to_owned(),
+            why: self.why,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Nvml;
+
+    #[test]
+    fn what_is_not_told_is_no_absence() {
+        let mut tree = Tree::new("only a text is known");
+        tree.folder("/sys/bus");
+        tree.file("/sys/bus/a/vendor".into(), "0x10de\n");
+        tree.link("/sys/bus/a/driver".into(), "../drivers/nvidia".into());
+        tree.not_told("/sys/bus/b/driver".into(), "the text has no drivers");
+        let host = tree.host();
+        let files = &host.files;
+        let read = |path: &str| files.read_text(path.into());
+        assert_eq!(
+            read("/sys/bus/a/vendor").unwrap().as_deref(),
+            Some("0x10de\n")
+        );
+        assert_eq!(read("/sys/bus/a/device").unwrap(), None);
+        assert_eq!(files.list("/sys/bus".into()).unwrap(), ["a", "b"]);
+        assert!(files.exists("/sys/bus/a".into()).unwrap());
+        let link = files.stat("/sys/bus/a/driver".into()).unwrap().unwrap();
+        assert_eq!(link.kind, Kind::Link("../drivers/nvidia".into()));
+        for (path, why) in [
+            ("/sys/bus/b/driver", "the text has no drivers"),
+            ("/etc/os-release", "only a text is known"),
+            ("/proc", "only a text is known"),
+        ] {
+            let error = files.stat(path.into()).unwrap_err();
+            assert_eq!(error.not_told(), Some(why), "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_of_this_machine_is_asked() {
+        let host = Tree::new("only a text is known").host();
+        assert!(matches!(host.gpu.survey().await, Nvml::NotAsked { .. }));
+        assert!(host.system.processes().is_err());
+        assert!(host.system.memory_bytes().is_err());
+        assert!(host.files.write("/tmp/x".into(), b"", 0o600).is_err());
+    }
+}

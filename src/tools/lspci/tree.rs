@@ -1,0 +1,88 @@
+//! The functions of a text as the files of sysfs, so that they are read like those of a machine.
+
+use std::fmt::Write as _;
+
+use super::{Driver, Function};
+use crate::{
+    host::{Host, memory::Tree},
+    model::pci::{MELLANOX, NVIDIA},
+};
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+const NAMES: &str = "/usr/share/misc/pci.ids";
+/// Length of the configuration space that every function has.
+const HEADER: usize = 64;
+
+const NOTHING_ELSE: &str = "only the output of lspci is known";
+const NO_DRIVERS: &str = "the output of lspci has no drivers (`lspci -nnk` prints them)";
+const NO_BOARDS: &str = "the output of lspci has no subsystem (`lspci -nnk` prints it)";
+
+/// A host that has these functions on its bus. Nothing else of it is known.
+#[must_use]
+pub fn host(functions: &[Function]) -> Host {
+    let mut tree = Tree::new(NOTHING_ELSE);
+    tree.folder(DEVICES);
+    for function in functions {
+        add(&mut tree, function);
+    }
+    tree.file(NAMES.to_owned(), names(functions));
+    // The other places of the list: the first one has all that is known.
+    for path in ["/usr/share/hwdata", "/usr/share/pci.ids"] {
+        tree.folder(path);
+    }
+    tree.host()
+}
+
+fn add(tree: &mut Tree, function: &Function) {
+    let path = |name: &str| format!("{DEVICES}/{}/{name}", function.address);
+    let number = |number: u16| format!("{number:#06x}\n");
+    tree.file(path("vendor"), number(function.id.vendor));
+    tree.file(path("device"), number(function.id.device));
+    tree.file(path("class"), format!("{}\n", function.class));
+    match function.subsystem {
+        Some(id) => {
+            tree.file(path("subsystem_vendor"), number(id.vendor));
+            tree.file(path("subsystem_device"), number(id.device));
+        }
+        None => {
+            tree.not_told(path("subsystem_vendor"), NO_BOARDS);
+            tree.not_told(path("subsystem_device"), NO_BOARDS);
+        }
+    }
+    if let Some(revision) = function.revision {
+        tree.file(path("revision"), format!("{revision:#04x}\n"));
+    }
+    if let Some(node) = function.numa_node {
+        tree.file(path("numa_node"), format!("{node}\n"));
+    }
+    if function.is_dead() {
+        tree.file(path("config"), vec![0xff; HEADER]);
+    }
+    match &function.driver {
+        Driver::Bound(name) => {
+            tree.link(
+                path("driver"),
+                format!("../../../../bus/pci/drivers/{name}"),
+            );
+        }
+        Driver::NotTold => tree.not_told(path("driver"), NO_DRIVERS),
+        Driver::None => {}
+    }
+}
+
+/// The names as a list in the form of `pci.ids`.
+fn names(functions: &[Function]) -> String {
+    let mut list = String::new();
+    for (vendor, title) in [
+        (NVIDIA, "NVIDIA Corporation"),
+        (MELLANOX, "Mellanox Technologies"),
+    ] {
+        let _ = writeln!(list, "{vendor:04x}  {title}");
+        for function in functions.iter().filter(|f| f.id.vendor == vendor) {
+            if let Some(name) = &function.name {
+                let _ = writeln!(list, "\t{:04x}  {name}", function.id.device);
+            }
+        }
+    }
+    list
+}
