@@ -51,7 +51,10 @@ for built in /var/lib/dkms/nvidia-current*/*/"$kernel"/*/module; do
     mkdir -p "$to"
     for file in "$built"/*.ko*; do
         short=${file##*/}
-        cp "$file" "$to/nvidia${short#"$name"}"
+        copy=$to/nvidia${short#"$name"}
+        cp "$file" "$copy"
+        # DKMS installs modules compressed from Debian 13 on, and looks for them as the compiler leaves them.
+        case $copy in *.xz) xz -d "$copy" ;; esac
     done
 done
 ls /modules/*/*/nvidia.ko
