@@ -149,7 +149,10 @@ fn several_meanings_that_agree_have_one_answer() {
     assert_eq!(verdict("H100 PCIe"), Some(Compatible));
     assert_eq!(verdict("H100 SXM5 80GB"), Some(Incompatible));
     // All boards of one name must be served.
-    assert_eq!(ask("H100", "", "", "").driver.min, "535.104.05".parse().ok());
+    assert_eq!(
+        ask("H100", "", "", "").driver.min,
+        "535.104.05".parse().ok()
+    );
 }
 
 #[test]
