@@ -48,7 +48,7 @@ impl Applier {
         if self.signal(unit, sink).await? && self.takes_up(runtime, default).await? {
             return Ok(());
         }
-        let containers = self.stopped_by_restart().await?;
+        let containers = self.stopped_by_restart(unit).await?;
         if containers.is_empty() {
             return self.bring_up("restart", unit, sink).await;
         }
@@ -73,7 +73,7 @@ impl Applier {
         let clock = &self.host.clock;
         let started = clock.monotonic();
         loop {
-            if let Some(info) = self.docker_info().await?
+            if let Ok(info) = self.docker_info().await?
                 && info.runtimes.contains_key(runtime)
                 && (!default || info.default_runtime.as_deref() == Some(runtime))
             {
@@ -87,18 +87,28 @@ impl Applier {
         }
     }
 
-    /// What the daemon says about itself; `None` if it does not answer.
-    async fn docker_info(&self) -> Result<Option<Info>, ChangeError> {
+    /// What the daemon says about itself, or why it says nothing.
+    async fn docker_info(&self) -> Result<Result<Info, String>, ChangeError> {
         let output = self.ask_docker(&docker::info()).await?;
-        let info = docker::parse_info(&output).ok();
-        Ok(info.filter(|info| info.server_errors.is_empty()))
+        if output.trim().is_empty() {
+            return Ok(Err("`docker info` prints nothing".to_owned()));
+        }
+        Ok(match docker::parse_info(&output) {
+            Err(why) => Err(format!("the answer of `docker info` is unknown: {why}")),
+            Ok(info) if info.server_errors.is_empty() => Ok(info),
+            Ok(info) => Err(info.server_errors.join("; ")),
+        })
     }
 
     /// Names of the containers that a restart of the daemon would stop.
-    async fn stopped_by_restart(&self) -> Result<Vec<String>, ChangeError> {
-        let Some(info) = self.docker_info().await? else {
-            return Ok(Vec::new());
-        };
+    ///
+    /// # Errors
+    /// Also if the daemon does not tell: what is not known may be stopped.
+    async fn stopped_by_restart(&self, unit: &str) -> Result<Vec<String>, ChangeError> {
+        let info = (self.docker_info().await?).map_err(|why| ChangeError::DaemonSilent {
+            unit: unit.to_owned(),
+            why,
+        })?;
         if info.live_restore_enabled {
             return Ok(Vec::new());
         }
@@ -126,18 +136,36 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let runs = (self.unit_state_if_any(unit).await?).is_some_and(|state| state.is_active());
-        let containers = match runs {
-            true => self.stopped_by_restart().await?,
-            false => Vec::new(),
+        let stopped = match runs {
+            true => self.stopped_by_restart(unit).await,
+            false => Ok(Vec::new()),
+        };
+        let containers = match stopped {
+            Ok(containers) => containers,
+            // The files are restored in any case.
+            Err(error @ ChangeError::DaemonSilent { .. }) => {
+                return Ok(Reverted::Left {
+                    what: format!(
+                        "`{unit}`, which still uses the configuration from before the undo"
+                    ),
+                    why: format!(
+                        "failed to {error}; run `systemctl restart {unit}` when its containers may \
+                         stop"
+                    ),
+                });
+            }
+            Err(error) => return Err(error),
         };
         if containers.is_empty() {
             return self.restart_again(unit, sink).await;
         }
         let containers = containers.join(", ");
         let reloaded = self.signal(unit, sink).await?;
-        let default = (self.docker_info().await?).and_then(|info| info.default_runtime);
-        // New containers would be started with a runtime whose program goes.
-        if !reloaded || default.as_deref() == Some(runtime) {
+        let default = (self.docker_info().await?).map(|info| info.default_runtime);
+        // New containers would be started with a runtime whose program goes. A daemon that says nothing
+        // now may be such a one.
+        let uses_another = default.is_ok_and(|default| default.as_deref() != Some(runtime));
+        if !reloaded || !uses_another {
             return Ok(Reverted::Left {
                 what: format!("`{unit}`, which still uses the configuration from before the undo"),
                 why: format!(

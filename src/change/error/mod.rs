@@ -86,6 +86,14 @@ pub enum ChangeError {
         /// The containers, by name.
         containers: Vec<String>,
     },
+    /// Docker does not tell which containers a restart would stop.
+    #[error("ask docker which containers a restart of `{unit}` would stop: {why}")]
+    DaemonSilent {
+        /// Docker's unit.
+        unit: String,
+        /// What it says, or why that cannot be used.
+        why: String,
+    },
     /// A kernel module could not be loaded, unloaded or built.
     #[error(transparent)]
     Module(#[from] ModuleError),
@@ -116,6 +124,7 @@ impl Report for ChangeError {
             Self::Repository(error) => error.reason(),
             Self::Unit { .. } => "unit-failed",
             Self::WouldStop { .. } => "containers-run",
+            Self::DaemonSilent { .. } => "docker-silent",
             Self::Module(error) => error.reason(),
             Self::Probe(error) => error.reason(),
         }
@@ -136,6 +145,10 @@ impl Report for ChangeError {
                  when the containers may stop, or set `\"live-restore\": true` in \
                  `/etc/docker/daemon.json` and run `systemctl reload {unit}`; then run the command \
                  again"
+            )),
+            Self::DaemonSilent { unit, .. } => Some(format!(
+                "see what `docker info` says; when its containers may stop, run `systemctl restart \
+                 {unit}`, then run the command again"
             )),
             _ => None,
         }

@@ -312,7 +312,7 @@ mod tests {
             (error.exit(), error.reason()),
             (Exit::Blocked, "new-kernel")
         );
-        let hint = error.hint().unwrap_or_default();
+        let hint = error.hint().unwrap();
         assert!(hint.contains("reboot"), "{hint}");
     }
 

@@ -138,11 +138,34 @@ async fn a_restart_of_docker_never_stops_containers() {
     let error = machine.apply(&reload()).await.unwrap_err();
     assert_eq!(error.reason(), "containers-run");
     assert!(error.to_string().contains("web, training"), "{error}");
-    assert!(error.hint().unwrap_or_default().contains("live-restore"));
+    assert!(error.hint().unwrap().contains("live-restore"));
     assert_eq!(restarts(&machine), 0);
     docker(&machine, NEVER, true, "runc");
     machine.apply(&reload()).await.unwrap();
     assert_eq!(restarts(&machine), 1);
+}
+
+#[tokio::test]
+async fn a_docker_that_does_not_tell_its_containers_is_not_restarted() {
+    let silent = [
+        "",
+        "not JSON",
+        r#"{"ServerErrors":["Cannot connect to the Docker daemon"]}"#,
+    ];
+    for answer in silent {
+        let machine = TestMachine::new();
+        docker(&machine, 0, false, "runc");
+        let undo = machine.apply(&reload()).await.unwrap();
+        machine.fakes.exec.on("docker", move |_, _| ok(answer));
+        let error = machine.apply(&reload()).await.unwrap_err();
+        assert_eq!(error.reason(), "docker-silent", "{answer}");
+        assert!(error.hint().unwrap().contains("docker info"));
+        let Reverted::Left { why, .. } = machine.revert(&undo).await else {
+            panic!("`{answer}`: a restart is due");
+        };
+        assert!(why.contains("`systemctl restart docker.service`"), "{why}");
+        assert_eq!(restarts(&machine), 0, "{answer}");
+    }
 }
 
 #[tokio::test]
