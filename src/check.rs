@@ -68,6 +68,24 @@ pub struct Finding {
     pub because: Option<Id>,
 }
 
+impl Finding {
+    /// A finding without values; who makes it sets those that it has.
+    #[must_use]
+    pub fn new(id: Id, title: &str, status: Verdict, why: impl Into<String>) -> Self {
+        Self {
+            id,
+            title: title.to_owned(),
+            status,
+            why: why.into(),
+            observed: None,
+            expected: None,
+            remedy: None,
+            links: Vec::new(),
+            because: None,
+        }
+    }
+}
+
 /// The layer of a finding, in the order in which a node is built: the first layer with a problem has
 /// the root cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,12 +108,12 @@ impl Layer {
     /// The layer of a finding of this name.
     #[must_use]
     pub fn of(id: &Id) -> Self {
-        match id.as_str() {
-            // They are about the driver; nothing else depends on them.
-            "kernel.deny" | "kernel.headers" | "os.pkg.consistency" => return Self::Driver,
-            _ => {}
+        let name = id.as_str();
+        // They are about the driver; nothing else depends on them.
+        if ["kernel.deny", "kernel.headers", "os.pkg.consistency"].contains(&name) {
+            return Self::Driver;
         }
-        match id.as_str().split('.').next().unwrap_or_default() {
+        match name.split_once('.').map_or(name, |(first, _)| first) {
             "os" | "kernel" | "preflight" | "secure-boot" | "virt" | "config" => Self::Machine,
             "pci" => Self::Bus,
             "driver" | "drv" | "log" | "packages" | "repositories" => Self::Driver,

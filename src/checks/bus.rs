@@ -3,13 +3,13 @@
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
-use super::words::{self, finding, gpus, places};
+use super::words::{self, gpus, places};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     error::one_line,
-    facts::{GpuFact, pci::DEVICES},
-    model::id::Id,
-    state::is_reserved,
+    facts::GpuFact,
+    host::FilesError,
+    model::{id::Id, pci::DEVICES},
     step::StepError,
 };
 
@@ -36,11 +36,7 @@ fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, Answer)>, StepE
     let mut found = Vec::new();
     for gpu in &subject.facts.gpus {
         // A virtual machine may reset the GPU that it has at any moment.
-        if subject
-            .state
-            .bound_driver(gpu.pci_address)?
-            .is_some_and(is_reserved)
-        {
+        if subject.state.is_reserved(gpu.pci_address)? {
             continue;
         }
         let path = Utf8PathBuf::from(format!("{DEVICES}/{}/config", gpu.pci_address));
@@ -49,7 +45,7 @@ fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<(&'f GpuFact, Answer)>, StepE
     Ok(found)
 }
 
-fn answer(read: Result<Option<Vec<u8>>, crate::host::FilesError>) -> Answer {
+fn answer(read: Result<Option<Vec<u8>>, FilesError>) -> Answer {
     match read {
         Ok(Some(bytes)) => match bytes.get(..4) {
             Some([0xff, 0xff, 0xff, 0xff]) => Answer::Gone,
@@ -62,7 +58,7 @@ fn answer(read: Result<Option<Vec<u8>>, crate::host::FilesError>) -> Answer {
 }
 
 fn decide(found: &[(&GpuFact, Answer)], on_metal: bool) -> Finding {
-    let say = |status, why: String| finding(REVFF, TITLE, status, why);
+    let say = |status, why: String| Finding::new(REVFF, TITLE, status, why);
     if found.is_empty() {
         return say(
             Verdict::Skip,

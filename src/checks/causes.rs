@@ -2,7 +2,7 @@
 
 use crate::{
     check::{Finding, Verdict},
-    model::id::Id,
+    model::id::stands_for,
 };
 
 /// A finding, or all whose names begin so, and the findings without which it cannot be right; the
@@ -94,7 +94,7 @@ fn cause(finding: &Finding, findings: &[Finding]) -> Option<usize> {
     let problem = |id: &str| {
         findings.iter().position(|other| {
             other.id != finding.id
-                && stands_for(id, &other.id)
+                && stands_for(id, other.id.as_str())
                 && matches!(other.status, Verdict::Fail | Verdict::Unknown)
         })
     };
@@ -107,16 +107,9 @@ fn cause(finding: &Finding, findings: &[Finding]) -> Option<usize> {
     let fails = |id: &str| problem(id).filter(|at| findings[*at].status == Verdict::Fail);
     NEEDS
         .iter()
-        .filter(|(name, _)| stands_for(name, &finding.id))
+        .filter(|(name, _)| stands_for(name, finding.id.as_str()))
         .flat_map(|(_, needs)| *needs)
         .find_map(|need| fails(need))
-}
-
-/// Whether a name is that of a finding, or the part before a dot.
-fn stands_for(name: &str, id: &Id) -> bool {
-    id.as_str()
-        .strip_prefix(name)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[cfg(test)]
@@ -233,7 +226,10 @@ mod tests {
             .collect();
         for (name, needs) in NEEDS {
             for name in needs.iter().chain([name]) {
-                assert!(ids.iter().any(|id| super::stands_for(name, id)), "{name}");
+                assert!(
+                    ids.iter().any(|id| super::stands_for(name, id.as_str())),
+                    "{name}"
+                );
             }
         }
     }

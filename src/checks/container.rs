@@ -17,15 +17,9 @@ pub struct Container;
 
 fn decide(facts: &Facts) -> Finding {
     let finding = |status, why: String, remedy: Option<&str>| Finding {
-        id: CONTAINER,
-        title: "Container".into(),
-        status,
-        why,
         observed: facts.virtualization.clone(),
-        expected: None,
         remedy: remedy.map(str::to_owned),
-        links: Vec::new(),
-        because: None,
+        ..Finding::new(CONTAINER, "Container", status, why)
     };
     match facts.container() {
         Some(manager) => finding(

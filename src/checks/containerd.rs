@@ -2,12 +2,11 @@
 
 use async_trait::async_trait;
 
-use super::words::finding;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     model::id::Id,
     step::StepError,
-    tools::containerd::CriConfig,
+    tools::{containerd::CriConfig, kubelet},
 };
 
 const CGROUP: Id = Id::new("rt.containerd.systemd-cgroup");
@@ -15,8 +14,6 @@ const TITLE: &str = "Control groups of containerd";
 
 /// Only the second version of control groups has this file.
 const V2: &str = "/sys/fs/cgroup/cgroup.controllers";
-/// The kubelet's configuration where kubeadm writes it.
-const KUBELET: &str = "/var/lib/kubelet/config.yaml";
 const LINK: &str = "https://kubernetes.io/docs/setup/production-environment/container-runtimes/";
 
 /// See the module.
@@ -34,27 +31,26 @@ struct CgroupState {
 
 async fn detect(subject: &Subject<'_>) -> Result<CgroupState, StepError> {
     let files = subject.host.files();
-    let kubelet = files.read_text(KUBELET.into())?;
+    let kubelet = match files.read_text(kubelet::CONFIG.into())? {
+        None => None,
+        Some(text) => {
+            let config = kubelet::parse(&text).map_err(|why| StepError::Unexpected {
+                what: format!("`{}`", kubelet::CONFIG),
+                why,
+            })?;
+            config.cgroup_driver
+        }
+    };
     Ok(CgroupState {
         cri: subject.state.cri().await?,
         v2: files.exists(V2.into())?,
         systemd: subject.facts.init.as_deref() == Some("systemd"),
-        kubelet: kubelet.as_deref().and_then(driver),
+        kubelet,
     })
 }
 
-/// `cgroupDriver: systemd` of the kubelet's configuration, a key of its first level.
-fn driver(config: &str) -> Option<String> {
-    let value = config
-        .lines()
-        .find_map(|line| line.strip_prefix("cgroupDriver:"))?;
-    let value = value.split('#').next().unwrap_or_default();
-    let value = value.trim().trim_matches(['"', '\'']);
-    (!value.is_empty()).then(|| value.to_owned())
-}
-
 fn decide(state: &CgroupState) -> Finding {
-    let say = |status, why: String| finding(CGROUP, TITLE, status, why);
+    let say = |status, why: String| Finding::new(CGROUP, TITLE, status, why);
     let cri = match &state.cri {
         None => return say(Verdict::Skip, "containerd is not installed".to_owned()),
         Some(cri) if !cri.enabled => {
@@ -133,7 +129,7 @@ impl Check for Containerd {
 
 #[cfg(test)]
 mod tests {
-    use super::{CgroupState, decide, driver};
+    use super::{CgroupState, decide};
     use crate::{check::Verdict, tools::containerd::CriConfig};
 
     fn state(runc: Option<bool>, nvidia: Option<bool>, kubelet: Option<&str>) -> CgroupState {
@@ -200,17 +196,5 @@ mod tests {
         assert_eq!(decide(&none).status, Verdict::Skip);
         none.cri = None;
         assert_eq!(decide(&none).status, Verdict::Skip);
-    }
-
-    #[test]
-    fn the_kubelet_names_its_driver() {
-        for (text, wanted) in [
-            ("apiVersion: v1\ncgroupDriver: systemd\n", Some("systemd")),
-            ("cgroupDriver: \"cgroupfs\" # why\n", Some("cgroupfs")),
-            ("  cgroupDriver: nested\n", None),
-            ("cgroupDriver:\n", None),
-        ] {
-            assert_eq!(driver(text).as_deref(), wanted, "{text}");
-        }
     }
 }

@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 
-use super::words::{self, INSTALL, finding};
+use super::words::{self, INSTALL};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     compat::{
@@ -19,7 +19,7 @@ use crate::{
         id::Id,
         version::{Branch, DriverVersion},
     },
-    state::{FoundDriver, FoundFlavour, is_reserved},
+    state::{FoundDriver, FoundFlavour},
     step::StepError,
 };
 
@@ -71,8 +71,7 @@ impl DriverState {
 fn gpus<'f>(subject: &Subject<'f>) -> Result<Vec<&'f GpuFact>, StepError> {
     let mut found = Vec::new();
     for gpu in &subject.facts.gpus {
-        let driver = subject.state.bound_driver(gpu.pci_address)?;
-        if !gpu.vgpu && !driver.is_some_and(is_reserved) {
+        if !gpu.vgpu && !subject.state.is_reserved(gpu.pci_address)? {
             found.push(gpu);
         }
     }
@@ -100,7 +99,7 @@ fn best(matrix: &Matrix, gpus: &[&GpuFact]) -> Best {
 
 /// Whether a branch that gets fixes drives the GPUs.
 fn supported(matrix: &Matrix, none: &str, best: Option<&Best>) -> Finding {
-    let say = |status, why: String| finding(SUPPORTED, "Drivers for the GPUs", status, why);
+    let say = |status, why: String| Finding::new(SUPPORTED, "Drivers for the GPUs", status, why);
     let best = match best {
         None => return say(Verdict::Skip, none.to_owned()),
         Some(Err(no_driver)) => {
@@ -215,7 +214,7 @@ fn version(
     };
     let say = |status, why: String| Finding {
         expected: expected.clone(),
-        ..finding(MATRIX, "Driver version for the GPUs", status, why)
+        ..Finding::new(MATRIX, "Driver version for the GPUs", status, why)
     };
     if boards.is_empty() {
         return say(Verdict::Skip, state.none.to_owned());
@@ -273,7 +272,8 @@ fn modules(
     state: &DriverState,
     best: Option<&Best>,
 ) -> Finding {
-    let say = |status, why: String| finding(FLAVOUR, "Kernel modules for the GPUs", status, why);
+    let say =
+        |status, why: String| Finding::new(FLAVOUR, "Kernel modules for the GPUs", status, why);
     if boards.is_empty() {
         return say(Verdict::Skip, state.none.to_owned());
     }
@@ -332,7 +332,8 @@ fn modules(
 /// The versions of the loaded module, of the module on disk, of packages and libraries. The loaded
 /// module against the libraries is a finding of its own (`driver.libraries`).
 fn triangle(state: &DriverState) -> Finding {
-    let say = |status, why: String| finding(TRIANGLE, "Driver versions that agree", status, why);
+    let say =
+        |status, why: String| Finding::new(TRIANGLE, "Driver versions that agree", status, why);
     let found = &state.found;
     let told: Vec<String> = [
         ("loaded", &found.loaded_version),

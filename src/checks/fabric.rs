@@ -3,7 +3,6 @@
 
 use async_trait::async_trait;
 
-use super::words::finding;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::Facts,
@@ -90,7 +89,7 @@ fn needed(switches: Switches) -> String {
 
 fn unit(state: &FabricState) -> Finding {
     let needed = needed(state.switches);
-    let say = |status, why: String| finding(UNIT, TITLE_UNIT, status, why);
+    let say = |status, why: String| Finding::new(UNIT, TITLE_UNIT, status, why);
     if state.switches == Switches::None {
         return say(Verdict::Skip, needed);
     }
@@ -132,7 +131,7 @@ fn unit(state: &FabricState) -> Finding {
 }
 
 fn version(state: &FabricState) -> Finding {
-    let say = |status, why: String| finding(VERSION, TITLE_VERSION, status, why);
+    let say = |status, why: String| Finding::new(VERSION, TITLE_VERSION, status, why);
     if state.switches == Switches::None {
         return say(Verdict::Skip, needed(state.switches));
     }
@@ -146,11 +145,15 @@ fn version(state: &FabricState) -> Finding {
             "no package of the fabric manager is installed".to_owned(),
         );
     };
-    let (Some(driver), Ok(version)) = (&state.driver, DriverVersion::from_package(text)) else {
+    let Some(driver) = &state.driver else {
         return say(
             Verdict::Skip,
             format!("{name} {text} is installed, and no driver is loaded"),
         );
+    };
+    let version = match DriverVersion::from_package(text) {
+        Ok(version) => version,
+        Err(error) => return say(Verdict::Unknown, format!("{name}: {error}")),
     };
     if version == *driver {
         return say(Verdict::Pass, format!("both are {version}"));
@@ -170,7 +173,7 @@ fn version(state: &FabricState) -> Finding {
 }
 
 fn subnet(state: &FabricState) -> Finding {
-    let say = |status, why: &str| finding(SUBNET, TITLE_SUBNET, status, why);
+    let say = |status, why: &str| Finding::new(SUBNET, TITLE_SUBNET, status, why);
     match (state.switches, &state.packages) {
         (Switches::None | Switches::Pci(_), _) => {
             say(Verdict::Skip, "no switch needs a subnet manager")

@@ -57,15 +57,9 @@ fn detect(subject: &Subject<'_>) -> Result<LibrariesState, StepError> {
 
 fn decide(state: &LibrariesState, manager: Option<Manager>) -> Finding {
     let finding = |status, why: String, remedy: Option<&str>| Finding {
-        id: LIBRARIES,
-        title: "Driver libraries".into(),
-        status,
-        why,
-        observed: None,
         expected: state.loaded.clone(),
         remedy: remedy.map(str::to_owned),
-        links: Vec::new(),
-        because: None,
+        ..Finding::new(LIBRARIES, "Driver libraries", status, why)
     };
     let Some(loaded) = &state.loaded else {
         return finding(Verdict::Skip, "no driver is loaded".into(), None);

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
-use super::words::finding;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     model::{id::Id, pci::PciAddress},
@@ -35,7 +34,7 @@ fn title(id: &Id) -> &'static str {
 
 fn decide(log: &KernelLog) -> Vec<Finding> {
     let all = |status, why: &str| {
-        let one = |id: Id| finding(id.clone(), title(&id), status, why);
+        let one = |id: Id| Finding::new(id.clone(), title(&id), status, why);
         [XID, FELL, INIT].map(one).to_vec()
     };
     match log {
@@ -66,10 +65,10 @@ fn xids(messages: &[Message], source: &str) -> Finding {
     }
     let say = |status, why: String| Finding {
         links: vec![CATALOGUE.to_owned()],
-        ..finding(XID, title(&XID), status, why)
+        ..Finding::new(XID, title(&XID), status, why)
     };
     if counts.is_empty() {
-        return finding(
+        return Finding::new(
             XID,
             title(&XID),
             Verdict::Pass,
@@ -145,7 +144,7 @@ fn named(gpus: impl Iterator<Item = Option<PciAddress>>) -> String {
 }
 
 fn fallen(messages: &[Message], source: &str) -> Finding {
-    let say = |status, why: String| finding(FELL, title(&FELL), status, why);
+    let say = |status, why: String| Finding::new(FELL, title(&FELL), status, why);
     let fallen: Vec<Option<PciAddress>> = messages
         .iter()
         .filter_map(|message| match message {
@@ -170,7 +169,7 @@ fn fallen(messages: &[Message], source: &str) -> Finding {
 }
 
 fn init(messages: &[Message], source: &str) -> Finding {
-    let say = |status, why: String| finding(INIT, title(&INIT), status, why);
+    let say = |status, why: String| Finding::new(INIT, title(&INIT), status, why);
     let has = |wanted: &Message| messages.contains(wanted);
     let failed = |observed: &str, why: String, remedy: &str| Finding {
         observed: Some(observed.to_owned()),

@@ -13,6 +13,8 @@ mod pci;
 mod virt;
 mod words;
 
+pub use words::NO_GPU;
+
 use crate::check::Check;
 
 /// All checks.

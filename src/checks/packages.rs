@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
-use super::words::finding;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     model::{id::Id, version::DriverVersion},
@@ -57,7 +56,7 @@ fn list(names: &[&str]) -> String {
 }
 
 fn decide(state: &PackagesState) -> Finding {
-    let say = |status, why: String| finding(CONSISTENCY, TITLE, status, why);
+    let say = |status, why: String| Finding::new(CONSISTENCY, TITLE, status, why);
     let parts = match &state.parts {
         Ok(parts) => parts,
         Err(why) => return say(Verdict::Unknown, why.clone()),

@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 
-use super::words::{self, INSTALL, finding, gpus, places};
+use super::words::{self, INSTALL, gpus, places};
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::{Facts, GpuFact, PciFact},
@@ -90,12 +90,12 @@ fn present(facts: &Facts, wanted: Wanted) -> Finding {
         observed: Some(count.to_string()),
         expected: (!wanted.allow_none && !wanted.image && !is_wsl).then(|| "at least 1".into()),
         remedy,
-        ..finding(PRESENT, "GPUs on the PCI bus", status, why)
+        ..Finding::new(PRESENT, "GPUs on the PCI bus", status, why)
     }
 }
 
 fn identity(gpus_found: &[GpuFact]) -> Finding {
-    let say = |status, why: String| finding(IDENTITY, "GPUs that are known", status, why);
+    let say = |status, why: String| Finding::new(IDENTITY, "GPUs that are known", status, why);
     if gpus_found.is_empty() {
         return say(Verdict::Skip, words::NO_GPU.to_owned());
     }
@@ -175,7 +175,7 @@ struct Means {
 fn bound(found: &[Bound<'_>], means: Means) -> Finding {
     let say = |status, why: String| Finding {
         expected: Some(DRIVER.into()),
-        ..finding(BOUND, "GPUs bound to the NVIDIA driver", status, why)
+        ..Finding::new(BOUND, "GPUs bound to the NVIDIA driver", status, why)
     };
     if found.is_empty() {
         return say(Verdict::Skip, words::NO_GPU.to_owned());
@@ -299,7 +299,7 @@ impl Check for Pci {
         let of_drivers = match detect(subject) {
             Ok(found) => bound(&found, means),
             Err(error) => match error.not_asked() {
-                Some(why) => finding(
+                Some(why) => Finding::new(
                     BOUND,
                     "GPUs bound to the NVIDIA driver",
                     Verdict::Skip,

@@ -1,31 +1,12 @@
 //! What several families say in the same words.
 
-use crate::{
-    check::{Finding, Verdict},
-    facts::GpuFact,
-    model::id::Id,
-};
+use crate::facts::GpuFact;
 
 /// The command that repairs what this program can repair.
 pub(super) const INSTALL: &str = "run `gpu-bootstrap install`";
 
 /// Why nothing is examined where there is no GPU.
-pub(super) const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
-
-/// A finding without values; a family sets those that it has.
-pub(super) fn finding(id: Id, title: &str, status: Verdict, why: impl Into<String>) -> Finding {
-    Finding {
-        id,
-        title: title.to_owned(),
-        status,
-        why: why.into(),
-        observed: None,
-        expected: None,
-        remedy: None,
-        links: Vec::new(),
-        because: None,
-    }
-}
+pub const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
 
 /// The name of a GPU, or its id where it has none.
 pub(super) fn name(gpu: &GpuFact) -> String {

@@ -40,14 +40,12 @@ pub(super) fn from_lspci(world: &World<'_>, file: &Utf8Path) -> Result<Host, Fai
     };
     let bytes = if file == "-" {
         let mut bytes = Vec::new();
-        let stdin = io::stdin().take(MOST_INPUT);
-        let read = { stdin }.read_to_end(&mut bytes);
-        read.map_err(|error| {
-            failed(
-                "failed to read the output of lspci from standard input",
-                error,
-            )
-        })?;
+        let message = "failed to read the output of lspci from standard input";
+        let read = io::stdin().take(MOST_INPUT + 1).read_to_end(&mut bytes);
+        read.map_err(|error| failed(message, error))?;
+        if bytes.len() as u64 > MOST_INPUT {
+            return Err(failed(message, io::ErrorKind::FileTooLarge.into()));
+        }
         bytes
     } else {
         let message = format!("failed to read `{file}`, the file of `--lspci`");

@@ -62,12 +62,10 @@ fn bare(text: &str) -> Option<String> {
 pub fn cuda(text: &str) -> Result<CudaVersion, VersionError> {
     text.parse().or_else(|error: VersionError| {
         let text = text.trim().to_lowercase();
-        let number = ["cuda", "cu", "v", ""]
+        let number = ["cuda", "cu", "v"]
             .into_iter()
             .find_map(|word| text.strip_prefix(word));
-        let number = number
-            .unwrap_or_default()
-            .trim_matches(['-', '_', ' ', 'v']);
+        let number = number.unwrap_or(&text).trim_matches(['-', '_', ' ', 'v']);
         let digits = number.bytes().all(|b| b.is_ascii_digit());
         let number = match number.len() {
             // The last digit is the minor number.

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     change::Change,
     check::{Finding, Layer, Subject, Verdict},
-    checks::causes as fold,
+    checks::{self, NO_GPU},
     config::desired::Desired,
     error::{causes, one_line},
     exit::Exit,
@@ -24,7 +24,6 @@ use crate::{
 /// Whether a state can be wanted on this machine.
 pub(super) const RESOLVABLE: Id = Id::new("config.resolvable");
 const RESOLVABLE_TITLE: &str = "Configuration for this machine";
-const NO_GPU: &str = "no NVIDIA GPU is on the PCI bus";
 
 impl Session {
     /// The findings of steps and of checks, in the order of layers. The exit status is good only if
@@ -48,7 +47,7 @@ impl Session {
                     findings.extend(
                         ids.into_iter()
                             .filter(|id| self.tools.options.wants(id.as_str()))
-                            .map(|id| not_seen(id.clone(), id.to_string(), &error)),
+                            .map(|id| not_seen(id.clone(), id.as_str(), &error)),
                     );
                 }
             }
@@ -56,7 +55,7 @@ impl Session {
         // Within a layer, what is broken comes before what is only not as wanted.
         findings.extend(jobs.iter().filter_map(of_step));
         findings.sort_by_key(|finding| Layer::of(&finding.id));
-        fold::find(&mut findings);
+        checks::causes::find(&mut findings);
         let fails = findings
             .iter()
             .any(|finding| finding.status == Verdict::Fail);
@@ -154,17 +153,8 @@ fn resolved(desired: &Desired) -> Finding {
         ),
         None => "no driver".to_owned(),
     };
-    Finding {
-        id: RESOLVABLE,
-        title: RESOLVABLE_TITLE.to_owned(),
-        status: Verdict::Pass,
-        why: format!("profile `{}`, {driver}", desired.profile),
-        observed: None,
-        expected: None,
-        remedy: None,
-        links: Vec::new(),
-        because: None,
-    }
+    let why = format!("profile `{}`, {driver}", desired.profile);
+    Finding::new(RESOLVABLE, RESOLVABLE_TITLE, Verdict::Pass, why)
 }
 
 /// Where nothing can be wanted. A machine without an NVIDIA GPU needs no preparation, unless this
@@ -187,17 +177,11 @@ fn unresolvable(reason: &Unresolvable, facts: &Facts, prepared: bool) -> Finding
         _ => (Verdict::Fail, reason.why.clone()),
     };
     Finding {
-        id: RESOLVABLE,
-        title: RESOLVABLE_TITLE.to_owned(),
-        status,
-        why,
         observed: Some(seen(facts)),
-        expected: None,
         remedy: (status == Verdict::Fail)
             .then(|| reason.hint.clone())
             .flatten(),
-        links: Vec::new(),
-        because: None,
+        ..Finding::new(RESOLVABLE, RESOLVABLE_TITLE, status, why)
     }
 }
 
@@ -222,22 +206,17 @@ fn seen(facts: &Facts) -> String {
 fn of_step(job: &Job) -> Option<Finding> {
     let answer = match job.answer.as_ref()? {
         Ok(answer) => answer,
-        Err(error) => return Some(not_seen(job.id.clone(), job.title.to_owned(), error)),
+        Err(error) => return Some(not_seen(job.id.clone(), job.title, error)),
     };
     let because = match answer {
         Assessment::After { upstream, .. } => Some(upstream.clone()),
         _ => None,
     };
     let finding = |status, why: &str, expected, remedy| Finding {
-        id: job.id.clone(),
-        title: job.title.to_owned(),
-        status,
-        why: why.to_owned(),
-        observed: None,
         expected,
         remedy,
-        links: Vec::new(),
         because: because.clone(),
+        ..Finding::new(job.id.clone(), job.title, status, why)
     };
     Some(match answer {
         Assessment::Satisfied { why } => finding(Verdict::Pass, why, None, None),
@@ -279,7 +258,7 @@ fn would(changes: &[Change]) -> String {
         .join("; ")
 }
 
-fn not_seen(id: Id, title: String, error: &StepError) -> Finding {
+fn not_seen(id: Id, title: &str, error: &StepError) -> Finding {
     let (status, why, observed) = match error.not_asked() {
         Some(_) => (Verdict::Skip, causes(error).join(": "), None),
         None => (
@@ -289,14 +268,7 @@ fn not_seen(id: Id, title: String, error: &StepError) -> Finding {
         ),
     };
     Finding {
-        id,
-        title,
-        status,
-        why,
         observed,
-        expected: None,
-        remedy: None,
-        links: Vec::new(),
-        because: None,
+        ..Finding::new(id, title, status, why)
     }
 }

@@ -50,7 +50,11 @@ use crate::{
     event::{Event, StepTitle},
     host::{Clock, Host},
     journal::Request,
-    model::{id::Id, paths::RUN, text},
+    model::{
+        id::{Id, stands_for},
+        paths::RUN,
+        text,
+    },
     state::State,
     step::{Cx, Step, StepError},
 };
@@ -371,12 +375,6 @@ impl Options {
             }),
         }
     }
-}
-
-/// Whether a name is that of a finding, or its part before a dot.
-fn stands_for(name: &str, id: &str) -> bool {
-    id.strip_prefix(name)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 impl Tools {

@@ -1,13 +1,9 @@
 //! Names of PCI devices, from the `pci.ids` list of the distribution.
 
-use crate::{facts::reader::FactReader, model::pci::PciId};
-
-/// Debian and Ubuntu; Red Hat, its derivatives and SUSE; older Debian.
-const LISTS: [&str; 3] = [
-    "/usr/share/misc/pci.ids",
-    "/usr/share/hwdata/pci.ids",
-    "/usr/share/pci.ids",
-];
+use crate::{
+    facts::reader::FactReader,
+    model::pci::{NAME_LISTS, PciId},
+};
 
 /// The text of the list, read when the first name is needed.
 #[derive(Default)]
@@ -25,7 +21,7 @@ impl Names {
     ) -> Option<String> {
         let list = self
             .list
-            .get_or_insert_with(|| LISTS.iter().find_map(|path| reader.text(fact, path)));
+            .get_or_insert_with(|| NAME_LISTS.iter().find_map(|path| reader.text(fact, path)));
         device(list.as_deref()?, id).map(str::to_owned)
     }
 }

@@ -9,11 +9,9 @@ use crate::{
     facts::{DeviceCatalog, GpuFact, PciFact, names, reader::FactReader},
     model::{
         gpu::GpuIdentity,
-        pci::{MELLANOX, NVIDIA, PciAddress, PciClass, PciId},
+        pci::{DEVICES, MELLANOX, NVIDIA, PciAddress, PciClass, PciId},
     },
 };
-
-pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
 
 /// The devices on the bus that matter here.
 #[derive(Debug, Default)]

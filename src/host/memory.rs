@@ -118,11 +118,11 @@ impl ReadFiles for Tree {
     }
 
     fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
-        let kind = match self.entry(path)? {
-            Some(Entry::File(_)) => Kind::File,
-            Some(Entry::Link(target)) => Kind::Link(target.clone()),
-            Some(Entry::Folder) => Kind::Folder,
-            None if self.is_above(path) => Kind::Folder,
+        let (kind, size) = match self.entry(path)? {
+            Some(Entry::File(content)) => (Kind::File, content.len() as u64),
+            Some(Entry::Link(target)) => (Kind::Link(target.clone()), 0),
+            Some(Entry::Folder) => (Kind::Folder, 0),
+            None if self.is_above(path) => (Kind::Folder, 0),
             Some(Entry::NotTold(_)) | None => return Ok(None),
         };
         Ok(Some(Stat {
@@ -130,7 +130,7 @@ impl ReadFiles for Tree {
             mode: 0o444,
             uid: 0,
             gid: 0,
-            size: 0,
+            size,
             mtime: 0,
             inode: 0,
         }))

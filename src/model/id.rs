@@ -15,6 +15,13 @@ pub struct Id(Cow<'static, str>);
 /// The name of a step.
 pub type StepId = Id;
 
+/// Whether a name is that of a step or finding, or its part before a dot.
+#[must_use]
+pub fn stands_for(name: &str, id: &str) -> bool {
+    id.strip_prefix(name)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 impl Id {
     /// A name that is a constant of the program.
     #[must_use]

@@ -10,6 +10,16 @@ pub const NVIDIA: u16 = 0x10de;
 /// The vendor id of Mellanox, whose network adapters NVIDIA makes.
 pub const MELLANOX: u16 = 0x15b3;
 
+/// The folder of sysfs with a folder for each function on the bus.
+pub const DEVICES: &str = "/sys/bus/pci/devices";
+/// Where distributions keep the names of devices: Debian and Ubuntu; Red Hat, its derivatives and
+/// SUSE; older Debian.
+pub const NAME_LISTS: [&str; 3] = [
+    "/usr/share/misc/pci.ids",
+    "/usr/share/hwdata/pci.ids",
+    "/usr/share/pci.ids",
+];
+
 /// A text that is not a PCI identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PciError {

@@ -5,13 +5,13 @@ use camino::Utf8PathBuf;
 
 use super::{State, StateError};
 use crate::{
-    facts::{GpuFact, pci::DEVICES},
+    facts::GpuFact,
     host::{FilesError, Kind, ReadFiles},
-    model::pci::PciAddress,
+    model::pci::{DEVICES, PciAddress},
 };
 
-/// Whether a driver keeps a GPU for virtual machines: `vfio-pci` and its variants for one kind of
-/// device, such as `nvgrace_gpu_vfio_pci`.
+/// Whether a driver keeps a GPU for virtual machines, on purpose: nothing binds it by itself. These are
+/// `vfio-pci`, its variants for one kind of device, such as `nvgrace_gpu_vfio_pci`, and `pci-stub`.
 #[must_use]
 pub fn is_reserved(driver: &str) -> bool {
     let driver = driver.replace('_', "-");
@@ -32,7 +32,7 @@ impl State {
     /// # Errors
     /// When sysfs cannot be read.
     pub fn is_reserved(&self, gpu: PciAddress) -> Result<bool, StateError> {
-        Ok(self.bound_driver(gpu)? == Some(PASSTHROUGH))
+        Ok(self.bound_driver(gpu)?.is_some_and(is_reserved))
     }
 
     /// The kernel driver that is bound to a GPU of the facts; `None` if there is none.
@@ -53,17 +53,14 @@ impl State {
     }
 }
 
-/// The driver that passes a device to a virtual machine, on purpose: nothing binds it by itself.
-const PASSTHROUGH: &str = "vfio-pci";
-
-/// Which of the GPUs are reserved for virtual machines: bound to `vfio-pci`.
+/// Which of the GPUs are reserved for virtual machines.
 ///
 /// # Errors
 /// When sysfs cannot be read.
 pub fn reserved(files: &dyn ReadFiles, gpus: &[GpuFact]) -> Result<Vec<PciAddress>, FilesError> {
     let mut found = Vec::new();
     for gpu in gpus {
-        if bound(files, gpu.pci_address)?.as_deref() == Some(PASSTHROUGH) {
+        if bound(files, gpu.pci_address)?.is_some_and(|driver| is_reserved(&driver)) {
             found.push(gpu.pci_address);
         }
     }
@@ -118,13 +115,19 @@ mod tests {
     #[test]
     fn a_gpu_bound_for_passthrough_is_reserved() {
         let (host, fakes) = fake::host();
-        for (gpu, driver) in [("0000:18:00.0", "nouveau"), ("0000:2a:00.0", "vfio-pci")] {
-            fakes.files.put_link(
-                &format!("{DEVICES}/{gpu}/driver"),
-                &format!("../../../../bus/pci/drivers/{driver}"),
-            );
+        let second: PciAddress = "0000:2a:00.0".parse().expect("an address");
+        // The variants for one kind of device count like the driver itself, everywhere.
+        for variant in ["vfio-pci", "nvgrace_gpu_vfio_pci"] {
+            for (gpu, driver) in [("0000:18:00.0", "nouveau"), ("0000:2a:00.0", variant)] {
+                fakes.files.put_link(
+                    &format!("{DEVICES}/{gpu}/driver"),
+                    &format!("../../../../bus/pci/drivers/{driver}"),
+                );
+            }
+            let found = reserved(&*host.files, &facts().gpus).expect("readable");
+            assert_eq!(found, [second], "{variant}");
+            let state = state(&host, facts());
+            assert!(state.is_reserved(second).expect("readable"), "{variant}");
         }
-        let found = reserved(&*host.files, &facts().gpus).expect("readable");
-        assert_eq!(found, ["0000:2a:00.0".parse().expect("an address")]);
     }
 }

@@ -116,8 +116,11 @@ impl State {
         }
         match field(self.host.reader(), "license", path.as_str()).await {
             Ok(output) => Ok(flavour_of_license(&output.stdout)),
-            // What cannot be unpacked here is not known; that is no fault of the machine.
-            Err(_) => Ok(None),
+            // What no program here can unpack is not known; that is no fault of the machine.
+            Err(
+                ExecError::NotFound { .. } | ExecError::NotAsked { .. } | ExecError::Failed { .. },
+            ) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -28,16 +28,26 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
     if !is_needed(cx.desired) {
         return Ok(FabricState::default());
     }
-    let packages = cx.state.packages_like(&fabric::PACKAGES).await;
-    let version = packages.ok().and_then(|packages| {
-        let (_, version) = packages.into_iter().next()?;
-        DriverVersion::from_package(&version).ok()
-    });
     let unit = match cx.state.unit(fabric::UNIT).await {
         Ok(unit) => unit,
         // A machine without systemd runs none of its units.
         Err(StateError::Exec(error)) if matches!(*error, ExecError::NotFound { .. }) => None,
         Err(error) => return Err(error.into()),
+    };
+    let packages =
+        (cx.state.packages_like(&fabric::PACKAGES).await).map_err(|why| StepError::Unexpected {
+            what: "the installed packages".to_owned(),
+            why,
+        })?;
+    let version = match packages.into_iter().next() {
+        None => None,
+        Some((name, version)) => {
+            let version = DriverVersion::from_package(&version);
+            Some(version.map_err(|error| StepError::Unexpected {
+                what: format!("the version of the package `{name}`"),
+                why: error.to_string(),
+            })?)
+        }
     };
     Ok(FabricState { unit, version })
 }

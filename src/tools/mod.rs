@@ -12,6 +12,7 @@ pub mod fabric;
 pub mod initramfs;
 pub mod kernel_log;
 pub mod kmod;
+pub mod kubelet;
 pub mod lspci;
 pub mod openpgp;
 pub mod packages;

@@ -5,11 +5,9 @@ use std::fmt::Write as _;
 use super::{Driver, Function};
 use crate::{
     host::{Host, memory::Tree},
-    model::pci::{MELLANOX, NVIDIA},
+    model::pci::{DEVICES, MELLANOX, NAME_LISTS, NVIDIA},
 };
 
-const DEVICES: &str = "/sys/bus/pci/devices";
-const NAMES: &str = "/usr/share/misc/pci.ids";
 /// Length of the configuration space that every function has.
 const HEADER: usize = 64;
 
@@ -25,9 +23,10 @@ pub fn host(functions: &[Function]) -> Host {
     for function in functions {
         add(&mut tree, function);
     }
-    tree.file(NAMES.to_owned(), names(functions));
-    // The other places of the list: the first one has all that is known.
-    for path in ["/usr/share/hwdata", "/usr/share/pci.ids"] {
+    // The first place of the list has all that is known, and the others have none.
+    let [list, others @ ..] = NAME_LISTS;
+    tree.file(list.to_owned(), names(functions));
+    for path in others {
         tree.folder(path);
     }
     tree.host()
