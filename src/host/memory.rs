@@ -2,14 +2,11 @@
 //! an error that says so. Nothing is executed or changed.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::files::Room;
-use super::read_only::{ReadOnly, Refusing};
-use super::real::RealClock;
-use super::system::ProcFiles;
+use super::read_only;
 use super::{FilesError, Host, Kind, ReadFiles, Stat};
 
 /// What is known about a path.
@@ -65,16 +62,7 @@ impl Tree {
     #[must_use]
     pub fn host(self) -> Host {
         let why = self.why;
-        let refusing = Refusing { why };
-        let files = Arc::new(ReadOnly::new(self, why));
-        Host {
-            files: files.clone(),
-            exec: Arc::new(refusing),
-            http: Arc::new(refusing),
-            gpu: Arc::new(refusing),
-            system: Arc::new(ProcFiles(files)),
-            clock: Arc::new(RealClock::default()),
-        }
+        read_only::host(self, why)
     }
 
     /// The entry of a path; `None` if it is known not to exist.

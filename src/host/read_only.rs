@@ -1,14 +1,18 @@
 //! A read-only host: reading works, everything else is refused with a reason.
 
 use std::io;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::exec::OnLine;
 use super::files::Room;
+use super::real::RealClock;
+use super::system::ProcFiles;
 use super::{
-    Cmd, Exec, ExecError, Files, FilesError, Gpu, Http, HttpError, Nvml, Output, ReadFiles, Stat,
+    Cmd, Exec, ExecError, Files, FilesError, Gpu, Host, Http, HttpError, Nvml, Output, ReadFiles,
+    Stat,
 };
 
 /// Files that can be read and not written.
@@ -23,6 +27,21 @@ pub struct ReadOnly<R> {
 pub struct Refusing {
     /// The reason.
     pub why: &'static str,
+}
+
+/// A host that has these files and can only look; what it refuses, it refuses for this reason.
+#[must_use]
+pub fn host<R: ReadFiles + 'static>(files: R, why: &'static str) -> Host {
+    let refusing = Refusing { why };
+    let files = Arc::new(ReadOnly::new(files, why));
+    Host {
+        files: files.clone(),
+        exec: Arc::new(refusing),
+        http: Arc::new(refusing),
+        gpu: Arc::new(refusing),
+        system: Arc::new(ProcFiles(files)),
+        clock: Arc::new(RealClock::default()),
+    }
 }
 
 impl<R: ReadFiles> ReadOnly<R> {

@@ -4,7 +4,6 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::dir::Dir;
@@ -14,9 +13,7 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::files::Room;
 use super::os::{self, absent, failed, present};
-use super::read_only::{ReadOnly, Refusing};
-use super::real::RealClock;
-use super::system::ProcFiles;
+use super::read_only;
 use super::{FilesError, Host, ReadFiles, Stat};
 
 /// The reason of every refusal.
@@ -38,16 +35,7 @@ pub struct RootedFiles {
 /// # Errors
 /// When the folder cannot be opened.
 pub fn host(folder: &Utf8Path) -> Result<Host, FilesError> {
-    let refusing = Refusing { why: WHY };
-    let files = Arc::new(ReadOnly::new(RootedFiles::open(folder)?, WHY));
-    Ok(Host {
-        files: files.clone(),
-        exec: Arc::new(refusing),
-        http: Arc::new(refusing),
-        gpu: Arc::new(refusing),
-        system: Arc::new(ProcFiles(files)),
-        clock: Arc::new(RealClock::default()),
-    })
+    Ok(read_only::host(RootedFiles::open(folder)?, WHY))
 }
 
 impl RootedFiles {

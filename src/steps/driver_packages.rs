@@ -303,6 +303,17 @@ mod tests {
         super::decide(state, desired, &facts().kernel)
     }
 
+    /// What the installation removes.
+    fn removed(state: &DriverPackagesState, desired: &Desired) -> Vec<String> {
+        let Assessment::Needs { changes, .. } = decide(state, desired) else {
+            panic!("must be replaced");
+        };
+        let Change::InstallPackages { removing, .. } = &changes[1] else {
+            panic!("install")
+        };
+        removing.clone()
+    }
+
     fn state(installed: &[&str], without: &[&str]) -> DriverPackagesState {
         DriverPackagesState {
             installed: packages(installed),
@@ -375,13 +386,7 @@ mod tests {
             Assessment::Blocked { .. }
         ));
         want.driver.as_mut().expect("a driver").replace = true;
-        let Assessment::Needs { changes, .. } = decide(&old, &want) else {
-            panic!("must be replaced");
-        };
-        let Change::InstallPackages { removing, .. } = &changes[1] else {
-            panic!("install")
-        };
-        assert_eq!(removing, &["libnvidia-ml1"]);
+        assert_eq!(removed(&old, &want), ["libnvidia-ml1"]);
     }
 
     #[test]
@@ -402,13 +407,7 @@ mod tests {
             &["libnvidia-ml1=470.256.02-1", "nvidia-modprobe=570.133.07-1"],
             &[],
         );
-        let Assessment::Needs { changes, .. } = decide(&old, &want) else {
-            panic!("must be replaced");
-        };
-        let Change::InstallPackages { removing, .. } = &changes[1] else {
-            panic!("install")
-        };
-        assert_eq!(removing, &["libnvidia-ml1"]);
+        assert_eq!(removed(&old, &want), ["libnvidia-ml1"]);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::{collections::BTreeSet, iter};
 
 use serde::Deserialize;
 
+use super::yaml;
+
 /// What this program reads of a specification; other fields belong to the tools that write and use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -102,8 +104,7 @@ impl Spec {
 /// # Errors
 /// Where and why it is none, in one line.
 pub fn parse(text: &str) -> Result<Spec, String> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
+    yaml::parse(text)
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 
 use serde::Deserialize;
 
+use super::yaml;
+
 /// Where kubeadm writes it.
 pub const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
@@ -20,8 +22,7 @@ pub struct KubeletConfig {
 /// # Errors
 /// Where and why it is no such file, in one line.
 pub fn parse(text: &str) -> Result<KubeletConfig, String> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
+    yaml::parse(text)
 }
 
 #[cfg(test)]

@@ -18,3 +18,4 @@ pub mod openpgp;
 pub mod packages;
 pub mod systemctl;
 pub mod xid;
+mod yaml;
