@@ -12,7 +12,7 @@ use gpu_bootstrap::{
     exit::Exit,
     host::real::{self, HttpProxy, RealClock, RealHttp},
     model::secret::{Hiding, Secrets},
-    report::{Drawn, Log, log},
+    report::{Drawn, Log, WIDTH, log},
 };
 use nix::sys::signal::{SigSet, Signal};
 
@@ -64,6 +64,7 @@ fn main() -> ExitCode {
         secrets,
         out_terminal,
         err_terminal,
+        width: width(),
         exe,
         command: std::env::args().nth(1).unwrap_or_default(),
         proxied: Arc::new(|url| {
@@ -83,6 +84,14 @@ fn main() -> ExitCode {
     // Reading threads of the runtime may still wait for children that outlive us.
     runtime.shutdown_background();
     ExitCode::from(exit.code())
+}
+
+/// The columns of a line: what the user set, else those of the terminal.
+fn width() -> usize {
+    let set = std::env::var("COLUMNS").ok();
+    let set = set.and_then(|columns| columns.parse().ok());
+    let terminal = || terminal_size::terminal_size().map(|(width, _)| width.0.into());
+    set.or_else(terminal).unwrap_or(WIDTH)
 }
 
 /// Before there is a command line to report through.

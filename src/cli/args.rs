@@ -2,6 +2,7 @@
 
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use crate::{
     compat::{self, asked::DriverOrBranch},
@@ -36,13 +37,15 @@ pub enum Command {
     /// Install and configure what the configuration describes
     Install(Install),
     /// Undo all changes of `install`
-    Uninstall(Output),
+    Uninstall(Uninstall),
     /// Show the current run, the last run and an awaited reboot
     Status(Output),
     /// Show what was detected
     Facts(Facts),
     /// Show which driver supports which GPU, CUDA version and kernel
     Compat(Compat),
+    /// Print the completions of a shell, for its folder of completions
+    Completions(Completions),
     /// Print the view of NVML, for the process that started this one with a deadline
     #[command(hide = true)]
     NvmlView,
@@ -79,6 +82,14 @@ pub struct Output {
     pub format: Format,
 }
 
+/// How much is shown to people.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Detail {
+    /// Show everything, not only what changed, fails or needs a decision
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
 /// The options that select the configuration.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Target {
@@ -113,6 +124,9 @@ pub struct Check {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: CheckFormat,
+    /// How much is shown
+    #[command(flatten)]
+    pub detail: Detail,
     /// Report only these findings
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub only: Vec<Id>,
@@ -146,6 +160,9 @@ pub struct Plan {
     /// The output
     #[command(flatten)]
     pub output: Output,
+    /// How much is shown
+    #[command(flatten)]
+    pub detail: Detail,
 }
 
 /// `install`.
@@ -160,6 +177,9 @@ pub struct Install {
     /// The output
     #[command(flatten)]
     pub output: Output,
+    /// How much is shown
+    #[command(flatten)]
+    pub detail: Detail,
     /// Reboot if required, and continue automatically
     #[arg(long)]
     pub reboot: bool,
@@ -172,6 +192,25 @@ pub struct Install {
     /// Continue the run that the journal contains
     #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "image"])]
     pub resume: bool,
+}
+
+/// `uninstall`.
+#[derive(Debug, Args)]
+pub struct Uninstall {
+    /// The output
+    #[command(flatten)]
+    pub output: Output,
+    /// How much is shown
+    #[command(flatten)]
+    pub detail: Detail,
+}
+
+/// `completions`.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
 }
 
 /// `facts`.

@@ -131,7 +131,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         session.state().snapshot().await;
         recording.finish().map_err(not_recorded)?;
     }
-    let style = world.out_style();
+    let style = world.out_style().verbose(args.detail.verbose);
     match args.format {
         CheckFormat::Json => print::json(
             &mut world.out,

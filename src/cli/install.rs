@@ -23,7 +23,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     prepare::warn(world, &target.resolution.warnings);
     let cancel = cancel()?;
     let events_to_stdout = args.events.as_deref() == Some("-");
-    let subscribers = subscribers(world, args.events.as_deref())?;
+    let subscribers = subscribers(world, args.events.as_deref(), args.detail)?;
     let (events, reporter) = prepare::events(target.host(), &world.secrets, subscribers)?;
     let tools = target.tools(world, events, cancel);
     let ended = target.session(tools)?.install().await;
@@ -31,7 +31,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     let report = ended?;
     // Events have standard output for themselves when they were asked for there.
     if !events_to_stdout {
-        tell(world, args.output.format, &report)?;
+        tell(world, args.output.format, args.detail, &report)?;
     } else {
         troubles(world, &report);
     }
@@ -92,9 +92,10 @@ pub(super) fn cancel() -> Result<Cancel, Failure> {
 pub(super) fn subscribers(
     world: &World<'_>,
     events: Option<&str>,
+    detail: args::Detail,
 ) -> Result<Vec<Box<dyn Subscriber>>, Failure> {
     let mut list: Vec<Box<dyn Subscriber>> = Vec::new();
-    let style = world.err_style();
+    let style = world.err_style().verbose(detail.verbose);
     list.push(if world.err_terminal {
         Box::new(Terminal::new(style, &world.drawn))
     } else {
@@ -131,9 +132,10 @@ pub(super) fn subscribers(
 pub(super) fn tell(
     world: &mut World<'_>,
     format: args::Format,
+    detail: args::Detail,
     report: &RunReport,
 ) -> Result<(), Failure> {
-    let style = world.out_style();
+    let style = world.out_style().verbose(detail.verbose);
     match format {
         args::Format::Json => print::json(&mut world.out, &document::run(report, None))?,
         args::Format::Human => print::show(&mut world.out, |to| human::run(to, report, style))?,

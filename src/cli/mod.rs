@@ -17,7 +17,7 @@ pub mod world;
 use std::{ffi::OsString, io::Write as _};
 
 use camino::Utf8Path;
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 
 pub use failure::Failure;
 pub use world::{Sink, World};
@@ -79,6 +79,16 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         Command::Status(args) => status::run(world, &args),
         Command::Facts(args) => facts::run(world, &args).await,
         Command::Compat(args) => compat::run(world, &args),
+        Command::Completions(args) => {
+            let mut script = Vec::new();
+            clap_complete::generate(
+                args.shell,
+                &mut Cli::command(),
+                "gpu-bootstrap",
+                &mut script,
+            );
+            print::show(&mut world.out, |to| to.write_all(&script)).map(|()| Exit::Ok)
+        }
         Command::NvmlView => print::json(&mut world.out, &real::nvml_view()).map(|()| Exit::Ok),
         Command::ContainerProbe => {
             let view = container_view::look(&*world.host.files).map_err(|error| {

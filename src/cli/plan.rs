@@ -23,7 +23,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
     let report = target.session(tools)?.plan().await;
     reporter.finish();
     let driver = target.resolution.desired.driver.as_ref();
-    let style = world.out_style();
+    let style = world.out_style().verbose(args.detail.verbose);
     match args.output.format {
         Format::Json => {
             let mut document = json!(document::run(&report, Some(target.facts())));
@@ -31,23 +31,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
             document["warnings"] = json!(target.resolution.warnings);
             print::json(&mut world.out, &document)?;
         }
-        Format::Human => {
-            if let Some(driver) = driver {
-                let text = format!(
-                    "driver branch {}, {} modules, from {}\n{}\n",
-                    driver.branch,
-                    driver.flavour,
-                    driver.source,
-                    driver
-                        .reasons
-                        .iter()
-                        .map(|why| format!("  {why}\n"))
-                        .collect::<String>()
-                );
-                print::text(&mut world.out, &text)?;
-            }
-            print::show(&mut world.out, |to| human::plan(to, &report, style))?;
-        }
+        Format::Human => print::show(&mut world.out, |to| human::plan(to, &report, driver, style))?,
     }
     Ok(report.exit)
 }

@@ -4,7 +4,7 @@
 use super::{Failure, args, install, machine, matrix, prepare, world::World};
 use crate::{engine, event::StepTitle, exit::Exit, journal::Request, steps};
 
-pub(super) async fn run(world: &mut World<'_>, args: &args::Output) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, args: &args::Uninstall) -> Result<Exit, Failure> {
     prepare::root(world, "uninstall")?;
     let facts = machine::facts(&world.host, &matrix(world)?, machine::scope(None));
     let cancel = install::cancel()?;
@@ -13,7 +13,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Output) -> Result<Ex
     let (events, reporter) = prepare::events(
         &world.host,
         &world.secrets,
-        install::subscribers(world, None)?,
+        install::subscribers(world, None, args.detail)?,
     )?;
     let request = Request::default();
     let tools = prepare::tools(
@@ -34,6 +34,6 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Output) -> Result<Ex
     let ended = engine::uninstall(&tools, &titles).await;
     reporter.finish();
     let report = ended?;
-    install::tell(world, args.format, &report)?;
+    install::tell(world, args.output.format, args.detail, &report)?;
     Ok(report.exit)
 }

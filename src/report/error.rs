@@ -45,14 +45,16 @@ pub(super) fn block(
     causes: &[String],
     hint: Option<&str>,
 ) -> io::Result<()> {
-    writeln!(to, "{} {message}", style.paint(Ink::Bad, "error:"))?;
+    let head = format!("{} ", style.paint(Ink::Bad, "error:"));
+    writeln!(to, "{}", style.hanging(&head, message))?;
     for cause in causes {
         // Further lines of a tool's output are aligned with its first line.
-        let cause = cause.trim_end().replace('\n', "\n             ");
-        writeln!(to, "  {} {cause}", style.paint(Ink::Bad, "caused by:"))?;
+        let head = format!("  {} ", style.paint(Ink::Bad, "caused by:"));
+        writeln!(to, "{}", style.hanging(&head, cause))?;
     }
     if let Some(hint) = hint {
-        writeln!(to, "\n{} {hint}", style.paint(Ink::Hint, "hint:"))?;
+        let head = format!("{} ", style.paint(Ink::Hint, "hint:"));
+        writeln!(to, "\n{}", style.advice(&head, hint))?;
     }
     to.flush()
 }

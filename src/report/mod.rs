@@ -1,5 +1,8 @@
-//! All output for people and programs: documents, tables, errors, and three views of the events.
+//! All output for people and programs: documents, sentences, errors, and three views of the events.
 //! Every function writes to a given writer; none reads the environment.
+//!
+//! What people read starts with the verdict, in one line. Then comes only what changed, fails, or needs
+//! a decision, and a count of the rest; `-v` shows everything. The next step is last.
 
 pub mod document;
 pub mod error;
@@ -12,9 +15,10 @@ mod style;
 pub mod terminal;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use lines::JsonLines;
 pub use log::{Drawn, Log};
 pub use plain::Plain;
-pub use style::Style;
+pub use style::{Style, WIDTH};
 pub use terminal::Terminal;

@@ -1,24 +1,31 @@
-//! Events as plain lines, for logs and consoles that are not terminals.
+//! Events as plain lines, for logs and consoles that are not terminals: the words of the terminal,
+//! with the seconds since the start. A line is not wrapped, so that a log can be searched.
 
 use std::io::{self, Write};
 
 use super::{
     Style,
     style::{Ink, of_outcome},
+    words::{amount, duration, title, titles},
 };
 use crate::{
-    event::{Envelope, Event, Outcome},
+    event::{Envelope, Event, Outcome, StepTitle},
     model::id::StepId,
 };
 
 /// A running change without output for this long prints a sign of life.
 const QUIET_MS: u64 = 20_000;
 
+/// A change that took less does not print its end: the next line tells it.
+const SHORT: f64 = 1.0;
+
 /// Writes the important events as lines.
 pub struct Plain<W> {
     to: W,
     style: Style,
     last_ms: u64,
+    steps: Vec<StepTitle>,
+    amount: String,
 }
 
 impl<W: Write + Send> Plain<W> {
@@ -28,6 +35,8 @@ impl<W: Write + Send> Plain<W> {
             to,
             style,
             last_ms: 0,
+            steps: Vec::new(),
+            amount: String::new(),
         }
     }
 
@@ -39,11 +48,45 @@ impl<W: Write + Send> Plain<W> {
         self.to.flush()
     }
 
-    fn still(&mut self, envelope: &Envelope, steps: &[StepId], text: &str) -> io::Result<()> {
+    fn about(&mut self, envelope: &Envelope, steps: &[StepId], text: &str) -> io::Result<()> {
+        let text = format!("{}: {text}", titles(&self.steps, steps));
+        self.line(envelope, &text)
+    }
+
+    /// A sign of life: how much is done, and the last line of output.
+    fn still(&mut self, envelope: &Envelope, steps: &[StepId], output: &str) -> io::Result<()> {
         if envelope.elapsed_ms < self.last_ms + QUIET_MS {
             return Ok(());
         }
-        let text = format!("{}: … {text}", names(steps));
+        let parts = [self.amount.as_str(), output];
+        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        let text = format!("… {}", parts.join(": "));
+        self.about(envelope, steps, &text)
+    }
+
+    fn step_finished(&mut self, envelope: &Envelope) -> io::Result<()> {
+        let Event::StepFinished {
+            step,
+            outcome,
+            why,
+            seconds,
+            causes,
+            ..
+        } = &envelope.event
+        else {
+            return Ok(());
+        };
+        if quiet(*outcome) && !self.style.verbose {
+            return Ok(());
+        }
+        let word = self.style.paint(of_outcome(*outcome), outcome.word());
+        let mut text = format!("{word}: {}", ended(&self.steps, step, *seconds));
+        text.push_str(&format!(": {why}"));
+        if *outcome == Outcome::Failed {
+            for cause in causes {
+                text.push_str(&format!(": {}", cause.lines().next().unwrap_or_default()));
+            }
+        }
         self.line(envelope, &text)
     }
 }
@@ -60,89 +103,76 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 mode,
                 steps,
             } => {
+                self.steps.clone_from(steps);
                 let text = format!("gpu-bootstrap {version}: {mode}, {} steps", steps.len());
                 self.line(envelope, &text)
             }
-            Event::StepStarted { .. } | Event::StepAssessed { .. } => Ok(()),
+            // The report after the run tells about a reboot.
+            Event::StepStarted { .. }
+            | Event::StepAssessed { .. }
+            | Event::RebootRequired { .. } => Ok(()),
             Event::ChangeStarted { steps, summary } => {
-                let text = format!("{}: {summary}", names(steps));
-                self.line(envelope, &text)
+                self.amount.clear();
+                self.about(envelope, steps, summary)
             }
             Event::Progress {
                 steps,
                 current,
                 total,
                 unit,
-            } => self.still(envelope, steps, &amount(*current, *total, unit)),
+            } => {
+                self.amount = amount(*current, *total, unit);
+                self.still(envelope, steps, "")
+            }
             Event::Output { steps, line } => self.still(envelope, steps, line),
             Event::AttemptFailed {
                 steps,
                 message,
                 retry_in_seconds,
             } => {
-                let text = format!(
-                    "{}: {message}; again in {retry_in_seconds:.0} s",
-                    names(steps)
-                );
-                self.line(envelope, &text)
+                let text = again(message, *retry_in_seconds);
+                self.about(envelope, steps, &text)
             }
-            Event::ChangeApplied {
-                steps,
-                summary,
-                seconds,
-            } => {
-                let text = format!("{}: done in {seconds:.1} s: {summary}", names(steps));
-                self.line(envelope, &text)
-            }
-            Event::StepFinished {
-                step,
-                outcome,
-                why,
-                causes,
-                ..
-            } => {
-                let word = self.style.paint(of_outcome(*outcome), outcome.word());
-                let mut text = format!("{step}: {word}: {why}");
-                if *outcome == Outcome::Failed {
-                    for cause in causes {
-                        text.push_str(&format!(": {}", cause.lines().next().unwrap_or_default()));
-                    }
+            Event::ChangeApplied { steps, seconds, .. } => {
+                if *seconds < SHORT {
+                    return Ok(());
                 }
-                self.line(envelope, &text)
+                let text = format!("done in {}", duration(*seconds));
+                self.about(envelope, steps, &text)
             }
+            Event::StepFinished { .. } => self.step_finished(envelope),
             Event::Note { message } => {
                 let text = format!("{} {message}", self.style.paint(Ink::Doubt, "note:"));
                 self.line(envelope, &text)
             }
-            Event::RebootRequired { why, automatic } => {
-                let how = if *automatic {
-                    "rebooting"
-                } else {
-                    "reboot needed"
-                };
-                self.line(envelope, &format!("{how}: {why}"))
+            Event::RunFinished { exit, seconds, .. } => {
+                let time = duration(*seconds);
+                self.line(envelope, &format!("ended with status {exit} after {time}"))
             }
-            Event::RunFinished { exit, seconds, .. } => self.line(
-                envelope,
-                &format!("ended with status {exit} after {seconds:.1} s"),
-            ),
         }
     }
 }
 
-/// The steps' names.
-pub(super) fn names(steps: &[StepId]) -> String {
-    steps
-        .iter()
-        .map(StepId::as_str)
-        .collect::<Vec<_>>()
-        .join(", ")
+/// Whether a step that ended like this is only counted. Steps that were not run follow from a failure
+/// or a reboot, which is shown.
+pub(super) const fn quiet(outcome: Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Satisfied | Outcome::NotApplicable | Outcome::NotRun
+    )
 }
 
-/// The progress of a change.
-pub(super) fn amount(current: u64, total: Option<u64>, unit: &str) -> String {
-    match total {
-        Some(total) => format!("{current} of {total} {unit}"),
-        None => format!("{current} {unit}"),
+/// An ended step: its title, and its duration if a person would notice it.
+pub(super) fn ended(steps: &[StepTitle], step: &StepId, seconds: f64) -> String {
+    let title = title(steps, step);
+    if seconds < SHORT {
+        title.to_owned()
+    } else {
+        format!("{title} ({})", duration(seconds))
     }
+}
+
+/// A failed attempt, or a wait.
+pub(super) fn again(message: &str, seconds: f64) -> String {
+    format!("{message}; again in {}", duration(seconds))
 }

@@ -2,103 +2,157 @@
 
 use std::io::{self, Write};
 
-use super::{Style, human::outcomes, style::Ink};
-use crate::engine::Status;
+use super::{Style, human::outcomes, style::Ink, words::things};
+use crate::engine::{Current, Status};
 
-/// The current run, the result of the last run, and what is awaited.
+/// The width of the column of labels, with the gap behind it: the longest is `last run`.
+const TEXT: usize = 10;
+
+/// What to do next, and why.
+type NextStep = (&'static str, &'static str);
+
+const INSTALL: &str = "gpu-bootstrap install";
+
+/// The current run or the result of the last one, what is awaited, and what to do.
 ///
 /// # Errors
 /// An error of the writer.
 pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()> {
-    match &status.current {
-        Some(current) if current.alive => {
-            let progress = &current.progress;
-            writeln!(
-                to,
-                "{} `{}` (pid {}) since {}",
-                style.paint(Ink::Strong, "running:"),
-                progress.command,
-                progress.pid,
-                progress.since
-            )?;
-            let ended = progress.steps.iter().filter(|step| step.outcome.is_some());
-            writeln!(
-                to,
-                "  {} of {} steps have ended",
-                ended.count(),
-                progress.steps.len()
-            )?;
-            for change in &progress.changes {
-                writeln!(to, "  now: {change}")?;
-            }
-            if let Some(detail) = &progress.detail {
-                writeln!(to, "  {}", style.paint(Ink::Faint, detail))?;
-            }
-        }
-        Some(current) => writeln!(
-            to,
-            "{} `{}` (pid {}), started {}, ended without a result",
-            style.paint(Ink::Doubt, "cut off:"),
-            current.progress.command,
-            current.progress.pid,
-            current.progress.since
-        )?,
-        None => writeln!(to, "no run is in progress")?,
+    let (ink, verdict, next) = verdict(status);
+    writeln!(to, "{}", style.hanging("", &style.paint(ink, &verdict)))?;
+    let mut lines = Vec::new();
+    if let Some(current) = &status.current {
+        lines.extend(progress(current));
     }
-    match &status.last {
-        None => writeln!(to, "nothing was run on this machine yet")?,
-        Some(run) => match &run.ended {
-            Some(ended) => writeln!(
-                to,
-                "last run: `{}` of version {}, ended {} with status {}: {}",
-                run.mode,
-                run.tool,
-                ended.at,
+    if let Some(run) = &status.last {
+        let how = match &run.ended {
+            Some(ended) => format!(
+                "ended {} with status {}: {}",
+                when(ended.at),
                 ended.exit,
                 outcomes(&ended.summary, style)
-            )?,
-            None => writeln!(
-                to,
-                "last run: `{}` of version {}, started {}, has not ended",
-                run.mode, run.tool, run.started
-            )?,
-        },
-    }
-    if let Some(awaited) = &status.awaited_reboot {
-        let goes_on = if awaited.automatic {
-            "by itself"
-        } else {
-            "with `gpu-bootstrap install`"
+            ),
+            None => "has not ended".to_owned(),
         };
-        if status.reboot_due {
-            writeln!(
-                to,
-                "{} {}; after it the run continues {goes_on}",
-                style.paint(Ink::Doubt, "a reboot is awaited:"),
-                awaited.why
-            )?;
-        } else {
-            writeln!(
-                to,
-                "{} the run continues {goes_on}",
-                style.paint(Ink::Doubt, "rebooted:")
-            )?;
-        }
-    }
-    if status.interrupted {
-        writeln!(
-            to,
-            "{} a change was interrupted; run `gpu-bootstrap install` to continue, or `uninstall`",
-            style.paint(Ink::Doubt, "interrupted:")
-        )?;
+        lines.push((
+            "last run",
+            format!(
+                "`{}` of version {}, started {}, {how}",
+                run.mode,
+                run.tool,
+                when(run.started)
+            ),
+        ));
     }
     if status.changes_standing > 0 {
-        writeln!(
-            to,
-            "{} changes can be undone with `gpu-bootstrap uninstall`, of {}",
-            status.changes_standing,
-            status.steps_standing.join(", ")
-        )?;
+        lines.push((
+            "to undo",
+            format!(
+                "{} with `gpu-bootstrap uninstall`, of {}",
+                things(status.changes_standing),
+                status.steps_standing.join(", ")
+            ),
+        ));
+    }
+    if !lines.is_empty() {
+        writeln!(to)?;
+    }
+    for (label, text) in lines {
+        let head = style.column(Ink::Faint, label, TEXT);
+        writeln!(to, "{}", style.hanging(&head, &text))?;
+    }
+    if let Some((why, command)) = next {
+        writeln!(to, "\n{}", style.hanging("", why))?;
+        writeln!(to, "\n    {}", style.paint(Ink::Strong, command))?;
     }
     to.flush()
+}
+
+/// The first line, and the next step if a person has to do it.
+fn verdict(status: &Status) -> (Ink, String, Option<NextStep>) {
+    let alive = status.current.as_ref().filter(|current| current.alive);
+    if let Some(current) = alive {
+        let steps = &current.progress.steps;
+        let ended = steps.iter().filter(|step| step.outcome.is_some());
+        let text = format!(
+            "running: `{}`, {} of {} steps have ended",
+            current.progress.mode,
+            ended.count(),
+            steps.len()
+        );
+        return (Ink::Strong, text, None);
+    }
+    if let Some(awaited) = &status.awaited_reboot {
+        let by_itself = "the run continues by itself";
+        return match (status.reboot_due, awaited.automatic) {
+            (true, true) => {
+                let text = format!("a reboot is awaited: {}; {by_itself}", awaited.why);
+                (Ink::Doubt, text, Some(("To continue:", "reboot")))
+            }
+            (true, false) => {
+                let text = format!("a reboot is awaited: {}", awaited.why);
+                let why = "Reboot, then continue with:";
+                (Ink::Doubt, text, Some((why, INSTALL)))
+            }
+            (false, true) => (Ink::Doubt, format!("rebooted: {by_itself}"), None),
+            (false, false) => {
+                let text = "rebooted: the run has not been continued".to_owned();
+                (Ink::Doubt, text, Some(("To continue:", INSTALL)))
+            }
+        };
+    }
+    if status.interrupted {
+        let text = "interrupted: a change was started and has not ended".to_owned();
+        let why = "To continue (or `gpu-bootstrap uninstall` to undo):";
+        return (Ink::Bad, text, Some((why, INSTALL)));
+    }
+    let Some(run) = &status.last else {
+        let text = "nothing was run on this machine yet".to_owned();
+        return (Ink::Faint, text, None);
+    };
+    match &run.ended {
+        Some(ended) if ended.exit == 0 => {
+            let text = format!("done: the last `{}` ended well", run.mode);
+            let why = "Whether the machine is ready now:";
+            (Ink::Good, text, Some((why, "gpu-bootstrap check")))
+        }
+        Some(ended) => {
+            let text = format!("not done: `{}` ended with status {}", run.mode, ended.exit);
+            let why = "To see what is wrong now:";
+            (Ink::Bad, text, Some((why, "gpu-bootstrap check")))
+        }
+        None => {
+            let text = format!("cut off: `{}` ended without a result", run.mode);
+            (Ink::Bad, text, Some(("To continue:", INSTALL)))
+        }
+    }
+}
+
+fn progress(current: &Current) -> Vec<(&'static str, String)> {
+    let progress = &current.progress;
+    let mut lines = vec![(
+        if current.alive { "process" } else { "cut off" },
+        format!(
+            "`{}` (pid {}), started {}",
+            progress.command,
+            progress.pid,
+            when(progress.since)
+        ),
+    )];
+    if !current.alive {
+        return lines;
+    }
+    lines.extend(
+        progress
+            .changes
+            .iter()
+            .map(|change| ("now", change.clone())),
+    );
+    lines.extend(progress.detail.iter().map(|detail| ("", detail.clone())));
+    lines
+}
+
+/// A time to the second.
+fn when(at: jiff::Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }

@@ -1,12 +1,42 @@
-//! Colour. It never carries meaning: the words do.
+//! How text looks: its width, its colour, and how much is shown. Colour never carries meaning: the
+//! words do.
+
+use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm, core::display_width, wrap};
 
 use crate::{check::Verdict, event::Outcome};
 
-/// Whether text is coloured.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The width of a terminal that does not tell its own.
+pub const WIDTH: usize = 80;
+
+/// The widths in which text can be read: narrower it becomes a column of words, wider the eye loses
+/// the line.
+const READABLE: (usize, usize) = (40, 120);
+
+/// The longest code span that is kept on one line.
+const SPAN: usize = 40;
+
+/// A space at which a line is not broken.
+const GLUE: char = '\u{a0}';
+
+/// How text is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
     /// Whether the writer is a terminal and colour is not turned off.
     pub colour: bool,
+    /// Columns of a line.
+    pub width: usize,
+    /// Whether everything is shown, not only what needs a reader.
+    pub verbose: bool,
+}
+
+impl Default for Style {
+    fn default() -> Self {
+        Self {
+            colour: false,
+            width: WIDTH,
+            verbose: false,
+        }
+    }
 }
 
 /// The meaning of a piece of text, with its ECMA-48 colour number.
@@ -23,8 +53,26 @@ pub(super) enum Ink {
 impl Style {
     /// With colour, or without.
     #[must_use]
-    pub const fn new(colour: bool) -> Self {
-        Self { colour }
+    pub fn new(colour: bool) -> Self {
+        Self {
+            colour,
+            ..Self::default()
+        }
+    }
+
+    /// For a terminal with this number of columns.
+    #[must_use]
+    pub fn columns(self, width: usize) -> Self {
+        Self {
+            width: width.clamp(READABLE.0, READABLE.1),
+            ..self
+        }
+    }
+
+    /// With everything, or only with what needs a reader.
+    #[must_use]
+    pub const fn verbose(self, verbose: bool) -> Self {
+        Self { verbose, ..self }
     }
 
     pub(super) fn paint(self, ink: Ink, text: &str) -> String {
@@ -46,6 +94,124 @@ impl Style {
     pub(super) fn column(self, ink: Ink, text: &str, width: usize) -> String {
         self.paint(ink, &format!("{text:<width$}"))
     }
+
+    /// A title and, if it is another text, the id behind it.
+    pub(super) fn titled(self, title: &str, id: &str) -> String {
+        let name = self.paint(Ink::Strong, title);
+        if title == id {
+            name
+        } else {
+            format!("{name} {}", self.paint(Ink::Faint, &format!("({id})")))
+        }
+    }
+
+    /// Text after a head. Its further lines start below its first character, not below the head.
+    pub(super) fn hanging(self, head: &str, text: &str) -> String {
+        let gap = " ".repeat(display_width(head));
+        let glued = glued(text.trim_end());
+        let mut lines = glued.lines().peekable();
+        if lines.peek().is_none() {
+            return head.trim_end().to_owned();
+        }
+        let wrapped: Vec<String> = lines
+            .enumerate()
+            .flat_map(|(at, line)| {
+                let options = Options::new(self.width)
+                    .initial_indent(if at == 0 { head } else { &gap })
+                    .subsequent_indent(&gap)
+                    .break_words(false)
+                    .word_separator(WordSeparator::AsciiSpace)
+                    .word_splitter(WordSplitter::NoHyphenation)
+                    .wrap_algorithm(WrapAlgorithm::FirstFit);
+                wrap(line, options)
+                    .into_iter()
+                    .map(|line| line.replace(GLUE, " "))
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        wrapped.join("\n")
+    }
+
+    /// Text that starts in a column.
+    pub(super) fn indented(self, by: usize, text: &str) -> String {
+        self.hanging(&" ".repeat(by), text)
+    }
+
+    /// A sentence about what to do. Each command in it that is to be run ("run `…`") has a line of its
+    /// own, to be copied.
+    pub(super) fn advice(self, head: &str, text: &str) -> String {
+        let gap = " ".repeat(display_width(head));
+        let margin = " ".repeat(head.len() - head.trim_start().len());
+        let mut head = head.to_owned();
+        let mut lines = Vec::new();
+        let mut rest = text;
+        while let Some((before, command, after)) = next_command(rest) {
+            lines.push(self.hanging(&head, &format!("{before}run")));
+            lines.push(format!("{margin}    {}", self.paint(Ink::Strong, command)));
+            head.clone_from(&gap);
+            rest = after.trim_start_matches([' ', ',', ';', ':', '.']);
+        }
+        if !rest.is_empty() {
+            lines.push(self.hanging(&head, rest));
+        }
+        lines.join("\n")
+    }
+
+    /// As much of a text as fits into one line after a head; the second part says whether that is all.
+    pub(super) fn clause(self, head: &str, text: &str) -> (String, bool) {
+        let first = text.lines().next().unwrap_or_default();
+        let room = self.width.saturating_sub(display_width(head));
+        if first == text && display_width(text) <= room {
+            return (text.to_owned(), true);
+        }
+        let clause = first.split("; ").next().unwrap_or_default();
+        if display_width(clause) <= room {
+            return (clause.to_owned(), false);
+        }
+        let mut short = String::new();
+        for word in clause.split(' ') {
+            if display_width(&short) + display_width(word) + 2 > room {
+                break;
+            }
+            short.push_str(word);
+            short.push(' ');
+        }
+        (format!("{}…", short.trim_end()), false)
+    }
+}
+
+/// The text before "run `…`", the command, and the text after it.
+fn next_command(text: &str) -> Option<(&str, &str, &str)> {
+    const RUN: &str = "run `";
+    let at = text
+        .match_indices(RUN)
+        .map(|(at, _)| at)
+        .find(|at| *at == 0 || text[..*at].ends_with(' '))?;
+    let (command, after) = text[at + RUN.len()..].split_once('`')?;
+    Some((&text[..at], command, after))
+}
+
+/// The command that advice starts with, if it starts with one.
+pub(super) fn command(text: &str) -> Option<&str> {
+    next_command(text)
+        .filter(|(before, ..)| before.is_empty())
+        .map(|(_, command, _)| command)
+}
+
+/// The same text with unbreakable spaces in its short code spans.
+fn glued(text: &str) -> String {
+    let mut parts = text.split('`');
+    let mut glued = parts.next().unwrap_or_default().to_owned();
+    for (at, part) in parts.enumerate() {
+        glued.push('`');
+        let code = at % 2 == 0 && part.chars().count() <= SPAN && !part.contains('\n');
+        if code {
+            glued.push_str(&part.replace(' ', &GLUE.to_string()));
+        } else {
+            glued.push_str(part);
+        }
+    }
+    glued
 }
 
 pub(super) const fn of_outcome(outcome: Outcome) -> Ink {
@@ -77,11 +243,65 @@ pub(super) const fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Text with every further line indented like the first.
-pub(super) fn indented(text: &str, by: usize) -> String {
-    let gap = " ".repeat(by);
-    text.lines()
-        .map(|line| format!("{gap}{line}"))
-        .collect::<Vec<_>>()
-        .join("\n")
+#[cfg(test)]
+mod tests {
+    use super::{Style, command};
+
+    #[test]
+    fn text_wraps_below_its_own_first_character() {
+        let narrow = Style::default().columns(40);
+        assert_eq!(
+            narrow.hanging("fail  ", "one two three four five six seven eight\nnine"),
+            "fail  one two three four five six seven\n      eight\n      nine"
+        );
+        assert_eq!(narrow.hanging("note: ", ""), "note:");
+    }
+
+    #[test]
+    fn colour_takes_no_columns() {
+        let (plain, coloured) = (Style::default(), Style::new(true));
+        let head = coloured.column(super::Ink::Bad, "fail", 6);
+        let text = "word ".repeat(30);
+        let (with, without) = (
+            coloured.hanging(&head, &text),
+            plain.hanging("fail  ", &text),
+        );
+        assert_eq!(with.lines().count(), without.lines().count());
+        assert_eq!(with.lines().nth(1), without.lines().nth(1));
+    }
+
+    #[test]
+    fn a_short_command_is_not_broken() {
+        let narrow = Style::default().columns(40);
+        assert_eq!(
+            narrow.hanging("", "what is needed in the end is `apt-get update`, once"),
+            "what is needed in the end is\n`apt-get update`, once"
+        );
+    }
+
+    #[test]
+    fn each_command_of_advice_has_a_line_of_its_own() {
+        let text = "run `a b`: it does c; if that fails, run `d | e` to see why";
+        assert_eq!(
+            Style::default().advice("hint: ", text),
+            "hint: run\n    a b\n      it does c; if that fails, run\n    d | e\n      to see why"
+        );
+        assert_eq!(Style::default().advice("hint: ", "wait"), "hint: wait");
+        assert_eq!(command(text), Some("a b"));
+        assert_eq!(command("do not run `x`"), None);
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_after_a_whole_word() {
+        let narrow = Style::default().columns(40);
+        assert_eq!(narrow.clause("no: ", "short"), ("short".to_owned(), true));
+        assert_eq!(
+            narrow.clause("no: ", "one; and another reason that is much longer"),
+            ("one".to_owned(), false)
+        );
+        assert_eq!(
+            narrow.clause("no: ", "a reason that is longer than the line has columns"),
+            ("a reason that is longer than the…".to_owned(), false)
+        );
+    }
 }

@@ -7,8 +7,9 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{
     Drawn, Style,
-    plain::{amount, names},
+    plain::{again, ended, quiet},
     style::{Ink, of_outcome},
+    words::{amount, title},
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle, Subscriber},
@@ -97,8 +98,9 @@ impl Terminal {
             "{spinner} {prefix} {wide_msg} {elapsed}"
         })?);
         bar.set_prefix(match steps {
-            [first, others @ ..] if !others.is_empty() => format!("{first} +{}", others.len()),
-            steps => names(steps),
+            [] => String::new(),
+            [step] => title(&self.titles, step).to_owned(),
+            [first, others @ ..] => format!("{} +{}", title(&self.titles, first), others.len()),
         });
         bar.set_message(summary.to_owned());
         bar.enable_steady_tick(TICK);
@@ -149,20 +151,23 @@ impl Terminal {
         if let Some(whole) = &self.whole {
             whole.inc(1);
         }
-        let title = self
-            .titles
-            .iter()
-            .find(|known| known.id == *step)
-            .map_or(step.as_str(), |known| known.title.as_str());
+        if quiet(outcome) && !self.style.verbose {
+            return Ok(());
+        }
         let word = self.style.column(of_outcome(outcome), outcome.word(), 14);
-        let title = self.style.paint(Ink::Strong, title);
-        let time = if seconds >= 1.0 {
-            format!(" ({seconds:.0} s)")
-        } else {
-            String::new()
+        let name = ended(&self.titles, step, seconds);
+        let name = self.style.paint(Ink::Strong, &name);
+        // The error that the run ends with has the reason of a failure, its causes, and what to do.
+        let text = match outcome {
+            Outcome::Failed | Outcome::Blocked => name,
+            _ => format!("{name}: {}", printable(why)),
         };
-        self.bars
-            .println(format!("{word}  {title}{time}: {}", printable(why)))
+        self.print(&format!("{word}  "), &text)
+    }
+
+    /// Prints a text that stays, above the bars.
+    fn print(&self, head: &str, text: &str) -> io::Result<()> {
+        self.bars.println(self.style.hanging(head, text))
     }
 }
 
@@ -176,12 +181,13 @@ impl Subscriber for Terminal {
             Event::RunStarted { mode, steps, .. } => self.begin(mode, steps)?,
             Event::StepStarted { step } => {
                 if let Some(whole) = &self.whole {
-                    whole.set_message(format!("assessing {step}"));
+                    whole.set_message(format!("looking at: {}", title(&self.titles, step)));
                 }
             }
             Event::StepAssessed { step, why, .. } => {
                 if let Some(whole) = &self.whole {
-                    whole.set_message(printable(&format!("{step}: {why}")));
+                    let title = title(&self.titles, step);
+                    whole.set_message(printable(&format!("{title}: {why}")));
                 }
             }
             Event::ChangeStarted { steps, summary } => {
@@ -206,7 +212,7 @@ impl Subscriber for Terminal {
                 message,
                 retry_in_seconds,
             } => self.said(steps, |running| {
-                running.line = format!("{message}; again in {retry_in_seconds:.0} s");
+                running.line = again(message, *retry_in_seconds);
             }),
             Event::ChangeApplied { steps, summary, .. } => {
                 self.clear(|running| running.steps == *steps && running.summary == *summary);
@@ -219,9 +225,8 @@ impl Subscriber for Terminal {
                 ..
             } => self.step_finished(step, *outcome, why, *seconds)?,
             Event::Note { message } => {
-                let note = self.style.paint(Ink::Doubt, "note:");
-                self.bars
-                    .println(format!("{note} {}", printable(message)))?;
+                let head = format!("{} ", self.style.paint(Ink::Doubt, "note:"));
+                self.print(&head, &printable(message))?;
             }
             Event::RebootRequired { .. } => {}
             Event::RunFinished { .. } => {

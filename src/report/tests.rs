@@ -79,22 +79,124 @@ fn checked() -> RunReport {
 }
 
 #[test]
-fn a_check_for_people() {
+fn a_check_tells_what_is_wrong_and_counts_the_rest() {
     let plain = text(|to| human::check(to, &checked(), Style::default()));
     assert_eq!(
         plain,
-        "pass     preflight      Debian 12 on x86_64\n\
-         fail     driver.module  another one is loaded\n         \
+        "not ready: another one is loaded\n\
+         \n\
+         fail     A look (driver.module)\n         \
          observed: 535.247.01\n         \
          expected: 535.261.03\n         \
-         remedy: run `gpu-bootstrap install`\n\
-         skip     nvswitch       none on this machine\n\
+         remedy: run\n             \
+         gpu-bootstrap install\n\
          \n\
-         1 pass, 1 fail, 1 skip\n"
+         1 fail, 1 pass, 1 skip (`-v` shows all)\n"
     );
     let coloured = text(|to| human::check(to, &checked(), Style::new(true)));
-    assert!(coloured.contains("\u{1b}[31;1mfail   \u{1b}[0m"));
+    assert!(coloured.contains("\u{1b}[31;1mfail     \u{1b}[0m"));
     assert_eq!(bare(&coloured), plain);
+    let all = text(|to| human::check(to, &checked(), Style::default().verbose(true)));
+    for line in ["pass     A look (preflight)", "skip     A look (nvswitch)"] {
+        assert!(all.contains(line), "{all}");
+    }
+    assert!(all.ends_with("\n1 fail, 1 pass, 1 skip\n"), "{all}");
+}
+
+/// A machine with drift: one step needs changes, another one can be assessed only after it.
+fn drifted() -> RunReport {
+    let mut drifted = report(
+        Mode::Check,
+        Exit::Drift,
+        vec![
+            step("packages", Outcome::WouldChange, ""),
+            step("module", Outcome::WouldChange, ""),
+        ],
+    );
+    drifted.findings = vec![
+        Finding {
+            remedy: Some("run `gpu-bootstrap install`; it would install x".to_owned()),
+            ..finding("packages", Verdict::Fail, "x is not installed")
+        },
+        finding(
+            "module",
+            Verdict::Unknown,
+            "not before `packages` is as wanted",
+        ),
+    ];
+    drifted
+}
+
+#[test]
+fn drift_is_a_list_with_one_command() {
+    assert_eq!(
+        text(|to| human::check(to, &drifted(), Style::default())),
+        "2 things would change\n\
+         \n  \
+         - A look (packages)\n    \
+         x is not installed\n    \
+         not before this: A look\n\
+         \n\
+         To make these changes:\n\
+         \n    \
+         gpu-bootstrap install\n\
+         \n\
+         1 fail, 1 unknown (`-v` shows all)\n"
+    );
+}
+
+#[test]
+fn the_first_line_is_the_verdict() {
+    let first = |exit, findings: Vec<Finding>| {
+        let mut report = report(Mode::Check, exit, Vec::new());
+        report.findings = findings;
+        let text = text(|to| human::check(to, &report, Style::default()));
+        text.lines().next().unwrap_or_default().to_owned()
+    };
+    let pass = || finding("a", Verdict::Pass, "fine");
+    for (expected, exit, findings) in [
+        ("ready", Exit::Ok, vec![pass()]),
+        (
+            "ready, with 1 doubt",
+            Exit::Ok,
+            vec![pass(), finding("b", Verdict::Warn, "odd")],
+        ),
+        (
+            "unknown: NVML did not answer",
+            Exit::Drift,
+            vec![
+                pass(),
+                finding("b", Verdict::Unknown, "NVML did not answer"),
+            ],
+        ),
+        (
+            "not ready: no driver bound to 2 of 8 GPUs",
+            Exit::Drift,
+            vec![
+                finding("b", Verdict::Fail, "no driver bound to 2 of 8 GPUs"),
+                finding("c", Verdict::Fail, "another"),
+            ],
+        ),
+        (
+            "nothing is to be prepared: no NVIDIA GPU is on the PCI bus",
+            Exit::Ok,
+            vec![
+                pass(),
+                finding(
+                    "config.resolvable",
+                    Verdict::Skip,
+                    "nothing is to be prepared: no NVIDIA GPU is on the PCI bus",
+                ),
+            ],
+        ),
+        (
+            "nothing to check: no finding concerns this machine",
+            Exit::Ok,
+            vec![finding("b", Verdict::Skip, "none")],
+        ),
+    ] {
+        assert_eq!(first(exit, findings), expected);
+    }
 }
 
 /// Removes colour codes.
@@ -148,19 +250,45 @@ fn planned() -> RunReport {
 
 #[test]
 fn a_plan_for_people() {
+    let mut plan = planned();
+    let shown = |plan: &RunReport, style| text(|to| human::plan(to, plan, None, style));
     assert_eq!(
-        text(|to| human::plan(to, &planned(), Style::default())),
-        "would-change    driver.packages  not installed\n  \
-         - write `/etc/a`\n    \
-         @@ -1 +1 @@\n    \
-         -old\n    \
+        shown(&plan, Style::default()),
+        "blocked: Secure Boot is on\n\
+         \n\
+         A step (driver.packages)\n  \
+         not installed\n  \
+         - write `/etc/a`\n      \
+         @@ -1 +1 @@\n      \
+         -old\n      \
          +new\n\
-         blocked         secure-boot      Secure Boot is on\n  \
+         \n\
+         blocked: A step (secure-boot)\n  \
+         Secure Boot is on\n  \
          hint: switch it off\n\
          \n\
          1 would change, 1 blocked\n\
-         Nothing was changed. Run `gpu-bootstrap install` to apply the plan.\n"
+         \n\
+         `install` changes nothing until this is solved.\n"
     );
+    plan.steps[1].outcome = Outcome::Satisfied;
+    plan.exit = Exit::Drift;
+    let lines: String = (0..20).map(|n| format!("+line {n}\n")).collect();
+    plan.steps[0].changes[0].diff = Some(format!("--- /dev/null\n+++ b/etc/a\n{lines}"));
+    let short = shown(&plan, Style::default());
+    assert!(short.starts_with("1 thing would change\n"), "{short}");
+    assert!(
+        short.contains("      +line 11\n      … and 8 more lines\n"),
+        "{short}"
+    );
+    assert!(!short.contains("+++"), "{short}");
+    assert!(
+        short.ends_with("\n\n    gpu-bootstrap install\n"),
+        "{short}"
+    );
+    let all = shown(&plan, Style::default().verbose(true));
+    assert!(all.contains("      +line 19\n"), "{all}");
+    assert!(all.contains("satisfied: A step (secure-boot)\n"), "{all}");
 }
 
 #[test]
@@ -199,17 +327,19 @@ fn an_install_for_people() {
     report.notes = vec!["this is a clone".to_owned()];
     assert_eq!(
         text(|to| human::run(to, &report, Style::default())),
-        "outcome         seconds  step             why\n\
-         satisfied           1.2  preflight        fine\n\
-         failed              1.2  driver.packages  failed to install x\n\
-         not-run             1.2  cdi              `driver.packages` failed\n\
+        "not ready: A step failed\n\
          \n\
-         1 satisfied, 1 failed, 1 not run in 12.5 s\n\
-         note: this is a clone\n"
+         1 failed, 1 not run, 1 satisfied in 12 s (`-v` shows all)\n"
+    );
+    let all = text(|to| human::run(to, &report, Style::default().verbose(true)));
+    assert!(
+        all.contains("satisfied       A step (preflight) 1.2 s\n                fine\n"),
+        "{all}"
     );
     assert_eq!(
         text(|to| human::troubles(to, &report, Style::default())),
-        "error: driver.packages: failed to install x\n  \
+        "\n\
+         error: A step (driver.packages): failed to install x\n  \
          caused by: `apt-get` exited with status 100:\n             \
          E: one\n             \
          E: two\n\
@@ -224,9 +354,12 @@ fn an_install_for_people() {
     });
     assert_eq!(
         text(|to| human::troubles(to, &report, Style::default())),
-        "a reboot is needed: nouveau must go\n\
+        "\n\
+         a reboot is needed: nouveau must go\n\
          \n\
-         hint: reboot, then run `gpu-bootstrap install` again\n"
+         After the reboot, with the same options:\n\
+         \n    \
+         gpu-bootstrap install\n"
     );
 }
 
@@ -278,7 +411,7 @@ fn a_status_without_any_run() {
     };
     assert_eq!(
         text(|to| status::write(to, &none, Style::default())),
-        "no run is in progress\nnothing was run on this machine yet\n"
+        "nothing was run on this machine yet\n"
     );
     let document = serde_json::to_value(document::status(&none)).unwrap();
     assert_eq!(document["status"]["changes-standing"], 0);
@@ -370,13 +503,13 @@ fn events_as_plain_lines() {
     assert_eq!(
         String::from_utf8(to).unwrap(),
         "[    0.0] gpu-bootstrap 0.1.0: install, 1 steps\n\
-         [   48.0] driver.packages: install nvidia-driver\n\
-         [   80.0] driver.packages: … 3 of 9 packages\n\
-         [   96.0] driver.packages: the mirror answered 503; again in 2 s\n\
-         [  112.0] driver.packages: done in 160.0 s: install nvidia-driver\n\
-         [  128.0] driver.packages: changed: 535.261.03 is installed\n\
+         [   48.0] NVIDIA driver packages: install nvidia-driver\n\
+         [   80.0] NVIDIA driver packages: … 3 of 9 packages\n\
+         [   96.0] NVIDIA driver packages: the mirror answered 503; again in 2.0 s\n\
+         [  112.0] NVIDIA driver packages: done in 2 min 40 s\n\
+         [  128.0] changed: NVIDIA driver packages (2 min 41 s): 535.261.03 is installed\n\
          [  144.0] note: a word\n\
-         [  160.0] ended with status 0 after 162.0 s\n"
+         [  160.0] ended with status 0 after 2 min 42 s\n"
     );
 }
 
@@ -422,7 +555,7 @@ fn nothing_is_written_with_a_secret_in_it() {
     let mut text = Vec::new();
     let mut to = Hiding::new(&mut text, &secrets);
     serde_json::to_writer_pretty(&mut to, &document::run(&plan, None)).unwrap();
-    human::plan(&mut to, &plan, Style::default()).unwrap();
+    human::plan(&mut to, &plan, None, Style::default()).unwrap();
     human::troubles(&mut to, &plan, Style::new(true)).unwrap();
     let damaged = JournalError::Garbage {
         path: "/x".into(),

@@ -127,6 +127,11 @@ impl Machine {
 
     /// Runs the product's command line in this process.
     pub fn run(&self, args: &[&str]) -> Ran {
+        self.run_in_columns(args, 80)
+    }
+
+    /// The same, for lines of this length.
+    pub fn run_in_columns(&self, args: &[&str], width: usize) -> Ran {
         self.fakes.exec.clear_log();
         let (mut out, err) = (Vec::new(), Talk::default());
         let (mut talk, more) = (err.clone(), err.clone());
@@ -142,6 +147,7 @@ impl Machine {
             secrets,
             out_terminal: false,
             err_terminal: false,
+            width,
             exe: EXE.into(),
             command: args.join(" "),
             proxied: Arc::new(move |_| proxied.clone()),

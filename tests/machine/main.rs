@@ -13,5 +13,6 @@ mod machine;
 mod properties;
 mod root;
 mod scenarios;
+mod screens;
 mod state;
 mod units;

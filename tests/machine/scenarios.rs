@@ -169,6 +169,10 @@ fn first(lines: &[String]) -> String {
     text
 }
 
+fn on_one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// A short form of a run's output.
 pub fn told(ran: &Ran) -> String {
     let document: Value = serde_json::from_str(&ran.out).unwrap_or(Value::Null);
@@ -290,18 +294,20 @@ impl Act {
         }
         let document: Value = serde_json::from_str(&ran.out).unwrap_or(Value::Null);
         self.judge_steps(&document, wrong);
+        // Text for people is wrapped: a line end counts as a space.
+        let (out, err) = (on_one_line(&ran.out), on_one_line(&ran.err));
         for part in &self.stderr {
-            if !ran.err.contains(part) {
+            if !err.contains(&on_one_line(part)) {
                 wrong.push(format!("standard error does not say `{part}`"));
             }
         }
         for part in &self.stdout {
-            if !ran.out.contains(part) {
+            if !out.contains(&on_one_line(part)) {
                 wrong.push(format!("standard output does not say `{part}`"));
             }
         }
         for part in &self.silent_about {
-            if ran.out.contains(part) || ran.err.contains(part) {
+            if out.contains(part) || err.contains(part) {
                 wrong.push(format!("it says `{part}`"));
             }
         }

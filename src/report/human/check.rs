@@ -1,0 +1,251 @@
+//! The result of `check`.
+
+use std::io::{self, Write};
+
+use super::{counted, footer, next_step, notes};
+use crate::{
+    check::{Finding, Verdict},
+    engine::RunReport,
+    event::Outcome,
+    exit::Exit,
+    report::{
+        Style,
+        document::Verdicts,
+        style::{Ink, command, of_verdict, word},
+        words::things,
+    },
+};
+
+/// The width of the column of verdicts, with the gap behind it: the longest is `unknown`.
+const TEXT: usize = 9;
+
+/// The command that repairs drift.
+const INSTALL: &str = "gpu-bootstrap install";
+
+/// What stands before the titles of findings that another one blocks.
+const BLOCKED: &str = "not before this:";
+
+/// The finding that says whether this machine can be prepared at all.
+const RESOLVABLE: &str = "config.resolvable";
+
+/// The findings by what a reader does about them.
+#[derive(Default)]
+struct Sorted<'r> {
+    /// Problems that `install` does not repair by itself.
+    broken: Vec<&'r Finding>,
+    /// Differences from the desired state, which `install` removes.
+    drift: Vec<&'r Finding>,
+    /// What cannot be right before these are: each names its root cause.
+    folded: Vec<&'r Finding>,
+    /// Steps of an image that its first boot finishes.
+    at_boot: Vec<&'r Finding>,
+    /// Warnings, and what could not be determined.
+    doubts: Vec<&'r Finding>,
+    /// No problem, or not relevant.
+    rest: Vec<&'r Finding>,
+    /// The number of steps that would change something.
+    changes: usize,
+}
+
+impl<'r> Sorted<'r> {
+    fn of(report: &'r RunReport) -> Self {
+        let mut sorted = Self::default();
+        for finding in &report.findings {
+            let step = report.steps.iter().find(|step| step.id == finding.id);
+            let outcome = step.map(|step| step.outcome);
+            let by_install = finding.remedy.as_deref().and_then(command) == Some(INSTALL);
+            let problem = !matches!(finding.status, Verdict::Pass | Verdict::Skip);
+            sorted.changes += usize::from(problem && outcome == Some(Outcome::WouldChange));
+            let list = match (finding.status, outcome) {
+                _ if !problem => &mut sorted.rest,
+                _ if finding.because.is_some() => &mut sorted.folded,
+                (Verdict::Fail, Some(Outcome::WouldChange)) if by_install => &mut sorted.drift,
+                (Verdict::Fail, _) => &mut sorted.broken,
+                (_, Some(Outcome::AwaitingBoot)) => &mut sorted.at_boot,
+                _ => &mut sorted.doubts,
+            };
+            list.push(finding);
+        }
+        sorted
+    }
+
+    /// The findings that cannot be right before this one is.
+    fn under(&self, root: &Finding) -> Vec<&'r Finding> {
+        let caused = |finding: &&&Finding| finding.because.as_ref() == Some(&root.id);
+        self.folded.iter().filter(caused).copied().collect()
+    }
+}
+
+/// The first line. The finding is the one whose whole reason it tells.
+struct Headline<'r> {
+    ink: Ink,
+    text: String,
+    tells: Option<&'r Finding>,
+}
+
+fn headline<'r>(report: &'r RunReport, sorted: &Sorted<'r>, style: Style) -> Headline<'r> {
+    let because = |ink, head: &str, finding: &'r Finding| {
+        let (clause, whole) = style.clause(head, &finding.why);
+        Headline {
+            ink,
+            text: format!("{head}{clause}"),
+            tells: whole.then_some(finding),
+        }
+    };
+    let plain = |ink, text: String| Headline {
+        ink,
+        text,
+        tells: None,
+    };
+    let unknown = |finding: &&&Finding| finding.status == Verdict::Unknown;
+    let nothing = |finding: &&&Finding| finding.id.as_str() == RESOLVABLE;
+    if let Some(root) = sorted.broken.first() {
+        return because(Ink::Bad, "not ready: ", root);
+    }
+    if sorted.changes > 0 {
+        let text = format!("{} would change", things(sorted.changes));
+        return plain(Ink::Doubt, text);
+    }
+    if report.exit != Exit::Ok {
+        return match sorted.doubts.iter().find(unknown) {
+            Some(finding) => because(Ink::Bad, "unknown: ", finding),
+            None => plain(Ink::Bad, "unknown: not everything was examined".to_owned()),
+        };
+    }
+    if let Some(finding) = sorted.rest.iter().find(nothing)
+        && finding.status == Verdict::Skip
+    {
+        return because(Ink::Faint, "", finding);
+    }
+    if !sorted.at_boot.is_empty() {
+        let text = format!(
+            "prepared: the first boot finishes {}",
+            things(sorted.at_boot.len())
+        );
+        return plain(Ink::Doubt, text);
+    }
+    let looked = |finding: &&Finding| finding.status == Verdict::Pass;
+    match sorted.doubts.len() {
+        0 if sorted.rest.iter().any(|finding| looked(finding)) => {
+            plain(Ink::Good, "ready".to_owned())
+        }
+        0 => plain(
+            Ink::Faint,
+            "nothing to check: no finding concerns this machine".to_owned(),
+        ),
+        1 => plain(Ink::Doubt, "ready, with 1 doubt".to_owned()),
+        doubts => plain(Ink::Doubt, format!("ready, with {doubts} doubts")),
+    }
+}
+
+/// The result of `check`: the verdict, what fails, what would change, and how many pass.
+///
+/// # Errors
+/// An error of the writer.
+pub fn check(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
+    let sorted = Sorted::of(report);
+    let headline = headline(report, &sorted, style);
+    writeln!(to, "{}", style.paint(headline.ink, &headline.text))?;
+    if style.verbose {
+        for finding in &report.findings {
+            writeln!(to)?;
+            row(to, finding, true, style)?;
+        }
+    } else {
+        problems(to, &sorted, &headline, style)?;
+    }
+    if !report.notes.is_empty() {
+        writeln!(to)?;
+        notes(to, &report.notes, style)?;
+    }
+    let count = Verdicts::of(&report.findings);
+    let parts = [
+        (count.fail, "fail", Ink::Bad),
+        (count.warn, "warn", Ink::Doubt),
+        (count.unknown, "unknown", Ink::Doubt),
+        (count.pass, "pass", Ink::Good),
+        (count.skip, "skip", Ink::Faint),
+    ];
+    let hidden = sorted.rest.len() + sorted.folded.len() + sorted.at_boot.len() > 0;
+    footer(to, &counted(&parts, style), hidden, style)?;
+    to.flush()
+}
+
+fn problems(
+    to: &mut dyn Write,
+    sorted: &Sorted<'_>,
+    headline: &Headline<'_>,
+    style: Style,
+) -> io::Result<()> {
+    for finding in sorted.broken.iter().chain(&sorted.doubts) {
+        writeln!(to)?;
+        let told = (headline.tells).is_some_and(|told| std::ptr::eq(told, *finding));
+        row(to, finding, !told, style)?;
+        let head = format!("{}{BLOCKED} ", " ".repeat(TEXT));
+        listed(to, &head, &sorted.under(finding), style)?;
+    }
+    if !sorted.drift.is_empty() {
+        if !sorted.broken.is_empty() {
+            let text = format!("{} would change:", things(sorted.changes));
+            writeln!(to, "\n{}", style.paint(Ink::Doubt, &text))?;
+        }
+        writeln!(to)?;
+        for finding in &sorted.drift {
+            let title = style.titled(&finding.title, finding.id.as_str());
+            writeln!(to, "{}", style.hanging("  - ", &title))?;
+            writeln!(to, "{}", style.indented(4, &finding.why))?;
+            let head = format!("    {BLOCKED} ");
+            listed(to, &head, &sorted.under(finding), style)?;
+        }
+        next_step(to, "To make these changes:", INSTALL, style)?;
+    }
+    if !sorted.at_boot.is_empty() {
+        writeln!(to)?;
+        listed(to, "left for the first boot: ", &sorted.at_boot, style)?;
+    }
+    Ok(())
+}
+
+/// Findings by title only.
+fn listed(to: &mut dyn Write, head: &str, findings: &[&Finding], style: Style) -> io::Result<()> {
+    let titles: Vec<&str> = findings
+        .iter()
+        .map(|finding| finding.title.as_str())
+        .collect();
+    if titles.is_empty() {
+        return Ok(());
+    }
+    writeln!(to, "{}", style.hanging(head, &titles.join("; ")))
+}
+
+fn row(to: &mut dyn Write, finding: &Finding, why: bool, style: Style) -> io::Result<()> {
+    let head = style.column(of_verdict(finding.status), word(finding.status), TEXT);
+    let title = style.titled(&finding.title, finding.id.as_str());
+    writeln!(to, "{}", style.hanging(&head, &title))?;
+    if why {
+        writeln!(to, "{}", style.indented(TEXT, &finding.why))?;
+    }
+    if finding.status == Verdict::Pass || finding.status == Verdict::Skip {
+        return Ok(());
+    }
+    for (name, value) in [
+        ("observed", &finding.observed),
+        ("expected", &finding.expected),
+    ] {
+        // The reason often has the value already.
+        if let Some(value) = value.as_ref().filter(|value| !finding.why.contains(*value)) {
+            let label = style.paint(Ink::Faint, &format!("{name}:"));
+            let head = format!("{}{label} ", " ".repeat(TEXT));
+            writeln!(to, "{}", style.hanging(&head, value))?;
+        }
+    }
+    if let Some(remedy) = &finding.remedy {
+        let label = style.paint(Ink::Hint, "remedy:");
+        let head = format!("{}{label} ", " ".repeat(TEXT));
+        writeln!(to, "{}", style.advice(&head, remedy))?;
+    }
+    for link in &finding.links {
+        writeln!(to, "{}{link}", " ".repeat(TEXT))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! The result of `plan`.
+
+use std::io::{self, Write};
+
+use super::{footer, next_step, notes, outcomes};
+use crate::{
+    config::desired::DriverWish,
+    engine::{ChangeReport, RunReport, StepReport},
+    event::Outcome,
+    exit::Exit,
+    report::{
+        Style,
+        style::{Ink, of_outcome},
+        words::things,
+    },
+};
+
+/// The number of lines of a diff that are shown without `-v`.
+const LINES: usize = 12;
+
+/// The result of `plan`: what would change and why, with diffs; then the next step.
+///
+/// # Errors
+/// An error of the writer.
+pub fn plan(
+    to: &mut dyn Write,
+    report: &RunReport,
+    driver: Option<&DriverWish>,
+    style: Style,
+) -> io::Result<()> {
+    headline(to, report, style)?;
+    if let Some(driver) = driver {
+        let text = format!(
+            "driver branch {}, {} modules, from {}",
+            driver.branch, driver.flavour, driver.source
+        );
+        writeln!(to, "\n{}", style.hanging("", &text))?;
+        for reason in &driver.reasons {
+            writeln!(to, "{}", style.indented(2, reason))?;
+        }
+    }
+    let mut hidden = false;
+    for step in &report.steps {
+        if idle(step.outcome) && !style.verbose {
+            hidden = true;
+            continue;
+        }
+        writeln!(to)?;
+        hidden |= shown(to, step, style)?;
+    }
+    if !report.notes.is_empty() {
+        writeln!(to)?;
+        notes(to, &report.notes, style)?;
+    }
+    footer(to, &outcomes(&report.summary(), style), hidden, style)?;
+    end(to, report, style)?;
+    to.flush()
+}
+
+const fn idle(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Satisfied | Outcome::NotApplicable)
+}
+
+fn headline(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
+    let first = |outcome| report.steps.iter().find(|step| step.outcome == outcome);
+    let because = |head: &str, step: &StepReport| {
+        let text = format!("{head}{}", style.clause(head, &step.why).0);
+        style.paint(Ink::Bad, &text)
+    };
+    let summary = report.summary();
+    let text = if let Some(step) = first(Outcome::Blocked) {
+        because("blocked: ", step)
+    } else if let Some(step) = first(Outcome::Failed) {
+        because("unknown: ", step)
+    } else if summary.would_change > 0 {
+        let text = format!("{} would change", things(summary.would_change));
+        style.paint(Ink::Doubt, &text)
+    } else {
+        style.paint(Ink::Good, "nothing would change")
+    };
+    writeln!(to, "{text}")
+}
+
+/// Writes a step with its changes. Returns whether a part was left out.
+fn shown(to: &mut dyn Write, step: &StepReport, style: Style) -> io::Result<bool> {
+    let title = style.titled(&step.title, step.id.as_str());
+    let head = if step.outcome == Outcome::WouldChange {
+        String::new()
+    } else {
+        format!(
+            "{}: ",
+            style.paint(of_outcome(step.outcome), step.outcome.word())
+        )
+    };
+    writeln!(to, "{}", style.hanging("", &format!("{head}{title}")))?;
+    writeln!(to, "{}", style.indented(2, &step.why))?;
+    let mut hidden = false;
+    for change in &step.changes {
+        writeln!(to, "{}", style.hanging("  - ", &change.summary))?;
+        hidden |= preview(to, change, style)?;
+    }
+    for cause in &step.causes {
+        let head = format!("  {} ", style.paint(Ink::Bad, "caused by:"));
+        writeln!(to, "{}", style.hanging(&head, cause))?;
+    }
+    if let Some(hint) = &step.hint {
+        let head = format!("  {} ", style.paint(Ink::Hint, "hint:"));
+        writeln!(to, "{}", style.advice(&head, hint))?;
+    }
+    Ok(hidden)
+}
+
+/// Writes the preview of a change. Returns whether lines were left out.
+fn preview(to: &mut dyn Write, change: &ChangeReport, style: Style) -> io::Result<bool> {
+    let Some(diff) = &change.diff else {
+        return Ok(false);
+    };
+    let lines: Vec<String> = (diff.lines())
+        .filter_map(|line| readable(line, &change.summary))
+        .collect();
+    let all = style.verbose || lines.len() <= LINES + 1;
+    let count = if all { lines.len() } else { LINES };
+    for line in &lines[..count] {
+        let ink = match line.as_bytes().first() {
+            Some(b'+') => Ink::Good,
+            Some(b'-') => Ink::Bad,
+            Some(b'~' | b'@') => Ink::Hint,
+            // A sentence, in place of a diff.
+            Some(b'a'..=b'z') => {
+                writeln!(to, "{}", style.indented(6, line))?;
+                continue;
+            }
+            _ => {
+                writeln!(to, "      {line}")?;
+                continue;
+            }
+        };
+        writeln!(to, "      {}", style.paint(ink, line))?;
+    }
+    if !all {
+        let more = format!("… and {} more lines", lines.len() - count);
+        writeln!(to, "      {}", style.paint(Ink::Faint, &more))?;
+    }
+    Ok(!all)
+}
+
+/// A line of a diff as people read it: without the header of a file that the summary names, and without
+/// the position in a new file.
+fn readable(line: &str, summary: &str) -> Option<String> {
+    if line.starts_with("--- ") || line.starts_with("@@ -0,0 ") {
+        return None;
+    }
+    match line.strip_prefix("+++ b") {
+        Some(path) if summary.contains(&format!("`{path}`")) => None,
+        Some(path) => Some(format!("@ {path}")),
+        None => Some(line.to_owned()),
+    }
+}
+
+fn end(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
+    if report.exit == Exit::Blocked {
+        return writeln!(to, "\n`install` changes nothing until this is solved.");
+    }
+    let changes = || report.steps.iter().flat_map(|step| &step.changes);
+    if changes().next().is_none() {
+        return Ok(());
+    }
+    let reboots = changes().any(|change| change.kind == "reboot");
+    let text = if reboots {
+        "Nothing was changed. The plan includes a reboot; with `--reboot` the run makes it and \
+         continues by itself. To apply the plan, with the same options:"
+    } else {
+        "Nothing was changed. To apply the plan, with the same options:"
+    };
+    next_step(to, text, "gpu-bootstrap install", style)
+}

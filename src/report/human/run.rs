@@ -1,0 +1,149 @@
+//! The result of `install` and `uninstall`. What they did was told while they did it.
+
+use std::io::{self, Write};
+
+use super::{footer, next_step, outcomes};
+use crate::{
+    engine::{Mode, RunReport, StepReport},
+    event::Outcome,
+    exit::Exit,
+    report::{
+        Style,
+        error::block,
+        style::{Ink, of_outcome},
+        words::{duration, things},
+    },
+};
+
+/// The width of the column of outcomes, with the gap behind it: the longest is `not-applicable`.
+const TEXT: usize = 16;
+
+/// The result of `install` or `uninstall`: the verdict and the counts, with `-v` also every step.
+///
+/// # Errors
+/// An error of the writer.
+pub fn run(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
+    let (ink, verdict) = verdict(report);
+    let time = duration(report.seconds);
+    writeln!(to, "{}", style.paint(ink, &verdict))?;
+    if style.verbose && !report.steps.is_empty() {
+        writeln!(to)?;
+        for step in &report.steps {
+            let head = style.column(of_outcome(step.outcome), step.outcome.word(), TEXT);
+            let title = style.titled(&step.title, step.id.as_str());
+            let text = format!("{title} {}", duration(step.seconds));
+            writeln!(to, "{}", style.hanging(&head, &text))?;
+            writeln!(to, "{}", style.indented(TEXT, &step.why))?;
+        }
+    }
+    if !report.steps.is_empty() {
+        let counts = format!("{} in {time}", outcomes(&report.summary(), style));
+        footer(to, &counts, true, style)?;
+    }
+    to.flush()
+}
+
+fn verdict(report: &RunReport) -> (Ink, String) {
+    let summary = report.summary();
+    let changed = match summary.changed {
+        0 => "nothing to change".to_owned(),
+        count => format!("{} changed", things(count)),
+    };
+    match report.exit {
+        Exit::Ok if report.mode == Mode::Uninstall => match summary.changed {
+            0 => (Ink::Good, "nothing to undo".to_owned()),
+            _ => (
+                Ink::Good,
+                "undone: the machine is as it was before".to_owned(),
+            ),
+        },
+        Exit::Ok if summary.awaiting_boot > 0 => (
+            Ink::Good,
+            format!(
+                "prepared: {changed}; the first boot finishes {}",
+                things(summary.awaiting_boot)
+            ),
+        ),
+        Exit::Ok => (Ink::Good, format!("ready: {changed}")),
+        Exit::RebootRequired => (
+            Ink::Doubt,
+            format!("not ready yet: {changed}, and a reboot is needed"),
+        ),
+        Exit::Partial => (
+            Ink::Doubt,
+            format!("undone in part: {} left", things(report.left.len())),
+        ),
+        Exit::Interrupted | Exit::Terminated => (
+            Ink::Doubt,
+            format!("interrupted: {changed}, and the rest is not done"),
+        ),
+        // The reason is with its hint, on standard error.
+        Exit::Blocked if summary.changed == 0 => {
+            (Ink::Bad, "blocked: nothing was changed".to_owned())
+        }
+        Exit::Blocked => (Ink::Bad, format!("blocked: {changed} before")),
+        exit => match report
+            .steps
+            .iter()
+            .find(|step| step.outcome == Outcome::Failed)
+        {
+            Some(step) => (Ink::Bad, format!("not ready: {} failed", step.title)),
+            None => (Ink::Bad, format!("not ready: exit status {}", exit.code())),
+        },
+    }
+}
+
+/// The problems of an `install` or `uninstall` that did not end well: each failure with its causes
+/// and its hint, and a required reboot. These are messages, not data.
+///
+/// # Errors
+/// An error of the writer.
+pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
+    let mut told: Vec<&StepReport> = Vec::new();
+    for step in &report.steps {
+        let same = |other: &&StepReport| other.why == step.why && other.causes == step.causes;
+        if !matches!(step.outcome, Outcome::Failed | Outcome::Blocked) || told.iter().any(same) {
+            continue;
+        }
+        writeln!(to)?;
+        told.push(step);
+        // A transaction for several steps failed for all of them: it is reported once.
+        let titles: Vec<String> = report
+            .steps
+            .iter()
+            .filter(same)
+            .map(|step| style.titled(&step.title, step.id.as_str()))
+            .collect();
+        block(
+            to,
+            style,
+            &format!("{}: {}", titles.join(", "), step.why),
+            &step.causes,
+            step.hint.as_deref(),
+        )?;
+    }
+    let say = |to: &mut dyn Write, text: &str| writeln!(to, "\n{}", style.hanging("", text));
+    match (&report.reboot, report.exit) {
+        (Some(reboot), _) if reboot.automatic => say(
+            to,
+            &format!("rebooting: {}; the run continues automatically", reboot.why),
+        )?,
+        (Some(reboot), _) => {
+            say(to, &format!("a reboot is needed: {}", reboot.why))?;
+            let text = "After the reboot, with the same options:";
+            next_step(to, text, "gpu-bootstrap install", style)?;
+        }
+        (None, Exit::Partial) => next_step(
+            to,
+            "The changes that are left stay recorded. When the problem is solved:",
+            "gpu-bootstrap uninstall",
+            style,
+        )?,
+        (None, Exit::Interrupted | Exit::Terminated) => say(
+            to,
+            "all changes are recorded; run the same command again to continue",
+        )?,
+        _ => {}
+    }
+    to.flush()
+}

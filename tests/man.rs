@@ -1,0 +1,56 @@
+//! The manual pages are made from the definition of the command line.
+
+use std::{fs, path::Path};
+
+use clap::CommandFactory;
+use gpu_bootstrap::cli::args::Cli;
+
+/// The pages by file name: one for the program, one for each command that is shown.
+fn pages() -> Vec<(String, String)> {
+    let mut program = Cli::command();
+    program.build();
+    let commands = program
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set() && command.get_name() != "help");
+    let mut all = vec![program.clone()];
+    all.extend(commands.cloned());
+    all.into_iter()
+        .map(|command| {
+            let name = command
+                .get_display_name()
+                .unwrap_or(command.get_name())
+                .to_owned();
+            let mut page = Vec::new();
+            clap_mangen::Man::new(command.name(name.clone()))
+                .render(&mut page)
+                .unwrap();
+            (format!("{name}.1"), String::from_utf8(page).unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn manual_pages_are_current() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/man");
+    let pages = pages();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::create_dir_all(&folder).unwrap();
+        for (name, page) in &pages {
+            fs::write(folder.join(name), page).unwrap();
+        }
+    }
+    for (name, page) in &pages {
+        let kept = fs::read_to_string(folder.join(name)).unwrap_or_default();
+        assert!(kept == *page, "docs/man/{name} is stale; run `make update`");
+    }
+    let files = fs::read_dir(&folder).unwrap().count();
+    assert_eq!(files, pages.len(), "docs/man has pages of no command");
+}
+
+#[test]
+fn every_page_has_its_name_and_options() {
+    let pages = pages();
+    let page = |name: &str| &pages.iter().find(|page| page.0 == name).unwrap().1;
+    assert!(page("gpu-bootstrap.1").contains("gpu\\-bootstrap\\-install(1)"));
+    assert!(page("gpu-bootstrap-check.1").contains("\\-\\-verbose"));
+}
