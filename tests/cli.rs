@@ -59,6 +59,7 @@ fn help_of_every_command() {
         "status",
         "facts",
         "compat",
+        "completions",
     ] {
         let name = if command.is_empty() {
             "gpu-bootstrap"
@@ -141,6 +142,7 @@ fn check_of_a_tree() {
         &[
             &format!("check --root {BARE} --skip preflight"),
             &format!("check --root {BARE} --only pci"),
+            &format!("check --root {BARE} --skip preflight -v"),
             "check --root tests/hosts/debian-12-driver-535/root --skip preflight --set \
              driver.source=distribution --set \
              repositories.debian-non-free.url=http://debian.example.org/debian",
@@ -203,4 +205,41 @@ fn invalid_configuration() {
             &look("--profile ubuntu"),
         ],
     );
+}
+
+#[test]
+fn every_shell_has_completions() {
+    for (shell, sign) in [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef gpu-bootstrap"),
+        ("fish", "complete -c gpu-bootstrap"),
+    ] {
+        let said = run(&format!("completions {shell}"));
+        assert!(
+            said.contains(sign) && said.ends_with("--- exit 0\n"),
+            "{said}"
+        );
+        assert!(said.contains("lock-timeout"), "{said}");
+    }
+}
+
+#[test]
+fn the_same_words_at_every_width() {
+    let (narrow, wide) = (look_in_columns("80"), look_in_columns("120"));
+    assert!(narrow.lines().count() > wide.lines().count());
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(words(&narrow), words(&wide));
+    assert!(!wide.contains('\u{1b}'), "{wide}");
+}
+
+fn look_in_columns(columns: &str) -> String {
+    let output = Command::cargo_bin("gpu-bootstrap")
+        .expect("the binary")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_clear()
+        .env("COLUMNS", columns)
+        .args(["check", "-v", "--skip", "preflight", "--root", BARE])
+        .output()
+        .expect("it runs");
+    String::from_utf8(output.stdout).expect("text")
 }

@@ -167,10 +167,14 @@ impl Shared {
             event,
         };
         match &envelope.event {
-            Event::Progress { steps, .. } => {
-                let stale = queue.waiting.iter().position(
-                    |other| matches!(&other.event, Event::Progress { steps: theirs, .. } if theirs == steps),
-                );
+            Event::Progress { steps, unit, .. } => {
+                let stale = queue.waiting.iter().position(|other| {
+                    matches!(
+                        &other.event,
+                        Event::Progress { steps: theirs, unit: counted, .. }
+                            if theirs == steps && counted == unit
+                    )
+                });
                 if let Some(stale) = stale {
                     queue.waiting.remove(stale);
                 }

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use super::{
     Style,
     style::{Ink, of_outcome},
-    words::{amount, duration, title, titles},
+    words::{Amounts, duration, title, titles},
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle},
@@ -25,18 +25,18 @@ pub struct Plain<W> {
     style: Style,
     last_ms: u64,
     steps: Vec<StepTitle>,
-    amount: String,
+    amounts: Amounts,
 }
 
 impl<W: Write + Send> Plain<W> {
     /// Writes to a log.
-    pub const fn new(to: W, style: Style) -> Self {
+    pub fn new(to: W, style: Style) -> Self {
         Self {
             to,
             style,
             last_ms: 0,
             steps: Vec::new(),
-            amount: String::new(),
+            amounts: Amounts::default(),
         }
     }
 
@@ -58,9 +58,7 @@ impl<W: Write + Send> Plain<W> {
         if envelope.elapsed_ms < self.last_ms + QUIET_MS {
             return Ok(());
         }
-        let parts = [self.amount.as_str(), output];
-        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-        let text = format!("… {}", parts.join(": "));
+        let text = format!("… {}", self.amounts.and(output));
         self.about(envelope, steps, &text)
     }
 
@@ -112,7 +110,7 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
             | Event::StepAssessed { .. }
             | Event::RebootRequired { .. } => Ok(()),
             Event::ChangeStarted { steps, summary } => {
-                self.amount.clear();
+                self.amounts = Amounts::default();
                 self.about(envelope, steps, summary)
             }
             Event::Progress {
@@ -121,7 +119,7 @@ impl<W: Write + Send> crate::event::Subscriber for Plain<W> {
                 total,
                 unit,
             } => {
-                self.amount = amount(*current, *total, unit);
+                self.amounts.set(*current, *total, unit);
                 self.still(envelope, steps, "")
             }
             Event::Output { steps, line } => self.still(envelope, steps, line),

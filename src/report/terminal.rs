@@ -9,7 +9,7 @@ use super::{
     Drawn, Style,
     plain::{again, ended, quiet},
     style::{Ink, of_outcome},
-    words::{amount, title},
+    words::{Amounts, title},
 };
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle, Subscriber},
@@ -35,18 +35,13 @@ struct Running {
     summary: String,
     bar: ProgressBar,
     said: ProgressBar,
-    amount: String,
+    amounts: Amounts,
     line: String,
 }
 
 impl Running {
     fn show(&self) {
-        let gap = if self.amount.is_empty() || self.line.is_empty() {
-            ""
-        } else {
-            ": "
-        };
-        let text = printable(&format!("{}{gap}{}", self.amount, self.line));
+        let text = printable(&self.amounts.and(&self.line));
         self.said.set_message(text);
     }
 }
@@ -115,7 +110,7 @@ impl Terminal {
             summary: summary.to_owned(),
             bar,
             said,
-            amount: String::new(),
+            amounts: Amounts::default(),
             line: String::new(),
         });
         Ok(())
@@ -202,7 +197,7 @@ impl Subscriber for Terminal {
                 total,
                 unit,
             } => self.said(steps, |running| {
-                running.amount = amount(*current, *total, unit);
+                running.amounts.set(*current, *total, unit);
             }),
             Event::Output { steps, line } => self.said(steps, |running| {
                 running.line.clone_from(line);

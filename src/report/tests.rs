@@ -118,11 +118,10 @@ fn drifted() -> RunReport {
             remedy: Some("run `gpu-bootstrap install`; it would install x".to_owned()),
             ..finding("packages", Verdict::Fail, "x is not installed")
         },
-        finding(
-            "module",
-            Verdict::Unknown,
-            "not before `packages` is as wanted",
-        ),
+        Finding {
+            because: Some(Id::new("packages")),
+            ..finding("module", Verdict::Unknown, "not before `packages`")
+        },
     ];
     drifted
 }
@@ -329,7 +328,7 @@ fn an_install_for_people() {
         text(|to| human::run(to, &report, Style::default())),
         "not ready: A step failed\n\
          \n\
-         1 failed, 1 not run, 1 satisfied in 12 s (`-v` shows all)\n"
+         1 failed, 1 not run, 1 satisfied in 13 s (`-v` shows all)\n"
     );
     let all = text(|to| human::run(to, &report, Style::default().verbose(true)));
     assert!(

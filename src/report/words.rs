@@ -17,13 +17,41 @@ pub(super) fn duration(seconds: f64) -> String {
 }
 
 /// The progress of a change.
-pub(super) fn amount(current: u64, total: Option<u64>, unit: &str) -> String {
+fn amount(current: u64, total: Option<u64>, unit: &str) -> String {
     match (unit, total) {
         ("percent", _) => format!("{current} %"),
         ("bytes", Some(total)) => format!("{} of {}", bytes(current), bytes(total)),
         ("bytes", None) => bytes(current),
         (_, Some(total)) => format!("{current} of {total} {unit}"),
         (_, None) => format!("{current} {unit}"),
+    }
+}
+
+/// How much of a change is done, in each unit in which it is counted.
+#[derive(Default)]
+pub(super) struct Amounts(Vec<(String, String)>);
+
+impl Amounts {
+    /// The newest amount of a unit.
+    pub(super) fn set(&mut self, current: u64, total: Option<u64>, unit: &str) {
+        let text = amount(current, total, unit);
+        match self.0.iter_mut().find(|(known, _)| known == unit) {
+            Some((_, known)) => *known = text,
+            // Packages are downloaded before they are installed.
+            None if unit == "percent" => self.0 = vec![(unit.to_owned(), text)],
+            None => self.0.push((unit.to_owned(), text)),
+        }
+    }
+
+    /// All of them, with what follows.
+    pub(super) fn and(&self, rest: &str) -> String {
+        let amounts: Vec<&str> = self.0.iter().map(|(_, text)| text.as_str()).collect();
+        let amounts = amounts.join(", ");
+        match (amounts.is_empty(), rest.is_empty()) {
+            (true, _) => rest.to_owned(),
+            (_, true) => amounts,
+            _ => format!("{amounts}: {rest}"),
+        }
     }
 }
 
@@ -63,7 +91,22 @@ pub(super) fn title<'t>(known: &'t [StepTitle], step: &'t StepId) -> &'t str {
 
 #[cfg(test)]
 mod tests {
-    use super::{amount, duration};
+    use super::{Amounts, amount, duration};
+
+    #[test]
+    fn packages_and_bytes_stand_together() {
+        let mut amounts = Amounts::default();
+        assert_eq!(amounts.and("a line"), "a line");
+        amounts.set(2, Some(9), "packages");
+        amounts.set(1_000, Some(5_000_000), "bytes");
+        amounts.set(3, Some(9), "packages");
+        assert_eq!(
+            amounts.and("Get:3"),
+            "3 of 9 packages, 1.0 kB of 5.0 MB: Get:3"
+        );
+        amounts.set(10, Some(100), "percent");
+        assert_eq!(amounts.and(""), "10 %");
+    }
 
     #[test]
     fn durations_and_amounts() {

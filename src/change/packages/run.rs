@@ -168,6 +168,7 @@ impl Applier {
     ) -> Result<Output, ChangeError> {
         let transactions = self.transactions()?;
         let mut done = 0;
+        let (mut size, mut started, mut finished) = (None, 0, 0);
         let ran = self
             .host
             .exec
@@ -175,10 +176,24 @@ impl Applier {
                 if !line.trim().is_empty() {
                     sink.line(&without_logins(line));
                 }
+                if stream == Stream::Out {
+                    size = transactions.download_size(line).or(size);
+                }
                 if stages > 0 && stream == Stream::Out && transactions.is_stage(line) {
                     // A line of a package's script may look like a stage.
                     done = (done + 1).min(stages);
-                    sink.progress((done * 100 / stages) as u64, Some(100), "percent");
+                    match transactions.download_part(line) {
+                        Some(part) => {
+                            // The line is printed when a download starts.
+                            finished = started;
+                            started += part;
+                            sink.progress(done as u64, Some(stages as u64), "packages");
+                            sink.progress(finished, size, "bytes");
+                        }
+                        None => {
+                            sink.progress((done * 100 / stages) as u64, Some(100), "percent");
+                        }
+                    }
                 }
             })
             .await;

@@ -7,7 +7,6 @@ use crate::{
     config::desired::DriverWish,
     engine::{ChangeReport, RunReport, StepReport},
     event::Outcome,
-    exit::Exit,
     report::{
         Style,
         style::{Ink, of_outcome},
@@ -158,7 +157,7 @@ fn readable(line: &str, summary: &str) -> Option<String> {
 }
 
 fn end(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
-    if report.exit == Exit::Blocked {
+    if report.summary().blocked > 0 {
         return writeln!(to, "\n`install` changes nothing until this is solved.");
     }
     let changes = || report.steps.iter().flat_map(|step| &step.changes);

@@ -335,4 +335,14 @@ pub trait Transactions: Debug + Send + Sync {
     fn is_stage(&self, _line: &str) -> bool {
         false
     }
+
+    /// How many bytes will be downloaded, if a line of output says so.
+    fn download_size(&self, _line: &str) -> Option<u64> {
+        None
+    }
+
+    /// The size of the file whose download a line of output reports.
+    fn download_part(&self, _line: &str) -> Option<u64> {
+        None
+    }
 }

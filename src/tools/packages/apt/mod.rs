@@ -266,6 +266,14 @@ impl Transactions for Apt {
     fn is_stage(&self, line: &str) -> bool {
         progress::is_stage(line)
     }
+
+    fn download_size(&self, line: &str) -> Option<u64> {
+        progress::download_size(line)
+    }
+
+    fn download_part(&self, line: &str) -> Option<u64> {
+        progress::download_part(line)
+    }
 }
 
 #[cfg(test)]

@@ -21,9 +21,64 @@ pub fn is_stage(line: &str) -> bool {
     }
 }
 
+/// The bytes that will be downloaded: `Need to get 12.3 MB/312 MB of archives.` means that the rest is
+/// there already.
+#[must_use]
+pub fn download_size(line: &str) -> Option<u64> {
+    let (size, _) = line
+        .strip_prefix("Need to get ")?
+        .split_once(" of archives")?;
+    bytes(size.split('/').next()?)
+}
+
+/// The size at the end of a line about a download.
+#[must_use]
+pub fn download_part(line: &str) -> Option<u64> {
+    if !line.starts_with(FETCHING) {
+        return None;
+    }
+    let (_, size) = line.strip_suffix(']')?.rsplit_once('[')?;
+    bytes(size)
+}
+
+/// A size as apt prints it: at most one decimal place, and the units of 1000.
+fn bytes(size: &str) -> Option<u64> {
+    let (number, unit) = size.split_once(' ')?;
+    let factor = match unit {
+        "B" => 1,
+        "kB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        _ => return None,
+    };
+    let number = number.replace(',', "");
+    let (whole, tenths) = number.split_once('.').unwrap_or((&number, "0"));
+    let tenths: u64 = tenths.get(..1)?.parse().ok()?;
+    Some(whole.parse::<u64>().ok()? * factor + tenths * factor / 10)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::is_stage;
+    use super::{download_part, download_size, is_stage};
+
+    #[test]
+    fn sizes_of_downloads() {
+        for (line, size) in [
+            ("Need to get 312 MB of archives.", Some(312_000_000)),
+            ("Need to get 12.3 kB/1,024 MB of archives.", Some(12_300)),
+            ("Need to get 0 B/99.8 MB of archives.", Some(0)),
+            ("Need to get some rest", None),
+        ] {
+            assert_eq!(download_size(line), size, "{line}");
+        }
+        let line = "Get:3 http://debian.example.org/debian bookworm/main amd64 libx amd64 1.2-3";
+        assert_eq!(
+            download_part(&format!("{line} [1,234 kB]")),
+            Some(1_234_000)
+        );
+        assert_eq!(download_part(line), None);
+        assert_eq!(download_part("Setting up x [2 kB]"), None);
+    }
 
     #[test]
     fn lines_of_apt_and_dpkg() {
