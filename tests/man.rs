@@ -21,10 +21,11 @@ fn pages() -> Vec<(String, String)> {
                 .unwrap_or(command.get_name())
                 .to_owned();
             let mut page = Vec::new();
-            clap_mangen::Man::new(command.name(name.clone()))
+            clap_mangen::Man::new(command)
                 .render(&mut page)
-                .unwrap();
-            (format!("{name}.1"), String::from_utf8(page).unwrap())
+                .expect("memory takes every page");
+            let page = String::from_utf8(page).expect("a page is text");
+            (format!("{name}.1"), page)
         })
         .collect()
 }

@@ -146,19 +146,22 @@ fn detect<'f>(subject: &Subject<'f>) -> Result<Vec<Bound<'f>>, StepError> {
     Ok(found)
 }
 
-/// `nvidia 6, none 2`, in the order in which they are met.
+/// `nvidia (6 GPUs), no driver (2 GPUs)`, in the order in which they are met; one alone has all GPUs.
 fn counts(found: &[Bound<'_>]) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for (_, driver) in found {
-        let driver = driver.unwrap_or("none");
+        let driver = driver.unwrap_or("no driver");
         match counts.iter_mut().find(|(name, _)| *name == driver) {
             Some((_, count)) => *count += 1,
             None => counts.push((driver, 1)),
         }
     }
+    if let [(driver, _)] = counts[..] {
+        return driver.to_owned();
+    }
     let counts: Vec<String> = counts
         .into_iter()
-        .map(|(driver, count)| format!("{driver} {count}"))
+        .map(|(driver, count)| format!("{driver} ({})", gpus(count)))
         .collect();
     counts.join(", ")
 }
@@ -425,7 +428,10 @@ mod tests {
         }
         assert_eq!(bound(&[], means(false)).status, Verdict::Skip);
         let mixed = bound(&[(first, Some("nvidia")), (second, None)], means(true));
-        assert_eq!(mixed.observed.as_deref(), Some("nvidia 1, none 1"));
+        assert_eq!(
+            mixed.observed.as_deref(),
+            Some("nvidia (1 GPU), no driver (1 GPU)")
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::{
     world::World,
 };
 use crate::{
+    check::{Finding, Verdict},
     checks,
     config::error::{ConfigError, ResolveError},
     engine::{self, Audit, Cancel, NoVerbs, Options, Session, Tools, Unresolvable},
@@ -103,7 +104,6 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         Some(why) if !prepared => Err(why),
         _ => desired,
     };
-    prepare::warn(world, &warnings);
     let (events, reporter) = prepare::events(&ground.host, &world.secrets, Vec::new())?;
     let names = |ids: &[Id]| ids.iter().map(ToString::to_string).collect();
     let tools = Tools {
@@ -131,15 +131,30 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         session.state().snapshot().await;
         recording.finish().map_err(not_recorded)?;
     }
+    // What a finding says is not said again.
+    let found = |warning: &&String| (report.findings.iter()).any(|finding| tells(finding, warning));
+    let unsaid: Vec<String> = (warnings.iter().filter(|warning| !found(warning)))
+        .cloned()
+        .collect();
+    prepare::warn(world, &unsaid);
     let style = world.out_style().verbose(args.detail.verbose);
+    let whole = args.only.is_empty() && args.skip.is_empty();
     match args.format {
         CheckFormat::Json => print::json(
             &mut world.out,
             &document::check(&report, &ground.facts, &warnings),
         )?,
-        CheckFormat::Human => print::show(&mut world.out, |to| human::check(to, &report, style))?,
+        CheckFormat::Human => {
+            print::show(&mut world.out, |to| human::check(to, &report, whole, style))?
+        }
     }
     Ok(report.exit)
+}
+
+/// Whether a reader of the findings reads this warning there.
+fn tells(finding: &Finding, warning: &str) -> bool {
+    let shown = !matches!(finding.status, Verdict::Pass | Verdict::Skip);
+    shown && finding.because.is_none() && finding.why.contains(warning)
 }
 
 /// Whether a machine that was prepared so must have GPUs: a node of a pool may have none.

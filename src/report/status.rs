@@ -48,9 +48,9 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
         lines.push((
             "to undo",
             format!(
-                "{} with `gpu-bootstrap uninstall`, of {}",
+                "{}, made for {} steps, with `gpu-bootstrap uninstall`",
                 things(status.changes_standing),
-                status.steps_standing.join(", ")
+                status.steps_standing.len()
             ),
         ));
     }

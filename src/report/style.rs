@@ -141,13 +141,12 @@ impl Style {
     /// own, to be copied.
     pub(super) fn advice(self, head: &str, text: &str) -> String {
         let gap = " ".repeat(display_width(head));
-        let margin = " ".repeat(head.len() - head.trim_start().len());
         let mut head = head.to_owned();
         let mut lines = Vec::new();
         let mut rest = text;
         while let Some((before, command, after)) = next_command(rest) {
             lines.push(self.hanging(&head, &format!("{before}run")));
-            lines.push(format!("{margin}    {}", self.paint(Ink::Strong, command)));
+            lines.push(format!("{gap}  {}", self.paint(Ink::Strong, command)));
             head.clone_from(&gap);
             rest = after.trim_start_matches([' ', ',', ';', ':', '.']);
         }
@@ -284,7 +283,7 @@ mod tests {
         let text = "run `a b`: it does c; if that fails, run `d | e` to see why";
         assert_eq!(
             Style::default().advice("hint: ", text),
-            "hint: run\n    a b\n      it does c; if that fails, run\n    d | e\n      to see why"
+            "hint: run\n        a b\n      it does c; if that fails, run\n        d | e\n      to see why"
         );
         assert_eq!(Style::default().advice("hint: ", "wait"), "hint: wait");
         assert_eq!(command(text), Some("a b"));

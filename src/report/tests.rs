@@ -80,7 +80,7 @@ fn checked() -> RunReport {
 
 #[test]
 fn a_check_tells_what_is_wrong_and_counts_the_rest() {
-    let plain = text(|to| human::check(to, &checked(), Style::default()));
+    let plain = text(|to| human::check(to, &checked(), true, Style::default()));
     assert_eq!(
         plain,
         "not ready: another one is loaded\n\
@@ -88,15 +88,15 @@ fn a_check_tells_what_is_wrong_and_counts_the_rest() {
          fail     A look (driver.module)\n         \
          observed: 535.247.01\n         \
          expected: 535.261.03\n         \
-         remedy: run\n             \
+         remedy: run\n                   \
          gpu-bootstrap install\n\
          \n\
          1 fail, 1 pass, 1 skip (`-v` shows all)\n"
     );
-    let coloured = text(|to| human::check(to, &checked(), Style::new(true)));
+    let coloured = text(|to| human::check(to, &checked(), true, Style::new(true)));
     assert!(coloured.contains("\u{1b}[31;1mfail     \u{1b}[0m"));
     assert_eq!(bare(&coloured), plain);
-    let all = text(|to| human::check(to, &checked(), Style::default().verbose(true)));
+    let all = text(|to| human::check(to, &checked(), true, Style::default().verbose(true)));
     for line in ["pass     A look (preflight)", "skip     A look (nvswitch)"] {
         assert!(all.contains(line), "{all}");
     }
@@ -129,12 +129,12 @@ fn drifted() -> RunReport {
 #[test]
 fn drift_is_a_list_with_one_command() {
     assert_eq!(
-        text(|to| human::check(to, &drifted(), Style::default())),
+        text(|to| human::check(to, &drifted(), true, Style::default())),
         "2 things would change\n\
          \n  \
          - A look (packages)\n    \
          x is not installed\n    \
-         not before this: A look\n\
+         waits for this: A look\n\
          \n\
          To make these changes:\n\
          \n    \
@@ -145,18 +145,32 @@ fn drift_is_a_list_with_one_command() {
 }
 
 #[test]
+fn a_part_of_the_findings_is_no_verdict_about_the_node() {
+    let mut report = report(Mode::Check, Exit::Ok, Vec::new());
+    report.findings = vec![finding("a", Verdict::Pass, "fine")];
+    let first = |report: &RunReport| {
+        let text = text(|to| human::check(to, report, false, Style::default()));
+        text.lines().next().unwrap_or_default().to_owned()
+    };
+    assert_eq!(first(&report), "1 finding passes");
+    report.findings.push(finding("b", Verdict::Pass, "fine"));
+    report.findings.push(finding("c", Verdict::Warn, "odd"));
+    assert_eq!(first(&report), "2 findings pass, with 1 warning");
+}
+
+#[test]
 fn the_first_line_is_the_verdict() {
     let first = |exit, findings: Vec<Finding>| {
         let mut report = report(Mode::Check, exit, Vec::new());
         report.findings = findings;
-        let text = text(|to| human::check(to, &report, Style::default()));
+        let text = text(|to| human::check(to, &report, true, Style::default()));
         text.lines().next().unwrap_or_default().to_owned()
     };
     let pass = || finding("a", Verdict::Pass, "fine");
     for (expected, exit, findings) in [
         ("ready", Exit::Ok, vec![pass()]),
         (
-            "ready, with 1 doubt",
+            "ready, with 1 warning",
             Exit::Ok,
             vec![pass(), finding("b", Verdict::Warn, "odd")],
         ),

@@ -137,8 +137,13 @@ fn stale(state: &CdiState, spec: &Spec, loaded: &DriverVersion) -> Option<String
         let gpus = spec.names().filter_map(Name::of);
         let gpus = gpus.filter(|name| *name == Name::Index).count();
         let parts = spec.names().any(|name| Name::of(name) == Some(Name::Part));
-        return (!parts && gpus != state.gpus)
-            .then(|| format!("names {gpus} GPUs, {} are on the bus", state.gpus));
+        return (!parts && gpus != state.gpus).then(|| {
+            format!(
+                "names {}, {} are on the bus",
+                words::count(gpus),
+                state.gpus
+            )
+        });
     };
     // After a GPU was replaced, MIG was set up anew, or the disk was cloned, all else may look the
     // same.
@@ -195,10 +200,10 @@ fn named(state: &CdiState) -> String {
     let visible = state.visible.as_deref().unwrap_or_default();
     let parts = visible.iter().filter(|one| one.index.contains(':')).count();
     match (visible.len() - parts, parts) {
-        (0, 0) => format!("{} GPUs", state.gpus),
-        (gpus, 0) => format!("{gpus} GPUs"),
+        (0, 0) => words::count(state.gpus),
+        (gpus, 0) => words::count(gpus),
         (0, parts) => format!("{parts} MIG devices"),
-        (gpus, parts) => format!("{gpus} GPUs, {parts} MIG devices"),
+        (gpus, parts) => format!("{}, {parts} MIG devices", words::count(gpus)),
     }
 }
 
@@ -346,7 +351,7 @@ devices:
             gpus: 2,
             ..state("535.261.03")
         };
-        assert!(why(&two, &facts).contains("names 1 GPUs, 2 are on the bus"));
+        assert!(why(&two, &facts).contains("names 1 GPU, 2 are on the bus"));
     }
 
     fn gpu(index: u32, uuid: &str) -> Visible {

@@ -276,6 +276,7 @@ fn run(args: &[&str]) -> Ran {
         secrets,
         out_terminal: false,
         err_terminal: false,
+        width: 80,
         exe: "/usr/local/bin/gpu-bootstrap".into(),
         command: args.join(" "),
         proxied: Arc::new(move |_| http.clone()),

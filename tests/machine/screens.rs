@@ -36,7 +36,7 @@ fn broken() -> Machine {
     let files = &machine.fakes.files;
     let link = format!("{FOLDER}/libnvidia-ml.so.1");
     files.put(
-        format!("{FOLDER}/nvidia/current/libnvidia-ml.so.535.999.01"),
+        &format!("{FOLDER}/nvidia/current/libnvidia-ml.so.535.999.01"),
         "",
     );
     files.take(&link);

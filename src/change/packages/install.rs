@@ -127,7 +127,7 @@ impl Applier {
             Ok(resolved) => resolved,
             // An earlier change of the plan may add the repository or download newer lists.
             Err(ChangeError::Packages(error @ PackageError::NoVersion { .. })) => {
-                return Ok(format!("cannot be simulated yet: {error}"));
+                return Ok(format!("cannot be simulated yet: failed to {error}"));
             }
             Err(error) => return Err(error),
         };

@@ -23,7 +23,7 @@ const TEXT: usize = 9;
 const INSTALL: &str = "gpu-bootstrap install";
 
 /// What stands before the titles of findings that another one blocks.
-const BLOCKED: &str = "not before this:";
+const BLOCKED: &str = "waits for this:";
 
 /// The finding that says whether this machine can be prepared at all.
 const RESOLVABLE: &str = "config.resolvable";
@@ -83,7 +83,12 @@ struct Headline<'r> {
     tells: Option<&'r Finding>,
 }
 
-fn headline<'r>(report: &'r RunReport, sorted: &Sorted<'r>, style: Style) -> Headline<'r> {
+fn headline<'r>(
+    report: &'r RunReport,
+    sorted: &Sorted<'r>,
+    whole: bool,
+    style: Style,
+) -> Headline<'r> {
     let because = |ink, head: &str, finding: &'r Finding| {
         let (clause, whole) = style.clause(head, &finding.why);
         Headline {
@@ -124,32 +129,55 @@ fn headline<'r>(report: &'r RunReport, sorted: &Sorted<'r>, style: Style) -> Hea
         );
         return plain(Ink::Doubt, text);
     }
-    let looked = |finding: &&Finding| finding.status == Verdict::Pass;
-    match sorted.doubts.len() {
-        0 if sorted.rest.iter().any(|finding| looked(finding)) => {
-            plain(Ink::Good, "ready".to_owned())
-        }
-        0 => plain(
-            Ink::Faint,
-            "nothing to check: no finding concerns this machine".to_owned(),
-        ),
-        1 => plain(Ink::Doubt, "ready, with 1 doubt".to_owned()),
-        doubts => plain(Ink::Doubt, format!("ready, with {doubts} doubts")),
+    let passed = (sorted.rest.iter())
+        .filter(|finding| finding.status == Verdict::Pass)
+        .count();
+    // A part that is good says nothing about the node.
+    let good = match passed {
+        _ if whole => "ready".to_owned(),
+        1 => "1 finding passes".to_owned(),
+        passed => format!("{passed} findings pass"),
+    };
+    if sorted.doubts.is_empty() && passed == 0 {
+        let text = "nothing to check: no finding concerns this machine";
+        return plain(Ink::Faint, text.to_owned());
+    }
+    match doubts(&sorted.doubts) {
+        None => plain(Ink::Good, good),
+        Some(doubts) => plain(Ink::Doubt, format!("{good}, with {doubts}")),
     }
 }
 
-/// The result of `check`: the verdict, what fails, what would change, and how many pass.
+/// Warnings, and what could not be determined, counted; nothing if there are none.
+fn doubts(findings: &[&Finding]) -> Option<String> {
+    let unknown = (findings.iter())
+        .filter(|finding| finding.status == Verdict::Unknown)
+        .count();
+    let warnings = match findings.len() - unknown {
+        0 => None,
+        1 => Some("1 warning".to_owned()),
+        warnings => Some(format!("{warnings} warnings")),
+    };
+    match (warnings, unknown) {
+        (warnings, 0) => warnings,
+        (None, unknown) => Some(format!("{unknown} unknown")),
+        (Some(warnings), unknown) => Some(format!("{warnings} and {unknown} unknown")),
+    }
+}
+
+/// The result of `check`: the verdict, what fails, what would change, and how many pass. If not the
+/// whole node was examined, but a part that was asked for, the verdict is about that part.
 ///
 /// # Errors
 /// An error of the writer.
-pub fn check(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
+pub fn check(to: &mut dyn Write, report: &RunReport, whole: bool, style: Style) -> io::Result<()> {
     let sorted = Sorted::of(report);
-    let headline = headline(report, &sorted, style);
+    let headline = headline(report, &sorted, whole, style);
     writeln!(to, "{}", style.paint(headline.ink, &headline.text))?;
     if style.verbose {
         for finding in &report.findings {
             writeln!(to)?;
-            row(to, finding, true, style)?;
+            row(to, finding, Shown::ALL, style)?;
         }
     } else {
         problems(to, &sorted, &headline, style)?;
@@ -180,7 +208,12 @@ fn problems(
     for finding in sorted.broken.iter().chain(&sorted.doubts) {
         writeln!(to)?;
         let told = (headline.tells).is_some_and(|told| std::ptr::eq(told, *finding));
-        row(to, finding, !told, style)?;
+        let show = Shown {
+            why: !told,
+            // The command follows once, after everything that it changes.
+            install: sorted.drift.is_empty(),
+        };
+        row(to, finding, show, style)?;
         let head = format!("{}{BLOCKED} ", " ".repeat(TEXT));
         listed(to, &head, &sorted.under(finding), style)?;
     }
@@ -218,11 +251,25 @@ fn listed(to: &mut dyn Write, head: &str, findings: &[&Finding], style: Style) -
     writeln!(to, "{}", style.hanging(head, &titles.join("; ")))
 }
 
-fn row(to: &mut dyn Write, finding: &Finding, why: bool, style: Style) -> io::Result<()> {
+/// The parts of a finding that are said nowhere else.
+#[derive(Clone, Copy)]
+struct Shown {
+    why: bool,
+    install: bool,
+}
+
+impl Shown {
+    const ALL: Self = Self {
+        why: true,
+        install: true,
+    };
+}
+
+fn row(to: &mut dyn Write, finding: &Finding, show: Shown, style: Style) -> io::Result<()> {
     let head = style.column(of_verdict(finding.status), word(finding.status), TEXT);
     let title = style.titled(&finding.title, finding.id.as_str());
     writeln!(to, "{}", style.hanging(&head, &title))?;
-    if why {
+    if show.why {
         writeln!(to, "{}", style.indented(TEXT, &finding.why))?;
     }
     if finding.status == Verdict::Pass || finding.status == Verdict::Skip {
@@ -232,14 +279,20 @@ fn row(to: &mut dyn Write, finding: &Finding, why: bool, style: Style) -> io::Re
         ("observed", &finding.observed),
         ("expected", &finding.expected),
     ] {
-        // The reason often has the value already.
-        if let Some(value) = value.as_ref().filter(|value| !finding.why.contains(*value)) {
+        // The reason often has the value already, and the title what is expected.
+        let said = |value: &&String| {
+            let title = finding.title.to_lowercase();
+            finding.why.contains(*value)
+                || (name == "expected" && title.contains(&value.to_lowercase()))
+        };
+        if let Some(value) = value.as_ref().filter(|value| !said(value)) {
             let label = style.paint(Ink::Faint, &format!("{name}:"));
             let head = format!("{}{label} ", " ".repeat(TEXT));
             writeln!(to, "{}", style.hanging(&head, value))?;
         }
     }
-    if let Some(remedy) = &finding.remedy {
+    let said = |remedy: &&String| !show.install && remedy.as_str() == format!("run `{INSTALL}`");
+    if let Some(remedy) = finding.remedy.as_ref().filter(|remedy| !said(remedy)) {
         let label = style.paint(Ink::Hint, "remedy:");
         let head = format!("{}{label} ", " ".repeat(TEXT));
         writeln!(to, "{}", style.advice(&head, remedy))?;

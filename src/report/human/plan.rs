@@ -57,7 +57,10 @@ pub fn plan(
 }
 
 const fn idle(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Satisfied | Outcome::NotApplicable)
+    matches!(
+        outcome,
+        Outcome::Satisfied | Outcome::NotApplicable | Outcome::NotRun
+    )
 }
 
 fn headline(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Result<()> {
