@@ -10,6 +10,11 @@ pub trait Report: std::error::Error + Send + Sync + 'static {
     fn reason(&self) -> &'static str;
     /// What to do next, without the word `hint:`.
     fn hint(&self) -> Option<String>;
+    /// Whether the cause may pass without help (a mirror that answers 503, a network that is late),
+    /// so that another attempt is worth while.
+    fn passes(&self) -> bool {
+        false
+    }
 }
 
 /// More words of an error, below its own line.

@@ -19,9 +19,9 @@ use nix::sys::signal::{SigSet, Signal};
 fn main() -> ExitCode {
     // A parent that waits for its own signals hands its mask down; a run must be stoppable all the
     // same. Before there are threads, so that all of them inherit it.
-    let stop = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+    let stop = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     if let Err(error) = stop.thread_unblock() {
-        return fail("failed to listen for SIGINT and SIGTERM", &error);
+        return fail("failed to listen for SIGINT, SIGTERM and SIGHUP", &error);
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -67,12 +67,10 @@ fn main() -> ExitCode {
         width: width(),
         exe,
         command: std::env::args().nth(1).unwrap_or_default(),
-        proxied: Arc::new(|url| {
+        proxied: Arc::new(|url, direct| {
             let proxy = HttpProxy {
                 url: url.clone(),
-                no_proxy: std::env::var("no_proxy")
-                    .or_else(|_| std::env::var("NO_PROXY"))
-                    .ok(),
+                no_proxy: direct.map(str::to_owned),
             };
             Arc::new(RealHttp::new(Arc::new(RealClock::default()), Some(proxy)))
         }),

@@ -1,5 +1,7 @@
 //! A step looks at the machine and decides; it never changes it.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use crate::{
@@ -72,6 +74,16 @@ pub enum Assessment {
         why: String,
         /// What would help.
         hint: String,
+    },
+    /// It cannot be reached as the machine is now. A step that it comes after may heal this, so it
+    /// blocks only if none of these has anything to do.
+    BlockedNow {
+        /// What stands in the way, with the values compared.
+        why: String,
+        /// What would help.
+        hint: String,
+        /// How long this lasts at most if it passes by itself. `None`: waiting does not help.
+        passes: Option<Duration>,
     },
     /// It needs a live kernel or GPU, and this machine becomes an image.
     AwaitingBoot {

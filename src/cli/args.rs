@@ -1,5 +1,7 @@
 //! The command line, which is a stable interface. This module only parses it.
 
+use std::time::Duration;
+
 use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -46,6 +48,9 @@ pub enum Command {
     Compat(Compat),
     /// Print the completions of a shell, for its folder of completions
     Completions(Completions),
+    /// Count this boot, for a run that continues by itself
+    #[command(hide = true)]
+    BootGuard,
     /// Print the view of NVML, for the process that started this one with a deadline
     #[command(hide = true)]
     NvmlView,
@@ -183,6 +188,10 @@ pub struct Install {
     /// Reboot if required, and continue automatically
     #[arg(long)]
     pub reboot: bool,
+    /// Time for retries of what may pass, as a mirror that is down; afterwards nothing new starts.
+    /// Each boot counts anew [default: 2h with --reboot]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub deadline: Option<Duration>,
     /// Write events as JSON Lines to a file, or to stdout with `-`
     #[arg(long, value_name = "FILE|-")]
     pub events: Option<String>,
@@ -261,11 +270,39 @@ fn id(text: &str) -> Result<Id, std::convert::Infallible> {
     Ok(Id::owned(text))
 }
 
+/// `90s`, `30m`, `1h 30m`, `2 hours`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let duration: jiff::SignedDuration = text
+        .parse()
+        .map_err(|_| "write a duration as `90s`, `30m` or `1h30m`".to_owned())?;
+    match Duration::try_from(duration) {
+        Ok(duration) if duration >= Duration::from_secs(1) => Ok(duration),
+        _ => Err("at least one second is needed".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::CommandFactory;
 
-    use super::Cli;
+    use super::{Cli, duration};
+
+    #[test]
+    fn durations_are_written_as_people_write_them() {
+        for (text, seconds) in [
+            ("90s", 90),
+            ("30m", 1800),
+            ("1h30m", 5400),
+            ("2 hours", 7200),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "30", "0s", "-5m", "soon", "10ms"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn the_definition_is_sound() {

@@ -71,6 +71,11 @@ impl Failure {
         }))
     }
 
+    /// Of the engine.
+    pub fn boxed(report: Box<dyn Report>) -> Self {
+        Self(report)
+    }
+
     /// The error.
     #[must_use]
     pub fn report(&self) -> &dyn Report {

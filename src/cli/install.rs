@@ -1,10 +1,11 @@
 //! `install`: makes the machine as wanted, and goes on where an earlier run was cut off.
 
-use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt};
+use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt, time::Duration};
 
 use super::{Failure, args, prepare, print, world::World};
 use crate::{
-    engine::{self, Cancel, RunFile, RunReport},
+    engine::{self, Cancel, EngineError, RebootError, RunFile, RunReport},
+    error::{causes, one_line},
     event::Subscriber,
     exit::Exit,
     journal::Request,
@@ -13,48 +14,85 @@ use crate::{
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<Exit, Failure> {
     prepare::root(world, "install")?;
-    let request = if args.resume {
+    let mut request = if args.resume {
         resumed(world)?
     } else {
         prepare::request(&args.target, &args.image, args.reboot, args.lock_timeout)?
     };
+    if let Some(deadline) = args.deadline {
+        request.deadline_seconds = Some(deadline.as_secs());
+    }
     let automatic = request.reboot;
+    let deadline = deadline(&request, args.resume);
     let target = prepare::target(world, request)?;
     prepare::warn(world, &target.resolution.warnings);
     let cancel = cancel()?;
     let events_to_stdout = args.events.as_deref() == Some("-");
     let subscribers = subscribers(world, args.events.as_deref(), args.detail)?;
     let (events, reporter) = prepare::events(target.host(), &world.secrets, subscribers)?;
-    let tools = target.tools(world, events, cancel);
+    let mut tools = target.tools(world, events, cancel.clone());
+    tools.options.deadline = deadline;
+    tools.options.resumed = args.resume;
     let ended = target.session(tools)?.install().await;
     reporter.finish();
-    let report = ended?;
-    // Events have standard output for themselves when they were asked for there.
-    if !events_to_stdout {
-        tell(world, args.output.format, args.detail, &report)?;
+    let (exit, reboots) = match ended {
+        Ok(report) => {
+            // Events have standard output for themselves when they were asked for there.
+            if events_to_stdout {
+                troubles(world, &report);
+            } else {
+                tell(world, args.output.format, args.detail, &report);
+            }
+            let reboots = report.reboot.is_some_and(|reboot| reboot.automatic);
+            (report.exit, reboots)
+        }
+        // It was recorded, and did not happen.
+        Err(EngineError::RebootFirst { awaited, .. }) if awaited.automatic && automatic => {
+            say(
+                world,
+                "the reboot that the last run asked for has not happened",
+            );
+            (Exit::RebootRequired, true)
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let refused = if automatic && reboots {
+        let locks = target.resolution.desired.packages.manager.backend().locks();
+        let mut note = |text: &str| say(world, text);
+        engine::reboot(target.host(), locks, &cancel, &mut note)
+            .await
+            .err()
     } else {
-        troubles(world, &report);
+        None
+    };
+    if cancel.hung_up() && matches!(exit, Exit::Terminated | Exit::RebootRequired) {
+        // The terminal is gone, the machine is not.
+        match engine::hand_over(target.host()).await {
+            Ok(true) => say(world, &format!("`{}` continues the run", engine::UNIT)),
+            Ok(false) => {}
+            Err(error) => say(world, &format!("failed to {}", one_line(&error))),
+        }
     }
-    if automatic
-        && report
-            .reboot
-            .as_ref()
-            .is_some_and(|reboot| reboot.automatic)
-    {
-        engine::reboot(target.host()).await.map_err(|error| {
-            Failure::caused(
-                Exit::RebootRequired,
-                "reboot-refused",
-                "failed to reboot the machine",
-                error,
-                Some(
-                    "progress is saved; reboot the machine yourself, then the run continues \
-                      automatically",
-                ),
-            )
-        })?;
+    match refused {
+        // Who stops the run now knows that it stops.
+        None | Some(RebootError::Stopped) => Ok(exit),
+        Some(error) => Err(error.into()),
     }
-    Ok(report.exit)
+}
+
+/// How long the run tries again what may pass: as asked, else some time where nobody watches.
+fn deadline(request: &Request, resumed: bool) -> Option<Duration> {
+    let unattended = (request.reboot || resumed).then_some(engine::UNATTENDED_DEADLINE);
+    request
+        .deadline_seconds
+        .map(Duration::from_secs)
+        .or(unattended)
+}
+
+/// Talk after the last event.
+fn say(world: &mut World<'_>, text: &str) {
+    // Standard error is the last resort: if it is gone there is nobody to tell.
+    let _ = writeln!(world.err, "note: {text}");
 }
 
 /// What the journal says was asked for, without what only the first run of an image is told.
@@ -80,7 +118,7 @@ pub(super) fn cancel() -> Result<Cancel, Failure> {
         Failure::caused(
             Exit::Internal,
             "no-signal-handler",
-            "failed to prepare for SIGINT and SIGTERM",
+            "failed to prepare for SIGINT, SIGTERM and SIGHUP",
             error,
             None,
         )
@@ -129,19 +167,23 @@ pub(super) fn subscribers(
     Ok(list)
 }
 
+/// Prints what a run did. It is done, so that its exit status counts, whoever reads this or not.
 pub(super) fn tell(
     world: &mut World<'_>,
     format: args::Format,
     detail: args::Detail,
     report: &RunReport,
-) -> Result<(), Failure> {
+) {
     let style = world.out_style().verbose(detail.verbose);
-    match format {
-        args::Format::Json => print::json(&mut world.out, &document::run(report, None))?,
-        args::Format::Human => print::show(&mut world.out, |to| human::run(to, report, style))?,
+    let told = match format {
+        args::Format::Json => print::json(&mut world.out, &document::run(report, None)),
+        args::Format::Human => print::show(&mut world.out, |to| human::run(to, report, style)),
+    };
+    if let Err(failure) = told {
+        let error = failure.report();
+        say(world, &format!("{error}: {}", causes(error).join(": ")));
     }
     troubles(world, report);
-    Ok(())
 }
 
 /// Causes and hints, as talk.

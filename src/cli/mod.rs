@@ -5,6 +5,7 @@ mod check;
 mod compat;
 mod facts;
 mod failure;
+mod guard;
 mod install;
 mod machine;
 mod plan;
@@ -25,7 +26,7 @@ pub use world::{Sink, World};
 use self::args::{Cli, Command};
 use crate::{
     compat::{load::MatrixError, matrix::Matrix},
-    config::layers,
+    config::{layers, network},
     exit::Exit,
     host::real,
     tools::container_view,
@@ -41,6 +42,7 @@ pub async fn run(args: Vec<OsString>, world: &mut World<'_>) -> Exit {
     let words = words.map(|word| word.strip_prefix("--set=").unwrap_or(word).to_owned());
     words
         .chain(layers::assignments(world.vars.clone()))
+        .chain(network::assignments(world.vars.clone()))
         .flat_map(|assignment| layers::secrets(&assignment))
         .for_each(|secret| world.secrets.learn(&secret));
     let cli = match Cli::try_parse_from(args) {
@@ -89,6 +91,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
             );
             print::show(&mut world.out, |to| to.write_all(&script)).map(|()| Exit::Ok)
         }
+        Command::BootGuard => guard::run(world).await,
         Command::NvmlView => print::json(&mut world.out, &real::nvml_view()).map(|()| Exit::Ok),
         Command::ContainerProbe => {
             let view = container_view::look(&*world.host.files).map_err(|error| {

@@ -12,8 +12,10 @@ use crate::{
     config::{
         desired::{Guard, PackagePolicy},
         error::ResolveError,
-        layers::{self, Layers},
+        layers::{self, Layers, Provenance},
         load::{self, Ask},
+        network,
+        place::Place,
         profile::Profile,
         resolve::{Flags, Resolution},
     },
@@ -82,6 +84,7 @@ pub(super) fn request(
         assume_gpus: image.assume_gpu.clone(),
         reboot,
         lock_timeout_seconds: lock_timeout,
+        deadline_seconds: None,
         credentials,
     })
 }
@@ -183,7 +186,8 @@ impl Ground {
         };
         let resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
         if let (Some(proxy), true) = (&resolution.desired.packages.proxy, self.scope.executes) {
-            self.host.http = (world.proxied)(proxy);
+            let direct = resolution.desired.packages.no_proxy.as_deref();
+            self.host.http = (world.proxied)(proxy, direct);
         }
         Ok(resolution)
     }
@@ -249,6 +253,8 @@ pub(super) fn options(world: &World<'_>, facts: &Facts, request: Request) -> Opt
         request,
         instance_id: facts.instance_id.clone(),
         boot_id: facts.boot_id.clone(),
+        deadline: None,
+        resumed: false,
         only: Vec::new(),
         skip: Vec::new(),
     }
@@ -262,7 +268,7 @@ pub(super) fn options(world: &World<'_>, facts: &Facts, request: Request) -> Opt
 pub(super) fn bare_policy(
     host: &Host,
     facts: &Facts,
-    proxy: Option<Secret>,
+    (proxy, no_proxy): (Option<Secret>, Option<String>),
 ) -> Result<PackagePolicy, Failure> {
     let profile = Profile::choose(None, facts.os.as_ref(), &*host.files)?.profile;
     Ok(PackagePolicy {
@@ -270,6 +276,7 @@ pub(super) fn bare_policy(
         manager: profile.manager,
         lock_timeout_seconds: profile.packages.lock_timeout_seconds,
         proxy,
+        no_proxy,
         pause_units: profile.packages.pause_units,
         may_remove: Vec::new(),
         may_upgrade: Vec::new(),
@@ -279,7 +286,7 @@ pub(super) fn bare_policy(
 
 /// The proxy that `install` would use now: from the files, the environment, and the last request. An
 /// error here must not stop undoing, so it is only reported.
-pub(super) fn proxy(world: &mut World<'_>) -> Option<Secret> {
+pub(super) fn proxy(world: &mut World<'_>) -> (Option<Secret>, Option<String>) {
     let request = engine::request(&world.host).map(Option::unwrap_or_default);
     let files = &*world.host.files;
     let read = |request: Request| {
@@ -293,8 +300,11 @@ pub(super) fn proxy(world: &mut World<'_>) -> Option<Secret> {
     let why = match request {
         Ok(request) => match read(request) {
             Ok(config) => {
-                let proxy = config.packages.proxy?;
-                return Some(Secret::new(proxy.expose()));
+                let own = config.packages;
+                return (
+                    own.proxy.map(|proxy| Secret::new(proxy.expose())),
+                    own.no_proxy,
+                );
             }
             Err(error) => one_line(&error),
         },
@@ -305,7 +315,21 @@ pub(super) fn proxy(world: &mut World<'_>) -> Option<Secret> {
         world.err,
         "warning: the configuration cannot be read, so that no proxy is used: {why}"
     );
-    None
+    (None, None)
+}
+
+/// The network settings of the environment, as `KEY=VALUE`, that no other layer overrides.
+fn used_network(env: &[(String, String)], provenance: &[Provenance]) -> Vec<String> {
+    network::from_environment(env)
+        .into_iter()
+        .filter(|found| {
+            provenance.iter().any(|one| {
+                one.key == found.key
+                    && matches!(&one.place, Place::Env { variable } if variable == found.variable)
+            })
+        })
+        .map(|found| format!("{}={}", found.key, found.value))
+        .collect()
 }
 
 impl Target {
@@ -335,7 +359,8 @@ impl Target {
     /// The request as the journal keeps it. After a reboot the environment is another one, so settings
     /// from the environment are kept, too, with lower priority than the others, as now.
     fn kept(&self, world: &World<'_>) -> Request {
-        let mut set = layers::assignments(env(&world.vars));
+        let mut set = used_network(&env(&world.vars), &self.resolution.provenance);
+        set.extend(layers::assignments(env(&world.vars)));
         set.extend(settings(&self.ground.request));
         let (set, credentials) = parted(set, &world.secrets);
         Request {
@@ -385,6 +410,38 @@ mod tests {
         host::fake,
         journal::{Journal, Record},
     };
+
+    #[test]
+    fn the_proxy_of_the_environment_is_kept_for_the_run_after_a_reboot() {
+        let (host, fakes) = fake::host();
+        let env: Vec<(String, String)> = [
+            ("https_proxy", "http://joe:s3cret@proxy:3128"),
+            ("no_proxy", "localhost,.internal"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec();
+        let read = || Layers::read(&*host.files, &*host.files, &[], env.clone(), &[]).unwrap();
+        let set = used_network(&env, &read().provenance());
+        let (open, credentials) = parted(set, &Secrets::default());
+        assert_eq!(open, ["packages.no-proxy=localhost,.internal"]);
+        assert_eq!(
+            credentials[0].expose(),
+            "packages.proxy=http://joe:s3cret@proxy:3128"
+        );
+        assert_eq!(
+            read().merged().unwrap().packages.no_proxy.as_deref(),
+            Some("localhost,.internal")
+        );
+        // The configuration knows better.
+        let own = "[packages]\nproxy = \"http://other:8080\"\n";
+        fakes.files.put("/etc/gpu-bootstrap/config.toml", own);
+        assert_eq!(
+            used_network(&env, &read().provenance()),
+            ["packages.no-proxy=localhost,.internal"]
+        );
+        let proxy = read().merged().unwrap().packages.proxy.unwrap();
+        assert_eq!(proxy.expose(), "http://other:8080");
+    }
 
     #[test]
     fn a_secret_in_a_table_is_kept_for_the_run_after_a_reboot_and_not_in_the_journal() {

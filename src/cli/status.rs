@@ -6,21 +6,24 @@ use crate::{engine, exit::Exit, report};
 /// New at every boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// The id of this boot; `None` where the kernel has none.
+pub(super) fn boot_id(world: &World<'_>) -> Result<Option<String>, Failure> {
+    let text = world.host.files.read_text(BOOT_ID.into());
+    let text = text.map_err(|error| {
+        Failure::caused(
+            Exit::Internal,
+            "no-boot-id",
+            "failed to read the boot id",
+            error,
+            None,
+        )
+    })?;
+    Ok(text.map(|text| text.trim().to_owned()))
+}
+
 pub(super) fn run(world: &mut World<'_>, args: &args::Output) -> Result<Exit, Failure> {
-    let boot = world
-        .host
-        .files
-        .read_text(BOOT_ID.into())
-        .map_err(|error| {
-            Failure::caused(
-                Exit::Internal,
-                "no-boot-id",
-                "failed to read the boot id",
-                error,
-                None,
-            )
-        })?;
-    let status = engine::status(&world.host, boot.as_deref().map(str::trim))?;
+    let boot = boot_id(world)?;
+    let status = engine::status(&world.host, boot.as_deref())?;
     let style = world.out_style();
     match args.format {
         args::Format::Json => print::json(&mut world.out, &report::document::status(&status))?,

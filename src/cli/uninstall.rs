@@ -34,6 +34,6 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Uninstall) -> Result
     let ended = engine::uninstall(&tools, &titles).await;
     reporter.finish();
     let report = ended?;
-    install::tell(world, args.output.format, args.detail, &report)?;
+    install::tell(world, args.output.format, args.detail, &report);
     Ok(report.exit)
 }

@@ -32,7 +32,7 @@ pub struct World<'w> {
     pub exe: camino::Utf8PathBuf,
     /// This command, as it is shown to others who find the run lock taken.
     pub command: String,
-    /// The network behind a proxy that the configuration names.
+    /// The network behind a proxy that the configuration names, with what is reached without it.
     pub proxied: Proxied,
     /// Opens a second handle for messages, for the thread that reports a run in progress.
     pub talk: Talk,
@@ -44,7 +44,7 @@ pub struct World<'w> {
 pub type Sink<'w> = Hiding<&'w mut (dyn Write + Send)>;
 
 /// See [`World::proxied`].
-pub type Proxied = Arc<dyn Fn(&Secret) -> Arc<dyn Http> + Send + Sync>;
+pub type Proxied = Arc<dyn Fn(&Secret, Option<&str>) -> Arc<dyn Http> + Send + Sync>;
 
 /// See [`World::talk`].
 pub type Talk = Arc<dyn Fn() -> Box<dyn Write + Send> + Send + Sync>;

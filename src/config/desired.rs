@@ -126,6 +126,9 @@ pub struct PackagePolicy {
     #[serde(default, serialize_with = "secret::hidden")]
     #[schemars(with = "Option<String>")]
     pub proxy: Option<Secret>,
+    /// Hosts, domains and networks that are reached without it, separated by commas.
+    #[serde(default)]
+    pub no_proxy: Option<String>,
     /// Timers and services that start the package manager by themselves; paused during a run.
     pub pause_units: Vec<String>,
     /// Packages whose removal the plan accepts (shell patterns).

@@ -147,6 +147,8 @@ pub struct PackagesConfig {
     pub lock_timeout_seconds: Option<u64>,
     /// An HTTP proxy, for the package manager and for keys.
     pub proxy: Option<Proxy>,
+    /// Hosts, domains and networks that are reached without the proxy, separated by commas.
+    pub no_proxy: Option<String>,
     /// Packages that may be removed on the way.
     pub may_remove: Option<Vec<PackagePattern>>,
     /// Installed packages that may be upgraded where a dependency demands it.

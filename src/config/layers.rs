@@ -1,6 +1,6 @@
 //! Layers of configuration: each setting with its place; a later layer overrides an earlier one.
 //!
-//! Later wins: `/etc/gpu-bootstrap/config.toml`, `config.d/*.toml` by name, files of `--config` in
+//! Later wins: the proxy variables of the environment, `/etc/gpu-bootstrap/config.toml`, `config.d/*.toml` by name, files of `--config` in
 //! their order, the environment, `--set`. All of them override the profile's defaults. A list
 //! replaces the whole list of an earlier layer.
 
@@ -18,6 +18,7 @@ use crate::{
         error::ConfigError,
         file::Config,
         keys::{self, Node, Secrecy, TREE},
+        network,
         place::Place,
     },
     host::ReadFiles,
@@ -163,6 +164,8 @@ impl Layers {
         set: &[String],
     ) -> Result<Self, ConfigError> {
         let mut layers = Self::default();
+        let env: Vec<(String, String)> = env.into_iter().collect();
+        layers.network(&env)?;
         let drop_ins = Utf8Path::new(DROP_INS);
         let standard = std::iter::once(Utf8PathBuf::from(FILE)).chain(
             files
@@ -187,6 +190,20 @@ impl Layers {
             layers.set(assignment)?;
         }
         Ok(layers)
+    }
+
+    /// Adds the network of the environment, which every other layer overrides.
+    fn network(&mut self, env: &[(String, String)]) -> Result<(), ConfigError> {
+        for found in network::from_environment(env) {
+            self.add(Setting {
+                path: found.key.split('.').map(str::to_owned).collect(),
+                value: Value::String(found.value),
+                place: Place::Env {
+                    variable: found.variable.to_owned(),
+                },
+            })?;
+        }
+        Ok(())
     }
 
     /// Adds a file as the last layer.

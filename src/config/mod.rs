@@ -10,6 +10,7 @@ pub mod file;
 pub mod keys;
 pub mod layers;
 pub mod load;
+pub mod network;
 pub mod place;
 pub mod profile;
 mod repositories;

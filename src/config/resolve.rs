@@ -373,6 +373,7 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
             .lock_timeout_seconds
             .unwrap_or(profile.packages.lock_timeout_seconds),
         proxy: own.proxy.as_ref().map(|proxy| Secret::new(proxy.expose())),
+        no_proxy: own.no_proxy.clone(),
         pause_units: profile.packages.pause_units.clone(),
         may_remove: own.may_remove.as_deref().map(patterns).unwrap_or_default(),
         may_upgrade: own.may_upgrade.as_deref().map(patterns).unwrap_or_default(),

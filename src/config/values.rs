@@ -217,6 +217,12 @@ as_text!(AbsolutePath, "Path from the root", "^/[^\\s]+$");
 pub struct Proxy(Url);
 
 impl Proxy {
+    /// Whether a text is an address that can be used as a proxy.
+    #[must_use]
+    pub fn is_one(text: &str) -> bool {
+        text.parse::<Url>().is_ok()
+    }
+
     /// The whole address, with what is secret in it.
     #[must_use]
     pub fn expose(&self) -> &str {

@@ -4,33 +4,34 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::task::{Id as TaskId, JoinSet};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Session,
     gate::{due, gate},
     job::{Answer, End, Job},
     ledger::Ledger,
+    patience::Patience,
     verbs::Failure,
 };
 use crate::{
     change::{Change, Lock, STOPPED},
+    error::one_line,
     event::{Event, Outcome},
     exit::Exit,
     step::Assessment,
 };
 
-/// The most reboots without a complete run. After that, another reboot will not help.
-pub(super) const MOST_REBOOTS: u32 = 3;
-
 /// The scheduler's state.
 pub(super) struct Applying<'s> {
-    session: &'s Session,
+    pub(super) session: &'s Session,
     ledger: Ledger,
     /// Reboots since the last complete run.
-    reboots: u32,
+    pub(super) reboots: u32,
     pub(super) jobs: Vec<Job>,
     tasks: JoinSet<Done>,
     /// The step that each task works for.
@@ -39,8 +40,11 @@ pub(super) struct Applying<'s> {
     /// date, and so is what was read for it.
     epoch: u64,
     /// The package lists were refreshed after the last repository was added.
-    lists_are_new: bool,
+    pub(super) lists_are_new: bool,
     pub(super) stop: Option<Stop>,
+    pub(super) patience: Patience,
+    /// Ends the pauses before further attempts.
+    pub(super) pauses: CancellationToken,
 }
 
 struct Worker {
@@ -57,10 +61,12 @@ pub(super) enum Stop {
     Cancelled(Exit),
     /// A reboot is due.
     Reboot(String),
+    /// The deadline has passed.
+    Deadline(Duration),
 }
 
 /// The result of a task.
-enum Done {
+pub(super) enum Done {
     Assessed {
         at: usize,
         answer: Answer,
@@ -69,6 +75,10 @@ enum Done {
         steps: Vec<usize>,
         count: usize,
         failed: Option<(String, Failure)>,
+    },
+    /// The pause before another attempt is over.
+    Paused {
+        at: usize,
     },
 }
 
@@ -86,6 +96,8 @@ impl<'s> Applying<'s> {
             epoch: 0,
             lists_are_new: false,
             stop: None,
+            patience: Patience::new(&session.tools.options),
+            pauses: session.tools.cancel.token().child_token(),
         }
     }
 
@@ -104,7 +116,16 @@ impl<'s> Applying<'s> {
                     });
                 }
             }
+            let elapsed = self.session.tools.events.elapsed();
+            if self.stop.is_none()
+                && let Some(deadline) = self.patience.passed(elapsed)
+            {
+                self.stop = Some(Stop::Deadline(deadline));
+            }
             while self.advance() {}
+            if self.stop.is_some() {
+                self.pauses.cancel();
+            }
             if self.tasks.is_empty() {
                 break;
             }
@@ -163,7 +184,9 @@ impl<'s> Applying<'s> {
             let usable = job.answered_at == self.epoch
                 && !matches!(
                     job.answer,
-                    None | Some(Err(_)) | Some(Ok(Assessment::After { .. }))
+                    None | Some(
+                        Err(_) | Ok(Assessment::After { .. } | Assessment::BlockedNow { .. })
+                    )
                 );
             if usable {
                 self.decide(at);
@@ -299,7 +322,7 @@ impl<'s> Applying<'s> {
         self.session.inner.begin_epoch();
     }
 
-    fn start(
+    pub(super) fn start(
         &mut self,
         steps: Vec<usize>,
         locks: BTreeSet<Lock>,
@@ -360,135 +383,22 @@ impl<'s> Applying<'s> {
                     && failure.reason() != STOPPED
                 {
                     for at in steps {
-                        self.fail(at, End::failed(&summary, &failure));
+                        let message = format!("failed to {summary}: {}", one_line(&*failure));
+                        if !(failure.passes() && self.again(at, &message, None)) {
+                            self.fail(at, End::failed(&summary, &failure));
+                        }
                     }
                 }
             }
-        }
-    }
-
-    /// What a fresh assessment means before anything was applied for the step.
-    fn decide(&mut self, at: usize) {
-        let now = self.session.tools.events.elapsed();
-        self.jobs[at].since.get_or_insert(now);
-        let Some(answer) = &self.jobs[at].answer else {
-            return;
-        };
-        match answer {
-            Ok(Assessment::Satisfied { why }) => {
-                let why = why.clone();
-                self.end(at, End::new(Outcome::Satisfied, why));
-            }
-            Ok(Assessment::NotApplicable { why }) => {
-                let why = why.clone();
-                self.end(at, End::new(Outcome::NotApplicable, why));
-            }
-            Ok(Assessment::AwaitingBoot { why }) => {
-                let why = why.clone();
-                self.end(at, End::new(Outcome::AwaitingBoot, why));
-            }
-            Ok(Assessment::Needs { changes, .. }) if changes.is_empty() => {
-                self.fail(
-                    at,
-                    End::bug("the step is not satisfied, but names no change"),
-                );
-            }
-            Ok(Assessment::Needs { changes, .. }) => {
-                self.jobs[at].changes = changes.clone();
-                self.jobs[at].decided = true;
-            }
-            Ok(Assessment::Blocked { why, hint }) => {
-                let end = End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()));
-                self.fail(at, end);
-            }
-            Ok(Assessment::After { upstream, why, .. }) => {
-                let awaits = self.jobs.iter().any(|job| {
-                    job.id == *upstream
-                        && job
-                            .ended
-                            .as_ref()
-                            .is_some_and(|end| end.outcome == Outcome::AwaitingBoot)
-                });
-                let why = format!("after `{upstream}`: {why}");
-                if awaits {
-                    self.end(at, End::new(Outcome::AwaitingBoot, why));
-                } else {
-                    let bug = format!("the step still cannot be assessed, {why}");
-                    self.fail(at, End::bug(&bug));
-                }
-            }
-            Err(error) => {
-                let end = End::could_not_look(error);
-                self.fail(at, end);
+            Done::Paused { at } => {
+                self.jobs[at].busy = false;
+                // What was read before the pause is out of date.
+                self.next_epoch();
             }
         }
     }
 
-    /// What an assessment means once all changes of the step are applied.
-    fn verify(&mut self, at: usize, answer: Answer) {
-        let before = match &self.jobs[at].answer {
-            Some(Ok(Assessment::Needs { why, .. })) => why.clone(),
-            _ => String::new(),
-        };
-        match answer {
-            Ok(Assessment::Satisfied { why } | Assessment::NotApplicable { why }) => {
-                self.end(at, End::new(Outcome::Changed, why));
-            }
-            Ok(Assessment::AwaitingBoot { why }) => {
-                self.end(at, End::new(Outcome::AwaitingBoot, why));
-            }
-            Ok(Assessment::Needs { why, changes }) => {
-                if let [Change::Reboot { why }] = changes.as_slice() {
-                    self.reboot(at, why.clone());
-                } else {
-                    self.not_verified(at, &before, &why);
-                }
-            }
-            Ok(Assessment::Blocked { why, .. } | Assessment::After { why, .. }) => {
-                self.not_verified(at, &before, &why);
-            }
-            Err(error) => {
-                let mut end = End::could_not_look(&error);
-                end.why = format!("its changes are applied, but verifying {}", end.why);
-                self.fail(at, end);
-            }
-        }
-    }
-
-    fn not_verified(&mut self, at: usize, before: &str, now: &str) {
-        let mut end = End::new(
-            Outcome::Failed,
-            "its changes are applied, but the state is not as wanted".to_owned(),
-        );
-        end.causes = vec![format!("before: {before}"), format!("now: {now}")];
-        end.reason = Some("not-verified");
-        self.fail(at, end);
-    }
-
-    /// A step cannot go on before a reboot.
-    fn reboot(&mut self, at: usize, why: String) {
-        if self.session.inner.image() {
-            // The first boot of the image takes the place of that reboot. Other steps go on.
-            self.end(at, End::new(Outcome::AwaitingBoot, why));
-        } else if self.reboots >= MOST_REBOOTS {
-            let mut end = End::new(
-                Outcome::Failed,
-                format!("{MOST_REBOOTS} reboots have not helped: {why}"),
-            )
-            .hint(Some(
-                "run `journalctl -b` and `lsmod` to find what comes back at boot, then run \
-                 `gpu-bootstrap install` again; `gpu-bootstrap uninstall` resets the count"
-                    .to_owned(),
-            ));
-            end.reason = Some("reboot-loop");
-            self.fail(at, end);
-        } else {
-            self.end(at, End::new(Outcome::AwaitingBoot, why.clone()));
-            self.stop.get_or_insert(Stop::Reboot(why));
-        }
-    }
-
-    fn fail(&mut self, at: usize, end: End) {
+    pub(super) fn fail(&mut self, at: usize, end: End) {
         let word = if end.outcome == Outcome::Blocked {
             "is blocked"
         } else {
@@ -496,7 +406,7 @@ impl<'s> Applying<'s> {
         };
         let why = format!("`{}` {word}", self.jobs[at].id);
         match self.stop {
-            Some(Stop::Step(_) | Stop::Cancelled(_)) => {}
+            Some(Stop::Step(_) | Stop::Cancelled(_) | Stop::Deadline(_)) => {}
             // A failure has precedence over a reboot.
             None | Some(Stop::Reboot(_)) => self.stop = Some(Stop::Step(why)),
         }
@@ -515,7 +425,7 @@ impl<'s> Applying<'s> {
         }
     }
 
-    fn end(&mut self, at: usize, end: End) {
+    pub(super) fn end(&mut self, at: usize, end: End) {
         let now = self.session.tools.events.elapsed();
         let job = &mut self.jobs[at];
         if let Some(since) = job.since.take() {
@@ -534,6 +444,9 @@ impl<'s> Applying<'s> {
             Some(Stop::Cancelled(Exit::Interrupted)) => "stopped by SIGINT".to_owned(),
             Some(Stop::Cancelled(_)) => "stopped by SIGTERM".to_owned(),
             Some(Stop::Reboot(why)) => format!("a reboot comes first: {why}"),
+            Some(Stop::Deadline(after)) => {
+                format!("the deadline of {} s has passed", after.as_secs())
+            }
             None => "no step can start, which is a bug".to_owned(),
         };
         for at in self.session.inner.graph.order.clone() {

@@ -1,9 +1,15 @@
 //! Stopping at a safe point: the running change finishes, nothing new starts, and every wait for
 //! other programs ends.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    io,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::exit::Exit;
@@ -13,6 +19,7 @@ use crate::exit::Exit;
 pub struct Cancel {
     token: CancellationToken,
     by: Arc<OnceLock<Exit>>,
+    hung_up: Arc<AtomicBool>,
 }
 
 impl Cancel {
@@ -26,6 +33,21 @@ impl Cancel {
     pub fn cancel(&self, by: Exit) {
         self.by.get_or_init(|| by);
         self.token.cancel();
+    }
+
+    /// Asks to stop as the terminal is gone. Only the terminal goes away, not the machine: what can
+    /// go on without it, does.
+    pub fn hang_up(&self) {
+        if self.exit().is_none() {
+            self.hung_up.store(true, Ordering::SeqCst);
+        }
+        self.cancel(Exit::Terminated);
+    }
+
+    /// Whether it was a hang-up that stopped the run.
+    #[must_use]
+    pub fn hung_up(&self) -> bool {
+        self.hung_up.load(Ordering::SeqCst)
     }
 
     /// The exit status, once somebody has asked to stop.
@@ -47,27 +69,82 @@ impl Cancel {
         self.exit().unwrap_or(Exit::Terminated)
     }
 
-    /// Stops at the first SIGINT or SIGTERM. Further signals have no effect: a running package manager
-    /// is never interrupted. The task lives as long as the runtime.
+    /// Stops at the first SIGINT, SIGTERM or SIGHUP. Further signals have no effect: a running package
+    /// manager is never interrupted. SIGHUP stays ignored where it was, as `nohup` wants it. The task
+    /// lives as long as the runtime.
     ///
     /// # Errors
     /// When the operating system refuses the handlers.
-    pub fn on_signals(&self) -> std::io::Result<()> {
+    pub fn on_signals(&self) -> io::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
+        let mut hang_up = match ignores_hang_up(&std::fs::read_to_string("/proc/self/status")?) {
+            true => None,
+            false => Some(signal(SignalKind::hangup())?),
+        };
         let cancel = self.clone();
         tokio::spawn(async move {
             loop {
-                let by = tokio::select! {
-                    got = interrupt.recv() => got.map(|()| Exit::Interrupted),
-                    got = terminate.recv() => got.map(|()| Exit::Terminated),
+                let got = tokio::select! {
+                    got = interrupt.recv() => got.map(|()| cancel.cancel(Exit::Interrupted)),
+                    got = terminate.recv() => got.map(|()| cancel.cancel(Exit::Terminated)),
+                    got = next(&mut hang_up) => got.map(|()| cancel.hang_up()),
                 };
-                match by {
-                    Some(by) => cancel.cancel(by),
-                    None => return,
+                if got.is_none() {
+                    return;
                 }
             }
         });
         Ok(())
+    }
+}
+
+async fn next(signal: &mut Option<Signal>) -> Option<()> {
+    match signal {
+        Some(signal) => signal.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the process ignores SIGHUP, by `SigIgn` of proc_pid_status(5): a mask in hexadecimal
+/// digits, whose lowest bit is signal 1.
+fn ignores_hang_up(status: &str) -> bool {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nohup_is_respected() {
+        for (mask, ignored) in [
+            ("0000000000000001", true),
+            ("0000000000001001", true),
+            ("0000000000001000", false),
+            ("", false),
+        ] {
+            let status = format!("Name:\tx\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
+            assert_eq!(ignores_hang_up(&status), ignored, "{mask}");
+        }
+    }
+
+    #[test]
+    fn a_hang_up_ends_a_run_as_sigterm_does() {
+        let cancel = Cancel::new();
+        cancel.hang_up();
+        assert_eq!(
+            (cancel.exit(), cancel.hung_up()),
+            (Some(Exit::Terminated), true)
+        );
+        // A machine that goes down ends the session of its users, too.
+        let cancel = Cancel::new();
+        cancel.cancel(Exit::Terminated);
+        cancel.hang_up();
+        assert!(!cancel.hung_up());
     }
 }

@@ -1,12 +1,15 @@
 //! Why a run did not begin, or could not be recorded.
 
-use super::{apply::MOST_REBOOTS, graph::GraphError};
+use super::graph::GraphError;
 use crate::{
     error::Report,
     exit::Exit,
     host::FilesError,
     journal::{Awaited, JournalError},
 };
+
+/// The most reboots without a complete run. After that, another reboot will not help.
+pub(super) const MOST_REBOOTS: u32 = 3;
 
 /// Why a run did not begin, or could not be recorded. What goes wrong within a step is in the
 /// report of the run.
@@ -98,8 +101,8 @@ impl Report for EngineError {
             }
             Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
                 format!(
-                    "the machine reboots automatically in a moment ({reboots} of \
-                         {MOST_REBOOTS})"
+                    "the machine reboots automatically in a moment ({reboots} of {MOST_REBOOTS}); \
+                     if it does not, run `gpu-bootstrap install --reboot`"
                 )
             } else {
                 "reboot, then run `gpu-bootstrap install` again; with `--reboot` the program does \

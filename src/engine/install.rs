@@ -3,7 +3,9 @@
 use super::{
     EngineError, Session,
     apply::{Applying, Stop},
+    guard,
     job::{End, Job},
+    lasting,
     ledger::Ledger,
     result::{ChangeReport, Mode, Reboot, RunReport},
     resume,
@@ -12,7 +14,7 @@ use crate::{
     change::Undo,
     event::{Event, Outcome, Summary},
     exit::Exit,
-    journal::{History, Journal, Record, Standing},
+    journal::{History, Journal, JournalError, Record, Standing},
 };
 
 impl Session {
@@ -36,7 +38,8 @@ impl Session {
         self.announce(Mode::Install);
         let mut notes = Vec::new();
         self.look_back(&journal, &history, &mut notes);
-        let reboots = journal.receipt().reboots;
+        let before = journal.receipt();
+        let reboots = before.reboots;
         let ledger = Ledger {
             journal,
             verbs: self.tools.verbs.clone(),
@@ -52,15 +55,20 @@ impl Session {
         for note in ledger.reconcile().await? {
             self.tools.note(&mut notes, note);
         }
-
-        let mut jobs = self.survey().await;
-        // Assessing can be stopped at any moment; then no change starts.
-        tokio::select! {
-            biased;
-            _ = self.tools.cancel.cancelled() => {}
-            () = self.rehearse(Mode::Install, &mut jobs) => {}
+        if self.tools.options.resumed {
+            let boots = guard::too_many(&before, self.tools.options.boot_id.as_deref());
+            if let Some(boots) = boots {
+                self.give_up(&ledger, boots, &mut notes).await?;
+                let report = self.report(Exit::StepFailed, &[], notes, None);
+                finish(&ledger.journal, report.exit, report.summary())?;
+                self.tools.finished(&report);
+                return Ok(report);
+            }
+        } else {
+            guard::allow(&ledger).await?;
         }
-        self.conclude(Mode::Install, &mut jobs);
+
+        let mut jobs = self.survey_before_changes().await;
         let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {
             nothing_changes(&mut jobs);
             self.emit_ends(&jobs);
@@ -94,17 +102,7 @@ impl Session {
             (jobs, exit, reboot)
         };
 
-        let report = RunReport {
-            mode: Mode::Install,
-            run: self.tools.events.run().to_owned(),
-            exit,
-            steps: jobs.iter().map(|job| job.report(done(job))).collect(),
-            findings: Vec::new(),
-            notes,
-            reboot,
-            left: Vec::new(),
-            seconds: self.tools.events.elapsed().as_secs_f64(),
-        };
+        let report = self.report(exit, &jobs, notes, reboot);
         if known
             || ledger
                 .journal
@@ -118,6 +116,26 @@ impl Session {
         self.tools.finished(&report);
         drop(lock);
         Ok(report)
+    }
+
+    fn report(
+        &self,
+        exit: Exit,
+        jobs: &[Job],
+        notes: Vec<String>,
+        reboot: Option<Reboot>,
+    ) -> RunReport {
+        RunReport {
+            mode: Mode::Install,
+            run: self.tools.events.run().to_owned(),
+            exit,
+            steps: jobs.iter().map(|job| job.report(done(job))).collect(),
+            findings: Vec::new(),
+            notes,
+            reboot,
+            left: Vec::new(),
+            seconds: self.tools.events.elapsed().as_secs_f64(),
+        }
     }
 
     fn reboot_first(&self, journal: &Journal) -> Result<(), EngineError> {
@@ -162,14 +180,18 @@ impl Session {
     }
 
     fn begin(&self, ledger: &Ledger) -> Result<(), EngineError> {
+        let files = &*self.tools.host.files;
+        let (request, copies) =
+            lasting::request(files, &self.tools.options.request).map_err(JournalError::from)?;
         // The journal is written first: it tells `uninstall` what to remove.
         ledger.journal.append(Record::RunStarted {
             tool: self.tools.options.version.clone(),
             mode: Mode::Install.word().to_owned(),
             instance_id: self.tools.options.instance_id.clone(),
             boot_id: self.tools.options.boot_id.clone(),
-            request: self.tools.options.request.clone(),
+            request,
         })?;
+        lasting::copy(files, &copies).map_err(JournalError::from)?;
         ledger
             .journal
             .keep_credentials(&self.tools.options.request.credentials)?;
@@ -192,7 +214,7 @@ impl Session {
         });
         if changes
             && self.tools.options.request.reboot
-            && let Err(note) = resume::ensure(&self.tools, ledger).await
+            && let Err(note) = resume::ensure(&self.tools, ledger, self.driver_modules()).await
         {
             self.tools.note(notes, note);
         }
@@ -206,7 +228,9 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Result<Reboot, EngineError> {
         let mut automatic = self.tools.options.request.reboot && !self.stopped_by_hand();
-        if automatic && let Err(note) = resume::ensure(&self.tools, ledger).await {
+        if automatic
+            && let Err(note) = resume::ensure(&self.tools, ledger, self.driver_modules()).await
+        {
             // A reboot after which nothing continues would be worse than asking the user to reboot.
             automatic = false;
             self.tools.note(notes, note);
@@ -243,7 +267,7 @@ impl Session {
                 .is_some_and(|end| end.outcome == Outcome::AwaitingBoot)
         });
         if awaiting {
-            if let Err(note) = resume::ensure(&self.tools, ledger).await {
+            if let Err(note) = resume::ensure(&self.tools, ledger, self.driver_modules()).await {
                 self.tools.note(notes, note);
                 return Ok(Exit::StepFailed);
             }
@@ -340,8 +364,7 @@ fn nothing_changes(jobs: &mut [Job]) {
 
 /// What was applied for a step.
 fn done(job: &Job) -> Vec<ChangeReport> {
-    job.changes[..job.applied.min(job.changes.len())]
-        .iter()
+    job.done()
         .map(|change| ChangeReport {
             kind: change.kind(),
             summary: change.summary(),
@@ -356,7 +379,7 @@ fn changed(applying: &Applying<'_>, ledger: &Ledger, first: u64) -> bool {
     let brought = |standing: &Standing| {
         standing.intent >= first && matches!(standing.undo, Undo::Packages { .. })
     };
-    applying.jobs.iter().any(|job| job.applied > 0)
+    applying.jobs.iter().any(|job| job.done().next().is_some())
         || ledger.journal.receipt().standing.iter().any(brought)
 }
 
@@ -381,6 +404,9 @@ fn exit_of(applying: &Applying<'_>, changed: bool) -> Exit {
         Some(Stop::Cancelled(exit)) if ends().any(|end| end.outcome == Outcome::NotRun) => *exit,
         Some(Stop::Reboot(_)) => Exit::RebootRequired,
         Some(Stop::Step(_)) => Exit::StepFailed,
+        Some(Stop::Deadline(_)) if ends().any(|end| end.outcome == Outcome::NotRun) => {
+            Exit::StepFailed
+        }
         _ => Exit::Ok,
     }
 }

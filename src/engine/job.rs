@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    patience::Waits,
     result::{ChangeReport, StepReport},
     verbs::Failure,
 };
@@ -31,6 +32,10 @@ pub(super) struct Job {
     pub(super) changes: Vec<Change>,
     /// How many of them are applied.
     pub(super) applied: usize,
+    /// What was applied before it was tried again.
+    pub(super) earlier: Vec<Change>,
+    /// Its attempts that ended with something that passes.
+    pub(super) waits: Waits,
     /// A task works for it now.
     pub(super) busy: bool,
     /// Its changes are decided.
@@ -117,6 +122,8 @@ impl Job {
             answered_at: 0,
             changes: Vec::new(),
             applied: 0,
+            earlier: Vec::new(),
+            waits: Waits::default(),
             busy: false,
             decided: false,
             since: None,
@@ -130,6 +137,30 @@ impl Job {
         &self.changes[self.applied.min(self.changes.len())..]
     }
 
+    /// What was applied for it.
+    pub(super) fn done(&self) -> impl Iterator<Item = &Change> {
+        let now = &self.changes[..self.applied.min(self.changes.len())];
+        self.earlier.iter().chain(now)
+    }
+
+    /// How it ends if the machine is as wanted.
+    pub(super) fn as_wanted(&self) -> Outcome {
+        if self.done().next().is_some() {
+            Outcome::Changed
+        } else {
+            Outcome::Satisfied
+        }
+    }
+
+    /// Takes back what was decided, to assess it anew.
+    pub(super) fn begin_again(&mut self) {
+        self.earlier = self.done().cloned().collect();
+        self.changes = Vec::new();
+        self.applied = 0;
+        self.decided = false;
+        self.answer = None;
+    }
+
     /// The event for its answer.
     pub(super) fn heard(&self, answer: &Answer) -> Event {
         let (why, changes) = match answer {
@@ -137,6 +168,7 @@ impl Job {
                 Assessment::Satisfied { why }
                 | Assessment::NotApplicable { why }
                 | Assessment::Blocked { why, .. }
+                | Assessment::BlockedNow { why, .. }
                 | Assessment::AwaitingBoot { why },
             ) => (why.clone(), 0),
             Ok(Assessment::Needs { why, changes }) => (why.clone(), changes.len()),

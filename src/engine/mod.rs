@@ -4,6 +4,7 @@
 //! [`survey`] looks at every step, [`apply`] schedules the changes, [`gate`] merges the package
 //! work of several steps, [`ledger`] writes ahead, [`resume`] goes on after a reboot.
 
+mod answers;
 mod apply;
 mod cancel;
 mod check;
@@ -11,10 +12,14 @@ mod errors;
 pub mod events;
 mod gate;
 mod graph;
+mod guard;
 mod install;
 mod job;
+mod lasting;
 mod ledger;
+mod patience;
 mod plan;
+mod reboot;
 mod result;
 mod resume;
 mod runfile;
@@ -23,6 +28,7 @@ mod survey;
 #[cfg(test)]
 mod tests;
 mod uninstall;
+mod units;
 mod verbs;
 
 use std::{
@@ -36,8 +42,11 @@ pub use cancel::Cancel;
 pub use errors::EngineError;
 pub use events::Events;
 pub use graph::GraphError;
+pub use guard::{GuardError, count_boot};
+pub use patience::UNATTENDED_DEADLINE;
+pub use reboot::{RebootError, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
-pub use resume::{UNIT, asked, reboot, request};
+pub use resume::{HandOverError, UNIT, asked, hand_over, request};
 pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, status};
 pub use uninstall::uninstall;
@@ -89,6 +98,11 @@ pub struct Options {
     pub instance_id: Option<String>,
     /// From the facts.
     pub boot_id: Option<String>,
+    /// How long `install` tries again what passes by itself. After it, nothing new starts. `None`:
+    /// it tries nothing again, and takes its time.
+    pub deadline: Option<Duration>,
+    /// The resume unit started this run.
+    pub resumed: bool,
     /// `check`: only these, by name or by the part before a dot.
     pub only: Vec<String>,
     /// `check`: not these.

@@ -1,17 +1,23 @@
-//! Resuming after a reboot: a unit runs `install --resume` at the next boot. Installing the unit is
-//! two recorded changes.
+//! Resuming after a reboot: a unit runs `install --resume` at the next boot, and another one counts
+//! the boots (see [`super::guard`]). Installing them is a few recorded changes.
 
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{EngineError, Tools, ledger::Ledger};
+use super::{
+    EngineError, Tools, lasting,
+    ledger::Ledger,
+    patience::UNATTENDED_DEADLINE,
+    units::{self, quoted},
+};
 use crate::{
     change::{Change, Reverted},
     error::one_line,
-    host::{Cmd, ExecError, FilesError, Host, ReadFiles},
-    journal::{Journal, Request, Standing, fold},
+    host::{ExecError, FilesError, Host, ReadFiles},
+    journal::{Journal, JournalError, Request, Standing, fold},
     model::id::StepId,
+    tools::systemctl,
 };
 
 /// The unit's name.
@@ -20,8 +26,8 @@ pub const UNIT: &str = "gpu-bootstrap-resume.service";
 /// Its changes carry this name in the journal.
 const RESUME: StepId = StepId::new("resume");
 
-/// How long `systemctl reboot` may take to send the request.
-const REBOOT_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a run may take beyond its deadline: a change that has started is finished.
+const BEYOND_DEADLINE: Duration = Duration::from_secs(3600);
 
 /// The unit. `Type=exec`: the boot does not wait for it, so a unit that it starts or waits for
 /// cannot deadlock with it. It is not ordered after cloud-init, whose last stage comes after
@@ -30,7 +36,10 @@ const REBOOT_DEADLINE: Duration = Duration::from_secs(60);
 ///
 /// Of systemd's sandbox options it has only those that neither package scripts nor kernel modules
 /// can need: these write everywhere, make setuid files and load modules.
-fn unit(exe: &Utf8Path) -> String {
+///
+/// It is not started again after exit 5 and 6: the run has tried again what may pass, until its
+/// deadline.
+fn unit(exe: &Utf8Path, deadline: Duration) -> String {
     format!(
         "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
          [Unit]\n\
@@ -46,10 +55,10 @@ fn unit(exe: &Utf8Path) -> String {
          ExecStart={exe} install --resume\n\
          SuccessExitStatus=8\n\
          Restart=on-failure\n\
-         RestartPreventExitStatus=2 3 5 9 10\n\
+         RestartPreventExitStatus=2 3 5 6 9 10\n\
          RestartSec=30\n\
          TimeoutStartSec=2min\n\
-         RuntimeMaxSec=2h\n\
+         RuntimeMaxSec={most}s\n\
          TimeoutStopSec=30min\n\
          KillMode=mixed\n\
          StandardInput=null\n\
@@ -61,45 +70,39 @@ fn unit(exe: &Utf8Path) -> String {
          WantedBy=multi-user.target\n",
         exe = quoted(exe),
         journal = crate::journal::path(),
+        most = deadline.saturating_add(BEYOND_DEADLINE).as_secs(),
     )
 }
 
-/// A path as a word of `ExecStart`, by systemd.service(5): quotes, and `%` and `$` doubled.
-fn quoted(exe: &Utf8Path) -> String {
-    let text = exe
-        .as_str()
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('%', "%%")
-        .replace('$', "$$");
-    if text.contains(char::is_whitespace) {
-        format!("\"{text}\"")
-    } else {
-        text
-    }
+/// The symbolic link that enables a unit; systemd makes it for `WantedBy=multi-user.target`.
+fn link(unit: &str) -> Utf8PathBuf {
+    Utf8Path::new("/etc/systemd/system/multi-user.target.wants").join(unit)
 }
 
-fn file() -> Utf8PathBuf {
-    Utf8Path::new("/etc/systemd/system").join(UNIT)
-}
-
-/// The symbolic link that enables the unit; systemd makes it for `WantedBy=multi-user.target`.
-fn link() -> Utf8PathBuf {
-    Utf8Path::new("/etc/systemd/system/multi-user.target.wants").join(UNIT)
-}
-
-fn changes(exe: &Utf8Path) -> [Change; 2] {
+/// A unit, written and enabled.
+fn enabled(name: &str, content: String) -> [Change; 2] {
     [
         Change::WriteFile {
-            path: file(),
-            content: unit(exe),
+            path: Utf8Path::new("/etc/systemd/system").join(name),
+            content,
             mode: 0o644,
         },
         Change::EnableUnit {
-            unit: UNIT.to_owned(),
+            unit: name.to_owned(),
             start: false,
         },
     ]
+}
+
+/// What the next boot needs to resume the run; `modules` are those of the driver.
+fn changes(exe: &Utf8Path, deadline: Duration, modules: &[String]) -> Vec<Change> {
+    let mut changes = Vec::new();
+    if !modules.is_empty() {
+        changes.push(units::not_by_itself(modules));
+        changes.extend(enabled(units::GUARD, units::guard(exe)));
+    }
+    changes.extend(enabled(UNIT, unit(exe, deadline)));
+    changes
 }
 
 /// Whether the machine is as the change leaves it: the unit may have been disabled or removed by
@@ -109,21 +112,31 @@ fn is_made(files: &dyn ReadFiles, change: &Change) -> Result<bool, FilesError> {
         Change::WriteFile { path, content, .. } => {
             Ok(files.read(path)?.as_deref() == Some(content.as_bytes()))
         }
-        _ => Ok(files.stat(&link())?.is_some()),
+        Change::EnableUnit { unit, .. } => Ok(files.stat(&link(unit))?.is_some()),
+        _ => Ok(false),
     }
 }
 
-/// Makes sure that the next boot resumes the run. The error is a note for people.
-pub(super) async fn ensure(tools: &Tools, ledger: &Ledger) -> Result<(), String> {
+/// Makes sure that the next boot resumes the run, and that the driver's modules are loaded by the run
+/// only. The error is a note for people.
+pub(super) async fn ensure(
+    tools: &Tools,
+    ledger: &Ledger,
+    modules: &[String],
+) -> Result<(), String> {
+    let told = |what: &str, why: String| {
+        format!(
+            "the next boot will not continue the run, run `gpu-bootstrap install` then: failed to \
+             {what}: {why}"
+        )
+    };
+    let exe = lasting::program(&*tools.host.files, &tools.options.exe)
+        .map_err(|error| told("keep a copy of this program", one_line(&error)))?;
+    let seconds = tools.options.request.deadline_seconds;
+    let deadline = seconds.map_or(UNATTENDED_DEADLINE, Duration::from_secs);
     let standing = standing(ledger);
-    for change in changes(&tools.options.exe) {
-        let told = |why: String| {
-            format!(
-                "the next boot will not continue the run, run `gpu-bootstrap install` then: \
-                 failed to {}: {why}",
-                change.summary()
-            )
-        };
+    for change in changes(&exe, deadline, modules) {
+        let told = |why: String| told(&change.summary(), why);
         let made = is_made(&*tools.host.files, &change).map_err(|error| told(one_line(&error)))?;
         // A change that failed or was interrupted is applied again. Without a record nothing would
         // ever remove the unit.
@@ -192,17 +205,35 @@ pub fn asked(host: &Host) -> Result<Option<Request>, EngineError> {
     Ok(fold(&Journal::read(host)?.lines).request)
 }
 
-/// Reboots the machine. Returns while it shuts down.
+/// Starts the resume unit now, if the next boot would start it. Returns whether it did.
 ///
 /// # Errors
-/// When the reboot cannot be requested.
-pub async fn reboot(host: &Host) -> Result<(), ExecError> {
-    let reboot = Cmd::new("systemctl", ["reboot"]).deadline(REBOOT_DEADLINE);
+/// When the journal cannot be read, or systemd refuses.
+pub async fn hand_over(host: &Host) -> Result<bool, HandOverError> {
+    if !fold(&Journal::read(host)?.lines)
+        .standing
+        .iter()
+        .any(is_of_unit)
+    {
+        return Ok(false);
+    }
+    let start = systemctl::start_no_block(UNIT);
     host.exec
-        .run(&reboot, &mut |_, _| {})
+        .run(&start, &mut |_, _| {})
         .await?
-        .success(&reboot)?;
-    Ok(())
+        .success(&start)?;
+    Ok(true)
+}
+
+/// Why the resume unit did not take over.
+#[derive(Debug, thiserror::Error)]
+pub enum HandOverError {
+    /// Whether there is one is not known.
+    #[error("read the journal")]
+    Journal(#[from] JournalError),
+    /// It was not started.
+    #[error("start `{UNIT}`")]
+    Start(#[from] ExecError),
 }
 
 #[cfg(test)]
@@ -212,7 +243,10 @@ mod tests {
     /// A shutdown in the middle meets either of the two units.
     #[test]
     fn what_user_data_starts_is_stopped_like_the_resume_unit() {
-        let ours = unit(Utf8Path::new("/usr/local/bin/gpu-bootstrap"));
+        let ours = unit(
+            Utf8Path::new("/usr/local/bin/gpu-bootstrap"),
+            UNATTENDED_DEADLINE,
+        );
         for text in [
             include_str!("../../cloud-init/user-data.yaml"),
             include_str!("../../docs/cloud-init.md"),
@@ -222,7 +256,20 @@ mod tests {
                 .skip(1)
                 .filter_map(|rest| rest.split([',', ']']).next())
                 .collect();
-            assert_eq!(settings, ["KillMode=mixed", "TimeoutStopSec=30min"]);
+            let settings: Vec<&str> = settings.iter().map(|text| text.trim_matches('"')).collect();
+            assert_eq!(
+                settings,
+                [
+                    "KillMode=mixed",
+                    "TimeoutStopSec=30min",
+                    "Restart=on-failure",
+                    "RestartSec=30",
+                    "SuccessExitStatus=8",
+                    "RestartPreventExitStatus=2 3 5 6 9 10",
+                    "StartLimitIntervalSec=1h",
+                    "StartLimitBurst=3",
+                ]
+            );
             assert!(settings.iter().all(|setting| ours.contains(setting)));
         }
     }

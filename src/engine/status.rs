@@ -25,6 +25,10 @@ pub struct Status {
     pub reboot_due: bool,
     /// Reboots since the last complete run.
     pub reboots: u32,
+    /// Boots in a row that ended before the run did, and without progress.
+    pub unfinished_boots: usize,
+    /// Why the last `install` gave up; the next boot does not continue it.
+    pub gave_up: Option<String>,
     /// What the last `install` was asked for.
     pub request: Option<Request>,
     /// How many changes stand that `uninstall` would undo.
@@ -75,6 +79,10 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError>
         awaited_reboot: receipt.awaited,
         reboot_due,
         reboots: receipt.reboots,
+        unfinished_boots: (receipt.unfinished.iter())
+            .filter(|boot| Some(boot.boot_id.as_str()) != boot_id)
+            .count(),
+        gave_up: receipt.gave_up,
         request: receipt.request,
     })
 }

@@ -1,19 +1,21 @@
 //! The first assessment of a run: every step is assessed, and the answers are concluded in the
 //! order of the steps. Nothing changes meanwhile, so all steps are assessed at the same time.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::task::JoinSet;
 
 use super::{
     Session,
     job::{Answer, End, Job},
+    patience::{Patience, Waits},
     result::Mode,
 };
 use crate::{
     change::Change,
     error::{causes, one_line},
     event::{Event, Outcome},
+    model::id::StepId,
     step::{Assessment, StepError},
 };
 
@@ -86,6 +88,42 @@ impl Session {
         }
     }
 
+    /// The survey before the first change. As long as all that blocks the run may pass by itself, it
+    /// is repeated after a pause, until the deadline.
+    pub(super) async fn survey_before_changes(&self) -> Vec<Job> {
+        let tools = &self.tools;
+        let patience = Patience::new(&tools.options);
+        let mut waits = Waits::default();
+        loop {
+            let mut jobs = self.survey().await;
+            // Assessing can be stopped at any moment; then no change starts.
+            tokio::select! {
+                biased;
+                _ = tools.cancel.cancelled() => {}
+                () = self.rehearse(Mode::Install, &mut jobs) => {}
+            }
+            self.conclude(Mode::Install, &mut jobs);
+            let Some((job, why, limit)) = passing(&jobs) else {
+                return jobs;
+            };
+            let Some(pause) = patience.pause(&mut waits, tools.events.elapsed(), Some(limit))
+            else {
+                return jobs;
+            };
+            tools.events.emit(Event::AttemptFailed {
+                steps: vec![job.id.clone()],
+                message: why.to_owned(),
+                retry_in_seconds: pause.as_secs_f64(),
+            });
+            tokio::select! {
+                biased;
+                _ = tools.cancel.cancelled() => return jobs,
+                () = self.inner.host.clock.sleep(pause) => {}
+            }
+            self.inner.begin_epoch();
+        }
+    }
+
     /// What the answers mean where nothing is applied.
     pub(super) fn conclude(&self, mode: Mode, jobs: &mut [Job]) {
         for at in self.inner.graph.order.clone() {
@@ -119,6 +157,15 @@ impl Session {
                             one_line(error)
                         ),
                     ),
+                    // `check` judges the machine as it is now.
+                    (Ok(Assessment::BlockedNow { why, .. }), _) if mode != Mode::Check => {
+                        match self.pending_before(at, jobs) {
+                            Some(up) => {
+                                End::new(Outcome::WouldChange, format!("after `{up}`: {why}"))
+                            }
+                            None => conclusion(answer),
+                        }
+                    }
                     (answer, _) => conclusion(answer),
                 },
                 (None, _) => End::new(Outcome::NotRun, "it was not asked".to_owned()),
@@ -126,6 +173,40 @@ impl Session {
             jobs[at].ended = Some(end);
         }
     }
+
+    /// The last step before this one, at any distance, that would change something.
+    fn pending_before(&self, at: usize, jobs: &[Job]) -> Option<StepId> {
+        let graph = &self.inner.graph;
+        let mut upstream = graph.order.iter().rev().map(|up| (up, &jobs[*up]));
+        upstream
+            .find(|(up, job)| {
+                graph.below[**up].contains(&at)
+                    && (job.ended.as_ref()).is_some_and(|end| end.outcome == Outcome::WouldChange)
+            })
+            .map(|(_, job)| job.id.clone())
+    }
+}
+
+/// What blocks the run, if it may pass by itself, with its limit; `None` if nothing blocks the run,
+/// or something that stays.
+fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
+    let blocks = |job: &&Job| {
+        (job.ended.as_ref())
+            .is_some_and(|end| matches!(end.outcome, Outcome::Blocked | Outcome::Failed))
+    };
+    let found: Option<Vec<_>> = jobs
+        .iter()
+        .filter(blocks)
+        .map(|job| match &job.answer {
+            Some(Ok(Assessment::BlockedNow {
+                why,
+                passes: Some(limit),
+                ..
+            })) => Some((job, why.as_str(), *limit)),
+            _ => None,
+        })
+        .collect();
+    found?.into_iter().min_by_key(|(_, _, limit)| *limit)
 }
 
 const fn stands_in_the_way(outcome: Outcome) -> bool {
@@ -144,7 +225,7 @@ fn conclusion(answer: &Answer) -> End {
         Ok(Assessment::After { upstream, why, .. }) => {
             End::new(Outcome::WouldChange, format!("after `{upstream}`: {why}"))
         }
-        Ok(Assessment::Blocked { why, hint }) => {
+        Ok(Assessment::Blocked { why, hint } | Assessment::BlockedNow { why, hint, .. }) => {
             End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()))
         }
         Err(error) => End::could_not_look(error),

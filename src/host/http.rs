@@ -31,6 +31,18 @@ pub enum HttpError {
     },
 }
 
+impl HttpError {
+    /// Whether another attempt may go better.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::Transport { .. } => true,
+            Self::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500..),
+            Self::TooLarge { .. } => false,
+        }
+    }
+}
+
 /// Fetches. `file://` addresses are allowed: an offline mirror is a folder.
 #[async_trait]
 pub trait Http: Send + Sync {

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use read::{History, Torn, parse};
-pub use receipt::{Awaited, Ended, Receipt, Run, Standing, fold};
+pub use receipt::{Awaited, Ended, Receipt, Run, Standing, Unfinished, fold};
 pub use store::Journal;
 
 use crate::{
@@ -81,6 +81,17 @@ pub enum Record {
         boot_id: Option<String>,
         /// The options of the run; a resumed run uses the same.
         request: Request,
+    },
+    /// A boot has begun while a run that continues by itself has not finished.
+    BootStarted {
+        /// The boot.
+        boot_id: String,
+    },
+    /// A run is about to end, because several boots ended before it did. The next boot does not
+    /// continue it.
+    GaveUp {
+        /// What happened.
+        why: String,
     },
     /// A change is about to be applied.
     Intent {
@@ -167,6 +178,8 @@ pub struct Request {
     pub reboot: bool,
     /// `--lock-timeout`.
     pub lock_timeout_seconds: Option<u64>,
+    /// `--deadline`.
+    pub deadline_seconds: Option<u64>,
     /// The settings of `--set` and the environment that hold a secret. They are kept in a file of
     /// their own with mode 0600.
     #[serde(skip)]

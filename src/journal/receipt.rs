@@ -25,6 +25,12 @@ pub struct Receipt {
     pub awaited: Option<Awaited>,
     /// The number of reboots awaited since the last run that ended well.
     pub reboots: u32,
+    /// Boots in a row in which an `install` made no progress and did not finish.
+    #[serde(default)]
+    pub unfinished: Vec<Unfinished>,
+    /// Why the last `install` gave up.
+    #[serde(default)]
+    pub gave_up: Option<String>,
     /// The options of the last `install`.
     pub request: Option<Request>,
     /// All runs, oldest first.
@@ -45,6 +51,16 @@ pub struct Awaited {
     pub automatic: bool,
     /// The time since when it is awaited.
     pub since: jiff::Timestamp,
+}
+
+/// A boot that ended before an `install` did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Unfinished {
+    /// The boot.
+    pub boot_id: String,
+    /// It ended in the middle of package work, which the next boot may complete.
+    pub in_packages: bool,
 }
 
 /// A run.
@@ -105,6 +121,8 @@ pub fn fold(lines: &[Line]) -> Receipt {
         instance_id: None,
         awaited: None,
         reboots: 0,
+        unfinished: Vec::new(),
+        gave_up: None,
         request: None,
         runs: Vec::new(),
         standing: Vec::new(),
@@ -136,6 +154,10 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
             receipt.instance_id.clone_from(instance_id);
             if mode == "install" {
                 receipt.request = Some(request.clone());
+                receipt.gave_up = None;
+                if let Some(boot_id) = boot_id {
+                    begin_boot(receipt, standing, boot_id);
+                }
             }
             let rebooted = |awaited: &Awaited| match (&awaited.boot_id, boot_id) {
                 (Some(before), Some(now)) => before != now,
@@ -146,6 +168,8 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                 receipt.awaited = None;
             }
         }
+        Record::BootStarted { boot_id } => begin_boot(receipt, standing, boot_id),
+        Record::GaveUp { why } => receipt.gave_up = Some(why.clone()),
         Record::Intent {
             steps,
             change,
@@ -167,6 +191,10 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
         Record::Applied { intent, undo }
         | Record::Interrupted { intent, undo }
         | Record::Failed { intent, undo, .. } => {
+            let is_progress = standing.get(intent).is_some_and(brings_on);
+            if is_progress && matches!(line.record, Record::Applied { .. }) {
+                receipt.unfinished.clear();
+            }
             if undo.is_nothing() {
                 standing.remove(intent);
             } else if let Some(change) = standing.get_mut(intent) {
@@ -201,10 +229,51 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                     summary: *summary,
                 });
             }
+            receipt.unfinished.clear();
             if *exit == Exit::Ok.code() {
                 receipt.reboots = 0;
                 receipt.awaited = None;
             }
         }
     }
+}
+
+/// Counts a boot, once. Work on packages that was under way belongs to the boot before it.
+fn begin_boot(receipt: &mut Receipt, standing: &BTreeMap<u64, Standing>, boot_id: &str) {
+    if receipt
+        .unfinished
+        .iter()
+        .any(|boot| boot.boot_id == boot_id)
+    {
+        return;
+    }
+    if let Some(before) = receipt.unfinished.last_mut() {
+        let in_packages = |one: &Standing| one.open && is_package_work(&one.change);
+        before.in_packages |= standing.values().any(in_packages);
+    }
+    receipt.unfinished.push(Unfinished {
+        boot_id: boot_id.to_owned(),
+        in_packages: false,
+    });
+}
+
+const fn is_package_work(change: &Change) -> bool {
+    matches!(
+        change,
+        Change::InstallPackages { .. } | Change::RepairPackages | Change::BuildModule { .. }
+    )
+}
+
+/// The names under which a run that continues by itself records what it needs for that.
+const OWN_STEPS: [&str; 2] = ["resume", "boot-guard"];
+
+/// Whether the change brings the machine closer to its end in a way that a boot does not take back:
+/// what is done in each boot again (a module is loaded, a unit is started) does not count.
+fn brings_on(standing: &Standing) -> bool {
+    let own = |step: &StepId| OWN_STEPS.contains(&step.as_str());
+    let lasting = matches!(
+        standing.change,
+        Change::WriteFile { .. } | Change::AddRepository { .. } | Change::HoldPackages { .. }
+    );
+    !standing.steps.iter().all(own) && (lasting || is_package_work(&standing.change))
 }

@@ -27,7 +27,9 @@ impl Record {
                 names_of_undo(undo, &mut names);
                 names
             }
-            Self::Applied { .. }
+            Self::BootStarted { .. }
+            | Self::GaveUp { .. }
+            | Self::Applied { .. }
             | Self::Failed { .. }
             | Self::Interrupted { .. }
             | Self::Reverted { .. }
@@ -53,10 +55,13 @@ impl Record {
                 message, causes, ..
             } => std::iter::once(message).chain(causes).collect(),
             Self::Reverted { what, .. } => vec![what],
-            Self::Left { why, .. } | Self::RebootAwaited { why, .. } => vec![why],
-            Self::Applied { .. } | Self::Interrupted { .. } | Self::RunFinished { .. } => {
-                Vec::new()
+            Self::Left { why, .. } | Self::RebootAwaited { why, .. } | Self::GaveUp { why } => {
+                vec![why]
             }
+            Self::BootStarted { .. }
+            | Self::Applied { .. }
+            | Self::Interrupted { .. }
+            | Self::RunFinished { .. } => Vec::new(),
         };
         for text in texts {
             *text = secrets.hide(text).into_owned();

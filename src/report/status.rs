@@ -44,6 +44,13 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
             ),
         ));
     }
+    if status.gave_up.is_none() && status.unfinished_boots > 0 {
+        let boots = match status.unfinished_boots {
+            1 => "1 boot".to_owned(),
+            boots => format!("{boots} boots"),
+        };
+        lines.push(("unfinished", format!("{boots} in a row ended before the run did")));
+    }
     if status.changes_standing > 0 {
         lines.push((
             "to undo",
@@ -81,6 +88,10 @@ fn verdict(status: &Status) -> (Ink, String, Option<NextStep>) {
             steps.len()
         );
         return (Ink::Strong, text, None);
+    }
+    if let Some(why) = &status.gave_up {
+        let text = format!("gave up: {why}");
+        return (Ink::Bad, text, Some(("To try again:", INSTALL)));
     }
     if let Some(awaited) = &status.awaited_reboot {
         let by_itself = "the run continues by itself";

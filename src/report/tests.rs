@@ -417,6 +417,8 @@ fn a_status_without_any_run() {
         awaited_reboot: None,
         reboot_due: false,
         reboots: 0,
+        unfinished_boots: 0,
+        gave_up: None,
         request: None,
         changes_standing: 0,
         steps_standing: Vec::new(),

@@ -1,5 +1,7 @@
 //! `validation.devices`: the bus, the driver, NVML and `/dev` show the same GPUs.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use super::{DRIVER_MODULE, DRIVER_PERSISTENCE, words};
@@ -10,6 +12,10 @@ use crate::{
     model::{id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
+
+/// How long NVML of a healthy machine may be too slow: the first start of many GPUs without
+/// persistence takes longer than one deadline. A sick GPU never answers.
+const SLOW_NVML: Duration = Duration::from_secs(180);
 
 /// See the module.
 pub struct Devices;
@@ -86,18 +92,20 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
         };
     }
     let gpus = state.bound.len();
-    let blocked = |why: String, hint: &str| Assessment::Blocked {
+    // The packages, the module or a reboot may heal it.
+    let blocked = |why: String, hint: &str| Assessment::BlockedNow {
         why,
         hint: hint.into(),
+        passes: None,
     };
     for (address, driver) in &state.bound {
         match driver.as_deref() {
             Some("nvidia") => {}
             Some(other) => {
-                return blocked(
-                    format!("GPU {address} is bound to `{other}`, not to `nvidia`"),
-                    "reboot: only at boot another driver leaves the GPU to `nvidia`",
-                );
+                return Assessment::Blocked {
+                    why: format!("GPU {address} is bound to `{other}`, not to `nvidia`"),
+                    hint: "reboot: only at boot another driver leaves the GPU to `nvidia`".into(),
+                };
             }
             None => {
                 return blocked(
@@ -141,11 +149,13 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
             );
         }
         Nvml::Hung { after_seconds } => {
-            return blocked(
-                format!("NVML did not answer within {after_seconds} s"),
-                "a GPU or its firmware hangs: run `dmesg | grep -i xid`, reboot, and have the \
-                 machine replaced if it happens again",
-            );
+            return Assessment::BlockedNow {
+                why: format!("NVML did not answer within {after_seconds} s"),
+                hint: "a GPU or its firmware hangs: run `dmesg | grep -i xid`, reboot, and have \
+                       the machine replaced if it happens again"
+                    .into(),
+                passes: Some(SLOW_NVML),
+            };
         }
         Nvml::NotAsked { why } => {
             return Assessment::NotApplicable {
@@ -264,7 +274,7 @@ mod tests {
 
     fn why(state: &DevicesState) -> String {
         match decide(state, &desired(), &facts()) {
-            Assessment::Blocked { why, .. } => why,
+            Assessment::Blocked { why, .. } | Assessment::BlockedNow { why, .. } => why,
             other => panic!("must be refused: {other:?}"),
         }
     }

@@ -142,6 +142,7 @@ pub(crate) fn desired() -> Desired {
             manager: Manager::Apt,
             lock_timeout_seconds: 60,
             proxy: None,
+            no_proxy: None,
             pause_units: vec![],
             may_remove: vec![],
             may_upgrade: vec![],

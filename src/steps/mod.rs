@@ -25,6 +25,8 @@ mod toolkit;
 mod wishes;
 mod words;
 
+pub use autoload::PATH as AUTOLOAD_PATH;
+
 use crate::{config::desired::RuntimeKind, model::id::StepId, step::Step};
 
 /// Preconditions.

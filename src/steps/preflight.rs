@@ -1,6 +1,8 @@
 //! `preflight`: conditions that must hold before the first change. All of them are checked and
 //! reported together, so that a person can correct them at once.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use camino::Utf8Path;
 
@@ -161,6 +163,8 @@ fn wished(installed: &Packages, desired: &Desired, adopts: bool) -> Vec<PackageW
 struct Obstacle {
     why: String,
     hint: String,
+    /// It may pass by itself.
+    passes: bool,
 }
 
 fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessment {
@@ -169,9 +173,15 @@ fn decide(state: &PreflightState, desired: &Desired, facts: &Facts) -> Assessmen
         let whys: Vec<String> = obstacles.iter().map(|o| o.why.clone()).collect();
         let mut hints: Vec<&str> = obstacles.iter().map(|o| o.hint.as_str()).collect();
         hints.dedup();
-        return Assessment::Blocked {
-            why: whys.join("; "),
-            hint: hints.join("; "),
+        let (why, hint) = (whys.join("; "), hints.join("; "));
+        return if obstacles.iter().all(|obstacle| obstacle.passes) {
+            Assessment::BlockedNow {
+                why,
+                hint,
+                passes: Some(Duration::MAX),
+            }
+        } else {
+            Assessment::Blocked { why, hint }
         };
     }
     if !state.half_done.is_empty() {
@@ -202,6 +212,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                 hint: "mount it writable; on an image-based system build the node image with \
                        `install --image` instead"
                     .into(),
+                passes: false,
             });
         }
     }
@@ -224,6 +235,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                     "free some room (old kernels, package cache: `{}`) or enlarge the disk",
                     desired.packages.manager.backend().commands().clean
                 ),
+                passes: false,
             });
         }
     }
@@ -237,6 +249,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                 bytes(want.min_memory_bytes)
             ),
             hint: "use a larger machine, or lower `preflight.min-memory-bytes`".into(),
+            passes: false,
         });
     }
     if let Some(last) = state.last_package_run
@@ -251,6 +264,8 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             hint: "run `timedatectl set-ntp true` to set the clock; certificates and signatures \
                    cannot be checked with a wrong one"
                 .into(),
+            // NTP may not have set it yet.
+            passes: true,
         });
     }
     if facts.gpus.is_empty() && desired.assume_gpus.is_empty() && !want.allow_no_gpu {
@@ -260,6 +275,7 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
                    instances with `--image --assume-gpu PCI-ID`, for a pool with CPU nodes set \
                    `preflight.allow-no-gpu = true`"
                 .into(),
+            passes: false,
         });
     }
     found
@@ -323,7 +339,9 @@ mod tests {
 
     fn blocked(state: &PreflightState) -> (String, String) {
         match decide(state, &desired(), &facts()) {
-            Assessment::Blocked { why, hint } => (why, hint),
+            Assessment::Blocked { why, hint } | Assessment::BlockedNow { why, hint, .. } => {
+                (why, hint)
+            }
             other => panic!("must be blocked: {other:?}"),
         }
     }

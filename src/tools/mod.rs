@@ -3,6 +3,7 @@
 
 pub mod accounts;
 pub mod cdi;
+pub mod cloud_init;
 pub mod container_view;
 pub mod containerd;
 pub mod ctr;

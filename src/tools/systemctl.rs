@@ -134,6 +134,19 @@ pub fn act(verb: &str, unit: &str) -> Cmd {
     Cmd::new("systemctl", [verb, "--", unit]).deadline(UNIT_DEADLINE)
 }
 
+/// Starts a unit and does not wait for it.
+#[must_use]
+pub fn start_no_block(unit: &str) -> Cmd {
+    Cmd::new("systemctl", ["start", "--no-block", "--", unit])
+}
+
+/// Asks for the state of the whole system. `systemctl(1)`: it prints `stopping` while the manager
+/// shuts down; the exit status is 0 for `running` only.
+#[must_use]
+pub fn is_system_running() -> Query {
+    Query::new("systemctl", ["is-system-running"]).deadline(Duration::from_secs(10))
+}
+
 /// Makes systemd read unit files again.
 #[must_use]
 pub fn daemon_reload() -> Cmd {

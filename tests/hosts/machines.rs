@@ -279,7 +279,7 @@ fn run(args: &[&str]) -> Ran {
         width: 80,
         exe: "/usr/local/bin/gpu-bootstrap".into(),
         command: args.join(" "),
-        proxied: Arc::new(move |_| http.clone()),
+        proxied: Arc::new(move |_, _| http.clone()),
         talk: Arc::new(|| Box::new(std::io::sink())),
         drawn: Default::default(),
     };

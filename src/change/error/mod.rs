@@ -130,6 +130,14 @@ impl Report for ChangeError {
         }
     }
 
+    fn passes(&self) -> bool {
+        match self {
+            Self::Packages(error) => error.passes(),
+            Self::Repository(error) => error.passes(),
+            _ => false,
+        }
+    }
+
     fn hint(&self) -> Option<String> {
         match self {
             Self::Probe(error) => error.hint(),

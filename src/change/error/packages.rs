@@ -128,6 +128,14 @@ impl Report for PackageError {
         }
     }
 
+    fn passes(&self) -> bool {
+        match self {
+            Self::Locked { .. } => true,
+            Self::Failed { fault, .. } => fault.is_transient() || fault.passes(),
+            _ => false,
+        }
+    }
+
     fn hint(&self) -> Option<String> {
         match self {
             Self::Failed { hint, .. } | Self::NoVersion { hint, .. } => *hint,

@@ -100,6 +100,10 @@ impl Report for RepositoryError {
         }
     }
 
+    fn passes(&self) -> bool {
+        matches!(self, Self::Fetch { source, .. } if source.passes())
+    }
+
     fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Conflict { file, .. } => {

@@ -53,6 +53,7 @@ impl Applier {
         Settings {
             lock_timeout_seconds: self.policy.lock_timeout_seconds.min(LOCK_BACKSTOP),
             proxy: self.policy.proxy.clone(),
+            no_proxy: self.policy.no_proxy.clone(),
             recommends: self.policy.recommends,
         }
     }

@@ -45,6 +45,7 @@ pub(super) fn policy() -> PackagePolicy {
         manager: Manager::Apt,
         lock_timeout_seconds: 60,
         proxy: None,
+        no_proxy: None,
         pause_units: vec![
             "apt-daily.timer".into(),
             "apt-daily.service".into(),

@@ -9,6 +9,7 @@ use std::{
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
+use super::late::Unreachable;
 use crate::{
     change::{
         Change, ChangeError, FileAfter, FileBefore, Lock, Reverted, Saved, Sink, Undo,
@@ -220,6 +221,8 @@ pub struct FileVerbs {
     pub fails: Mutex<Option<String>>,
     /// What a change left cannot be told.
     pub blind: Mutex<bool>,
+    /// How many more package transactions fail for a reason that passes.
+    pub late: Mutex<u32>,
     /// Packages wait for somebody until the run is asked to stop.
     pub waits: Mutex<Option<Cancel>>,
     /// Called before each change is applied.
@@ -321,6 +324,13 @@ impl Verbs for FileVerbs {
             return Err(Box::new(ChangeError::Stopped {
                 what: "wait for another package manager".to_owned(),
             }));
+        }
+        if matches!(change, Change::InstallPackages { .. }) {
+            let mut late = self.late.lock().unwrap();
+            if *late > 0 {
+                *late -= 1;
+                return Err(Box::new(Unreachable));
+            }
         }
         sink.line("working");
         self.act(change)?;
@@ -442,6 +452,7 @@ impl Rig {
     pub fn new(steps: impl IntoIterator<Item = Small>) -> Self {
         let (host, fakes) = fake::host();
         fakes.files.put_folder("/packages", 0o755);
+        fakes.files.put_folder("/etc/modprobe.d", 0o755);
         fakes.files.put_folder(WANTS, 0o755);
         // The folders that writing would make; uninstall of the real verbs removes them itself.
         fakes.files.put_folder("/var/lib", 0o755);
@@ -452,6 +463,7 @@ impl Rig {
                 log: Mutex::default(),
                 fails: Mutex::default(),
                 blind: Mutex::default(),
+                late: Mutex::default(),
                 waits: Mutex::default(),
                 before: Mutex::new(Box::new(|_| {})),
             }),

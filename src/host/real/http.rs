@@ -149,7 +149,7 @@ impl RealHttp {
 
     /// Waits for the next attempt, or gives the error back if there is none to hope for.
     async fn again(&self, error: HttpError, pause: Option<Duration>) -> Result<(), HttpError> {
-        let Some(pause) = pause.filter(|_| passing(&error)) else {
+        let Some(pause) = pause.filter(|_| error.passes()) else {
             return Err(error);
         };
         tracing::warn!(%error, ?pause, "trying again");
@@ -205,15 +205,6 @@ impl Http for RealHttp {
 fn local(url: &str) -> Option<Utf8PathBuf> {
     let url = Url::parse(url).ok().filter(|url| url.scheme() == "file")?;
     Utf8PathBuf::from_path_buf(url.to_file_path().ok()?).ok()
-}
-
-/// Whether another attempt may go better.
-fn passing(error: &HttpError) -> bool {
-    match error {
-        HttpError::Transport { .. } => true,
-        HttpError::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500..),
-        HttpError::TooLarge { .. } => false,
-    }
 }
 
 /// The address as errors show it.

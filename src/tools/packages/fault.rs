@@ -53,6 +53,13 @@ impl Fault {
         )
     }
 
+    /// Whether it may pass, but not soon enough for the next attempts of one transaction.
+    #[must_use]
+    pub fn passes(self) -> bool {
+        // NTP sets the clock some time after the network is there.
+        matches!(self, Self::Clock)
+    }
+
     /// The stable reason for scripts.
     #[must_use]
     pub fn reason(self) -> &'static str {

@@ -215,6 +215,8 @@ pub struct Settings {
     pub lock_timeout_seconds: u64,
     /// An HTTP proxy.
     pub proxy: Option<Secret>,
+    /// What is reached without it, separated by commas.
+    pub no_proxy: Option<String>,
     /// Install recommended packages too.
     pub recommends: bool,
 }

@@ -70,7 +70,11 @@ fn options(settings: &Settings) -> Vec<String> {
 /// The environment of every command. The proxy's URL is passed here and not as an argument, because
 /// it may contain a password, and every user can read arguments.
 fn environment(settings: &Settings, cmd: Cmd) -> Cmd {
-    let cmd = quiet(cmd);
+    let mut cmd = quiet(cmd);
+    // apt's methods read it as other programs do, and nothing of the caller's environment.
+    if let Some(direct) = &settings.no_proxy {
+        cmd = cmd.env("no_proxy", direct);
+    }
     match &settings.proxy {
         Some(proxy) => cmd
             .secret_env("http_proxy", proxy)
@@ -211,6 +215,7 @@ mod tests {
         Settings {
             lock_timeout_seconds: 60,
             proxy: Some(Secret::new("http://joe:s3cret@proxy:3128")),
+            no_proxy: Some("localhost,.internal".to_owned()),
             recommends: false,
         }
     }
@@ -263,6 +268,8 @@ mod tests {
             "https_proxy".to_owned(),
             Secret::new("http://joe:s3cret@proxy:3128")
         )));
+        let direct = ("no_proxy".to_owned(), "localhost,.internal".to_owned());
+        assert!(cmd.env.contains(&direct));
         assert!(!format!("{settings:?} {cmd:?}").contains("s3cret"));
         assert_eq!(short_line(&cmd), "apt-get install docker.io");
         assert_eq!(

@@ -1,0 +1,126 @@
+//! The proxy variables of the environment, as settings: one network setting for keys and packages,
+//! also after a reboot, where the environment is another one.
+
+use super::values::Proxy;
+
+/// The keys that they set.
+pub const PROXY: &str = "packages.proxy";
+/// See [`PROXY`].
+pub const NO_PROXY: &str = "packages.no-proxy";
+
+/// By precedence: keys and most repositories are reached by https. Programs read them in either case.
+const PROXIES: [&str; 6] = [
+    "https_proxy",
+    "HTTPS_PROXY",
+    "http_proxy",
+    "HTTP_PROXY",
+    "all_proxy",
+    "ALL_PROXY",
+];
+const NO_PROXIES: [&str; 2] = ["no_proxy", "NO_PROXY"];
+
+/// A setting of the environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FromEnvironment {
+    /// The variable.
+    pub variable: &'static str,
+    /// The key.
+    pub key: &'static str,
+    /// The value.
+    pub value: String,
+}
+
+/// The settings that the environment has. A proxy that neither the package manager nor this program
+/// can use (SOCKS) is none.
+#[must_use]
+pub fn from_environment(env: &[(String, String)]) -> Vec<FromEnvironment> {
+    let value = |variable: &str| {
+        let found = env.iter().find(|(name, _)| name == variable);
+        found
+            .map(|(_, value)| value.trim())
+            .filter(|value| !value.is_empty())
+    };
+    let proxy = PROXIES.into_iter().find_map(|variable| {
+        let value = with_scheme(value(variable)?);
+        Proxy::is_one(&value).then_some(FromEnvironment {
+            variable,
+            key: PROXY,
+            value,
+        })
+    });
+    let direct = NO_PROXIES.into_iter().find_map(|variable| {
+        Some(FromEnvironment {
+            variable,
+            key: NO_PROXY,
+            value: value(variable)?.to_owned(),
+        })
+    });
+    proxy.into_iter().chain(direct).collect()
+}
+
+/// The same as `KEY=VALUE`.
+pub fn assignments(env: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
+    let env: Vec<(String, String)> = env.into_iter().collect();
+    let found = from_environment(&env);
+    found
+        .iter()
+        .map(|one| format!("{}={}", one.key, one.value))
+        .collect()
+}
+
+/// curl and wget take `proxy:3128`, too.
+fn with_scheme(address: &str) -> String {
+    if address.contains("://") {
+        address.to_owned()
+    } else {
+        format!("http://{address}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(env: &[(&str, &str)]) -> Vec<(&'static str, String)> {
+        let env: Vec<(String, String)> = env
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        let found = from_environment(&env);
+        found.into_iter().map(|one| (one.key, one.value)).collect()
+    }
+
+    #[test]
+    fn the_first_proxy_that_can_be_used_counts() {
+        for (env, proxy) in [
+            (&[][..], None),
+            (&[("http_proxy", "http://a:1")][..], Some("http://a:1")),
+            (
+                &[("HTTP_PROXY", "http://a:1"), ("https_proxy", "http://b:2/")][..],
+                Some("http://b:2/"),
+            ),
+            (
+                &[("https_proxy", ""), ("ALL_PROXY", "a:1")][..],
+                Some("http://a:1"),
+            ),
+            (
+                &[("https_proxy", "socks5h://s:1"), ("http_proxy", "a:1")][..],
+                Some("http://a:1"),
+            ),
+        ] {
+            let expected: Vec<_> = proxy
+                .map(|value| (PROXY, value.to_owned()))
+                .into_iter()
+                .collect();
+            assert_eq!(settings(env), expected, "{env:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_reached_directly_is_a_setting_too() {
+        assert_eq!(
+            settings(&[("NO_PROXY", "localhost, .internal,10.0.0.0/8")]),
+            [(NO_PROXY, "localhost, .internal,10.0.0.0/8".to_owned())]
+        );
+    }
+}

@@ -1,0 +1,187 @@
+//! What the answer of a step means during `install`: it ends, its changes are decided, or it is tried
+//! again.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use super::{
+    apply::{Applying, Done, Stop},
+    errors::MOST_REBOOTS,
+    job::{Answer, End},
+};
+use crate::{
+    change::Change,
+    event::{Event, Outcome},
+    step::Assessment,
+};
+
+impl Applying<'_> {
+    /// What a fresh assessment means before anything was applied for the step.
+    pub(super) fn decide(&mut self, at: usize) {
+        let now = self.session.tools.events.elapsed();
+        self.jobs[at].since.get_or_insert(now);
+        let Some(answer) = &self.jobs[at].answer else {
+            return;
+        };
+        match answer {
+            Ok(Assessment::Satisfied { why }) => {
+                let end = End::new(self.jobs[at].as_wanted(), why.clone());
+                self.end(at, end);
+            }
+            Ok(Assessment::NotApplicable { why }) => {
+                let why = why.clone();
+                self.end(at, End::new(Outcome::NotApplicable, why));
+            }
+            Ok(Assessment::AwaitingBoot { why }) => {
+                let why = why.clone();
+                self.end(at, End::new(Outcome::AwaitingBoot, why));
+            }
+            Ok(Assessment::Needs { changes, .. }) if changes.is_empty() => {
+                self.fail(
+                    at,
+                    End::bug("the step is not satisfied, but names no change"),
+                );
+            }
+            Ok(Assessment::Needs { changes, .. }) => {
+                self.jobs[at].changes = changes.clone();
+                self.jobs[at].decided = true;
+            }
+            Ok(Assessment::Blocked { why, hint }) => {
+                let end = End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()));
+                self.fail(at, end);
+            }
+            Ok(Assessment::BlockedNow { why, hint, passes }) => {
+                let (why, limit) = (why.clone(), *passes);
+                let end = End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()));
+                if !(limit.is_some() && self.again(at, &why, limit)) {
+                    self.fail(at, end);
+                }
+            }
+            Ok(Assessment::After { upstream, why, .. }) => {
+                let awaits = self.jobs.iter().any(|job| {
+                    job.id == *upstream
+                        && job
+                            .ended
+                            .as_ref()
+                            .is_some_and(|end| end.outcome == Outcome::AwaitingBoot)
+                });
+                let why = format!("after `{upstream}`: {why}");
+                if awaits {
+                    self.end(at, End::new(Outcome::AwaitingBoot, why));
+                } else {
+                    let bug = format!("the step still cannot be assessed, {why}");
+                    self.fail(at, End::bug(&bug));
+                }
+            }
+            Err(error) => {
+                let end = End::could_not_look(error);
+                self.fail(at, end);
+            }
+        }
+    }
+
+    /// What an assessment means once all changes of the step are applied.
+    pub(super) fn verify(&mut self, at: usize, answer: Answer) {
+        let before = match &self.jobs[at].answer {
+            Some(Ok(Assessment::Needs { why, .. })) => why.clone(),
+            _ => String::new(),
+        };
+        match answer {
+            Ok(Assessment::Satisfied { why } | Assessment::NotApplicable { why }) => {
+                self.end(at, End::new(Outcome::Changed, why));
+            }
+            Ok(Assessment::AwaitingBoot { why }) => {
+                self.end(at, End::new(Outcome::AwaitingBoot, why));
+            }
+            Ok(Assessment::Needs { why, changes }) => {
+                if let [Change::Reboot { why }] = changes.as_slice() {
+                    self.reboot(at, why.clone());
+                } else {
+                    self.not_verified(at, &before, &why);
+                }
+            }
+            Ok(Assessment::BlockedNow {
+                why,
+                passes: Some(limit),
+                ..
+            }) if self.again(at, &why, Some(limit)) => {}
+            Ok(
+                Assessment::Blocked { why, .. }
+                | Assessment::BlockedNow { why, .. }
+                | Assessment::After { why, .. },
+            ) => {
+                self.not_verified(at, &before, &why);
+            }
+            Err(error) => {
+                let mut end = End::could_not_look(&error);
+                end.why = format!("its changes are applied, but verifying {}", end.why);
+                self.fail(at, end);
+            }
+        }
+    }
+
+    fn not_verified(&mut self, at: usize, before: &str, now: &str) {
+        let mut end = End::new(
+            Outcome::Failed,
+            "its changes are applied, but the state is not as wanted".to_owned(),
+        );
+        end.causes = vec![format!("before: {before}"), format!("now: {now}")];
+        end.reason = Some("not-verified");
+        self.fail(at, end);
+    }
+
+    /// A step cannot go on before a reboot.
+    pub(super) fn reboot(&mut self, at: usize, why: String) {
+        if self.session.inner.image() {
+            // The first boot of the image takes the place of that reboot. Other steps go on.
+            self.end(at, End::new(Outcome::AwaitingBoot, why));
+        } else if self.reboots >= MOST_REBOOTS {
+            let mut end = End::new(
+                Outcome::Failed,
+                format!("{MOST_REBOOTS} reboots have not helped: {why}"),
+            )
+            .hint(Some(
+                "run `journalctl -b` and `lsmod` to find what comes back at boot, then run \
+                 `gpu-bootstrap install` again; `gpu-bootstrap uninstall` resets the count"
+                    .to_owned(),
+            ));
+            end.reason = Some("reboot-loop");
+            self.fail(at, end);
+        } else {
+            self.end(at, End::new(Outcome::AwaitingBoot, why.clone()));
+            self.stop.get_or_insert(Stop::Reboot(why));
+        }
+    }
+
+    /// Tries a step again after a pause; `limit` bounds how long all attempts may take. Returns
+    /// whether there is time for that.
+    pub(super) fn again(&mut self, at: usize, message: &str, limit: Option<Duration>) -> bool {
+        let tools = &self.session.tools;
+        let job = &mut self.jobs[at];
+        if self.stop.is_some() {
+            return false;
+        }
+        let Some(pause) = (self.patience).pause(&mut job.waits, tools.events.elapsed(), limit)
+        else {
+            return false;
+        };
+        tools.events.emit(Event::AttemptFailed {
+            steps: vec![job.id.clone()],
+            message: message.replace('\n', " "),
+            retry_in_seconds: pause.as_secs_f64(),
+        });
+        job.begin_again();
+        job.busy = true;
+        // The lists may be older than what made the attempt fail.
+        self.lists_are_new = false;
+        let (clock, pauses) = (self.session.inner.host.clock.clone(), self.pauses.clone());
+        self.start(vec![at], BTreeSet::new(), async move {
+            tokio::select! {
+                biased;
+                () = pauses.cancelled() => {}
+                () = clock.sleep(pause) => {}
+            }
+            Done::Paused { at }
+        });
+        true
+    }
+}

@@ -1,0 +1,147 @@
+//! Machines whose boots end early, because a module or the firmware of a GPU takes the kernel down.
+//!
+//! While a run continues by itself, nothing but the run loads the driver's modules, and each boot is
+//! counted before any service starts. After several boots without progress the modules are denied
+//! altogether, and the run gives up: the machine stays reachable, and `status` says why.
+
+use super::{
+    EngineError, Session, Tools,
+    ledger::Ledger,
+    resume,
+    units::{modules, not_at_all},
+    verbs::Failure,
+};
+use crate::{
+    change::Change,
+    journal::{Journal, Receipt, Record, Standing},
+    model::id::StepId,
+    steps,
+};
+
+/// The most boots in a row without progress.
+pub(super) const MOST_BOOTS: usize = 3;
+
+/// The same with those that ended in the middle of package work: a power cut there costs no
+/// progress that the next boot would not make up for.
+const MOST_BOOTS_WITH_PACKAGES: usize = 8;
+
+/// The name of its changes in the journal.
+const GUARD: StepId = StepId::new("boot-guard");
+
+/// How many boots before this one made no progress, if they are too many.
+pub(super) fn too_many(receipt: &Receipt, boot_id: Option<&str>) -> Option<usize> {
+    let before =
+        || (receipt.unfinished.iter()).filter(|boot| Some(boot.boot_id.as_str()) != boot_id);
+    let elsewhere = before().filter(|boot| !boot.in_packages).count();
+    (elsewhere >= MOST_BOOTS || before().count() >= MOST_BOOTS_WITH_PACKAGES)
+        .then(|| before().count())
+}
+
+/// Counts this boot, or denies the modules after too many.
+///
+/// # Errors
+/// When the journal cannot be read or written.
+pub async fn count_boot(tools: &Tools) -> Result<(), GuardError> {
+    let _lock = tools.lock()?;
+    let run = tools.events.run();
+    let (journal, _) =
+        Journal::open(&tools.host, run, tools.events.secrets()).map_err(EngineError::Journal)?;
+    let ledger = Ledger {
+        journal,
+        verbs: tools.verbs.clone(),
+        events: tools.events.clone(),
+    };
+    let receipt = ledger.journal.receipt();
+    let Some(boot_id) = tools.options.boot_id.clone() else {
+        return Ok(());
+    };
+    if !resume::stands(&ledger) {
+        return Ok(());
+    }
+    if too_many(&receipt, Some(&boot_id)).is_some() {
+        deny(&ledger).await.map_err(GuardError::Deny)?;
+    } else if !(receipt.unfinished.iter()).any(|boot| boot.boot_id == boot_id) {
+        (ledger.journal.append(Record::BootStarted { boot_id })).map_err(EngineError::Journal)?;
+    }
+    Ok(())
+}
+
+/// Why a boot was not counted.
+#[derive(Debug)]
+pub enum GuardError {
+    /// The journal.
+    Engine(EngineError),
+    /// The modules could not be denied.
+    Deny(Failure),
+}
+
+impl From<EngineError> for GuardError {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(error)
+    }
+}
+
+/// Makes sure that nothing loads the modules.
+async fn deny(ledger: &Ledger) -> Result<(), Failure> {
+    let standing = ledger.journal.receipt().standing;
+    let modules = modules(&standing);
+    if modules.is_empty() || standing.iter().any(|one| one.whole && is_denial(one)) {
+        return Ok(());
+    }
+    ledger.perform(&[GUARD], &not_at_all(&modules)).await
+}
+
+fn is_denial(standing: &Standing) -> bool {
+    standing.steps == [GUARD]
+}
+
+/// Lets the modules be loaded again, for a run that a person started after one that gave up.
+pub(super) async fn allow(ledger: &Ledger) -> Result<(), EngineError> {
+    for standing in ledger.journal.receipt().standing {
+        if is_denial(&standing) {
+            let undo = standing.undo.clone();
+            (ledger.revert(&[standing], &undo).await).map_err(EngineError::Unfinished)?;
+        }
+    }
+    Ok(())
+}
+
+impl Session {
+    /// Gives up: no boot continues the run, and no boot loads the modules. Returns why.
+    pub(super) async fn give_up(
+        &self,
+        ledger: &Ledger,
+        boots: usize,
+        notes: &mut Vec<String>,
+    ) -> Result<String, EngineError> {
+        let why = format!(
+            "{boots} boots in a row ended before the run did; the last of them may have crashed \
+             when the driver was loaded (`journalctl --boot=-1`)"
+        );
+        ledger.journal.append(Record::GaveUp { why: why.clone() })?;
+        if let Err(failure) = deny(ledger).await {
+            self.tools
+                .note(notes, format!("the modules are not denied: {failure}"));
+        }
+        let autoload = |one: &Standing| matches!(&one.change, Change::WriteFile { path, .. } if path == steps::AUTOLOAD_PATH);
+        for standing in ledger.journal.receipt().standing {
+            if autoload(&standing) {
+                // The modules are not loaded now, so there is nothing to unload.
+                let undo = standing.undo.clone();
+                (ledger.revert(&[standing], &undo).await).map_err(EngineError::Unfinished)?;
+            }
+        }
+        if let Some(note) = resume::dismiss(ledger).await? {
+            self.tools.note(notes, note);
+        }
+        self.tools.note(notes, format!("gave up: {why}"));
+        Ok(why)
+    }
+
+    /// The modules of the wanted driver.
+    pub(super) fn driver_modules(&self) -> &[String] {
+        (self.inner.desired.as_ref())
+            .and_then(|desired| desired.driver.as_ref())
+            .map_or(&[], |driver| &driver.load_modules)
+    }
+}

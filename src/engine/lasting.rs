@@ -1,0 +1,227 @@
+//! What the run after a reboot needs must survive the reboot: this program and the files of its
+//! command line. What lies in a place that a boot empties is copied into the state folder.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::{
+    host::{Files, FilesError, ReadFiles},
+    journal::Request,
+    model::paths::STATE,
+};
+
+/// Folders that a boot or a timer empties, whatever is mounted there.
+const PASSING: [&str; 5] = ["/tmp", "/var/tmp", "/run", "/dev", "/proc"];
+
+/// Filesystems in memory, and those that may not be there yet when the boot starts the run.
+const PASSING_TYPES: [&str; 12] = [
+    "tmpfs", "ramfs", "devtmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph",
+    "iso9660", "udf",
+];
+
+/// Where the kernel lists what is mounted, for this process.
+const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// What the kernel adds to the path of a running program that was deleted.
+const DELETED: &str = " (deleted)";
+
+/// This program, whatever its path is called by now.
+const OURSELVES: &str = "/proc/self/exe";
+
+/// The folder of copies; `uninstall` removes it with the state folder.
+fn folder() -> Utf8PathBuf {
+    Utf8Path::new(STATE).join("kept")
+}
+
+/// The copy of this program.
+pub(super) fn program_copy() -> Utf8PathBuf {
+    folder().join("gpu-bootstrap")
+}
+
+/// Whether the file will be at this path after a reboot.
+fn stays(path: &Utf8Path, mounts: &str) -> bool {
+    let passing = PASSING.iter().any(|folder| path.starts_with(folder))
+        || path.as_str().ends_with(DELETED)
+        || kind_of_mount(mounts, path)
+            .is_some_and(|kind| PASSING_TYPES.contains(&kind) || kind.starts_with("fuse"));
+    !passing
+}
+
+/// The type of the filesystem that a path is on. A line of proc_pid_mountinfo(5) has the mount point
+/// as its fifth word, and the type as the first word after the word `-`. Of several mounts at the
+/// same point the last one counts.
+fn kind_of_mount<'m>(mounts: &'m str, path: &Utf8Path) -> Option<&'m str> {
+    mounts
+        .lines()
+        .filter_map(|line| {
+            let point = unescaped(line.split(' ').nth(4)?);
+            let kind = line.split_once(" - ")?.1.split(' ').next()?;
+            path.starts_with(&point).then_some((point.len(), kind))
+        })
+        .max_by_key(|(length, _)| *length)
+        .map(|(_, kind)| kind)
+}
+
+/// Space, tab, line feed and backslash are written in octal digits.
+fn unescaped(word: &str) -> String {
+    [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ]
+    .iter()
+    .fold(word.to_owned(), |word, (code, text)| {
+        word.replace(code, text)
+    })
+}
+
+fn mounts(files: &dyn ReadFiles) -> Result<String, FilesError> {
+    Ok(files.read_text(Utf8Path::new(MOUNTS))?.unwrap_or_default())
+}
+
+/// The program for the resume unit: this one, or its copy in a place that stays.
+pub(super) fn program(files: &dyn Files, exe: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
+    if stays(exe, &mounts(files)?) {
+        return Ok(exe.to_owned());
+    }
+    let copy = program_copy();
+    let content = match files.read(exe)? {
+        Some(content) => content,
+        None => (files.read(Utf8Path::new(OURSELVES))?).unwrap_or_default(),
+    };
+    if files.read(&copy)?.as_ref() != Some(&content) {
+        files.create_folder(&folder(), 0o700)?;
+        files.write(&copy, &content, 0o700)?;
+    }
+    Ok(copy)
+}
+
+/// A file to copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Copy {
+    from: Utf8PathBuf,
+    to: Utf8PathBuf,
+}
+
+/// The request with paths that stay, and the copies that it needs.
+pub(super) fn request(
+    files: &dyn ReadFiles,
+    request: &Request,
+) -> Result<(Request, Vec<Copy>), FilesError> {
+    let mounts = mounts(files)?;
+    let mut copies = Vec::new();
+    let mut kept = |path: &Utf8Path| {
+        if stays(path, &mounts) {
+            return path.to_owned();
+        }
+        let name = path.file_name().unwrap_or("file");
+        let to = folder().join(format!("{}-{name}", copies.len()));
+        copies.push(Copy {
+            from: path.to_owned(),
+            to: to.clone(),
+        });
+        to
+    };
+    let mut lasting = request.clone();
+    lasting.config = request.config.iter().map(|path| kept(path)).collect();
+    if let Some(profile) = &request.profile
+        && profile.starts_with('/')
+    {
+        lasting.profile = Some(kept(Utf8Path::new(profile)).into_string());
+    }
+    Ok((lasting, copies))
+}
+
+/// Makes the copies, for root alone: a configuration may hold a secret.
+pub(super) fn copy(files: &dyn Files, copies: &[Copy]) -> Result<(), FilesError> {
+    for Copy { from, to } in copies {
+        let Some(content) = files.read(from)? else {
+            // It was read a moment ago. The run after the reboot will name the missing copy.
+            continue;
+        };
+        files.create_folder(&folder(), 0o700)?;
+        files.write(to, &content, 0o600)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeFiles;
+
+    const MOUNTINFO: &str = "\
+        22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw\n\
+        23 22 0:21 / /mnt/with\\040space rw - tmpfs tmpfs rw\n\
+        24 22 0:22 / /home rw shared:2 - nfs4 server:/home rw\n\
+        25 22 254:2 / /home/local rw shared:2 - xfs /dev/vdb rw\n\
+        26 22 0:23 / /mnt/seed ro - fuse.sshfs x ro\n";
+
+    #[test]
+    fn a_place_that_a_boot_empties_does_not_stay() {
+        for (path, there) in [
+            ("/usr/local/bin/gb", true),
+            ("/root/gb", true),
+            ("/tmp/gb", false),
+            ("/tmpx/gb", true),
+            ("/var/tmp/gb", false),
+            ("/run/user/0/gb", false),
+            ("/dev/shm/gb", false),
+            ("/usr/local/bin/gb (deleted)", false),
+            ("/mnt/with space/gb", false),
+            ("/home/admin/gb", false),
+            ("/home/local/gb", true),
+            ("/mnt/seed/gb", false),
+        ] {
+            assert_eq!(stays(Utf8Path::new(path), MOUNTINFO), there, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_program_is_copied_once_and_only_if_it_must_be() {
+        let files = FakeFiles::new();
+        files.put_folder("/var/lib/gpu-bootstrap", 0o700);
+        files.put("/tmp/gb", "the program");
+        let usual = Utf8Path::new("/usr/local/bin/gpu-bootstrap");
+        assert_eq!(program(&files, usual).unwrap(), usual);
+        assert_eq!(files.mutations(), 0);
+        let copy = program(&files, Utf8Path::new("/tmp/gb")).unwrap();
+        assert_eq!(copy, "/var/lib/gpu-bootstrap/kept/gpu-bootstrap");
+        assert_eq!(files.text(copy.as_str()), "the program");
+        assert_eq!(files.stat(&copy).unwrap().unwrap().mode, 0o700);
+        let made = files.mutations();
+        program(&files, Utf8Path::new("/tmp/gb")).unwrap();
+        assert_eq!(files.mutations(), made);
+        // It was replaced while it runs.
+        files.put("/proc/self/exe", "the old program");
+        let copy = program(&files, Utf8Path::new("/opt/gb (deleted)")).unwrap();
+        assert_eq!(files.text(copy.as_str()), "the old program");
+    }
+
+    #[test]
+    fn the_files_of_the_command_line_are_copied_and_the_copies_stay() {
+        let files = FakeFiles::new();
+        files.put_folder("/var/lib/gpu-bootstrap", 0o700);
+        files.put("/tmp/node.toml", "[runtime]\n");
+        let asked = Request {
+            profile: Some("/run/own.toml".to_owned()),
+            config: vec!["/etc/node.toml".into(), "/tmp/node.toml".into()],
+            ..Request::default()
+        };
+        let (lasting, copies) = request(&files, &asked).unwrap();
+        copy(&files, &copies).unwrap();
+        assert_eq!(lasting.config[0], "/etc/node.toml");
+        assert_eq!(lasting.config[1], "/var/lib/gpu-bootstrap/kept/0-node.toml");
+        assert_eq!(files.text(lasting.config[1].as_str()), "[runtime]\n");
+        assert_eq!(
+            lasting.profile.as_deref(),
+            Some("/var/lib/gpu-bootstrap/kept/1-own.toml")
+        );
+        assert_eq!(request(&files, &lasting).unwrap(), (lasting, Vec::new()));
+        let by_name = Request {
+            profile: Some("debian".to_owned()),
+            ..Request::default()
+        };
+        assert_eq!(request(&files, &by_name).unwrap(), (by_name, Vec::new()));
+    }
+}

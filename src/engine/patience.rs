@@ -1,0 +1,131 @@
+//! What passes by itself (a mirror that answers 503, a network or a clock that is late) is tried
+//! again with growing pauses, until the deadline of the run.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
+};
+
+use super::Options;
+
+/// The deadline of a run that nobody watches, if none was given.
+pub const UNATTENDED_DEADLINE: Duration = Duration::from_secs(2 * 3600);
+
+/// The first pause; each following one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+
+/// No pause is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// How long a run tries again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    deadline: Option<Duration>,
+    seed: u64,
+}
+
+/// The attempts so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Waits {
+    attempts: u32,
+    /// When the first of them ended, since the start of the run.
+    since: Option<Duration>,
+}
+
+impl Patience {
+    pub(super) fn new(options: &Options) -> Self {
+        // Nodes of one pool start at the same moment, and have the same image.
+        let mut hasher = DefaultHasher::new();
+        (&options.boot_id, &options.instance_id).hash(&mut hasher);
+        Self {
+            deadline: options.deadline,
+            seed: hasher.finish(),
+        }
+    }
+
+    /// The deadline, if it has passed.
+    pub(super) fn passed(&self, elapsed: Duration) -> Option<Duration> {
+        self.deadline.filter(|deadline| elapsed >= *deadline)
+    }
+
+    /// The pause before another attempt; `None` if it would start after the deadline, or after the
+    /// limit of what passes.
+    pub(super) fn pause(
+        &self,
+        waits: &mut Waits,
+        elapsed: Duration,
+        limit: Option<Duration>,
+    ) -> Option<Duration> {
+        let deadline = self.deadline?;
+        let since = *waits.since.get_or_insert(elapsed);
+        let pause = self.jitter(pause(waits.attempts), waits.attempts);
+        let end = limit.map_or(deadline, |limit| deadline.min(since.saturating_add(limit)));
+        if elapsed + pause >= end {
+            return None;
+        }
+        waits.attempts += 1;
+        Some(pause)
+    }
+
+    /// Up to a quarter shorter.
+    fn jitter(&self, pause: Duration, attempt: u32) -> Duration {
+        let mut hasher = DefaultHasher::new();
+        (self.seed, attempt).hash(&mut hasher);
+        let part = u32::try_from(hasher.finish() % 256).unwrap_or_default();
+        pause - pause / 4 * part / 256
+    }
+}
+
+fn pause(attempts: u32) -> Duration {
+    FIRST_PAUSE
+        .saturating_mul(1 << attempts.min(10))
+        .min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn patience(deadline: Option<Duration>) -> Patience {
+        Patience::new(&Options {
+            deadline,
+            ..Options::default()
+        })
+    }
+
+    #[test]
+    fn pauses_grow_up_to_a_bound() {
+        let patience = patience(Some(SECOND * 100_000));
+        let mut waits = Waits::default();
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            pauses.push(patience.pause(&mut waits, SECOND, None).unwrap());
+        }
+        for (pause, whole) in pauses.iter().zip([10, 20, 40, 80, 160, 300, 300, 300]) {
+            let whole = SECOND * whole;
+            assert!(*pause <= whole && *pause > whole * 3 / 4, "{pauses:?}");
+        }
+    }
+
+    #[test]
+    fn no_attempt_starts_after_the_deadline_or_the_limit() {
+        let mut waits = Waits::default();
+        assert_eq!(patience(None).pause(&mut waits, SECOND, None), None);
+        let patience = patience(Some(SECOND * 1000));
+        assert_eq!(patience.pause(&mut waits, SECOND * 999, None), None);
+        assert_eq!(patience.passed(SECOND * 999), None);
+        assert_eq!(patience.passed(SECOND * 1000), Some(SECOND * 1000));
+        let mut waits = Waits::default();
+        let limit = Some(SECOND * 60);
+        assert!(patience.pause(&mut waits, SECOND * 100, limit).is_some());
+        assert_eq!(patience.pause(&mut waits, SECOND * 155, limit), None);
+        assert_eq!(
+            patience
+                .pause(&mut waits, SECOND * 155, Some(Duration::MAX))
+                .map(|_| ()),
+            Some(())
+        );
+    }
+}

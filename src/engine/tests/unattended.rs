@@ -1,0 +1,428 @@
+//! Nobody watches: what passes is tried again, what heals is waited for, and boots that end early
+//! are counted.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use super::kit::{
+    Rig, Small, WANTS, exists, file, fixed, needs, outcomes, packages, satisfied, step, why,
+};
+use crate::{
+    change::Change,
+    engine::{count_boot, status},
+    event::Event,
+    exit::Exit,
+    step::Assessment,
+};
+
+const UNIT: &str = "/etc/systemd/system/gpu-bootstrap-resume.service";
+const GUARD: &str = "/etc/systemd/system/gpu-bootstrap-guard.service";
+const NOT_BY_ITSELF: &str = "/etc/modprobe.d/gpu-bootstrap-unfinished.conf";
+const NOT_AT_ALL: &str = "/etc/modprobe.d/00-gpu-bootstrap-gave-up.conf";
+const AUTOLOAD: &str = "/etc/modules-load.d/gpu-bootstrap.conf";
+
+fn blocked_now(why: &str, passes: Option<Duration>) -> Assessment {
+    Assessment::BlockedNow {
+        why: why.to_owned(),
+        hint: "look at it".to_owned(),
+        passes,
+    }
+}
+
+fn hours(hours: u64) -> Option<Duration> {
+    Some(Duration::from_secs(hours * 3600))
+}
+
+/// The loaded module is older than the library until the machine has rebooted.
+fn upgraded() -> [Small; 2] {
+    [
+        step("module", |host| {
+            if exists(host, "/booted") {
+                satisfied("loaded")
+            } else {
+                needs(vec![Change::Reboot {
+                    why: "535 is loaded and 580 is installed".to_owned(),
+                }])
+            }
+        }),
+        step("devices", |host| {
+            if exists(host, "/booted") {
+                satisfied("all agree")
+            } else {
+                blocked_now("NVML and the module differ", None)
+            }
+        })
+        .after(&["persistence"]),
+    ]
+}
+
+#[tokio::test]
+async fn a_block_that_a_reboot_heals_ends_in_the_reboot() {
+    let [module, devices] = upgraded();
+    let between = fixed("persistence", satisfied("fine")).after(&["module"]);
+    let mut rig = Rig::new([module, between, devices]);
+    rig.options.request.reboot = true;
+
+    let plan = rig.plan().await;
+    assert_eq!(plan.exit, Exit::Drift);
+    assert_eq!(
+        why(&plan, "devices"),
+        "after `module`: NVML and the module differ"
+    );
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::RebootRequired);
+    assert!(report.reboot.as_ref().unwrap().automatic);
+    assert_eq!(
+        outcomes(&report),
+        [
+            "module awaiting-boot",
+            "persistence not-run",
+            "devices not-run"
+        ]
+    );
+
+    rig.options.boot_id = Some("boot-2".to_owned());
+    rig.fakes.files.put("/booted", "");
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+}
+
+#[tokio::test]
+async fn a_block_that_no_step_heals_blocks_before_the_first_change() {
+    let rig = Rig::new([
+        fixed("module", satisfied("loaded")),
+        fixed("devices", blocked_now("a GPU fell off the bus", None)).after(&["module"]),
+        file("other", "/other", "x"),
+    ]);
+    for report in [rig.plan().await, rig.install().await.unwrap()] {
+        assert_eq!(report.exit, Exit::Blocked);
+        assert_eq!(report.steps[1].hint.as_deref(), Some("look at it"));
+    }
+    assert!(rig.log().is_empty());
+}
+
+#[tokio::test]
+async fn a_block_that_outlives_its_upstream_steps_fails_the_run() {
+    let rig = Rig::new([
+        file("driver", "/driver", "x"),
+        fixed("devices", blocked_now("no driver is bound", None)).after(&["driver"]),
+    ]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(outcomes(&report), ["driver changed", "devices blocked"]);
+}
+
+#[tokio::test]
+async fn a_mirror_that_is_down_for_ten_minutes_costs_ten_minutes() {
+    let mut rig = Rig::new([
+        packages("driver", &["one"]),
+        packages("docker", &["two"]),
+        file("other", "/other", "x"),
+        file("proof", "/proof", "x").after(&["driver"]),
+    ]);
+    rig.options.deadline = hours(2);
+    *rig.verbs.late.lock().unwrap() = 6;
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok, "{report:#?}");
+    assert_eq!(
+        outcomes(&report),
+        [
+            "driver changed",
+            "docker changed",
+            "other changed",
+            "proof changed"
+        ]
+    );
+    let transactions = || {
+        let log = rig.verbs.log.lock().unwrap().clone();
+        log.iter()
+            .filter(|line| line.starts_with("install"))
+            .count()
+    };
+    assert_eq!(transactions(), 7);
+    let slept: Duration = rig.fakes.clock.slept().iter().sum();
+    assert!(slept > Duration::from_secs(300), "{slept:?}");
+    let retried = rig.seen().iter().any(|event| {
+        matches!(event, Event::AttemptFailed { message, .. }
+            if message == "failed to install one, two: the mirror answered 503")
+    });
+    assert!(retried);
+}
+
+#[tokio::test]
+async fn a_person_is_told_at_once_and_a_deadline_ends_all_attempts() {
+    let rig = Rig::new([packages("driver", &["one"])]);
+    *rig.verbs.late.lock().unwrap() = 1;
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert!(rig.fakes.clock.slept().is_empty());
+
+    let mut rig = Rig::new([packages("driver", &["one"])]);
+    rig.options.deadline = Some(Duration::from_secs(60));
+    *rig.verbs.late.lock().unwrap() = 1000;
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(report.steps[0].causes, ["the mirror answered 503"]);
+    let slept: Duration = rig.fakes.clock.slept().iter().sum();
+    assert!(slept < Duration::from_secs(60), "{slept:?}");
+}
+
+#[tokio::test]
+async fn after_the_deadline_nothing_new_starts() {
+    let mut rig = Rig::new([file("a", "/a", "x"), file("b", "/b", "x").after(&["a"])]);
+    rig.options.deadline = hours(1);
+    let clock = rig.fakes.clock.clone();
+    *rig.verbs.before.lock().unwrap() = Box::new(move |_| clock.advance(Duration::from_secs(3601)));
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    // What has started is finished and verified.
+    assert_eq!(outcomes(&report), ["a changed", "b not-run"]);
+    assert_eq!(why(&report, "b"), "the deadline of 3600 s has passed");
+}
+
+/// Blocked until the clock says more than this many seconds after the start.
+fn late_clock(seconds: i64) -> Small {
+    step("preflight", move |host| {
+        if host.now().as_second() >= 1_767_225_600 + seconds {
+            satisfied("the clock is right")
+        } else {
+            blocked_now("the clock is wrong", Some(Duration::MAX))
+        }
+    })
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_late_delays_the_run() {
+    let mut rig = Rig::new([late_clock(100), file("a", "/a", "x").after(&["preflight"])]);
+    rig.options.deadline = hours(1);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    assert_eq!(outcomes(&report), ["preflight satisfied", "a changed"]);
+
+    let rig = Rig::new([late_clock(100), file("a", "/a", "x").after(&["preflight"])]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Blocked);
+    assert!(rig.fakes.clock.slept().is_empty() && rig.log().is_empty());
+}
+
+#[tokio::test]
+async fn what_never_passes_is_not_waited_for() {
+    let mut rig = Rig::new([late_clock(100), fixed("b", super::kit::blocked("no GPU"))]);
+    rig.options.deadline = hours(1);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Blocked);
+    assert!(rig.fakes.clock.slept().is_empty());
+    // A GPU that hangs is told from a slow one by its own limit.
+    let hangs = blocked_now("NVML did not answer", Some(Duration::from_secs(180)));
+    let mut rig = Rig::new([fixed("devices", hangs)]);
+    rig.options.deadline = hours(2);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Blocked);
+    let slept: Duration = rig.fakes.clock.slept().iter().sum();
+    assert!(slept < Duration::from_secs(180), "{slept:?}");
+}
+
+/// Loads the module once the file is there that loads it at every boot.
+fn driver() -> [Small; 2] {
+    [
+        file("autoload", AUTOLOAD, "nvidia\n"),
+        step("module", |host| {
+            if exists(host, "/loaded") {
+                satisfied("loaded")
+            } else {
+                needs(vec![Change::LoadModule {
+                    module: "nvidia".to_owned(),
+                }])
+            }
+        })
+        .after(&["autoload"]),
+    ]
+}
+
+/// The kernel panics when the module is loaded, if `panics`.
+fn machine_that_panics(panics: &Arc<AtomicBool>) -> Rig {
+    let mut rig = Rig::new(driver());
+    rig.options.request.reboot = true;
+    // The folder that writing would make.
+    rig.fakes.files.put_folder("/etc/modules-load.d", 0o755);
+    let (files, panics) = (rig.fakes.files.clone(), Arc::clone(panics));
+    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+        if matches!(change, Change::LoadModule { .. }) {
+            if panics.load(Ordering::SeqCst) {
+                files.before_mutations(|_, _| Err(std::io::Error::other("the kernel panicked")));
+            } else {
+                files.put("/loaded", "");
+            }
+        }
+    });
+    rig
+}
+
+async fn boot(rig: &mut Rig, number: u32) {
+    rig.fakes.files.before_mutations(|_, _| Ok(()));
+    rig.fakes.files.revive();
+    rig.options.boot_id = Some(format!("boot-{number}"));
+    rig.options.resumed = true;
+    let (tools, reporter) = rig.tools("boot");
+    if count_boot(&tools).await.is_err() {
+        panic!("the boot is counted");
+    }
+    reporter.finish();
+}
+
+#[tokio::test]
+async fn after_three_boots_without_progress_the_machine_stays_reachable() {
+    let panics = Arc::new(AtomicBool::new(true));
+    let mut rig = machine_that_panics(&panics);
+    let before = rig.fakes.files.snapshot().without(&["/run", "/var/lib"]);
+    // The process is gone with the kernel; what it returns does not matter. This boot made progress.
+    drop(rig.install().await);
+    for number in 2..=4 {
+        boot(&mut rig, number).await;
+        let files = &rig.fakes.files;
+        assert!(files.text(NOT_BY_ITSELF).contains("\nblacklist nvidia\n"));
+        assert!(files.text(GUARD).contains("\nBefore=sysinit.target"));
+        drop(rig.install().await);
+    }
+    let tree = |rig: &Rig| rig.fakes.files.snapshot().text();
+    assert!(tree(&rig).contains(UNIT) && !tree(&rig).contains(NOT_AT_ALL));
+
+    boot(&mut rig, 5).await;
+    assert!(
+        rig.fakes
+            .files
+            .text(NOT_AT_ALL)
+            .contains("\ninstall nvidia /bin/false\n")
+    );
+    rig.log();
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert!(
+        report
+            .notes
+            .iter()
+            .any(|note| note.contains("3 boots in a row"))
+    );
+    let now = tree(&rig);
+    for gone in [
+        UNIT,
+        GUARD,
+        NOT_BY_ITSELF,
+        AUTOLOAD,
+        &format!("{WANTS}/gpu-"),
+    ] {
+        assert!(!now.contains(gone), "{gone}: {now}");
+    }
+    assert!(now.contains(NOT_AT_ALL));
+    let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
+    assert!(told.gave_up.unwrap().contains("3 boots in a row"));
+
+    // A person installs again, with a driver that does not panic.
+    panics.store(false, Ordering::SeqCst);
+    rig.options.resumed = false;
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok, "{report:#?}");
+    let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
+    assert_eq!((told.gave_up, told.unfinished_boots), (None, 0));
+    assert!(!tree(&rig).contains(NOT_AT_ALL) && !tree(&rig).contains(UNIT));
+    assert_eq!(rig.fakes.files.text(AUTOLOAD), "nvidia\n");
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    rig.fakes.files.take("/loaded");
+    assert_eq!(
+        rig.fakes.files.snapshot().without(&["/run", "/var/lib"]),
+        before
+    );
+}
+
+#[tokio::test]
+async fn a_boot_that_comes_further_starts_the_count_anew() {
+    let panics = Arc::new(AtomicBool::new(true));
+    let mut rig = machine_that_panics(&panics);
+    drop(rig.install().await);
+    for number in 2..=3 {
+        boot(&mut rig, number).await;
+        drop(rig.install().await);
+    }
+    boot(&mut rig, 4).await;
+    // A run that ends is no unfinished one, however it ends.
+    panics.store(false, Ordering::SeqCst);
+    rig.options.resumed = false;
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
+    assert_eq!(told.unfinished_boots, 0);
+}
+
+#[tokio::test]
+async fn the_guard_counts_only_while_a_run_continues_by_itself() {
+    let mut rig = Rig::new([file("a", "/a", "x")]);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    let journal = "/var/lib/gpu-bootstrap/journal.jsonl";
+    let before = rig.fakes.files.text(journal);
+    boot(&mut rig, 2).await;
+    assert_eq!(rig.fakes.files.text(journal), before);
+}
+
+#[tokio::test]
+async fn what_was_run_from_a_place_that_does_not_stay_is_kept() {
+    let mut rig = Rig::new([step("a", |_| {
+        needs(vec![Change::Reboot {
+            why: "x".to_owned(),
+        }])
+    })]);
+    rig.fakes.files.put("/tmp/gb", "the program");
+    rig.fakes.files.put("/tmp/node.toml", "[hold]\n");
+    rig.options.exe = "/tmp/gb".into();
+    rig.options.request.reboot = true;
+    rig.options.request.config = vec!["/tmp/node.toml".into()];
+    assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
+    // A boot empties `/tmp`.
+    rig.fakes.files.take("/tmp");
+    let unit = rig.fakes.files.text(UNIT);
+    let program = "/var/lib/gpu-bootstrap/kept/gpu-bootstrap";
+    assert!(
+        unit.contains(&format!("\nExecStart={program} install --resume\n")),
+        "{unit}"
+    );
+    assert_eq!(rig.fakes.files.text(program), "the program");
+    let request = crate::engine::request(&rig.fakes.host()).unwrap().unwrap();
+    assert_eq!(rig.fakes.files.text(request.config[0].as_str()), "[hold]\n");
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    assert!(
+        !rig.fakes
+            .files
+            .snapshot()
+            .text()
+            .contains("/var/lib/gpu-bootstrap")
+    );
+}
+
+#[tokio::test]
+async fn the_deadline_of_the_request_is_that_of_the_next_boot() {
+    let mut rig = Rig::new([step("a", |_| {
+        needs(vec![Change::Reboot {
+            why: "x".to_owned(),
+        }])
+    })]);
+    rig.options.request.reboot = true;
+    rig.options.request.deadline_seconds = Some(600);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
+    assert!(
+        rig.fakes
+            .files
+            .text(UNIT)
+            .contains("\nRuntimeMaxSec=4200s\n")
+    );
+    let request = crate::engine::request(&rig.fakes.host()).unwrap().unwrap();
+    assert_eq!(request.deadline_seconds, Some(600));
+}
+
+/// Keeps what was said.
+pub(super) fn words() -> (Arc<Mutex<Vec<String>>>, impl FnMut(&str) + Send) {
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&said);
+    (said, move |text: &str| {
+        to.lock().unwrap().push(text.to_owned())
+    })
+}
