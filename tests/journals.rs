@@ -165,3 +165,16 @@ fn garbage_is_refused_with_its_line_and_a_remedy() {
     ));
     assert_eq!(error.reason(), "journal-newer");
 }
+
+#[test]
+fn boots_that_ended_before_the_run_did() {
+    let receipt = receipt("gave-up.jsonl");
+    // The first boot made progress.
+    let boots: Vec<&str> = (receipt.unfinished.iter())
+        .map(|boot| boot.boot_id.as_str())
+        .collect();
+    assert_eq!(boots, ["b-2", "b-3", "b-4", "b-5"]);
+    assert!(receipt.unfinished.iter().all(|boot| !boot.in_packages));
+    assert!(receipt.gave_up.unwrap().starts_with("3 boots"));
+    assert_eq!(receipt.request.unwrap().deadline_seconds, Some(3600));
+}

@@ -155,6 +155,8 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         files.put_folder(folder, 0o755);
     }
     secure_boot(about, fakes);
+    // The package of modprobe owns it on every distribution.
+    files.put_folder("/etc/modprobe.d", 0o755);
     files.put_folder("/sys/bus/pci/devices", 0o755);
     for (at, id) in about.gpus.iter().enumerate() {
         put_gpu(fakes, &format!("0000:{:02x}:00.0", 6 + at), id);

@@ -481,7 +481,11 @@ pub fn boot(files: &FakeFiles, state: &State, in_tree: &[String]) {
             bind(files, module);
         }
     }
-    if main_module(files).is_some() && !gpus(files).is_empty() {
+    // udev and `modules-load.d` respect `blacklist`; a load by name does not.
+    let denied = |module: &str| {
+        (denials.lines()).any(|line| line.strip_prefix("blacklist ") == Some(module))
+    };
+    if main_module(files).is_some() && !gpus(files).is_empty() && !denied("nvidia") {
         // udev finds the module by the alias of the device; a failure appears only in the kernel's
         // log.
         let _ = load(files, state, "nvidia");
@@ -490,7 +494,7 @@ pub fn boot(files: &FakeFiles, state: &State, in_tree: &[String]) {
         let content = text(files, &format!("/etc/modules-load.d/{name}")).unwrap_or_default();
         for module in content
             .lines()
-            .filter(|line| !line.starts_with('#') && !line.is_empty())
+            .filter(|line| !line.starts_with('#') && !line.is_empty() && !denied(line))
         {
             let _ = load(files, state, &module.trim().replace('-', "_"));
         }

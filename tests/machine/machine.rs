@@ -150,7 +150,7 @@ impl Machine {
             width,
             exe: EXE.into(),
             command: args.join(" "),
-            proxied: Arc::new(move |_| proxied.clone()),
+            proxied: Arc::new(move |_, _| proxied.clone()),
             talk: Arc::new(move || Box::new(more.clone())),
             drawn: Default::default(),
         };
@@ -221,6 +221,15 @@ impl Machine {
             files.put("/proc/sys/kernel/osrelease", format!("{next}\n"));
         }
         boot(files, &mut lock(&self.state), &self.about.in_tree);
+    }
+
+    /// Runs the unit that counts boots, if it is enabled.
+    pub fn guard(&self) {
+        let files = &self.fakes.files;
+        if units::enabled(files, "gpu-bootstrap-guard.service") {
+            let ran = self.run(&["boot-guard"]);
+            assert_eq!(ran.exit, 0, "{}", ran.err);
+        }
     }
 
     /// The command line of the resume unit, if it is enabled.

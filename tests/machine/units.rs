@@ -207,6 +207,12 @@ pub fn systemctl(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             show(files, unit, properties)
         }
         ["daemon-reload"] | ["reset-failed", "--", _] => ok(""),
+        ["start", "--no-block", "--", unit] => act(files, state, "start", unit, cmd),
+        ["is-system-running"] if exists(files, "/run/simulated/reboot") => Output {
+            stdout: "stopping\n".to_owned(),
+            ..failed(1, "")
+        },
+        ["is-system-running"] => ok("running\n"),
         ["reboot"] => {
             files.put("/run/simulated/reboot", "");
             ok("")

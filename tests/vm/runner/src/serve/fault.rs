@@ -44,6 +44,8 @@ pub enum Fault {
     Cut,
     /// The server refuses connections.
     Down,
+    /// The server answers 503 to each request.
+    Unavailable,
 }
 
 impl Serving {

@@ -46,6 +46,10 @@ impl Site {
             return Ok((empty(writer, 405, "Method Not Allowed")?, Next::Keep));
         }
         let fault = self.fault_at(target);
+        if fault == Some(Fault::Unavailable) {
+            happened(Fault::Unavailable);
+            return Ok((empty(writer, 503, "Service Unavailable")?, Next::Keep));
+        }
         let Some(path) = self.locate(target, fault) else {
             if fault == Some(Fault::Missing) {
                 happened(Fault::Missing);
@@ -91,7 +95,10 @@ impl Site {
         if !path.starts_with(&self.below) {
             return None;
         }
-        if matches!(fault, Fault::WrongKey | Fault::HalfSynced | Fault::Down) {
+        if matches!(
+            fault,
+            Fault::WrongKey | Fault::HalfSynced | Fault::Down | Fault::Unavailable
+        ) {
             return Some(fault);
         }
         let name = path.file_name()?.to_str()?;

@@ -104,6 +104,8 @@ fn a_fault_holds_for_its_repository_and_package_only() {
     assert!(get(Fault::Missing, "d/file").contains("200"));
     let tampered = get(Fault::Tampered, DEB);
     assert!(tampered.contains("Content-Length: 10") && !tampered.ends_with("0123456789"));
+    assert!(get(Fault::Unavailable, "d/file").contains("503"));
+    assert!(get(Fault::Unavailable, "other/one_1.0_amd64.deb").contains("200"));
     assert!(get(Fault::WrongKey, "d/InRelease").ends_with("stranger"));
     assert!(get(Fault::WrongKey, "d/file").ends_with("0123456789"));
     let mut other = with(Fault::Missing);
