@@ -28,7 +28,7 @@ use crate::{
     compat::{load::MatrixError, matrix::Matrix},
     config::{layers, network},
     exit::Exit,
-    host::real,
+    host::{ReadFiles as _, real, trusted::Trusted},
     tools::container_view,
 };
 
@@ -119,17 +119,16 @@ pub(crate) fn matrix(world: &World<'_>) -> Result<Matrix, Failure> {
             Some("correct the lines named above, or remove the file to use the built-in matrix"),
         )
     };
-    let own = world
-        .host
-        .files
+    let own = Trusted::new(&*world.host.files, world.root)
         .read_text(Utf8Path::new(MATRIX))
         .map_err(|error| {
+            let (reason, hint) = (error.reason(), error.hint());
             Failure::caused(
                 Exit::Config,
-                "matrix-unreadable",
+                reason.unwrap_or("matrix-unreadable"),
                 "failed to read the compatibility matrix",
                 error,
-                None,
+                hint.as_deref(),
             )
         })?;
     match own {

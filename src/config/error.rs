@@ -103,7 +103,7 @@ impl Report for ConfigError {
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::Files(_) => "config-unreadable",
+            Self::Files(error) => error.reason().unwrap_or("config-unreadable"),
             Self::Sources(_) => "sources-unreadable",
             Self::MissingFile { .. } => "config-missing",
             Self::Syntax { .. } => "config-syntax",
@@ -138,9 +138,8 @@ impl Report for ConfigError {
                 "supported are {}; for a close relative of one, name its profile with `--profile`",
                 supported.join("; ")
             )),
-            Self::Files(_) | Self::Sources(_) | Self::MissingFile { .. } | Self::Syntax { .. } => {
-                None
-            }
+            Self::Files(error) => error.hint(),
+            Self::Sources(_) | Self::MissingFile { .. } | Self::Syntax { .. } => None,
             Self::Profile { .. } => Some("profiles are described in docs/configuration.md".into()),
         }
     }

@@ -11,7 +11,7 @@ use crate::{
         resolve::{self, Flags, Inputs, Resolution},
     },
     facts::Facts,
-    host::ReadFiles,
+    host::{ReadFiles, trusted::Trusted},
     model::secret::Secrets,
     state::bus,
 };
@@ -33,6 +33,8 @@ pub struct Ask {
     pub flags: Flags,
     /// What the run hides: secrets of the configuration are added.
     pub secrets: Secrets,
+    /// Root obeys the files: those that others may write are refused.
+    pub by_root: bool,
 }
 
 /// Reads profile and configuration and resolves them for a machine.
@@ -50,7 +52,11 @@ pub fn load(
     matrix: &Matrix,
 ) -> Result<Resolution, ResolveError> {
     let (env, config) = (ask.env.iter().cloned(), &ask.config);
-    let mut layers = Layers::read(files, named, config, env, &ask.set)?;
+    let (obeyed, named) = (
+        Trusted::new(files, ask.by_root),
+        Trusted::new(named, ask.by_root),
+    );
+    let mut layers = Layers::read(&obeyed, &named, config, env, &ask.set)?;
     layers
         .secrets()
         .for_each(|secret| ask.secrets.learn(&secret));
@@ -63,12 +69,12 @@ pub fn load(
     }
     let choice = match &ask.profile {
         Some(asked) if Profile::is_path(asked) => {
-            Profile::choose(Some(asked), facts.os.as_ref(), named)?
+            Profile::choose(Some(asked), facts.os.as_ref(), &named)?
         }
         asked => {
             let configured = layers.merged()?.profile.map(|profile| profile.to_string());
             let asked = asked.clone().or(configured);
-            Profile::choose(asked.as_deref(), facts.os.as_ref(), files)?
+            Profile::choose(asked.as_deref(), facts.os.as_ref(), &obeyed)?
         }
     };
     let backend = choice.profile.manager.backend();

@@ -119,6 +119,22 @@ pub enum FilesError {
         /// The filesystem, where it is full or not to be written to.
         disk: Option<Box<Disk>>,
     },
+    /// The file decides what root does, and others than root may change it.
+    #[error(
+        "trust `{path}`: others than root may change `{at}` (owner {uid}, group {gid}, mode {mode:04o})"
+    )]
+    Foreign {
+        /// The file.
+        path: Utf8PathBuf,
+        /// What others may change: the file, a folder that leads to it, or a link.
+        at: Utf8PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its group.
+        gid: u32,
+        /// Its permission bits.
+        mode: u32,
+    },
     /// The content is no UTF-8.
     #[error("read `{path}`: it is not UTF-8")]
     NotText {
@@ -141,7 +157,7 @@ impl FilesError {
     pub fn disk(&self) -> Option<&Disk> {
         match self {
             Self::Io { disk, .. } => disk.as_deref(),
-            Self::NotText { .. } | Self::NotTold { .. } => None,
+            Self::Foreign { .. } | Self::NotText { .. } | Self::NotTold { .. } => None,
         }
     }
 
@@ -150,13 +166,22 @@ impl FilesError {
     pub fn not_told(&self) -> Option<&'static str> {
         match self {
             Self::NotTold { why, .. } => Some(why),
-            Self::Io { .. } | Self::NotText { .. } => None,
+            Self::Io { .. } | Self::Foreign { .. } | Self::NotText { .. } => None,
         }
     }
 
-    /// The stable word for scripts, where the filesystem is at fault.
+    /// Whether the file has more bytes than this program reads as a whole.
+    #[must_use]
+    pub fn is_too_large(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == std::io::ErrorKind::FileTooLarge)
+    }
+
+    /// The stable word for scripts, where the filesystem or an owner is at fault.
     #[must_use]
     pub fn reason(&self) -> Option<&'static str> {
+        if matches!(self, Self::Foreign { .. }) {
+            return Some("untrusted-file");
+        }
         self.disk().map(|disk| {
             if disk.room.read_only {
                 "read-only-filesystem"
@@ -166,9 +191,14 @@ impl FilesError {
         })
     }
 
-    /// What to do, where the filesystem is at fault.
+    /// What to do, where the filesystem or an owner is at fault.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
+        if let Self::Foreign { at, .. } = self {
+            return Some(format!(
+                "look at what is in it, then run `chown -h root:root {at} && chmod go-w {at}`"
+            ));
+        }
         let Disk { mount, room } = self.disk()?;
         let free = format!("{} of {} are free", bytes(room.free), bytes(room.total));
         Some(if room.read_only {
@@ -253,7 +283,8 @@ pub trait Files: ReadFiles {
     /// Appends and syncs; creates the file with the mode if it is missing.
     ///
     /// # Errors
-    /// The operating system's reason.
+    /// The operating system's reason. What was written is then cut off again; if that fails, too,
+    /// the error says so.
     fn append(&self, path: &Utf8Path, content: &[u8], mode: u32) -> Result<(), FilesError>;
 
     /// Makes a symbolic link, replacing one that is there.

@@ -15,6 +15,7 @@ pub mod real;
 pub mod record;
 pub mod rooted;
 pub mod system;
+pub mod trusted;
 
 use std::sync::Arc;
 

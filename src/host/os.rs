@@ -74,6 +74,9 @@ pub(super) fn regular(about: &Metadata) -> io::Result<()> {
 /// The whole content. Files of sysfs and procfs do not know their size, so the bound is on what
 /// comes.
 pub(super) fn read_whole(file: File) -> io::Result<Vec<u8>> {
+    if file.metadata()?.len() > READ_LIMIT {
+        return Err(error(Errno::EFBIG));
+    }
     let mut content = Vec::new();
     file.take(READ_LIMIT + 1).read_to_end(&mut content)?;
     if content.len() as u64 > READ_LIMIT {

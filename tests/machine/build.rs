@@ -58,6 +58,8 @@ pub struct Description {
     pub full: Vec<String>,
     pub files: BTreeMap<String, String>,
     pub links: BTreeMap<String, String>,
+    /// Owners other than root, by path.
+    pub owners: BTreeMap<String, u32>,
     /// The values of the firmware: `sys_vendor`, `product_name`, ….
     pub dmi: BTreeMap<String, String>,
     /// The output of `rpm -qa`, one package per line, in the product's format with `|` for tabs.
@@ -103,6 +105,9 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     }
     for (path, target) in &about.links {
         files.put_link(path, target);
+    }
+    for (path, uid) in &about.owners {
+        files.own(path, *uid, 0);
     }
     files.put("/usr/lib/os-release", about.os_release.clone());
     files.put_link("/etc/os-release", "../usr/lib/os-release");

@@ -32,6 +32,10 @@ pub enum Damage {
     Writes,
     /// Both.
     All,
+    /// Reading the content of files. They can be found and listed.
+    Content,
+    /// Syncing what was appended: it stays in the file, because it cannot be cut off either.
+    Syncs,
 }
 
 type Hook = Box<dyn FnMut(u64, &Mutation) -> io::Result<()> + Send>;
@@ -385,6 +389,7 @@ impl State {
 impl ReadFiles for FakeFiles {
     fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
         self.look("read", path, |state| {
+            state.fault(path, Damage::Content)?;
             match state.tree.find(path, true)?.map(|(_, node)| &node.thing) {
                 None => Ok(None),
                 Some(Thing::File(content)) => Ok(Some(content.clone())),
@@ -453,7 +458,9 @@ impl Files for FakeFiles {
                 Thing::CharDevice(..) | Thing::Other => return Err(os::error(Errno::EINVAL)),
             }
             state.place(path, node, false).map(drop)
-        })
+        })?;
+        let synced = locked(&self.state).fault(path, Damage::Syncs);
+        synced.map_err(os::failed("append to", path))
     }
 
     fn link(&self, path: &Utf8Path, target: &Utf8Path) -> Result<(), FilesError> {

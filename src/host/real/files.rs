@@ -318,18 +318,11 @@ impl Folder {
         if new {
             file.set_permissions(Permissions::from_mode(mode))?;
         }
-        if let Err(error) = file.write_all(content) {
-            // Half a record is worse than none: a full disk must not tear the journal.
-            return match file.set_len(about.len()) {
-                Ok(()) => Err(error),
-                Err(also) => Err(io::Error::new(
-                    error.kind(),
-                    format!("{error} (and what was half written could not be removed: {also})"),
-                )),
-            };
-        }
-        file.sync_all()?;
-        if new { self.sync() } else { Ok(()) }
+        let folder = new.then_some(self);
+        whole_or_nothing(&mut file, about.len(), content, |file| {
+            file.sync_all()?;
+            folder.map_or(Ok(()), Self::sync)
+        })
     }
 
     fn link(&self, name: &str, target: &Utf8Path) -> io::Result<()> {
@@ -357,6 +350,28 @@ impl Folder {
         let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
         fchownat(&self.0, name, Some(uid), Some(gid), flags)?;
         self.sync()
+    }
+}
+
+/// Appends to a file that has `before` bytes. If a part cannot be written, or the whole cannot be
+/// synced, all of it is cut off: a record that is half written, or that may be lost at the next
+/// power cut, is worse than none.
+fn whole_or_nothing(
+    file: &mut File,
+    before: u64,
+    content: &[u8],
+    sync: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
+    let Err(error) = file.write_all(content).and_then(|()| sync(file)) else {
+        return Ok(());
+    };
+    match file.set_len(before) {
+        // The error of the write has the kind that callers ask for.
+        Ok(()) => Err(error),
+        Err(also) => Err(io::Error::new(
+            error.kind(),
+            format!("{error} (and what was written could not be removed: {also})"),
+        )),
     }
 }
 
@@ -437,6 +452,20 @@ mod tests {
         assert_eq!(RealFiles.stat(&path).unwrap().unwrap().mode, 0o600);
         RealFiles.link(&root.join("l"), "journal".into()).unwrap();
         assert!(RealFiles.append(&root.join("l"), b"3\n", 0o600).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_synced_is_cut_off() {
+        let (_keep, root) = folder();
+        let path = root.join("journal");
+        RealFiles.append(&path, b"1\n", 0o600).unwrap();
+        let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        let failed = whole_or_nothing(&mut file, 2, b"2\n", |file| {
+            assert_eq!(file.metadata()?.len(), 4);
+            Err(os::error(Errno::EIO))
+        });
+        assert!(is(&failed.unwrap_err(), Errno::EIO));
+        assert_eq!(RealFiles.read_text(&path).unwrap().unwrap(), "1\n");
     }
 
     #[test]

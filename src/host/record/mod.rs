@@ -139,7 +139,9 @@ impl Fault {
                 errno: source.raw_os_error(),
                 why: source.to_string(),
             },
-            error @ (FilesError::NotText { .. } | FilesError::NotTold { .. }) => Self {
+            error @ (FilesError::NotText { .. }
+            | FilesError::NotTold { .. }
+            | FilesError::Foreign { .. }) => Self {
                 errno: None,
                 why: error.to_string(),
             },

@@ -1,0 +1,226 @@
+//! Files that root obeys. What others than root may write must not decide what root does, so such a
+//! file is refused, as sudo refuses its own configuration.
+
+use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
+
+use super::files::Room;
+use super::{FilesError, Kind, ReadFiles, Stat};
+
+/// How many symbolic links are followed, as in the kernel (path_resolution(7)).
+const MOST_LINKS: usize = 40;
+
+/// The bits that let a group and others write.
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
+
+/// In a folder with this bit others cannot replace or remove a file of root.
+const STICKY: u32 = 0o1000;
+
+/// Files that are obeyed: reading one fails if others than root may write it, one of its folders, or a
+/// symbolic link on the way.
+#[derive(Clone, Copy)]
+pub struct Trusted<'f> {
+    files: &'f dyn ReadFiles,
+    by_root: bool,
+}
+
+impl<'f> Trusted<'f> {
+    /// `by_root` says whether root obeys them. Another user can change nothing, and a tree of another
+    /// machine is only examined, so that nothing is refused then.
+    #[must_use]
+    pub fn new(files: &'f dyn ReadFiles, by_root: bool) -> Self {
+        Self { files, by_root }
+    }
+}
+
+/// Refuses a path that others than root may change. A path that does not exist is no error.
+///
+/// # Errors
+/// [`FilesError::Foreign`], or a file that cannot be examined.
+pub fn refuse_foreign(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), FilesError> {
+    let foreign = |at: &Utf8Path, stat: &Stat| FilesError::Foreign {
+        path: path.to_owned(),
+        at: at.to_owned(),
+        uid: stat.uid,
+        gid: stat.gid,
+        mode: stat.mode,
+    };
+    let mut at = Utf8PathBuf::from("/");
+    let mut rest: Vec<String> = parts(path);
+    let mut links = 0;
+    if let Some(root) = files.stat(&at)?
+        && is_foreign(&root)
+    {
+        return Err(foreign(&at, &root));
+    }
+    // The last part is the next one.
+    while let Some(part) = rest.pop() {
+        if part == ".." {
+            at.pop();
+            continue;
+        }
+        let next = at.join(part);
+        let Some(stat) = files.stat(&next)? else {
+            return Ok(());
+        };
+        if is_foreign(&stat) {
+            return Err(foreign(&next, &stat));
+        }
+        let Kind::Link(target) = &stat.kind else {
+            at = next;
+            continue;
+        };
+        links += 1;
+        if links > MOST_LINKS {
+            // Reading it fails.
+            return Ok(());
+        }
+        if target.is_absolute() {
+            at = Utf8PathBuf::from("/");
+        }
+        rest.extend(parts(target));
+    }
+    Ok(())
+}
+
+/// The names in a path, the first one last.
+fn parts(path: &Utf8Path) -> Vec<String> {
+    (path.components().rev())
+        .filter_map(|part| match part {
+            Utf8Component::Normal(name) => Some(name.to_owned()),
+            Utf8Component::ParentDir => Some("..".to_owned()),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Whether others than root may change it. A link has no mode of its own.
+fn is_foreign(stat: &Stat) -> bool {
+    let link = matches!(stat.kind, Kind::Link(_));
+    let sticky = stat.kind == Kind::Folder && stat.mode & STICKY != 0;
+    let writes = stat.mode & OTHERS_WRITE != 0 || (stat.mode & GROUP_WRITES != 0 && stat.gid != 0);
+    stat.uid != 0 || (writes && !link && !sticky)
+}
+
+impl ReadFiles for Trusted<'_> {
+    fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
+        if self.by_root {
+            refuse_foreign(self.files, path)?;
+        }
+        self.files.read(path)
+    }
+
+    fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
+        self.files.stat(path)
+    }
+
+    fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+        self.files.list(folder)
+    }
+
+    fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
+        self.files.resolve(path)
+    }
+
+    fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+        self.files.room(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeFiles;
+
+    const FILE: &str = "/etc/gpu-bootstrap/config.toml";
+
+    fn files() -> FakeFiles {
+        let files = FakeFiles::new();
+        files.put(FILE, "");
+        files
+    }
+
+    /// The path that is refused, with owner and mode.
+    fn refused(files: &FakeFiles, path: &str) -> Option<String> {
+        match Trusted::new(files, true).read(path.into()) {
+            Err(FilesError::Foreign { at, uid, mode, .. }) => Some(format!("{at} {uid} {mode:o}")),
+            Err(error) => panic!("{error}"),
+            Ok(_) => None,
+        }
+    }
+
+    #[test]
+    fn what_only_root_may_write_is_read() {
+        let files = files();
+        assert_eq!(refused(&files, FILE), None);
+        files.put_mode(FILE, "", 0o664);
+        assert_eq!(refused(&files, FILE), None, "the group is root's");
+        files.put_folder("/tmp", 0o1777);
+        files.put("/tmp/site.toml", "");
+        assert_eq!(refused(&files, "/tmp/site.toml"), None, "/tmp is sticky");
+        assert_eq!(refused(&files, "/etc/gpu-bootstrap/none.toml"), None);
+        assert_eq!(refused(&files, "/none/at/all"), None);
+    }
+
+    #[test]
+    fn a_file_or_a_folder_that_others_may_write_is_refused() {
+        for (mode, gid, why) in [
+            (0o646, 0, "/etc/gpu-bootstrap/config.toml 0 646"),
+            (0o664, 7, "/etc/gpu-bootstrap/config.toml 0 664"),
+        ] {
+            let files = files();
+            files.put_mode(FILE, "", mode);
+            files.own(FILE, 0, gid);
+            assert_eq!(refused(&files, FILE).as_deref(), Some(why));
+        }
+        let files = files();
+        files.own(FILE, 1000, 0);
+        let why = "/etc/gpu-bootstrap/config.toml 1000 644";
+        assert_eq!(refused(&files, FILE).as_deref(), Some(why));
+        files.own(FILE, 0, 0);
+        files.own("/etc/gpu-bootstrap", 1000, 0);
+        let why = "/etc/gpu-bootstrap 1000 755";
+        assert_eq!(refused(&files, FILE).as_deref(), Some(why));
+        let open = FakeFiles::new();
+        open.put_folder("/srv", 0o777);
+        open.put("/srv/site.toml", "");
+        assert_eq!(
+            refused(&open, "/srv/site.toml").as_deref(),
+            Some("/srv 0 777")
+        );
+    }
+
+    #[test]
+    fn links_are_followed() {
+        let files = files();
+        files.put("/home/ada/gpu.toml", "");
+        files.own("/home/ada", 1000, 1000);
+        files.put_link("/etc/gpu-bootstrap/link.toml", "../../home/ada/gpu.toml");
+        let link = "/etc/gpu-bootstrap/link.toml";
+        assert_eq!(refused(&files, link).as_deref(), Some("/home/ada 1000 755"));
+        // A chain of links, whose middle somebody else can redirect.
+        files.put_link("/home/ada/way", "/etc/gpu-bootstrap");
+        files.put_link("/etc/chain", "/home/ada/way");
+        let chain = "/etc/chain/config.toml";
+        assert_eq!(
+            refused(&files, chain).as_deref(),
+            Some("/home/ada 1000 755")
+        );
+        files.put_folder("/tmp", 0o1777);
+        files.put_link("/tmp/way.toml", FILE);
+        files.own("/tmp/way.toml", 1000, 1000);
+        assert_eq!(
+            refused(&files, "/tmp/way.toml").as_deref(),
+            Some("/tmp/way.toml 1000 777")
+        );
+        files.put_link("/etc/loop", "/etc/loop");
+        assert!(Trusted::new(&files, true).read("/etc/loop".into()).is_err());
+    }
+
+    #[test]
+    fn who_is_not_root_is_refused_nothing() {
+        let files = files();
+        files.put_mode(FILE, "", 0o666);
+        assert!(Trusted::new(&files, false).read(FILE.into()).is_ok());
+    }
+}
