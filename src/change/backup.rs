@@ -39,9 +39,14 @@ impl Backups {
         Ok(name)
     }
 
+    /// The path of a stored content.
+    pub(super) fn path(&self, name: &str) -> Utf8PathBuf {
+        self.folder.join(name)
+    }
+
     /// Reads a stored content.
     pub(super) fn load(&self, name: &str) -> Result<Vec<u8>, ChangeError> {
-        let path = self.folder.join(name);
+        let path = self.path(name);
         let content = self.files.read(&path)?;
         match content {
             Some(content) if sha256(&content) == name => Ok(content),

@@ -1,8 +1,9 @@
 //! Files: written and removed as a whole; their former content is backed up.
 
 use camino::{Utf8Path, Utf8PathBuf};
+use serde_json::{Map, Value};
 
-use super::{Applier, ChangeError, FileAfter, FileBefore, Reverted, Saved, Undo};
+use super::{Applier, ChangeError, Edit, FileAfter, FileBefore, Reverted, Saved, Undo, edits};
 use crate::host::{Kind, Stat, digest::sha256, files::leftovers};
 
 /// The state of a file now.
@@ -58,7 +59,7 @@ impl Applier {
         };
         for file in &mut files {
             if file.after == FileAfter::Unknown {
-                file.after = self.file_now(&file.path)?.after;
+                file.after = self.after_change(file)?;
             }
         }
         Ok(Undo::RestoreFiles {
@@ -66,6 +67,107 @@ impl Applier {
             created_folders,
             then,
         })
+    }
+
+    /// The state of a file that a change has just written. For a JSON file it has what was edited.
+    fn after_change(&self, file: &FileBefore) -> Result<FileAfter, ChangeError> {
+        let now = self.file_now(&file.path)?.after;
+        let FileAfter::File { sha256 } = &now else {
+            return Ok(now);
+        };
+        if file.path.extension() != Some("json") {
+            return Ok(now);
+        }
+        let (Some(before), Some(after)) = (
+            self.object_before(file)?,
+            self.host
+                .files
+                .read(&file.path)?
+                .as_deref()
+                .and_then(edits::object),
+        ) else {
+            return Ok(now);
+        };
+        Ok(FileAfter::Edited {
+            sha256: sha256.clone(),
+            edits: edits::edits(&before, &after),
+        })
+    }
+
+    /// A JSON file before the change, an empty one if there was none; `None` if it was no JSON object.
+    fn object_before(&self, file: &FileBefore) -> Result<Option<Map<String, Value>>, ChangeError> {
+        Ok(match &file.before {
+            None => Some(Map::new()),
+            Some(saved) if saved.link.is_some() => None,
+            Some(saved) => edits::object(&self.backups.load(&saved.sha256)?),
+        })
+    }
+
+    /// Takes the edits of a change back from a JSON file that somebody has edited since.
+    fn take_edits_back(&self, file: &FileBefore, made: &[Edit]) -> Result<Reverted, ChangeError> {
+        let (files, path) = (&self.host.files, &file.path);
+        let (content, stat) = (files.read(path)?, files.stat(path)?);
+        let (Some(now), Some(stat)) = (content.as_deref().and_then(edits::object), stat) else {
+            return Ok(self.edited_by_others(file, "changed"));
+        };
+        let back = edits::take_back(&now, made);
+        let mut endings = Vec::new();
+        if !back.left.is_empty() {
+            endings.push(Reverted::Left {
+                what: format!("{} in `{path}`", back.left.join(", ")),
+                why: format!(
+                    "it was changed after this program wrote it; to finish, edit `{path}` and run \
+                     `gpu-bootstrap uninstall` again"
+                ),
+            });
+        }
+        let before = self.object_before(file)?;
+        if back.left.is_empty() && before.as_ref() == Some(&back.object) {
+            return self.put_back(file);
+        }
+        if back.taken.is_empty() {
+            endings.push(Reverted::Nothing {
+                why: format!("`{path}` has nothing of this program"),
+            });
+        } else {
+            let text = edits::text(&back.object).map_err(|error| ChangeError::Unreadable {
+                what: format!("edit `{path}`"),
+                why: error.to_string(),
+            })?;
+            self.write_file(path, &text, stat.mode)?;
+            endings.push(Reverted::Done {
+                what: format!(
+                    "took {} out of `{path}`, which somebody has edited since",
+                    back.taken.join(", ")
+                ),
+            });
+        }
+        Ok(Reverted::of(endings))
+    }
+
+    /// What stays of a file that somebody else has changed, and what to do about it.
+    fn edited_by_others(&self, file: &FileBefore, how: &str) -> Reverted {
+        let path = &file.path;
+        let restore = match &file.before {
+            None => format!("rm {path}"),
+            Some(Saved {
+                link: Some(target), ..
+            }) => format!("ln -sfn {target} {path}"),
+            Some(saved) => format!(
+                "install -m {:04o} -o {} -g {} {} {path}",
+                saved.mode,
+                saved.uid,
+                saved.gid,
+                self.backups.path(&saved.sha256)
+            ),
+        };
+        Reverted::Left {
+            what: format!("`{path}`"),
+            why: format!(
+                "it was {how} after this program wrote it; to finish, save what you need of it, run \
+                 `{restore}`, and run `gpu-bootstrap uninstall` again"
+            ),
+        }
     }
 
     /// Restores files that an interrupted tool left empty. Most tools truncate a file before they
@@ -203,17 +305,21 @@ impl Applier {
                 why: format!("`{path}` is as it was"),
             });
         }
-        if file.after != FileAfter::Unknown && now.after != file.after {
-            return Ok(Reverted::Left {
-                what: format!("`{path}`"),
-                why: if now.after == FileAfter::Absent {
-                    "it was removed after this program wrote it".to_owned()
-                } else {
-                    "it was changed after this program wrote it".to_owned()
-                },
-            });
+        if file.after != FileAfter::Unknown && !file.after.is(&now.after) {
+            return match (&file.after, &now.after) {
+                (FileAfter::Edited { edits, .. }, FileAfter::File { .. }) => {
+                    self.take_edits_back(file, edits)
+                }
+                (_, FileAfter::Absent) => Ok(self.edited_by_others(file, "removed")),
+                _ => Ok(self.edited_by_others(file, "changed")),
+            };
         }
-        let files = &self.host.files;
+        self.put_back(file)
+    }
+
+    /// Makes a file as it was before the change, whatever it is now.
+    fn put_back(&self, file: &FileBefore) -> Result<Reverted, ChangeError> {
+        let (files, path) = (&self.host.files, &file.path);
         let Some(saved) = &file.before else {
             files.remove(path)?;
             return Ok(Reverted::Done {

@@ -8,6 +8,7 @@ mod applier;
 mod backup;
 mod describe;
 mod docker;
+mod edits;
 mod error;
 mod file;
 mod image;
@@ -25,6 +26,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use applier::Applier;
+pub use edits::Edit;
 pub use error::{ChangeError, ModuleError, PackageError, RepositoryError, STOPPED};
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
 

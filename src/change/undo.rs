@@ -5,7 +5,7 @@ use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::packages::Effects;
+use super::{edits::Edit, packages::Effects};
 use crate::config::desired::RuntimeKind;
 
 /// How one change is undone.
@@ -157,6 +157,14 @@ pub enum FileAfter {
     File {
         /// SHA-256 of the content.
         sha256: String,
+    },
+    /// A JSON file with this content. If somebody else has changed it, the edits are taken back one by
+    /// one.
+    Edited {
+        /// SHA-256 of the content.
+        sha256: String,
+        /// What the change edited.
+        edits: Vec<Edit>,
     },
     /// A symbolic link.
     Link {
@@ -318,6 +326,17 @@ fn union(older: &[Afterwards], newer: &[Afterwards]) -> Vec<Afterwards> {
         }
     }
     all
+}
+
+impl FileAfter {
+    /// Whether a file is as the change left it. `now` never has edits.
+    #[must_use]
+    pub fn is(&self, now: &Self) -> bool {
+        match (self, now) {
+            (Self::Edited { sha256, .. }, Self::File { sha256: now }) => sha256 == now,
+            _ => self == now,
+        }
+    }
 }
 
 impl Reverted {

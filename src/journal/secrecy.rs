@@ -33,6 +33,7 @@ impl Record {
             | Self::Failed { .. }
             | Self::Interrupted { .. }
             | Self::Reverted { .. }
+            | Self::Reduced { .. }
             | Self::Left { .. }
             | Self::RebootAwaited { .. }
             | Self::RunFinished { .. } => Vec::new(),
@@ -54,7 +55,7 @@ impl Record {
             Self::Failed {
                 message, causes, ..
             } => std::iter::once(message).chain(causes).collect(),
-            Self::Reverted { what, .. } => vec![what],
+            Self::Reverted { what, .. } | Self::Reduced { what, .. } => vec![what],
             Self::Left { why, .. } | Self::RebootAwaited { why, .. } | Self::GaveUp { why } => {
                 vec![why]
             }
@@ -182,6 +183,9 @@ fn names_of_file<'u>(file: &'u FileBefore, names: &mut Vec<&'u str>) {
     names.extend(link.map(|target| target.as_str()));
     match &file.after {
         FileAfter::Link { target } => names.push(target.as_str()),
+        FileAfter::Edited { edits, .. } => {
+            names.extend(edits.iter().flat_map(|edit| strs(&edit.key)));
+        }
         FileAfter::Unknown | FileAfter::Absent | FileAfter::File { .. } => {}
     }
 }
@@ -314,6 +318,7 @@ mod tests {
                     set: vec![text()],
                     ..Request::default()
                 },
+                policy: None,
             },
             intent(write("/etc/a", &text()), nothing()),
             intent(

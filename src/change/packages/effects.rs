@@ -26,7 +26,8 @@ pub struct Inventory {
     pub users: BTreeSet<String>,
     /// Groups.
     pub groups: BTreeSet<String>,
-    /// Every path below `/etc`: `folder`, `link TARGET`, or SHA-256 of the content.
+    /// Every path below `/etc`: `folder`, `link TARGET`, SHA-256 of the content, or, for a file that is
+    /// too large to be read, `large SIZE MTIME`.
     pub etc: BTreeMap<Utf8PathBuf, String>,
 }
 

@@ -18,9 +18,11 @@ mod repair;
 pub mod repository;
 mod run;
 mod undo;
+mod withdraw;
 
 pub use effects::{Effects, Inventory};
 pub(super) use lists::Lists;
+pub use withdraw::Withdrawn;
 
 use self::{
     approval::{Approved, name_held_packages, objections},

@@ -44,8 +44,8 @@ const OTHERS: [&str; 13] = [
 const OURS: &str = "gpu-bootstrap";
 
 /// Packages that cannot be removed.
-struct Kept {
-    names: Vec<String>,
+pub(super) struct Kept {
+    pub(super) names: Vec<String>,
     why: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl Applier {
         Ok(Reverted::of(endings))
     }
 
-    async fn undo_packages(
+    pub(super) async fn undo_packages(
         &self,
         effects: &Effects,
         sink: &dyn Sink,
@@ -199,7 +199,7 @@ impl Applier {
     }
 
     /// Which of the packages must stay, because packages that were installed later need them.
-    async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, ChangeError> {
+    pub(super) async fn needed_by_others(&self, packages: &[String]) -> Result<Kept, ChangeError> {
         let why = self.objection_to_removal(packages, packages).await?;
         let mut names = Vec::new();
         if why.is_some() {

@@ -6,6 +6,7 @@ mod archive;
 mod faults;
 mod files;
 mod kit;
+mod leftover;
 mod network;
 mod packages;
 mod record;

@@ -1,0 +1,175 @@
+//! Undoes the part of a package transaction that no setting wants any more. Several steps share a
+//! transaction, so a step that is not wanted any more takes its packages along, and the others keep
+//! theirs.
+
+use std::collections::BTreeSet;
+
+use super::{effects::Effects, inventory::held};
+use crate::{
+    change::{Applier, ChangeError, Reverted, Sink, Undo},
+    tools::packages::Mark,
+};
+
+/// What is left when a change was withdrawn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Withdrawn {
+    /// What was done.
+    pub reverted: Reverted,
+    /// How the rest of the change is undone later.
+    pub rest: Undo,
+}
+
+impl Applier {
+    /// Removes the packages that a transaction installed, except for the `wanted` ones and all that
+    /// packages need which stay. `holds` are packages that this program holds: their holds are released
+    /// first, because a held package cannot be removed, and set again on those that stay.
+    ///
+    /// Accounts and paths below `/etc` do not name their package. They go with the last package.
+    ///
+    /// # Errors
+    /// When the removal failed; the change is still in effect then.
+    pub async fn withdraw(
+        &self,
+        undo: &Undo,
+        wanted: &BTreeSet<String>,
+        holds: &BTreeSet<String>,
+        sink: &dyn Sink,
+    ) -> Result<Withdrawn, ChangeError> {
+        let Undo::Packages {
+            transaction,
+            effects: Some(effects),
+        } = undo
+        else {
+            return Ok(Withdrawn {
+                reverted: self.revert(undo, sink).await?,
+                rest: nothing(),
+            });
+        };
+        let inventory = self.inventory().await?;
+        let candidates: BTreeSet<String> = (effects.appeared.union(&effects.refilled))
+            .filter(|name| !wanted.contains(self.backend.bare_name(name)))
+            // Nothing tells for whom a recommended package was installed.
+            .filter(|name| !(self.policy.recommends && inventory.auto.contains(*name)))
+            .cloned()
+            .collect();
+        let held: Vec<String> = held(&self.database().await?)
+            .into_iter()
+            .filter(|name| candidates.contains(name) && holds.contains(name))
+            .collect();
+        if !held.is_empty() {
+            self.unhold(&[], Some(&held), sink).await?;
+        }
+        let there: Vec<String> = (candidates.iter())
+            .filter(|name| {
+                inventory.packages.contains_key(*name) || inventory.configured.contains(*name)
+            })
+            .cloned()
+            .collect();
+        let kept = self.needed_by_others(&there).await?;
+        let going: BTreeSet<String> = (candidates.into_iter())
+            .filter(|name| !kept.names.contains(name))
+            .collect();
+        let again: Vec<String> = (held.iter())
+            .filter(|name| !going.contains(*name))
+            .cloned()
+            .collect();
+        if !again.is_empty() {
+            let hold = self.transactions()?.mark(Mark::Hold, &again);
+            let work = self.run_with_retries("hold packages", hold, sink);
+            self.exclusively(sink, work).await?;
+        }
+        let is_whole = stays(effects, &going).is_empty();
+        let (part, mut rest) = split(effects, &going);
+        let reverted = if going.is_empty() {
+            Reverted::Nothing {
+                why: "others need its packages".to_owned(),
+            }
+        } else if is_whole {
+            self.revert_packages(transaction, Some(effects), sink)
+                .await?
+        } else {
+            let (endings, _) = self
+                .exclusively(sink, self.undo_packages(&part, sink))
+                .await?;
+            Reverted::of(endings)
+        };
+        if is_whole && !matches!(reverted, Reverted::Left { .. }) {
+            rest = Effects::default();
+        }
+        // What could not be removed after all is still ours.
+        let now = self.inventory().await?;
+        let is_there =
+            |name: &&String| now.packages.contains_key(*name) || now.configured.contains(*name);
+        rest.appeared
+            .extend(part.appeared.iter().filter(is_there).cloned());
+        rest.refilled.extend(
+            (part.refilled.iter())
+                .filter(|name| now.packages.contains_key(*name))
+                .cloned(),
+        );
+        Ok(Withdrawn {
+            reverted,
+            rest: Undo::Packages {
+                transaction: transaction.clone(),
+                effects: Some(Box::new(rest)),
+            },
+        })
+    }
+}
+
+fn nothing() -> Undo {
+    Undo::Nothing {
+        why: "it was undone".to_owned(),
+    }
+}
+
+/// The packages of a transaction that stay.
+fn stays<'e>(effects: &'e Effects, going: &BTreeSet<String>) -> BTreeSet<&'e String> {
+    (effects.appeared.iter().chain(&effects.refilled))
+        .filter(|name| !going.contains(*name))
+        .collect()
+}
+
+/// The effects on the packages that go, and all others.
+fn split(effects: &Effects, going: &BTreeSet<String>) -> (Effects, Effects) {
+    let part = Effects {
+        appeared: effects.appeared.intersection(going).cloned().collect(),
+        refilled: effects.refilled.intersection(going).cloned().collect(),
+        ..Effects::default()
+    };
+    let rest = Effects {
+        appeared: effects.appeared.difference(going).cloned().collect(),
+        refilled: effects.refilled.difference(going).cloned().collect(),
+        ..effects.clone()
+    };
+    (part, rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounts_and_paths_stay_recorded_until_the_last_package_goes() {
+        let set = |names: &[&str]| -> BTreeSet<String> {
+            names.iter().map(|name| (*name).to_owned()).collect()
+        };
+        let effects = Effects {
+            appeared: set(&["docker.io", "nvidia-driver", "runc"]),
+            refilled: set(&["tini"]),
+            groups: set(&["docker"]),
+            now_manual: set(&["zlib1g"]),
+            ..Effects::default()
+        };
+        let (part, rest) = split(&effects, &set(&["docker.io", "tini"]));
+        assert_eq!(part.appeared, set(&["docker.io"]));
+        assert_eq!(part.refilled, set(&["tini"]));
+        assert!(part.groups.is_empty() && part.now_manual.is_empty());
+        assert_eq!(rest.appeared, set(&["nvidia-driver", "runc"]));
+        assert!(rest.refilled.is_empty());
+        assert_eq!(
+            (rest.groups, rest.now_manual),
+            (effects.groups, effects.now_manual)
+        );
+    }
+}

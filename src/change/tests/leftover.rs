@@ -1,0 +1,244 @@
+//! What is undone although somebody has worked on since: files that were edited, transactions of
+//! which a part is still wanted, files that are too large to be read.
+
+use std::collections::BTreeSet;
+
+use nix::errno::Errno;
+
+use super::{
+    archive::{Archive, Kind, Offered},
+    kit::{STATE, TestMachine},
+    packages::{docker, install},
+    with_each_manager,
+};
+use crate::{
+    change::{Change, Reverted, Undo},
+    host::fake::{Damage, ok},
+};
+
+const DAEMON: &str = "/etc/docker/daemon.json";
+
+with_each_manager! {
+    only_packages_that_nobody_wants_or_needs_are_withdrawn
+    a_held_package_is_withdrawn_too
+    the_last_package_takes_accounts_and_files_along
+}
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+fn installed(archive: &Archive) -> Vec<String> {
+    let names = archive.installed.lock().unwrap();
+    let ours = |name: &&String| ["docker.io", "driver", "library", "runc"].contains(&name.as_str());
+    names.keys().filter(ours).cloned().collect()
+}
+
+/// A transaction that a driver and docker share.
+async fn shared(kind: Kind) -> (TestMachine, Archive, Undo) {
+    let (machine, archive) = docker(kind);
+    archive.offer("library", Offered::new("1", &[]));
+    archive.offer("driver", Offered::new("1", &["library"]));
+    archive.write(&machine.fakes.files);
+    let undo = machine
+        .apply(&install(&["driver", "docker.io"]))
+        .await
+        .unwrap();
+    assert_eq!(
+        installed(&archive),
+        ["docker.io", "driver", "library", "runc"]
+    );
+    (machine, archive, undo)
+}
+
+async fn only_packages_that_nobody_wants_or_needs_are_withdrawn(kind: Kind) {
+    let (machine, archive, undo) = shared(kind).await;
+    let (wanted, holds) = (set(&["driver"]), set(&[]));
+    let withdrawn = (machine.applier)
+        .withdraw(&undo, &wanted, &holds, &machine.sink)
+        .await
+        .unwrap();
+    assert!(matches!(&withdrawn.reverted, Reverted::Done { what } if what.contains("2 packages")));
+    assert_eq!(installed(&archive), ["driver", "library"]);
+    let Undo::Packages {
+        effects: Some(rest),
+        ..
+    } = &withdrawn.rest
+    else {
+        panic!("a rest")
+    };
+    assert_eq!(rest.appeared, set(&["driver", "library"]));
+    assert!(rest.groups.contains("docker"), "it has no package");
+    assert!(matches!(
+        machine.revert(&withdrawn.rest).await,
+        Reverted::Done { .. }
+    ));
+    assert!(installed(&archive).is_empty());
+    let groups = machine.fakes.files.text("/etc/group");
+    assert!(!groups.contains("docker"), "{groups}");
+}
+
+async fn a_held_package_is_withdrawn_too(kind: Kind) {
+    let (machine, archive, undo) = shared(kind).await;
+    for name in ["docker.io", "driver", "library"] {
+        archive
+            .installed
+            .lock()
+            .unwrap()
+            .get_mut(name)
+            .unwrap()
+            .held = true;
+    }
+    archive.write(&machine.fakes.files);
+    let (wanted, holds) = (set(&["driver"]), set(&["docker.io", "driver", "library"]));
+    (machine.applier)
+        .withdraw(&undo, &wanted, &holds, &machine.sink)
+        .await
+        .unwrap();
+    assert_eq!(installed(&archive), ["driver", "library"]);
+    // The driver needs the library.
+    for name in ["driver", "library"] {
+        assert!(archive.installed.lock().unwrap()[name].held, "{name}");
+    }
+}
+
+async fn the_last_package_takes_accounts_and_files_along(kind: Kind) {
+    let (machine, archive) = docker(kind);
+    let before = machine.snapshot();
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    let withdrawn = (machine.applier)
+        .withdraw(&undo, &set(&["driver"]), &set(&[]), &machine.sink)
+        .await
+        .unwrap();
+    assert!(withdrawn.rest.is_nothing());
+    assert!(installed(&archive).is_empty());
+    let left = crate::host::fake::diff(&before, &machine.snapshot());
+    assert!(left.is_empty(), "{left:#?}");
+}
+
+/// Registers the nvidia runtime with docker.
+async fn register(machine: &TestMachine) -> Undo {
+    machine.fakes.exec.on("nvidia-ctk", |_, files| {
+        let text = files.text(DAEMON);
+        let mut content: serde_json::Value = serde_json::from_str(&text).unwrap();
+        content["runtimes"]["nvidia"] = serde_json::json!({"args": [], "path": "n"});
+        files.put(DAEMON, serde_json::to_string(&content).unwrap());
+        ok("")
+    });
+    let change = Change::RunTool {
+        purpose: "register".into(),
+        command: vec!["nvidia-ctk".into()],
+        writes: vec![DAEMON.into()],
+    };
+    machine.apply(&change).await.unwrap()
+}
+
+#[tokio::test]
+async fn the_runtime_is_taken_out_of_a_file_that_was_edited_since() {
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .files
+        .put_mode(DAEMON, "{\"mtu\":1400}", 0o600);
+    let undo = register(&machine).await;
+    let text = machine.fakes.files.text(DAEMON);
+    let edited = text.replace("1400", "1500");
+    machine.fakes.files.put_mode(DAEMON, edited, 0o640);
+    let reverted = machine.revert(&undo).await;
+    assert!(
+        matches!(&reverted, Reverted::Done { what } if what.contains("took runtimes.nvidia out of")),
+        "{reverted:?}"
+    );
+    assert_eq!(
+        machine.fakes.files.text(DAEMON),
+        "{\n    \"mtu\": 1500\n}\n"
+    );
+    let stat = crate::host::ReadFiles::stat(&machine.fakes.files, DAEMON.into());
+    assert_eq!(stat.unwrap().unwrap().mode, 0o640);
+    assert!(matches!(
+        machine.revert(&undo).await,
+        Reverted::Nothing { .. }
+    ));
+}
+
+#[tokio::test]
+async fn a_file_that_only_looks_different_comes_back_as_it_was() {
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .files
+        .put_mode(DAEMON, "{\"mtu\":1400}", 0o600);
+    let before = machine.snapshot();
+    let undo = register(&machine).await;
+    let text = machine.fakes.files.text(DAEMON);
+    machine.fakes.files.put(DAEMON, text + "\n\n");
+    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
+    assert!(crate::host::fake::diff(&before, &machine.snapshot()).is_empty());
+}
+
+#[tokio::test]
+async fn a_runtime_that_somebody_changed_stays_with_the_way_to_finish() {
+    let machine = TestMachine::new();
+    machine.fakes.files.put(DAEMON, "{\"mtu\":1400}");
+    let undo = register(&machine).await;
+    let theirs = "{\"runtimes\":{\"nvidia\":{\"path\":\"theirs\"}}}";
+    machine.fakes.files.put(DAEMON, theirs);
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
+        panic!("it is somebody's now");
+    };
+    assert_eq!(what, format!("runtimes.nvidia in `{DAEMON}`"));
+    assert!(
+        why.contains(&format!(
+            "edit `{DAEMON}` and run `gpu-bootstrap uninstall`"
+        )),
+        "{why}"
+    );
+    assert_eq!(machine.fakes.files.text(DAEMON), theirs);
+    machine.fakes.files.put(DAEMON, "not JSON");
+    let Reverted::Left { why, .. } = machine.revert(&undo).await else {
+        panic!("nobody can tell what is in it");
+    };
+    assert!(
+        why.contains(&format!("`install -m 0644 -o 0 -g 0 {STATE}/backups/")),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn an_edited_file_names_the_command_that_finishes_its_undo() {
+    let machine = TestMachine::new();
+    machine.fakes.files.put_link("/etc/link", "../usr/lib/real");
+    for (path, command) in [
+        ("/etc/new", "`rm /etc/new`"),
+        ("/etc/link", "`ln -sfn ../usr/lib/real /etc/link`"),
+    ] {
+        let change = Change::WriteFile {
+            path: path.into(),
+            content: "ours".into(),
+            mode: 0o644,
+        };
+        let undo = machine.apply(&change).await.unwrap();
+        machine.fakes.files.put(path, "theirs");
+        let Reverted::Left { why, .. } = machine.revert(&undo).await else {
+            panic!("it stays");
+        };
+        assert!(why.contains(command), "{why}");
+    }
+    // The command finishes it.
+    machine.fakes.files.take("/etc/new");
+}
+
+#[tokio::test]
+async fn a_file_below_etc_that_is_too_large_to_be_read_stops_no_transaction() {
+    let (machine, archive) = docker(Kind::Apt);
+    let core = "/etc/core.4711";
+    machine.fakes.files.put(core, "much");
+    machine
+        .fakes
+        .files
+        .damage(core, Damage::Content, Errno::EFBIG);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
+    assert!(installed(&archive).is_empty());
+    assert_eq!(machine.fakes.files.text(core), "much");
+}
