@@ -41,6 +41,12 @@ pub trait Step: Send + Sync {
     fn locks(&self) -> &[Lock] {
         &[]
     }
+    /// Whether the settings still want a change that this step made in an earlier run. If not, it is
+    /// left over, and `install` undoes it. Settings alone decide: hardware that is missing now, as a
+    /// GPU that has fallen off the bus, is no reason to undo anything.
+    fn wants(&self, _change: &Change, _desired: &Desired) -> bool {
+        true
+    }
     /// Looks and decides.
     ///
     /// # Errors

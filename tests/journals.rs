@@ -4,6 +4,7 @@ use std::{fs, path::Path};
 
 use camino::Utf8Path;
 use gpu_bootstrap::{
+    change::Undo,
     error::Report,
     journal::{History, JournalError, Receipt, fold, parse},
 };
@@ -124,6 +125,32 @@ fn changes_that_were_left_are_still_standing() {
     let receipt = receipt("uninstalled-in-part.jsonl");
     assert_eq!(standing(&receipt), ["1 driver.module"]);
     assert_eq!(receipt.runs[1].mode, "uninstall");
+}
+
+#[test]
+fn a_change_that_was_withdrawn_in_part_stands_for_the_steps_that_still_want_it() {
+    let receipt = receipt("withdrawn-in-part.jsonl");
+    assert_eq!(
+        standing(&receipt),
+        ["3 runtime.docker-nvidia", "1 driver.packages"]
+    );
+    assert_eq!(receipt.standing[1].steps.len(), 1);
+    let Undo::Packages {
+        effects: Some(rest),
+        ..
+    } = &receipt.standing[1].undo
+    else {
+        panic!("packages");
+    };
+    assert_eq!(Vec::from_iter(&rest.appeared), ["nvidia-driver"]);
+}
+
+#[test]
+fn the_policy_is_that_of_the_last_run_that_recorded_one() {
+    assert_eq!(receipt("complete.jsonl").policy, None);
+    let policy = receipt("withdrawn-in-part.jsonl").policy.unwrap();
+    assert_eq!(policy.lock_timeout_seconds, 600);
+    assert_eq!(policy.pause_units, ["apt-daily.timer"]);
 }
 
 #[test]

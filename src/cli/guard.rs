@@ -2,7 +2,7 @@
 
 use super::{Failure, prepare, status, world::World};
 use crate::{
-    config::desired::PackagePolicy,
+    config::desired::{Guard, PackagePolicy},
     engine::{self, Cancel, GuardError, Options, Tools},
     exit::Exit,
     journal::Request,
@@ -13,6 +13,7 @@ use crate::{
 pub(super) async fn run(world: &mut World<'_>) -> Result<Exit, Failure> {
     prepare::root(world, "count the boot")?;
     let policy = PackagePolicy {
+        guard: Guard::default(),
         // It writes a file at most; no change that it makes asks a package manager.
         manager: Manager::ALL[0],
         lock_timeout_seconds: 0,

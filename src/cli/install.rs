@@ -1,6 +1,16 @@
 //! `install`: makes the machine as wanted, and goes on where an earlier run was cut off.
 
-use std::{fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt, time::Duration};
+use std::{
+    fs::{File, OpenOptions},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, OFlag, fcntl},
+};
 
 use super::{Failure, args, prepare, print, world::World};
 use crate::{
@@ -11,6 +21,12 @@ use crate::{
     journal::Request,
     report::{JsonLines, Plain, Terminal, document, human},
 };
+
+/// How long a pipe for events may be without a reader.
+const READER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The pause between two attempts to open it.
+const READER_PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<Exit, Failure> {
     prepare::root(world, "install")?;
@@ -26,9 +42,10 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     let deadline = deadline(&request, args.resume);
     let target = prepare::target(world, request)?;
     prepare::warn(world, &target.resolution.warnings);
-    let cancel = cancel()?;
     let events_to_stdout = args.events.as_deref() == Some("-");
+    // Before the signal handlers: Ctrl-C ends the wait for a reader of the events at once.
     let subscribers = subscribers(world, args.events.as_deref(), args.detail)?;
+    let cancel = cancel()?;
     let (events, reporter) = prepare::events(target.host(), &world.secrets, subscribers)?;
     let mut tools = target.tools(world, events, cancel.clone());
     tools.options.deadline = deadline;
@@ -147,24 +164,52 @@ pub(super) fn subscribers(
         let sink: Box<dyn Write + Send> = if place == "-" {
             Box::new(std::io::stdout())
         } else {
-            let opened = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .mode(0o600)
-                .open(place);
-            Box::new(opened.map_err(|error| {
-                Failure::caused(
-                    Exit::Usage,
-                    "events-unwritable",
-                    &format!("failed to open `{place}` for events"),
-                    error,
-                    None,
-                )
-            })?)
+            Box::new(event_file(place, READER_DEADLINE)?)
         };
         list.push(Box::new(JsonLines::new(sink)));
     }
     Ok(list)
+}
+
+/// Opens a file for events. A pipe needs somebody who reads it: without one, opening it would wait
+/// for ever, so the wait has a bound.
+fn event_file(place: &str, deadline: Duration) -> Result<File, Failure> {
+    let begun = Instant::now();
+    let failed = |error: std::io::Error, hint| {
+        Failure::caused(
+            Exit::Usage,
+            "events-unwritable",
+            &format!("failed to open `{place}` for events"),
+            error,
+            hint,
+        )
+    };
+    let opened = loop {
+        let opened = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(place);
+        match opened {
+            Err(error) if error.raw_os_error() == Some(Errno::ENXIO as i32) => {
+                if begun.elapsed() >= deadline {
+                    let why = format!("nobody has read this pipe for {} s", deadline.as_secs());
+                    return Err(failed(
+                        std::io::Error::new(error.kind(), why),
+                        Some("start the reader first, or name a regular file"),
+                    ));
+                }
+                // The kernel does not tell when a reader comes.
+                std::thread::sleep(READER_PAUSE);
+            }
+            opened => break opened.map_err(|error| failed(error, None))?,
+        }
+    };
+    // From here on a slow reader may delay the thread that writes events, which nothing waits for.
+    fcntl(&opened, FcntlArg::F_SETFL(OFlag::O_APPEND))
+        .map_err(|error| failed(error.into(), None))?;
+    Ok(opened)
 }
 
 /// Prints what a run did. It is done, so that its exit status counts, whoever reads this or not.
@@ -191,4 +236,42 @@ fn troubles(world: &mut World<'_>, report: &RunReport) {
     let style = world.err_style();
     // Standard error is the last resort: if it is gone there is nobody to tell.
     let _ = human::troubles(&mut world.err, report, style);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::one_line;
+
+    fn pipe() -> (tempfile::TempDir, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let path = path.into_os_string().into_string().unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_is_refused_after_a_bounded_wait() {
+        let (_keep, path) = pipe();
+        let failure = event_file(&path, Duration::ZERO).unwrap_err();
+        let report = failure.report();
+        assert_eq!(report.exit(), Exit::Usage);
+        assert!(report.hint().unwrap().contains("reader"));
+        assert!(one_line(report).contains("nobody has read this pipe"));
+    }
+
+    #[test]
+    fn a_reader_of_the_pipe_may_come_a_little_later() {
+        let (_keep, path) = pipe();
+        let place = path.clone();
+        let reader = std::thread::spawn(move || {
+            std::thread::sleep(READER_PAUSE * 2);
+            std::fs::read_to_string(place).unwrap()
+        });
+        let mut events = event_file(&path, READER_DEADLINE).unwrap();
+        events.write_all(b"{}\n").unwrap();
+        drop(events);
+        assert_eq!(reader.join().unwrap(), "{}\n");
+    }
 }

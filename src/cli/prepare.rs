@@ -11,12 +11,12 @@ use crate::{
     compat::matrix::Matrix,
     config::{
         desired::{Guard, PackagePolicy},
-        error::ResolveError,
+        error::{ConfigError, ResolveError},
         layers::{self, Layers, Provenance},
         load::{self, Ask},
         network,
         place::Place,
-        profile::Profile,
+        profile::{Profile, built_in_names},
         resolve::{Flags, Resolution},
     },
     engine::{self, Cancel, Events, Options, Session, Tools, events::Reporter},
@@ -24,8 +24,11 @@ use crate::{
     event::Subscriber,
     exit::Exit,
     facts::{Facts, Scope},
-    host::{Host, ReadFiles},
-    journal::Request,
+    host::{
+        Host, ReadFiles,
+        trusted::{Trusted, refuse_foreign},
+    },
+    journal::{Policy, Request},
     model::{
         paths,
         secret::{Secret, Secrets},
@@ -183,6 +186,7 @@ impl Ground {
                 assume_gpus: request.assume_gpus.clone(),
             },
             secrets: world.secrets.clone(),
+            by_root: world.root && self.scope.executes,
         };
         let resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
         if let (Some(proxy), true) = (&resolution.desired.packages.proxy, self.scope.executes) {
@@ -234,6 +238,11 @@ pub(super) fn tools(
     request: Request,
     (events, cancel): (Events, Cancel),
 ) -> Tools {
+    let kept = Policy {
+        manager: policy.manager,
+        lock_timeout_seconds: policy.lock_timeout_seconds,
+        pause_units: policy.pause_units.clone(),
+    };
     Tools {
         verbs: Arc::new(
             Applier::new(host.clone(), policy, paths::STATE.into()).stopped_by(cancel.token()),
@@ -241,7 +250,10 @@ pub(super) fn tools(
         host: host.clone(),
         events,
         cancel,
-        options: options(world, facts, request),
+        options: Options {
+            policy: Some(kept),
+            ..options(world, facts, request)
+        },
     }
 }
 
@@ -251,6 +263,7 @@ pub(super) fn options(world: &World<'_>, facts: &Facts, request: Request) -> Opt
         version: env!("CARGO_PKG_VERSION").to_owned(),
         exe: world.exe.clone(),
         request,
+        policy: None,
         instance_id: facts.instance_id.clone(),
         boot_id: facts.boot_id.clone(),
         deadline: None,
@@ -260,28 +273,77 @@ pub(super) fn options(world: &World<'_>, facts: &Facts, request: Request) -> Opt
     }
 }
 
-/// The package policy of the machine's profile, without the configuration: undoing must not depend on
-/// a file that was broken since.
+/// The package policy for undoing. The journal has it, so that neither a profile nor the operating
+/// system is asked, which may have been changed since.
 ///
 /// # Errors
-/// When no profile serves the machine.
-pub(super) fn bare_policy(
-    host: &Host,
+/// When the journal cannot be read. If it has no policy, because an older version wrote it: when no
+/// profile serves the machine, and it has no database of a known package manager.
+pub(super) fn policy_to_undo(
+    world: &mut World<'_>,
     facts: &Facts,
     (proxy, no_proxy): (Option<Secret>, Option<String>),
 ) -> Result<PackagePolicy, Failure> {
-    let profile = Profile::choose(None, facts.os.as_ref(), &*host.files)?.profile;
+    let Policy {
+        manager,
+        lock_timeout_seconds,
+        pause_units,
+    } = match engine::policy(&world.host)? {
+        Some(policy) => policy,
+        None => policy_of_profile(world, facts)?,
+    };
     Ok(PackagePolicy {
         guard: Guard::default(),
-        manager: profile.manager,
-        lock_timeout_seconds: profile.packages.lock_timeout_seconds,
+        manager,
+        lock_timeout_seconds,
         proxy,
         no_proxy,
-        pause_units: profile.packages.pause_units,
+        pause_units,
         may_remove: Vec::new(),
         may_upgrade: Vec::new(),
         recommends: false,
     })
+}
+
+/// The policy of the profile that the last `install` had, or else of the built-in profile whose
+/// package manager the machine has.
+fn policy_of_profile(world: &mut World<'_>, facts: &Facts) -> Result<Policy, Failure> {
+    let files = &Trusted::new(&*world.host.files, world.root);
+    // Then no package manager is asked for anything.
+    let nothing_stands = engine::status(&world.host, None)?.changes_standing == 0;
+    let asked = engine::asked(&world.host)?.and_then(|request| request.profile);
+    let chosen = match Profile::choose(asked.as_deref(), facts.os.as_ref(), files) {
+        Ok(choice) => choice.profile,
+        Err(error) => match built_in_for(files, nothing_stands)? {
+            Some(profile) if nothing_stands => profile,
+            Some(profile) => {
+                // Standard error may be closed.
+                let _ = writeln!(
+                    world.err,
+                    "warning: the defaults of the built-in profile `{}` are used: failed to {}",
+                    profile.name,
+                    one_line(&error)
+                );
+                profile
+            }
+            None => return Err(error.into()),
+        },
+    };
+    Ok(Policy {
+        manager: chosen.manager,
+        lock_timeout_seconds: chosen.packages.lock_timeout_seconds,
+        pause_units: chosen.packages.pause_units,
+    })
+}
+
+fn built_in_for(files: &dyn ReadFiles, any: bool) -> Result<Option<Profile>, ConfigError> {
+    for name in built_in_names() {
+        let profile = Profile::built_in(name)?;
+        if any || profile.manager.backend().is_used_on(files)? {
+            return Ok(Some(profile));
+        }
+    }
+    Ok(None)
 }
 
 /// The proxy that `install` would use now: from the files, the environment, and the last request. An
@@ -289,6 +351,7 @@ pub(super) fn bare_policy(
 pub(super) fn proxy(world: &mut World<'_>) -> (Option<Secret>, Option<String>) {
     let request = engine::request(&world.host).map(Option::unwrap_or_default);
     let files = &*world.host.files;
+    let files = &Trusted::new(files, world.root);
     let read = |request: Request| {
         let (env, set) = (env(&world.vars), settings(&request));
         let layers = Layers::read(files, files, &request.config, env, &set)?;
@@ -390,10 +453,17 @@ pub(super) fn warn(world: &mut World<'_>, warnings: &[String]) {
     }
 }
 
-/// Refuses a command that needs root, for other users.
+/// Refuses a command that needs root, for other users, and a state folder that others than root may
+/// change: undoing restores what is in it.
 pub(super) fn root(world: &World<'_>, what: &str) -> Result<(), Failure> {
     if world.root {
-        return Ok(());
+        let journal = crate::journal::path();
+        return refuse_foreign(&*world.host.files, &journal).map_err(|error| {
+            let reason = error.reason().unwrap_or("state-unreadable");
+            let hint = error.hint();
+            let message = format!("failed to {what}");
+            Failure::caused(Exit::Blocked, reason, &message, error, hint.as_deref())
+        });
     }
     Err(Failure::new(
         Exit::NotPermitted,
@@ -473,6 +543,7 @@ mod tests {
                 instance_id: None,
                 boot_id: None,
                 request,
+                policy: None,
             };
             journal.append(record).unwrap();
             let text = fakes.files.text("/var/lib/gpu-bootstrap/journal.jsonl");

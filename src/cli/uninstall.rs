@@ -1,15 +1,15 @@
 //! `uninstall`: puts back what was there. It reads the journal, and of the configuration only the
-//! proxy, so that a configuration that was broken since cannot stop it.
+//! proxy, so that a configuration, a profile or a matrix that was broken since cannot stop it.
 
-use super::{Failure, args, install, machine, matrix, prepare, world::World};
-use crate::{engine, event::StepTitle, exit::Exit, journal::Request, steps};
+use super::{Failure, args, install, machine, prepare, world::World};
+use crate::{engine, event::StepTitle, exit::Exit, facts::gather, journal::Request, steps};
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Uninstall) -> Result<Exit, Failure> {
     prepare::root(world, "uninstall")?;
-    let facts = machine::facts(&world.host, &matrix(world)?, machine::scope(None));
+    let facts = gather(world.host.reader(), None, machine::scope(None));
     let cancel = install::cancel()?;
     let proxy = prepare::proxy(world);
-    let policy = prepare::bare_policy(&world.host, &facts, proxy)?;
+    let policy = prepare::policy_to_undo(world, &facts, proxy)?;
     let (events, reporter) = prepare::events(
         &world.host,
         &world.secrets,

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Session,
     gate::{due, gate},
-    job::{Answer, End, Job},
+    job::{Answer, End, Job, had_nothing_to_do},
     ledger::Ledger,
     patience::Patience,
     verbs::Failure,
@@ -425,9 +425,13 @@ impl<'s> Applying<'s> {
         }
     }
 
-    pub(super) fn end(&mut self, at: usize, end: End) {
+    pub(super) fn end(&mut self, at: usize, mut end: End) {
         let now = self.session.tools.events.elapsed();
         let job = &mut self.jobs[at];
+        if !job.undone.is_empty() && had_nothing_to_do(end.outcome) {
+            end.why = format!("what no setting wants any more is undone; {}", end.why);
+            end.outcome = Outcome::Changed;
+        }
         if let Some(since) = job.since.take() {
             job.spent += now.saturating_sub(since);
         }

@@ -218,6 +218,11 @@ fn of_step(job: &Job) -> Option<Finding> {
         because: because.clone(),
         ..Finding::new(job.id.clone(), job.title, status, why)
     };
+    if let Some(why) = job.why_left_over() {
+        let undos: Vec<String> = job.undos().into_iter().map(|undo| undo.summary).collect();
+        let remedy = format!("run `gpu-bootstrap install`; it would {}", undos.join("; "));
+        return Some(finding(Verdict::Fail, &why, None, Some(remedy)));
+    }
     Some(match answer {
         Assessment::Satisfied { why } => finding(Verdict::Pass, why, None, None),
         Assessment::NotApplicable { why } => finding(Verdict::Skip, why, None, None),

@@ -68,7 +68,9 @@ impl Session {
             guard::allow(&ledger).await?;
         }
 
-        let mut jobs = self.survey_before_changes().await;
+        let standing = ledger.journal.receipt().standing;
+        let mut jobs = self.survey_before_changes(&standing).await;
+        let mut left = Vec::new();
         let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {
             nothing_changes(&mut jobs);
             self.emit_ends(&jobs);
@@ -84,9 +86,17 @@ impl Session {
                 armed = self.survive_power_cuts(&ledger, &jobs, &mut notes).await;
             }
             jobs.iter_mut().for_each(|job| job.ended = None);
+            let mut undone = self.undo_left_over(&ledger, &mut jobs, &mut notes).await?;
+            if undone.any {
+                // What was seen before the undo is out of date.
+                jobs.iter_mut().for_each(|job| job.answer = None);
+            }
             let mut applying = Applying::new(self, ledger.clone(), reboots, jobs);
             applying.run().await;
-            let exit = exit_of(&applying, changed(&applying, &ledger, first));
+            let exit = exit_of(&applying, undone.any || changed(&applying, &ledger, first));
+            if exit == Exit::Ok {
+                (self.undo_the_rest(&ledger, &mut applying.jobs, &mut undone, &mut notes)).await?;
+            }
             let jobs = applying.jobs;
             let reboot = match (&applying.stop, exit) {
                 (Some(Stop::Reboot(why)), Exit::RebootRequired) => {
@@ -99,10 +109,13 @@ impl Session {
             } else {
                 self.disarm(&ledger, exit, armed, &mut notes).await?
             };
+            let exit = undone.exit(exit);
+            left = undone.left;
             (jobs, exit, reboot)
         };
 
-        let report = self.report(exit, &jobs, notes, reboot);
+        let mut report = self.report(exit, &jobs, notes, reboot);
+        report.left = left;
         if known
             || ledger
                 .journal
@@ -190,6 +203,7 @@ impl Session {
             instance_id: self.tools.options.instance_id.clone(),
             boot_id: self.tools.options.boot_id.clone(),
             request,
+            policy: self.tools.options.policy.clone(),
         })?;
         lasting::copy(files, &copies).map_err(JournalError::from)?;
         ledger
@@ -370,6 +384,7 @@ fn done(job: &Job) -> Vec<ChangeReport> {
             summary: change.summary(),
             diff: None,
         })
+        .chain(job.undone.iter().cloned())
         .collect()
 }
 

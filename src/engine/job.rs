@@ -12,6 +12,7 @@ use crate::{
     error::causes,
     event::{Event, Outcome},
     exit::Exit,
+    journal::Standing,
     model::id::StepId,
     step::{Assessment, Step, StepError},
 };
@@ -45,6 +46,10 @@ pub(super) struct Job {
     /// Time spent in earlier phases.
     pub(super) spent: Duration,
     pub(super) ended: Option<End>,
+    /// Its changes that stand although the step is no longer wanted.
+    pub(super) left_over: Vec<Standing>,
+    /// Those of them that were undone in this run.
+    pub(super) undone: Vec<ChangeReport>,
 }
 
 /// How a step ended.
@@ -129,6 +134,8 @@ impl Job {
             since: None,
             spent: Duration::ZERO,
             ended: None,
+            left_over: Vec::new(),
+            undone: Vec::new(),
         }
     }
 
@@ -225,4 +232,9 @@ impl Job {
             changes,
         }
     }
+}
+
+/// Whether a step ended without anything to do.
+pub(super) const fn had_nothing_to_do(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Satisfied | Outcome::NotApplicable)
 }

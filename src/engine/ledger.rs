@@ -1,13 +1,13 @@
 //! Write-ahead recording. The engine changes a machine only through this module.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     events::{Events, Said},
     verbs::{Failure, Verbs},
 };
 use crate::{
-    change::{Change, Reverted, STOPPED, Sink, Undo},
+    change::{Change, Reverted, STOPPED, Sink, Undo, packages::Withdrawn},
     error::{causes, one_line},
     event::Event,
     journal::{Journal, JournalError, Record, Standing},
@@ -130,6 +130,35 @@ impl Ledger {
                 why: one_line(&*failure),
             }),
         }
+    }
+
+    /// Undoes the part of a change that is no longer wanted, without a journal record. The error is
+    /// what stays; it is `None` if the undo had only waited when a signal came.
+    pub(super) async fn withdraw(
+        &self,
+        standing: &Standing,
+        wanted: &BTreeSet<String>,
+    ) -> Result<Withdrawn, Option<Reverted>> {
+        let sink = Said {
+            events: &self.events,
+            steps: &standing.steps,
+        };
+        let mut holds = BTreeSet::new();
+        for one in self.journal.receipt().standing {
+            if let Undo::Unhold {
+                held: Some(held), ..
+            } = one.undo
+            {
+                holds.extend(held);
+            }
+        }
+        let withdrawn = self.verbs.withdraw(&standing.undo, wanted, &holds, &sink);
+        withdrawn.await.map_err(|failure| {
+            (failure.reason() != STOPPED).then(|| Reverted::Left {
+                what: standing.change.summary(),
+                why: one_line(&*failure),
+            })
+        })
     }
 
     /// Records how undoing ended.

@@ -17,6 +17,7 @@ mod install;
 mod job;
 mod lasting;
 mod ledger;
+mod leftover;
 mod patience;
 mod plan;
 mod reboot;
@@ -48,7 +49,7 @@ pub use reboot::{RebootError, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
 pub use resume::{HandOverError, UNIT, asked, hand_over, request};
 pub use runfile::{Progress, RunFile, StepProgress};
-pub use status::{Current, Status, status};
+pub use status::{Current, Status, policy, status};
 pub use uninstall::uninstall;
 pub use verbs::{Failure, NoVerbs, Verbs};
 
@@ -58,7 +59,7 @@ use crate::{
     config::desired::Desired,
     event::{Event, StepTitle},
     host::{Clock, Host},
-    journal::Request,
+    journal::{Policy, Request},
     model::{
         id::{Id, stands_for},
         paths::RUN,
@@ -94,6 +95,8 @@ pub struct Options {
     pub exe: Utf8PathBuf,
     /// The request, to be repeated after a reboot.
     pub request: Request,
+    /// How packages are changed: `uninstall` reads it in the journal.
+    pub policy: Option<Policy>,
     /// From the facts.
     pub instance_id: Option<String>,
     /// From the facts.
@@ -321,15 +324,20 @@ impl Session {
         self.announce(mode);
         let look = async {
             let mut jobs = self.survey().await;
+            let mut notes = Vec::new();
+            self.read_left_over(&mut jobs, &mut notes);
             if mode == Mode::Plan {
                 self.rehearse(mode, &mut jobs).await;
             }
             self.conclude(mode, &mut jobs);
             // The only other place where `check` and `plan` differ.
-            match mode {
+            let mut report = match mode {
                 Mode::Check => self.findings(jobs).await,
                 _ => self.planned(jobs).await,
-            }
+            };
+            notes.append(&mut report.notes);
+            report.notes = notes;
+            report
         };
         // Assessing can be stopped at any moment.
         let report = tokio::select! {

@@ -43,6 +43,7 @@ impl Session {
                     diff,
                 });
             }
+            reports.extend(job.undos());
             steps.push(job.report(reports));
         }
         self.emit_ends(&jobs);

@@ -55,7 +55,7 @@ fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          ExecStart={exe} install --resume\n\
          SuccessExitStatus=8\n\
          Restart=on-failure\n\
-         RestartPreventExitStatus=2 3 5 6 9 10\n\
+         RestartPreventExitStatus=2 3 5 6 7 9 10\n\
          RestartSec=30\n\
          TimeoutStartSec=2min\n\
          RuntimeMaxSec={most}s\n\
@@ -265,7 +265,7 @@ mod tests {
                     "Restart=on-failure",
                     "RestartSec=30",
                     "SuccessExitStatus=8",
-                    "RestartPreventExitStatus=2 3 5 6 9 10",
+                    "RestartPreventExitStatus=2 3 5 6 7 9 10",
                     "StartLimitIntervalSec=1h",
                     "StartLimitBurst=3",
                 ]

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     host::Host,
-    journal::{Awaited, Journal, Request, Run, fold},
+    journal::{Awaited, Journal, Policy, Request, Run, fold},
 };
 
 /// The document of `status`.
@@ -85,4 +85,12 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError>
         gave_up: receipt.gave_up,
         request: receipt.request,
     })
+}
+
+/// How the last `install` changed packages; `None` if no run or an older version wrote the journal.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub fn policy(host: &Host) -> Result<Option<Policy>, EngineError> {
+    Ok(fold(&Journal::read(host)?.lines).policy)
 }

@@ -15,6 +15,7 @@ use crate::{
     change::Change,
     error::{causes, one_line},
     event::{Event, Outcome},
+    journal::Standing,
     model::id::StepId,
     step::{Assessment, StepError},
 };
@@ -90,12 +91,13 @@ impl Session {
 
     /// The survey before the first change. As long as all that blocks the run may pass by itself, it
     /// is repeated after a pause, until the deadline.
-    pub(super) async fn survey_before_changes(&self) -> Vec<Job> {
+    pub(super) async fn survey_before_changes(&self, standing: &[Standing]) -> Vec<Job> {
         let tools = &self.tools;
         let patience = Patience::new(&tools.options);
         let mut waits = Waits::default();
         loop {
             let mut jobs = self.survey().await;
+            self.find_left_over(&mut jobs, standing);
             // Assessing can be stopped at any moment; then no change starts.
             tokio::select! {
                 biased;
@@ -166,7 +168,10 @@ impl Session {
                             None => conclusion(answer),
                         }
                     }
-                    (answer, _) => conclusion(answer),
+                    (answer, _) => match jobs[at].why_left_over() {
+                        Some(why) => End::new(Outcome::WouldChange, why),
+                        None => conclusion(answer),
+                    },
                 },
                 (None, _) => End::new(Outcome::NotRun, "it was not asked".to_owned()),
             };

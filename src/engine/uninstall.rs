@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
     EngineError, Tools,
@@ -22,15 +22,15 @@ use crate::{
 };
 
 /// Changes that are undone together.
-struct Group {
-    standing: Vec<Standing>,
+pub(super) struct Group {
+    pub(super) standing: Vec<Standing>,
     undo: Undo,
     /// A later group undoes the rest of the same change.
     in_part: bool,
 }
 
 /// How a group ended.
-enum Fate {
+pub(super) enum Fate {
     Gone(String),
     Stays(String),
     NotTried,
@@ -105,6 +105,7 @@ async fn undo_all(
         instance_id: tools.options.instance_id.clone(),
         boot_id: tools.options.boot_id.clone(),
         request: tools.options.request.clone(),
+        policy: None,
     })?;
     for note in ledger.reconcile().await? {
         tools.note(&mut report.notes, note);
@@ -116,9 +117,63 @@ async fn undo_all(
         .into_iter()
         .map(|group| (group, Fate::NotTried, 0.0))
         .collect();
+    undo_groups(tools, ledger, &mut groups).await?;
+    for (_, fate, _) in &groups {
+        if let Fate::Stays(what) = fate {
+            report.left.push(what.clone());
+        }
+    }
+    let all: Vec<Standing> = groups
+        .iter()
+        .flat_map(|(group, ..)| group.standing.clone())
+        .collect();
+    for id in steps_of(&all) {
+        let step = of_step(&id, title(&id), &groups);
+        tools.events.emit(Event::StepFinished {
+            step: id,
+            outcome: step.outcome,
+            why: step.why.clone(),
+            seconds: step.seconds,
+            causes: step.causes.clone(),
+            hint: None,
+        });
+        report.steps.push(step);
+    }
+    let untried = groups
+        .iter()
+        .any(|(_, fate, _)| matches!(fate, Fate::NotTried));
+    report.exit = match tools.cancel.exit() {
+        Some(exit) if untried => exit,
+        _ if report.left.is_empty() => Exit::Ok,
+        _ => Exit::Partial,
+    };
+    finish(&ledger.journal, report.exit, report.summary())?;
+    if report.exit == Exit::Ok {
+        let kept = wipe(&*tools.host.files)
+            .map_err(|error| EngineError::Unfinished(JournalError::from(error)))?;
+        if !kept.is_empty() {
+            tools.note(
+                &mut report.notes,
+                format!(
+                    "`{STATE}` stays, because it holds another journal ({}) and its backups; if \
+                     you no longer need them, run `rm -r {STATE}`",
+                    kept.join(", ")
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Undoes groups in their order, until a signal comes; each gets its fate and its duration.
+pub(super) async fn undo_groups(
+    tools: &Tools,
+    ledger: &Ledger,
+    groups: &mut [(Group, Fate, f64)],
+) -> Result<(), EngineError> {
     // The results so far of changes that are undone in parts.
     let mut parts: BTreeMap<u64, Reverted> = BTreeMap::new();
-    for (group, fate, seconds) in &mut groups {
+    for (group, fate, seconds) in groups.iter_mut() {
         if tools.cancel.exit().is_some() {
             break;
         }
@@ -157,41 +212,6 @@ async fn undo_all(
             });
         }
     }
-
-    for (_, fate, _) in &groups {
-        if let Fate::Stays(what) = fate {
-            report.left.push(what.clone());
-        }
-    }
-    let all: Vec<Standing> = groups
-        .iter()
-        .flat_map(|(group, ..)| group.standing.clone())
-        .collect();
-    for id in steps_of(&all) {
-        let step = of_step(&id, title(&id), &groups);
-        tools.events.emit(Event::StepFinished {
-            step: id,
-            outcome: step.outcome,
-            why: step.why.clone(),
-            seconds: step.seconds,
-            causes: step.causes.clone(),
-            hint: None,
-        });
-        report.steps.push(step);
-    }
-    let untried = groups
-        .iter()
-        .any(|(_, fate, _)| matches!(fate, Fate::NotTried));
-    report.exit = match tools.cancel.exit() {
-        Some(exit) if untried => exit,
-        _ if report.left.is_empty() => Exit::Ok,
-        _ => Exit::Partial,
-    };
-    finish(&ledger.journal, report.exit, report.summary())?;
-    if report.exit == Exit::Ok {
-        wipe(&*tools.host.files)
-            .map_err(|error| EngineError::Unfinished(JournalError::from(error)))?;
-    }
     Ok(())
 }
 
@@ -222,7 +242,7 @@ fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
 /// Merges neighbours that can be undone together. Modules are unloaded last, because daemons have
 /// them open until their packages are removed. Files that name modules for every boot keep their
 /// place in the order.
-fn group(standing: Vec<Standing>) -> Vec<Group> {
+pub(super) fn group(standing: Vec<Standing>) -> Vec<Group> {
     let (mut groups, mut unloading): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
     for next in follow_files(standing) {
         let (unload, rest) = next.undo.split_unloading();
@@ -325,19 +345,40 @@ fn clear(files: &dyn Files) -> Result<(), FilesError> {
 }
 
 /// Removes the state folder. The journal goes last: after an interruption the next `uninstall`
-/// finds that nothing stands, and continues here.
-fn wipe(files: &dyn Files) -> Result<(), FilesError> {
+/// finds that nothing stands, and continues here. A journal that a person moved aside stays, with
+/// the backups and transactions that its records name. Returns the names of such journals.
+fn wipe(files: &dyn Files) -> Result<Vec<String>, FilesError> {
     let folder = Utf8Path::new(STATE);
-    remove_below(files, folder, &path())?;
+    let aside: Vec<String> = (files.list(folder)?.into_iter())
+        .filter(|name| moved_aside(name))
+        .collect();
+    let mut kept = vec![path()];
+    if !aside.is_empty() {
+        kept.extend(aside.iter().map(|name| folder.join(name)));
+        kept.extend(["backups", "transactions"].map(|name| folder.join(name)));
+    }
+    remove_below(files, folder, &kept)?;
     files.remove(&path())?;
     files.remove_empty_folder(folder)?;
-    Ok(())
+    Ok(aside)
 }
 
-fn remove_below(files: &dyn Files, folder: &Utf8Path, except: &Utf8Path) -> Result<(), FilesError> {
+/// Whether a name is that of a journal with an ending, as the hint for a damaged journal proposes.
+fn moved_aside(name: &str) -> bool {
+    path()
+        .file_name()
+        .and_then(|journal| name.strip_prefix(journal))
+        .is_some_and(|rest| !rest.is_empty())
+}
+
+fn remove_below(
+    files: &dyn Files,
+    folder: &Utf8Path,
+    except: &[Utf8PathBuf],
+) -> Result<(), FilesError> {
     for name in files.list(folder)? {
         let at = folder.join(name);
-        if at == except {
+        if except.contains(&at) {
             continue;
         }
         match files.stat(&at)?.map(|stat| stat.kind) {

@@ -1,10 +1,12 @@
 //! What the engine needs of the verbs. `change::Applier` implements it for a machine; tests implement
 //! it in memory.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 
 use crate::{
-    change::{Applier, Change, Reverted, Sink, Undo},
+    change::{Applier, Change, Reverted, Sink, Undo, packages::Withdrawn},
     error::Report,
     exit::Exit,
 };
@@ -51,6 +53,19 @@ pub trait Verbs: Send + Sync {
     /// # Errors
     /// When it failed. The change stands then.
     async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure>;
+
+    /// Undoes the part of it that is no longer wanted. `wanted` are names of packages that stay, with
+    /// all that they need; `holds` are packages that this program holds.
+    ///
+    /// # Errors
+    /// When it failed. The change stands then.
+    async fn withdraw(
+        &self,
+        undo: &Undo,
+        wanted: &BTreeSet<String>,
+        holds: &BTreeSet<String>,
+        sink: &dyn Sink,
+    ) -> Result<Withdrawn, Failure>;
 }
 
 #[async_trait]
@@ -79,6 +94,18 @@ impl Verbs for Applier {
 
     async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, Failure> {
         Applier::revert(self, undo, sink).await.map_err(boxed)
+    }
+
+    async fn withdraw(
+        &self,
+        undo: &Undo,
+        wanted: &BTreeSet<String>,
+        holds: &BTreeSet<String>,
+        sink: &dyn Sink,
+    ) -> Result<Withdrawn, Failure> {
+        Applier::withdraw(self, undo, wanted, holds, sink)
+            .await
+            .map_err(boxed)
     }
 }
 
@@ -128,6 +155,16 @@ impl Verbs for NoVerbs {
     }
 
     async fn revert(&self, _: &Undo, _: &dyn Sink) -> Result<Reverted, Failure> {
+        Err(boxed(OnlyLooks))
+    }
+
+    async fn withdraw(
+        &self,
+        _: &Undo,
+        _: &BTreeSet<String>,
+        _: &BTreeSet<String>,
+        _: &dyn Sink,
+    ) -> Result<Withdrawn, Failure> {
         Err(boxed(OnlyLooks))
     }
 }

@@ -7,6 +7,8 @@ mod receipt;
 mod secrecy;
 mod store;
 
+use std::sync::Arc;
+
 use camino::{Utf8Path, Utf8PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,6 +24,7 @@ use crate::{
     exit::Exit,
     host::FilesError,
     model::{id::StepId, paths::STATE, pci::PciId, secret::Secret},
+    tools::packages::Manager,
 };
 
 /// The schema version of [`Line`]. It is increased only if an old reader would misunderstand a new
@@ -81,6 +84,10 @@ pub enum Record {
         boot_id: Option<String>,
         /// The options of the run; a resumed run uses the same.
         request: Request,
+        /// How the run changes packages; absent in journals of older versions and after
+        /// `uninstall`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        policy: Option<Policy>,
     },
     /// A boot has begun while a run that continues by itself has not finished.
     BootStarted {
@@ -133,6 +140,17 @@ pub enum Record {
         intent: u64,
         /// A description.
         what: String,
+    },
+    /// A part of a change was undone, because some of its steps are no longer wanted.
+    Reduced {
+        /// The `seq` of its intent.
+        intent: u64,
+        /// The steps that still need it; none if only packages need it that others installed.
+        steps: Vec<StepId>,
+        /// A description.
+        what: String,
+        /// How to undo the rest.
+        undo: Undo,
     },
     /// A change could not be undone.
     Left {
@@ -187,12 +205,28 @@ pub struct Request {
     pub credentials: Vec<Secret>,
 }
 
+/// The part of the package policy of a run that undoing needs: so `uninstall` needs no profile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Policy {
+    /// The package manager.
+    pub manager: Manager,
+    /// Seconds to wait for another package manager to end.
+    pub lock_timeout_seconds: u64,
+    /// Units that start the package manager by themselves; paused during a run.
+    pub pause_units: Vec<String>,
+}
+
 /// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// A file error.
     #[error("use the journal")]
     Files(#[from] FilesError),
+    /// A record of this run could not be written. Whether a part of it is in the file is not known, so
+    /// this and every later record of the run is refused.
+    #[error("use the journal")]
+    Broken(#[source] Arc<FilesError>),
     /// Written by a newer version of this program.
     #[error("read `{path}`: line {line} has schema {found}, this version knows up to {SCHEMA}")]
     Newer {
@@ -240,24 +274,37 @@ pub enum JournalError {
     Encode(#[source] serde_json::Error),
 }
 
+impl JournalError {
+    /// The file error, if it is one.
+    fn files(&self) -> Option<&FilesError> {
+        match self {
+            Self::Files(error) => Some(error),
+            Self::Broken(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl Report for JournalError {
     fn exit(&self) -> Exit {
-        match self {
-            Self::Files(FilesError::Io { source, .. })
+        match self.files() {
+            Some(FilesError::Io { source, .. })
                 if source.kind() == std::io::ErrorKind::PermissionDenied =>
             {
                 Exit::NotPermitted
             }
             // A change that cannot be recorded is not made.
-            Self::Files(error) if error.disk().is_some() => Exit::Blocked,
-            Self::SecretInName { .. } => Exit::Config,
+            Some(error) if error.disk().is_some() => Exit::Blocked,
+            None if matches!(self, Self::SecretInName { .. }) => Exit::Config,
             _ => Exit::Internal,
         }
     }
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::Files(error) => error.reason().unwrap_or("journal-unavailable"),
+            Self::Files(_) | Self::Broken(_) => {
+                (self.files().and_then(FilesError::reason)).unwrap_or("journal-unavailable")
+            }
             Self::Newer { .. } => "journal-newer",
             Self::Garbage { .. } | Self::OutOfOrder { .. } => "journal-damaged",
             Self::Credentials => "credentials-damaged",
@@ -268,12 +315,11 @@ impl Report for JournalError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Files(_) if self.exit() == Exit::NotPermitted => {
+            Self::Files(_) | Self::Broken(_) if self.exit() == Exit::NotPermitted => {
                 Some("run it as root".to_owned())
             }
-            Self::Files(error) => Some(
-                error
-                    .hint()
+            Self::Files(_) | Self::Broken(_) => Some(
+                (self.files().and_then(FilesError::hint))
                     .unwrap_or_else(|| format!("is `{STATE}` writable, and is there room?")),
             ),
             Self::Credentials => Some(format!(
@@ -286,7 +332,7 @@ impl Report for JournalError {
             Self::Garbage { path, .. } | Self::OutOfOrder { path, .. } => Some(format!(
                 "somebody edited it: restore it from a backup, or move it aside with \
                  `mv {path} {path}.damaged` and run `gpu-bootstrap install` again; what it \
-                 recorded can then no longer be undone"
+                 recorded can then no longer be undone, and `uninstall` keeps it and its backups"
             )),
             Self::SecretInName { .. } => Some(
                 "choose another password or token, which is no part of a path, of a package name or \

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Line, Record, Request, SCHEMA};
+use super::{Line, Policy, Record, Request, SCHEMA};
 use crate::{
     change::{Change, Undo},
     event::Summary,
@@ -33,6 +33,10 @@ pub struct Receipt {
     pub gave_up: Option<String>,
     /// The options of the last `install`.
     pub request: Option<Request>,
+    /// How the last `install` changed packages; `None` if an older version of this program wrote the
+    /// journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
     /// All runs, oldest first.
     pub runs: Vec<Run>,
     /// The standing changes, which can be undone, newest first.
@@ -124,6 +128,7 @@ pub fn fold(lines: &[Line]) -> Receipt {
         unfinished: Vec::new(),
         gave_up: None,
         request: None,
+        policy: None,
         runs: Vec::new(),
         standing: Vec::new(),
     };
@@ -143,6 +148,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
             instance_id,
             boot_id,
             request,
+            policy,
         } => {
             receipt.runs.push(Run {
                 id: line.run.clone(),
@@ -157,6 +163,9 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                 receipt.gave_up = None;
                 if let Some(boot_id) = boot_id {
                     begin_boot(receipt, standing, boot_id);
+                }
+                if policy.is_some() {
+                    receipt.policy.clone_from(policy);
                 }
             }
             let rebooted = |awaited: &Awaited| match (&awaited.boot_id, boot_id) {
@@ -206,6 +215,17 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
         Record::Reverted { intent, .. } => {
             standing.remove(intent);
         }
+        Record::Reduced {
+            intent,
+            steps,
+            undo,
+            ..
+        } => {
+            if let Some(change) = standing.get_mut(intent) {
+                change.steps.clone_from(steps);
+                change.undo.clone_from(undo);
+            }
+        }
         // It is still standing; the next `uninstall` tries again.
         Record::Left { .. } => {}
         Record::RebootAwaited {
@@ -230,7 +250,11 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                 });
             }
             receipt.unfinished.clear();
-            if *exit == Exit::Ok.code() {
+            // An `install` that left something over has finished its work.
+            let is_install =
+                (receipt.runs.iter()).any(|run| run.id == line.run && run.mode == "install");
+            let is_done = *exit == Exit::Ok.code() || (is_install && *exit == Exit::Partial.code());
+            if is_done {
                 receipt.reboots = 0;
                 receipt.awaited = None;
             }

@@ -9,7 +9,7 @@ use super::{
     receipt_path,
 };
 use crate::{
-    host::Host,
+    host::{FilesError, Host},
     model::{
         paths::STATE,
         secret::{Secret, Secrets},
@@ -29,6 +29,9 @@ struct State {
     lines: Vec<Line>,
     /// Whether the last line has no line feed.
     unended: bool,
+    /// Why the last record was not written. What of it is in the file is not known, so nothing is
+    /// written after it: its number would be used twice. The next run reads the file again.
+    broken: Option<Arc<FilesError>>,
 }
 
 impl Journal {
@@ -67,6 +70,7 @@ impl Journal {
             state: Arc::new(Mutex::new(State {
                 lines: history.lines.clone(),
                 unended: !whole.is_empty() && !whole.ends_with(b"\n"),
+                broken: None,
             })),
         };
         Ok((journal, history))
@@ -76,11 +80,15 @@ impl Journal {
     /// hidden.
     ///
     /// # Errors
-    /// See [`JournalError`]. The caller must then not do what it was about to do.
+    /// See [`JournalError`]. The caller must then not do what it was about to do. If the file could
+    /// not be written, this journal refuses every further record.
     pub fn append(&self, record: Record) -> Result<u64, JournalError> {
         record.refuse_secret_names(&self.secrets)?;
         let record = record.without_secrets(&self.secrets);
         let mut state = self.state();
+        if let Some(error) = &state.broken {
+            return Err(JournalError::Broken(Arc::clone(error)));
+        }
         let line = Line {
             schema: SCHEMA,
             seq: state.lines.len() as u64,
@@ -97,7 +105,11 @@ impl Journal {
             let folder = Utf8Path::new(STATE);
             self.host.files.create_folder(folder, 0o700)?;
         }
-        self.host.files.append(&path(), text.as_bytes(), 0o600)?;
+        if let Err(error) = self.host.files.append(&path(), text.as_bytes(), 0o600) {
+            let error = Arc::new(error);
+            state.broken = Some(Arc::clone(&error));
+            return Err(JournalError::Broken(error));
+        }
         state.unended = false;
         let seq = line.seq;
         state.lines.push(line);

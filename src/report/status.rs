@@ -49,7 +49,10 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
             1 => "1 boot".to_owned(),
             boots => format!("{boots} boots"),
         };
-        lines.push(("unfinished", format!("{boots} in a row ended before the run did")));
+        lines.push((
+            "boots",
+            format!("{boots} in a row ended before the run did"),
+        ));
     }
     if status.changes_standing > 0 {
         lines.push((

@@ -276,6 +276,14 @@ impl Step for Cdi {
         &[Lock::Containers]
     }
 
+    fn wants(&self, change: &Change, desired: &Desired) -> bool {
+        let Some(wish) = &desired.cdi else {
+            return desired.driver.is_none();
+        };
+        // The specification at an earlier path would name devices for ever that are gone.
+        !matches!(change, Change::RunTool { writes, .. } if !writes.contains(&wish.path))
+    }
+
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let state = match &cx.desired.cdi {
             Some(wish) => detect(cx, wish).await?,

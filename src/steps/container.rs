@@ -185,6 +185,13 @@ impl Step for Container {
         &[Lock::Containers]
     }
 
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        desired.driver.is_none()
+            || (desired.validation.container
+                && desired.toolkit.is_some()
+                && !desired.runtimes.is_empty())
+    }
+
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
     }

@@ -123,6 +123,10 @@ impl Step for Holds {
         &[Lock::Packages]
     }
 
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        !(desired.hold.patterns.is_empty() && desired.hold.blacklist.is_empty())
+    }
+
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         Ok(decide(&detect(cx).await?, cx.desired))
     }

@@ -159,6 +159,10 @@ impl Step for Persistence {
         const { &[DRIVER_MODULE] }
     }
 
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        desired.driver.is_none() || desired.persistence.is_some()
+    }
+
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let state = match &cx.desired.persistence {
             Some(wish) => detect(cx, wish).await?,

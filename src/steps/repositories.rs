@@ -191,6 +191,17 @@ impl Step for Repositories {
         &[Lock::Packages]
     }
 
+    fn wants(&self, change: &Change, desired: &Desired) -> bool {
+        match change {
+            Change::AddRepository { repository } => {
+                // Without a GPU there is no driver, whose repository is then not known.
+                let mut names = desired.repositories.iter().map(|wanted| &wanted.name);
+                desired.driver.is_none() || names.any(|name| *name == repository.name)
+            }
+            _ => true,
+        }
+    }
+
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         Ok(decide(&detect(cx)?, cx.desired))
     }

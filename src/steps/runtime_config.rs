@@ -202,6 +202,10 @@ impl Step for RuntimeConfig {
         &[Lock::Containers]
     }
 
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        wish(desired, self.0).is_some() && (desired.driver.is_none() || desired.toolkit.is_some())
+    }
+
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let Some(wish) = wish(cx.desired, self.0) else {
             return Ok(Assessment::NotApplicable {

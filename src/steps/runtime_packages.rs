@@ -129,6 +129,10 @@ impl Step for RuntimePackages {
         &[Lock::Packages, Lock::Containers]
     }
 
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        wish(desired, self.0).is_some()
+    }
+
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         let Some(wish) = wish(cx.desired, self.0) else {
             return Ok(Assessment::NotApplicable {

@@ -7,7 +7,7 @@ use super::{
     wishes::{Packages, compare, install},
 };
 use crate::{
-    change::Lock,
+    change::{Change, Lock},
     config::desired::Desired,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
@@ -76,6 +76,10 @@ impl Step for Toolkit {
 
     fn locks(&self) -> &[Lock] {
         &[Lock::Packages]
+    }
+
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        desired.driver.is_none() || desired.toolkit.is_some()
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

@@ -15,4 +15,5 @@ mod root;
 mod scenarios;
 mod screens;
 mod state;
+mod undo;
 mod units;

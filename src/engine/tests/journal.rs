@@ -122,6 +122,59 @@ async fn what_a_run_left_that_died_at_its_first_record_goes_and_what_a_person_ke
 }
 
 #[tokio::test]
+async fn a_journal_that_was_moved_aside_stays_with_its_backups() {
+    let rig = rig();
+    let backup = "/var/lib/gpu-bootstrap/backups/abc";
+    let transaction = "/var/lib/gpu-bootstrap/transactions/1.json";
+    let damaged = format!("{JOURNAL}.damaged");
+    let kept = [damaged.as_str(), backup, transaction];
+    for path in kept {
+        rig.fakes.files.put(path, "of an earlier journal");
+    }
+    rig.fakes.files.put("/var/lib/gpu-bootstrap/proofs/a", "");
+    rig.install().await.unwrap();
+    let report = rig.uninstall().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    let note = report.notes.last().unwrap();
+    assert!(
+        note.contains("journal.jsonl.damaged") && note.contains("`rm -r "),
+        "{note}"
+    );
+    for path in kept {
+        assert_eq!(rig.fakes.files.text(path), "of an earlier journal");
+    }
+    let text = rig.fakes.files.snapshot().without(&kept).text();
+    for gone in ["proofs", "receipt.json", "journal.jsonl "] {
+        assert!(!text.contains(gone), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_synced_ends_the_run_and_its_number_is_used_once() {
+    let rig = rig();
+    let bare = rig.fakes.files.snapshot().without(&["/run"]);
+    let files = rig.fakes.files.clone();
+    *rig.verbs.before.lock().unwrap() = Box::new(move |_| {
+        // The disk fails: the record stays in the file, and nobody knows whether it is on the disk.
+        files.damage(
+            JOURNAL,
+            crate::host::fake::Damage::Syncs,
+            nix::errno::Errno::EIO,
+        );
+    });
+    let error = rig.install().await.unwrap_err();
+    assert_eq!(error.reason(), "journal-unavailable");
+    assert_eq!(rig.log(), ["write `/etc/a`"], "nothing follows");
+    *rig.verbs.before.lock().unwrap() = Box::new(|_| {});
+    rig.fakes.files.repair();
+    let told = status(&rig.fakes.host(), None).unwrap();
+    assert_eq!(told.changes_standing, 1);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.fakes.files.snapshot().without(&["/run"]), bare);
+}
+
+#[tokio::test]
 async fn killed_while_undoing_and_undone_again_ends_as_before() {
     let bare = rig().fakes.files.snapshot().without(&["/run"]);
     for n in 1..40 {

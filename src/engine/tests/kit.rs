@@ -2,28 +2,26 @@
 
 use std::{
     collections::BTreeSet,
-    io,
     sync::{Arc, Mutex},
 };
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::late::Unreachable;
+use super::failures::{Unreachable, broken};
+pub use super::reading::{outcome, outcomes, why};
 use crate::{
     change::{
         Change, ChangeError, FileAfter, FileBefore, Lock, Reverted, Saved, Sink, Undo,
-        packages::Effects,
+        packages::{Effects, Withdrawn},
     },
     check::Check,
-    config::desired::PackageWish,
+    config::desired::{Desired, PackageWish},
     engine::{
         Audit, Cancel, EngineError, Failure, Options, RunReport, Session, Tools, Unresolvable,
         Verbs, events, uninstall,
     },
-    error::Report,
-    event::{Envelope, Event, Outcome, Subscriber},
-    exit::Exit,
+    event::{Envelope, Event, Subscriber},
     facts::Facts,
     host::{
         Host, Reader,
@@ -49,6 +47,7 @@ pub struct Small {
     id: StepId,
     after: Vec<StepId>,
     locks: Vec<Lock>,
+    unwanted: bool,
     decide: Decide,
 }
 
@@ -60,6 +59,7 @@ pub fn step(
         id: Id::new(id),
         after: Vec::new(),
         locks: Vec::new(),
+        unwanted: false,
         decide: Arc::new(move |host| Ok(decide(host))),
     }
 }
@@ -101,6 +101,13 @@ impl Small {
         self
     }
 
+    /// No setting wants it any more.
+    pub fn withdraw(&mut self) {
+        self.unwanted = true;
+        let why = "it is not configured".to_owned();
+        self.decide = fixed("", Assessment::NotApplicable { why }).decide;
+    }
+
     /// Makes looking fail.
     pub fn fails(&mut self) {
         self.decide = Arc::new(|_| {
@@ -133,6 +140,10 @@ impl Step for Small {
 
     fn locks(&self) -> &[Lock] {
         &self.locks
+    }
+
+    fn wants(&self, _: &Change, _: &Desired) -> bool {
+        !self.unwanted
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -178,38 +189,17 @@ pub fn write(path: &str, content: &str) -> Change {
 
 pub fn install(names: &[&str]) -> Change {
     Change::InstallPackages {
-        packages: names
-            .iter()
-            .map(|name| PackageWish {
-                name: (*name).to_owned(),
-                version: None,
-            })
-            .collect(),
+        packages: wishes(names),
         removing: Vec::new(),
     }
 }
 
-/// An error of the fake verbs.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Broken(String);
-
-impl Report for Broken {
-    fn exit(&self) -> Exit {
-        Exit::StepFailed
-    }
-
-    fn reason(&self) -> &'static str {
-        "broken"
-    }
-
-    fn hint(&self) -> Option<String> {
-        Some("mend it".to_owned())
-    }
-}
-
-fn broken(error: impl ToString) -> Failure {
-    Box::new(Broken(error.to_string()))
+fn wishes(names: &[&str]) -> Vec<PackageWish> {
+    let wish = |name: &&str| PackageWish {
+        name: (*name).to_owned(),
+        version: None,
+    };
+    names.iter().map(wish).collect()
 }
 
 /// Verbs on the files of the fake machine: packages are files in `/packages`, enabled units are
@@ -249,8 +239,8 @@ impl FileVerbs {
                 .map_err(broken)?,
             Change::InstallPackages { packages, .. } => {
                 for package in packages {
-                    let path = Utf8PathBuf::from(format!("/packages/{}", package.name));
-                    files.write(&path, b"", 0o644).map_err(broken)?;
+                    let path = format!("/packages/{}", package.name);
+                    files.write((&*path).into(), b"", 0o644).map_err(broken)?;
                 }
             }
             Change::EnableUnit { unit, .. } => {
@@ -417,18 +407,15 @@ impl Verbs for FileVerbs {
         }
         Ok(Reverted::Done { what })
     }
-}
 
-struct Memory(Arc<Mutex<Vec<Envelope>>>);
-
-impl Subscriber for Memory {
-    fn name(&self) -> &'static str {
-        "memory"
-    }
-
-    fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
-        self.0.lock().unwrap().push(envelope.clone());
-        Ok(())
+    async fn withdraw(
+        &self,
+        undo: &Undo,
+        wanted: &BTreeSet<String>,
+        _: &BTreeSet<String>,
+        sink: &dyn Sink,
+    ) -> Result<Withdrawn, Failure> {
+        super::leftover::part(self, undo, wanted, sink).await
     }
 }
 
@@ -443,6 +430,8 @@ pub struct Rig {
     pub unresolvable: Option<Unresolvable>,
     pub prepared: bool,
     pub facts: Facts,
+    /// Packages that the desired state names.
+    pub wanted: Vec<&'static str>,
     pub steps: Vec<Small>,
     pub checks: fn() -> Vec<Box<dyn Check>>,
     pub events: Arc<Mutex<Vec<Envelope>>>,
@@ -481,6 +470,7 @@ impl Rig {
             unresolvable: None,
             prepared: false,
             facts: fixtures::facts(),
+            wanted: Vec::new(),
             steps: steps.into_iter().collect(),
             checks: Vec::new,
             events: Arc::default(),
@@ -513,7 +503,7 @@ impl Rig {
 
     pub fn tools(&self, run: &str) -> (Tools, events::Reporter) {
         let host = self.fakes.host();
-        let memory: Box<dyn Subscriber> = Box::new(Memory(Arc::clone(&self.events)));
+        let memory: Box<dyn Subscriber> = Box::new(super::memory::Memory(Arc::clone(&self.events)));
         let (events, reporter) =
             events::start(run, host.clock.clone(), &self.secrets, vec![memory]).unwrap();
         let tools = Tools {
@@ -546,6 +536,7 @@ impl Rig {
             .collect();
         let mut desired = fixtures::desired();
         desired.image = self.image;
+        desired.headers = wishes(&self.wanted);
         let state = fixtures::state(&tools.host, self.facts.clone());
         let audit = Audit {
             checks: (self.checks)(),
@@ -586,23 +577,4 @@ impl Rig {
         reporter.finish();
         report
     }
-}
-
-/// `id outcome` of every step.
-pub fn outcomes(report: &RunReport) -> Vec<String> {
-    report
-        .steps
-        .iter()
-        .map(|step| format!("{} {}", step.id, step.outcome.word()))
-        .collect()
-}
-
-pub fn why<'r>(report: &'r RunReport, id: &str) -> &'r str {
-    let step = report.steps.iter().find(|step| step.id.as_str() == id);
-    &step.unwrap().why
-}
-
-pub fn outcome(report: &RunReport, id: &str) -> Outcome {
-    let step = report.steps.iter().find(|step| step.id.as_str() == id);
-    step.unwrap().outcome
 }

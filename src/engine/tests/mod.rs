@@ -1,12 +1,15 @@
 //! The engine on small steps and a fake machine.
 
 mod epoch;
+mod failures;
 mod install;
 mod journal;
 mod kit;
-mod late;
 mod leaving;
+mod leftover;
+mod memory;
 mod random;
+mod reading;
 mod reboot;
 mod secrets;
 mod stream;

@@ -1,0 +1,409 @@
+//! What is left over: changes that stand in the journal and that no setting wants any more. `check`
+//! reports them, `plan` shows them, `install` undoes them.
+//!
+//! A change is left over if none of its steps wants it. A package transaction that several steps
+//! share is left over in part: packages that are wanted now stay, with all that they need.
+
+use std::collections::BTreeSet;
+
+use super::{
+    EngineError, Session,
+    job::Job,
+    ledger::Ledger,
+    result::ChangeReport,
+    uninstall::{Fate, group, undo_groups},
+};
+use crate::{
+    change::{Change, Lock, Reverted, Undo, packages::Withdrawn},
+    config::desired::Desired,
+    error::one_line,
+    event::Event,
+    exit::Exit,
+    journal::{Journal, Record, Standing, fold},
+    model::id::StepId,
+    step::Assessment,
+};
+
+/// The verb of a change that is undone, in plans.
+const UNDO: &str = "undo";
+
+/// The result of undoing what is left over.
+#[derive(Debug, Default)]
+pub(super) struct Undone {
+    /// Whether the machine was changed.
+    pub(super) any: bool,
+    /// What stays, and why.
+    pub(super) left: Vec<String>,
+    /// Package work waits until the packages of the other steps are as wanted.
+    postponed: bool,
+}
+
+/// The standing changes that are left over, newest first. `wants` says whether a step wants a change; a
+/// step that is not in the list (of another version of this program, or the resume unit) does.
+fn left_over(standing: &[Standing], wants: &dyn Fn(&StepId, &Change) -> bool) -> Vec<Standing> {
+    standing
+        .iter()
+        .filter(|one| !one.open && !one.steps.is_empty())
+        .filter(|one| {
+            let wanted = |step: &StepId| wants(step, &one.change);
+            if is_transaction(one) {
+                !one.steps.iter().all(wanted)
+            } else {
+                !one.steps.iter().any(wanted)
+            }
+        })
+        .cloned()
+        .collect()
+}
+
+fn is_transaction(standing: &Standing) -> bool {
+    matches!(
+        standing.undo,
+        Undo::Packages {
+            effects: Some(_),
+            ..
+        }
+    )
+}
+
+/// Whether its undo comes when the packages of all steps are as wanted: before, it is not known which
+/// packages and repositories are needed.
+fn is_late(standing: &Standing) -> bool {
+    is_transaction(standing) || matches!(standing.change, Change::AddRepository { .. })
+}
+
+/// In words, as `undo: write /etc/cdi/nvidia.yaml`.
+fn summary(standing: &Standing) -> String {
+    let rest = if is_transaction(standing) {
+        "; what is still wanted or needed stays"
+    } else {
+        ""
+    };
+    format!("undo: {}{rest}", standing.change.summary())
+}
+
+fn report(standing: &Standing) -> ChangeReport {
+    ChangeReport {
+        kind: UNDO,
+        summary: summary(standing),
+        diff: None,
+    }
+}
+
+impl Job {
+    /// Why the step is not as wanted, if all that it has to do is to undo.
+    pub(super) fn why_left_over(&self) -> Option<String> {
+        let count = match self.left_over.len() {
+            _ if !self.is_idle() => return None,
+            0 => return None,
+            1 => "1 change of it stands".to_owned(),
+            more => format!("{more} changes of it stand"),
+        };
+        Some(format!("{count} that no setting wants any more"))
+    }
+
+    /// The undos of the changes that are left over.
+    pub(super) fn undos(&self) -> Vec<ChangeReport> {
+        self.left_over.iter().map(report).collect()
+    }
+
+    /// Whether the step has nothing to apply.
+    fn is_idle(&self) -> bool {
+        matches!(
+            self.answer,
+            Some(Ok(
+                Assessment::NotApplicable { .. } | Assessment::Satisfied { .. }
+            ))
+        )
+    }
+}
+
+impl Session {
+    /// Finds what is left over where the journal is only read. A journal that cannot be read stops
+    /// neither `check` nor `plan`: only root may read it.
+    pub(super) fn read_left_over(&self, jobs: &mut [Job], notes: &mut Vec<String>) {
+        if self.inner.desired.is_none() {
+            return;
+        }
+        match Journal::read(&self.inner.host) {
+            Ok(history) => self.find_left_over(jobs, &fold(&history.lines).standing),
+            Err(error) => self.tools.note(
+                notes,
+                format!(
+                    "whether settings that were taken back have left something is not known: \
+                     failed to {}",
+                    one_line(&error)
+                ),
+            ),
+        }
+    }
+
+    /// Finds what is left over, for each step.
+    pub(super) fn find_left_over(&self, jobs: &mut [Job], standing: &[Standing]) {
+        // Where nothing can be wanted, nobody knows what is still wanted.
+        let Some(desired) = &self.inner.desired else {
+            return;
+        };
+        let wants = |id: &StepId, change: &Change| {
+            let step = self.inner.steps.iter().find(|step| step.id() == *id);
+            step.is_none_or(|step| step.wants(change, desired))
+        };
+        let all = left_over(standing, &wants);
+        for job in jobs {
+            job.left_over = (all.iter())
+                .filter(|one| one.steps.contains(&job.id) && !wants(&job.id, &one.change))
+                .cloned()
+                .collect();
+        }
+    }
+
+    /// Undoes what is left over before anything is applied: files and units, newest first, because
+    /// they need their packages. Then packages and repositories, if those of all other steps are as
+    /// wanted; otherwise [`Session::undo_the_rest`] does that at the end.
+    pub(super) async fn undo_left_over(
+        &self,
+        ledger: &Ledger,
+        jobs: &mut [Job],
+        notes: &mut Vec<String>,
+    ) -> Result<Undone, EngineError> {
+        let mut undone = Undone::default();
+        let early = found(jobs, |standing| !is_late(standing));
+        self.undo_whole(ledger, early, jobs, &mut undone).await?;
+        let is_busy = |job: &Job| job.locks.contains(&Lock::Packages) && !job.is_idle();
+        undone.postponed = !found(jobs, is_late).is_empty() && jobs.iter().any(is_busy);
+        if !undone.postponed {
+            self.undo_late(ledger, jobs, &mut undone).await?;
+        }
+        for left in &undone.left {
+            self.tools.note(notes, format!("left over: {left}"));
+        }
+        Ok(undone)
+    }
+
+    /// Undoes what was postponed, after everything was applied.
+    pub(super) async fn undo_the_rest(
+        &self,
+        ledger: &Ledger,
+        jobs: &mut [Job],
+        undone: &mut Undone,
+        notes: &mut Vec<String>,
+    ) -> Result<(), EngineError> {
+        if !undone.postponed {
+            return Ok(());
+        }
+        let known = undone.left.len();
+        self.undo_late(ledger, jobs, undone).await?;
+        for left in &undone.left[known..] {
+            self.tools.note(notes, format!("left over: {left}"));
+        }
+        Ok(())
+    }
+
+    /// Transactions before repositories: a package that a transaction had removed is installed again.
+    async fn undo_late(
+        &self,
+        ledger: &Ledger,
+        jobs: &mut [Job],
+        undone: &mut Undone,
+    ) -> Result<(), EngineError> {
+        for standing in found(jobs, is_transaction) {
+            if self.tools.cancel.exit().is_some() {
+                return Ok(());
+            }
+            let (reverted, is_settled) = self.withdraw(ledger, &standing, jobs).await?;
+            if is_settled {
+                is_undone(jobs, &standing);
+            }
+            match reverted {
+                Some(Reverted::Left { what, why }) => {
+                    undone.any |= is_settled;
+                    undone.left.push(format!("{what}: {why}"));
+                }
+                Some(Reverted::Done { .. }) => undone.any = true,
+                Some(Reverted::Nothing { .. }) | None => {}
+            }
+        }
+        let repositories = found(jobs, |one| is_late(one) && !is_transaction(one));
+        self.undo_whole(ledger, repositories, jobs, undone).await
+    }
+
+    /// Undoes whole changes, as `uninstall` does.
+    async fn undo_whole(
+        &self,
+        ledger: &Ledger,
+        standing: Vec<Standing>,
+        jobs: &mut [Job],
+        undone: &mut Undone,
+    ) -> Result<(), EngineError> {
+        let mut groups: Vec<_> = group(standing)
+            .into_iter()
+            .map(|group| (group, Fate::NotTried, 0.0))
+            .collect();
+        undo_groups(&self.tools, ledger, &mut groups).await?;
+        for (group, fate, _) in groups {
+            match fate {
+                Fate::Gone(_) => {
+                    undone.any = true;
+                    for standing in &group.standing {
+                        is_undone(jobs, standing);
+                    }
+                }
+                Fate::Stays(what) => undone.left.push(what),
+                Fate::NotTried => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes the part of a transaction that is left over. Returns how that ended, `None` if it had
+    /// only waited when a signal came; and whether the transaction is no longer left over. What stays
+    /// of it then, as an account in use, is for `uninstall`.
+    async fn withdraw(
+        &self,
+        ledger: &Ledger,
+        standing: &Standing,
+        jobs: &[Job],
+    ) -> Result<(Option<Reverted>, bool), EngineError> {
+        let wanted: BTreeSet<String> = (self.inner.desired.iter())
+            .flat_map(Desired::package_groups)
+            .flat_map(|(_, packages)| packages)
+            .map(|wish| wish.name.clone())
+            .collect();
+        let began = self.tools.events.elapsed();
+        let summary = summary(standing);
+        self.tools.events.emit(Event::ChangeStarted {
+            steps: standing.steps.clone(),
+            summary: summary.clone(),
+        });
+        let Withdrawn { reverted, rest } = match ledger.withdraw(standing, &wanted).await {
+            Ok(withdrawn) => withdrawn,
+            Err(None) => return Ok((None, false)),
+            Err(Some(left)) => {
+                (ledger.reverted(std::slice::from_ref(standing), &left))
+                    .map_err(EngineError::Unfinished)?;
+                return Ok((Some(left), false));
+            }
+        };
+        let (what, is_left) = match &reverted {
+            Reverted::Done { what } => (what.clone(), false),
+            Reverted::Nothing { why } => (format!("nothing to do: {why}"), false),
+            Reverted::Left { what, why } => (format!("left: {what}: {why}"), true),
+        };
+        let is_unwanted = |id: &StepId| {
+            let mut of_step = jobs.iter().filter(|job| job.id == *id);
+            of_step.any(|job| job.left_over.contains(standing))
+        };
+        let intent = standing.intent;
+        let record = if rest.is_nothing() {
+            Record::Reverted { intent, what }
+        } else {
+            Record::Reduced {
+                intent,
+                steps: (standing.steps.iter())
+                    .filter(|id| !is_unwanted(id))
+                    .cloned()
+                    .collect(),
+                what,
+                undo: rest,
+            }
+        };
+        (ledger.journal.append(record)).map_err(EngineError::Unfinished)?;
+        if !is_left {
+            self.tools.events.emit(Event::ChangeApplied {
+                steps: standing.steps.clone(),
+                summary,
+                seconds: (self.tools.events.elapsed())
+                    .saturating_sub(began)
+                    .as_secs_f64(),
+            });
+        }
+        Ok((Some(reverted), true))
+    }
+}
+
+impl Undone {
+    /// The exit status of a run that is otherwise as `exit` says: it is complete, or a part of what is
+    /// no longer wanted stays.
+    pub(super) fn exit(&self, exit: Exit) -> Exit {
+        if exit == Exit::Ok && !self.left.is_empty() {
+            Exit::Partial
+        } else {
+            exit
+        }
+    }
+}
+
+/// The changes that are left over in any step and of a kind, newest first.
+fn found(jobs: &[Job], is_one: impl Fn(&Standing) -> bool) -> Vec<Standing> {
+    let mut all: Vec<Standing> = Vec::new();
+    for standing in jobs.iter().flat_map(|job| &job.left_over) {
+        if is_one(standing) && !all.contains(standing) {
+            all.push(standing.clone());
+        }
+    }
+    all.sort_by_key(|standing| std::cmp::Reverse(standing.intent));
+    all
+}
+
+/// Notes with its steps that a change was undone.
+fn is_undone(jobs: &mut [Job], standing: &Standing) {
+    for job in jobs {
+        if job.left_over.contains(standing) {
+            job.left_over.retain(|one| one != standing);
+            job.undone.push(report(standing));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::change::{Change, packages::Effects};
+
+    fn standing(intent: u64, steps: &[&'static str], undo: Undo) -> Standing {
+        Standing {
+            intent,
+            at: jiff::Timestamp::UNIX_EPOCH,
+            steps: steps.iter().map(|id| StepId::new(id)).collect(),
+            change: Change::RefreshRepositories,
+            undo,
+            open: false,
+            whole: true,
+        }
+    }
+
+    fn packages() -> Undo {
+        Undo::Packages {
+            transaction: "1".into(),
+            effects: Some(Box::new(Effects::default())),
+        }
+    }
+
+    fn unit() -> Undo {
+        Undo::UnloadModule { module: "m".into() }
+    }
+
+    #[test]
+    fn a_shared_transaction_is_left_over_with_its_first_unwanted_step_and_other_changes_with_the_last()
+     {
+        let all = [
+            standing(7, &["resume"], unit()),
+            standing(6, &[], packages()),
+            standing(5, &["docker"], packages()),
+            standing(4, &["driver", "docker"], packages()),
+            standing(3, &["driver", "docker"], unit()),
+            standing(2, &["docker"], unit()),
+            standing(1, &["driver"], packages()),
+        ];
+        let found = left_over(&all, &|id, _| id.as_str() != "docker");
+        let intents: Vec<u64> = found.iter().map(|one| one.intent).collect();
+        assert_eq!(intents, [5, 4, 2]);
+    }
+
+    #[test]
+    fn a_change_that_was_cut_off_is_not_left_over() {
+        let mut open = standing(1, &["docker"], unit());
+        open.open = true;
+        assert!(left_over(&[open], &|_, _| false).is_empty());
+    }
+}

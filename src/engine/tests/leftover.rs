@@ -1,0 +1,199 @@
+//! A setting that is taken back: what it has left is shown, reported and undone.
+
+use std::collections::BTreeSet;
+
+use super::kit::{FileVerbs, Rig, file, outcomes, packages, why};
+use crate::{
+    change::{Sink, Undo, packages::Withdrawn},
+    check::Verdict,
+    engine::{Failure, Verbs, status},
+    exit::Exit,
+};
+
+/// Undoes the part of a change that is not wanted: packages are wanted by name.
+pub async fn part(
+    verbs: &FileVerbs,
+    undo: &Undo,
+    wanted: &BTreeSet<String>,
+    sink: &dyn Sink,
+) -> Result<Withdrawn, Failure> {
+    let (mut going, mut rest) = (undo.clone(), undo.clone());
+    for (undo, stays) in [(&mut going, false), (&mut rest, true)] {
+        if let Undo::Packages {
+            effects: Some(effects),
+            ..
+        } = undo
+        {
+            effects
+                .appeared
+                .retain(|name| wanted.contains(name) == stays);
+        }
+    }
+    let reverted = verbs.revert(&going, sink).await?;
+    Ok(Withdrawn { reverted, rest })
+}
+
+/// Two steps share a transaction, and one of them also has a file.
+fn rig() -> Rig {
+    Rig::new([
+        packages("driver", &["driver"]),
+        packages("docker", &["docker"]),
+        file("docker-nvidia", "/etc/docker", "nvidia").after(&["docker"]),
+        file("other", "/etc/other", "new").after(&["docker-nvidia"]),
+    ])
+}
+
+/// The same, installed, and then without docker.
+async fn withdrawn() -> Rig {
+    let mut rig = rig();
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    assert_eq!(
+        rig.log(),
+        [
+            "refresh the package lists",
+            "install driver, docker",
+            "write `/etc/docker`",
+            "write `/etc/other`",
+        ]
+    );
+    rig.steps[1].withdraw();
+    rig.steps[2].withdraw();
+    rig.wanted = vec!["driver"];
+    rig
+}
+
+#[tokio::test]
+async fn check_reports_and_plan_shows_what_a_withdrawn_setting_has_left() {
+    let rig = withdrawn().await;
+    let before = rig.fakes.files.snapshot();
+    let checked = rig.check().await;
+    assert_eq!(checked.exit, Exit::Drift);
+    let failed: Vec<_> = (checked.findings.iter())
+        .filter(|finding| finding.status == Verdict::Fail)
+        .map(|finding| finding.id.as_str())
+        .collect();
+    assert_eq!(failed, ["docker", "docker-nvidia"]);
+    let of_file = (checked.findings.iter()).find(|one| one.id.as_str() == "docker-nvidia");
+    let remedy = of_file.and_then(|one| one.remedy.as_deref()).unwrap();
+    assert!(
+        remedy.contains("it would undo: write `/etc/docker`"),
+        "{remedy}"
+    );
+
+    let planned = rig.plan().await;
+    assert_eq!(planned.exit, Exit::Drift);
+    assert_eq!(
+        why(&planned, "docker"),
+        "1 change of it stands that no setting wants any more"
+    );
+    let shown: Vec<String> = (planned.steps.iter())
+        .flat_map(|step| step.changes.iter())
+        .map(|change| format!("{}: {}", change.kind, change.summary))
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            "undo: undo: install driver, docker; what is still wanted or needed stays",
+            "undo: undo: write `/etc/docker`",
+        ]
+    );
+    assert_eq!(rig.fakes.files.snapshot(), before);
+}
+
+#[tokio::test]
+async fn install_undoes_what_a_withdrawn_setting_has_left_and_keeps_what_others_share() {
+    let rig = withdrawn().await;
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    // The file goes before the packages that it belongs to.
+    assert_eq!(rig.log(), ["restore /etc/docker", "purge docker"]);
+    assert_eq!(
+        outcomes(&report),
+        [
+            "driver satisfied",
+            "docker changed",
+            "docker-nvidia changed",
+            "other satisfied"
+        ]
+    );
+    assert_eq!(rig.plan().await.exit, Exit::Ok);
+    assert_eq!(rig.check().await.exit, Exit::Ok);
+    let told = status(&rig.fakes.host(), None).unwrap();
+    assert_eq!(told.steps_standing, ["other", "driver"]);
+
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    assert!(rig.log().is_empty(), "a second run changes nothing");
+    assert_eq!(rig.uninstall().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.log(), ["restore /etc/other", "purge driver"]);
+}
+
+#[tokio::test]
+async fn a_shared_transaction_waits_until_the_other_steps_are_as_wanted() {
+    let rig = withdrawn().await;
+    rig.fakes.files.take("/packages/driver");
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    assert_eq!(
+        rig.log(),
+        [
+            "restore /etc/docker",
+            "refresh the package lists",
+            "install driver",
+            "purge docker",
+        ]
+    );
+    assert_eq!(rig.plan().await.exit, Exit::Ok);
+}
+
+#[tokio::test]
+async fn what_of_it_cannot_be_undone_is_named_and_tried_again() {
+    let rig = withdrawn().await;
+    *rig.verbs.fails.lock().unwrap() = Some("restore /etc/docker".to_owned());
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Partial);
+    assert_eq!(report.left, ["restore /etc/docker: somebody uses it"]);
+    assert_eq!(rig.check().await.exit, Exit::Drift);
+    *rig.verbs.fails.lock().unwrap() = None;
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.check().await.exit, Exit::Ok);
+}
+
+#[tokio::test]
+async fn killed_while_it_withdraws_and_installed_again_ends_the_same() {
+    let wanted = {
+        let rig = withdrawn().await;
+        rig.install().await.unwrap();
+        rig.fakes.files.snapshot().without(&["/run", "/var/lib"])
+    };
+    for n in 1..60 {
+        let rig = withdrawn().await;
+        rig.fakes.files.kill_at(n);
+        // The process is dead: nobody hears what it says.
+        let _said = rig.install().await;
+        let killed = rig.fakes.files.killed();
+        rig.fakes.files.revive();
+        assert_eq!(rig.install().await.unwrap().exit, Exit::Ok, "killed at {n}");
+        let now = rig.fakes.files.snapshot().without(&["/run", "/var/lib"]);
+        assert_eq!(now, wanted, "killed at {n}");
+        assert_eq!(rig.check().await.exit, Exit::Ok, "killed at {n}");
+        if !killed {
+            return;
+        }
+    }
+    panic!("withdrawing writes more often than expected");
+}
+
+#[tokio::test]
+async fn a_journal_that_cannot_be_read_is_told_and_stops_neither_check_nor_plan() {
+    let rig = withdrawn().await;
+    rig.fakes
+        .files
+        .put("/var/lib/gpu-bootstrap/journal.jsonl", "no json\n{}\n");
+    for report in [rig.check().await, rig.plan().await] {
+        assert_eq!(report.exit, Exit::Ok);
+        assert!(
+            report.notes[0].contains("is not known: failed to"),
+            "{:?}",
+            report.notes
+        );
+    }
+}
