@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test lint unit update
+.PHONY: test lint unit update mutants
 
 # Everything that continuous integration runs.
 test: lint unit test-machines
@@ -19,3 +19,10 @@ unit:
 update:
 	status=0; INSTA_UPDATE=always UPDATE_DOCS=1 cargo test --locked --quiet --no-fail-fast || status=$$?; \
 	git status --short; exit $$status
+
+# Changes operators and results in a random sample of functions, and shows which changes no test notices. Each mutant
+# is compiled and tested, so this takes minutes per mutant. It needs `cargo install --locked cargo-mutants@27.1.0`.
+SEED ?= 1
+SAMPLE ?= 150
+mutants:
+	tests/mutants.sh $(SEED) $(SAMPLE) target/mutants

@@ -7,7 +7,10 @@ use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Change, ChangeError, FileAfter, Reverted, Sink, Undo, backup::Backups, file, packages::Lists,
+    Change, ChangeError, FileAfter, Reverted, Sink, Undo,
+    backup::Backups,
+    file,
+    packages::{Lists, Wanted},
 };
 use crate::{
     config::desired::PackagePolicy,
@@ -24,6 +27,8 @@ pub struct Applier {
     pub(super) state: Utf8PathBuf,
     pub(super) backups: Backups,
     pub(super) lists: Arc<Lists>,
+    /// What the run wants; `None` if any source may be needed.
+    pub(super) wanted: Option<Arc<Wanted>>,
     pub(super) stop: CancellationToken,
 }
 
@@ -38,8 +43,16 @@ impl Applier {
             policy,
             state,
             lists: Arc::default(),
+            wanted: None,
             stop: CancellationToken::new(),
         }
+    }
+
+    /// What the run wants of the package lists: a source of which it needs nothing may fail.
+    #[must_use]
+    pub fn wanting(mut self, wanted: Wanted) -> Self {
+        self.wanted = Some(Arc::new(wanted));
+        self
     }
 
     /// Ends every wait when this token is cancelled. A command that has started is never

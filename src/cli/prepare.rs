@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Failure, World, args, machine, matrix};
 use crate::{
-    change::Applier,
+    change::{Applier, packages::Wanted},
     compat::matrix::Matrix,
     config::{
         desired::{Guard, PackagePolicy},
@@ -229,11 +229,23 @@ pub(super) fn events(
     })
 }
 
-/// What the engine works with.
+/// What the engine works with where nothing is wanted: to undo.
 pub(super) fn tools(
     world: &World<'_>,
     host: &Host,
     policy: PackagePolicy,
+    facts: &Facts,
+    request: Request,
+    running: (Events, Cancel),
+) -> Tools {
+    let applier = Applier::new(host.clone(), policy, paths::STATE.into());
+    tools_of(world, applier, host, facts, request, running)
+}
+
+fn tools_of(
+    world: &World<'_>,
+    applier: Applier,
+    host: &Host,
     facts: &Facts,
     request: Request,
     (events, cancel): (Events, Cancel),
@@ -244,9 +256,7 @@ pub(super) fn tools(
         pause_units: policy.pause_units.clone(),
     };
     Tools {
-        verbs: Arc::new(
-            Applier::new(host.clone(), policy, paths::STATE.into()).stopped_by(cancel.token()),
-        ),
+        verbs: Arc::new(applier.stopped_by(cancel.token())),
         host: host.clone(),
         events,
         cancel,
@@ -398,11 +408,13 @@ fn used_network(env: &[(String, String)], provenance: &[Provenance]) -> Vec<Stri
 impl Target {
     /// What the engine works with.
     pub(super) fn tools(&self, world: &World<'_>, events: Events, cancel: Cancel) -> Tools {
-        let policy = self.resolution.desired.packages.clone();
-        tools(
+        let desired = &self.resolution.desired;
+        let policy = desired.packages.clone();
+        let applier = Applier::new(self.ground.host.clone(), policy, paths::STATE.into());
+        tools_of(
             world,
+            applier.wanting(Wanted::of(desired)),
             &self.ground.host,
-            policy,
             &self.ground.facts,
             self.kept(world),
             (events, cancel),

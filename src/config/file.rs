@@ -135,7 +135,7 @@ pub struct RepositoryConfig {
     pub suites: Option<Vec<Word>>,
     /// deb: components.
     pub components: Option<Vec<Word>>,
-    /// apt: pin priority of everything in it.
+    /// apt: pin priority of the wanted packages that it has.
     pub priority: Option<i32>,
 }
 

@@ -29,13 +29,20 @@ pub(super) struct RepositoryInputs<'a> {
     pub sources: &'a [SourceEntry],
 }
 
+/// Packages that are wanted, and the repositories that they need.
+pub(super) struct Needed<'a> {
+    pub repositories: &'a [String],
+    /// Names, and patterns of what belongs to them.
+    pub packages: Vec<String>,
+}
+
 impl RepositoryInputs<'_> {
     /// Chooses the repositories: the needed ones in the order given, then those that the
     /// configuration adds.
     ///
     /// # Errors
     /// A wrong setting, or a needed repository that cannot be trusted or found.
-    pub(super) fn choose(&self, needed: &[&str]) -> Result<Vec<Repository>, ResolveError> {
+    pub(super) fn choose(&self, needed: &[Needed<'_>]) -> Result<Vec<Repository>, ResolveError> {
         let known: BTreeSet<&str> = (self.profile.repository.iter())
             .map(|row| row.name.as_str())
             .collect();
@@ -44,8 +51,8 @@ impl RepositoryInputs<'_> {
             unasked || config.enabled == Some(true)
         });
         let mut names: Vec<&str> = Vec::new();
-        let needed = needed.iter().copied();
-        for name in needed.chain(wanted_too.map(|(name, _)| name.as_str())) {
+        let named = (needed.iter()).flat_map(|one| one.repositories.iter().map(String::as_str));
+        for name in named.chain(wanted_too.map(|(name, _)| name.as_str())) {
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -64,6 +71,11 @@ impl RepositoryInputs<'_> {
                     return Err(self.elsewhere(name).into());
                 }
                 None => found.push(self.foreign(name, config, &known)?),
+            }
+        }
+        for repository in &mut found {
+            if repository.priority.is_some() {
+                repository.packages = preferred(&repository.name, needed);
             }
         }
         Ok(found)
@@ -111,6 +123,7 @@ impl RepositoryInputs<'_> {
             fingerprints: Vec::new(),
             keyring: config.keyring.clone().map(AbsolutePath::into_inner),
             priority: config.priority.or(row.priority),
+            packages: Vec::new(),
         };
         if repository.url == DISTRIBUTION {
             return self.of_the_archive(repository);
@@ -254,9 +267,24 @@ impl RepositoryInputs<'_> {
             fingerprints,
             keyring: config.keyring.clone().map(AbsolutePath::into_inner),
             priority: config.priority,
+            packages: Vec::new(),
             url,
         })
     }
+}
+
+/// The packages that a repository's priority is for: those that need it; or, if the configuration
+/// adds it for nothing in particular, all that are wanted.
+fn preferred(name: &str, needed: &[Needed<'_>]) -> Vec<String> {
+    let for_it = |one: &&Needed<'_>| one.repositories.iter().any(|other| other == name);
+    let any = needed.iter().any(|one| for_it(&one));
+    let mut packages: Vec<String> = (needed.iter())
+        .filter(|one| !any || for_it(one))
+        .flat_map(|one| one.packages.iter().cloned())
+        .collect();
+    packages.sort();
+    packages.dedup();
+    packages
 }
 
 fn with_slash(url: &str) -> String {

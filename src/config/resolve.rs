@@ -15,7 +15,7 @@ use crate::{
         file::Config,
         layers::{Layers, Provenance},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
-        repositories::RepositoryInputs,
+        repositories::{Needed, RepositoryInputs},
         template::Terms,
         values::PackagePattern,
     },
@@ -98,17 +98,24 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let runtimes = runtimes(inputs, &config, release)?;
     let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
 
-    let mut needed: Vec<&str> = Vec::new();
+    let mut needed: Vec<Needed<'_>> = Vec::new();
     if let Some(driver) = &driver {
-        needed.extend(driver.row.repositories.iter().map(String::as_str));
+        let wished = driver.wish.packages.iter().map(|wish| wish.name.clone());
+        let pinned = driver.pin.iter().flat_map(|pin| pin.packages.clone());
+        needed.push(Needed {
+            repositories: &driver.row.repositories,
+            packages: wished.chain(pinned).collect(),
+        });
     }
-    needed.extend(
-        runtimes
-            .iter()
-            .flat_map(|row| row.repositories.iter().map(String::as_str)),
-    );
+    needed.extend(runtimes.iter().map(|row| Needed {
+        repositories: &row.repositories,
+        packages: row.packages.clone(),
+    }));
     if with_toolkit {
-        needed.extend(profile.toolkit.repositories.iter().map(String::as_str));
+        needed.push(Needed {
+            repositories: &profile.toolkit.repositories,
+            packages: profile.toolkit.packages.clone(),
+        });
     }
     let repositories = RepositoryInputs {
         profile,

@@ -91,6 +91,7 @@ fn names_of_change(change: &Change) -> Vec<&str> {
                     fingerprints: _,
                     keyring,
                     priority: _,
+                    packages: _,
                 },
         } => [name.as_str(), url.as_str()]
             .into_iter()

@@ -27,8 +27,13 @@ pub struct Repository {
     /// A keyring already on the machine, for components of the distribution's own archive.
     #[schemars(with = "Option<String>")]
     pub keyring: Option<Utf8PathBuf>,
-    /// The priority of everything from this repository; `None` leaves the package manager's default.
+    /// The priority of [`Repository::packages`] from this repository; `None` leaves the package
+    /// manager's default.
     pub priority: Option<i32>,
+    /// The packages that have the priority, as shell patterns over names. Never all: one server may
+    /// offer other repositories, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub packages: Vec<String>,
 }
 
 /// A preference for a version. Without it a package manager may take the newest version for the

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     facts::{detection::table, reader::FactReader},
     host::ReadFiles,
-    model::{pattern, version::DriverVersion},
+    model::{gpu::Flavour, pattern, version::DriverVersion},
 };
 
 /// The NVIDIA driver as found.
@@ -49,6 +49,10 @@ const LOADED_VERSION: &str = "/sys/module/nvidia/version";
 /// The version of the loaded module, from the module itself, in a sentence.
 const PROC_VERSION: &str = "/proc/driver/nvidia/version";
 
+/// Where NVIDIA's GPU Operator mounts the root of the container that has the driver:
+/// `NVIDIA_DRIVER_ROOT` of its validator.
+const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
+
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// The folders that the linker of every distribution searches by default; 64-bit ones first.
@@ -71,6 +75,34 @@ impl State {
         match self.memo.loaded_driver.get_or_init(read) {
             Ok(version) => Ok(version.as_ref()),
             Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// The flavour of the loaded module, which only the module itself tells; `None` if no module is
+    /// loaded, or if it does not tell.
+    ///
+    /// # Errors
+    /// When the module's file cannot be read.
+    pub fn loaded_flavour(&self) -> Result<Option<Flavour>, StateError> {
+        let read = || -> Read<Option<Flavour>> {
+            let text = self.host.files.read_text(Utf8Path::new(PROC_VERSION))?;
+            Ok(text.as_deref().and_then(parse_proc_flavour))
+        };
+        self.memo.loaded_flavour.get_or_init(read).clone()
+    }
+
+    /// The version of the module on disk that the next boot loads, if it can be read.
+    pub async fn next_module_version(&self) -> Option<DriverVersion> {
+        let kernel = &self.facts.kernel;
+        match (&kernel.next_boot, &kernel.running) {
+            (Some(next), Some(running)) if next != running => {
+                // What cannot be read is said by the driver's facts.
+                let mut reader = FactReader::new(&*self.host.files);
+                let reading =
+                    modules::on_disk(&mut reader, self.host.reader(), self.scope, Some(next));
+                reading.await
+            }
+            _ => self.driver().await.module_version.clone(),
         }
     }
 
@@ -110,7 +142,11 @@ impl State {
         let of_kernel = kernel.running.as_ref().or(kernel.next_boot.as_ref());
         let module_version =
             modules::on_disk(reader, self.host.reader(), self.scope, of_kernel).await;
-        let found = library.is_some() || module_version.is_some() || loaded_version.is_some();
+        // A module that is only loaded is the rest of a driver that was removed; or its files are
+        // in a container.
+        let found = library.is_some()
+            || module_version.is_some()
+            || (loaded_version.is_some() && reader.exists("driver.origin", DRIVER_CONTAINER));
         let origin = origin(reader, packages, from_package.as_ref(), found);
         FoundDriver {
             loaded_version,
@@ -156,6 +192,19 @@ fn parse_proc_version(text: &str) -> Option<DriverVersion> {
         .find_map(|line| line.strip_prefix("NVRM version:"))?
         .split_whitespace()
         .find_map(|word| word.parse().ok())
+}
+
+/// The open modules say so in the same line, and the others do not: `NVIDIA UNIX x86_64 Kernel
+/// Module`.
+fn parse_proc_flavour(text: &str) -> Option<Flavour> {
+    let line = (text.lines()).find_map(|line| line.strip_prefix("NVRM version:"))?;
+    if line.contains("Open Kernel Module") {
+        Some(Flavour::Open)
+    } else if line.contains("Kernel Module") {
+        Some(Flavour::Proprietary)
+    } else {
+        None
+    }
 }
 
 /// The version of the library that the dynamic linker would find: `None` if there is none,
@@ -307,6 +356,69 @@ mod tests {
         }
         assert_eq!(parse_proc_version("GCC version: 12.2.0"), None);
         assert_eq!(parse_proc_version("NVRM version:"), None);
+    }
+
+    #[test]
+    fn the_loaded_module_tells_its_flavour() {
+        for (line, flavour) in [
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
+                Some(Flavour::Open),
+            ),
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Wed Oct 30",
+                Some(Flavour::Proprietary),
+            ),
+            ("NVRM version: NVIDIA  580.95.05", None),
+            ("GCC version: Open Kernel Module", None),
+        ] {
+            assert_eq!(parse_proc_flavour(line), flavour, "{line}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_module_that_is_only_loaded_has_no_origin() {
+        let (host, fakes) = fake::host();
+        fakes.files.put(
+            "/var/lib/dpkg/status",
+            "Package: bash\nStatus: install ok installed\nVersion: 1\n",
+        );
+        fakes.files.put(LOADED_VERSION, "580.95.05\n");
+        let found = state(&host, facts()).driver().await.clone();
+        // As after `uninstall` while something uses the GPU.
+        assert_eq!(found.origin, None);
+        assert!(found.loaded_version.is_some());
+        fakes.files.put_folder(DRIVER_CONTAINER, 0o755);
+        let found = state(&host, facts()).driver().await.clone();
+        assert_eq!(found.origin, Some(Origin::Preinstalled));
+    }
+
+    #[tokio::test]
+    async fn the_module_of_the_next_boot_is_that_of_its_kernel() {
+        let (host, fakes) = fake::host();
+        fakes.exec.on("modinfo", |cmd, _| {
+            let next = cmd.line().contains("6.1.0-45-amd64");
+            fake::ok(if next { "535.247.01\n" } else { "535.261.03\n" })
+        });
+        for kernel in ["6.1.0-44-amd64", "6.1.0-45-amd64"] {
+            let list = format!("/lib/modules/{kernel}/modules.dep");
+            fakes.files.put(&list, "updates/dkms/nvidia.ko.xz:\n");
+        }
+        let version = async |next: &str| {
+            let mut facts = facts();
+            facts.kernel.next_boot = next.parse().ok();
+            let found = state(&host, facts).next_module_version().await;
+            found.map(|version| version.to_string())
+        };
+        assert_eq!(
+            version("6.1.0-45-amd64").await.as_deref(),
+            Some("535.247.01")
+        );
+        assert_eq!(
+            version("6.1.0-44-amd64").await.as_deref(),
+            Some("535.261.03")
+        );
+        assert_eq!(version("6.1.0-46-amd64").await, None);
     }
 
     #[test]

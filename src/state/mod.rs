@@ -26,7 +26,7 @@ use tokio::sync::OnceCell;
 use crate::{
     facts::{Facts, Scope, Unknown},
     host::{Host, Nvml, Output},
-    model::{pci::PciAddress, version::DriverVersion},
+    model::{gpu::Flavour, pci::PciAddress, version::DriverVersion},
     tools::{
         packages::{Manager, Package},
         systemctl::UnitState,
@@ -62,6 +62,7 @@ struct Memo {
     databases: [OnceCell<Read<Option<Vec<Package>>>>; Manager::ALL.len()],
     packages: OnceCell<Noted<packages::Packages>>,
     loaded_driver: OnceLock<Read<Option<DriverVersion>>>,
+    loaded_flavour: OnceLock<Read<Option<Flavour>>>,
     driver: OnceCell<Noted<FoundDriver>>,
     bound_drivers: OnceLock<BTreeMap<PciAddress, Read<Option<String>>>>,
     loaded_modules: OnceLock<Read<Vec<String>>>,

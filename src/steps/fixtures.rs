@@ -159,6 +159,7 @@ pub(crate) fn desired() -> Desired {
             fingerprints: vec!["C95B321B61E88C1809C4F759DDCAE044F796ECB0".into()],
             keyring: None,
             priority: None,
+            packages: vec![],
         }],
         pins: vec![Pin {
             name: "driver".into(),

@@ -9,9 +9,9 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::Desired,
+    config::desired::{Desired, DriverWish},
     facts::Facts,
-    model::{id::StepId, version::DriverVersion},
+    model::{gpu::Flavour, id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
 };
 
@@ -22,18 +22,29 @@ pub struct Module;
 struct ModuleState {
     /// Of the loaded module.
     loaded: Option<DriverVersion>,
+    /// Its flavour, if it tells.
+    flavour: Option<Flavour>,
     /// Of the installed packages.
     packaged: Option<DriverVersion>,
+    /// What the next boot has.
+    next: NextModule,
     /// Denied in-tree drivers that are loaded now.
     denied_loaded: Vec<String>,
     /// Wished modules that are not loaded.
     not_loaded: Vec<String>,
     /// Whether a module is on disk for the running kernel.
     on_disk: bool,
-    /// The kernel of the next boot, where that is another one, and has a module.
-    next: Option<String>,
     /// Whether all driver packages are installed.
     installed: bool,
+}
+
+/// The module that the next boot loads.
+#[derive(Debug, Clone, Default)]
+struct NextModule {
+    /// Its version, if it can be read.
+    version: Option<DriverVersion>,
+    /// The kernel of that boot, where it is another one than the running one, and has a module.
+    kernel: Option<String>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
@@ -51,6 +62,14 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
     let running = cx.facts.kernel.running.as_ref().map(ToString::to_string);
     Ok(ModuleState {
         loaded: cx.state.loaded_driver()?.cloned(),
+        flavour: cx.state.loaded_flavour()?,
+        next: NextModule {
+            version: cx.state.next_module_version().await,
+            kernel: (cx.facts.kernel.next_boot.as_ref())
+                .filter(|next| cx.facts.kernel.running.as_ref() != Some(next))
+                .map(ToString::to_string)
+                .filter(|next| !without.contains(next)),
+        },
         packaged,
         denied_loaded: cx
             .desired
@@ -68,10 +87,6 @@ async fn detect(cx: &Cx<'_>) -> Result<ModuleState, StepError> {
             .filter(|_| !loaded_modules.is_empty())
             .cloned()
             .collect(),
-        next: (cx.facts.kernel.next_boot.as_ref())
-            .filter(|next| cx.facts.kernel.running.as_ref() != Some(next))
-            .map(ToString::to_string)
-            .filter(|next| !without.contains(next)),
         installed: compare(cx.desired.packages.manager, &driver.packages, &installed).all_met(),
         // An adopted driver's module may have another file name than the profile's.
         on_disk: running.is_some_and(|kernel| !without.contains(&kernel))
@@ -94,6 +109,12 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
         };
         modules.iter().map(module).collect()
     };
+    if let (Some(loaded), Some(packaged), false) = (&state.loaded, &state.packaged, desired.image)
+        && loaded == packaged
+        && let Some(answer) = not_as_packaged(state, driver, packaged, facts)
+    {
+        return answer;
+    }
     match &state.loaded {
         Some(loaded) if fits(loaded) && state.not_loaded.is_empty() => Assessment::Satisfied {
             why: format!("module {loaded} is loaded, as installed"),
@@ -141,7 +162,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
                     why: "the module is not loaded".into(),
                     changes,
                 }
-            } else if let Some(next) = &state.next {
+            } else if let Some(next) = &state.next.kernel {
                 let why = format!(
                     "there is no module for the running kernel, and one for kernel {next}, which the \
                      next boot starts"
@@ -169,6 +190,51 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
     }
 }
 
+/// What is wrong with a module of the right version: another flavour is loaded than is installed,
+/// or the next boot would load another version.
+fn not_as_packaged(
+    state: &ModuleState,
+    driver: &DriverWish,
+    packaged: &DriverVersion,
+    facts: &Facts,
+) -> Option<Assessment> {
+    if let Some(flavour) = state.flavour
+        && flavour != driver.flavour
+        && !driver.adopt
+    {
+        let why = format!(
+            "the {flavour} module {packaged} is loaded, the {} one is installed",
+            driver.flavour
+        );
+        return Some(Assessment::Needs {
+            why: why.clone(),
+            changes: vec![Change::Reboot { why }],
+        });
+    }
+    let next = state
+        .next
+        .version
+        .as_ref()
+        .filter(|next| *next != packaged)?;
+    let kernel = (facts.kernel.next_boot.as_ref()).or(facts.kernel.running.as_ref());
+    let kernel = kernel.map_or_else(|| "of the next boot".to_owned(), ToString::to_string);
+    Some(Assessment::Blocked {
+        why: format!(
+            "module {packaged} is loaded, as installed, but the next boot would load {next}: it \
+             is on disk for kernel {kernel}"
+        ),
+        hint: match &driver.dkms {
+            Some(module) => {
+                format!("run `dkms install --force {module}/{packaged} -k {kernel}`")
+            }
+            None => format!(
+                "install the module package of version {packaged} for kernel {kernel}, or make \
+                 the running kernel the one of the next boot"
+            ),
+        },
+    })
+}
+
 #[async_trait]
 impl Step for Module {
     fn id(&self) -> StepId {
@@ -194,9 +260,10 @@ impl Step for Module {
 
 #[cfg(test)]
 mod tests {
-    use super::{ModuleState, decide};
+    use super::{ModuleState, NextModule, decide};
     use crate::{
         change::Change,
+        model::gpu::Flavour,
         step::Assessment,
         steps::fixtures::{desired, facts},
     };
@@ -204,11 +271,12 @@ mod tests {
     fn state(loaded: &str, packaged: &str) -> ModuleState {
         ModuleState {
             loaded: loaded.parse().ok(),
+            flavour: None,
             packaged: packaged.parse().ok(),
+            next: NextModule::default(),
             denied_loaded: vec![],
             not_loaded: vec![],
             on_disk: true,
-            next: None,
             installed: true,
         }
     }
@@ -241,6 +309,54 @@ mod tests {
     }
 
     #[test]
+    fn a_module_of_another_flavour_than_the_packages_needs_a_reboot() {
+        let (want, facts) = (desired(), facts());
+        let flavour = want.driver.as_ref().expect("a driver").flavour;
+        let other = match flavour {
+            Flavour::Open => Flavour::Proprietary,
+            Flavour::Proprietary => Flavour::Open,
+        };
+        let mut loaded = state("535.261.03", "535.261.03");
+        loaded.flavour = Some(flavour);
+        assert!(matches!(
+            decide(&loaded, &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
+        loaded.flavour = Some(other);
+        let Assessment::Needs { why, changes } = decide(&loaded, &want, &facts) else {
+            panic!("a module is not replaced while it runs");
+        };
+        assert_eq!(
+            why,
+            format!("the {other} module 535.261.03 is loaded, the {flavour} one is installed")
+        );
+        assert!(matches!(&changes[..], [Change::Reboot { .. }]));
+    }
+
+    #[test]
+    fn the_next_boot_must_load_the_installed_version_too() {
+        let (want, facts) = (desired(), facts());
+        let mut now = state("535.261.03", "535.261.03");
+        now.next.version = "535.261.03".parse().ok();
+        assert!(matches!(
+            decide(&now, &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
+        now.next.version = "535.247.01".parse().ok();
+        let Assessment::Blocked { why, hint } = decide(&now, &want, &facts) else {
+            panic!("the next boot breaks the driver");
+        };
+        assert!(why.contains("the next boot would load 535.247.01"), "{why}");
+        assert!(hint.contains("535.261.03"), "{hint}");
+        // While another version is loaded, a reboot comes first.
+        now.loaded = "535.216.01".parse().ok();
+        assert!(matches!(
+            decide(&now, &want, &facts),
+            Assessment::Needs { .. }
+        ));
+    }
+
+    #[test]
     fn an_image_awaits_its_boot() {
         let (mut want, facts) = (desired(), facts());
         want.image = true;
@@ -264,7 +380,7 @@ mod tests {
     fn a_module_for_the_next_kernel_only_needs_a_reboot() {
         let mut moved = state("", "535.261.03");
         moved.on_disk = false;
-        moved.next = Some("6.1.0-49-amd64".into());
+        moved.next.kernel = Some("6.1.0-49-amd64".into());
         let mut want = desired();
         let Assessment::Needs { why, changes } = decide(&moved, &want, &facts()) else {
             panic!("the next boot has a module");
@@ -272,7 +388,7 @@ mod tests {
         assert!(why.contains("kernel 6.1.0-49-amd64"), "{why}");
         assert!(matches!(&changes[..], [Change::Reboot { .. }]));
         // Without such a kernel a packaged module does not appear by itself.
-        moved.next = None;
+        moved.next.kernel = None;
         want.driver.as_mut().expect("a driver").dkms = None;
         assert!(matches!(
             decide(&moved, &want, &facts()),

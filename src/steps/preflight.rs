@@ -19,7 +19,10 @@ use crate::{
     host::{FilesError, ReadFiles, files::Room},
     model::{id::StepId, pattern, text::bytes},
     step::{Assessment, Cx, Step, StepError},
-    tools::packages::{Backend, Package},
+    tools::{
+        mounts,
+        packages::{Backend, Package},
+    },
 };
 
 /// Filesystems that must be writable and have room, with the name of the bound in the profile.
@@ -36,11 +39,17 @@ const LEAST_PART: u64 = 8;
 /// See the module.
 pub struct Preflight;
 
+/// Where packages are put: their files, their state with images of containers, and downloads, if
+/// the package manager names a folder for them.
+const PACKAGES: [&str; 3] = [ROOT, "/usr", "/var"];
+
 #[derive(Debug, Clone)]
 struct PreflightState {
     root: Room,
     boot: Room,
     etc: Room,
+    /// Further filesystems on which packages are put, by their mount points.
+    others: Vec<(String, Room)>,
     /// Packages are still to come, or it was not asked because there is room for them.
     to_come: bool,
     /// Bytes of what is wanted that have come already: packages, and archives of packages.
@@ -58,7 +67,16 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         files.room(Utf8Path::new(BOOT))?,
     );
     let want = &cx.desired.preflight;
-    let short = root.free < want.min_free_root_bytes || boot.free < want.min_free_boot_bytes;
+    let mut paths = PACKAGES.to_vec();
+    let downloads = packages::backend(cx).downloads();
+    paths.extend(downloads.map(Utf8Path::as_str));
+    let others: Vec<(String, Room)> = (mounts::of(files, &paths)?.into_iter())
+        // The first one has `/`.
+        .skip(1)
+        .map(|filesystem| (filesystem.mount.into_string(), filesystem.room))
+        .collect();
+    let short =
+        is_short(root, &others, want.min_free_root_bytes) || boot.free < want.min_free_boot_bytes;
     let (to_come, here) = if short {
         let installed = packages::installed(cx).await?;
         let wished = wished(&installed, cx.desired, adopts(cx).await);
@@ -79,6 +97,7 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         root,
         boot,
         etc: files.room(Utf8Path::new(ETC))?,
+        others,
         to_come,
         here,
         now: cx.host.now().as_second(),
@@ -88,6 +107,29 @@ async fn detect(cx: &Cx<'_>) -> Result<PreflightState, StepError> {
         },
         half_done: packages::half_done(cx).await?,
     })
+}
+
+/// The space that every filesystem of packages needs, as long as anything is to come.
+fn least(most: u64) -> u64 {
+    most / LEAST_PART
+}
+
+/// The free space of all filesystems on which packages are put.
+fn together(root: Room, others: &[(String, Room)]) -> u64 {
+    (others.iter()).fold(root.free, |sum, (_, room)| sum.saturating_add(room.free))
+}
+
+/// Whether the filesystems lack space for packages. How much goes where is known only when the
+/// package manager has simulated it; then the exact sizes are compared.
+fn is_short(root: Room, others: &[(String, Room)], wanted: u64) -> bool {
+    let of_each = if others.is_empty() {
+        wanted
+    } else {
+        least(wanted)
+    };
+    together(root, others) < wanted
+        || root.free < of_each
+        || others.iter().any(|(_, room)| room.free < of_each)
 }
 
 /// Bytes of wanted packages that are unpacked, and of their archives.
@@ -219,26 +261,48 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
     // The bound is for all that comes. What has come of it, before a run was cut off, needs no
     // more room; what is left keeps some for unpacking and building.
     let most = want.min_free_root_bytes;
-    let left = most.saturating_sub(state.here).max(most / LEAST_PART);
-    for (path, room, least) in [
-        (ROOT, state.root, left),
-        (BOOT, state.boot, want.min_free_boot_bytes),
-    ] {
-        if state.to_come && room.free < least {
-            found.push(Obstacle {
-                why: format!(
-                    "`{path}` has {} free, {} are wanted",
-                    bytes(room.free),
-                    bytes(least)
-                ),
-                hint: format!(
-                    "free some room (old kernels, package cache: `{}`) or enlarge the disk",
-                    desired.packages.manager.backend().commands().clean
-                ),
-                passes: false,
-            });
+    let left = most.saturating_sub(state.here).max(least(most));
+    let of_each = if state.others.is_empty() {
+        left
+    } else {
+        least(most)
+    };
+    let mut short = Vec::new();
+    let rooms = [(ROOT, state.root, of_each)].into_iter();
+    let others = (state.others.iter()).map(|(mount, room)| (mount.as_str(), *room, of_each));
+    let boot = [(BOOT, state.boot, want.min_free_boot_bytes)];
+    for (path, room, least) in rooms.chain(others).chain(boot) {
+        if room.free < least {
+            short.push(format!(
+                "`{path}` has {} free, {} are wanted",
+                bytes(room.free),
+                bytes(least)
+            ));
         }
     }
+    let together = together(state.root, &state.others);
+    if short.is_empty() && together < left {
+        let mounts = state.others.iter().map(|(mount, _)| mount.as_str());
+        let names: Vec<String> = ([ROOT].into_iter().chain(mounts))
+            .map(|mount| format!("`{mount}`"))
+            .collect();
+        short.push(format!(
+            "{} together have {} free, {} are wanted",
+            names.join(", "),
+            bytes(together),
+            bytes(left)
+        ));
+    }
+    let clean = desired.packages.manager.backend().commands().clean;
+    found.extend(
+        (short.into_iter().filter(|_| state.to_come)).map(|why| Obstacle {
+            why,
+            hint: format!(
+                "free some room (old kernels, package cache: `{clean}`) or enlarge the disk"
+            ),
+            passes: false,
+        }),
+    );
     if let Some(memory) = facts.memory_bytes
         && memory < want.min_memory_bytes
     {
@@ -329,6 +393,7 @@ mod tests {
             root: room(50 * GIB),
             boot: room(GIB),
             etc: room(50 * GIB),
+            others: vec![],
             to_come: true,
             here: 0,
             now: 1_790_000_000,
@@ -368,6 +433,42 @@ mod tests {
         assert!(why.contains("`/boot` is mounted read-only"), "{why}");
         assert!(why.contains("the clock says 2023-11-14"), "{why}");
         assert!(hint.contains("timedatectl"), "{hint}");
+    }
+
+    #[test]
+    fn each_filesystem_of_packages_needs_space_and_all_together_the_whole() {
+        let most = desired().preflight.min_free_root_bytes;
+        let mut split = state();
+        // A small root is no obstacle if packages are put elsewhere.
+        split.root = room(most / 4);
+        split.others = vec![("/usr".into(), room(most)), ("/var".into(), room(most))];
+        assert!(matches!(
+            decide(&split, &desired(), &facts()),
+            Assessment::Satisfied { .. }
+        ));
+        split.others[1].1 = room(most / 9);
+        let (why, hint) = blocked(&split);
+        let wanted = bytes(most / 8);
+        assert!(why.starts_with("`/var` has "), "{why}");
+        assert!(
+            why.ends_with(&format!("free, {wanted} are wanted")),
+            "{why}"
+        );
+        assert!(hint.contains("free some room"), "{hint}");
+        split.others = vec![
+            ("/usr".into(), room(most / 4)),
+            ("/var".into(), room(most / 4)),
+        ];
+        let (why, _) = blocked(&split);
+        assert!(
+            why.starts_with("`/`, `/usr`, `/var` together have "),
+            "{why}"
+        );
+        split.here = most / 2;
+        assert!(matches!(
+            decide(&split, &desired(), &facts()),
+            Assessment::Satisfied { .. }
+        ));
     }
 
     #[test]

@@ -268,6 +268,7 @@ mod tests {
         let mut want = desired();
         want.pins.clear();
         want.repositories[0].priority = Some(600);
+        want.repositories[0].packages = vec!["nvidia-container-toolkit".into()];
         let mut found = OnDisk {
             theirs: Some("/etc/apt/sources.list.d/theirs.list".into()),
             ..OnDisk::default()

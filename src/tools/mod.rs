@@ -15,6 +15,7 @@ pub mod kernel_log;
 pub mod kmod;
 pub mod kubelet;
 pub mod lspci;
+pub mod mounts;
 pub mod openpgp;
 pub mod packages;
 pub mod systemctl;

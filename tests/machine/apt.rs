@@ -32,6 +32,7 @@ const OPTIONS: [&str; 12] = [
 #[derive(Debug, Default)]
 struct Line {
     simulate: bool,
+    uris: bool,
     yes: bool,
     recommends: bool,
     download_only: bool,
@@ -58,6 +59,7 @@ fn parse(cmd: &Cmd) -> Line {
             "-q" | "-qq" => {}
             "-y" => line.yes = true,
             "-s" => line.simulate = true,
+            "--print-uris" => (line.simulate, line.uris) = (true, true),
             "--" => only_names = true,
             "--download-only" => line.download_only = true,
             "--fix-broken" => line.fix = true,
@@ -84,7 +86,9 @@ fn parse(cmd: &Cmd) -> Line {
 
 /// Whether a command line of `apt-get` changes the machine.
 pub fn changes(cmd: &Cmd) -> bool {
-    !cmd.args.iter().any(|arg| arg == "-s")
+    !cmd.args
+        .iter()
+        .any(|arg| arg == "-s" || arg == "--print-uris")
 }
 
 /// `apt-get`.
@@ -339,6 +343,9 @@ fn install(
         Ok(transaction) => transaction,
         Err(why) => return Ok(failed(100, why)),
     };
+    if line.uris {
+        return Ok(ok(addresses(state, &transaction)));
+    }
     if line.simulate {
         return Ok(ok(tell(state, &transaction)));
     }
@@ -406,6 +413,22 @@ fn sub_process(mut output: Output) -> Output {
         return failed(100, output.stderr);
     }
     output
+}
+
+/// The answer of `--print-uris`; every package has the same size.
+fn addresses(state: &State, transaction: &Transaction) -> String {
+    let mut said = format!(
+        "After this operation, {} MB of additional disk space will be used.\n",
+        transaction.installs.len()
+    );
+    for (name, _, to) in &transaction.installs {
+        let repo = &state.archive.package(name, to).repo;
+        let repo = state.archive.repos.iter().find(|other| other.name == *repo);
+        let url = repo.map_or("http://debian.example.org/debian", |repo| &repo.url);
+        let file = format!("pool/{name}.deb' {name}_{to}.deb 100000 MD5Sum:0");
+        said.push_str(&format!("'{}/{file}\n", url.trim_end_matches('/')));
+    }
+    said
 }
 
 fn tell(state: &State, transaction: &Transaction) -> String {

@@ -135,6 +135,16 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
             names.join("\n") + "\n",
         );
     }
+    // What the script does is in [`configure`]; here is what it says about that.
+    let users = package
+        .users
+        .iter()
+        .map(|user| format!("adduser --system {user}\n"));
+    let groups = (package.groups.iter()).map(|group| format!("addgroup --system {group}\n"));
+    let script: String = users.chain(groups).collect();
+    if !script.is_empty() {
+        files.put(&format!("{INFO}/{}.postinst", package.name), script);
+    }
     let want = match before {
         Some(entry) if entry.want == "hold" => "hold",
         _ => "install",
@@ -219,6 +229,7 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
         {
             take(files, path);
         }
+        files.take(&format!("{INFO}/{name}.postinst"));
     }
     if purge || conffiles.is_empty() {
         for path in &conffiles {

@@ -401,10 +401,17 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
     if !now.iter().any(|name| name == "nvidia") {
         now.push("nvidia".to_owned());
         files.put("/sys/module/nvidia/version", format!("{version}\n"));
+        let is_open = (dpkg::read(files).iter()).any(|(name, entry)| {
+            entry.there() && name.contains("-open-") && name.ends_with("dkms")
+        });
+        let flavour = match is_open {
+            true => "Open Kernel Module for x86_64",
+            false => "x86_64 Kernel Module",
+        };
         files.put("/sys/module/nvidia/refcnt", "0\n");
         files.put(
             "/proc/driver/nvidia/version",
-            format!("NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Release Build\n"),
+            format!("NVRM version: NVIDIA UNIX {flavour}  {version}  Release Build\n"),
         );
         bind(files, "nvidia");
         files.put_device("/dev/nvidiactl", 195, 255);

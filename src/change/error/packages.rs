@@ -84,6 +84,14 @@ pub enum PackageError {
         /// The branch that is wanted.
         wanted: Branch,
     },
+    /// The packages do not fit on a filesystem.
+    #[error("find space for the packages: {}", .short.join("; "))]
+    NoSpace {
+        /// The filesystems with what they have and what is needed, one sentence each.
+        short: Vec<String>,
+        /// The command that removes downloaded packages.
+        clean: &'static str,
+    },
     /// The package manager succeeded, but the result differs from the request.
     #[error("verify the installed packages: `{package}` is {found}, {wanted} is wanted")]
     NotVerified {
@@ -110,7 +118,8 @@ impl Report for PackageError {
             Self::Refused { .. }
             | Self::NoVersion { .. }
             | Self::NewKernel { .. }
-            | Self::OtherBranch { .. } => Exit::Blocked,
+            | Self::OtherBranch { .. }
+            | Self::NoSpace { .. } => Exit::Blocked,
             _ => Exit::StepFailed,
         }
     }
@@ -124,6 +133,7 @@ impl Report for PackageError {
             Self::Refused { .. } => "transaction-refused",
             Self::NewKernel { .. } => "new-kernel",
             Self::OtherBranch { .. } => "driver-branch",
+            Self::NoSpace { .. } => Fault::NoSpace.reason(),
             Self::NotVerified { .. } => "package-not-verified",
         }
     }
@@ -137,6 +147,12 @@ impl Report for PackageError {
     }
 
     fn hint(&self) -> Option<String> {
+        if let Self::NoSpace { clean, .. } = self {
+            return Some(format!(
+                "free some room (old kernels, package cache: `{clean}`) or enlarge the disk; no \
+                 package was changed"
+            ));
+        }
         match self {
             Self::Failed { hint, .. } | Self::NoVersion { hint, .. } => *hint,
             Self::Locked { .. } => Fault::Locked.hint(),
@@ -156,7 +172,7 @@ impl Report for PackageError {
                 "the archive replaced that branch by a newer one: set `driver.branch` to the branch \
                  that it has",
             ),
-            Self::NotVerified { .. } => None,
+            Self::NotVerified { .. } | Self::NoSpace { .. } => None,
         }
         .map(str::to_owned)
     }

@@ -46,13 +46,42 @@ pub struct Effects {
     pub moved: Vec<PackageWish>,
     /// Packages that lost the mark "automatically installed".
     pub now_manual: BTreeSet<String>,
-    /// Users that were added.
+    /// Those of [`Effects::appeared`] and [`Effects::refilled`] that were installed only because
+    /// others need them. If one has lost the mark since, somebody has asked for it.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub automatic: BTreeSet<String>,
+    /// Users that the packages added.
     pub users: BTreeSet<String>,
-    /// Groups that were added.
+    /// Groups that the packages added.
     pub groups: BTreeSet<String>,
-    /// Paths below `/etc` that were added, as in [`Inventory::etc`].
+    /// Paths below `/etc` that the packages added, as in [`Inventory::etc`].
     #[schemars(with = "BTreeMap<String, String>")]
     pub etc: BTreeMap<Utf8PathBuf, String>,
+    /// What appeared at the same time, and no package of the transaction says that it made it.
+    #[serde(skip_serializing_if = "Unclaimed::is_empty")]
+    pub unclaimed: Unclaimed,
+}
+
+/// Accounts and paths that another program may have made while packages were installed: they are
+/// named, and never removed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Unclaimed {
+    /// Users.
+    pub users: BTreeSet<String>,
+    /// Groups.
+    pub groups: BTreeSet<String>,
+    /// Paths below `/etc`, as in [`Inventory::etc`].
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub etc: BTreeMap<Utf8PathBuf, String>,
+}
+
+impl Unclaimed {
+    /// Whether there is nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl Inventory {
@@ -73,6 +102,7 @@ impl Inventory {
             .filter(|name| !self.packages.contains_key(*name))
             .cloned()
             .collect();
+        let automatic = new.intersection(&later.auto).cloned().collect();
         let (refilled, appeared) = new
             .into_iter()
             .partition(|name| self.configured.contains(name));
@@ -103,6 +133,7 @@ impl Inventory {
                 .filter(|name| later.packages.contains_key(*name))
                 .cloned()
                 .collect(),
+            automatic,
             users: came(&self.users, &later.users),
             groups: came(&self.groups, &later.groups),
             etc: later
@@ -111,21 +142,37 @@ impl Inventory {
                 .filter(|(path, _)| !self.etc.contains_key(*path))
                 .map(|(path, what)| (path.clone(), what.clone()))
                 .collect(),
+            unclaimed: Unclaimed::default(),
         }
     }
 }
 
 impl Effects {
-    /// Whether nothing was changed.
+    /// Whether nothing was changed. What nobody claims was not changed by the transaction.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+        let nothing = Self {
+            unclaimed: self.unclaimed.clone(),
+            ..Self::default()
+        };
+        *self == nothing
+    }
+
+    /// The packages that were not installed before.
+    #[must_use]
+    pub fn new_packages(&self) -> BTreeSet<String> {
+        self.appeared.union(&self.refilled).cloned().collect()
     }
 
     /// Only the effects on these packages; accounts and paths stay, as they do not name a package.
     #[must_use]
     pub fn only(mut self, names: &BTreeSet<String>) -> Self {
-        for set in [&mut self.appeared, &mut self.refilled, &mut self.now_manual] {
+        for set in [
+            &mut self.appeared,
+            &mut self.refilled,
+            &mut self.now_manual,
+            &mut self.automatic,
+        ] {
             set.retain(|name| names.contains(name));
         }
         for wishes in [&mut self.disappeared, &mut self.moved] {
@@ -161,28 +208,46 @@ impl Effects {
             }
         }
         let went: BTreeSet<&str> = self.disappeared.iter().map(|w| w.name.as_str()).collect();
+        let came = |names: BTreeSet<String>| -> BTreeSet<String> {
+            (names.into_iter())
+                .filter(|name| !went.contains(name.as_str()))
+                .collect()
+        };
         let mut etc = self.etc.clone();
         etc.extend(later.etc.clone());
+        let (users, groups) = (
+            union(&self.users, &later.users),
+            union(&self.groups, &later.groups),
+        );
+        let rest = |names: BTreeSet<String>, claimed: &BTreeSet<String>| {
+            names.difference(claimed).cloned().collect()
+        };
+        let (ours, theirs) = (&self.unclaimed, &later.unclaimed);
+        let unclaimed = Unclaimed {
+            users: rest(union(&ours.users, &theirs.users), &users),
+            groups: rest(union(&ours.groups, &theirs.groups), &groups),
+            etc: (ours.etc.iter().chain(&theirs.etc))
+                .filter(|(path, _)| !etc.contains_key(*path))
+                .map(|(path, what)| (path.clone(), what.clone()))
+                .collect(),
+        };
         Self {
-            appeared: appeared
-                .iter()
-                .filter(|name| !went.contains(name.as_str()))
+            automatic: came(union(&self.automatic, &later.automatic))
+                .difference(&later.now_manual)
                 .cloned()
                 .collect(),
-            refilled: refilled
-                .iter()
-                .filter(|name| !went.contains(name.as_str()))
-                .cloned()
-                .collect(),
+            appeared: came(appeared),
+            refilled: came(refilled),
             disappeared,
             moved,
             now_manual: union(&self.now_manual, &later.now_manual)
                 .into_iter()
                 .filter(|name| !mine.contains(name))
                 .collect(),
-            users: union(&self.users, &later.users),
-            groups: union(&self.groups, &later.groups),
+            users,
+            groups,
             etc,
+            unclaimed,
         }
     }
 }
@@ -254,6 +319,53 @@ mod tests {
         assert_eq!(both.etc, at_once.etc);
         // `a` is purged too: its configuration may have stayed.
         assert_eq!(names(&both.appeared), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_package_that_came_and_went_or_went_and_came_back_has_no_effect() {
+        let (start, middle) = (inventory(&[("a", "1")], &[]), inventory(&[("b", "1")], &[]));
+        let there = start.effects(&middle);
+        assert_eq!(there.disappeared[0].name, "a");
+        let both = there.and_then(&middle.effects(&start));
+        assert!(both.disappeared.is_empty());
+        // `b` may have left configuration.
+        assert_eq!(names(&both.appeared), ["b"]);
+    }
+
+    #[test]
+    fn a_package_of_the_first_transaction_that_the_second_moves_was_not_moved() {
+        let start = inventory(&[("lib", "1")], &[]);
+        let middle = inventory(&[("lib", "1"), ("a", "1")], &[]);
+        let end = inventory(&[("lib", "2"), ("a", "2")], &[]);
+        let both = start.effects(&middle).and_then(&middle.effects(&end));
+        assert_eq!(both.moved.len(), 1);
+        assert_eq!(both.moved[0].name, "lib");
+    }
+
+    #[test]
+    fn a_package_is_automatic_until_a_later_transaction_asks_for_it() {
+        let start = inventory(&[], &[]);
+        let mut middle = inventory(&[("a", "1"), ("b", "1"), ("c", "1")], &[]);
+        middle.auto = ["a".to_owned(), "b".to_owned()].into();
+        let mut end = middle.clone();
+        end.auto = ["a".to_owned()].into();
+        let both = start.effects(&middle).and_then(&middle.effects(&end));
+        assert_eq!(names(&both.automatic), ["a"]);
+        assert_eq!(names(&both.appeared), ["a", "b", "c"]);
+        assert!(both.now_manual.is_empty());
+    }
+
+    #[test]
+    fn only_packages_of_the_transaction_count() {
+        let start = inventory(&[("old", "1"), ("lib", "1"), ("gone", "1")], &[]);
+        let mut end = inventory(&[("lib", "2"), ("mine", "1"), ("theirs", "1")], &[]);
+        end.auto = ["mine".to_owned(), "theirs".to_owned()].into();
+        let mine: BTreeSet<String> = ["mine", "gone"].map(str::to_owned).into();
+        let effects = start.effects(&end).only(&mine);
+        assert_eq!(names(&effects.appeared), ["mine"]);
+        assert_eq!(names(&effects.automatic), ["mine"]);
+        assert_eq!(effects.disappeared.len(), 1);
+        assert!(effects.moved.is_empty());
     }
 
     #[test]

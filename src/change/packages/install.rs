@@ -71,6 +71,7 @@ impl Applier {
         let actions = self.simulate(&request).await?;
         guarded(self.backend, &actions, &names(wishes), &self.policy.guard)?;
         self.approve(&actions, &names(wishes), removing).await?;
+        self.check_space(&request).await?;
         let (transactions, settings) = (self.transactions()?, self.settings());
         let downloads = actions
             .iter()
@@ -84,32 +85,52 @@ impl Applier {
             .await
     }
 
-    /// Refuses before the first change what [`Guard`](crate::config::desired::Guard) excludes. The
-    /// lists can be too old, or a repository may be missing, until earlier changes are applied: then
-    /// nothing is known, and the transaction itself is judged again.
+    /// Refuses before the first change of a run what [`Guard`](crate::config::desired::Guard)
+    /// excludes, and packages that do not fit on a filesystem. Other obstacles may be gone when it is
+    /// their turn: the lists can be too old, or a repository may be missing, until earlier changes
+    /// are applied. Then nothing is known, and the transaction itself is judged again.
     pub(in crate::change) async fn rehearse_install(
         &self,
         wishes: &[PackageWish],
         removing: &[String],
     ) -> Result<(), ChangeError> {
         self.transactions()?;
-        let files = &*self.host.files;
-        let carries = |wish: &PackageWish| carries_driver(&wish.name);
-        if !wishes.iter().any(carries)
-            || !self.backend.has_lists(files)?
-            || !self.backend.torn_lists(files)?.is_empty()
-        {
+        if !self.backend.torn_lists(&*self.host.files)?.is_empty() {
             return Ok(());
         }
-        match self.preview_install(wishes, removing).await {
-            Err(error @ ChangeError::Packages(PackageError::NewKernel { .. })) => Err(error),
-            Err(error @ ChangeError::Packages(PackageError::OtherBranch { .. })) => Err(error),
-            Ok(_) => Ok(()),
-            Err(error) => {
+        match self.judge_install(wishes, removing).await {
+            Err(ChangeError::Packages(
+                error @ (PackageError::NoVersion { .. } | PackageError::Failed { .. }),
+            )) => {
                 tracing::debug!(%error, "the installation cannot be simulated yet");
                 Ok(())
             }
+            judged => judged,
         }
+    }
+
+    async fn judge_install(
+        &self,
+        wishes: &[PackageWish],
+        removing: &[String],
+    ) -> Result<(), ChangeError> {
+        let resolved = self.resolve(wishes).await?;
+        let (packages, removing) = (
+            self.to_install(&resolved).await?,
+            self.present(removing).await?,
+        );
+        if packages.is_empty() {
+            return Ok(());
+        }
+        let request = TransactionRequest::Install {
+            packages: &packages,
+            removing: &removing,
+        };
+        if wishes.iter().any(|wish| carries_driver(&wish.name)) {
+            let actions = self.simulate(&request).await?;
+            guarded(self.backend, &actions, &names(wishes), &self.policy.guard)?;
+        }
+        self.check_space(&request).await
     }
 
     pub(in crate::change) async fn preview_install(
@@ -145,6 +166,7 @@ impl Applier {
         let actions = self.simulate(&request).await?;
         guarded(self.backend, &actions, &names(wishes), &self.policy.guard)?;
         self.approve(&actions, &names(wishes), removing).await?;
+        self.check_space(&request).await?;
         Ok(Action::describe(&actions))
     }
 
@@ -175,7 +197,7 @@ impl Applier {
 
     /// The version of each wanted package: the installed one if it matches, else the one to
     /// install.
-    async fn resolve(
+    pub(super) async fn resolve(
         &self,
         wishes: &[PackageWish],
     ) -> Result<BTreeMap<String, String>, ChangeError> {
@@ -207,7 +229,7 @@ impl Applier {
     }
 
     /// The packages to request: those that are not installed in the resolved version.
-    async fn to_install(
+    pub(super) async fn to_install(
         &self,
         resolved: &BTreeMap<String, String>,
     ) -> Result<Vec<String>, ChangeError> {

@@ -2,7 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::change::{Applier, ChangeError, Sink};
+use crate::{
+    change::{Applier, ChangeError, Sink},
+    config::desired::{Desired, PackageWish, Repository},
+    tools::packages::{SourceEntry, SourceFailure, TransactionRequest},
+};
 
 /// Whether the package lists were downloaded in this run, and no repository was added since.
 #[derive(Debug, Default)]
@@ -18,7 +22,92 @@ impl Lists {
     }
 }
 
+/// What a run wants of the package lists: so it is known whether a source that failed is needed.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Wanted {
+    /// All wanted packages.
+    pub packages: Vec<PackageWish>,
+    /// The repositories that the run adds, or uses if the machine has them already.
+    pub repositories: Vec<Repository>,
+}
+
+impl Wanted {
+    /// What the desired state needs.
+    #[must_use]
+    pub fn of(desired: &Desired) -> Self {
+        let groups = desired.package_groups().into_iter();
+        Self {
+            packages: groups.flat_map(|(_, packages)| packages.to_vec()).collect(),
+            repositories: desired.repositories.clone(),
+        }
+    }
+
+    /// Whether a source entry of the machine is one of the wanted repositories.
+    fn names(&self, entry: &SourceEntry) -> bool {
+        entry.is_ours()
+            || self.repositories.iter().any(|one| {
+                let architecture = one.architectures.first().map(String::as_str);
+                (one.suites.iter()).any(|suite| entry.names(&one.url, suite, architecture))
+            })
+    }
+}
+
+/// Whether an address is that of a source, or of a file in it.
+fn is_below(address: &str, uri: &str) -> bool {
+    let address = SourceEntry::canonical(address);
+    (address.strip_prefix(uri)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 impl Applier {
+    /// The sources that made a download of the lists fail, if nothing that is wanted comes from any
+    /// of them; `None` if one is needed, if that cannot be known, or if there was another reason.
+    pub(super) async fn unneeded_sources(
+        &self,
+        output: &str,
+    ) -> Result<Option<Vec<SourceFailure>>, ChangeError> {
+        let failures = self.transactions()?.failures_by_source(output);
+        let (Some(wanted), Some(failures)) = (&self.wanted, failures) else {
+            return Ok(None);
+        };
+        let mut uris = Vec::new();
+        let entries = self.backend.entries(&*self.host.files)?;
+        for failure in &failures {
+            let mut of_it = (entries.iter())
+                .filter(|entry| is_below(&failure.address, &entry.uri))
+                .peekable();
+            if of_it.peek().is_none() {
+                return Ok(None);
+            }
+            for entry in of_it {
+                if wanted.names(entry) {
+                    return Ok(None);
+                }
+                uris.push(entry.uri.as_str());
+            }
+        }
+        // Where the package manager would download from, with the lists that it has now.
+        let packages = match self.resolve(&wanted.packages).await {
+            Ok(resolved) => self.to_install(&resolved).await?,
+            Err(ChangeError::Packages(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if packages.is_empty() {
+            return Ok(Some(failures));
+        }
+        let request = TransactionRequest::Install {
+            packages: &packages,
+            removing: &[],
+        };
+        let estimate = match self.estimate(&request).await {
+            Ok(Some(estimate)) => estimate,
+            Ok(None) | Err(ChangeError::Packages(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let needed = (estimate.downloads.iter())
+            .any(|(address, _)| uris.iter().any(|uri| is_below(address, uri)));
+        Ok((!needed).then_some(failures))
+    }
+
     /// Downloads the package lists, unless they are fresh.
     pub(in crate::change) async fn refresh(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         self.transactions()?;

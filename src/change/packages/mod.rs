@@ -4,25 +4,30 @@
 //! afterwards.
 //!
 //! [`install`] is the transaction, [`approval`] decides what it may do, [`run`] runs its commands,
-//! [`record`] stores the effects of each command on disk, and [`undo`] undoes them.
+//! [`record`] stores the effects of each command on disk, [`claims`] decides which of them are ours,
+//! and [`undo`] undoes them.
 
 mod approval;
+mod claims;
 mod effects;
 mod exclusive;
 mod holds;
 mod install;
 mod inventory;
+mod leftovers;
 mod lists;
 mod record;
 mod repair;
 pub mod repository;
 mod run;
+mod space;
 mod undo;
 mod withdraw;
 
-pub use effects::{Effects, Inventory};
+pub use effects::{Effects, Inventory, Unclaimed};
 pub(super) use lists::Lists;
 pub use withdraw::Withdrawn;
+pub use lists::Wanted;
 
 use self::{
     approval::{Approved, name_held_packages, objections},

@@ -46,13 +46,12 @@ impl Transaction {
 
     /// The effects of the whole transaction up to now.
     async fn effects(self, applier: &Applier) -> Result<Effects, ChangeError> {
-        Ok(match self.running {
-            Some(Running { before, approved }) => {
-                let now = applier.inventory().await?;
-                self.done.and_then(&before.effects(&now).only(&approved))
-            }
-            None => self.done,
-        })
+        let Some(Running { before, approved }) = self.running else {
+            return Ok(self.done);
+        };
+        let now = applier.inventory().await?;
+        let effects = self.done.and_then(&before.effects(&now).only(&approved));
+        applier.claim(effects).await
     }
 }
 

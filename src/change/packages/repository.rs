@@ -332,6 +332,7 @@ mod tests {
             fingerprints: vec!["aa".repeat(20)],
             keyring: None,
             priority: None,
+            packages: vec![],
         }
     }
 
@@ -414,6 +415,7 @@ mod tests {
         Repository {
             url: "https://example.org:8077/deb/amd64".into(),
             priority: Some(600),
+            packages: vec!["toolkit".into()],
             fingerprints: vec![],
             ..repository()
         }

@@ -12,7 +12,7 @@ use crate::{
     model::secret::without_logins,
     tools::{
         dkms,
-        packages::{Action, Fault, Transactions},
+        packages::{Action, Fault, SourceFailure, Transactions},
     },
 };
 
@@ -90,6 +90,18 @@ impl Applier {
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let transactions = self.transactions()?;
         let failed = transactions.failed_sources(&words);
+        if output.ok() && failed.is_none() {
+            return Ok(());
+        }
+        if let Some(unneeded) = self.unneeded_sources(&words).await? {
+            for SourceFailure { address, why } in unneeded {
+                sink.line(&format!(
+                    "warning: {address} has no package that is needed here, so its failure is \
+                     ignored: {why}"
+                ));
+            }
+            return Ok(());
+        }
         let Some(failed) = failed.filter(|_| output.ok()) else {
             return self.check_status(WHAT, refresh, output);
         };

@@ -1,47 +1,16 @@
-//! Undoes a package transaction: packages that it installed are removed, packages that it removed
-//! are installed again, and what package scripts left behind (accounts, paths below `/etc`) is
-//! removed, too, unless it is in use.
+//! Undoes a package transaction: packages that it installed are removed, and packages that it removed
+//! are installed again. What package scripts left behind is removed by `leftovers.rs`.
 
-use camino::Utf8PathBuf;
-
-use super::{
-    approval::Approved,
-    effects::Effects,
-    inventory::{ETC, FOLDER, unreadable_database},
-    run::Attempts,
-};
+use super::{approval::Approved, effects::Effects, run::Attempts};
 use crate::{
     change::{Applier, ChangeError, PackageError, Reverted, STOPPED, Sink},
     config::desired::PackageWish,
     error::{Report, one_line},
-    host::{Cmd, Kind},
     tools::{
-        accounts,
         packages::{Action, Fault, Mark, Removals, TransactionRequest},
         systemctl,
     },
 };
-
-/// Paths below `/etc` that other programs write at any time, so that a new path during a
-/// transaction does not belong to it; and our own paths, which have undos of their own.
-const OTHERS: [&str; 13] = [
-    "/etc/adjtime",
-    "/etc/cloud",
-    "/etc/gpu-bootstrap",
-    "/etc/hostname",
-    "/etc/hosts",
-    "/etc/kubernetes",
-    "/etc/localtime",
-    "/etc/machine-id",
-    "/etc/netplan",
-    "/etc/network",
-    "/etc/rancher",
-    "/etc/resolv.conf",
-    "/etc/ssh",
-];
-
-/// A part of the name of each file that this program writes.
-const OURS: &str = "gpu-bootstrap";
 
 /// Packages that cannot be removed.
 pub(super) struct Kept {
@@ -78,6 +47,7 @@ impl Applier {
         if all_gone {
             endings.extend(self.remove_accounts(effects, sink).await?);
             endings.extend(self.remove_leftovers(effects).await?);
+            endings.extend(self.name_unclaimed(&effects.unclaimed).await?);
         } else if !(effects.users.is_empty() && effects.groups.is_empty() && effects.etc.is_empty())
         {
             endings.push(Reverted::Left {
@@ -128,14 +98,28 @@ impl Applier {
             .filter(|name| inventory.packages.contains_key(*name))
             .cloned()
             .collect();
-        let both: Vec<String> = purge.iter().chain(&remove).cloned().collect();
-        let kept = self.needed_by_others(&both).await?;
+        // An explicit wish of the administrator is newer than ours.
+        let asked_for = |name: &String| {
+            effects.automatic.contains(name)
+                && inventory.packages.contains_key(name)
+                && !inventory.auto.contains(name)
+        };
+        let both = purge.iter().chain(&remove).cloned();
+        let (wanted, both): (Vec<String>, Vec<String>) = both.partition(asked_for);
+        if !wanted.is_empty() {
+            endings.push(Reverted::Left {
+                what: format!("{} ({})", count(&wanted), first_few(&wanted)),
+                why: "marked as manually installed since then".to_owned(),
+            });
+        }
+        let mut kept = self.needed_by_others(&both).await?;
         if let Some(why) = &kept.why {
             endings.push(Reverted::Left {
                 what: format!("{} ({})", count(&kept.names), first_few(&kept.names)),
                 why: why.clone(),
             });
         }
+        kept.names.extend(wanted);
         purge.retain(|name| !kept.names.contains(name));
         remove.retain(|name| !kept.names.contains(name));
         if !purge.is_empty() {
@@ -326,164 +310,6 @@ impl Applier {
         }))
     }
 
-    /// Removes users and groups that the packages created, unless they are in use.
-    async fn remove_accounts(
-        &self,
-        effects: &Effects,
-        sink: &dyn Sink,
-    ) -> Result<Vec<Reverted>, ChangeError> {
-        let text = |path: &str| -> Result<String, ChangeError> {
-            Ok(self.host.files.read_text(path.into())?.unwrap_or_default())
-        };
-        let mut endings = Vec::new();
-        for user in accounts::users(&text(accounts::PASSWD)?) {
-            if !effects.users.contains(&user.name) {
-                continue;
-            }
-            endings.push(match self.needed_by(user.uid)? {
-                Some(why) => Reverted::Left {
-                    what: format!("user `{}`", user.name),
-                    why,
-                },
-                None => {
-                    self.remove_account(accounts::remove_user(&user.name), &user.name, sink)
-                        .await?
-                }
-            });
-        }
-        // Removing a user removes its group, too, if it has no other member.
-        let users = accounts::users(&text(accounts::PASSWD)?);
-        for group in accounts::groups(&text(accounts::GROUP)?) {
-            if !effects.groups.contains(&group.name) {
-                continue;
-            }
-            let primary = users.iter().find(|user| user.gid == group.gid);
-            let members: Vec<&str> = group
-                .members
-                .iter()
-                .map(String::as_str)
-                .chain(primary.map(|user| user.name.as_str()))
-                .collect();
-            endings.push(if members.is_empty() {
-                self.remove_account(accounts::remove_group(&group.name), &group.name, sink)
-                    .await?
-            } else {
-                Reverted::Left {
-                    what: format!("group `{}`", group.name),
-                    why: format!("{} is in it", members.join(", ")),
-                }
-            });
-        }
-        Ok(endings)
-    }
-
-    async fn remove_account(
-        &self,
-        cmd: Cmd,
-        name: &str,
-        sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
-        let what = format!("remove the account `{name}`");
-        self.tool(&what, &cmd, sink).await?;
-        Ok(Reverted::Done {
-            what: format!("removed the account `{name}`"),
-        })
-    }
-
-    /// Why a user must stay: a process runs as this user, or it cannot be determined that none does.
-    fn needed_by(&self, uid: u32) -> Result<Option<String>, ChangeError> {
-        let files = &self.host.files;
-        let namespace = |process: &str| -> Result<Option<Utf8PathBuf>, ChangeError> {
-            let path = Utf8PathBuf::from(format!("/proc/{process}/ns/pid"));
-            Ok(match files.stat(&path)?.map(|stat| stat.kind) {
-                Some(Kind::Link(target)) => Some(target),
-                _ => None,
-            })
-        };
-        let processes = match self.host.system.processes() {
-            Ok(processes) => processes,
-            Err(error) => {
-                let why = one_line(&error);
-                return Ok(Some(format!(
-                    "whether a process runs as this user cannot be determined: {why}"
-                )));
-            }
-        };
-        let own = namespace("self")?;
-        for process in processes {
-            let pid = process.pid;
-            let why = match process.uid {
-                Some(theirs) if theirs != uid => continue,
-                Some(_) => "a process runs as this user".to_owned(),
-                // It has ended since it was listed.
-                None if files
-                    .stat(format!("/proc/{pid}").as_str().into())?
-                    .is_none() =>
-                {
-                    continue;
-                }
-                None => format!("process {pid} may run as this user: its user cannot be read"),
-            };
-            // The same uid in a container is a different user.
-            let theirs = namespace(&pid.to_string())?;
-            if own.is_none() || theirs.is_none() || theirs == own {
-                return Ok(Some(why));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Removes paths below `/etc` that scripts and services of the packages created.
-    async fn remove_leftovers(&self, effects: &Effects) -> Result<Vec<Reverted>, ChangeError> {
-        let candidates: Vec<(&Utf8PathBuf, &String)> = effects
-            .etc
-            .iter()
-            .filter(|(path, _)| {
-                !OTHERS.iter().any(|other| path.starts_with(other)) && !path.as_str().contains(OURS)
-            })
-            .collect();
-        if candidates.is_empty() {
-            return Ok(Vec::new());
-        }
-        let owned = self
-            .backend
-            .owned_below(self.host.reader(), ETC.into())
-            .await;
-        let owned = owned
-            .map_err(|error| unreadable_database("list the files that packages own", error))?;
-        let files = &self.host.files;
-        let mut removed: Vec<String> = Vec::new();
-        let mut endings = Vec::new();
-        // The content of a folder sorts after the folder.
-        for (path, what) in candidates.into_iter().rev() {
-            let Some(now) = self.describe(path)? else {
-                continue;
-            };
-            if owned.contains(path) {
-                continue;
-            }
-            if now == FOLDER {
-                if files.remove_empty_folder(path)? {
-                    removed.push(path.to_string());
-                }
-            } else if now == *what {
-                files.remove(path)?;
-                removed.push(path.to_string());
-            } else {
-                endings.push(Reverted::Left {
-                    what: format!("`{path}`"),
-                    why: "the packages created it, and it was changed afterwards".to_owned(),
-                });
-            }
-        }
-        if !removed.is_empty() {
-            endings.push(Reverted::Done {
-                what: format!("removed files that packages left: {}", first_few(&removed)),
-            });
-        }
-        Ok(endings)
-    }
-
     /// Makes systemd forget removed unit files. A failure is only reported: the files are gone.
     async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, ChangeError> {
         // sd_booted(3): the folder exists if systemd runs; otherwise there is nothing to forget.
@@ -515,7 +341,7 @@ fn count(packages: &[String]) -> String {
 }
 
 /// The first few entries of a list.
-fn first_few(names: &[String]) -> String {
+pub(super) fn first_few(names: &[String]) -> String {
     const FEW: usize = 6;
     let mut text = names
         .iter()

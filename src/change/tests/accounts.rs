@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use nix::errno::Errno;
+
 use super::{
     archive::Kind,
     kit::{STATE, TestMachine, policy},
@@ -11,6 +13,7 @@ use crate::{
     change::{Applier, Reverted},
     host::{
         FilesError, Host, System,
+        fake::Damage,
         system::{MemoryError, Process},
     },
 };
@@ -88,6 +91,29 @@ async fn an_account_stays_where_a_process_may_need_it() {
         assert!(what.contains("user `dock`"), "{what}");
         assert!(why.contains(reason), "{why}");
         assert!(machine.fakes.files.text("/etc/passwd").contains("dock:"));
+    }
+}
+
+/// A process of the account that is listed, and has ended before more can be read about it.
+#[tokio::test]
+async fn a_process_that_has_ended_keeps_no_account() {
+    for denied in [false, true] {
+        let (machine, _) = docker(Kind::Apt);
+        let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+        let files = &machine.fakes.files;
+        files.put_link("/proc/self/ns/pid", "pid:[4026531836]");
+        if denied {
+            // As the kernel answers between the end of a process and its disappearance.
+            files.damage("/proc/4711/ns/pid", Damage::Reads, Errno::EACCES);
+        }
+        let host = Host {
+            system: Arc::new(Says(|| Ok(vec![process(4711, Some(105))]))),
+            ..machine.host.clone()
+        };
+        let applier = Applier::new(host, policy(), STATE.into());
+        let reverted = applier.revert(&undo, &machine.sink).await.unwrap();
+        assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+        assert!(!files.text("/etc/passwd").contains("dock:"));
     }
 }
 

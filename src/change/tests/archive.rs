@@ -28,6 +28,10 @@ pub(super) struct Offered {
     pub conffile: Option<&'static str>,
     /// What its script does and its removal does not undo.
     pub script: fn(&FakeFiles),
+    /// The text of its script.
+    pub says: &'static str,
+    /// A path that it owns and that is not written: a link may lead to it.
+    pub owns: &'static str,
 }
 
 impl Offered {
@@ -38,6 +42,8 @@ impl Offered {
             conflicts: &[],
             conffile: None,
             script: |_| {},
+            says: "",
+            owns: "",
         }
     }
 }
@@ -48,13 +54,15 @@ pub(super) struct Installed {
     pub held: bool,
     pub auto: bool,
     pub half: bool,
+    /// Only its configuration is left.
+    pub gone: bool,
 }
 
 /// The action of a command.
 enum Verb {
     Refresh,
     Download,
-    Take,
+    Take { purge: bool },
     Put { no_remove: bool },
 }
 
@@ -123,6 +131,13 @@ impl Kind {
             Self::Tiny => format!("{}/{name}", tiny::OWNED),
         }
     }
+
+    fn script_path(self, name: &str) -> String {
+        match self {
+            Self::Apt => format!("/var/lib/dpkg/info/{name}.postinst"),
+            Self::Tiny => format!("{}/{name}", tiny::SCRIPTS),
+        }
+    }
 }
 
 fn apt() -> &'static dyn Transactions {
@@ -141,6 +156,10 @@ pub(super) struct Archive {
     pub breaks: Arc<Mutex<Vec<Break>>>,
     /// Packages that are offered as soon as packages are downloaded.
     pub moves: Arc<Mutex<Vec<(&'static str, Offered)>>>,
+    /// The size of each package's file.
+    pub size: Arc<Mutex<u64>>,
+    /// The address of the repository of a package, if it is not the distribution's.
+    pub hosts: Arc<Mutex<BTreeMap<&'static str, &'static str>>>,
     /// Packages that are offered after the next download of the lists.
     pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
 }
@@ -163,6 +182,7 @@ impl Archive {
             "/var/lib/apt",
             "/etc/apt",
             tiny::OWNED,
+            tiny::SCRIPTS,
         ] {
             machine.fakes.files.put_folder(folder, 0o755);
         }
@@ -220,10 +240,10 @@ impl Archive {
         let (mut status, mut states) = (String::new(), String::new());
         for (name, package) in &*self.installed.lock().unwrap() {
             let want = if package.held { "hold" } else { "install" };
-            let state = if package.half {
-                "half-configured"
-            } else {
-                "installed"
+            let (want, state) = match (package.gone, package.half) {
+                (true, _) => ("deinstall", "config-files"),
+                (false, true) => (want, "half-configured"),
+                (false, false) => (want, "installed"),
             };
             status.push_str(&format!(
                 "Package: {name}\nStatus: {want} ok {state}\nArchitecture: amd64\nVersion: {}\n\n",
@@ -250,13 +270,18 @@ impl Archive {
     }
 
     fn get(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
+        if cmd.args.iter().any(|arg| arg == "--print-uris") {
+            return self.estimate(cmd);
+        }
         let simulated = cmd.args.iter().any(|arg| arg == "-s");
         let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
         let names = cmd.args.iter().skip_while(|arg| *arg != "--").skip(1);
         let names: Vec<String> = names.cloned().collect();
         let verb = match () {
             () if has("update") => Verb::Refresh,
-            () if has("purge") || has("remove") => Verb::Take,
+            () if has("purge") || has("remove") => Verb::Take {
+                purge: has("purge"),
+            },
             () if has("--download-only") || has("--fix-broken") => Verb::Download,
             () => Verb::Put {
                 no_remove: has("--no-remove"),
@@ -265,12 +290,35 @@ impl Archive {
         self.act(verb, &names, simulated, files)
     }
 
+    /// Each named package is one download of `size` bytes, from its host, and takes five times as
+    /// much.
+    fn estimate(&self, cmd: &Cmd) -> Output {
+        let (size, hosts) = (*self.size.lock().unwrap(), self.hosts.lock().unwrap());
+        let names = cmd.args.iter().skip_while(|arg| *arg != "--").skip(1);
+        let names: Vec<&str> = names.filter_map(|spec| spec.split('=').next()).collect();
+        let mut text = format!(
+            "After this operation, {} B of additional disk space will be used.\n",
+            5 * size * names.len() as u64
+        );
+        for name in names {
+            let host = hosts
+                .get(name)
+                .unwrap_or(&"http://debian.example.org/debian");
+            text.push_str(&format!(
+                "'{host}/pool/{name}.deb' {name}.deb {size} MD5Sum:0\n"
+            ));
+        }
+        ok(text)
+    }
+
     fn tiny(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
         let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
         let names =
             |from: usize| -> Vec<String> { args[from..].iter().map(ToString::to_string).collect() };
         let verb = |word: &str| match word {
-            "purge" | "remove" => Verb::Take,
+            "purge" | "remove" => Verb::Take {
+                purge: word == "purge",
+            },
             "fix" => Verb::Download,
             _ => Verb::Put { no_remove: false },
         };
@@ -312,7 +360,7 @@ impl Archive {
                 self.archive.lock().unwrap().extend(moves);
                 ok("")
             }
-            Verb::Take => self.take(names, simulated, files),
+            Verb::Take { purge } => self.take(names, purge, simulated, files),
             Verb::Put { no_remove } => self.put(names, simulated, no_remove, files),
         }
     }
@@ -341,7 +389,8 @@ impl Archive {
                     removes = true;
                 }
             }
-            let old = installed.get(&name).map(|old| old.version.as_str());
+            let old = installed.get(&name).filter(|old| !old.gone);
+            let old = old.map(|old| old.version.as_str());
             text.push_str(&self.kind.action(&name, old, Some(offered.version)));
             installed.insert(
                 name.clone(),
@@ -351,9 +400,9 @@ impl Archive {
                     ..Installed::default()
                 },
             );
-            scripts.push((name, offered.script, offered.conffile));
+            scripts.push((name, offered));
             for needed in offered.depends {
-                if !installed.contains_key(*needed) {
+                if installed.get(*needed).is_none_or(|there| there.gone) {
                     open.push(((*needed).to_owned(), true));
                 }
             }
@@ -365,13 +414,13 @@ impl Archive {
         let broken = self.breaks.lock().unwrap().pop_if(|_| !simulated);
         if let Some(broken) = broken {
             // Dependencies are unpacked first.
-            for (name, script, _) in scripts.iter().rev().take(broken.unpacked) {
+            for (name, offered) in scripts.iter().rev().take(broken.unpacked) {
                 let unpacked = installed[name].clone();
                 self.installed
                     .lock()
                     .unwrap()
                     .insert(name.clone(), unpacked);
-                script(files);
+                self.unpack(name, offered, files);
             }
             self.write(files);
             (broken.meanwhile)(files);
@@ -382,27 +431,35 @@ impl Archive {
         }
         if !simulated {
             *self.installed.lock().unwrap() = installed;
-            for (name, script, conffile) in scripts {
-                script(files);
-                if let Some(path) = conffile {
-                    files.put(path, "a default\n");
-                    files.put(&self.kind.owned_path(&name), format!("{path}\n"));
-                }
+            for (name, offered) in scripts {
+                self.unpack(&name, offered, files);
             }
             self.write(files);
         }
         ok(text)
     }
 
-    fn take(&self, names: &[String], simulated: bool, files: &FakeFiles) -> Output {
+    /// Writes the files of a package, and runs its script.
+    fn unpack(&self, name: &str, offered: &Offered, files: &FakeFiles) {
+        (offered.script)(files);
+        if let Some(path) = offered.conffile {
+            files.put(path, "a default\n");
+        }
+        let owned = [offered.conffile.unwrap_or_default(), offered.owns];
+        files.put(&self.kind.owned_path(name), owned.join("\n"));
+        files.put(&self.kind.script_path(name), offered.says);
+    }
+
+    fn take(&self, names: &[String], purge: bool, simulated: bool, files: &FakeFiles) -> Output {
         let archive = self.archive.lock().unwrap();
         let mut installed = self.installed.lock().unwrap().clone();
         let mut gone: BTreeSet<String> = names.iter().cloned().collect();
         // Packages that need one of them are removed, too.
         loop {
             let more: Vec<String> = installed
-                .keys()
-                .filter(|name| !gone.contains(*name))
+                .iter()
+                .filter(|(name, package)| !gone.contains(*name) && !package.gone)
+                .map(|(name, _)| name)
                 .filter(|name| {
                     archive
                         .get(name.as_str())
@@ -417,18 +474,26 @@ impl Archive {
         }
         let mut text = String::new();
         for name in &gone {
-            let Some(package) = installed.remove(name) else {
+            let Some(mut package) = installed.remove(name) else {
                 continue;
             };
             if package.held {
                 return (self.kind).failed(100, "E: Held packages were changed and -y was used");
             }
             text.push_str(&self.kind.action(name, Some(&package.version), None));
-            if !simulated {
+            if simulated {
+                continue;
+            }
+            // Only the named packages are purged; those that need them are removed.
+            if purge && names.contains(name) {
                 if let Some(path) = archive.get(name.as_str()).and_then(|p| p.conffile) {
                     files.take(path);
                 }
                 files.take(&self.kind.owned_path(name));
+                files.take(&self.kind.script_path(name));
+            } else {
+                package.gone = true;
+                installed.insert(name.clone(), package);
             }
         }
         if !simulated {
@@ -443,7 +508,8 @@ impl Archive {
         let mut text = String::new();
         for name in cmd.args.iter().skip(2) {
             if let Some(offered) = archive.get(name.as_str()) {
-                let here = installed.get(name).map_or("(none)", |here| &here.version);
+                let here = installed.get(name).filter(|here| !here.gone);
+                let here = here.map_or("(none)", |here| &here.version);
                 let version = offered.version;
                 text.push_str(&format!(
                     "{name}:\n  Installed: {here}\n  Candidate: {version}\n  Version table:\n     \

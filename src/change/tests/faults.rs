@@ -208,6 +208,7 @@ async fn a_stop_ends_the_download_of_a_key() {
             fingerprints: vec!["AA".repeat(20)],
             keyring: None,
             priority: None,
+            packages: vec![],
         },
     };
     let undo = applier.capture(&change).await.unwrap();

@@ -282,6 +282,7 @@ fn repository(fingerprint: &str) -> Repository {
         fingerprints: vec![fingerprint.into()],
         keyring: None,
         priority: Some(600),
+        packages: vec!["toolkit".into()],
     }
 }
 

@@ -7,9 +7,11 @@ mod faults;
 mod files;
 mod kit;
 mod leftover;
+mod leftovers;
 mod network;
 mod packages;
 mod record;
+mod space;
 mod system;
 mod tiny;
 

@@ -77,6 +77,8 @@ pub(super) fn docker(kind: Kind) -> (TestMachine, Archive) {
                     "/lib/systemd/system/docker.service",
                 );
             },
+            says: "addgroup docker\nadduser --system dock\n>/etc/docker/key.json\n",
+            owns: "/lib/systemd/system/docker.service",
             ..Offered::new("20.10.24", &["runc"])
         },
     );
@@ -230,6 +232,7 @@ async fn only_simulated_and_approved_removals_happen() {
         .lines()
         .iter()
         .filter(|line| line.contains(" install ") && !line.contains(" -s "))
+        .filter(|line| !line.contains("--print-uris"))
         .filter(|line| !line.contains("--download-only"))
         .map(|line| line.contains("--no-remove"))
         .collect();

@@ -1,6 +1,6 @@
 //! A third package manager, as small as possible: it shows what a new backend needs, and what the
 //! code above the backends must not depend on. Its program is `tiny`; each line of its database is
-//! `NAME VERSION [held] [automatic] [half]`.
+//! `NAME VERSION [held] [automatic] [half] [gone]`.
 
 use std::{cmp::Ordering, collections::BTreeSet};
 
@@ -12,13 +12,14 @@ use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
     model::packages::Repository,
     tools::packages::{
-        Action, Backend, Commands, Condition, DatabaseError, Fault, Mark, Offer, Package, Removals,
-        Settings, TransactionRequest, Transactions,
+        Action, Backend, Commands, Condition, DatabaseError, Fault, Manifest, Mark, Offer, Package,
+        Removals, Settings, TransactionRequest, Transactions,
     },
 };
 
 pub(super) const DATABASE: &str = "/var/lib/tiny/database";
 pub(super) const OWNED: &str = "/var/lib/tiny/owned";
+pub(super) const SCRIPTS: &str = "/var/lib/tiny/scripts";
 pub(super) const LOCK: &str = "/var/lib/tiny/lock";
 
 /// The backend of the smallest package manager.
@@ -32,6 +33,7 @@ pub(super) fn line(name: &str, package: &Installed) -> String {
         (package.held, "held"),
         (package.auto, "automatic"),
         (package.half, "half"),
+        (package.gone, "gone"),
     ] {
         if set {
             line.push(' ');
@@ -75,10 +77,10 @@ impl Backend for Tiny {
             id: line[0].clone(),
             architecture: String::new(),
             version: line[1].clone(),
-            condition: if has(&line, "half") {
-                Condition::Unpacked
-            } else {
-                Condition::Installed
+            condition: match () {
+                () if has(&line, "gone") => Condition::Configuration,
+                () if has(&line, "half") => Condition::Unpacked,
+                () => Condition::Installed,
             },
             held: has(&line, "held"),
             packager: None,
@@ -118,6 +120,27 @@ impl Backend for Tiny {
         Ok(owned)
     }
 
+    async fn manifest(
+        &self,
+        host: Reader<'_>,
+        packages: &BTreeSet<String>,
+    ) -> Result<Manifest, DatabaseError> {
+        let mut manifest = Manifest::default();
+        let text = |folder: &str, name: &str| -> Result<String, FilesError> {
+            let path = format!("{folder}/{name}");
+            Ok(host
+                .files()
+                .read_text(path.as_str().into())?
+                .unwrap_or_default())
+        };
+        for name in packages {
+            let paths = text(OWNED, name)?;
+            manifest.paths.extend(paths.lines().map(Utf8PathBuf::from));
+            manifest.scripts.push_str(&text(SCRIPTS, name)?);
+        }
+        Ok(manifest)
+    }
+
     fn compare(&self, a: &str, b: &str) -> Ordering {
         let parts = |version: &str| -> Vec<u64> {
             let parts = version.split('.').map(str::parse);
@@ -155,6 +178,11 @@ impl Backend for Tiny {
     }
 }
 
+fn words_of(verb: &str, names: &[String]) -> Vec<String> {
+    let verb = [verb.to_owned()].into_iter();
+    verb.chain(names.iter().cloned()).collect()
+}
+
 fn request_words(request: &TransactionRequest<'_>) -> Vec<String> {
     match request {
         TransactionRequest::Install { packages, removing } => {
@@ -162,12 +190,8 @@ fn request_words(request: &TransactionRequest<'_>) -> Vec<String> {
             let words = ["install".to_owned()].into_iter();
             words.chain(packages.iter().cloned()).chain(going).collect()
         }
-        TransactionRequest::Purge(names) | TransactionRequest::Remove(names) => {
-            ["purge".to_owned()]
-                .into_iter()
-                .chain(names.iter().cloned())
-                .collect()
-        }
+        TransactionRequest::Purge(names) => words_of("purge", names),
+        TransactionRequest::Remove(names) => words_of("remove", names),
         TransactionRequest::Fix => vec!["fix".to_owned()],
     }
 }

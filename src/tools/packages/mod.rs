@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 pub use fault::Fault;
 pub use types::{
-    Action, ArchiveError, Commands, Condition, Further, HalfDone, Mark, Offer, Package, Removals,
-    Settings, SourceEntry, TransactionRequest,
+    Action, ArchiveError, Commands, Condition, Estimate, Further, HalfDone, Manifest, Mark, Offer,
+    Package, Removals, Settings, SourceEntry, SourceFailure, TransactionRequest,
 };
 
 use crate::{
@@ -152,6 +152,19 @@ pub trait Backend: Debug + Send + Sync {
         folder: &Utf8Path,
     ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError>;
 
+    /// What packages, given by [`Package::id`], say about themselves. Nothing by default: then
+    /// nothing that appears beside them counts as theirs.
+    ///
+    /// # Errors
+    /// When the machine could not be read.
+    async fn manifest(
+        &self,
+        _host: Reader<'_>,
+        _packages: &BTreeSet<String>,
+    ) -> Result<Manifest, DatabaseError> {
+        Ok(Manifest::default())
+    }
+
     /// The order of two versions, by the manager's own rules.
     fn compare(&self, a: &str, b: &str) -> Ordering;
 
@@ -277,6 +290,16 @@ pub trait Transactions: Debug + Send + Sync {
     /// Parses the answer to [`Transactions::simulate`].
     fn parse_actions(&self, text: &str) -> Vec<Action>;
 
+    /// Asks what a transaction would download and unpack; `None` if that cannot be asked.
+    fn estimate(&self, _settings: &Settings, _request: &TransactionRequest<'_>) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Transactions::estimate`].
+    fn parse_estimate(&self, _text: &str) -> Estimate {
+        Estimate::default()
+    }
+
     /// Downloads what a transaction needs.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
 
@@ -328,6 +351,11 @@ pub trait Transactions: Debug + Send + Sync {
 
     /// Failures that a successful download of the lists reports as warnings.
     fn failed_sources(&self, _output: &str) -> Option<String> {
+        None
+    }
+
+    /// The sources that made a download of the lists fail; `None` if there was another reason, too.
+    fn failures_by_source(&self, _output: &str) -> Option<Vec<SourceFailure>> {
         None
     }
 

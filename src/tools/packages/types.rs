@@ -1,6 +1,8 @@
 //! The types that all package managers share: packages and their condition, offers, actions.
 
-use camino::Utf8PathBuf;
+use std::collections::BTreeSet;
+
+use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::model::secret::Secret;
 
@@ -68,6 +70,27 @@ impl Package {
             self.condition,
             Condition::HalfInstalled | Condition::Unpacked
         )
+    }
+}
+
+/// What packages say about themselves.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// The paths that they own.
+    pub paths: BTreeSet<Utf8PathBuf>,
+    /// The text of their scripts, and of the files by which systemd makes accounts and paths.
+    pub scripts: String,
+}
+
+impl Manifest {
+    /// Whether one of the packages owns the path; `/lib` and the like may be links into `/usr`.
+    #[must_use]
+    pub fn owns(&self, path: &Utf8Path) -> bool {
+        let merged = || match path.strip_prefix("/usr") {
+            Ok(rest) => Utf8Path::new("/").join(rest),
+            Err(_) => Utf8Path::new("/usr").join(path.as_str().trim_start_matches('/')),
+        };
+        self.paths.contains(path) || self.paths.contains(&merged())
     }
 }
 
@@ -151,6 +174,32 @@ pub enum TransactionRequest<'p> {
     Remove(&'p [String]),
     /// Complete broken dependencies.
     Fix,
+}
+
+/// What a transaction downloads and unpacks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Estimate {
+    /// The files to download, by URL, with their sizes in bytes.
+    pub downloads: Vec<(String, u64)>,
+    /// Bytes that are used after it and were free before, without the downloads.
+    pub unpacked_bytes: u64,
+}
+
+impl Estimate {
+    /// Bytes to download.
+    #[must_use]
+    pub fn download_bytes(&self) -> u64 {
+        (self.downloads.iter()).fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+}
+
+/// A source that did not deliver its lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceFailure {
+    /// The address that the package manager names: of the source, or of a file in it.
+    pub address: String,
+    /// The reason, in its words.
+    pub why: String,
 }
 
 /// What a real transaction may remove.

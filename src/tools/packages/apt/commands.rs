@@ -145,6 +145,16 @@ pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query 
     Query::new("apt-get", args).deadline(Duration::from_secs(120))
 }
 
+/// Asks for addresses and sizes of what a transaction downloads and unpacks, apt-get(8); takes no
+/// lock. A simulation prints no sizes.
+#[must_use]
+pub fn estimate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
+    let (verb, packages) = words(request);
+    let mut args = vec!["-q".to_owned(), "-y".to_owned(), "--print-uris".to_owned()];
+    args.extend(arguments(settings, verb, &packages));
+    Query::new("apt-get", args).deadline(Duration::from_secs(120))
+}
+
 /// Downloads the packages that [`perform`] needs.
 #[must_use]
 pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {

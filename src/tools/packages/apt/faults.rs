@@ -1,6 +1,9 @@
 //! The class of a failure of apt or dpkg, by their output.
 
-use crate::tools::{dkms, packages::Fault};
+use crate::tools::{
+    dkms,
+    packages::{Fault, SourceFailure},
+};
 
 /// Parts of the output and their class. The first match counts, so causes come before their
 /// consequences: a script that failed because the disk is full has the class of a full disk.
@@ -24,6 +27,13 @@ const SIGNS: &[(&str, Fault)] = &[
     ("Malformed entry", Fault::Sources),
     ("Malformed stanza", Fault::Sources),
     ("The list of sources could not be read", Fault::Sources),
+    // A server that is overloaded. apt puts two spaces around the status, which tells it from an
+    // amount, as in `Need to get 503 MB`. Its list is then reported as not signed, too.
+    ("  429  ", Fault::Network),
+    ("  500  ", Fault::Network),
+    ("  502  ", Fault::Network),
+    ("  503  ", Fault::Network),
+    ("  504  ", Fault::Network),
     // A missing file is also reported as not signed.
     ("does not have a Release file", Fault::Missing),
     ("no longer has a Release file", Fault::Missing),
@@ -57,8 +67,6 @@ const SIGNS: &[(&str, Fault)] = &[
     ("Could not handshake", Fault::Network),
     ("Error reading from server", Fault::Network),
     ("Clearsigned file isn't valid", Fault::Network),
-    (" 502 ", Fault::Network),
-    (" 503 ", Fault::Network),
     ("Unable to locate package", Fault::NotFound),
     ("has no installation candidate", Fault::NotFound),
     ("' was not found", Fault::NotFound),
@@ -132,24 +140,65 @@ pub fn obstacle(text: &str) -> Option<String> {
     Some(lines[at..=at + details].join("\n"))
 }
 
+/// Whether a line of `update` reports a failure; apt also warns about what is no failure.
+fn is_failure(line: &str) -> bool {
+    line.starts_with("E: ")
+        || line.starts_with("W: Failed to fetch")
+        || line.starts_with("W: GPG error")
+        || line.starts_with("W: An error occurred during the signature verification")
+        || line.starts_with(SOME_FAILED)
+}
+
+/// What apt adds after the failures of sources.
+const SOME_FAILED: &str = "W: Some index files failed to download";
+
 /// Failures that older versions of apt report as warnings of an `update` that exits with 0.
 #[must_use]
 pub fn failed_sources(text: &str) -> Option<String> {
-    let failed: Vec<&str> = text
-        .lines()
-        .filter(|line| {
-            line.starts_with("W: Failed to fetch")
-                || line.starts_with("E: ")
-                || line.starts_with("W: GPG error")
-                || line.starts_with("W: Some index files failed to download")
-        })
-        .collect();
+    let failed: Vec<&str> = text.lines().filter(|line| is_failure(line)).collect();
     (!failed.is_empty()).then(|| failed.join("\n"))
+}
+
+/// The sources that made `update` fail; `None` if something else did, too. A source is named in a
+/// line `Err:4 URL SUITE FILE`, with the reason below it, or in an error or a warning.
+#[must_use]
+pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
+    const OURS: [Fault; 5] = [
+        Fault::Locked,
+        Fault::Interrupted,
+        Fault::NoSpace,
+        Fault::SignedBy,
+        Fault::Sources,
+    ];
+    let mut failures = Vec::new();
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        if OURS.contains(&sign_in(line).map_or(Fault::Other, |(_, fault)| fault)) {
+            return None;
+        }
+        let (address, why) = if let Some(rest) = line.strip_prefix("Err:") {
+            let why = lines.peek().filter(|next| next.starts_with(' '));
+            (
+                rest.split_whitespace().nth(1)?,
+                why.copied().unwrap_or(line),
+            )
+        } else if !is_failure(line) || line[3..].starts_with(&SOME_FAILED[3..]) {
+            continue;
+        } else {
+            let mut words = line.split_whitespace().map(|word| word.trim_matches('\''));
+            (words.find(|word| word.contains(":/"))?, &line[3..])
+        };
+        failures.push(SourceFailure {
+            address: address.to_owned(),
+            why: why.trim().to_owned(),
+        });
+    }
+    (!failures.is_empty()).then_some(failures)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{failed_sources, obstacle, telling_line};
+    use super::{failed_sources, failures_by_source, obstacle, telling_line};
     use crate::tools::packages::Fault;
 
     #[test]
@@ -232,6 +281,16 @@ mod tests {
                 "E: Failed to fetch http://x/InRelease  503  Service Unavailable",
                 Fault::Network,
             ),
+            // A server that is overloaded is not a repository without a signature.
+            (
+                "Err:1 http://x bookworm InRelease\n  503  Service Unavailable [IP: 1.2.3.4 80]\nE: The repository 'http://x bookworm InRelease' is not signed.",
+                Fault::Network,
+            ),
+            // An amount is no status of a server.
+            (
+                "Need to get 503 MB of archives.\nAfter this operation, 502 MB of additional disk space will be used.\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
+                Fault::Other,
+            ),
             (
                 "Err:4 http://x/nosuch bookworm Release\n  404  Not Found [IP: 1.2.3.4 80]\nE: The repository 'http://x/nosuch bookworm Release' does not have a Release file.",
                 Fault::Missing,
@@ -300,6 +359,64 @@ mod tests {
                 && !Fault::NoSpace.is_transient()
                 && !Fault::Build.is_transient()
         );
+    }
+
+    /// As printed on Debian 12 by apt 2.6, standard output first.
+    const DEAD: &str = "\
+Err:1 http://127.0.0.1:9/dead stable InRelease
+  Could not connect to 127.0.0.1:9 (127.0.0.1). - connect (111: Connection refused)
+Err:2 http://nosuch.invalid/deb  InRelease
+  Could not resolve 'nosuch.invalid'
+Get:3 http://deb.debian.org/debian bookworm-updates InRelease [55.4 kB]
+Reading package lists...
+W: Target Packages (main/binary-amd64/Packages) is configured multiple times in a:1 and b:1
+E: Failed to fetch http://deb.debian.org/nosuch/dists/bookworm/InRelease  400  Bad Request [IP: 203.0.113.80 80]
+E: The repository 'http://deb.debian.org/other bookworm InRelease' is not signed.
+E: Some index files failed to download. They have been ignored, or old ones used instead.
+";
+
+    #[test]
+    fn sources_that_failed_are_told_from_other_failures() {
+        let found = failures_by_source(DEAD).expect("only sources failed");
+        let pairs: Vec<(&str, &str)> = (found.iter())
+            .map(|one| (one.address.as_str(), &one.why[..15]))
+            .collect();
+        assert_eq!(
+            pairs,
+            [
+                ("http://127.0.0.1:9/dead", "Could not conne"),
+                ("http://nosuch.invalid/deb", "Could not resol"),
+                (
+                    "http://deb.debian.org/nosuch/dists/bookworm/InRelease",
+                    "Failed to fetch"
+                ),
+                ("http://deb.debian.org/other", "The repository "),
+            ]
+        );
+        let key = "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B4";
+        assert_eq!(
+            failures_by_source(key).expect("a source")[0].address,
+            "https://x"
+        );
+        for other in [
+            "",
+            "Reading package lists...\n",
+            "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 812",
+            "Err:1 http://x y InRelease\n  Error writing to file - write (28: No space left on device)\n",
+            "E: Some index files failed to download. They have been ignored, or old ones used instead.",
+            "Err:1 http://x y InRelease\n  Could not connect\nE: Problem executing scripts\n",
+            "Err:1",
+        ] {
+            assert_eq!(failures_by_source(other), None, "{other}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(E: |W: |Err:| http://|\n|.)*") {
+            let _ = failures_by_source(&text);
+            let _ = failed_sources(&text);
+        }
     }
 
     #[test]

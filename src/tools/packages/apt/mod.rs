@@ -3,6 +3,7 @@
 mod archive;
 mod commands;
 mod database;
+mod estimate;
 mod faults;
 mod lists;
 mod marks;
@@ -20,8 +21,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 use debversion::Version;
 
 use super::{
-    Action, ArchiveError, Backend, Commands, DatabaseError, Fault, Further, Mark, Offer, Package,
-    Removals, Settings, SourceEntry, TransactionRequest, Transactions, Updater,
+    Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Fault, Further, Manifest,
+    Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure, TransactionRequest,
+    Transactions, Updater,
 };
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
@@ -90,6 +92,14 @@ impl Backend for Apt {
         folder: &Utf8Path,
     ) -> Result<BTreeSet<Utf8PathBuf>, DatabaseError> {
         Ok(database::owned_below(host.files(), folder)?)
+    }
+
+    async fn manifest(
+        &self,
+        host: Reader<'_>,
+        packages: &BTreeSet<String>,
+    ) -> Result<Manifest, DatabaseError> {
+        Ok(database::manifest(host.files(), packages)?)
     }
 
     /// Debian's order. Text that is not a version sorts as text: apt reports it with a better
@@ -206,6 +216,14 @@ impl Transactions for Apt {
         simulation::parse(text)
     }
 
+    fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {
+        Some(commands::estimate(settings, request))
+    }
+
+    fn parse_estimate(&self, text: &str) -> Estimate {
+        estimate::parse(text)
+    }
+
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
         commands::download(settings, request)
     }
@@ -261,6 +279,10 @@ impl Transactions for Apt {
 
     fn failed_sources(&self, output: &str) -> Option<String> {
         faults::failed_sources(output)
+    }
+
+    fn failures_by_source(&self, output: &str) -> Option<Vec<SourceFailure>> {
+        faults::failures_by_source(output)
     }
 
     fn is_stage(&self, line: &str) -> bool {

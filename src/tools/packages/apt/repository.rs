@@ -61,11 +61,16 @@ pub fn pin(pin: &Pin) -> (Utf8PathBuf, String) {
     )
 }
 
-/// The file that sets the priority of all packages of a repository; `None` keeps apt's default.
-/// `apt_preferences(5)`: `origin` is the host name of the URL.
+/// The file that sets the priority of a repository's packages; `None` keeps apt's default.
+/// `apt_preferences(5)`: `origin` is the host name of the URL. A mirror may have other repositories
+/// under the same name, as backports, so the packages are named: `*` would lift all of them.
 #[must_use]
 pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     let priority = repository.priority?;
+    if repository.packages.is_empty() {
+        return None;
+    }
+    let packages = repository.packages.join(" ");
     let (_, rest) = repository.url.split_once("://")?;
     let host = rest.split(['/', ':']).next().unwrap_or_default();
     Some((
@@ -73,7 +78,7 @@ pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
             "/etc/apt/preferences.d/gpu-bootstrap-repository-{}",
             repository.name
         )),
-        format!("{HEADER}Package: *\nPin: origin \"{host}\"\nPin-Priority: {priority}\n"),
+        format!("{HEADER}Package: {packages}\nPin: origin \"{host}\"\nPin-Priority: {priority}\n"),
     ))
 }
 
@@ -93,17 +98,30 @@ mod tests {
             fingerprints: vec![],
             keyring: None,
             priority: Some(600),
+            packages: vec![
+                "nvidia-container-toolkit".into(),
+                "libnvidia-container*".into(),
+            ],
         }
     }
 
     #[test]
-    fn a_priority_selects_packages_by_host() {
+    fn a_priority_selects_named_packages_by_host() {
         let (path, text) = priority(&toolkit()).expect("a priority");
         assert_eq!(
             path,
             "/etc/apt/preferences.d/gpu-bootstrap-repository-toolkit"
         );
-        assert!(text.ends_with("Pin: origin \"example.org\"\nPin-Priority: 600\n"));
+        assert!(text.ends_with(
+            "Package: nvidia-container-toolkit libnvidia-container*\n\
+             Pin: origin \"example.org\"\nPin-Priority: 600\n"
+        ));
+        // A repository of the same server must not get the priority.
+        let none = Repository {
+            packages: vec![],
+            ..toolkit()
+        };
+        assert_eq!(priority(&none), None);
     }
 
     #[test]

@@ -50,6 +50,7 @@ mod tests {
             fingerprints: vec![],
             keyring: None,
             priority: None,
+            packages: vec![],
         });
         assert_eq!(path, "/etc/yum.repos.d/gpu-bootstrap-nvidia.repo");
         assert_eq!(

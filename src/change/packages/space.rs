@@ -1,0 +1,72 @@
+//! Whether the filesystems have room for a transaction, by the sizes that the package manager's own
+//! simulation names: a disk that is full in the middle leaves packages half installed.
+
+use crate::{
+    change::{Applier, ChangeError, PackageError},
+    model::text::bytes,
+    tools::{
+        mounts,
+        packages::{Estimate, TransactionRequest},
+    },
+};
+
+/// Where nearly all files of packages are: libraries, programs, and (as `/lib` is a link) modules.
+const FILES: &str = "/usr";
+
+/// Where a package manager keeps its database, and downloads if it names no folder for them.
+const STATE: &str = "/var";
+
+impl Applier {
+    /// What a transaction downloads and unpacks; `None` if the package manager cannot tell.
+    pub(super) async fn estimate(
+        &self,
+        request: &TransactionRequest<'_>,
+    ) -> Result<Option<Estimate>, ChangeError> {
+        let transactions = self.transactions()?;
+        let Some(query) = transactions.estimate(&self.settings(), request) else {
+            return Ok(None);
+        };
+        let answer = self
+            .ask("estimate the size of the package transaction", &query)
+            .await?;
+        Ok(Some(transactions.parse_estimate(&answer)))
+    }
+
+    /// Refuses a transaction that does not fit on the filesystems, before it changes anything.
+    pub(super) async fn check_space(
+        &self,
+        request: &TransactionRequest<'_>,
+    ) -> Result<(), ChangeError> {
+        let Some(estimate) = self.estimate(request).await? else {
+            return Ok(());
+        };
+        let downloads = self.backend.downloads().map_or(STATE, |path| path.as_str());
+        let needs = [
+            (FILES, estimate.unpacked_bytes),
+            (downloads, estimate.download_bytes()),
+        ];
+        let mut short = Vec::new();
+        for filesystem in mounts::of(&*self.host.files, &needs.map(|(path, _)| path))? {
+            let needed: u64 = (needs.iter())
+                .filter(|(path, _)| filesystem.paths.contains(path))
+                .map(|(_, bytes)| bytes)
+                .sum();
+            if needed > filesystem.room.free {
+                short.push(format!(
+                    "`{}` has {} free, the packages need {}",
+                    filesystem.mount,
+                    bytes(filesystem.room.free),
+                    bytes(needed)
+                ));
+            }
+        }
+        if short.is_empty() {
+            return Ok(());
+        }
+        Err(PackageError::NoSpace {
+            short,
+            clean: self.backend.commands().clean,
+        }
+        .into())
+    }
+}

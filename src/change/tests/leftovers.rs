@@ -1,0 +1,276 @@
+//! What is removed with packages and what stays: what others made, asked for or still use.
+
+use super::{
+    archive::{Archive, Kind, Offered, append},
+    kit::TestMachine,
+    packages::{docker, install},
+    with_each_manager,
+};
+use crate::{
+    change::{Change, Reverted, Undo},
+    host::ReadFiles,
+};
+
+with_each_manager! {
+    what_appears_beside_packages_is_left_and_named
+    what_appears_during_a_failed_attempt_is_nobodys
+    a_package_that_somebody_asked_for_since_stays_with_what_it_needs
+    an_unchanged_mark_keeps_no_package
+    configuration_of_an_earlier_installation_stays
+    packages_of_which_others_need_some_are_removed_but_for_these
+    accounts_stay_while_a_package_stays
+    marks_are_restored_only_on_packages_that_are_still_manual
+    a_changed_file_stays_and_an_unchanged_one_does_not
+}
+
+/// Docker's script, and at the same time a script of the administrator.
+fn beside(machine: &TestMachine, apt: &Archive) {
+    let mut archive = apt.archive.lock().unwrap();
+    let docker = archive.get_mut("docker.io").expect("it is offered");
+    docker.script = |files| {
+        append(files, "/etc/group", "docker:x:113:");
+        append(
+            files,
+            "/etc/passwd",
+            "dock:x:105:113::/nonexistent:/bin/false",
+        );
+        files.put("/etc/docker/key.json", "{}");
+        append(files, "/etc/group", "site:x:114:");
+        append(files, "/etc/passwd", "joe:x:1000:114::/home/joe:/bin/sh");
+        files.put("/etc/site/rules.conf", "theirs");
+        files.put("/etc/docker/daemon.json", "theirs");
+        files.put_link("/etc/systemd/system/site.service", "/opt/site.service");
+    };
+    drop(archive);
+    machine.fakes.files.put_folder("/etc/systemd/system", 0o755);
+}
+
+async fn what_appears_beside_packages_is_left_and_named(kind: Kind) {
+    let (machine, apt) = docker(kind);
+    beside(&machine, &apt);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    let Reverted::Done { what } = machine.revert(&undo).await else {
+        panic!("nothing of ours is left");
+    };
+    let files = &machine.fakes.files;
+    for path in [
+        "/etc/site/rules.conf",
+        "/etc/docker/daemon.json",
+        "/etc/systemd/system/site.service",
+    ] {
+        assert!(files.stat(path.into()).unwrap().is_some(), "{path}");
+        assert!(what.contains(&format!("`{path}`")), "{what}");
+    }
+    assert!(files.text("/etc/passwd").contains("joe"));
+    assert!(files.text("/etc/group").contains("site"));
+    assert!(what.contains("user `joe`, group `site`"), "{what}");
+    // What the packages made is gone.
+    assert!(!files.exists("/etc/docker/key.json".into()).unwrap());
+    assert!(!files.text("/etc/passwd").contains("dock"));
+    assert!(!files.text("/etc/group").contains("docker"));
+}
+
+async fn what_appears_during_a_failed_attempt_is_nobodys(kind: Kind) {
+    let (machine, apt) = docker(kind);
+    *apt.breaks.lock().unwrap() = vec![super::archive::Break {
+        meanwhile: |files| files.put("/etc/site.conf", "theirs"),
+        ..super::archive::Break::after(0, "Segmentation fault")
+    }];
+    let change = install(&["docker.io"]);
+    let undo = machine.applier.capture(&change).await.unwrap();
+    let failed = (machine.applier)
+        .apply(&change, undo.clone(), &machine.sink)
+        .await;
+    assert!(failed.is_err());
+    let undo = machine
+        .applier
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
+    assert!(undo.is_nothing(), "{undo:?}");
+    machine.revert(&undo).await;
+    assert_eq!(machine.fakes.files.text("/etc/site.conf"), "theirs");
+}
+
+/// `runc` came because `docker.io` needs it; `docker.io` because `stack` does.
+async fn stack(kind: Kind) -> (TestMachine, Archive, Undo) {
+    let (machine, apt) = docker(kind);
+    apt.offer("stack", Offered::new("1", &["docker.io"]));
+    let undo = machine.apply(&install(&["stack"])).await.unwrap();
+    (machine, apt, undo)
+}
+
+fn mark_manual(machine: &TestMachine, apt: &Archive, name: &str) {
+    apt.installed.lock().unwrap().get_mut(name).unwrap().auto = false;
+    apt.write(&machine.fakes.files);
+}
+
+fn there(apt: &Archive) -> Vec<String> {
+    let installed = apt.installed.lock().unwrap();
+    (installed.iter())
+        .filter(|(name, package)| !package.gone && !["bash", "dpkg"].contains(&name.as_str()))
+        .map(|(name, _)| name.clone())
+        .collect()
+}
+
+async fn a_package_that_somebody_asked_for_since_stays_with_what_it_needs(kind: Kind) {
+    let (machine, apt, undo) = stack(kind).await;
+    mark_manual(&machine, &apt, "docker.io");
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
+        panic!("docker.io stays");
+    };
+    assert!(what.contains("1 package (docker.io)"), "{what}");
+    assert!(what.contains("1 package (runc)"), "{what}");
+    assert!(why.contains("marked as manually installed since"), "{why}");
+    assert!(why.contains("would remove docker.io"), "{why}");
+    assert_eq!(there(&apt), ["docker.io", "runc"]);
+    // It uses its account.
+    assert!(machine.fakes.files.text("/etc/passwd").contains("dock:"));
+}
+
+async fn an_unchanged_mark_keeps_no_package(kind: Kind) {
+    let (machine, apt, undo) = stack(kind).await;
+    // `stack` was asked for by us, and nobody can tell whether also by others.
+    mark_manual(&machine, &apt, "stack");
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    assert!(there(&apt).is_empty());
+}
+
+async fn configuration_of_an_earlier_installation_stays(kind: Kind) {
+    let (machine, apt) = docker(kind);
+    machine
+        .fakes
+        .files
+        .put("/etc/default/docker", "a default\n");
+    apt.have("docker.io", "19");
+    apt.installed
+        .lock()
+        .unwrap()
+        .get_mut("docker.io")
+        .unwrap()
+        .gone = true;
+    apt.write(&machine.fakes.files);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    let Reverted::Done { what } = machine.revert(&undo).await else {
+        panic!("all is undone");
+    };
+    assert!(what.contains("purged 1 package (runc)"), "{what}");
+    assert!(what.contains("removed 1 package (docker.io)"), "{what}");
+    assert_eq!(
+        machine.fakes.files.text("/etc/default/docker"),
+        "a default\n"
+    );
+    let installed = apt.installed.lock().unwrap();
+    assert!(installed["docker.io"].gone && !installed.contains_key("runc"));
+}
+
+async fn packages_of_which_others_need_some_are_removed_but_for_these(kind: Kind) {
+    let (machine, apt) = docker(kind);
+    apt.offer("stack", Offered::new("1", &["docker.io"]));
+    // One package of each kind would be removed: `docker.io` had configuration before.
+    apt.have("docker.io", "19");
+    apt.installed
+        .lock()
+        .unwrap()
+        .get_mut("docker.io")
+        .unwrap()
+        .gone = true;
+    apt.write(&machine.fakes.files);
+    let undo = machine.apply(&install(&["stack"])).await.unwrap();
+    apt.offer("theirs", Offered::new("1", &["docker.io"]));
+    apt.have("theirs", "1");
+    apt.write(&machine.fakes.files);
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
+        panic!("some stay");
+    };
+    assert!(what.contains("2 packages (runc, docker.io)"), "{what}");
+    assert!(why.contains("would remove theirs"), "{why}");
+    assert_eq!(there(&apt), ["docker.io", "runc", "theirs"]);
+    // When the other package is gone, the next undo completes.
+    apt.installed.lock().unwrap().remove("theirs");
+    apt.write(&machine.fakes.files);
+    let again = machine.revert(&undo).await;
+    assert!(matches!(again, Reverted::Done { .. }), "{again:?}");
+    assert!(there(&apt).is_empty());
+}
+
+async fn accounts_stay_while_a_package_stays(kind: Kind) {
+    let (machine, apt) = docker(kind);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    apt.offer("theirs", Offered::new("1", &["runc"]));
+    apt.have("theirs", "1");
+    apt.write(&machine.fakes.files);
+    let Reverted::Left { what, .. } = machine.revert(&undo).await else {
+        panic!("runc stays");
+    };
+    assert!(what.contains("accounts and files below `/etc`"), "{what}");
+    assert!(
+        machine
+            .fakes
+            .files
+            .exists("/etc/docker/key.json".into())
+            .unwrap()
+    );
+    // Packages without accounts and files have nothing of that kind to leave.
+    let (machine, apt) = docker(kind);
+    apt.offer("tool", Offered::new("1", &["lib"]));
+    apt.offer("lib", Offered::new("1", &[]));
+    let undo = machine.apply(&install(&["tool"])).await.unwrap();
+    apt.offer("theirs", Offered::new("1", &["lib"]));
+    apt.have("theirs", "1");
+    apt.write(&machine.fakes.files);
+    let Reverted::Left { what, .. } = machine.revert(&undo).await else {
+        panic!("lib stays");
+    };
+    assert!(!what.contains("accounts"), "{what}");
+}
+
+async fn marks_are_restored_only_on_packages_that_are_still_manual(kind: Kind) {
+    let (machine, apt) = docker(kind);
+    for name in ["runc", "lost", "kept"] {
+        apt.offer(name, Offered::new("1.1.5", &[]));
+        apt.have(name, "1.0");
+        apt.installed.lock().unwrap().get_mut(name).unwrap().auto = true;
+    }
+    apt.write(&machine.fakes.files);
+    let undo = (machine.apply(&install_new(&["runc", "lost", "kept"])).await).unwrap();
+    assert!(!apt.installed.lock().unwrap()["runc"].auto);
+    apt.installed.lock().unwrap().remove("lost");
+    apt.installed.lock().unwrap().get_mut("kept").unwrap().auto = true;
+    apt.write(&machine.fakes.files);
+    machine.fakes.exec.clear_log();
+    machine.revert(&undo).await;
+    assert!(apt.installed.lock().unwrap()["runc"].auto);
+    let lines = machine.fakes.exec.lines();
+    let marked: Vec<&String> = (lines.iter())
+        .filter(|line| line.contains(" auto "))
+        .collect();
+    assert_eq!(marked.len(), 1, "{lines:?}");
+    assert!(marked[0].ends_with(" runc"), "{marked:?}");
+}
+
+/// Installs these packages in another version than the present one.
+fn install_new(names: &[&str]) -> Change {
+    Change::InstallPackages {
+        packages: (names.iter())
+            .map(|name| super::packages::wish(name, Some("1.1.5")))
+            .collect(),
+        removing: vec![],
+    }
+}
+
+async fn a_changed_file_stays_and_an_unchanged_one_does_not(kind: Kind) {
+    let (machine, _) = docker(kind);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    let files = &machine.fakes.files;
+    files.put("/etc/docker/key.json", "changed");
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
+        panic!("a file was changed");
+    };
+    assert!(what.contains("`/etc/docker/key.json`"), "{what}");
+    assert!(why.contains("changed afterwards"), "{why}");
+    assert_eq!(files.text("/etc/docker/key.json"), "changed");
+    let link = "/etc/systemd/system/multi-user.target.wants/docker.service";
+    assert!(files.stat(link.into()).unwrap().is_none());
+}

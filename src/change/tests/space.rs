@@ -1,0 +1,225 @@
+//! What is decided by the sizes and addresses that the package manager names: whether a transaction
+//! fits on the filesystems, and whether a source that fails is needed.
+
+use super::{
+    archive::{Archive, Kind, Offered},
+    kit::TestMachine,
+    packages::{docker, install, wish},
+};
+use crate::{
+    change::{Applier, Change, packages::Wanted},
+    error::Report,
+    exit::Exit,
+    host::files::Room,
+};
+
+const GB: u64 = 1_000_000_000;
+
+fn room(free: u64) -> Room {
+    Room {
+        total: 100 * GB,
+        free,
+        read_only: false,
+    }
+}
+
+/// A machine with further filesystems of one gigabyte; each package is a download of this size.
+fn with_filesystems(size: u64, mounts: &[&str]) -> (TestMachine, Archive) {
+    let (machine, apt) = docker(Kind::Apt);
+    *apt.size.lock().unwrap() = size;
+    let files = &machine.fakes.files;
+    let mut list = "21 1 254:1 / / rw - ext4 /dev/vda1 rw\n".to_owned();
+    for (n, mount) in mounts.iter().enumerate() {
+        files.put_folder(mount, 0o755);
+        files.mount(mount, room(GB));
+        list.push_str(&format!(
+            "{n} 21 254:{} / {mount} rw - ext4 /dev/x rw\n",
+            n + 2
+        ));
+    }
+    files.put("/proc/self/mountinfo", list);
+    (machine, apt)
+}
+
+#[tokio::test]
+async fn a_transaction_that_does_not_fit_is_refused_before_it_changes_anything() {
+    for (size, mounts, expected) in [
+        // The files of packages.
+        (
+            300_000_000,
+            &["/usr"][..],
+            Some("`/usr` has 953.7 MiB free, the packages need 1.4 GiB"),
+        ),
+        (100_000_000, &["/usr"], None),
+        // Their archives.
+        (
+            1_100_000_000,
+            &["/var"],
+            Some("`/var` has 953.7 MiB free, the packages need 1.0 GiB"),
+        ),
+        (900_000_000, &["/var"], None),
+        // Both on one filesystem.
+        (190_000_000, &["/usr", "/var"], None),
+    ] {
+        let (machine, apt) = with_filesystems(size, mounts);
+        let change = install(&["docker.io"]);
+        let rehearsed = machine.applier.rehearse(&change).await;
+        let previewed = machine.applier.preview(&change).await.map(drop);
+        let before = machine.fakes.exec.lines().len();
+        let applied = machine.apply(&change).await.map(drop);
+        for ended in [rehearsed, previewed, applied] {
+            match (expected, ended) {
+                (None, ended) => ended.unwrap(),
+                (Some(words), ended) => {
+                    let error = ended.expect_err("there is too little space");
+                    assert_eq!(
+                        (error.reason(), error.exit()),
+                        ("no-disk-space", Exit::Blocked)
+                    );
+                    assert!(error.to_string().contains(words), "{error}");
+                    assert!(error.hint().unwrap().contains("apt-get clean"));
+                }
+            }
+        }
+        if expected.is_some() {
+            let lines = machine.fakes.exec.lines().split_off(before);
+            assert!(
+                lines.iter().all(|line| line.contains(" -s ")
+                    || line.contains("--print-uris")
+                    || !line.starts_with("apt-get")),
+                "{lines:?}"
+            );
+            assert!(!apt.installed.lock().unwrap().contains_key("docker.io"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn downloads_and_files_on_one_filesystem_are_added() {
+    // 180 MB and 900 MB on a filesystem of 1 GB.
+    let (machine, _) = docker_on_one_filesystem(180_000_000);
+    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
+    assert!(
+        error.to_string().contains("`/` has 953.7 MiB free"),
+        "{error}"
+    );
+    let (machine, _) = docker_on_one_filesystem(160_000_000);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+}
+
+fn docker_on_one_filesystem(size: u64) -> (TestMachine, Archive) {
+    let (machine, apt) = with_filesystems(size, &[]);
+    machine.fakes.files.mount("/", room(GB));
+    (machine, apt)
+}
+
+#[tokio::test]
+async fn a_rehearsal_refuses_nothing_that_may_change_until_then() {
+    let (machine, _) = with_filesystems(1, &[]);
+    // The repository is not added yet.
+    machine
+        .applier
+        .rehearse(&install(&["unknown"]))
+        .await
+        .unwrap();
+}
+
+const DEAD: &str = "http://dead.example.org/deb";
+
+/// The lists of the distribution are downloaded, those of `DEAD` are not.
+fn with_dead_source(words: &'static str) -> (TestMachine, Archive, Applier) {
+    let (machine, apt) = docker(Kind::Apt);
+    let files = &machine.fakes.files;
+    files.put(
+        "/etc/apt/sources.list",
+        format!("deb http://debian.example.org/debian bookworm main\ndeb {DEAD} stable main\n"),
+    );
+    *apt.faults.lock().unwrap() = vec![words; 8];
+    let wanted = Wanted {
+        packages: vec![wish("docker.io", None)],
+        repositories: Vec::new(),
+    };
+    let applier = machine.applier.clone().wanting(wanted);
+    (machine, apt, applier)
+}
+
+const REFUSED: &str = "Err:1 http://dead.example.org/deb stable InRelease\n  Could not connect to \
+                       dead.example.org:80 - connect (111: Connection refused)\nE: Some index files \
+                       failed to download. They have been ignored, or old ones used instead.";
+const BAD_KEY: &str = "E: GPG error: http://dead.example.org/deb stable InRelease: The following \
+                       signatures couldn't be verified because the public key is not available: \
+                       NO_PUBKEY A4B469963BF863CC\nE: The repository \
+                       'http://dead.example.org/deb stable InRelease' is not signed.";
+
+async fn refresh(machine: &TestMachine, applier: &Applier) -> Result<(), &'static str> {
+    let change = Change::RefreshRepositories;
+    let undo = applier.capture(&change).await.unwrap();
+    let ended = applier.apply(&change, undo, &machine.sink).await;
+    ended.map(drop).map_err(|error| error.reason())
+}
+
+#[tokio::test]
+async fn a_source_of_which_nothing_is_needed_may_fail() {
+    for words in [REFUSED, BAD_KEY] {
+        let (machine, _, applier) = with_dead_source(words);
+        assert_eq!(refresh(&machine, &applier).await, Ok(()));
+        let said = machine.sink.text();
+        assert!(
+            said.contains("warning: http://dead.example.org/deb has no package"),
+            "{said}"
+        );
+        // It is not waited for.
+        assert!(machine.fakes.clock.slept().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_source_that_is_needed_must_not_fail() {
+    for (words, reason) in [(REFUSED, "network"), (BAD_KEY, "repository-key")] {
+        // A wanted package would come from it.
+        let (machine, apt, applier) = with_dead_source(words);
+        apt.hosts.lock().unwrap().insert("docker.io", DEAD);
+        assert_eq!(refresh(&machine, &applier).await, Err(reason));
+        // A wanted package is not known: it may be in the lists that are missing.
+        let (machine, apt, applier) = with_dead_source(words);
+        apt.archive.lock().unwrap().remove("docker.io");
+        assert_eq!(refresh(&machine, &applier).await, Err(reason));
+        // It is a repository of ours.
+        let (machine, _, applier) = with_dead_source(words);
+        machine.fakes.files.put(
+            "/etc/apt/sources.list.d/gpu-bootstrap-dead.sources",
+            format!("Types: deb\nURIs: {DEAD}\nSuites: stable\nComponents: main\n"),
+        );
+        assert_eq!(refresh(&machine, &applier).await, Err(reason));
+        // The distribution fails, too.
+        let (machine, apt, applier) = with_dead_source(words);
+        let both = match reason {
+            "network" => {
+                "Err:1 http://debian.example.org/debian bookworm InRelease\n  Connection \
+                          refused\nErr:2 http://dead.example.org/deb stable InRelease\n  Connection \
+                          refused"
+            }
+            _ => continue,
+        };
+        *apt.faults.lock().unwrap() = vec![both; 8];
+        assert_eq!(refresh(&machine, &applier).await, Err(reason));
+    }
+}
+
+#[tokio::test]
+async fn a_failure_that_is_not_of_a_source_is_never_ignored() {
+    let full = "Err:1 http://dead.example.org/deb stable InRelease\n  Error writing to file - write \
+                (28: No space left on device)";
+    let (machine, _, applier) = with_dead_source(full);
+    assert_eq!(refresh(&machine, &applier).await, Err("no-disk-space"));
+}
+
+#[tokio::test]
+async fn where_all_is_installed_no_source_is_needed() {
+    let (machine, apt, applier) = with_dead_source(REFUSED);
+    apt.have("docker.io", "20.10.24");
+    apt.offer("docker.io", Offered::new("20.10.24", &[]));
+    apt.hosts.lock().unwrap().insert("docker.io", DEAD);
+    apt.write(&machine.fakes.files);
+    assert_eq!(refresh(&machine, &applier).await, Ok(()));
+}

@@ -1,0 +1,157 @@
+//! Which paths are on one filesystem, from the kernel's list of mounts, proc_pid_mountinfo(5).
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::host::{FilesError, ReadFiles, files::Room};
+
+/// The kernel's list of the mounts that this process sees.
+const MOUNTINFO: &str = "/proc/self/mountinfo";
+
+/// A filesystem, and those of the given paths that are on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filesystem<'p> {
+    /// Where it is mounted; the first path if the kernel's list is not there.
+    pub mount: Utf8PathBuf,
+    /// The paths, in the given order.
+    pub paths: Vec<&'p str>,
+    /// Its room.
+    pub room: Room,
+}
+
+/// The filesystems of these paths, each once, in the order of the paths.
+///
+/// # Errors
+/// When a path or the kernel's list cannot be read.
+pub fn of<'p>(files: &dyn ReadFiles, paths: &[&'p str]) -> Result<Vec<Filesystem<'p>>, FilesError> {
+    let mounts = files.read_text(Utf8Path::new(MOUNTINFO))?;
+    let mut found: Vec<(String, Filesystem<'p>)> = Vec::new();
+    for &path in paths {
+        let room = files.room(Utf8Path::new(path))?;
+        let there = existing(files, Utf8Path::new(path))?;
+        let mounted = mounts.as_deref().and_then(|text| mount_of(text, &there));
+        let (device, mount) = match mounted {
+            Some((device, mount)) => (device.to_owned(), mount),
+            // Without the list, equal numbers mean one filesystem.
+            None => (format!("{room:?}"), path.into()),
+        };
+        match found.iter_mut().find(|(other, _)| *other == device) {
+            Some((_, filesystem)) => filesystem.paths.push(path),
+            None => found.push((
+                device,
+                Filesystem {
+                    mount,
+                    paths: vec![path],
+                    room,
+                },
+            )),
+        }
+    }
+    Ok(found
+        .into_iter()
+        .map(|(_, filesystem)| filesystem)
+        .collect())
+}
+
+/// The path, or its nearest ancestor that exists, without links.
+fn existing(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
+    for at in path.ancestors() {
+        if let Some(real) = files.resolve(at)? {
+            return Ok(real);
+        }
+    }
+    Ok("/".into())
+}
+
+/// The device and the mount point of the filesystem that holds a path. Of several mounts at one
+/// point the last one is visible.
+fn mount_of<'t>(mountinfo: &'t str, path: &Utf8Path) -> Option<(&'t str, Utf8PathBuf)> {
+    (mountinfo.lines())
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(2);
+            let device = fields.next()?;
+            let point = unescaped(fields.nth(1)?);
+            path.starts_with(&point).then_some((device, point))
+        })
+        .max_by_key(|(_, point)| point.components().count())
+}
+
+/// The kernel writes space, tab, newline and backslash as three octal digits.
+fn unescaped(field: &str) -> Utf8PathBuf {
+    let pairs = [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ];
+    let plain = |text: String, (code, plain): (&str, &str)| text.replace(code, plain);
+    pairs.into_iter().fold(field.to_owned(), plain).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::FakeFiles;
+
+    const LIST: &str = "\
+21 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+22 21 0:20 / /proc rw,nosuid shared:5 - proc proc rw
+23 21 254:2 / /var rw shared:7 - ext4 /dev/vda2 rw
+24 23 254:3 / /var/lib/my\\040data rw shared:8 - ext4 /dev/vda3 rw
+25 21 254:4 / /usr rw - ext4 /dev/vda4 rw
+26 21 254:1 /srv/cache /var/cache rw - ext4 /dev/vda1 rw
+";
+
+    #[test]
+    fn the_innermost_mount_holds_a_path() {
+        let mount =
+            |path: &str| mount_of(LIST, path.into()).map(|(device, at)| (device, at.into_string()));
+        assert_eq!(mount("/etc"), Some(("254:1", "/".to_owned())));
+        assert_eq!(mount("/variable"), Some(("254:1", "/".to_owned())));
+        assert_eq!(mount("/var/lib"), Some(("254:2", "/var".to_owned())));
+        assert_eq!(
+            mount("/var/lib/my data/x"),
+            Some(("254:3", "/var/lib/my data".to_owned()))
+        );
+        assert_eq!(mount_of("garbage\n\n1 2\n", "/".into()), None);
+    }
+
+    #[test]
+    fn paths_on_one_device_share_their_filesystem() {
+        let files = FakeFiles::new();
+        files.put(MOUNTINFO, LIST);
+        for folder in ["/usr", "/var/cache/apt", "/etc"] {
+            files.put_folder(folder, 0o755);
+        }
+        let paths = ["/", "/usr", "/var", "/var/cache/apt/archives"];
+        let found = of(&files, &paths).unwrap();
+        let pairs: Vec<(&str, Vec<&str>)> = (found.iter())
+            .map(|one| (one.mount.as_str(), one.paths.clone()))
+            .collect();
+        assert_eq!(
+            pairs,
+            [
+                ("/", vec!["/", "/var/cache/apt/archives"]),
+                ("/usr", vec!["/usr"]),
+                ("/var", vec!["/var"])
+            ]
+        );
+        files.take(MOUNTINFO);
+        assert_eq!(of(&files, &paths).unwrap().len(), 1);
+        let small = Room {
+            total: 10,
+            free: 1,
+            read_only: false,
+        };
+        files.mount("/var", small);
+        let found = of(&files, &paths).unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!((found[1].mount.as_str(), found[1].room), ("/var", small));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "([0-9:/ \\\\\n]|.)*") {
+            let _ = mount_of(&text, "/var".into());
+        }
+    }
+}

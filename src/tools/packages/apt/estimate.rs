@@ -1,0 +1,97 @@
+//! The answer of `apt-get --print-uris`: what a transaction would download, and the space that it
+//! needs afterwards.
+
+use crate::tools::packages::Estimate;
+
+/// Parses the answer. `'URL' FILE SIZE HASH` for each file that is not downloaded yet, and
+/// `After this operation, 264 MB of additional disk space will be used.`
+#[must_use]
+pub fn parse(text: &str) -> Estimate {
+    Estimate {
+        downloads: text.lines().filter_map(download).collect(),
+        unpacked_bytes: text.lines().find_map(used).unwrap_or_default(),
+    }
+}
+
+fn download(line: &str) -> Option<(String, u64)> {
+    let (url, rest) = line.strip_prefix('\'')?.split_once("' ")?;
+    let size = rest.split(' ').nth(1)?.parse().ok()?;
+    Some((url.to_owned(), size))
+}
+
+fn used(line: &str) -> Option<u64> {
+    let rest = line.strip_prefix("After this operation, ")?;
+    let amount = rest.strip_suffix(" of additional disk space will be used.")?;
+    bytes(amount)
+}
+
+/// apt writes up to four digits with a unit of powers of 1000. The next number is taken, as it
+/// rounds.
+fn bytes(amount: &str) -> Option<u64> {
+    let (number, unit) = amount.split_once(' ')?;
+    let power = ["B", "kB", "MB", "GB", "TB"]
+        .iter()
+        .position(|one| *one == unit)?;
+    let digits: String = number.chars().filter(char::is_ascii_digit).collect();
+    let decimals = number.split_once('.').map_or(0, |(_, after)| after.len());
+    let scale = |exponent: usize| 10_u64.checked_pow(u32::try_from(exponent).ok()?);
+    let value: u64 = digits.parse().ok()?;
+    let in_bytes = value
+        .checked_add(u64::from(power > 0))?
+        .checked_mul(scale(3 * power)?)?;
+    Some(in_bytes / scale(decimals)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bytes, parse};
+
+    /// As printed on Debian 12 by apt 2.6.
+    const TEXT: &str = "\
+The following NEW packages will be installed:
+  docker.io runc
+0 upgraded, 2 newly installed, 0 to remove and 125 not upgraded.
+Need to get 39.0 MB of archives.
+After this operation, 264 MB of additional disk space will be used.
+'http://deb.debian.org/debian/pool/main/r/runc/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 2709960 MD5Sum:55
+'mirror+file:/etc/apt/mirrors/debian.list/pool/main/d/docker.io/docker.io_20.10_amd64.deb' docker.io_20.10_amd64.deb 36256664
+";
+
+    #[test]
+    fn addresses_and_sizes() {
+        let found = parse(TEXT);
+        assert_eq!(found.unpacked_bytes, 265_000_000);
+        assert_eq!(found.download_bytes(), 2_709_960 + 36_256_664);
+        assert!(
+            found.downloads[1]
+                .0
+                .starts_with("mirror+file:/etc/apt/mirrors/debian.list/")
+        );
+        let freed = "After this operation, 12.3 MB disk space will be freed.\n";
+        assert_eq!(parse(freed).unpacked_bytes, 0);
+    }
+
+    #[test]
+    fn amounts_are_never_too_small() {
+        for (text, expected) in [
+            ("0 B", 0),
+            ("999 B", 999),
+            ("12.3 kB", 12_400),
+            ("1,234 MB", 1_235_000_000),
+            ("99.9 GB", 100_000_000_000),
+        ] {
+            assert_eq!(bytes(text), Some(expected), "{text}");
+        }
+        for text in ["", "MB", "x MB", "1 QB", "99999999999999 TB"] {
+            assert_eq!(bytes(text), None, "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "('|After this operation, |[0-9.,]* |.)*") {
+            let _ = parse(&text);
+            let _ = bytes(&text);
+        }
+    }
+}
