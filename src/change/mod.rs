@@ -185,4 +185,8 @@ pub trait Sink: Send + Sync {
     fn progress(&self, current: u64, total: Option<u64>, unit: &str);
     /// An attempt failed and is repeated after a pause.
     fn retry(&self, message: &str, in_seconds: f64);
+    /// What a person must know at the end, although nothing failed.
+    fn note(&self, message: &str) {
+        self.line(message);
+    }
 }

@@ -238,32 +238,35 @@ pub(super) fn tools(
     request: Request,
     running: (Events, Cancel),
 ) -> Tools {
+    let options = Options {
+        policy: Some(kept(&policy)),
+        ..options(world, facts, request)
+    };
     let applier = Applier::new(host.clone(), policy, paths::STATE.into());
-    tools_of(world, applier, host, facts, request, running)
+    tools_of(applier, host, options, running)
 }
 
-fn tools_of(
-    world: &World<'_>,
-    applier: Applier,
-    host: &Host,
-    facts: &Facts,
-    request: Request,
-    (events, cancel): (Events, Cancel),
-) -> Tools {
-    let kept = Policy {
+/// What undoing needs to know of a policy, as the journal keeps it.
+fn kept(policy: &PackagePolicy) -> Policy {
+    Policy {
         manager: policy.manager,
         lock_timeout_seconds: policy.lock_timeout_seconds,
         pause_units: policy.pause_units.clone(),
-    };
+    }
+}
+
+fn tools_of(
+    applier: Applier,
+    host: &Host,
+    options: Options,
+    (events, cancel): (Events, Cancel),
+) -> Tools {
     Tools {
         verbs: Arc::new(applier.stopped_by(cancel.token())),
         host: host.clone(),
         events,
         cancel,
-        options: Options {
-            policy: Some(kept),
-            ..options(world, facts, request)
-        },
+        options,
     }
 }
 
@@ -410,13 +413,15 @@ impl Target {
     pub(super) fn tools(&self, world: &World<'_>, events: Events, cancel: Cancel) -> Tools {
         let desired = &self.resolution.desired;
         let policy = desired.packages.clone();
+        let options = Options {
+            policy: Some(kept(&policy)),
+            ..options(world, &self.ground.facts, self.kept(world))
+        };
         let applier = Applier::new(self.ground.host.clone(), policy, paths::STATE.into());
         tools_of(
-            world,
             applier.wanting(Wanted::of(desired)),
             &self.ground.host,
-            &self.ground.facts,
-            self.kept(world),
+            options,
             (events, cancel),
         )
     }

@@ -44,6 +44,8 @@ struct Queue {
     next: u64,
     waiting: VecDeque<Envelope>,
     outputs: usize,
+    /// What the report must repeat.
+    notes: Vec<String>,
     closed: bool,
     /// The thread has delivered all events and ended.
     done: bool,
@@ -105,6 +107,11 @@ impl Events {
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.shared.elapsed()
+    }
+
+    /// Takes what changes have noted for the report since the last call.
+    pub(super) fn take_notes(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.queue().notes)
     }
 
     /// Adds an event to the queue. Never waits.
@@ -284,6 +291,13 @@ impl Sink for Said<'_> {
             steps: self.steps.to_vec(),
             message: message.to_owned(),
             retry_in_seconds: in_seconds,
+        });
+    }
+
+    fn note(&self, message: &str) {
+        self.events.shared.queue().notes.push(message.to_owned());
+        self.events.emit(Event::Note {
+            message: message.to_owned(),
         });
     }
 }

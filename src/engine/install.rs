@@ -114,6 +114,7 @@ impl Session {
             (jobs, exit, reboot)
         };
 
+        notes.extend(self.tools.events.take_notes());
         let mut report = self.report(exit, &jobs, notes, reboot);
         report.left = left;
         if known

@@ -118,6 +118,7 @@ async fn undo_all(
         .map(|group| (group, Fate::NotTried, 0.0))
         .collect();
     undo_groups(tools, ledger, &mut groups).await?;
+    report.notes.extend(tools.events.take_notes());
     for (_, fate, _) in &groups {
         if let Fate::Stays(what) = fate {
             report.left.push(what.clone());

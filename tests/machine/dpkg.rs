@@ -175,6 +175,9 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
         write(files, &database);
     };
     set("half-configured");
+    if let Some(path) = &state.faults.beside {
+        files.put(path, "theirs\n");
+    }
     for group in &package.groups {
         add_line(
             files,

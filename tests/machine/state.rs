@@ -32,6 +32,8 @@ pub struct Faults {
     pub power_cut: bool,
     /// `modprobe` fails with these words.
     pub modprobe: Option<String>,
+    /// A file that another program writes while packages are configured.
+    pub beside: Option<String>,
     /// The behaviour of NVML: `hung`, `no-devices`, `failed`, `mismatch`.
     pub nvml: Option<String>,
     /// The number of GPUs that the driver does not initialise.

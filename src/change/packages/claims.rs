@@ -42,10 +42,13 @@ const OF_ACCOUNTS: [&str; 7] = [
 ];
 
 impl Applier {
-    /// Splits what appeared into what the packages of the transaction made, and the rest.
+    /// Splits what appeared into what packages of ours made, and the rest. The scripts of a package
+    /// may run in a later transaction than the one that unpacked it, for example after an
+    /// interruption.
     pub(super) async fn claim(&self, effects: Effects) -> Result<Effects, ChangeError> {
         let effects = effects.with_unclaimed();
-        let packages = effects.new_packages();
+        let mut packages = effects.new_packages();
+        packages.extend(self.brought()?);
         let manifest = self.backend.manifest(self.host.reader(), &packages).await;
         let manifest = manifest.map_err(|error| {
             unreadable_database("read what the new packages say about themselves", error)

@@ -165,7 +165,8 @@ impl Applier {
     pub(super) async fn name_unclaimed(
         &self,
         unclaimed: &Unclaimed,
-    ) -> Result<Option<Reverted>, ChangeError> {
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let mut left: Vec<String> = Vec::new();
         let text = |path: &str| self.host.files.read_text(path.into());
         for user in accounts::users(&text(accounts::PASSWD)?.unwrap_or_default()) {
@@ -187,12 +188,13 @@ impl Applier {
                 }
             }
         }
-        Ok((!left.is_empty()).then(|| Reverted::Done {
-            what: format!(
-                "left alone what appeared during the installation, and no package claims: {}",
-                first_few(&left)
-            ),
-        }))
+        if !left.is_empty() {
+            sink.note(&format!(
+                "what appeared while packages were installed, and none of them claims, stays: {}",
+                left.join(", ")
+            ));
+        }
+        Ok(())
     }
 
     /// Removes paths below `/etc` that scripts and services of the packages created.

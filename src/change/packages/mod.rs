@@ -26,8 +26,8 @@ mod withdraw;
 
 pub use effects::{Effects, Inventory, Unclaimed};
 pub(super) use lists::Lists;
-pub use withdraw::Withdrawn;
 pub use lists::Wanted;
+pub use withdraw::Withdrawn;
 
 use self::{
     approval::{Approved, name_held_packages, objections},

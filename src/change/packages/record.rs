@@ -18,6 +18,12 @@ use crate::{
     tools::packages::Action,
 };
 
+/// The folder of records below that of the program's state.
+const FOLDER: &str = "transactions";
+
+/// The ending of the name of a record.
+const ENDING: &str = ".json";
+
 /// The content of a record; it exists from the first command of a transaction on.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -175,8 +181,27 @@ impl Applier {
         transaction.effects(self).await
     }
 
+    /// The packages that the transactions of this program brought, also those that were interrupted.
+    pub(super) fn brought(&self) -> Result<BTreeSet<String>, ChangeError> {
+        let mut brought = BTreeSet::new();
+        for file in self.host.files.list(&self.state.join(FOLDER))? {
+            let Some(name) = file.strip_suffix(ENDING) else {
+                continue;
+            };
+            let Some(transaction) = self.transaction(name)? else {
+                continue;
+            };
+            brought.extend(transaction.done.new_packages());
+            if let Some(Running { before, approved }) = transaction.running {
+                let new = approved.into_iter();
+                brought.extend(new.filter(|name| !before.packages.contains_key(name)));
+            }
+        }
+        Ok(brought)
+    }
+
     fn transaction_path(&self, name: &str) -> Utf8PathBuf {
-        self.state.join("transactions").join(format!("{name}.json"))
+        self.state.join(FOLDER).join(format!("{name}{ENDING}"))
     }
 
     fn transaction(&self, name: &str) -> Result<Option<Transaction>, ChangeError> {

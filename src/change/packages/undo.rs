@@ -1,6 +1,8 @@
 //! Undoes a package transaction: packages that it installed are removed, and packages that it removed
 //! are installed again. What package scripts left behind is removed by `leftovers.rs`.
 
+use std::collections::BTreeSet;
+
 use super::{approval::Approved, effects::Effects, run::Attempts};
 use crate::{
     change::{Applier, ChangeError, PackageError, Reverted, STOPPED, Sink},
@@ -34,20 +36,25 @@ impl Applier {
             }
         };
         if effects.is_empty() {
+            self.name_unclaimed(&effects.unclaimed, sink).await?;
             return Ok(Reverted::Nothing {
                 why: "the transaction changed no package".to_owned(),
             });
         }
         self.transactions()?;
-        let (mut endings, all_gone) = self
-            .exclusively(sink, self.undo_packages(effects, sink))
+        let (effects, mut endings, all_gone) = self
+            .exclusively(sink, async {
+                let effects = effects.and_then(&self.configure_before_removal(sink).await?);
+                let (endings, all_gone) = self.undo_packages(&effects, sink).await?;
+                Ok((effects, endings, all_gone))
+            })
             .await?;
+        let effects = &effects;
         // Packages that stay use their accounts, and no package owns the links of their
         // alternatives.
         if all_gone {
             endings.extend(self.remove_accounts(effects, sink).await?);
             endings.extend(self.remove_leftovers(effects).await?);
-            endings.extend(self.name_unclaimed(&effects.unclaimed).await?);
         } else if !(effects.users.is_empty() && effects.groups.is_empty() && effects.etc.is_empty())
         {
             endings.push(Reverted::Left {
@@ -55,8 +62,29 @@ impl Applier {
                 why: "some of the packages stay".to_owned(),
             });
         }
+        self.name_unclaimed(&effects.unclaimed, sink).await?;
         endings.extend(self.reload_units(sink).await?);
         Ok(Reverted::of(endings))
+    }
+
+    /// Configures unpacked packages, so that the package manager does not refuse to work. They may be
+    /// those to remove: if they cannot be configured, they can still be removed. Returns what their
+    /// scripts made.
+    async fn configure_before_removal(&self, sink: &dyn Sink) -> Result<Effects, ChangeError> {
+        if self.half_done().await?.is_empty() {
+            return Ok(Effects::default());
+        }
+        let before = self.inventory().await?;
+        let configure = self.transactions()?.configure();
+        let ran = self.run_with_retries("configure unpacked packages", configure, sink);
+        if let Err(error) = ran.await {
+            if error.reason() == STOPPED {
+                return Err(error);
+            }
+            sink.line(&format!("{error}; the removal goes on without it"));
+        }
+        let made = before.effects(&self.inventory().await?);
+        self.claim(made.only(&BTreeSet::new())).await
     }
 
     pub(super) async fn undo_packages(
@@ -65,24 +93,6 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(Vec<Reverted>, bool), ChangeError> {
         let mut endings = Vec::new();
-        let transactions = self.transactions()?;
-        if !self.half_done().await?.is_empty() {
-            // The unpacked packages may be those to remove: if they cannot be configured, they can
-            // still be removed.
-            if let Err(error) = self
-                .run_with_retries(
-                    "configure unpacked packages",
-                    transactions.configure(),
-                    sink,
-                )
-                .await
-            {
-                if error.reason() == STOPPED {
-                    return Err(error);
-                }
-                sink.line(&format!("{error}; the removal goes on without it"));
-            }
-        }
         let inventory = self.inventory().await?;
         let mut purge: Vec<String> = effects
             .appeared

@@ -6,7 +6,6 @@ mod archive;
 mod faults;
 mod files;
 mod kit;
-mod leftover;
 mod leftovers;
 mod network;
 mod packages;
@@ -14,6 +13,7 @@ mod record;
 mod space;
 mod system;
 mod tiny;
+mod withdrawn;
 
 /// Runs each of these tests against each package manager, including the smallest one.
 macro_rules! with_each_manager {
