@@ -1,6 +1,7 @@
 //! The steps, one file for each. [`all`] is the only list. Its order is the order in reports, and
 //! the steps must be able to run in it.
 
+mod arrived;
 mod autoload;
 mod cdi;
 mod container;

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
+    arrived::here,
     driver_packages::adopts,
     packages,
     wishes::{Packages, compare},
@@ -14,15 +15,12 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, PackageWish, Pin, Purpose},
+    config::desired::{Desired, PackageWish, Purpose},
     facts::Facts,
-    host::{FilesError, ReadFiles, files::Room},
-    model::{id::StepId, pattern, text::bytes},
+    host::files::Room,
+    model::{id::StepId, text::bytes},
     step::{Assessment, Cx, Step, StepError},
-    tools::{
-        mounts,
-        packages::{Backend, Package},
-    },
+    tools::mounts,
 };
 
 /// Filesystems that must be writable and have room, with the name of the bound in the profile.
@@ -130,57 +128,6 @@ fn is_short(root: Room, others: &[(String, Room)], wanted: u64) -> bool {
     together(root, others) < wanted
         || root.free < of_each
         || others.iter().any(|(_, room)| room.free < of_each)
-}
-
-/// Bytes of wanted packages that are unpacked, and of their archives.
-fn here(
-    backend: &dyn Backend,
-    files: &dyn ReadFiles,
-    database: &[Package],
-    wished: &[PackageWish],
-    pins: &[Pin],
-) -> Result<u64, FilesError> {
-    let wanted = |name: &str, version: &str| wanted(backend, name, version, wished, pins);
-    let unpacked = || database.iter().filter(|package| package.is_unpacked());
-    let mut bytes: u64 = unpacked()
-        .filter(|package| wanted(&package.name, &package.version))
-        .map(|package| package.installed_bytes)
-        .sum();
-    let Some(folder) = backend.downloads() else {
-        return Ok(bytes);
-    };
-    for file in files.list(folder)? {
-        let Some((name, version)) = backend.downloaded(&file) else {
-            continue;
-        };
-        // A wish without a version is met by the one that is there: another one is an old one.
-        let outlived = unpacked().any(|package| package.name == name && package.version != version);
-        if wanted(&name, &version)
-            && !outlived
-            && let Some(stat) = files.stat(&folder.join(&file))?
-        {
-            bytes += stat.size;
-        }
-    }
-    Ok(bytes)
-}
-
-/// Whether this version of a package is wished for, or belongs to what is: a pin names all that
-/// must have the driver's version.
-fn wanted(
-    backend: &dyn Backend,
-    name: &str,
-    version: &str,
-    wished: &[PackageWish],
-    pins: &[Pin],
-) -> bool {
-    let fits = |wanted: &str| backend.matches(wanted, version);
-    wished
-        .iter()
-        .any(|wish| wish.name == name && wish.version.as_deref().is_none_or(fits))
-        || pins.iter().any(|pin| {
-            fits(&pin.version) && pin.packages.iter().any(|one| pattern::matches(one, name))
-        })
 }
 
 /// All packages that are wanted on this machine.
