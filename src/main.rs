@@ -2,6 +2,7 @@
 
 use std::{
     io::{IsTerminal, stderr, stdout},
+    os::fd::AsFd,
     process::ExitCode,
     sync::Arc,
 };
@@ -12,7 +13,7 @@ use gpu_bootstrap::{
     exit::Exit,
     host::real::{self, HttpProxy, RealClock, RealHttp},
     model::secret::{Hiding, Secrets},
-    report::{Drawn, Log, WIDTH, log},
+    report::{Drawn, Log, UNWRAPPED, WIDTH, log},
 };
 use nix::sys::signal::{SigSet, Signal};
 
@@ -64,7 +65,8 @@ fn main() -> ExitCode {
         secrets,
         out_terminal,
         err_terminal,
-        width: width(),
+        out_width: width(out_terminal, stdout()),
+        err_width: width(err_terminal, stderr()),
         exe,
         command: std::env::args().nth(1).unwrap_or_default(),
         proxied: Arc::new(|url, direct| {
@@ -84,12 +86,16 @@ fn main() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-/// The columns of a line: what the user set, else those of the terminal.
-fn width() -> usize {
+/// The columns of a line: what the user set, else those of the terminal. Lines of a log or a pipe are
+/// not wrapped, because `grep` looks at lines.
+fn width(is_terminal: bool, stream: impl AsFd) -> usize {
     let set = std::env::var("COLUMNS").ok();
-    let set = set.and_then(|columns| columns.parse().ok());
-    let terminal = || terminal_size::terminal_size().map(|(width, _)| width.0.into());
-    set.or_else(terminal).unwrap_or(WIDTH)
+    let terminal = || terminal_size::terminal_size_of(stream).map(|(width, _)| width.0.into());
+    match set.and_then(|columns| columns.parse().ok()) {
+        Some(columns) => columns,
+        None if is_terminal => terminal().unwrap_or(WIDTH),
+        None => UNWRAPPED,
+    }
 }
 
 /// Before there is a command line to report through.

@@ -26,8 +26,10 @@ pub struct World<'w> {
     pub out_terminal: bool,
     /// `err` is a terminal.
     pub err_terminal: bool,
-    /// Columns of the terminal, [`WIDTH`](crate::report::WIDTH) if there is none.
-    pub width: usize,
+    /// Columns of a line in `out`, [`UNWRAPPED`](crate::report::UNWRAPPED) if lines are not wrapped.
+    pub out_width: usize,
+    /// The same in `err`.
+    pub err_width: usize,
     /// The running program, for the resume unit.
     pub exe: camino::Utf8PathBuf,
     /// This command, as it is shown to others who find the run lock taken.
@@ -53,13 +55,13 @@ impl World<'_> {
     /// Colour on standard error: a terminal, and `NO_COLOR` unset or empty (<https://no-color.org>).
     #[must_use]
     pub fn err_style(&self) -> Style {
-        Style::new(self.err_terminal && self.wants_colour()).columns(self.width)
+        Style::new(self.err_terminal && self.wants_colour()).columns(self.err_width)
     }
 
     /// Colour on standard output.
     #[must_use]
     pub fn out_style(&self) -> Style {
-        Style::new(self.out_terminal && self.wants_colour()).columns(self.width)
+        Style::new(self.out_terminal && self.wants_colour()).columns(self.out_width)
     }
 
     fn wants_colour(&self) -> bool {

@@ -20,5 +20,5 @@ mod words;
 pub use lines::JsonLines;
 pub use log::{Drawn, Log};
 pub use plain::Plain;
-pub use style::{Style, WIDTH};
+pub use style::{Style, UNWRAPPED, WIDTH};
 pub use terminal::Terminal;

@@ -8,6 +8,9 @@ use crate::{check::Verdict, event::Outcome};
 /// The width of a terminal that does not tell its own.
 pub const WIDTH: usize = 80;
 
+/// The width of a line that is not wrapped.
+pub const UNWRAPPED: usize = usize::MAX;
+
 /// The widths in which text can be read: narrower it becomes a column of words, wider the eye loses
 /// the line.
 const READABLE: (usize, usize) = (40, 120);
@@ -60,13 +63,14 @@ impl Style {
         }
     }
 
-    /// For a terminal with this number of columns.
+    /// For a terminal with this number of columns, or [`UNWRAPPED`].
     #[must_use]
     pub fn columns(self, width: usize) -> Self {
-        Self {
-            width: width.clamp(READABLE.0, READABLE.1),
-            ..self
-        }
+        let width = match width {
+            UNWRAPPED => UNWRAPPED,
+            columns => columns.clamp(READABLE.0, READABLE.1),
+        };
+        Self { width, ..self }
     }
 
     /// With everything, or only with what needs a reader.
@@ -244,7 +248,7 @@ pub(super) const fn word(verdict: Verdict) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Style, command};
+    use super::{Style, UNWRAPPED, command};
 
     #[test]
     fn text_wraps_below_its_own_first_character() {
@@ -254,6 +258,14 @@ mod tests {
             "fail  one two three four five six seven\n      eight\n      nine"
         );
         assert_eq!(narrow.hanging("note: ", ""), "note:");
+    }
+
+    #[test]
+    fn a_line_of_a_log_is_not_wrapped() {
+        let log = Style::default().columns(UNWRAPPED);
+        let long = "word ".repeat(400);
+        assert_eq!(log.hanging("fail  ", &long).lines().count(), 1);
+        assert_eq!(log.clause("no: ", long.trim_end()), (long.trim_end().to_owned(), true));
     }
 
     #[test]
