@@ -265,7 +265,10 @@ mod tests {
         let log = Style::default().columns(UNWRAPPED);
         let long = "word ".repeat(400);
         assert_eq!(log.hanging("fail  ", &long).lines().count(), 1);
-        assert_eq!(log.clause("no: ", long.trim_end()), (long.trim_end().to_owned(), true));
+        assert_eq!(
+            log.clause("no: ", long.trim_end()),
+            (long.trim_end().to_owned(), true)
+        );
     }
 
     #[test]
