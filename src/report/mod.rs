@@ -10,6 +10,7 @@ pub mod human;
 pub mod lines;
 pub mod log;
 pub mod plain;
+mod screen;
 pub mod status;
 mod style;
 pub mod terminal;

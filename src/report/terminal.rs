@@ -8,6 +8,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::{
     Drawn, Style,
     plain::{again, ended, quiet},
+    screen,
     style::{Ink, of_outcome},
     words::{Amounts, title},
 };
@@ -50,7 +51,7 @@ impl Terminal {
     /// Draws on standard error; `drawn` lets the log write there, too.
     #[must_use]
     pub fn new(style: Style, drawn: &Drawn) -> Self {
-        let terminal = Self::on(ProgressDrawTarget::stderr(), style);
+        let terminal = Self::on(screen::stderr(), style);
         drawn.show(&terminal.bars);
         terminal
     }

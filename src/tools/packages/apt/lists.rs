@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
+use super::SourceEntry;
 use crate::host::{FilesError, Kind, ReadFiles, Stat};
 
 /// The folder of the lists.
@@ -44,6 +45,39 @@ pub fn torn(files: &dyn ReadFiles) -> Result<Vec<Utf8PathBuf>, FilesError> {
 #[must_use]
 pub fn is_list(name: &str) -> bool {
     name.ends_with("_Packages") || name.contains("_Packages.")
+}
+
+/// Whether the names in the folder show a list, and files of each source of binary packages: a package
+/// that is in no list may be in one that could not be downloaded.
+#[must_use]
+pub fn are_complete(names: &[String], sources: &[SourceEntry]) -> bool {
+    let downloaded = |source: &SourceEntry| {
+        start(source).is_none_or(|start| names.iter().any(|name| name.starts_with(&start)))
+    };
+    names.iter().any(|name| is_list(name))
+        && (sources.iter().filter(|source| source.binary)).all(downloaded)
+}
+
+/// How the names of all files of a source begin; `None` if only apt knows (`mirror:`, `cdrom:`).
+fn start(source: &SourceEntry) -> Option<String> {
+    let (scheme, place) = source.uri.split_once(':')?;
+    let place = match scheme {
+        "http" | "https" => place.trim_start_matches('/'),
+        "file" | "copy" => place.strip_prefix("//").unwrap_or(place),
+        _ => return None,
+    };
+    // apt leaves out a login.
+    let (host, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    let suite = match source.suite.strip_suffix('/') {
+        Some("" | ".") => String::new(),
+        Some(folder) => format!("{}/", folder.trim_start_matches("./")),
+        None => format!("dists/{}/", source.suite),
+    };
+    let whole = format!("{host}{path}/{suite}");
+    // What apt replaces by a value of the machine.
+    let known = whole.split("$(").next().unwrap_or_default();
+    Some(file_name(known))
 }
 
 fn is_signed(name: &str) -> bool {
@@ -119,7 +153,8 @@ fn file_name(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::torn_of;
+    use super::{are_complete, torn_of};
+    use crate::tools::packages::apt::sources;
     use std::collections::BTreeMap;
 
     const INDEX: &str = "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nOrigin: Debian\n\
@@ -139,6 +174,36 @@ mod tests {
         (torn_of(&sizes, &texts).into_iter())
             .map(str::to_owned)
             .collect()
+    }
+
+    #[test]
+    fn lists_are_complete_once_each_source_was_downloaded() {
+        let sources = sources::parse(
+            "/etc/apt/sources.list".into(),
+            "deb http://joe:pw@deb.example.org/debian bookworm main\n\
+             deb-src http://src.example.org/debian bookworm main\n\
+             deb https://nvidia.example.org:8077/repos/debian12/x86_64/ /\n\
+             deb https://tools.example.org/deb/$(ARCH) ./\n\
+             deb file:/srv/repository stable/amd64/\n\
+             deb mirror+file:/etc/mirrors.txt bookworm main\n",
+        );
+        let all: Vec<String> = [
+            "deb.example.org_debian_dists_bookworm_main_binary-amd64_Packages",
+            "nvidia.example.org:8077_repos_debian12_x86%5f64_InRelease",
+            "tools.example.org_deb_amd64_._Packages",
+            "_srv_repository_stable_amd64_Release",
+        ]
+        .map(str::to_owned)
+        .into();
+        assert!(are_complete(&all, &sources));
+        for at in 0..all.len() {
+            let mut names = all.clone();
+            let missing = names.remove(at);
+            assert!(!are_complete(&names, &sources), "{missing}");
+        }
+        // An index alone is no list.
+        assert!(!are_complete(&[], &[]));
+        assert!(!are_complete(&all[1..2], &[]));
     }
 
     #[test]

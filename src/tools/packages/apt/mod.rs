@@ -135,7 +135,7 @@ impl Backend for Apt {
 
     fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
         let names = files.list(Utf8Path::new(lists::FOLDER))?;
-        Ok(names.iter().any(|name| lists::is_list(name)))
+        Ok(lists::are_complete(&names, &sources::read(files)?))
     }
 
     fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
