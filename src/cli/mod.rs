@@ -148,7 +148,7 @@ mod tests {
             "each goes into a `Hiding`, or serves `World::talk`",
         ),
         ("cli/install.rs", "takes events, which hide secrets"),
-        ("report/terminal.rs", "takes events, which hide secrets"),
+        ("report/screen.rs", "is drawn by a view that takes events"),
     ];
 
     #[test]

@@ -13,7 +13,7 @@ use indicatif::{ProgressDrawTarget, TermLike};
 const RATE: u8 = 20;
 
 /// Standard error, as a target for progress bars.
-pub(super) fn stderr() -> ProgressDrawTarget {
+pub(super) fn open() -> ProgressDrawTarget {
     target(Term::buffered_stderr())
 }
 

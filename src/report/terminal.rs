@@ -51,7 +51,7 @@ impl Terminal {
     /// Draws on standard error; `drawn` lets the log write there, too.
     #[must_use]
     pub fn new(style: Style, drawn: &Drawn) -> Self {
-        let terminal = Self::on(screen::stderr(), style);
+        let terminal = Self::on(screen::open(), style);
         drawn.show(&terminal.bars);
         terminal
     }
