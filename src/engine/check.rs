@@ -17,7 +17,7 @@ use crate::{
     error::{causes, one_line},
     exit::Exit,
     facts::Facts,
-    model::id::Id,
+    model::id::{Id, stands_for},
     step::{Assessment, StepError},
 };
 
@@ -210,6 +210,11 @@ fn of_step(job: &Job) -> Option<Finding> {
     };
     let because = match answer {
         Assessment::After { upstream, .. } => Some(upstream.clone()),
+        // A person must remove the obstacle, so no other finding explains it. Validation finds what
+        // others cause.
+        Assessment::Blocked { .. } if !stands_for("validation", job.id.as_str()) => {
+            Some(job.id.clone())
+        }
         _ => None,
     };
     let finding = |status, why: &str, expected, remedy| Finding {

@@ -47,15 +47,19 @@ pub fn is_list(name: &str) -> bool {
     name.ends_with("_Packages") || name.contains("_Packages.")
 }
 
-/// Whether the names in the folder show a list, and files of each source of binary packages: a package
-/// that is in no list may be in one that could not be downloaded.
+/// Whether the names in the folder show a list, and files of each source of the administrator: a package
+/// that is in no list may be in one that could not be downloaded. Sources that this program has just
+/// added are downloaded later.
 #[must_use]
 pub fn are_complete(names: &[String], sources: &[SourceEntry]) -> bool {
     let downloaded = |source: &SourceEntry| {
         start(source).is_none_or(|start| names.iter().any(|name| name.starts_with(&start)))
     };
     names.iter().any(|name| is_list(name))
-        && (sources.iter().filter(|source| source.binary)).all(downloaded)
+        && (sources
+            .iter()
+            .filter(|source| source.binary && !source.is_ours()))
+        .all(downloaded)
 }
 
 /// How the names of all files of a source begin; `None` if only apt knows (`mirror:`, `cdrom:`).
@@ -201,6 +205,11 @@ mod tests {
             let missing = names.remove(at);
             assert!(!are_complete(&names, &sources), "{missing}");
         }
+        let ours = sources::parse(
+            "/etc/apt/sources.list.d/gpu-bootstrap-docker.list".into(),
+            "deb https://docker.example.org/linux/debian bookworm stable\n",
+        );
+        assert!(are_complete(&all, &ours));
         // An index alone is no list.
         assert!(!are_complete(&[], &[]));
         assert!(!are_complete(&all[1..2], &[]));

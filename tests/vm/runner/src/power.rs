@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::machine::{End, Machine};
+use crate::machine::{End, Ended, Machine};
 use crate::out;
 
 /// The exit code of ssh if the connection ends before the command does.
@@ -85,7 +85,16 @@ fn ride(
     loop {
         if !machine.is_on() {
             machine.power_on()?;
-            machine.wait_for_entry()?;
+            if let Err(error) = machine.wait_for_entry() {
+                // A kernel may panic before anybody can enter.
+                if let Some(Ended(End::Reboot)) = error.downcast_ref()
+                    && seen < reboots
+                {
+                    seen += 1;
+                    continue;
+                }
+                return Err(error);
+            }
         }
         let left = end.saturating_duration_since(Instant::now());
         let done = machine.exec(&script).deadline(left).run()?;

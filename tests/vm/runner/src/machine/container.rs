@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Body, End, Frame, PATH, TURN};
+use super::{Body, End, Ended, Frame, PATH, TURN};
 use crate::group::Part;
 use crate::sh::daemon;
 
@@ -61,7 +61,7 @@ impl Body for Container {
         let end = Instant::now() + TURN;
         while Instant::now() < end {
             if let Some(how) = self.ended(frame)? {
-                bail!("it ended before anybody could enter ({how:?})");
+                bail!(Ended(how));
             }
             let booted = self.booted.as_mut().context("the machine is off")?;
             let nspawn = booted.nspawn.id();

@@ -102,6 +102,18 @@ pub enum End {
     Reboot,
 }
 
+/// It ended before anybody could enter it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended(pub End);
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "it ended before anybody could enter ({:?})", self.0)
+    }
+}
+
+impl std::error::Error for Ended {}
+
 impl Frame {
     /// Its root directory on the host: the disk of a container; for a VM the directory from which
     /// its disk is made.

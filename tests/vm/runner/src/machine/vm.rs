@@ -13,7 +13,7 @@ use gpu_bootstrap_vm_pci::table::{Address, Function};
 use sha2::{Digest, Sha256};
 
 use super::monitor::Monitor;
-use super::{Body, End, Frame, TURN, remove, sparse};
+use super::{Body, End, Ended, Frame, TURN, remove, sparse};
 use crate::bed::Bed;
 use crate::group::Part;
 use crate::qemu::{self, DISKS, SOCKETS};
@@ -230,7 +230,7 @@ impl Body for Vm {
                 thread::sleep(Duration::from_millis(20));
             }
             if let Some(how) = self.ended(frame)? {
-                bail!("it ended before anybody could enter ({how:?})");
+                bail!(Ended(how));
             }
             thread::sleep(Duration::from_millis(200));
         }
