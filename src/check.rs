@@ -90,7 +90,7 @@ impl Finding {
 /// the root cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer {
-    /// Operating system, firmware, virtualization, and the configuration.
+    /// Operating system, firmware and virtualization.
     Machine,
     /// GPUs on the PCI bus.
     Bus,
@@ -100,7 +100,8 @@ pub enum Layer {
     Fabric,
     /// Container runtimes and the toolkit.
     Runtime,
-    /// The whole node.
+    /// The whole node, and whether this program can prepare it: a fault of the machine is named before
+    /// that nobody here repairs it.
     Node,
 }
 
@@ -114,7 +115,7 @@ impl Layer {
             return Self::Driver;
         }
         match name.split_once('.').map_or(name, |(first, _)| first) {
-            "os" | "kernel" | "preflight" | "secure-boot" | "virt" | "config" => Self::Machine,
+            "os" | "kernel" | "preflight" | "secure-boot" | "virt" => Self::Machine,
             "pci" => Self::Bus,
             "driver" | "drv" | "log" | "packages" | "repositories" => Self::Driver,
             "fabric" | "nvl" => Self::Fabric,

@@ -96,12 +96,12 @@ fn enabled(name: &str, content: String) -> [Change; 2] {
 
 /// What the next boot needs to resume the run; `modules` are those of the driver.
 fn changes(exe: &Utf8Path, deadline: Duration, modules: &[String]) -> Vec<Change> {
-    let mut changes = Vec::new();
+    // The unit goes first: after a power cut in between the run is continued, and makes the rest.
+    let mut changes = enabled(UNIT, unit(exe, deadline)).to_vec();
     if !modules.is_empty() {
         changes.push(units::not_by_itself(modules));
         changes.extend(enabled(units::GUARD, units::guard(exe)));
     }
-    changes.extend(enabled(UNIT, unit(exe, deadline)));
     changes
 }
 
@@ -157,14 +157,16 @@ pub(super) fn stands(ledger: &Ledger) -> bool {
 }
 
 /// The changes that make the next boot resume the run.
-pub(super) fn is_of_unit(standing: &Standing) -> bool {
+fn is_of_unit(standing: &Standing) -> bool {
     standing.steps == [RESUME]
 }
 
-/// Removes the unit. Returns a note for people where that failed.
+/// Removes the unit, and what was made beside it. Returns a note for people where that failed.
 pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineError> {
     let mut note = None;
-    for standing in standing(ledger) {
+    let mut standing = standing(ledger);
+    standing.sort_by_key(turn);
+    for standing in standing {
         let undo = standing.undo.clone();
         let reverted = ledger.revert(&[standing], &undo).await;
         if let Some(Reverted::Left { what, why }) = reverted.map_err(EngineError::Unfinished)? {
@@ -172,6 +174,17 @@ pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineErr
         }
     }
     Ok(note)
+}
+
+/// When a change is undone, the smallest first: the unit itself, what was made beside it, all others. A
+/// boot in between must not continue what has ended, or is being undone.
+pub(super) fn turn(standing: &Standing) -> u8 {
+    match &standing.change {
+        Change::WriteFile { path, .. } if path.file_name() == Some(UNIT) => 0,
+        Change::EnableUnit { unit, .. } if unit == UNIT => 0,
+        _ if is_of_unit(standing) => 1,
+        _ => 2,
+    }
 }
 
 fn standing(ledger: &Ledger) -> Vec<Standing> {

@@ -10,7 +10,7 @@ use super::{
     install::finish,
     ledger::{Ledger, steps_of},
     result::{ChangeReport, Mode, RunReport, StepReport},
-    resume::is_of_unit,
+    resume,
 };
 use crate::{
     change::{Reverted, Undo},
@@ -111,8 +111,7 @@ async fn undo_all(
         tools.note(&mut report.notes, note);
     }
     let mut standing = ledger.journal.receipt().standing;
-    // The resume unit goes first: if this run is interrupted, the next boot must not install again.
-    standing.sort_by_key(|standing| !is_of_unit(standing));
+    standing.sort_by_key(resume::turn);
     let mut groups: Vec<(Group, Fate, f64)> = group(standing)
         .into_iter()
         .map(|group| (group, Fate::NotTried, 0.0))

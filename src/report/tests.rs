@@ -203,6 +203,14 @@ fn the_first_line_is_the_verdict() {
             ],
         ),
         (
+            "nothing could be judged: the bus is not there",
+            Exit::Ok,
+            vec![
+                finding("b", Verdict::Warn, "odd"),
+                finding("c", Verdict::Unknown, "the bus is not there"),
+            ],
+        ),
+        (
             "nothing to check: no finding concerns this machine",
             Exit::Ok,
             vec![finding("b", Verdict::Skip, "none")],

@@ -15,6 +15,7 @@ use gpu_bootstrap::{
     cli::{self, World},
     host::fake,
     model::secret::{Hiding, Secrets},
+    report::UNWRAPPED,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -208,10 +209,7 @@ impl Machine {
         if !wrong.is_empty() {
             return Err(wrong.join("; "));
         }
-        Ok(match id {
-            Some(id) => format!("{id}: {why}"),
-            None => "-".to_owned(),
-        })
+        Ok(id.map_or_else(|| "-".to_owned(), |id| format!("{id}: {why}")))
     }
 }
 
@@ -276,8 +274,8 @@ fn run(args: &[&str]) -> Ran {
         secrets,
         out_terminal: false,
         err_terminal: false,
-        out_width: 80,
-        err_width: 80,
+        out_width: UNWRAPPED,
+        err_width: UNWRAPPED,
         exe: "/usr/local/bin/gpu-bootstrap".into(),
         command: args.join(" "),
         proxied: Arc::new(move |_, _| http.clone()),
@@ -333,19 +331,22 @@ fn an_audit_speaks_on_every_machine_and_names_the_first_problem() {
     let wrong = Mutex::new(String::new());
     let said = on_each(|machine, root| {
         // The disk that the tree is on is not the machine's.
-        let ran = run(&[
-            "check",
-            "--root",
-            root.as_str(),
-            "--format",
-            "json",
-            "--skip",
-            "preflight",
-        ]);
-        machine.judge(&ran).unwrap_or_else(|why| {
+        let check = ["check", "--root", root.as_str(), "--skip", "preflight"];
+        let ran = run(&[&check[..], &["--format", "json"]].concat());
+        let first = machine.judge(&ran).unwrap_or_else(|why| {
             writeln!(wrong.lock().unwrap(), "{}: {why}", machine.name).unwrap();
             String::new()
-        })
+        });
+        let text = run(&check);
+        assert_eq!(text.exit, ran.exit, "{}", machine.name);
+        let verdict = text.out.lines().next().unwrap_or_default();
+        // What a person reads first is the first problem.
+        match first.split_once(": ") {
+            Some((id, why)) if verdict == format!("not ready: {why}") => {
+                format!("{verdict} [{id}]")
+            }
+            _ => format!("{verdict} [{first}]"),
+        }
     });
     assert!(said.len() >= 60, "{} machines", said.len());
     let wrong = wrong.into_inner().unwrap();

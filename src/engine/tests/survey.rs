@@ -143,8 +143,8 @@ async fn steps_and_checks_are_one_list() {
     assert_eq!(
         lines,
         [
-            "config.resolvable Pass",
             "pci.presence Fail",
+            "config.resolvable Pass",
             "ecc Unknown",
             "a Pass",
             "b Fail",
@@ -199,11 +199,11 @@ async fn where_nothing_can_be_wanted_the_health_checks_speak() {
     let report = rig.check().await;
     assert_eq!(
         verdicts(&report),
-        ["config.resolvable Fail", "pci.presence Fail"]
+        ["pci.presence Fail", "config.resolvable Fail"]
     );
-    let first = &report.findings[0];
-    assert_eq!(first.why, "fedora 42 is not supported");
-    assert_eq!(first.remedy.as_deref(), Some("name a profile"));
+    let last = &report.findings[1];
+    assert_eq!(last.why, "fedora 42 is not supported");
+    assert_eq!(last.remedy.as_deref(), Some("name a profile"));
     assert_eq!(report.exit, Exit::Drift);
     assert!(report.steps.is_empty());
     // Somebody who asks for a step hears why it is not assessed.

@@ -138,6 +138,11 @@ fn headline<'r>(
         1 => "1 finding passes".to_owned(),
         passed => format!("{passed} findings pass"),
     };
+    if passed == 0
+        && let Some(finding) = sorted.doubts.iter().find(unknown)
+    {
+        return because(Ink::Doubt, "nothing could be judged: ", finding);
+    }
     if sorted.doubts.is_empty() && passed == 0 {
         let text = "nothing to check: no finding concerns this machine";
         return plain(Ink::Faint, text.to_owned());
