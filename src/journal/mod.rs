@@ -27,9 +27,10 @@ use crate::{
     tools::packages::Manager,
 };
 
-/// The schema version of [`Line`]. It is increased only if an old reader would misunderstand a new
-/// journal.
-pub const SCHEMA: u32 = 1;
+/// The schema version of [`Line`]. It is increased if an old reader would misunderstand a new journal, or
+/// take it for a damaged one. Version 2 has boots that are counted, changes that are undone in part, and
+/// files that are undone by key.
+pub const SCHEMA: u32 = 2;
 
 /// The journal's path.
 #[must_use]

@@ -218,7 +218,9 @@ fn not_as_packaged(
         .filter(|next| *next != packaged)?;
     let kernel = (facts.kernel.next_boot.as_ref()).or(facts.kernel.running.as_ref());
     let kernel = kernel.map_or_else(|| "of the next boot".to_owned(), ToString::to_string);
-    Some(Assessment::Blocked {
+    // Packages that are about to be replaced bring their own module.
+    Some(Assessment::BlockedNow {
+        passes: None,
         why: format!(
             "module {packaged} is loaded, as installed, but the next boot would load {next}: it \
              is on disk for kernel {kernel}"
@@ -343,9 +345,11 @@ mod tests {
             Assessment::Satisfied { .. }
         ));
         now.next.version = "535.247.01".parse().ok();
-        let Assessment::Blocked { why, hint } = decide(&now, &want, &facts) else {
+        // Not for good: the packages may still be replaced.
+        let Assessment::BlockedNow { why, hint, passes } = decide(&now, &want, &facts) else {
             panic!("the next boot breaks the driver");
         };
+        assert_eq!(passes, None);
         assert!(why.contains("the next boot would load 535.247.01"), "{why}");
         assert!(hint.contains("535.261.03"), "{hint}");
         // While another version is loaded, a reboot comes first.

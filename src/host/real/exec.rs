@@ -527,9 +527,9 @@ mod tests {
 
     #[tokio::test]
     async fn who_works_in_silence_is_not_ended() {
-        let script = "end=$(($(date +%s%N) + 1500000000)); \
+        let script = "end=$(($(date +%s%N) + 3500000000)); \
                       while [ $(date +%s%N) -lt $end ]; do :; done; echo done; sleep 35";
-        let cmd = sh(script).silence(Duration::from_millis(500));
+        let cmd = sh(script).silence(Duration::from_secs(2));
         let error = run(&cmd).await.unwrap_err();
         let ExecError::Silent { tail, .. } = error else {
             panic!("{error:?}");

@@ -47,22 +47,29 @@ pub fn is_list(name: &str) -> bool {
     name.ends_with("_Packages") || name.contains("_Packages.")
 }
 
-/// Whether the names in the folder show a list, and files of each source of the administrator: a package
-/// that is in no list may be in one that could not be downloaded. Sources that this program has just
-/// added are downloaded later.
+/// Whether the lists tell that a package is not offered: the archive, which has the component `main`, was
+/// downloaded. Another source may be dead for ever, and what this program has just added is downloaded
+/// later.
 #[must_use]
 pub fn are_complete(names: &[String], sources: &[SourceEntry]) -> bool {
-    let downloaded = |source: &SourceEntry| {
-        start(source).is_none_or(|start| names.iter().any(|name| name.starts_with(&start)))
-    };
+    let mut archives = (sources.iter())
+        .filter(|source| source.binary && !source.is_ours())
+        .filter(|source| {
+            source
+                .components
+                .iter()
+                .any(|component| component == "main")
+        })
+        .map(|source| {
+            start(source).is_none_or(|start| names.iter().any(|name| name.starts_with(&start)))
+        })
+        .peekable();
     names.iter().any(|name| is_list(name))
-        && (sources
-            .iter()
-            .filter(|source| source.binary && !source.is_ours()))
-        .all(downloaded)
+        && (archives.peek().is_none() || archives.any(|downloaded| downloaded))
 }
 
-/// How the names of all files of a source begin; `None` if only apt knows (`mirror:`, `cdrom:`).
+/// How the names of all files of a source with components begin; `None` if only apt knows (`mirror:`,
+/// `cdrom:`).
 fn start(source: &SourceEntry) -> Option<String> {
     let (scheme, place) = source.uri.split_once(':')?;
     let place = match scheme {
@@ -73,12 +80,7 @@ fn start(source: &SourceEntry) -> Option<String> {
     // apt leaves out a login.
     let (host, path) = place.split_at(place.find('/').unwrap_or(place.len()));
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
-    let suite = match source.suite.strip_suffix('/') {
-        Some("" | ".") => String::new(),
-        Some(folder) => format!("{}/", folder.trim_start_matches("./")),
-        None => format!("dists/{}/", source.suite),
-    };
-    let whole = format!("{host}{path}/{suite}");
+    let whole = format!("{host}{path}/dists/{}/", source.suite);
     // What apt replaces by a value of the machine.
     let known = whole.split("$(").next().unwrap_or_default();
     Some(file_name(known))
@@ -181,38 +183,54 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_complete_once_each_source_was_downloaded() {
-        let sources = sources::parse(
-            "/etc/apt/sources.list".into(),
-            "deb http://joe:pw@deb.example.org/debian bookworm main\n\
-             deb-src http://src.example.org/debian bookworm main\n\
-             deb https://nvidia.example.org:8077/repos/debian12/x86_64/ /\n\
-             deb https://tools.example.org/deb/$(ARCH) ./\n\
-             deb file:/srv/repository stable/amd64/\n\
-             deb mirror+file:/etc/mirrors.txt bookworm main\n",
-        );
-        let all: Vec<String> = [
-            "deb.example.org_debian_dists_bookworm_main_binary-amd64_Packages",
-            "nvidia.example.org:8077_repos_debian12_x86%5f64_InRelease",
-            "tools.example.org_deb_amd64_._Packages",
-            "_srv_repository_stable_amd64_Release",
-        ]
-        .map(str::to_owned)
-        .into();
-        assert!(are_complete(&all, &sources));
-        for at in 0..all.len() {
-            let mut names = all.clone();
-            let missing = names.remove(at);
-            assert!(!are_complete(&names, &sources), "{missing}");
+    fn lists_are_complete_once_an_archive_was_downloaded() {
+        let complete = |names: &[&str], line: &str| {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            let sources = format!(
+                "{line}\ndeb-src http://src.example.org/debian bookworm main\n\
+                 deb https://dead.example.org/debian bookworm stable\n"
+            );
+            are_complete(&names, &sources::parse("/a.list".into(), &sources))
+        };
+        for (line, name) in [
+            (
+                "deb http://joe:pw@deb.example.org/debian bookworm main",
+                "deb.example.org_debian_dists_bookworm_InRelease",
+            ),
+            (
+                "deb https://deb.example.org:8077/repos/x86_64/ bookworm/updates main contrib",
+                "deb.example.org:8077_repos_x86%5f64_dists_bookworm_updates_Release",
+            ),
+            (
+                "deb https://deb.example.org/$(ARCH) bookworm main",
+                "deb.example.org_amd64_dists_bookworm_InRelease",
+            ),
+            (
+                "deb file:/srv/repository bookworm main",
+                "_srv_repository_dists_bookworm_Release",
+            ),
+        ] {
+            let other = "nvidia.example.org_repos_Packages";
+            assert!(complete(&[name, other], line), "{line}");
+            assert!(!complete(&[other], line), "{line}");
+            // An index alone is no list.
+            assert!(!complete(&[name], line), "{line}");
         }
-        let ours = sources::parse(
-            "/etc/apt/sources.list.d/gpu-bootstrap-docker.list".into(),
-            "deb https://docker.example.org/linux/debian bookworm stable\n",
-        );
-        assert!(are_complete(&all, &ours));
-        // An index alone is no list.
-        assert!(!are_complete(&[], &[]));
-        assert!(!are_complete(&all[1..2], &[]));
+        // What only apt can find, and a machine without an archive.
+        let list = ["x_Packages"];
+        assert!(complete(
+            &list,
+            "deb mirror+file:/etc/mirrors.txt bookworm main"
+        ));
+        assert!(complete(&list, ""));
+        // One archive is enough: another one may be dead.
+        let two = "deb http://a.example.org/debian bookworm main\n\
+                   deb http://b.example.org/ubuntu noble main";
+        assert!(complete(
+            &["a.example.org_debian_dists_bookworm_main_Packages"],
+            two
+        ));
+        assert!(!complete(&list, two));
     }
 
     #[test]
