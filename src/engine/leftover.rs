@@ -126,7 +126,11 @@ impl Session {
             return;
         }
         match Journal::read(&self.inner.host) {
-            Ok(history) => self.find_left_over(jobs, &fold(&history.lines).standing),
+            Ok(history) => {
+                let standing = fold(&history.lines).standing;
+                self.find_left_over(jobs, &standing);
+                self.name_postponed(jobs, &standing, notes);
+            }
             Err(error) => self.tools.note(
                 notes,
                 format!(
@@ -144,16 +148,62 @@ impl Session {
         let Some(desired) = &self.inner.desired else {
             return;
         };
-        let wants = |id: &StepId, change: &Change| {
-            let step = self.inner.steps.iter().find(|step| step.id() == *id);
-            step.is_none_or(|step| step.wants(change, desired))
-        };
+        let wants = |id: &StepId, change: &Change| self.is_wanted(id, change, desired);
         let all = left_over(standing, &wants);
+        let postponed: Vec<bool> = (all.iter())
+            .map(|one| self.waits_for_hardware(one, jobs).is_some())
+            .collect();
         for job in jobs {
-            job.left_over = (all.iter())
+            job.left_over = (all.iter().zip(&postponed))
+                .filter(|(_, postponed)| !**postponed)
+                .map(|(one, _)| one)
                 .filter(|one| one.steps.contains(&job.id) && !wants(&job.id, &one.change))
                 .cloned()
                 .collect();
+        }
+    }
+
+    /// Whether a step wants a change of an earlier run.
+    fn is_wanted(&self, id: &StepId, change: &Change, desired: &Desired) -> bool {
+        let step = self.inner.steps.iter().find(|step| step.id() == *id);
+        step.is_none_or(|step| step.wants(change, desired))
+    }
+
+    /// The step for whose sake nothing of a shared transaction is withdrawn now: it still wants the
+    /// transaction, but without a GPU the desired state does not name its packages.
+    fn waits_for_hardware(&self, standing: &Standing, jobs: &[Job]) -> Option<StepId> {
+        let desired = self.inner.desired.as_ref()?;
+        if desired.driver.is_some() || !is_transaction(standing) {
+            return None;
+        }
+        let needs_it = |id: &StepId| {
+            let job = jobs.iter().find(|job| job.id == *id);
+            self.is_wanted(id, &standing.change, desired)
+                && job.is_none_or(|job| {
+                    matches!(job.answer, Some(Ok(Assessment::NotApplicable { .. })))
+                })
+        };
+        standing.steps.iter().find(|id| needs_it(id)).cloned()
+    }
+
+    /// Tells what [`Session::waits_for_hardware`] keeps although a step does not want it any more.
+    fn name_postponed(&self, jobs: &[Job], standing: &[Standing], notes: &mut Vec<String>) {
+        let Some(desired) = &self.inner.desired else {
+            return;
+        };
+        let wants = |id: &StepId, change: &Change| self.is_wanted(id, change, desired);
+        for one in left_over(standing, &wants) {
+            if let Some(step) = self.waits_for_hardware(&one, jobs) {
+                let what = one.change.summary();
+                self.tools.note(
+                    notes,
+                    format!(
+                        "left over: {what}: a part of it is not wanted any more, but stays until \
+                         the machine has a GPU again: without one it is not known which packages \
+                         `{step}` needs"
+                    ),
+                );
+            }
         }
     }
 
@@ -167,6 +217,7 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Result<Undone, EngineError> {
         let mut undone = Undone::default();
+        self.name_postponed(jobs, &ledger.journal.receipt().standing, notes);
         let early = found(jobs, |standing| !is_late(standing));
         self.undo_whole(ledger, early, jobs, &mut undone).await?;
         let is_busy = |job: &Job| job.locks.contains(&Lock::Packages) && !job.is_idle();

@@ -108,6 +108,12 @@ impl Small {
         self.decide = fixed("", Assessment::NotApplicable { why }).decide;
     }
 
+    /// There is no GPU that it could work for.
+    pub fn has_no_gpu(&mut self) {
+        let why = "no driver is wanted".to_owned();
+        self.decide = fixed("", Assessment::NotApplicable { why }).decide;
+    }
+
     /// Makes looking fail.
     pub fn fails(&mut self) {
         self.decide = Arc::new(|_| {
@@ -427,6 +433,8 @@ pub struct Rig {
     pub secrets: Secrets,
     pub options: Options,
     pub image: bool,
+    /// The machine has no GPU, so no driver is wanted.
+    pub no_gpu: bool,
     pub unresolvable: Option<Unresolvable>,
     pub prepared: bool,
     pub facts: Facts,
@@ -467,6 +475,7 @@ impl Rig {
                 ..Options::default()
             },
             image: false,
+            no_gpu: false,
             unresolvable: None,
             prepared: false,
             facts: fixtures::facts(),
@@ -537,6 +546,9 @@ impl Rig {
         let mut desired = fixtures::desired();
         desired.image = self.image;
         desired.headers = wishes(&self.wanted);
+        if self.no_gpu {
+            (desired.driver, desired.toolkit) = (None, None);
+        }
         let state = fixtures::state(&tools.host, self.facts.clone());
         let audit = Audit {
             checks: (self.checks)(),

@@ -145,6 +145,40 @@ async fn a_shared_transaction_waits_until_the_other_steps_are_as_wanted() {
 }
 
 #[tokio::test]
+async fn without_a_gpu_no_package_that_the_driver_may_need_is_withdrawn() {
+    let mut rig = withdrawn().await;
+    let driver = rig.steps[0].clone();
+    rig.steps[0].has_no_gpu();
+    (rig.no_gpu, rig.wanted) = (true, vec![]);
+    let checked = rig.check().await;
+    let note = checked.notes.join("\n");
+    assert!(
+        note.contains("stays until the machine has a GPU again"),
+        "{note}"
+    );
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    assert!(report.notes.iter().any(|note| note.contains("`driver`")));
+    // The file has no package of the driver.
+    assert_eq!(rig.log(), ["restore /etc/docker"]);
+    // The GPU is back.
+    rig.steps[0] = driver;
+    (rig.no_gpu, rig.wanted) = (false, vec!["driver"]);
+    assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);
+    assert_eq!(rig.log(), ["purge docker"]);
+}
+
+#[tokio::test]
+async fn on_a_machine_without_a_gpu_what_runtimes_share_is_withdrawn() {
+    let mut rig = withdrawn().await;
+    // The step is content: it is about something else than the GPU.
+    (rig.no_gpu, rig.wanted) = (true, vec!["driver"]);
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok);
+    assert_eq!(rig.log(), ["restore /etc/docker", "purge docker"]);
+}
+
+#[tokio::test]
 async fn what_of_it_cannot_be_undone_is_named_and_tried_again() {
     let rig = withdrawn().await;
     *rig.verbs.fails.lock().unwrap() = Some("restore /etc/docker".to_owned());
