@@ -1,7 +1,8 @@
 //! Which of the accounts and paths that appeared during a transaction its packages made. Other
 //! programs work at the same time, as a script of the administrator or another provisioning tool,
 //! so a path counts as ours only if a package of ours says so: in its list of files, in a script,
-//! or as the target of a link. All else is named by `uninstall` and never removed.
+//! or as the target of a link; and an account only if a script makes it or a file declares it. All
+//! else is named by `uninstall` and never removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +11,7 @@ use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 use super::{
     effects::{Effects, Unclaimed},
     inventory::unreadable_database,
+    scripts::{accounts_declared, accounts_made},
 };
 use crate::{
     change::{Applier, ChangeError},
@@ -70,16 +72,15 @@ impl Effects {
 
     /// Keeps what these packages say that they made; the rest is unclaimed.
     fn claimed_by(mut self, manifest: &Manifest) -> Self {
-        let words: BTreeSet<&str> = (manifest.scripts)
-            .split(|c: char| !(c.is_ascii_alphanumeric() || "_.-".contains(c)))
-            .collect();
+        let mut made = accounts_made(&manifest.scripts);
+        made.extend(accounts_declared(&manifest.declared));
         let named = |names: BTreeSet<String>| -> (BTreeSet<String>, BTreeSet<String>) {
-            (names.into_iter()).partition(|name| words.contains(name.as_str()))
+            (names.into_iter()).partition(|name| made.contains(name))
         };
         let (users, other_users) = named(std::mem::take(&mut self.users));
         // A system user has a group of the same name.
         let (groups, other_groups) = (std::mem::take(&mut self.groups).into_iter())
-            .partition(|name| words.contains(name.as_str()) || users.contains(name));
+            .partition(|name| made.contains(name) || users.contains(name));
         (self.users, self.groups) = (users, groups);
         let accounts = !(self.users.is_empty() && self.groups.is_empty());
         let claimed = claimed(&self.etc, manifest, accounts);
@@ -108,7 +109,8 @@ fn claimed(
     let mut claimed: BTreeSet<Utf8PathBuf> = (etc.keys())
         .filter(|path| {
             manifest.owns(path)
-                || names(&manifest.scripts, path.as_str())
+                || (manifest.scripts.iter()).any(|script| names(script, path.as_str()))
+                || names(&manifest.declared, path.as_str())
                 || at_start.contains(path.as_str())
                 || (accounts && OF_ACCOUNTS.contains(&path.as_str()))
         })
@@ -140,9 +142,9 @@ fn claimed(
 }
 
 /// Whether a script names the path, and not only a longer one.
-fn names(scripts: &str, path: &str) -> bool {
-    scripts.match_indices(path).any(|(at, _)| {
-        let next = scripts[at + path.len()..].chars().next();
+fn names(script: &str, path: &str) -> bool {
+    script.match_indices(path).any(|(at, _)| {
+        let next = script[at + path.len()..].chars().next();
         !next.is_some_and(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
     })
 }
@@ -182,7 +184,8 @@ mod tests {
     fn manifest(paths: &[&str], scripts: &str) -> Manifest {
         Manifest {
             paths: paths.iter().map(Utf8PathBuf::from).collect(),
-            scripts: scripts.to_owned(),
+            scripts: vec![scripts.to_owned()],
+            declared: String::new(),
         }
     }
 
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_is_ours_if_a_script_names_it() {
+    fn an_account_is_ours_if_a_script_makes_it() {
         let accounts = || {
             effects(
                 &["_nvpd", "joe"],
@@ -259,7 +262,7 @@ mod tests {
         assert_eq!(split.unclaimed.groups, ["wheel".to_owned()].into());
         assert_eq!(keys(&split.etc), ["/etc/group-"]);
         // The backups belong to whoever added the accounts.
-        let split = accounts().claimed_by(&manifest(&[], "docker.io wheels"));
+        let split = accounts().claimed_by(&manifest(&[], "echo docker joe wheel"));
         assert!(split.users.is_empty() && split.groups.is_empty() && split.etc.is_empty());
     }
 

@@ -20,6 +20,7 @@ mod record;
 mod repair;
 pub mod repository;
 mod run;
+mod scripts;
 mod space;
 mod undo;
 mod withdraw;

@@ -136,7 +136,7 @@ impl Backend for Tiny {
         for name in packages {
             let paths = text(OWNED, name)?;
             manifest.paths.extend(paths.lines().map(Utf8PathBuf::from));
-            manifest.scripts.push_str(&text(SCRIPTS, name)?);
+            manifest.scripts.push(text(SCRIPTS, name)?);
         }
         Ok(manifest)
     }

@@ -78,8 +78,10 @@ impl Package {
 pub struct Manifest {
     /// The paths that they own.
     pub paths: BTreeSet<Utf8PathBuf>,
-    /// The text of their scripts, and of the files by which systemd makes accounts and paths.
-    pub scripts: String,
+    /// The text of each of their scripts.
+    pub scripts: Vec<String>,
+    /// The text of the files by which systemd makes accounts and paths.
+    pub declared: String,
 }
 
 impl Manifest {

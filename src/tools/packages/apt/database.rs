@@ -244,8 +244,7 @@ pub fn manifest(
                 manifest.paths.extend(paths.map(Utf8PathBuf::from));
             }
             "preinst" | "postinst" | "prerm" | "postrm" | "config" => {
-                manifest.scripts.push_str(&text(&info.join(&file))?);
-                manifest.scripts.push('\n');
+                manifest.scripts.push(text(&info.join(&file))?);
             }
             _ => {}
         }
@@ -254,8 +253,8 @@ pub fn manifest(
         path.extension() == Some("conf") && DECLARED.iter().any(|folder| path.starts_with(folder))
     };
     for path in manifest.paths.iter().filter(declared) {
-        manifest.scripts.push_str(&text(path)?);
-        manifest.scripts.push('\n');
+        manifest.declared.push_str(&text(path)?);
+        manifest.declared.push('\n');
     }
     Ok(manifest)
 }
@@ -441,7 +440,8 @@ Status: install ok installed
                 "/usr/lib/sysusers.d/docker.conf"
             ]
         );
-        assert_eq!(found.scripts, "addgroup --system docker\nu dock -\n");
+        assert_eq!(found.scripts, ["addgroup --system docker"]);
+        assert_eq!(found.declared, "u dock -\n");
         // `/lib` is a link to `/usr/lib`.
         assert!(found.owns("/lib/libcuda.so".into()));
         assert!(!found.owns("/etc/theirs".into()));
