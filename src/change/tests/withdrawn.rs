@@ -208,6 +208,7 @@ async fn a_runtime_that_somebody_changed_stays_with_the_way_to_finish() {
 async fn an_edited_file_names_the_command_that_finishes_its_undo() {
     let machine = TestMachine::new();
     machine.fakes.files.put_link("/etc/link", "../usr/lib/real");
+    let mut undos = Vec::new();
     for (path, command) in [
         ("/etc/new", "`rm /etc/new`"),
         ("/etc/link", "`ln -sfn ../usr/lib/real /etc/link`"),
@@ -223,9 +224,14 @@ async fn an_edited_file_names_the_command_that_finishes_its_undo() {
             panic!("it stays");
         };
         assert!(why.contains(command), "{why}");
+        undos.push(undo);
     }
     // The command finishes it.
     machine.fakes.files.take("/etc/new");
+    assert!(matches!(
+        machine.revert(&undos[0]).await,
+        Reverted::Nothing { .. }
+    ));
 }
 
 #[tokio::test]
