@@ -4,7 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{effects::Effects, inventory::held};
+use super::{
+    effects::{Effects, Inventory},
+    inventory::held,
+};
 use crate::{
     change::{Applier, ChangeError, Reverted, Sink, Undo},
     tools::packages::Mark,
@@ -22,7 +25,8 @@ pub struct Withdrawn {
 impl Applier {
     /// Removes the packages that a transaction installed, except for the `wanted` ones and all that
     /// packages need which stay. `holds` are packages that this program holds: their holds are released
-    /// first, because a held package cannot be removed, and set again on those that stay.
+    /// first, because a held package cannot be removed, and set again on those that stay, also after a
+    /// failure.
     ///
     /// Accounts and paths below `/etc` do not name their package. They go with the last package.
     ///
@@ -56,9 +60,54 @@ impl Applier {
             .into_iter()
             .filter(|name| candidates.contains(name) && holds.contains(name))
             .collect();
-        if !held.is_empty() {
-            self.unhold(&[], Some(&held), sink).await?;
+        // What goes is only known once the holds are released.
+        let withdrawn = async {
+            if !held.is_empty() {
+                self.unhold(&[], Some(&held), sink).await?;
+            }
+            self.withdraw_packages(transaction, effects, candidates, &inventory, sink)
+                .await
+        };
+        match (withdrawn.await, self.hold_again(&held, sink).await) {
+            (Ok(withdrawn), Ok(())) => Ok(withdrawn),
+            (Ok(_), Err(error)) => Err(error),
+            (Err(error), again) => {
+                if let Err(second) = again {
+                    // The first error is returned; the second one must not be lost either.
+                    sink.line(&format!("{second}; the next `install` holds them again"));
+                }
+                Err(error)
+            }
         }
+    }
+
+    /// Holds those of the packages that are still there, as they were held before.
+    async fn hold_again(&self, names: &[String], sink: &dyn Sink) -> Result<(), ChangeError> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let again: Vec<String> = (self.database().await?.into_iter())
+            .filter(|package| package.is_unpacked() && !package.held)
+            .map(|package| package.id)
+            .filter(|id| names.contains(id))
+            .collect();
+        if again.is_empty() {
+            return Ok(());
+        }
+        let hold = self.transactions()?.mark(Mark::Hold, &again);
+        let work = self.run_with_retries("hold packages", hold, sink);
+        self.exclusively(sink, work).await
+    }
+
+    /// Removes those of the candidates that no package needs which stays.
+    async fn withdraw_packages(
+        &self,
+        transaction: &str,
+        effects: &Effects,
+        candidates: BTreeSet<String>,
+        inventory: &Inventory,
+        sink: &dyn Sink,
+    ) -> Result<Withdrawn, ChangeError> {
         let there: Vec<String> = (candidates.iter())
             .filter(|name| {
                 inventory.packages.contains_key(*name) || inventory.configured.contains(*name)
@@ -69,15 +118,6 @@ impl Applier {
         let going: BTreeSet<String> = (candidates.into_iter())
             .filter(|name| !kept.names.contains(name))
             .collect();
-        let again: Vec<String> = (held.iter())
-            .filter(|name| !going.contains(*name))
-            .cloned()
-            .collect();
-        if !again.is_empty() {
-            let hold = self.transactions()?.mark(Mark::Hold, &again);
-            let work = self.run_with_retries("hold packages", hold, sink);
-            self.exclusively(sink, work).await?;
-        }
         let is_whole = stays(effects, &going).is_empty();
         let (part, mut rest) = split(effects, &going);
         let reverted = if going.is_empty() {
@@ -110,7 +150,7 @@ impl Applier {
         Ok(Withdrawn {
             reverted,
             rest: Undo::Packages {
-                transaction: transaction.clone(),
+                transaction: transaction.to_owned(),
                 effects: Some(Box::new(rest)),
             },
         })
@@ -135,6 +175,8 @@ fn split(effects: &Effects, going: &BTreeSet<String>) -> (Effects, Effects) {
     let part = Effects {
         appeared: effects.appeared.intersection(going).cloned().collect(),
         refilled: effects.refilled.intersection(going).cloned().collect(),
+        // If somebody has asked for one since, it stays.
+        automatic: effects.automatic.intersection(going).cloned().collect(),
         ..Effects::default()
     };
     let rest = Effects {

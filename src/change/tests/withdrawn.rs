@@ -21,6 +21,8 @@ const DAEMON: &str = "/etc/docker/daemon.json";
 with_each_manager! {
     only_packages_that_nobody_wants_or_needs_are_withdrawn
     a_held_package_is_withdrawn_too
+    a_withdrawal_that_fails_leaves_the_holds_as_they_were
+    a_package_that_somebody_has_asked_for_since_is_not_withdrawn
     the_last_package_takes_accounts_and_files_along
 }
 
@@ -79,18 +81,9 @@ async fn only_packages_that_nobody_wants_or_needs_are_withdrawn(kind: Kind) {
 }
 
 async fn a_held_package_is_withdrawn_too(kind: Kind) {
-    let (machine, archive, undo) = shared(kind).await;
-    for name in ["docker.io", "driver", "library"] {
-        archive
-            .installed
-            .lock()
-            .unwrap()
-            .get_mut(name)
-            .unwrap()
-            .held = true;
-    }
-    archive.write(&machine.fakes.files);
-    let (wanted, holds) = (set(&["driver"]), set(&["docker.io", "driver", "library"]));
+    let names = ["docker.io", "driver", "library"];
+    let (machine, archive, undo) = shared_and_held(kind, &names).await;
+    let (wanted, holds) = (set(&["driver"]), set(&names));
     (machine.applier)
         .withdraw(&undo, &wanted, &holds, &machine.sink)
         .await
@@ -100,6 +93,48 @@ async fn a_held_package_is_withdrawn_too(kind: Kind) {
     for name in ["driver", "library"] {
         assert!(archive.installed.lock().unwrap()[name].held, "{name}");
     }
+}
+
+/// The same as [`shared`], with these packages held.
+async fn shared_and_held(kind: Kind, names: &[&str]) -> (TestMachine, Archive, Undo) {
+    let (machine, archive, undo) = shared(kind).await;
+    for name in names {
+        (archive.installed.lock().unwrap().get_mut(*name).unwrap()).held = true;
+    }
+    archive.write(&machine.fakes.files);
+    (machine, archive, undo)
+}
+
+async fn a_withdrawal_that_fails_leaves_the_holds_as_they_were(kind: Kind) {
+    let names = ["docker.io", "driver", "library"];
+    let (machine, archive, undo) = shared_and_held(kind, &names).await;
+    *archive.faults.lock().unwrap() = vec!["E: dpkg was not found"];
+    (machine.applier)
+        .withdraw(&undo, &set(&["driver"]), &set(&names), &machine.sink)
+        .await
+        .unwrap_err();
+    for name in names {
+        assert!(archive.installed.lock().unwrap()[name].held, "{name}");
+    }
+}
+
+async fn a_package_that_somebody_has_asked_for_since_is_not_withdrawn(kind: Kind) {
+    let (machine, archive, undo) = shared_and_held(kind, &["docker.io", "runc"]).await;
+    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).auto = false;
+    archive.write(&machine.fakes.files);
+    let (wanted, holds) = (set(&["driver"]), set(&["docker.io", "runc"]));
+    let withdrawn = (machine.applier)
+        .withdraw(&undo, &wanted, &holds, &machine.sink)
+        .await
+        .unwrap();
+    assert!(
+        matches!(&withdrawn.reverted, Reverted::Left { what, why }
+            if what.contains("runc") && why.contains("manually installed since")),
+        "{:?}",
+        withdrawn.reverted
+    );
+    assert_eq!(installed(&archive), ["driver", "library", "runc"]);
+    assert!(archive.installed.lock().unwrap()["runc"].held);
 }
 
 async fn the_last_package_takes_accounts_and_files_along(kind: Kind) {
