@@ -184,7 +184,6 @@ fn nearest(matrix: &Matrix, wish: &Wish, reasons: &[Ruling]) -> (Vec<String>, Op
             "without the requested CUDA versions, on another kernel",
             Wish {
                 gpus: wish.gpus.clone(),
-                arch: wish.arch.clone(),
                 ..Wish::default()
             },
         ),

@@ -97,7 +97,8 @@ pub fn all() -> Vec<Box<dyn Step>> {
 
 #[cfg(test)]
 mod tests {
-    use super::all;
+    use super::{DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, REPOSITORIES, all};
+    use crate::change::Lock;
 
     #[test]
     fn every_step_comes_after_what_it_needs() {
@@ -112,6 +113,38 @@ mod tests {
                     step.id()
                 );
             }
+        }
+    }
+
+    /// A package of the driver builds modules, while another step may load or unload them.
+    #[test]
+    fn who_changes_something_that_others_change_holds_its_lock() {
+        for (step, locks) in [
+            (REPOSITORIES, &[Lock::Packages][..]),
+            (HEADERS, &[Lock::Packages]),
+            (DRIVER_PACKAGES, &[Lock::Packages, Lock::Modules]),
+            (DRIVER_MODULE, &[Lock::Modules]),
+        ] {
+            let all = all();
+            let found = all.iter().find(|one| one.id() == step);
+            let held = found.map(|one| one.locks()).unwrap_or_default();
+            assert!(
+                locks.iter().all(|lock| held.contains(lock)),
+                "{step}: {held:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn titles_are_unique() {
+        let mut titles: Vec<&str> = Vec::new();
+        for step in all() {
+            assert!(
+                !step.title().is_empty() && !titles.contains(&step.title()),
+                "{}",
+                step.id()
+            );
+            titles.push(step.title());
         }
     }
 

@@ -359,6 +359,21 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_may_be_behind_by_a_day_and_no_more() {
+        let behind = |seconds: i64| PreflightState {
+            last_package_run: Some(state().now + seconds),
+            ..state()
+        };
+        assert!(matches!(
+            decide(&behind(24 * 3600), &desired(), &facts()),
+            Assessment::Satisfied { .. }
+        ));
+        let (why, hint) = blocked(&behind(24 * 3600 + 1));
+        assert!(why.starts_with("the clock says"), "{why}");
+        assert!(hint.contains("timedatectl"), "{hint}");
+    }
+
+    #[test]
     fn a_good_machine_passes() {
         assert!(matches!(
             decide(&state(), &desired(), &facts()),

@@ -209,16 +209,33 @@ impl Step for Repositories {
 
 #[cfg(test)]
 mod tests {
-    use super::{OnDisk, RepositoriesState, decide};
+    use super::{OnDisk, Repositories, RepositoriesState, decide};
     use crate::{
         change::Change,
-        step::Assessment,
+        config::desired::Repository,
+        step::{Assessment, Step},
         steps::fixtures::desired,
         tools::packages::{Backend, Manager},
     };
 
     fn apt() -> &'static dyn Backend {
         Manager::Apt.backend()
+    }
+
+    #[test]
+    fn only_repositories_that_are_configured_stay() {
+        let mut want = desired();
+        let add = |name: &str| Change::AddRepository {
+            repository: Repository {
+                name: name.into(),
+                ..desired().repositories.remove(0)
+            },
+        };
+        assert!(Repositories.wants(&add("toolkit"), &want));
+        assert!(!Repositories.wants(&add("cuda"), &want));
+        // The repository of a driver is not known where there is no GPU.
+        want.driver = None;
+        assert!(Repositories.wants(&add("cuda"), &want));
     }
 
     #[test]

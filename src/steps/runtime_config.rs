@@ -218,9 +218,12 @@ impl Step for RuntimeConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::{Broken, Effective, RuntimeState, decide, wish};
+    use super::{Broken, Effective, RuntimeConfig, RuntimeState, decide, wish};
     use crate::{
-        change::Change, config::desired::RuntimeKind, step::Assessment, steps::fixtures::desired,
+        change::Change,
+        config::desired::RuntimeKind,
+        step::{Assessment, Step},
+        steps::fixtures::desired,
     };
 
     fn known(runtimes: &[&str], default: &str) -> RuntimeState {
@@ -237,6 +240,24 @@ mod tests {
             effective,
             broken: None,
         }
+    }
+
+    #[test]
+    fn what_was_configured_is_wanted_as_long_as_its_runtime_is() {
+        let docker = RuntimeConfig(RuntimeKind::Docker);
+        let restart = Change::RestartUnit {
+            unit: "docker.service".into(),
+        };
+        let mut want = desired();
+        assert!(docker.wants(&restart, &want));
+        assert!(!RuntimeConfig(RuntimeKind::Containerd).wants(&restart, &want));
+        want.toolkit = None;
+        assert!(!docker.wants(&restart, &want));
+        // Without a driver nobody knows whether a toolkit is wanted.
+        want.driver = None;
+        assert!(docker.wants(&restart, &want));
+        want.runtimes.clear();
+        assert!(!docker.wants(&restart, &want));
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl Step for RuntimePackages {
 
 #[cfg(test)]
 mod tests {
-    use super::{RuntimeState, decide, wish};
+    use super::{RuntimeState, decide, lacks, wish};
     use crate::{
         change::Change,
         config::desired::RuntimeKind,
@@ -188,6 +188,22 @@ mod tests {
             panic!("must be started");
         };
         assert!(matches!(&changes[..], [Change::EnableUnit { .. }]));
+    }
+
+    /// Where systemd cannot be asked, only a runtime that is not installed is known to be no service.
+    #[test]
+    fn a_runtime_is_lacking_where_it_is_installed_from_nowhere() {
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        for (installed, is_lacking) in [
+            (&[][..], true),
+            (&["podman=4"], true),
+            (&["docker.io=20.10.24"], false),
+            (&["docker-ce=5:29.1"], false),
+        ] {
+            let found = lacks(&want, &packages(installed), docker);
+            assert_eq!(found, is_lacking, "{installed:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod identity;
+mod nearest;
 mod pick;
 mod properties;
 mod question;

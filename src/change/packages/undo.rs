@@ -364,3 +364,21 @@ pub(super) fn first_few(names: &[String]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::first_few;
+
+    #[test]
+    fn a_long_list_ends_with_the_number_of_the_others() {
+        let names: Vec<String> = ('a'..='i').map(String::from).collect();
+        for (count, text) in [
+            (1, "a"),
+            (6, "a, b, c, d, e, f"),
+            (7, "a, b, c, d, e, f and 1 more"),
+            (9, "a, b, c, d, e, f and 3 more"),
+        ] {
+            assert_eq!(first_few(&names[..count]), text);
+        }
+    }
+}

@@ -75,3 +75,35 @@ impl Report for ProbeError {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::ProbeError;
+    use crate::error::Report;
+
+    #[test]
+    fn each_failure_says_what_to_do() {
+        let text = || "x".to_owned();
+        for (error, hint) in [
+            (ProbeError::Unknown { why: text() }, "`/proc` is mounted"),
+            (
+                ProbeError::Replaced {
+                    path: text(),
+                    link: text(),
+                    why: text(),
+                },
+                "`gpu-bootstrap install` again",
+            ),
+            (
+                ProbeError::Blind {
+                    seen: text(),
+                    expected: text(),
+                },
+                "`nvidia-ctk cdi list`",
+            ),
+        ] {
+            let said = error.hint().unwrap_or_default();
+            assert!(said.contains(hint), "{error}: {said}");
+        }
+    }
+}

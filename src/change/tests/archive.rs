@@ -554,7 +554,7 @@ impl Archive {
             package.half = false;
         }
         self.write(files);
-        ok("")
+        ok("Setting up bash (5.2) ...\n")
     }
 }
 

@@ -128,6 +128,27 @@ async fn a_failed_refresh_of_the_lists_has_its_own_error() {
 }
 
 #[tokio::test]
+async fn a_failure_names_the_package_managers_own_command() {
+    let (machine, apt) = offering("a");
+    for (says, hint) in [
+        ("E: Unable to locate package a", "`apt-cache policy NAME`"),
+        (
+            "E: Held packages were changed and -y was used",
+            "`apt-mark unhold`",
+        ),
+        (
+            "E: You don't have enough free space in /var.",
+            "free space on",
+        ),
+    ] {
+        *apt.faults.lock().unwrap() = vec![says];
+        let error = machine.apply(&install("a")).await.unwrap_err();
+        let said = error.hint().unwrap_or_default();
+        assert!(said.contains(hint), "{error}: {said}");
+    }
+}
+
+#[tokio::test]
 async fn an_undo_stopped_during_a_wait_reports_the_stop() {
     let (machine, apt) = offering("a");
     apt.have("a", "1");

@@ -46,6 +46,17 @@ async fn a_file_comes_back_with_mode_and_owner() {
 }
 
 #[tokio::test]
+async fn a_changed_file_keeps_its_owner() {
+    let machine = TestMachine::new();
+    let path = "/etc/docker/daemon.json";
+    machine.fakes.files.put(path, "{}\n");
+    machine.fakes.files.own(path, 7, 8);
+    machine.apply(&write(path, "{\"a\":1}\n")).await.unwrap();
+    let stat = machine.host.files.stat(path.into()).unwrap().unwrap();
+    assert_eq!((stat.uid, stat.gid), (7, 8));
+}
+
+#[tokio::test]
 async fn a_link_comes_back_as_a_link() {
     let machine = TestMachine::new();
     machine.fakes.files.put("/usr/lib/real", "x");
@@ -345,17 +356,26 @@ async fn garbage_and_expired_keys_are_refused() {
     let machine = TestMachine::new();
     machine.fakes.http.serve(URL, "<html>404</html>");
     let error = machine.apply(&add(FIRST)).await.unwrap_err();
-    assert_eq!(error.reason(), "key-malformed");
+    assert_eq!(
+        (error.reason(), error.exit()),
+        ("key-malformed", Exit::StepFailed)
+    );
     machine.fakes.http.serve(URL, KEYS);
     machine
         .fakes
         .clock
         .set(jiff::Timestamp::from_second(1_900_000_000).unwrap());
     let error = machine.apply(&add(FIRST)).await.unwrap_err();
-    assert_eq!(error.reason(), "key-expired");
+    assert_eq!(
+        (error.reason(), error.exit()),
+        ("key-expired", Exit::Blocked)
+    );
     machine.fakes.http.forget(URL);
     let error = machine.apply(&add(FIRST)).await.unwrap_err();
-    assert_eq!(error.reason(), "key-fetch");
+    assert_eq!(
+        (error.reason(), error.exit()),
+        ("key-fetch", Exit::StepFailed)
+    );
 }
 
 #[tokio::test]

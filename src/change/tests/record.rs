@@ -4,7 +4,7 @@
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    archive::{Archive, Break, Kind, Offered, hold_lock, release_lock},
+    archive::{Archive, Break, Kind, Offered, append, hold_lock, release_lock},
     kit::{RecordingSink, STATE, TestMachine},
     packages::{docker, install, wish},
     with_each_manager,
@@ -12,7 +12,10 @@ use super::{
 use crate::{
     change::{Applier, Change, Reverted, STOPPED, Undo},
     error::Report,
-    host::{exec::Status, fake::diff},
+    host::{
+        exec::Status,
+        fake::{diff, ok},
+    },
     tools::packages::Action,
 };
 
@@ -255,6 +258,96 @@ async fn an_undo_stopped_during_a_wait_completes_in_the_next_run(kind: Kind) {
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
     let now = apt.installed.lock().unwrap();
     assert!(now.contains_key("podman") && !now.contains_key("docker.io"));
+}
+
+/// A later version must know what it reads.
+#[tokio::test]
+async fn a_record_names_its_schema() {
+    let (machine, _) = docker(Kind::Apt);
+    let change = install(&["docker.io"]);
+    let undo = machine.applier.capture(&change).await.unwrap();
+    let Undo::Packages { transaction, .. } = &undo else {
+        panic!("{undo:?}");
+    };
+    machine
+        .applier
+        .record_start(transaction, &[])
+        .await
+        .unwrap();
+    let path = format!("{STATE}/transactions/{transaction}.json");
+    let record: serde_json::Value = serde_json::from_str(&machine.fakes.files.text(&path)).unwrap();
+    assert_eq!(record["schema"], 1, "{record}");
+    assert_eq!(record["running"]["before"]["schema"], 1, "{record}");
+}
+
+#[tokio::test]
+async fn what_is_half_configured_is_configured_before_it_is_removed() {
+    let (machine, apt) = docker(Kind::Apt);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    let half = |name: &str| apt.installed.lock().unwrap().get_mut(name).unwrap().half = true;
+    half("docker.io");
+    apt.write(&machine.fakes.files);
+    machine.fakes.exec.clear_log();
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    let lines = machine.fakes.exec.lines();
+    let at = |words: &str| lines.iter().position(|line| line.contains(words));
+    let configured = at(" --configure ");
+    assert!(
+        configured.is_some() && configured < at(" purge "),
+        "{lines:#?}"
+    );
+}
+
+/// The power went while the package was unpacked. Its script runs only before its removal.
+#[tokio::test]
+async fn what_the_script_of_an_interrupted_package_makes_later_goes_with_the_package() {
+    let (machine, apt) = docker(Kind::Apt);
+    let before = machine.fakes.files.text("/etc/group");
+    let undo = (machine.applier.capture(&install(&["docker.io"])).await).unwrap();
+    let Undo::Packages { transaction, .. } = &undo else {
+        panic!("{undo:?}");
+    };
+    let comes = Action::Install {
+        name: "docker.io".to_owned(),
+        from: None,
+        to: "20.10.24".to_owned(),
+    };
+    (machine.applier.record_start(transaction, &[comes]).await).unwrap();
+    apt.have("docker.io", "20.10.24");
+    (apt.installed.lock().unwrap().get_mut("docker.io").unwrap()).half = true;
+    apt.write(&machine.fakes.files);
+    let script = "/var/lib/dpkg/info/docker.io.postinst";
+    machine.fakes.files.put(script, "addgroup docker\n");
+    machine.fakes.exec.on("dpkg", |cmd, files| {
+        if cmd.args.iter().any(|arg| arg == "--configure") {
+            append(files, "/etc/group", "docker:x:113:");
+        }
+        ok("")
+    });
+    let applier = machine.restarted();
+    let undo = applier.reconcile(&undo, &machine.sink).await.unwrap();
+    let reverted = applier.revert(&undo, &machine.sink).await.unwrap();
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    assert_eq!(machine.fakes.files.text("/etc/group"), before);
+}
+
+/// The removal of a package may need another one in its place, which nobody has asked for.
+#[tokio::test]
+async fn an_undo_installs_nothing_in_the_place_of_what_it_removes() {
+    let (machine, apt) = docker(Kind::Apt);
+    let undo = machine.apply(&install(&["docker.io"])).await.unwrap();
+    machine.fakes.exec.on("apt-get", |cmd, _| {
+        let simulated = cmd.args.iter().any(|arg| arg == "-s");
+        assert!(simulated, "only simulated: {}", cmd.line());
+        ok("Remv docker.io [20.10.24]\nRemv runc [1.1.5]\nInst podman (4 Archive [amd64])\n")
+    });
+    let reverted = machine.revert(&undo).await;
+    let Reverted::Left { why, .. } = &reverted else {
+        panic!("{reverted:?}");
+    };
+    assert!(why.contains("would install podman 4"), "{why}");
+    assert!(apt.installed.lock().unwrap().contains_key("docker.io"));
 }
 
 /// A package manager was cut off under an earlier version of this program; this one undoes it.

@@ -32,6 +32,25 @@ async fn a_unit_goes_back_to_what_it_was() {
 }
 
 #[tokio::test]
+async fn a_unit_that_ran_before_runs_again() {
+    let machine = TestMachine::new();
+    machine.units.put("x.service", "disabled", "active");
+    let before = machine.units.all();
+    let undo = machine.apply(&enable("x.service")).await.unwrap();
+    // It has stopped since then.
+    machine.units.put("x.service", "enabled", "inactive");
+    let reverted = machine.revert(&undo).await;
+    assert!(
+        matches!(&reverted, Reverted::Done { what } if what.contains("start `x.service`")),
+        "{reverted:?}"
+    );
+    assert_eq!(machine.units.all(), before);
+    // One that still runs is not started again.
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+}
+
+#[tokio::test]
 async fn a_unit_that_is_gone_needs_no_undo() {
     let machine = TestMachine::new();
     machine.units.put("x.service", "disabled", "inactive");
@@ -370,6 +389,22 @@ async fn an_initramfs_is_rebuilt_again_when_its_files_are_back() {
         Reverted::Nothing { .. }
     ));
     assert!(machine.apply(&change).await.is_err());
+}
+
+#[tokio::test]
+async fn only_a_build_that_was_not_there_before_is_undone() {
+    let machine = TestMachine::new();
+    machine.fakes.exec.on("dkms", |_, _| {
+        ok("nvidia-current/535.261.03, 6.1.0, x86_64: installed\n")
+    });
+    for (kernel, stays) in [("6.1.0", true), ("6.1.1", false)] {
+        let change = Change::BuildModule {
+            module: "nvidia-current".into(),
+            kernel: kernel.into(),
+        };
+        let undo = machine.applier.capture(&change).await.unwrap();
+        assert_eq!(undo.is_nothing(), stays, "{kernel}: {undo:?}");
+    }
 }
 
 #[tokio::test]

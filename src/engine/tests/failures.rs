@@ -25,6 +25,25 @@ impl Report for Unreachable {
     }
 }
 
+/// What would break something.
+#[derive(Debug, thiserror::Error)]
+#[error("it belongs to somebody else")]
+pub struct Refused;
+
+impl Report for Refused {
+    fn exit(&self) -> Exit {
+        Exit::Blocked
+    }
+
+    fn reason(&self) -> &'static str {
+        "refused"
+    }
+
+    fn hint(&self) -> Option<String> {
+        None
+    }
+}
+
 /// What does not pass by itself.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]

@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::failures::{Unreachable, broken};
+use super::failures::{Refused, Unreachable, broken};
 pub use super::reading::{outcome, outcomes, why};
 use crate::{
     change::{
@@ -215,6 +215,8 @@ pub struct FileVerbs {
     pub log: Mutex<Vec<String>>,
     /// A change whose summary contains this fails after it has done its work.
     pub fails: Mutex<Option<String>>,
+    /// A change whose summary contains this is refused.
+    pub refuses: Mutex<Option<String>>,
     /// What a change left cannot be told.
     pub blind: Mutex<bool>,
     /// How many more package transactions fail for a reason that passes.
@@ -327,6 +329,10 @@ impl Verbs for FileVerbs {
                 *late -= 1;
                 return Err(Box::new(Unreachable));
             }
+        }
+        let refuses = self.refuses.lock().unwrap().clone();
+        if refuses.is_some_and(|refuses| summary.contains(&refuses)) {
+            return Err(Box::new(Refused));
         }
         sink.line("working");
         self.act(change)?;
@@ -459,6 +465,7 @@ impl Rig {
                 host,
                 log: Mutex::default(),
                 fails: Mutex::default(),
+                refuses: Mutex::default(),
                 blind: Mutex::default(),
                 late: Mutex::default(),
                 waits: Mutex::default(),

@@ -94,6 +94,7 @@ async fn a_reboot_that_does_not_happen_is_reported_after_three_requests() {
         .unwrap_err();
     assert!(matches!(error, RebootError::Refused(_)), "{error}");
     assert_eq!((error.exit(), requests(&fakes)), (Exit::RebootRequired, 3));
+    assert_eq!(error.reason(), "reboot-refused");
 
     let (host, fakes) = machine(0, 9);
     let error = reboot(&host, &[], &Cancel::new(), &mut words().1)
@@ -101,6 +102,8 @@ async fn a_reboot_that_does_not_happen_is_reported_after_three_requests() {
         .unwrap_err();
     assert!(matches!(error, RebootError::StillUp), "{error}");
     assert_eq!(requests(&fakes), 3);
+    // A minute after each request.
+    assert_eq!(fakes.clock.monotonic(), Duration::from_secs(180));
 }
 
 #[tokio::test]
@@ -163,6 +166,7 @@ async fn a_signal_ends_the_wait_without_a_reboot() {
         .await
         .unwrap_err();
     assert!(matches!(error, RebootError::Stopped), "{error}");
+    assert_eq!(error.reason(), "reboot-stopped");
     assert_eq!(requests(&fakes), 0);
 }
 

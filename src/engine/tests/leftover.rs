@@ -7,6 +7,7 @@ use crate::{
     change::{Sink, Undo, packages::Withdrawn},
     check::Verdict,
     engine::{Failure, Verbs, status},
+    event::Event,
     exit::Exit,
 };
 
@@ -41,6 +42,19 @@ fn rig() -> Rig {
         file("docker-nvidia", "/etc/docker", "nvidia").after(&["docker"]),
         file("other", "/etc/other", "new").after(&["docker-nvidia"]),
     ])
+}
+
+/// The undo of the shared transaction, in the words of [`applied`].
+const SHARED: &str = "driver: undo: install driver, docker; what is still wanted or needed stays";
+
+/// The changes that the events since the last call say to be applied, by their first step.
+fn applied(rig: &Rig) -> Vec<String> {
+    (std::mem::take(&mut *rig.events.lock().unwrap()).into_iter())
+        .filter_map(|envelope| match envelope.event {
+            Event::ChangeApplied { steps, summary, .. } => Some(format!("{}: {summary}", steps[0])),
+            _ => None,
+        })
+        .collect()
 }
 
 /// The same, installed, and then without docker.
@@ -103,8 +117,13 @@ async fn check_reports_and_plan_shows_what_a_withdrawn_setting_has_left() {
 #[tokio::test]
 async fn install_undoes_what_a_withdrawn_setting_has_left_and_keeps_what_others_share() {
     let rig = withdrawn().await;
+    rig.kinds();
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok);
+    assert_eq!(
+        applied(&rig),
+        ["docker-nvidia: undo: write `/etc/docker`", SHARED]
+    );
     // The file goes before the packages that it belongs to.
     assert_eq!(rig.log(), ["restore /etc/docker", "purge docker"]);
     assert_eq!(
@@ -181,10 +200,12 @@ async fn on_a_machine_without_a_gpu_what_runtimes_share_is_withdrawn() {
 #[tokio::test]
 async fn what_of_it_cannot_be_undone_is_named_and_tried_again() {
     let rig = withdrawn().await;
+    rig.kinds();
     *rig.verbs.fails.lock().unwrap() = Some("restore /etc/docker".to_owned());
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Partial);
     assert_eq!(report.left, ["restore /etc/docker: somebody uses it"]);
+    assert_eq!(applied(&rig), [SHARED]);
     assert_eq!(rig.check().await.exit, Exit::Drift);
     *rig.verbs.fails.lock().unwrap() = None;
     assert_eq!(rig.install().await.unwrap().exit, Exit::Ok);

@@ -177,6 +177,10 @@ async fn another_process_sees_a_run_and_knows_when_it_is_dead() {
         format!("{pid} (gpu-bootstrap) S 1 1 1 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 {ticks} 1 1")
     };
     fakes.files.put(&format!("/proc/{pid}/stat"), stat(77));
+    let started = |summary: &str| Event::ChangeStarted {
+        steps: Vec::new(),
+        summary: summary.to_owned(),
+    };
     let view = RunFile::new(host.files.clone(), "gpu-bootstrap install".to_owned());
     let mut view = std::mem::ManuallyDrop::new(view);
     for (seq, event) in [
@@ -185,9 +189,12 @@ async fn another_process_sees_a_run_and_knows_when_it_is_dead() {
             mode: "install".to_owned(),
             steps: Vec::new(),
         },
-        Event::ChangeStarted {
+        started("write `/a`"),
+        started("write `/b`"),
+        Event::ChangeApplied {
             steps: Vec::new(),
-            summary: "write `/a`".to_owned(),
+            summary: "write `/b`".to_owned(),
+            seconds: 0.0,
         },
     ]
     .into_iter()

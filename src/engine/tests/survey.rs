@@ -159,8 +159,29 @@ async fn steps_and_checks_are_one_list() {
         Some("run `gpu-bootstrap install`; it would write `/b`")
     );
     assert_eq!(report.findings[2].why, "failed to understand NVML: it hung");
+    assert_eq!(
+        report.findings[7].expected.as_deref(),
+        Some("write `/later`")
+    );
     assert_eq!(report.exit, Exit::Drift);
     assert_eq!(rig.fakes.files.mutations(), 0);
+}
+
+#[tokio::test]
+async fn a_step_that_panics_while_it_looks_is_unknown_and_no_less() {
+    let rig = Rig::new([
+        step("a", |_| panic!("a bug")),
+        fixed("b", satisfied("fine")),
+    ]);
+    let report = rig.check().await;
+    assert_eq!(
+        verdicts(&report),
+        ["config.resolvable Pass", "a Unknown", "b Pass"]
+    );
+    let about = &report.findings[1];
+    assert!(about.why.contains("panicked, which is a bug"), "{about:?}");
+    assert_eq!(report.exit, Exit::Drift);
+    assert_eq!(outcomes(&rig.plan().await), ["a failed", "b satisfied"]);
 }
 
 #[tokio::test]
@@ -204,6 +225,10 @@ async fn where_nothing_can_be_wanted_the_health_checks_speak() {
     let last = &report.findings[1];
     assert_eq!(last.why, "fedora 42 is not supported");
     assert_eq!(last.remedy.as_deref(), Some("name a profile"));
+    assert_eq!(
+        last.observed.as_deref(),
+        Some("unknown system on x86_64, 2 NVIDIA GPUs")
+    );
     assert_eq!(report.exit, Exit::Drift);
     assert!(report.steps.is_empty());
     // Somebody who asks for a step hears why it is not assessed.

@@ -1,0 +1,23 @@
+//! What asks a run to stop. A program of its own: the handlers stay until it ends.
+
+use std::time::Duration;
+
+use gpu_bootstrap::{engine::Cancel, exit::Exit};
+use nix::sys::signal::{Signal, raise};
+
+#[tokio::test]
+async fn each_signal_stops_a_run_with_its_own_exit_status() {
+    for (signal, exit) in [
+        (Signal::SIGINT, Exit::Interrupted),
+        (Signal::SIGTERM, Exit::Terminated),
+    ] {
+        let cancel = Cancel::new();
+        cancel.on_signals().expect("handlers");
+        // Whoever waits for signals has begun to.
+        tokio::task::yield_now().await;
+        assert_eq!(cancel.exit(), None);
+        raise(signal).expect("a signal");
+        let stopped = tokio::time::timeout(Duration::from_secs(10), cancel.cancelled()).await;
+        assert_eq!(stopped, Ok(exit), "{signal}");
+    }
+}
