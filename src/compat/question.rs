@@ -93,7 +93,6 @@ pub fn answer(matrix: &Matrix, question: &Question) -> Result<Answer, EmptyQuest
 /// The answer about a GPU that nothing is known about: what holds for any GPU is still said.
 fn unknown_gpu(matrix: &Matrix, question: &Question, why: &str) -> Answer {
     let rest = Question {
-        gpu: None,
         machine: None,
         ..question.clone()
     };

@@ -3,7 +3,6 @@
 use gpu_bootstrap::compat::matrix::Fabric;
 use gpu_bootstrap::compat::pick::{NoDriver, Pick, Wish, pick};
 use gpu_bootstrap::compat::ruling::Rule;
-use gpu_bootstrap::facts::Facts;
 use gpu_bootstrap::model::version::DriverVersion;
 
 use crate::{gpu, matrix};
@@ -558,42 +557,4 @@ fn the_fabric_needs_a_visible_switch() {
     assert_eq!(seen(B200, Some(false), Some(false)), Fabric::None);
     assert_eq!(seen(GB200, Some(false), Some(false)), Fabric::Imex);
     assert_eq!(seen(T4, Some(true), Some(true)), Fabric::None);
-}
-
-#[test]
-fn facts_become_a_wish() {
-    let facts: Facts = serde_json::from_value(serde_json::json!({
-        "schema": 1,
-        "os": null,
-        "kernel": {
-            "running": "6.1.0-44-amd64", "next-boot": "6.1.0-45-amd64", "installed": [],
-            "arch": "x86_64", "compiler": null
-        },
-        "secure-boot": "disabled",
-        "lockdown": null, "virtualization": null,
-        "cloud": { "provider": "aws", "instance-type": "p5.48xlarge", "lifecycle": null },
-        "init": null, "boot-id": null, "instance-id": null, "memory-bytes": null,
-        "disks": [],
-        "gpus": [{
-            "pci-address": "0000:18:00.0", "pci-id": H100, "subsystem-id": "10de:16c1",
-            "name": "H100 SXM5 80GB", "architecture": "hopper", "compute-capability": "9.0",
-            "module-flavour": "either", "bound-driver": null, "vgpu": false, "numa-node": null
-        }],
-        "nvswitches": [{ "pci-address": "0000:05:00.0", "pci-id": "10de:22a3", "name": null }],
-        "network-devices": [],
-        "driver": {
-            "loaded-version": null, "library-version": null, "package-version": null,
-            "module-version": null, "origin": null
-        },
-        "nvml": null, "runtimes": [], "unknown": []
-    }))
-    .unwrap();
-    let wish = Wish::of(&facts);
-    assert_eq!(wish.kernel.as_ref().unwrap().as_str(), "6.1.0-44-amd64");
-    assert_eq!(wish.nvswitch, Some(true));
-    let pick = picked(&wish);
-    assert_eq!(
-        (pick.branch.to_string().as_str(), pick.fabric),
-        ("580", Fabric::Fm)
-    );
 }

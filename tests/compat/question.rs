@@ -1,9 +1,9 @@
 //! The answers of the `compat` command.
 
-use gpu_bootstrap::compat::question::{self, Compatibility, EmptyQuestion, Question};
+use gpu_bootstrap::compat::question::{self, Compatibility, EmptyQuestion, Machine, Question};
 use gpu_bootstrap::model::gpu::SupportedFlavours;
 
-use crate::matrix;
+use crate::{gpu, matrix};
 
 fn ask(gpu: &str, cuda: &str, driver: &str, kernel: &str) -> question::Answer {
     fn given<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> Option<T> {
@@ -40,6 +40,8 @@ fn verdicts() {
         ("10de:0fff", "", "580", "", Incompatible), // Kepler, by the range of its id
         ("10de:0040", "", "580", "", Unknown),
         ("", "", "640", "", Unknown),
+        // The row of the first release of 10.2 names no update.
+        ("", "10.2.0", "418.226.00", "", NeedsForwardCompat),
         ("", "", "535.274.02", "6.19", Incompatible),
         ("", "", "535.274.02", "6.19.6-1-amd64", Unknown),
         ("", "", "580.178.04", "6.1.0-44-amd64", Compatible),
@@ -54,6 +56,14 @@ fn verdicts() {
         );
         assert!(!answer.why.is_empty(), "{gpu} {cuda} {driver} {kernel}");
     }
+}
+
+/// Where both kinds of kernel modules serve, the answer names the default of the branch.
+#[test]
+fn a_driver_is_judged_with_the_modules_that_it_would_get() {
+    let answer = ask("T4", "", "580.178.04", "");
+    let said = answer.why.join("; ");
+    assert!(said.contains("with open kernel modules"), "{said}");
 }
 
 #[test]
@@ -116,6 +126,22 @@ fn an_empty_question_is_an_error_and_an_unknown_name_is_not() {
 }
 
 #[test]
+fn the_machine_says_nothing_about_a_gpu_that_nobody_knows() {
+    let question = Question {
+        gpu: Some("H300X".to_owned()),
+        machine: Some(Machine {
+            gpus: vec![gpu("10de:102d")],
+            nvswitch: false,
+        }),
+        driver: "580".parse().ok(),
+        ..Question::default()
+    };
+    let answer = question::answer(matrix(), &question).unwrap();
+    assert_eq!(answer.verdict, Compatibility::Unknown, "{:?}", answer.why);
+    assert_eq!(answer.driver.max_branch, None);
+}
+
+#[test]
 fn several_meanings_that_agree_have_one_answer() {
     use Compatibility::{Compatible, Incompatible, Unknown};
     for (gpu, cuda, driver, want) in [
@@ -157,7 +183,7 @@ fn several_meanings_that_agree_have_one_answer() {
 
 #[test]
 fn instance_types_are_asked_like_gpus() {
-    use Compatibility::{Compatible, Incompatible};
+    use Compatibility::{Compatible, Incompatible, Unknown};
     for (name, driver, want, why) in [
         ("p5.48xlarge", "580", Compatible, "no rule excludes it"),
         (
@@ -174,6 +200,14 @@ fn instance_types_are_asked_like_gpus() {
         assert_eq!(answer.verdict, want, "{name}: {:?}", answer.why);
         let said = answer.why.iter().any(|text| text.contains(why));
         assert!(said, "{name}: {:?}", answer.why);
+        // Whether a type has NVSwitches is known.
+        let unsure = |text: &String| text.contains("if the machine has");
+        assert!(!answer.why.iter().any(unsure), "{name}: {:?}", answer.why);
+    }
+    // One fix of an old branch is for ARM only.
+    for (name, want) in [("g4dn.xlarge", Unknown), ("g5g.xlarge", Incompatible)] {
+        let answer = ask(name, "", "470.223.02", "6.7");
+        assert_eq!(answer.verdict, want, "{name}: {:?}", answer.why);
     }
 }
 
