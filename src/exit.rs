@@ -20,7 +20,8 @@ pub enum Exit {
     Blocked,
     /// A change failed, or its verification failed.
     StepFailed,
-    /// `uninstall` ended but something could not be undone.
+    /// `uninstall` ended, or `install` after a setting was taken back, but something could not be
+    /// undone.
     Partial,
     /// Progress is saved; reboot, then run the command again.
     RebootRequired,

@@ -117,7 +117,7 @@ impl Applier {
                 what: format!("{} in `{path}`", back.left.join(", ")),
                 why: format!(
                     "it was changed after this program wrote it; to finish, edit `{path}` and run \
-                     `gpu-bootstrap uninstall` again"
+                     the same command again"
                 ),
             });
         }
@@ -165,7 +165,7 @@ impl Applier {
             what: format!("`{path}`"),
             why: format!(
                 "it was {how} after this program wrote it; to finish, save what you need of it, run \
-                 `{restore}`, and run `gpu-bootstrap uninstall` again"
+                 `{restore}`, and run the same command again"
             ),
         }
     }

@@ -53,7 +53,8 @@ pub struct RunReport {
     pub notes: Vec<String>,
     /// A reboot that is awaited.
     pub reboot: Option<Reboot>,
-    /// Only after `uninstall`: what stays, and why.
+    /// What could not be undone, and why: after `uninstall`, and after `install` where no setting wants
+    /// it any more.
     pub left: Vec<String>,
     /// How long it took.
     pub seconds: f64,

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::{footer, next_step, outcomes};
 use crate::{
     engine::{Mode, RunReport, StepReport},
-    event::Outcome,
+    event::{Outcome, Summary},
     exit::Exit,
     report::{
         Style,
@@ -57,21 +57,23 @@ fn verdict(report: &RunReport) -> (Ink, String) {
                 "undone: the machine is as it was before".to_owned(),
             ),
         },
-        Exit::Ok if summary.awaiting_boot > 0 => (
-            Ink::Good,
-            format!(
-                "prepared: {changed}; the first boot finishes {}",
-                things(summary.awaiting_boot)
-            ),
-        ),
-        Exit::Ok => (Ink::Good, format!("ready: {changed}")),
+        Exit::Ok => (Ink::Good, done(&changed, &summary)),
         Exit::RebootRequired => (
             Ink::Doubt,
             format!("not ready yet: {changed}, and a reboot is needed"),
         ),
-        Exit::Partial => (
+        Exit::Partial if report.mode == Mode::Uninstall => (
             Ink::Doubt,
             format!("undone in part: {} left", things(report.left.len())),
+        ),
+        // What is wanted is there; a part of what no setting wants any more is, too.
+        Exit::Partial => (
+            Ink::Doubt,
+            format!(
+                "{}; left over: {} that no setting wants any more",
+                done(&changed, &summary),
+                things(report.left.len())
+            ),
         ),
         Exit::Interrupted | Exit::Terminated => (
             Ink::Doubt,
@@ -90,6 +92,17 @@ fn verdict(report: &RunReport) -> (Ink, String) {
             Some(step) => (Ink::Bad, format!("not ready: {} failed", step.title)),
             None => (Ink::Bad, format!("not ready: exit status {}", exit.code())),
         },
+    }
+}
+
+/// The verdict on an `install` that has done all that is wanted.
+fn done(changed: &str, summary: &Summary) -> String {
+    match summary.awaiting_boot {
+        0 => format!("ready: {changed}"),
+        count => format!(
+            "prepared: {changed}; the first boot finishes {}",
+            things(count)
+        ),
     }
 }
 
@@ -133,12 +146,16 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
             let text = "After the reboot, with the same options:";
             next_step(to, text, "gpu-bootstrap install", style)?;
         }
-        (None, Exit::Partial) => next_step(
-            to,
-            "The changes that are left stay recorded. When the problem is solved:",
-            "gpu-bootstrap uninstall",
-            style,
-        )?,
+        (None, Exit::Partial) => {
+            let (options, command) = match report.mode {
+                Mode::Uninstall => ("", "gpu-bootstrap uninstall"),
+                _ => (", with the same options", "gpu-bootstrap install"),
+            };
+            let text = format!(
+                "The changes that are left stay recorded. When the problem is solved{options}:"
+            );
+            next_step(to, &text, command, style)?;
+        }
         (None, Exit::Interrupted | Exit::Terminated) => say(
             to,
             "all changes are recorded; run the same command again to continue",
@@ -146,4 +163,44 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
         _ => {}
     }
     to.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_could_not_undo_everything_is_sent_back_to_the_same_command() {
+        for (mode, verdict, next) in [
+            (
+                Mode::Install,
+                "ready: nothing to change; left over: 1 thing that no setting wants any more\n",
+                "When the problem is solved, with the\nsame options:\n\n    gpu-bootstrap install\n",
+            ),
+            (
+                Mode::Uninstall,
+                "undone in part: 1 thing left\n",
+                "When the problem is solved:\n\n    gpu-bootstrap uninstall\n",
+            ),
+        ] {
+            let report = RunReport {
+                mode,
+                run: "1".to_owned(),
+                exit: Exit::Partial,
+                steps: Vec::new(),
+                findings: Vec::new(),
+                notes: Vec::new(),
+                reboot: None,
+                left: vec!["`/etc/a`: it was changed".to_owned()],
+                seconds: 1.0,
+            };
+            let mut said = Vec::new();
+            run(&mut said, &report, Style::default()).unwrap();
+            assert_eq!(String::from_utf8(said).unwrap(), verdict);
+            let mut said = Vec::new();
+            troubles(&mut said, &report, Style::default()).unwrap();
+            let said = String::from_utf8(said).unwrap();
+            assert!(said.ends_with(next), "{said}");
+        }
+    }
 }
