@@ -446,6 +446,9 @@ impl<'s> Applying<'s> {
         let because = match &self.stop {
             Some(Stop::Step(why)) => why.clone(),
             Some(Stop::Cancelled(Exit::Interrupted)) => "stopped by SIGINT".to_owned(),
+            Some(Stop::Cancelled(_)) if self.session.tools.cancel.hung_up() => {
+                "stopped by SIGHUP".to_owned()
+            }
             Some(Stop::Cancelled(_)) => "stopped by SIGTERM".to_owned(),
             Some(Stop::Reboot(why)) => format!("a reboot comes first: {why}"),
             Some(Stop::Deadline(after)) => {

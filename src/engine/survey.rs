@@ -119,7 +119,11 @@ impl Session {
             });
             tokio::select! {
                 biased;
-                _ = tools.cancel.cancelled() => return jobs,
+                _ = tools.cancel.cancelled() => {
+                    // Nothing is refused: the run ends as any other that was stopped.
+                    jobs.iter_mut().for_each(|job| job.ended = None);
+                    return jobs;
+                }
                 () = self.inner.host.clock.sleep(pause) => {}
             }
             self.inner.begin_epoch();

@@ -216,6 +216,15 @@ async fn a_signal_lets_the_running_change_end_and_starts_nothing_new() {
 }
 
 #[tokio::test]
+async fn a_hang_up_is_named_as_the_reason() {
+    let rig = Rig::new([file("a", "/a", "")]);
+    rig.cancel.hang_up();
+    let report = rig.install().await.unwrap();
+    assert_eq!(why(&report, "a"), "stopped by SIGHUP");
+    assert_eq!(report.exit, Exit::Terminated);
+}
+
+#[tokio::test]
 async fn what_only_waits_is_stopped_at_once_and_has_not_failed() {
     let rig = Rig::new([packages("a", &["one"]), file("b", "/b", "").after(&["a"])]);
     *rig.verbs.waits.lock().unwrap() = Some(rig.cancel.clone());
