@@ -1,10 +1,11 @@
 //! What the run after a reboot needs must survive the reboot: this program and the files of its
-//! command line. What lies in a place that a boot empties is copied into the state folder.
+//! command line. What lies in a place that a boot empties, and a program that others may write, is
+//! copied into the state folder.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
-    host::{Files, FilesError, ReadFiles},
+    host::{Files, FilesError, ReadFiles, trusted::refuse_foreign},
     journal::Request,
     model::paths::STATE,
 };
@@ -79,16 +80,25 @@ fn mounts(files: &dyn ReadFiles) -> Result<String, FilesError> {
     Ok(files.read_text(Utf8Path::new(MOUNTS))?.unwrap_or_default())
 }
 
-/// The program for the resume unit: this one, or its copy in a place that stays.
+/// The program for the resume unit: this one, or its copy where its path does not stay or others than
+/// root may write it. Root executes it at boot.
 pub(super) fn program(files: &dyn Files, exe: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
     if stays(exe, &mounts(files)?) {
-        return Ok(exe.to_owned());
+        match refuse_foreign(files, exe) {
+            Ok(()) => return Ok(exe.to_owned()),
+            Err(FilesError::Foreign { .. }) => {}
+            Err(error) => return Err(error),
+        }
     }
     let copy = program_copy();
-    let content = match files.read(exe)? {
-        Some(content) => content,
-        None => (files.read(Utf8Path::new(OURSELVES))?).unwrap_or_default(),
-    };
+    // Never by its path: since it was started, others may have put another program there.
+    let ourselves = Utf8Path::new(OURSELVES);
+    let content = files.read(ourselves)?.ok_or_else(|| FilesError::Io {
+        verb: "read",
+        path: ourselves.to_owned(),
+        source: std::io::ErrorKind::NotFound.into(),
+        disk: None,
+    })?;
     if files.read(&copy)?.as_ref() != Some(&content) {
         files.create_folder(&folder(), 0o700)?;
         files.write(&copy, &content, 0o700)?;
@@ -181,7 +191,8 @@ mod tests {
     fn the_program_is_copied_once_and_only_if_it_must_be() {
         let files = FakeFiles::new();
         files.put_folder("/var/lib/gpu-bootstrap", 0o700);
-        files.put("/tmp/gb", "the program");
+        files.put("/tmp/gb", "another program");
+        files.put("/proc/self/exe", "the program");
         let usual = Utf8Path::new("/usr/local/bin/gpu-bootstrap");
         assert_eq!(program(&files, usual).unwrap(), usual);
         assert_eq!(files.mutations(), 0);
@@ -196,6 +207,32 @@ mod tests {
         files.put("/proc/self/exe", "the old program");
         let copy = program(&files, Utf8Path::new("/opt/gb (deleted)")).unwrap();
         assert_eq!(files.text(copy.as_str()), "the old program");
+        // The copy itself stays.
+        assert_eq!(program(&files, &copy).unwrap(), copy);
+    }
+
+    #[test]
+    fn a_program_that_others_may_write_is_copied_from_memory() {
+        let files = FakeFiles::new();
+        files.put_folder("/var/lib/gpu-bootstrap", 0o700);
+        let exe = "/home/local/gb";
+        files.put(exe, "replaced");
+        files.put("/proc/self/exe", "the program");
+        assert_eq!(program(&files, exe.into()).unwrap(), exe);
+        files.own("/home/local", 1000, 1000);
+        let copy = program(&files, exe.into()).unwrap();
+        assert_eq!(copy, program_copy());
+        assert_eq!(files.text(copy.as_str()), "the program");
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_read_is_an_error_and_never_an_empty_copy() {
+        let files = FakeFiles::new();
+        files.put_folder("/var/lib/gpu-bootstrap", 0o700);
+        files.put("/tmp/gb", "the program");
+        let error = program(&files, Utf8Path::new("/tmp/gb")).unwrap_err();
+        assert_eq!(error.to_string(), "read `/proc/self/exe`");
+        assert_eq!(files.mutations(), 0);
     }
 
     #[test]
