@@ -50,7 +50,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     let mut tools = target.tools(world, events, cancel.clone());
     tools.options.deadline = deadline;
     tools.options.resumed = args.resume;
-    let ended = target.session(tools)?.install().await;
+    let ended = target.session(tools.clone())?.install().await;
     reporter.finish();
     let (exit, reboots) = match ended {
         Ok(report) => {
@@ -76,9 +76,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     let refused = if automatic && reboots {
         let locks = target.resolution.desired.packages.manager.backend().locks();
         let mut note = |text: &str| say(world, text);
-        engine::reboot(target.host(), locks, &cancel, &mut note)
-            .await
-            .err()
+        engine::reboot(&tools, locks, &mut note).await.err()
     } else {
         None
     };
@@ -91,8 +89,9 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
         }
     }
     match refused {
-        // Who stops the run now knows that it stops.
-        None | Some(RebootError::Stopped) => Ok(exit),
+        None => Ok(exit),
+        // It was told.
+        Some(RebootError::Stopped(by)) => Ok(by),
         Some(error) => Err(error.into()),
     }
 }

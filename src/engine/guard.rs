@@ -12,7 +12,7 @@ use super::{
     verbs::Failure,
 };
 use crate::{
-    change::Change,
+    change::{Change, Reverted},
     journal::{Journal, Receipt, Record, Standing},
     model::id::StepId,
     steps,
@@ -95,15 +95,27 @@ fn is_denial(standing: &Standing) -> bool {
     standing.steps == [GUARD]
 }
 
-/// Lets the modules be loaded again, for a run that a person started after one that gave up.
-pub(super) async fn allow(ledger: &Ledger) -> Result<(), EngineError> {
+/// Lets the modules be loaded again, for a run that a person started after one that gave up. Returns
+/// notes for people where that failed.
+pub(super) async fn allow(ledger: &Ledger) -> Result<Vec<String>, EngineError> {
+    let mut notes = Vec::new();
     for standing in ledger.journal.receipt().standing {
         if is_denial(&standing) {
-            let undo = standing.undo.clone();
-            (ledger.revert(&[standing], &undo).await).map_err(EngineError::Unfinished)?;
+            let left = revert(ledger, standing).await?;
+            notes.extend(left.map(|left| format!("the modules stay denied: {left}")));
         }
     }
-    Ok(())
+    Ok(notes)
+}
+
+/// Undoes a change. Returns what stays, and why.
+async fn revert(ledger: &Ledger, standing: Standing) -> Result<Option<String>, EngineError> {
+    let undo = standing.undo.clone();
+    let reverted = ledger.revert(&[standing], &undo).await;
+    Ok(match reverted.map_err(EngineError::Unfinished)? {
+        Some(Reverted::Left { what, why }) => Some(format!("{what}: {why}")),
+        _ => None,
+    })
 }
 
 impl Session {
@@ -127,8 +139,10 @@ impl Session {
         for standing in ledger.journal.receipt().standing {
             if autoload(&standing) {
                 // The modules are not loaded now, so there is nothing to unload.
-                let undo = standing.undo.clone();
-                (ledger.revert(&[standing], &undo).await).map_err(EngineError::Unfinished)?;
+                if let Some(left) = revert(ledger, standing).await? {
+                    let note = format!("each boot still loads the modules: {left}");
+                    self.tools.note(notes, note);
+                }
             }
         }
         if let Some(note) = resume::dismiss(ledger).await? {

@@ -9,6 +9,7 @@ use super::{
     ledger::Ledger,
     result::{ChangeReport, Mode, Reboot, RunReport},
     resume,
+    status::awaited,
 };
 use crate::{
     change::Undo,
@@ -22,7 +23,7 @@ impl Session {
     /// before and after. A change that was interrupted earlier is completed.
     ///
     /// After a report whose [`RunReport::reboot`] is automatic, the caller calls
-    /// [`super::reboot`] once it has told what there is to tell.
+    /// [`super::reboot`] once it has told what there is to tell; that takes the run lock again.
     ///
     /// # Errors
     /// When the run cannot begin (another one is under way, a reboot comes first) or cannot be
@@ -65,7 +66,9 @@ impl Session {
                 return Ok(report);
             }
         } else {
-            guard::allow(&ledger).await?;
+            for note in guard::allow(&ledger).await? {
+                self.tools.note(&mut notes, note);
+            }
         }
 
         let standing = ledger.journal.receipt().standing;
@@ -154,7 +157,7 @@ impl Session {
 
     fn reboot_first(&self, journal: &Journal) -> Result<(), EngineError> {
         let receipt = journal.receipt();
-        match receipt.awaited {
+        match awaited(&receipt) {
             Some(awaited)
                 if awaited.boot_id.is_some() && awaited.boot_id == self.tools.options.boot_id =>
             {

@@ -4,13 +4,17 @@
 use std::time::Duration;
 
 use super::{
-    Cancel,
+    Cancel, EngineError, Tools,
+    install::finish,
+    ledger::Ledger,
+    result::Mode,
     resume::{self, UNIT},
 };
 use crate::{
     error::{Report, one_line},
     exit::Exit,
     host::{Cmd, ExecError, FilesError, Host},
+    journal::{Ended, Journal},
     tools::{cloud_init, packages::locks, systemctl},
 };
 
@@ -46,26 +50,42 @@ pub enum RebootError {
     StillUp,
     /// Somebody asked to stop before the request.
     #[error("reboot the machine: asked to stop")]
-    Stopped,
+    Stopped(Exit),
+    /// Another run has begun since the reboot was found to be needed.
+    #[error("reboot the machine")]
+    Engine(#[from] EngineError),
+    /// Another run has begun and ended since then.
+    #[error("reboot the machine: another run has changed it meanwhile")]
+    NotAwaited,
 }
 
 impl Report for RebootError {
     fn exit(&self) -> Exit {
-        Exit::RebootRequired
+        match self {
+            Self::Stopped(exit) => *exit,
+            _ => Exit::RebootRequired,
+        }
     }
 
     fn reason(&self) -> &'static str {
         match self {
             Self::Refused(_) | Self::StillUp => "reboot-refused",
-            Self::Stopped => "reboot-stopped",
+            Self::Stopped(_) => "reboot-stopped",
+            Self::Engine(error) => error.reason(),
+            Self::NotAwaited => "reboot-not-awaited",
         }
     }
 
     fn hint(&self) -> Option<String> {
-        Some(
-            "progress is saved; reboot the machine yourself, then the run continues automatically"
-                .to_owned(),
-        )
+        match self {
+            Self::Engine(error) => error.hint(),
+            Self::NotAwaited => Some("run `gpu-bootstrap status`".to_owned()),
+            Self::Refused(_) | Self::StillUp | Self::Stopped(_) => Some(
+                "progress is saved; reboot the machine yourself, then the run continues \
+                 automatically"
+                    .to_owned(),
+            ),
+        }
     }
 }
 
@@ -75,12 +95,13 @@ impl Report for RebootError {
 /// # Errors
 /// See [`RebootError`].
 pub async fn reboot(
-    host: &Host,
+    tools: &Tools,
     locks: &[&str],
-    cancel: &Cancel,
     say: &mut (dyn FnMut(&str) + Send),
 ) -> Result<(), RebootError> {
-    // cloud-init waits for this run, so this run must not wait for cloud-init.
+    let host = &tools.host;
+    // cloud-init waits for this run, so this run must not wait for cloud-init. The unit takes the run
+    // lock, so it must be free.
     match cloud_init::started_us(&*host.files) {
         Ok(false) => {}
         Ok(true) => match resume::hand_over(host).await {
@@ -96,10 +117,69 @@ pub async fn reboot(
         },
         Err(error) => say(&format!("failed to {}", one_line(&error))),
     }
+    // Nobody may change the machine while it waits to be rebooted. The end of the run has released
+    // the lock, so another one may have been faster.
+    let _lock = tools.lock()?;
+    let (journal, _) = Journal::open(host, tools.events.run(), tools.events.secrets())
+        .map_err(EngineError::Journal)?;
+    let receipt = journal.receipt();
+    let last_installs = (receipt.runs.last()).is_some_and(|run| run.mode == Mode::Install.word());
+    if receipt.awaited.is_none() || !last_installs {
+        return Err(RebootError::NotAwaited);
+    }
+    let ended = request(tools, locks, say).await;
+    if let Err(RebootError::Stopped(by)) = ended {
+        stopped(tools, journal, by, say).await?;
+    }
+    ended
+}
+
+/// A person who stops the reboot has to continue the run, so nothing does it at the next boot.
+async fn stopped(
+    tools: &Tools,
+    journal: Journal,
+    by: Exit,
+    say: &mut (dyn FnMut(&str) + Send),
+) -> Result<(), EngineError> {
+    let ledger = Ledger {
+        journal,
+        verbs: tools.verbs.clone(),
+        events: tools.events.clone(),
+    };
+    if by == Exit::Interrupted {
+        match resume::dismiss(&ledger).await? {
+            Some(note) => say(&note),
+            None => say(
+                "stopped by Ctrl-C: the machine is not rebooted, and the next boot does not \
+                 continue the run; reboot it, then run `gpu-bootstrap install` to continue",
+            ),
+        }
+    } else {
+        say("stopped by a signal: the machine is not rebooted; the next boot continues the run");
+    }
+    // The run had ended with a reboot that was to come.
+    let runs = ledger.journal.receipt().runs;
+    let ours = runs.iter().rfind(|run| run.id == tools.events.run());
+    if let Some(Ended { summary, .. }) = ours.and_then(|run| run.ended.as_ref()) {
+        finish(&ledger.journal, by, *summary)?;
+    }
+    Ok(())
+}
+
+/// Waits for others, and requests the reboot.
+async fn request(
+    tools: &Tools,
+    locks: &[&str],
+    say: &mut (dyn FnMut(&str) + Send),
+) -> Result<(), RebootError> {
+    let (host, cancel) = (&tools.host, &tools.cancel);
     wait_for_others(host, locks, cancel, say).await?;
     let request = Cmd::new("systemctl", ["reboot"]).deadline(REQUEST_DEADLINE);
     let mut refused = None;
     for attempt in 1..=REQUESTS {
+        if let Some(by) = cancel.exit() {
+            return Err(RebootError::Stopped(by));
+        }
         let asked = (host.exec.run(&request, &mut |_, _| {}).await)
             .and_then(|output| output.success(&request));
         match asked {
@@ -188,7 +268,7 @@ async fn shuts_down(host: &Host, cancel: &Cancel) -> bool {
 async fn pause(host: &Host, cancel: &Cancel, pause: Duration) -> Result<(), RebootError> {
     tokio::select! {
         biased;
-        _ = cancel.cancelled() => Err(RebootError::Stopped),
+        by = cancel.cancelled() => Err(RebootError::Stopped(by)),
         () = host.clock.sleep(pause) => Ok(()),
     }
 }

@@ -3,12 +3,12 @@
 use serde::Serialize;
 
 use super::{
-    EngineError,
+    EngineError, resume,
     runfile::{self, Progress},
 };
 use crate::{
     host::Host,
-    journal::{Awaited, Journal, Policy, Request, Run, fold},
+    journal::{Awaited, Journal, Policy, Receipt, Request, Run, fold},
 };
 
 /// The document of `status`.
@@ -62,6 +62,7 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError>
                 .is_some_and(|began| progress.pid_started.is_none_or(|then| then == began)),
             progress,
         });
+    let awaited_reboot = awaited(&receipt);
     let alive = current.as_ref().is_some_and(|current| current.alive);
     let reboot_due = receipt
         .awaited
@@ -76,7 +77,7 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError>
             .collect(),
         current,
         last: receipt.runs.last().cloned(),
-        awaited_reboot: receipt.awaited,
+        awaited_reboot,
         reboot_due,
         reboots: receipt.reboots,
         unfinished_boots: (receipt.unfinished.iter())
@@ -85,6 +86,13 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError>
         gave_up: receipt.gave_up,
         request: receipt.request,
     })
+}
+
+/// The reboot that a journal awaits. After Ctrl-C nothing continues the run: the resume unit is gone.
+pub(super) fn awaited(receipt: &Receipt) -> Option<Awaited> {
+    let mut awaited = receipt.awaited.clone()?;
+    awaited.automatic &= receipt.standing.iter().any(resume::is_of_unit);
+    Some(awaited)
 }
 
 /// How the last `install` changed packages; `None` if no run or an older version wrote the journal.

@@ -1,6 +1,12 @@
 //! The reboot: after the work of others, and until it happens.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 
@@ -10,22 +16,32 @@ use super::{
 };
 use crate::{
     change::Change,
-    engine::{Cancel, RebootError, reboot},
+    engine::{EngineError, RebootError, reboot, status},
     error::Report,
     exit::Exit,
     host::{
         Clock, Host,
-        fake::{self, FakeClock, FakeFiles, Fakes, failed, ok},
+        fake::{FakeClock, FakeFiles, failed, ok},
     },
 };
+
+/// The run lock.
+const LOCK: &str = "/run/gpu-bootstrap/lock";
 
 const STATUS: &str = "/run/cloud-init/status.json";
 const RESULT: &str = "/run/cloud-init/result.json";
 
-/// A machine whose systemd refuses the first requests, and ignores the next ones.
-fn machine(refused: usize, ignored: usize) -> (Host, Fakes) {
-    let (host, fakes) = fake::host();
-    fakes.exec.on("systemctl", move |cmd, files| {
+/// A machine that awaits its reboot, whose systemd refuses the first requests and ignores the next
+/// ones.
+async fn machine(refused: usize, ignored: usize) -> Rig {
+    let mut rig = Rig::new([step("module", |_| {
+        needs(vec![Change::Reboot {
+            why: "nouveau must go".to_owned(),
+        }])
+    })]);
+    rig.options.request.reboot = true;
+    assert_eq!(rig.install().await.unwrap().exit, Exit::RebootRequired);
+    rig.fakes.exec.on("systemctl", move |cmd, files| {
         let line = cmd.args.join(" ");
         let count = files.text("/requests").len();
         match line.as_str() {
@@ -42,8 +58,24 @@ fn machine(refused: usize, ignored: usize) -> (Host, Fakes) {
             _ => ok(""),
         }
     });
-    fakes.files.put("/requests", "");
-    (host, fakes)
+    rig.fakes.files.put("/requests", "");
+    rig
+}
+
+/// Reboots it.
+async fn leave(
+    rig: &Rig,
+    clock: Option<Arc<dyn Clock>>,
+    locks: &[&str],
+    say: &mut (dyn FnMut(&str) + Send),
+) -> Result<(), RebootError> {
+    let (mut tools, reporter) = rig.tools("run");
+    if let Some(clock) = clock {
+        tools.host.clock = clock;
+    }
+    let left = reboot(&tools, locks, say).await;
+    reporter.finish();
+    left
 }
 
 /// Time passes, and cloud-init ends.
@@ -71,54 +103,52 @@ impl Clock for Ends {
     }
 }
 
-fn requests(fakes: &Fakes) -> usize {
-    fakes.files.text("/requests").len()
+fn requests(rig: &Rig) -> usize {
+    rig.fakes.files.text("/requests").len()
 }
 
 #[tokio::test]
 async fn a_reboot_is_requested_until_it_happens() {
     for (refused, ignored, happens) in [(0, 0, 1), (2, 0, 3), (0, 2, 3)] {
-        let (host, fakes) = machine(refused, ignored);
+        let rig = machine(refused, ignored).await;
         let (said, mut say) = words();
-        reboot(&host, &[], &Cancel::new(), &mut say).await.unwrap();
-        assert_eq!(requests(&fakes), happens);
+        leave(&rig, None, &[], &mut say).await.unwrap();
+        assert_eq!(requests(&rig), happens);
         assert_eq!(said.lock().unwrap().len(), refused + ignored);
     }
 }
 
 #[tokio::test]
 async fn a_reboot_that_does_not_happen_is_reported_after_three_requests() {
-    let (host, fakes) = machine(9, 0);
-    let error = reboot(&host, &[], &Cancel::new(), &mut words().1)
-        .await
-        .unwrap_err();
+    let rig = machine(9, 0).await;
+    let error = leave(&rig, None, &[], &mut words().1).await.unwrap_err();
     assert!(matches!(error, RebootError::Refused(_)), "{error}");
-    assert_eq!((error.exit(), requests(&fakes)), (Exit::RebootRequired, 3));
+    assert_eq!((error.exit(), requests(&rig)), (Exit::RebootRequired, 3));
     assert_eq!(error.reason(), "reboot-refused");
 
-    let (host, fakes) = machine(0, 9);
-    let error = reboot(&host, &[], &Cancel::new(), &mut words().1)
-        .await
-        .unwrap_err();
+    let rig = machine(0, 9).await;
+    let error = leave(&rig, None, &[], &mut words().1).await.unwrap_err();
     assert!(matches!(error, RebootError::StillUp), "{error}");
-    assert_eq!(requests(&fakes), 3);
+    assert_eq!(requests(&rig), 3);
     // A minute after each request.
-    assert_eq!(fakes.clock.monotonic(), Duration::from_secs(180));
+    assert_eq!(rig.fakes.clock.monotonic(), Duration::from_secs(180));
 }
 
 #[tokio::test]
 async fn the_reboot_waits_until_cloud_init_has_ended() {
-    let (mut host, fakes) = machine(0, 0);
+    let rig = machine(0, 0).await;
+    let fakes = &rig.fakes;
     fakes.files.put(STATUS, "{}");
     let after = Duration::from_secs(300);
-    host.clock = Arc::new(Ends {
+    let clock = Ends {
         clock: fakes.clock.clone(),
         files: fakes.files.clone(),
         after,
-    });
+    };
     let (said, mut say) = words();
-    reboot(&host, &[], &Cancel::new(), &mut say).await.unwrap();
-    assert_eq!(requests(&fakes), 1);
+    let clock: Arc<dyn Clock> = Arc::new(clock);
+    leave(&rig, Some(clock), &[], &mut say).await.unwrap();
+    assert_eq!(requests(&rig), 1);
     assert!(fakes.clock.monotonic() >= after);
     assert_eq!(
         *said.lock().unwrap(),
@@ -128,11 +158,12 @@ async fn the_reboot_waits_until_cloud_init_has_ended() {
 
 #[tokio::test]
 async fn a_cloud_init_that_hangs_does_not_keep_the_machine_from_its_reboot() {
-    let (host, fakes) = machine(0, 0);
+    let rig = machine(0, 0).await;
+    let fakes = &rig.fakes;
     fakes.files.put(STATUS, "{}");
     let (said, mut say) = words();
-    reboot(&host, &[], &Cancel::new(), &mut say).await.unwrap();
-    assert_eq!(requests(&fakes), 1);
+    leave(&rig, None, &[], &mut say).await.unwrap();
+    assert_eq!(requests(&rig), 1);
     let waited = fakes.clock.monotonic().as_secs();
     assert!((1800..1900).contains(&waited), "{waited}");
     assert!(said.lock().unwrap()[1].contains("still at work after 30 min"));
@@ -140,34 +171,128 @@ async fn a_cloud_init_that_hangs_does_not_keep_the_machine_from_its_reboot() {
 
 #[tokio::test]
 async fn the_reboot_waits_for_another_package_manager() {
-    const LOCK: &str = "/var/lib/dpkg/lock-frontend";
-    let (host, fakes) = machine(0, 0);
-    fakes.files.put(LOCK, "");
-    let inode = host.files.stat(LOCK.into()).unwrap().unwrap().inode;
+    const DPKG: &str = "/var/lib/dpkg/lock-frontend";
+    let rig = machine(0, 0).await;
+    let fakes = &rig.fakes;
+    fakes.files.put(DPKG, "");
+    let host = fakes.host();
+    let inode = host.files.stat(DPKG.into()).unwrap().unwrap().inode;
     fakes.files.put(
         "/proc/locks",
         format!("1: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"),
     );
     fakes.files.put("/proc/812/comm", "unattended-upgr\n");
     let (said, mut say) = words();
-    reboot(&host, &[LOCK], &Cancel::new(), &mut say)
-        .await
-        .unwrap();
+    leave(&rig, None, &[DPKG], &mut say).await.unwrap();
     assert!(said.lock().unwrap()[0].contains("until `unattended-upgr` (pid 812) has ended"));
 }
 
+/// What a person sees of the state after the reboot was stopped: whether the unit is there, and how
+/// `status` says that the run ended.
+fn after(rig: &Rig) -> (bool, Option<u8>) {
+    let told = status(&rig.fakes.host(), Some("boot-1")).unwrap();
+    assert!(told.reboot_due);
+    let there = rig
+        .fakes
+        .files
+        .snapshot()
+        .text()
+        .contains("/gpu-bootstrap-resume.service");
+    assert_eq!(told.awaited_reboot.unwrap().automatic, there);
+    (there, told.last.unwrap().ended.map(|ended| ended.exit))
+}
+
 #[tokio::test]
-async fn a_signal_ends_the_wait_without_a_reboot() {
-    let (host, fakes) = machine(0, 0);
-    fakes.files.put(STATUS, "{}");
-    let cancel = Cancel::new();
-    cancel.cancel(Exit::Interrupted);
-    let error = reboot(&host, &[], &cancel, &mut words().1)
-        .await
-        .unwrap_err();
-    assert!(matches!(error, RebootError::Stopped), "{error}");
-    assert_eq!(error.reason(), "reboot-stopped");
-    assert_eq!(requests(&fakes), 0);
+async fn a_person_who_stops_the_wait_is_told_that_nothing_continues() {
+    let rig = machine(0, 0).await;
+    rig.fakes.files.put(STATUS, "{}");
+    rig.cancel.cancel(Exit::Interrupted);
+    let (said, mut say) = words();
+    let error = leave(&rig, None, &[], &mut say).await.unwrap_err();
+    assert_eq!((error.exit(), requests(&rig)), (Exit::Interrupted, 0));
+    assert_eq!(after(&rig), (false, Some(130)));
+    let said = said.lock().unwrap().join("\n");
+    assert!(
+        said.contains("the next boot does not continue the run"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn a_machine_that_goes_down_while_the_reboot_waits_goes_on_at_the_next_boot() {
+    for waits in [true, false] {
+        let rig = machine(0, 0).await;
+        if waits {
+            rig.fakes.files.put(STATUS, "{}");
+        }
+        rig.cancel.cancel(Exit::Terminated);
+        let error = leave(&rig, None, &[], &mut words().1).await.unwrap_err();
+        assert_eq!((error.exit(), requests(&rig)), (Exit::Terminated, 0));
+        assert_eq!(after(&rig), (true, Some(143)));
+    }
+}
+
+/// Somebody else wants to change the machine while it waits for its reboot.
+struct Meanwhile {
+    clock: FakeClock,
+    host: Host,
+    refused: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Clock for Meanwhile {
+    fn now(&self) -> jiff::Timestamp {
+        self.clock.now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        self.clock.sleep(duration).await;
+        let lock = self.host.files.try_lock(LOCK.into()).unwrap();
+        self.refused.store(lock.is_none(), Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn nobody_can_uninstall_while_the_reboot_waits() {
+    let rig = machine(0, 0).await;
+    rig.fakes.files.put(STATUS, "{}");
+    let refused = Arc::new(AtomicBool::new(false));
+    let clock = Meanwhile {
+        clock: rig.fakes.clock.clone(),
+        host: rig.fakes.host(),
+        refused: Arc::clone(&refused),
+    };
+    let clock: Arc<dyn Clock> = Arc::new(clock);
+    leave(&rig, Some(clock), &[], &mut words().1).await.unwrap();
+    assert!(refused.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn after_an_uninstall_that_was_faster_the_machine_is_not_rebooted() {
+    // It is under way.
+    let rig = machine(0, 0).await;
+    rig.fakes
+        .files
+        .hold_lock(LOCK, "pid 7, `gpu-bootstrap uninstall`");
+    let error = leave(&rig, None, &[], &mut words().1).await.unwrap_err();
+    assert!(
+        matches!(error, RebootError::Engine(EngineError::Busy { .. })),
+        "{error}"
+    );
+    assert_eq!(requests(&rig), 0);
+    // It has ended, and something was left.
+    for fails in [None, Some("gpu-bootstrap-resume".to_owned())] {
+        let rig = machine(0, 0).await;
+        *rig.verbs.fails.lock().unwrap() = fails;
+        rig.uninstall().await.unwrap();
+        let error = leave(&rig, None, &[], &mut words().1).await.unwrap_err();
+        assert!(matches!(error, RebootError::NotAwaited), "{error}");
+        assert_eq!(requests(&rig), 0);
+    }
 }
 
 #[tokio::test]
@@ -185,10 +310,7 @@ async fn where_cloud_init_waits_for_this_run_the_resume_unit_reboots() {
         "0::/system.slice/cloud-final.service\n",
     );
     rig.fakes.exec.on("systemctl", |_, _| ok(""));
-    let host = rig.fakes.host();
-    reboot(&host, &[], &Cancel::new(), &mut words().1)
-        .await
-        .unwrap();
+    leave(&rig, None, &[], &mut words().1).await.unwrap();
     assert_eq!(
         rig.fakes.exec.lines(),
         ["systemctl start --no-block -- gpu-bootstrap-resume.service"]

@@ -210,6 +210,20 @@ async fn a_clock_that_is_set_late_delays_the_run() {
 }
 
 #[tokio::test]
+async fn a_signal_while_a_run_waits_for_what_passes_ends_it_as_stopped_and_not_as_blocked() {
+    for by in [Exit::Interrupted, Exit::Terminated] {
+        let mut rig = Rig::new([late_clock(100), file("a", "/a", "x").after(&["preflight"])]);
+        rig.options.deadline = hours(1);
+        rig.cancel.cancel(by);
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, by);
+        assert_eq!(outcomes(&report), ["preflight not-run", "a not-run"]);
+        assert!(why(&report, "preflight").starts_with("stopped by SIG"));
+        assert!(rig.log().is_empty());
+    }
+}
+
+#[tokio::test]
 async fn what_never_passes_is_not_waited_for() {
     let mut rig = Rig::new([late_clock(100), fixed("b", super::kit::blocked("no GPU"))]);
     rig.options.deadline = hours(1);
@@ -297,14 +311,16 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
             .contains("\ninstall nvidia /bin/false\n")
     );
     rig.log();
+    *rig.verbs.fails.lock().unwrap() = Some(format!("restore {AUTOLOAD}"));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::StepFailed);
-    assert!(
-        report
-            .notes
-            .iter()
-            .any(|note| note.contains("3 boots in a row"))
-    );
+    for part in [
+        "3 boots in a row",
+        "each boot still loads the modules: restore /etc/modules-load.d/",
+    ] {
+        let told = report.notes.iter().any(|note| note.contains(part));
+        assert!(told, "{part}: {:?}", report.notes);
+    }
     let now = tree(&rig);
     for gone in [
         UNIT,
@@ -319,11 +335,15 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
     let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
     assert!(told.gave_up.unwrap().contains("3 boots in a row"));
 
-    // A person installs again, with a driver that does not panic.
+    // A person installs again, with a driver that does not panic. What keeps the modules out is told.
     panics.store(false, Ordering::SeqCst);
     rig.options.resumed = false;
+    *rig.verbs.fails.lock().unwrap() = Some(format!("restore {NOT_AT_ALL}"));
     let report = rig.install().await.unwrap();
     assert_eq!(report.exit, Exit::Ok, "{report:#?}");
+    let note = format!("the modules stay denied: restore {NOT_AT_ALL}: somebody uses it");
+    assert!(report.notes.contains(&note), "{:?}", report.notes);
+    *rig.verbs.fails.lock().unwrap() = None;
     let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
     assert_eq!((told.gave_up, told.unfinished_boots), (None, 0));
     assert!(!tree(&rig).contains(NOT_AT_ALL) && !tree(&rig).contains(UNIT));
@@ -337,7 +357,7 @@ async fn after_three_boots_without_progress_the_machine_stays_reachable() {
 }
 
 #[tokio::test]
-async fn a_boot_that_comes_further_starts_the_count_anew() {
+async fn a_run_that_ends_starts_the_count_anew() {
     let panics = Arc::new(AtomicBool::new(true));
     let mut rig = machine_that_panics(&panics);
     drop(rig.install().await);
@@ -346,6 +366,8 @@ async fn a_boot_that_comes_further_starts_the_count_anew() {
         drop(rig.install().await);
     }
     boot(&mut rig, 4).await;
+    let told = status(&rig.fakes.host(), Some("boot-5")).unwrap();
+    assert_eq!(told.unfinished_boots, 3);
     // A run that ends is no unfinished one, however it ends.
     panics.store(false, Ordering::SeqCst);
     rig.options.resumed = false;
@@ -372,6 +394,7 @@ async fn what_was_run_from_a_place_that_does_not_stay_is_kept() {
         }])
     })]);
     rig.fakes.files.put("/tmp/gb", "the program");
+    rig.fakes.files.put("/proc/self/exe", "the program");
     rig.fakes.files.put("/tmp/node.toml", "[hold]\n");
     rig.options.exe = "/tmp/gb".into();
     rig.options.request.reboot = true;
