@@ -157,7 +157,7 @@ pub(super) fn stands(ledger: &Ledger) -> bool {
 }
 
 /// The changes that make the next boot resume the run.
-fn is_of_unit(standing: &Standing) -> bool {
+pub(super) fn is_of_unit(standing: &Standing) -> bool {
     standing.steps == [RESUME]
 }
 
