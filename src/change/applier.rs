@@ -182,7 +182,7 @@ impl Applier {
                 path,
                 content,
                 mode,
-            } => self.write_file(path, content.as_bytes(), *mode)?,
+            } => self.host.files.write(path, content.as_bytes(), *mode)?,
             Change::AddRepository { repository } => self.add_repository(repository).await?,
             Change::RefreshRepositories => self.refresh(sink).await?,
             Change::InstallPackages { packages, removing } => {

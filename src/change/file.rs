@@ -134,7 +134,7 @@ impl Applier {
                 what: format!("edit `{path}`"),
                 why: error.to_string(),
             })?;
-            self.write_file(path, &text, stat.mode)?;
+            self.host.files.write(path, &text, stat.mode)?;
             endings.push(Reverted::Done {
                 what: format!(
                     "took {} out of `{path}`, which somebody has edited since",
@@ -252,25 +252,6 @@ impl Applier {
             Some(Kind::Folder | Kind::CharDevice(..) | Kind::Other) => FileAfter::Unknown,
         };
         Ok(FileNow { stat, after })
-    }
-
-    /// Writes a file; an existing file keeps its owner.
-    pub(super) fn write_file(
-        &self,
-        path: &Utf8Path,
-        content: &[u8],
-        mode: u32,
-    ) -> Result<(), ChangeError> {
-        let owner = self
-            .host
-            .files
-            .stat(path)?
-            .filter(|stat| stat.kind == Kind::File && (stat.uid, stat.gid) != (0, 0));
-        self.host.files.write(path, content, mode)?;
-        if let Some(stat) = owner {
-            self.host.files.chown(path, stat.uid, stat.gid)?;
-        }
-        Ok(())
     }
 
     /// Restores files, each only if it is still as the change left it.

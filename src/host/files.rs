@@ -274,7 +274,8 @@ pub trait ReadFiles: Send + Sync {
 /// Writing. Every method is durable when it returns: file and folder are synced.
 pub trait Files: ReadFiles {
     /// Replaces the content atomically (temporary file in the same folder, fsync, rename, fsync of
-    /// the folder), creating missing parents with mode 0755. Sets the mode exactly.
+    /// the folder), creating missing parents with mode 0755. Sets the mode exactly; an existing file
+    /// keeps its owner.
     ///
     /// # Errors
     /// The operating system's reason; the old content is then untouched.

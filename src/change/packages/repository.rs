@@ -156,12 +156,12 @@ impl Applier {
                 let keyring = self.fetch_keyring(repository, url).await?;
                 if let Some(path) = self.backend.keyring_path(repository) {
                     // Readable for all: a package manager may verify as an unprivileged user.
-                    self.write_file(&path, &keyring, 0o644)?;
+                    self.host.files.write(&path, &keyring, 0o644)?;
                 }
             }
         }
         for (path, content) in self.source_files(repository) {
-            self.write_file(&path, content.as_bytes(), 0o644)?;
+            self.host.files.write(&path, content.as_bytes(), 0o644)?;
         }
         self.lists.set_fresh(false);
         Ok(())

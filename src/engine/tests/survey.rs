@@ -10,6 +10,7 @@ use crate::{
     event::Outcome,
     exit::Exit,
     facts::Unknown,
+    host::ExecError,
     model::id::Id,
     step::{Assessment, StepError},
 };
@@ -121,6 +122,33 @@ impl Check for Blind {
             why: "it hung".to_owned(),
         })
     }
+}
+
+struct Toolless;
+
+#[async_trait]
+impl Check for Toolless {
+    fn ids(&self) -> &[Id] {
+        const { &[Id::new("ecc")] }
+    }
+
+    async fn examine(&self, _: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        Err(StepError::Exec(ExecError::NotFound {
+            program: "dmesg".to_owned(),
+        }))
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_finding_shows_what_was_met_instead() {
+    let mut rig = Rig::new([fixed("a", satisfied("fine"))]);
+    rig.checks = || vec![Box::new(Toolless)];
+    let report = rig.check().await;
+    let about = &report.findings[1];
+    assert_eq!(
+        (about.status, about.observed.as_deref()),
+        (Verdict::Unknown, Some("`dmesg` is not installed"))
+    );
 }
 
 #[tokio::test]
