@@ -180,13 +180,13 @@ fn garbage_is_refused_with_its_line_and_a_remedy() {
     let error = refused(strange);
     assert!(matches!(error, JournalError::Garbage { line: 2, .. }));
     assert!(error.hint().unwrap().contains("journal.jsonl.damaged"));
-    let newer = format!("{}\n{{\"schema\":2,\"anything\":true}}\n", lines[0]);
+    let newer = format!("{}\n{{\"schema\":3,\"anything\":true}}\n", lines[0]);
     let error = refused(newer);
     assert!(matches!(
         error,
         JournalError::Newer {
             line: 2,
-            found: 2,
+            found: 3,
             ..
         }
     ));
