@@ -57,9 +57,16 @@ pub(super) fn quoted(exe: &Utf8Path) -> String {
     }
 }
 
+/// Modules that load the driver's own. Debian's packages have `nvidia-drm` loaded at each boot, before any
+/// boot can be counted.
+const DEPENDENT: [&str; 3] = ["nvidia-modeset", "nvidia-drm", "nvidia-peermem"];
+
 /// The change after which only the run loads the modules.
 pub(super) fn not_by_itself(modules: &[String]) -> Change {
-    denial(NOT_BY_ITSELF, "blacklist", "", modules)
+    let mut all = modules.to_vec();
+    all.extend(DEPENDENT.map(str::to_owned));
+    all.dedup();
+    denial(NOT_BY_ITSELF, "blacklist", "", &all)
 }
 
 /// The change after which nothing loads them.
