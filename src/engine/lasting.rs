@@ -8,6 +8,7 @@ use crate::{
     host::{Files, FilesError, ReadFiles, trusted::refuse_foreign},
     journal::Request,
     model::paths::STATE,
+    tools::mounts,
 };
 
 /// Folders that a boot or a timer empties, whatever is mounted there.
@@ -18,9 +19,6 @@ const PASSING_TYPES: [&str; 12] = [
     "tmpfs", "ramfs", "devtmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph",
     "iso9660", "udf",
 ];
-
-/// Where the kernel lists what is mounted, for this process.
-const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// What the kernel adds to the path of a running program that was deleted.
 const DELETED: &str = " (deleted)";
@@ -42,48 +40,16 @@ pub(super) fn program_copy() -> Utf8PathBuf {
 fn stays(path: &Utf8Path, mounts: &str) -> bool {
     let passing = PASSING.iter().any(|folder| path.starts_with(folder))
         || path.as_str().ends_with(DELETED)
-        || kind_of_mount(mounts, path)
-            .is_some_and(|kind| PASSING_TYPES.contains(&kind) || kind.starts_with("fuse"));
+        || mounts::holding(mounts, path).is_some_and(|mount| {
+            PASSING_TYPES.contains(&mount.kind) || mount.kind.starts_with("fuse")
+        });
     !passing
-}
-
-/// The type of the filesystem that a path is on. A line of proc_pid_mountinfo(5) has the mount point
-/// as its fifth word, and the type as the first word after the word `-`. Of several mounts at the
-/// same point the last one counts.
-fn kind_of_mount<'m>(mounts: &'m str, path: &Utf8Path) -> Option<&'m str> {
-    mounts
-        .lines()
-        .filter_map(|line| {
-            let point = unescaped(line.split(' ').nth(4)?);
-            let kind = line.split_once(" - ")?.1.split(' ').next()?;
-            path.starts_with(&point).then_some((point.len(), kind))
-        })
-        .max_by_key(|(length, _)| *length)
-        .map(|(_, kind)| kind)
-}
-
-/// Space, tab, line feed and backslash are written in octal digits.
-fn unescaped(word: &str) -> String {
-    [
-        ("\\040", " "),
-        ("\\011", "\t"),
-        ("\\012", "\n"),
-        ("\\134", "\\"),
-    ]
-    .iter()
-    .fold(word.to_owned(), |word, (code, text)| {
-        word.replace(code, text)
-    })
-}
-
-fn mounts(files: &dyn ReadFiles) -> Result<String, FilesError> {
-    Ok(files.read_text(Utf8Path::new(MOUNTS))?.unwrap_or_default())
 }
 
 /// The program for the resume unit: this one, or its copy where its path does not stay or others than
 /// root may write it. Root executes it at boot.
 pub(super) fn program(files: &dyn Files, exe: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
-    if stays(exe, &mounts(files)?) {
+    if stays(exe, &mounts::list(files)?) {
         match refuse_foreign(files, exe) {
             Ok(()) => return Ok(exe.to_owned()),
             Err(FilesError::Foreign { .. }) => {}
@@ -118,7 +84,7 @@ pub(super) fn request(
     files: &dyn ReadFiles,
     request: &Request,
 ) -> Result<(Request, Vec<Copy>), FilesError> {
-    let mounts = mounts(files)?;
+    let mounts = mounts::list(files)?;
     let mut copies = Vec::new();
     let mut kept = |path: &Utf8Path| {
         if stays(path, &mounts) {

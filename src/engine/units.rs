@@ -64,8 +64,8 @@ const DEPENDENT: [&str; 3] = ["nvidia-modeset", "nvidia-drm", "nvidia-peermem"];
 /// The change after which only the run loads the modules.
 pub(super) fn not_by_itself(modules: &[String]) -> Change {
     let mut all = modules.to_vec();
-    all.extend(DEPENDENT.map(str::to_owned));
-    all.dedup();
+    let more = DEPENDENT.map(str::to_owned);
+    all.extend(more.into_iter().filter(|name| !modules.contains(name)));
     denial(NOT_BY_ITSELF, "blacklist", "", &all)
 }
 
@@ -101,4 +101,31 @@ pub(super) fn modules(standing: &[Standing]) -> Vec<String> {
             names.map(str::to_owned).collect()
         })
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_that_load_the_drivers_own_are_not_loaded_by_themselves_either() {
+        let named = ["nvidia", "nvidia-uvm", "nvidia-drm"].map(str::to_owned);
+        let Change::WriteFile { content, .. } = not_by_itself(&named) else {
+            panic!("a file");
+        };
+        let lines: Vec<&str> = content
+            .lines()
+            .filter_map(|line| line.strip_prefix("blacklist "))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "nvidia",
+                "nvidia-uvm",
+                "nvidia-drm",
+                "nvidia-modeset",
+                "nvidia-peermem"
+            ]
+        );
+    }
 }

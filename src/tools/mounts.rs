@@ -1,4 +1,4 @@
-//! Which paths are on one filesystem, from the kernel's list of mounts, proc_pid_mountinfo(5).
+//! Which filesystem a path is on, from the kernel's list of mounts, proc_pid_mountinfo(5).
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -6,6 +6,47 @@ use crate::host::{FilesError, ReadFiles, files::Room};
 
 /// The kernel's list of the mounts that this process sees.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
+
+/// A mount, as the kernel lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount<'t> {
+    /// The device number, `major:minor`.
+    pub device: &'t str,
+    /// The path at which it is mounted.
+    pub point: Utf8PathBuf,
+    /// The type of the filesystem.
+    pub kind: &'t str,
+}
+
+/// The kernel's list; empty if it is not there.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn list(files: &dyn ReadFiles) -> Result<String, FilesError> {
+    Ok(files
+        .read_text(Utf8Path::new(MOUNTINFO))?
+        .unwrap_or_default())
+}
+
+/// The mount that holds a path without links. Of several mounts at one point the last one is visible.
+#[must_use]
+pub fn holding<'t>(list: &'t str, path: &Utf8Path) -> Option<Mount<'t>> {
+    list.lines()
+        .filter_map(mount)
+        .filter(|mount| path.starts_with(&mount.point))
+        .max_by_key(|mount| mount.point.components().count())
+}
+
+/// The device is the third word of a line, the mount point the fifth, and the type the first word
+/// after the word `-`.
+fn mount(line: &str) -> Option<Mount<'_>> {
+    let mut fields = line.split(' ').skip(2);
+    Some(Mount {
+        device: fields.next()?,
+        point: unescaped(fields.nth(1)?),
+        kind: line.split_once(" - ")?.1.split(' ').next()?,
+    })
+}
 
 /// A filesystem, and those of the given paths that are on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,14 +64,13 @@ pub struct Filesystem<'p> {
 /// # Errors
 /// When a path or the kernel's list cannot be read.
 pub fn of<'p>(files: &dyn ReadFiles, paths: &[&'p str]) -> Result<Vec<Filesystem<'p>>, FilesError> {
-    let mounts = files.read_text(Utf8Path::new(MOUNTINFO))?;
+    let mounts = list(files)?;
     let mut found: Vec<(String, Filesystem<'p>)> = Vec::new();
     for &path in paths {
         let room = files.room(Utf8Path::new(path))?;
         let there = existing(files, Utf8Path::new(path))?;
-        let mounted = mounts.as_deref().and_then(|text| mount_of(text, &there));
-        let (device, mount) = match mounted {
-            Some((device, mount)) => (device.to_owned(), mount),
+        let (device, mount) = match holding(&mounts, &there) {
+            Some(mount) => (mount.device.to_owned(), mount.point),
             // Without the list, equal numbers mean one filesystem.
             None => (format!("{room:?}"), path.into()),
         };
@@ -62,19 +102,6 @@ fn existing(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Utf8PathBuf, Files
     Ok("/".into())
 }
 
-/// The device and the mount point of the filesystem that holds a path. Of several mounts at one
-/// point the last one is visible.
-fn mount_of<'t>(mountinfo: &'t str, path: &Utf8Path) -> Option<(&'t str, Utf8PathBuf)> {
-    (mountinfo.lines())
-        .filter_map(|line| {
-            let mut fields = line.split(' ').skip(2);
-            let device = fields.next()?;
-            let point = unescaped(fields.nth(1)?);
-            path.starts_with(&point).then_some((device, point))
-        })
-        .max_by_key(|(_, point)| point.components().count())
-}
-
 /// The kernel writes space, tab, newline and backslash as three octal digits.
 fn unescaped(field: &str) -> Utf8PathBuf {
     let pairs = [
@@ -103,8 +130,9 @@ mod tests {
 
     #[test]
     fn the_innermost_mount_holds_a_path() {
-        let mount =
-            |path: &str| mount_of(LIST, path.into()).map(|(device, at)| (device, at.into_string()));
+        let mount = |path: &str| {
+            holding(LIST, path.into()).map(|mount| (mount.device, mount.point.into_string()))
+        };
         assert_eq!(mount("/etc"), Some(("254:1", "/".to_owned())));
         assert_eq!(mount("/variable"), Some(("254:1", "/".to_owned())));
         assert_eq!(mount("/var/lib"), Some(("254:2", "/var".to_owned())));
@@ -112,7 +140,7 @@ mod tests {
             mount("/var/lib/my data/x"),
             Some(("254:3", "/var/lib/my data".to_owned()))
         );
-        assert_eq!(mount_of("garbage\n\n1 2\n", "/".into()), None);
+        assert_eq!(holding("garbage\n\n1 2\n", "/".into()), None);
     }
 
     #[test]
@@ -151,7 +179,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_text_is_read_without_panic(text in "([0-9:/ \\\\\n]|.)*") {
-            let _ = mount_of(&text, "/var".into());
+            let _ = holding(&text, "/var".into());
         }
     }
 }

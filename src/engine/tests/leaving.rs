@@ -20,8 +20,8 @@ use crate::{
     error::Report,
     exit::Exit,
     host::{
-        Clock, Host,
-        fake::{FakeClock, FakeFiles, failed, ok},
+        Clock,
+        fake::{FakeClock, failed, ok},
     },
 };
 
@@ -78,15 +78,14 @@ async fn leave(
     left
 }
 
-/// Time passes, and cloud-init ends.
-struct Ends {
+/// Something happens while the machine waits.
+struct Meanwhile {
     clock: FakeClock,
-    files: FakeFiles,
-    after: Duration,
+    happens: Box<dyn Fn() + Send + Sync>,
 }
 
 #[async_trait]
-impl Clock for Ends {
+impl Clock for Meanwhile {
     fn now(&self) -> jiff::Timestamp {
         self.clock.now()
     }
@@ -97,10 +96,15 @@ impl Clock for Ends {
 
     async fn sleep(&self, duration: Duration) {
         self.clock.sleep(duration).await;
-        if self.monotonic() >= self.after {
-            self.files.put(RESULT, "{}");
-        }
+        (self.happens)();
     }
+}
+
+fn meanwhile(rig: &Rig, happens: impl Fn() + Send + Sync + 'static) -> Option<Arc<dyn Clock>> {
+    Some(Arc::new(Meanwhile {
+        clock: rig.fakes.clock.clone(),
+        happens: Box::new(happens),
+    }))
 }
 
 fn requests(rig: &Rig) -> usize {
@@ -140,14 +144,14 @@ async fn the_reboot_waits_until_cloud_init_has_ended() {
     let fakes = &rig.fakes;
     fakes.files.put(STATUS, "{}");
     let after = Duration::from_secs(300);
-    let clock = Ends {
-        clock: fakes.clock.clone(),
-        files: fakes.files.clone(),
-        after,
-    };
+    let (time, files) = (fakes.clock.clone(), fakes.files.clone());
+    let clock = meanwhile(&rig, move || {
+        if time.monotonic() >= after {
+            files.put(RESULT, "{}");
+        }
+    });
     let (said, mut say) = words();
-    let clock: Arc<dyn Clock> = Arc::new(clock);
-    leave(&rig, Some(clock), &[], &mut say).await.unwrap();
+    leave(&rig, clock, &[], &mut say).await.unwrap();
     assert_eq!(requests(&rig), 1);
     assert!(fakes.clock.monotonic() >= after);
     assert_eq!(
@@ -232,42 +236,17 @@ async fn a_machine_that_goes_down_while_the_reboot_waits_goes_on_at_the_next_boo
     }
 }
 
-/// Somebody else wants to change the machine while it waits for its reboot.
-struct Meanwhile {
-    clock: FakeClock,
-    host: Host,
-    refused: Arc<AtomicBool>,
-}
-
-#[async_trait]
-impl Clock for Meanwhile {
-    fn now(&self) -> jiff::Timestamp {
-        self.clock.now()
-    }
-
-    fn monotonic(&self) -> Duration {
-        self.clock.monotonic()
-    }
-
-    async fn sleep(&self, duration: Duration) {
-        self.clock.sleep(duration).await;
-        let lock = self.host.files.try_lock(LOCK.into()).unwrap();
-        self.refused.store(lock.is_none(), Ordering::SeqCst);
-    }
-}
-
 #[tokio::test]
 async fn nobody_can_uninstall_while_the_reboot_waits() {
     let rig = machine(0, 0).await;
     rig.fakes.files.put(STATUS, "{}");
     let refused = Arc::new(AtomicBool::new(false));
-    let clock = Meanwhile {
-        clock: rig.fakes.clock.clone(),
-        host: rig.fakes.host(),
-        refused: Arc::clone(&refused),
-    };
-    let clock: Arc<dyn Clock> = Arc::new(clock);
-    leave(&rig, Some(clock), &[], &mut words().1).await.unwrap();
+    let (host, by_others) = (rig.fakes.host(), Arc::clone(&refused));
+    let clock = meanwhile(&rig, move || {
+        let lock = host.files.try_lock(LOCK.into()).unwrap();
+        by_others.store(lock.is_none(), Ordering::SeqCst);
+    });
+    leave(&rig, clock, &[], &mut words().1).await.unwrap();
     assert!(refused.load(Ordering::SeqCst));
 }
 

@@ -1,6 +1,7 @@
 //! The answer of `apt-get --print-uris`: what a transaction would download, and the space that it
 //! needs afterwards.
 
+use super::sizes;
 use crate::tools::packages::Estimate;
 
 /// Parses the answer. `'URL' FILE SIZE HASH` for each file that is not downloaded yet, and
@@ -22,29 +23,12 @@ fn download(line: &str) -> Option<(String, u64)> {
 fn used(line: &str) -> Option<u64> {
     let rest = line.strip_prefix("After this operation, ")?;
     let amount = rest.strip_suffix(" of additional disk space will be used.")?;
-    bytes(amount)
-}
-
-/// apt writes up to four digits with a unit of powers of 1000. The next number is taken, as it
-/// rounds.
-fn bytes(amount: &str) -> Option<u64> {
-    let (number, unit) = amount.split_once(' ')?;
-    let power = ["B", "kB", "MB", "GB", "TB"]
-        .iter()
-        .position(|one| *one == unit)?;
-    let digits: String = number.chars().filter(char::is_ascii_digit).collect();
-    let decimals = number.split_once('.').map_or(0, |(_, after)| after.len());
-    let scale = |exponent: usize| 10_u64.checked_pow(u32::try_from(exponent).ok()?);
-    let value: u64 = digits.parse().ok()?;
-    let in_bytes = value
-        .checked_add(u64::from(power > 0))?
-        .checked_mul(scale(3 * power)?)?;
-    Some(in_bytes / scale(decimals)?)
+    sizes::at_most(amount)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes, parse};
+    use super::parse;
 
     /// As printed on Debian 12 by apt 2.6.
     const TEXT: &str = "\
@@ -53,7 +37,7 @@ The following NEW packages will be installed:
 0 upgraded, 2 newly installed, 0 to remove and 125 not upgraded.
 Need to get 39.0 MB of archives.
 After this operation, 264 MB of additional disk space will be used.
-'http://deb.debian.org/debian/pool/main/r/runc/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 2709960 MD5Sum:55
+'http://deb.example.org/debian/pool/main/r/runc/runc_1.1.5%2bds1-1_amd64.deb' runc_1.1.5+ds1-1_amd64.deb 2709960 MD5Sum:55
 'mirror+file:/etc/apt/mirrors/debian.list/pool/main/d/docker.io/docker.io_20.10_amd64.deb' docker.io_20.10_amd64.deb 36256664
 ";
 
@@ -71,27 +55,10 @@ After this operation, 264 MB of additional disk space will be used.
         assert_eq!(parse(freed).unpacked_bytes, 0);
     }
 
-    #[test]
-    fn amounts_are_never_too_small() {
-        for (text, expected) in [
-            ("0 B", 0),
-            ("999 B", 999),
-            ("12.3 kB", 12_400),
-            ("1,234 MB", 1_235_000_000),
-            ("99.9 GB", 100_000_000_000),
-        ] {
-            assert_eq!(bytes(text), Some(expected), "{text}");
-        }
-        for text in ["", "MB", "x MB", "1 QB", "99999999999999 TB"] {
-            assert_eq!(bytes(text), None, "{text}");
-        }
-    }
-
     proptest::proptest! {
         #[test]
         fn any_text_is_read_without_panic(text in "('|After this operation, |[0-9.,]* |.)*") {
             let _ = parse(&text);
-            let _ = bytes(&text);
         }
     }
 }

@@ -367,11 +367,11 @@ Err:1 http://127.0.0.1:9/dead stable InRelease
   Could not connect to 127.0.0.1:9 (127.0.0.1). - connect (111: Connection refused)
 Err:2 http://nosuch.invalid/deb  InRelease
   Could not resolve 'nosuch.invalid'
-Get:3 http://deb.debian.org/debian bookworm-updates InRelease [55.4 kB]
+Get:3 http://deb.example.org/debian bookworm-updates InRelease [55.4 kB]
 Reading package lists...
 W: Target Packages (main/binary-amd64/Packages) is configured multiple times in a:1 and b:1
-E: Failed to fetch http://deb.debian.org/nosuch/dists/bookworm/InRelease  400  Bad Request [IP: 203.0.113.80 80]
-E: The repository 'http://deb.debian.org/other bookworm InRelease' is not signed.
+E: Failed to fetch http://deb.example.org/nosuch/dists/bookworm/InRelease  400  Bad Request [IP: 203.0.113.80 80]
+E: The repository 'http://deb.example.org/other bookworm InRelease' is not signed.
 E: Some index files failed to download. They have been ignored, or old ones used instead.
 ";
 
@@ -387,10 +387,10 @@ E: Some index files failed to download. They have been ignored, or old ones used
                 ("http://127.0.0.1:9/dead", "Could not conne"),
                 ("http://nosuch.invalid/deb", "Could not resol"),
                 (
-                    "http://deb.debian.org/nosuch/dists/bookworm/InRelease",
+                    "http://deb.example.org/nosuch/dists/bookworm/InRelease",
                     "Failed to fetch"
                 ),
-                ("http://deb.debian.org/other", "The repository "),
+                ("http://deb.example.org/other", "The repository "),
             ]
         );
         let key = "W: GPG error: https://x / InRelease: The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B4";

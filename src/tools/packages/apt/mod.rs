@@ -11,6 +11,7 @@ mod offers;
 mod progress;
 mod repository;
 mod simulation;
+mod sizes;
 mod sources;
 mod unattended_upgrades;
 

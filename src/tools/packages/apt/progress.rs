@@ -1,5 +1,7 @@
 //! The progress of a transaction, read from the lines that apt and dpkg print for people.
 
+use super::sizes;
+
 /// The start of each line about a download.
 const FETCHING: &str = "Get:";
 /// The start of dpkg's lines, as in `Unpacking libx:amd64 (1.2-3) over (1.2-2) ...`.
@@ -28,7 +30,7 @@ pub fn download_size(line: &str) -> Option<u64> {
     let (size, _) = line
         .strip_prefix("Need to get ")?
         .split_once(" of archives")?;
-    bytes(size.split('/').next()?)
+    sizes::rounded(size.split('/').next()?)
 }
 
 /// The size at the end of a line about a download.
@@ -38,23 +40,7 @@ pub fn download_part(line: &str) -> Option<u64> {
         return None;
     }
     let (_, size) = line.strip_suffix(']')?.rsplit_once('[')?;
-    bytes(size)
-}
-
-/// A size as apt prints it: at most one decimal place, and the units of 1000.
-fn bytes(size: &str) -> Option<u64> {
-    let (number, unit) = size.split_once(' ')?;
-    let factor = match unit {
-        "B" => 1,
-        "kB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
-        _ => return None,
-    };
-    let number = number.replace(',', "");
-    let (whole, tenths) = number.split_once('.').unwrap_or((&number, "0"));
-    let tenths: u64 = tenths.get(..1)?.parse().ok()?;
-    Some(whole.parse::<u64>().ok()? * factor + tenths * factor / 10)
+    sizes::rounded(size)
 }
 
 #[cfg(test)]

@@ -1,0 +1,54 @@
+//! Sizes as apt prints them: up to four digits, at most one of them a decimal, and a unit of powers of
+//! 1000.
+
+/// The size in bytes, as printed.
+pub(super) fn rounded(text: &str) -> Option<u64> {
+    parse(text, 0)
+}
+
+/// The largest size that is printed so: apt rounds, so the next number is taken.
+pub(super) fn at_most(text: &str) -> Option<u64> {
+    parse(text, u64::from(!text.ends_with(" B")))
+}
+
+fn parse(text: &str, more: u64) -> Option<u64> {
+    let (number, unit) = text.split_once(' ')?;
+    let power = ["B", "kB", "MB", "GB", "TB"]
+        .iter()
+        .position(|one| *one == unit)?;
+    let digits: String = number.chars().filter(char::is_ascii_digit).collect();
+    let decimals = number.split_once('.').map_or(0, |(_, after)| after.len());
+    let scale = |exponent: usize| 10_u64.checked_pow(u32::try_from(exponent).ok()?);
+    let value: u64 = digits.parse().ok()?;
+    let in_bytes = value.checked_add(more)?.checked_mul(scale(3 * power)?)?;
+    Some(in_bytes / scale(decimals)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{at_most, rounded};
+
+    #[test]
+    fn amounts_are_never_too_small() {
+        for (text, printed, most) in [
+            ("0 B", 0, 0),
+            ("999 B", 999, 999),
+            ("12.3 kB", 12_300, 12_400),
+            ("1,234 MB", 1_234_000_000, 1_235_000_000),
+            ("99.9 GB", 99_900_000_000, 100_000_000_000),
+        ] {
+            assert_eq!(rounded(text), Some(printed), "{text}");
+            assert_eq!(at_most(text), Some(most), "{text}");
+        }
+        for text in ["", "MB", "x MB", "1 QB", "99999999999999 TB"] {
+            assert_eq!((rounded(text), at_most(text)), (None, None), "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "([0-9.,]* [kMGTQ]?B|.)*") {
+            let _ = at_most(&text);
+        }
+    }
+}
