@@ -1,7 +1,7 @@
 //! Machines whose boots end early, because a module or the firmware of a GPU takes the kernel down.
 //!
-//! While a run continues by itself, nothing but the run loads the driver's modules, and each boot is
-//! counted before any service starts. After several boots without progress the modules are denied
+//! While a run continues by itself, neither udev nor `modules-load.d` loads the driver's modules, and
+//! each boot is counted before any ordinary service starts. After several boots without progress the modules are denied
 //! altogether, and the run gives up: the machine stays reachable, and `status` says why.
 
 use super::{
