@@ -15,5 +15,6 @@ pub mod place;
 pub mod profile;
 mod repositories;
 pub mod resolve;
+mod rows;
 mod template;
 pub mod values;

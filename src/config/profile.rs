@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{
     config::{
-        desired::{Manager, RuntimeKind},
+        desired::Manager,
         error::ConfigError,
         values::{Build, Fingerprint},
     },
@@ -20,6 +20,8 @@ use crate::{
         version::{Branch, DriverVersion},
     },
 };
+
+pub use crate::config::rows::{At, PackageRow, RuntimeRow, ToolkitRow};
 
 /// The schema version of profile files.
 pub const SCHEMA: u32 = 1;
@@ -267,67 +269,6 @@ pub struct DriverRow {
     /// share the names.
     #[serde(default)]
     pub pin: Vec<String>,
-    /// Where this was read and how far it can be trusted.
-    #[serde(rename = "facts")]
-    pub citation: String,
-}
-
-/// A package and what its version follows.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct PackageRow {
-    /// Its name, with placeholders.
-    pub name: String,
-    /// What its version follows.
-    #[serde(default)]
-    pub at: At,
-}
-
-/// What the version of a package follows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum At {
-    /// The driver's version where one is asked for, else its branch.
-    #[default]
-    Version,
-    /// The driver's branch.
-    Branch,
-    /// Nothing of the driver's.
-    Any,
-}
-
-/// Packages of a container runtime.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct RuntimeRow {
-    /// Which runtime.
-    pub kind: RuntimeKind,
-    /// `distribution` or `docker`.
-    pub source: String,
-    /// `version-id`s of the releases.
-    pub releases: Vec<String>,
-    /// Packages.
-    pub packages: Vec<String>,
-    /// Packages any of which means that the runtime is there from elsewhere.
-    pub alternatives: Vec<String>,
-    /// Its unit.
-    pub unit: String,
-    /// Repositories needed.
-    #[serde(default)]
-    pub repositories: Vec<String>,
-    /// Where this was read and how far it can be trusted.
-    #[serde(rename = "facts")]
-    pub citation: String,
-}
-
-/// NVIDIA Container Toolkit.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct ToolkitRow {
-    /// Packages, all at one version.
-    pub packages: Vec<String>,
-    /// Repositories needed.
-    pub repositories: Vec<String>,
     /// Where this was read and how far it can be trusted.
     #[serde(rename = "facts")]
     pub citation: String,
