@@ -9,6 +9,7 @@ mod evidence;
 mod explain;
 pub mod gpu;
 mod kernel;
+pub mod kernels;
 pub mod load;
 mod locate;
 pub mod matrix;

@@ -13,6 +13,7 @@ use crate::model::{
 };
 
 pub use crate::{
+    config::kernel::{KernelWish, ModuleWay},
     model::packages::{PackageWish, Pin, Repository},
     tools::packages::Manager,
 };
@@ -39,6 +40,10 @@ pub struct Desired {
     pub deny_modules: Vec<String>,
     /// Kernel headers and build tools, by package name, for the running and next-boot kernel.
     pub headers: Vec<PackageWish>,
+    /// The kernels that may run, and how the driver's module may come to them; `None` without a
+    /// driver.
+    #[serde(default)]
+    pub kernel: Option<KernelWish>,
     /// The driver; `None` on a machine without a GPU when that is allowed.
     pub driver: Option<DriverWish>,
     /// Persistence of the driver's state.
@@ -79,6 +84,8 @@ impl Desired {
             runtimes,
             toolkit,
             persistence: _,
+            // A kernel stays when nobody wants it any more: the machine may run it.
+            kernel: _,
             profile: _,
             image: _,
             assume_gpus: _,

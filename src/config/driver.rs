@@ -7,9 +7,10 @@ use crate::{
         ruling::Rule,
     },
     config::{
-        desired::{DriverWish, PackageWish, Pin},
+        desired::{DriverWish, ModuleWay, PackageWish, Pin},
         error::{Refusal, ResolveError},
         file::DriverConfig,
+        kernel::template,
         layers::Layers,
         profile::{At, DriverRow, Profile, Release},
         template::Terms,
@@ -32,6 +33,8 @@ pub(super) struct DriverChoice<'p> {
     pub wish: DriverWish,
     /// The profile's row with its packages.
     pub row: &'p DriverRow,
+    /// The ways to its module, the row's first; never empty.
+    pub ways: Vec<ModuleWay>,
     pub pin: Option<Pin>,
 }
 
@@ -56,24 +59,15 @@ impl<'a> DriverInputs<'a> {
     pub(super) fn choose(&self) -> Result<DriverChoice<'a>, ResolveError> {
         let rows = self.rows()?;
         let pick = self.pick(&rows)?;
-        let row = self.row(&rows, &pick)?;
+        let fitting = self.fitting(&rows, &pick)?;
+        let row = fitting[0];
         let version = self.config.version.clone();
-        let packages = row
-            .packages
-            .iter()
-            .flat_map(|package| {
-                let names = self.terms.driver_packages(&package.name, pick.branch);
-                let version = match package.at {
-                    At::Version => Some(pattern(version.as_ref(), pick.branch)),
-                    At::Branch => Some(pattern(None, pick.branch)),
-                    At::Any => None,
-                };
-                names.into_iter().map(move |name| PackageWish {
-                    name,
-                    version: version.clone(),
-                })
-            })
+        let ways: Vec<ModuleWay> = (fitting.iter())
+            // What is added to the machine serves every way.
+            .filter(|other| (other.repositories.iter()).all(|one| row.repositories.contains(one)))
+            .map(|row| self.way(row, &pick))
             .collect();
+        let packages = self.terms.for_kernels(&ways[0].packages);
         let pin = (!row.pin.is_empty()).then(|| Pin {
             name: "driver".into(),
             packages: row.pin.clone(),
@@ -125,8 +119,36 @@ impl<'a> DriverInputs<'a> {
                 fabric,
             },
             row,
+            ways,
             pin,
         })
+    }
+
+    /// A row as a way to a module for any kernel.
+    fn way(&self, row: &DriverRow, pick: &Pick) -> ModuleWay {
+        let version = self.config.version.as_ref();
+        let packages = row.packages.iter().filter_map(|package| {
+            Some(PackageWish {
+                name: self.terms.driver_template(&package.name, pick.branch)?,
+                version: match package.at {
+                    At::Version => Some(pattern(version, pick.branch)),
+                    At::Branch => Some(pattern(None, pick.branch)),
+                    At::Any => None,
+                },
+            })
+        });
+        let follow = (row.follow.iter())
+            .filter_map(|text| Some(template(&self.terms.driver_template(text, pick.branch)?)));
+        ModuleWay {
+            packages: packages.collect(),
+            headers: match row.build {
+                Build::Dkms => self.terms.header_templates(&self.release.headers),
+                Build::Precompiled => Vec::new(),
+            },
+            follow: follow.collect(),
+            dkms: row.dkms.clone(),
+            module: row.module.clone(),
+        }
     }
 
     /// The fabric that GPUs need on this machine for certain: its switches were seen. IMEX joins
@@ -318,8 +340,12 @@ impl<'a> DriverInputs<'a> {
         Refusal::new("driver-not-offered", why, hint)
     }
 
-    /// The row with the packages of the pick.
-    fn row(&self, rows: &[&'a DriverRow], pick: &Pick) -> Result<&'a DriverRow, ResolveError> {
+    /// The rows with packages of the pick, preferred first; never none.
+    fn fitting(
+        &self,
+        rows: &[&'a DriverRow],
+        pick: &Pick,
+    ) -> Result<Vec<&'a DriverRow>, ResolveError> {
         let fits = |row: &&DriverRow| {
             row.branches.contains(&pick.branch)
                 && row.flavour == pick.flavour
@@ -328,10 +354,11 @@ impl<'a> DriverInputs<'a> {
                     || (self.terms.kernel_flavour.as_ref())
                         .is_some_and(|flavour| row.kernel_flavours.contains(flavour)))
         };
-        rows.iter().copied().find(|row| fits(row)).ok_or_else(|| {
+        let fitting: Vec<&DriverRow> = rows.iter().copied().filter(fits).collect();
+        if fitting.is_empty() {
             let kernel = self.terms.kernels.last();
             let build = self.config.build.map_or("any".into(), |b| b.to_string());
-            Refusal::new(
+            return Err(Refusal::new(
                 "driver-not-offered",
                 format!(
                     "`{}` has no {} modules of branch {} for kernel {} with `driver.build` {build}",
@@ -342,8 +369,9 @@ impl<'a> DriverInputs<'a> {
                 ),
                 "remove `driver.build` and `driver.flavour`, or choose another `driver.source`",
             )
-            .into()
-        })
+            .into());
+        }
+        Ok(fitting)
     }
 }
 

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::{
+    compat::kernels::Consent,
     config::{
         desired::RuntimeKind,
         values::{
@@ -69,6 +70,9 @@ pub struct DriverConfig {
     pub source: Option<Word>,
     /// Kernel modules packaged for the kernel ("precompiled") or compiled here ("dkms").
     pub build: Option<Build>,
+    /// Kernels that may be installed to get a kernel module: none ("stay"), those of the same series
+    /// ("series"), or any of the same flavour ("any").
+    pub kernel: Option<Consent>,
     /// Keep a working driver of another origin instead of refusing.
     pub adopt: Option<bool>,
     /// Remove a driver of another origin instead of refusing.

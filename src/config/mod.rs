@@ -7,6 +7,7 @@ pub mod desired;
 mod driver;
 pub mod error;
 pub mod file;
+pub mod kernel;
 pub mod keys;
 pub mod layers;
 pub mod load;

@@ -11,6 +11,7 @@ use crate::{
     config::{
         desired::Manager,
         error::ConfigError,
+        kernel::KernelRow,
         values::{Build, Fingerprint},
     },
     facts::Os,
@@ -76,6 +77,9 @@ pub struct Profile {
     pub repository: Vec<RepositoryRow>,
     /// Driver package sets, in order of preference.
     pub driver: Vec<DriverRow>,
+    /// How a kernel is installed, where that is known.
+    #[serde(default)]
+    pub kernel: Option<KernelRow>,
     /// Runtime package sets.
     pub runtime: Vec<RuntimeRow>,
     /// NVIDIA Container Toolkit.
@@ -265,6 +269,10 @@ pub struct DriverRow {
     pub repositories: Vec<String>,
     /// Packages.
     pub packages: Vec<PackageRow>,
+    /// Packages that keep the modules at the newest kernel of a series: as in
+    /// [`KernelRow::follow`].
+    #[serde(default)]
+    pub follow: Vec<String>,
     /// Patterns over package names whose version is pinned to the branch, where several branches
     /// share the names.
     #[serde(default)]

@@ -4,15 +4,16 @@
 use serde::Serialize;
 
 use crate::{
-    compat::matrix::Matrix,
+    compat::{kernels::Consent, matrix::Matrix},
     config::{
         desired::{
-            Cdi, Desired, Guard, Hold, PackagePolicy, PackageWish, Persistence, Preflight, Purpose,
-            RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+            Cdi, Desired, Guard, Hold, KernelWish, ModuleWay, PackagePolicy, PackageWish,
+            Persistence, Preflight, Purpose, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError},
         file::Config,
+        kernel::{KernelRow, template},
         layers::{Layers, Provenance},
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
@@ -127,16 +128,15 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     }
     .choose(&needed)?;
 
-    let compiles = driver
-        .as_ref()
-        .is_some_and(|driver| driver.row.dkms.is_some());
-    let headers = if compiles {
-        terms.headers(&release.headers)
-    } else {
-        Vec::new()
-    };
+    let headers = (driver.as_ref())
+        .map(|driver| terms.for_kernels(&driver.ways[0].headers))
+        .unwrap_or_default();
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
     let has_driver = driver.is_some();
+    let kernel = (driver.as_ref()).map(|driver| {
+        let consent = config.driver.kernel.unwrap_or_default();
+        kernel(profile.kernel.as_ref(), &terms, consent, &driver.ways)
+    });
     let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.wish), chosen.pin));
     let mut desired = Desired {
         profile: profile.name.clone(),
@@ -148,6 +148,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         pins: pin.into_iter().collect(),
         deny_modules: profile.modules.deny.clone(),
         headers,
+        kernel,
         driver,
         persistence: (has_driver && config.persistence.enabled.unwrap_or(true)).then(|| {
             Persistence {
@@ -356,6 +357,25 @@ fn runtimes<'a>(
         }
     }
     Ok(rows)
+}
+
+fn kernel(
+    row: Option<&KernelRow>,
+    terms: &Terms,
+    consent: Consent,
+    ways: &[ModuleWay],
+) -> KernelWish {
+    let templates = |texts: &[String]| -> Vec<PackageWish> {
+        (texts.iter().map(|text| template(&terms.fill(text)))).collect()
+    };
+    KernelWish {
+        consent,
+        arch: terms.arch.clone(),
+        image: row.map(|row| template(&terms.fill(&row.image))),
+        beside: row.map(|row| templates(&row.beside)).unwrap_or_default(),
+        follow: row.map(|row| templates(&row.follow)).unwrap_or_default(),
+        ways: ways.to_vec(),
+    }
 }
 
 fn preflight(profile: &Profile, config: &Config) -> Preflight {

@@ -1,8 +1,10 @@
 //! Placeholders in the names and addresses of profiles.
 
 use crate::{
+    compat::kernels::Kernels,
     config::{
         desired::PackageWish,
+        kernel::{expand, template},
         profile::{ArchitectureNames, Release},
     },
     facts::Kernel,
@@ -38,7 +40,13 @@ impl Terms {
         kernel: &Kernel,
         image: bool,
     ) -> Self {
-        let kernels = kernels(kernel, image);
+        let kernels = Kernels {
+            running: kernel.running.clone(),
+            next: kernel.next_boot.clone(),
+            installed: kernel.installed.clone(),
+            image,
+        }
+        .needed();
         Self {
             codename: release.codename.clone().unwrap_or_default(),
             release: release.version_id.clone(),
@@ -62,77 +70,33 @@ impl Terms {
             .replace("{cuda-arch}", &self.cuda_arch)
     }
 
-    /// Replaces the placeholders in the name of a driver package: one name for each kernel where it has
-    /// `{kernel}`, none where a placeholder has no value.
-    pub(super) fn driver_packages(&self, name: &str, branch: Branch) -> Vec<String> {
+    /// Replaces the placeholders in the name of a driver package, except those of kernels; `None`
+    /// where a placeholder has no value.
+    pub(super) fn driver_template(&self, name: &str, branch: Branch) -> Option<String> {
         let name = self.fill(name).replace("{branch}", &branch.to_string());
-        let name = match (name.contains("{kernel-flavour}"), &self.kernel_flavour) {
-            (true, None) => return Vec::new(),
-            (true, Some(flavour)) => name.replace("{kernel-flavour}", flavour),
-            (false, _) => name,
-        };
-        self.for_each_kernel(name)
-    }
-
-    fn for_each_kernel(&self, name: String) -> Vec<String> {
-        if !name.contains("{kernel}") && !name.contains("{kernel-version}") {
-            return vec![name];
+        match (name.contains("{kernel-flavour}"), &self.kernel_flavour) {
+            (true, flavour) => Some(name.replace("{kernel-flavour}", flavour.as_ref()?)),
+            (false, _) => Some(name),
         }
-        // RPM's packages have the kernel's release as their version, without the architecture.
-        let architecture = format!(".{}", self.arch);
-        let version = |kernel: &str| match kernel.split_once(&architecture) {
-            Some((version, _)) => version.to_owned(),
-            None => kernel.to_owned(),
-        };
-        (self.kernels.iter().map(KernelVersion::as_str))
-            .map(|kernel| {
-                name.replace("{kernel}", kernel)
-                    .replace("{kernel-version}", &version(kernel))
-            })
-            .collect()
     }
 
-    /// Packages for headers, each as `NAME` or `NAME=VERSION`: one for each kernel where the text has
-    /// `{kernel}` or `{kernel-version}`; without `{compiler}` where the compiler is not known.
-    pub(super) fn headers(&self, names: &[String]) -> Vec<PackageWish> {
-        let mut found: Vec<PackageWish> = Vec::new();
-        for name in names {
+    /// Packages for headers, with the placeholders of kernels; without `{compiler}` where the compiler
+    /// is not known.
+    pub(super) fn header_templates(&self, names: &[String]) -> Vec<PackageWish> {
+        let filled = names.iter().filter_map(|name| {
             let name = self.fill(name);
-            let name = match (name.contains("{compiler}"), &self.compiler) {
-                (true, None) => continue,
-                (true, Some(compiler)) => name.replace("{compiler}", compiler),
-                (false, _) => name,
-            };
-            for text in self.for_each_kernel(name) {
-                let (name, version) = match text.split_once('=') {
-                    Some((name, version)) => (name.to_owned(), Some(version.to_owned())),
-                    None => (text, None),
-                };
-                let wish = PackageWish { name, version };
-                if !found.contains(&wish) {
-                    found.push(wish);
-                }
+            match (name.contains("{compiler}"), &self.compiler) {
+                (true, compiler) => Some(name.replace("{compiler}", compiler.as_ref()?)),
+                (false, _) => Some(name),
             }
-        }
-        found
+        });
+        filled.map(|name| template(&name)).collect()
     }
-}
 
-/// The kernels that need a module: the running one and the one of the next boot.
-///
-/// A running kernel without files on this machine does not count: it was removed by an upgrade, or
-/// is the kernel of a container's host. The kernel of an image builder does not count either: no
-/// instance of the image runs it.
-fn kernels(kernel: &Kernel, image: bool) -> Vec<KernelVersion> {
-    let installed = |version: &&KernelVersion| {
-        kernel.installed.is_empty() || kernel.installed.contains(version)
-    };
-    let next = kernel.next_boot.as_ref();
-    let running = (kernel.running.as_ref())
-        .filter(|running| next.is_none() || (!image && installed(running)));
-    let mut kernels: Vec<KernelVersion> = running.into_iter().chain(next).cloned().collect();
-    kernels.dedup();
-    kernels
+    /// The packages for the kernels that need a module.
+    pub(super) fn for_kernels(&self, templates: &[PackageWish]) -> Vec<PackageWish> {
+        expand(templates, &self.kernels, &self.arch)
+    }
 }
 
 fn packaged_flavour(release: &Release, kernel: &KernelVersion) -> Option<String> {
@@ -162,6 +126,16 @@ mod tests {
         )
     }
 
+    fn headers_of(terms: &Terms, names: &[String]) -> Vec<PackageWish> {
+        terms.for_kernels(&terms.header_templates(names))
+    }
+
+    fn driver_packages(terms: &Terms, name: &str) -> Vec<String> {
+        let name = terms.driver_template(name, Branch(580)).expect("all known");
+        let wishes = terms.for_kernels(&[template(&name)]);
+        wishes.into_iter().map(|wish| wish.name).collect()
+    }
+
     fn kernel(running: &str, next: &str, installed: &[&str]) -> Kernel {
         Kernel {
             running: Some(running.parse().unwrap()),
@@ -177,7 +151,7 @@ mod tests {
         let (old, new) = ("6.1.0-40-amd64", "6.1.0-44-amd64");
         let names = ["linux-headers-{kernel}".to_owned()];
         let headers = |kernel, image| {
-            let wishes = terms("debian", "12", kernel, image).headers(&names);
+            let wishes = headers_of(&terms("debian", "12", kernel, image), &names);
             wishes.into_iter().map(|wish| wish.name).collect::<Vec<_>>()
         };
         assert_eq!(
@@ -204,7 +178,7 @@ mod tests {
         let name = "linux-modules-nvidia-{branch}-server-open-{kernel}";
         let modules = |kernel| {
             let terms = terms("ubuntu", "24.04", kernel, false);
-            terms.driver_packages(name, Branch(580))
+            driver_packages(&terms, name)
         };
         for running in [
             "6.8.0-90-generic",
@@ -243,7 +217,7 @@ mod tests {
                 &kernel(running, running, &[]),
                 false,
             );
-            let names = terms.driver_packages("modules-{kernel-flavour}", Branch(580));
+            let names = driver_packages(&terms, "modules-{kernel-flavour}");
             assert_eq!(names, [package], "{running}");
         }
     }
@@ -256,7 +230,8 @@ mod tests {
         );
         let profile = Profile::built_in("almalinux").unwrap();
         let names = &profile.release_for("8.10").unwrap().headers;
-        let headers = terms("almalinux", "8", kernel(old, new, &[old, new]), false).headers(names);
+        let terms = terms("almalinux", "8", kernel(old, new, &[old, new]), false);
+        let headers = headers_of(&terms, names);
         let versions: Vec<(&str, Option<&str>)> = headers
             .iter()
             .filter(|wish| wish.name == "kernel-devel")
@@ -275,15 +250,11 @@ mod tests {
     fn compilers_are_named_where_known() {
         let names = ["linux-headers-{kernel}".to_owned(), "{compiler}".to_owned()];
         let mut kernel = kernel("6.8.0-60-generic", "6.8.0-60-generic", &[]);
-        let known = terms("ubuntu", "22.04", kernel.clone(), false).headers(&names);
+        let known = headers_of(&terms("ubuntu", "22.04", kernel.clone(), false), &names);
         let known: Vec<&str> = known.iter().map(|wish| wish.name.as_str()).collect();
         assert_eq!(known, ["linux-headers-6.8.0-60-generic", "gcc-12"]);
         kernel.compiler = None;
-        assert_eq!(
-            terms("ubuntu", "22.04", kernel, false)
-                .headers(&names)
-                .len(),
-            1
-        );
+        let unknown = terms("ubuntu", "22.04", kernel, false);
+        assert_eq!(headers_of(&unknown, &names).len(), 1);
     }
 }

@@ -42,7 +42,12 @@ impl Applying<'_> {
                 );
             }
             Ok(Assessment::Needs { changes, .. }) => {
-                self.jobs[at].changes = changes.clone();
+                let mut changes = changes.clone();
+                let refreshed = self.jobs[at].earlier.last() == Some(&Change::RefreshRepositories);
+                if self.lists_are_new && refreshed {
+                    changes.retain(|change| *change != Change::RefreshRepositories);
+                }
+                self.jobs[at].changes = changes;
                 self.jobs[at].decided = true;
             }
             Ok(Assessment::Blocked { why, hint }) => {
@@ -173,6 +178,7 @@ impl Applying<'_> {
         job.busy = true;
         // The lists may be older than what made the attempt fail.
         self.lists_are_new = false;
+        self.session.inner.state().note_lists(false);
         let (clock, pauses) = (self.session.inner.host.clock.clone(), self.pauses.clone());
         self.start(vec![at], BTreeSet::new(), async move {
             tokio::select! {

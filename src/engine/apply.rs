@@ -86,6 +86,7 @@ impl<'s> Applying<'s> {
     pub(super) fn new(session: &'s Session, ledger: Ledger, reboots: u32, jobs: Vec<Job>) -> Self {
         // What could not be looked at before is tried once more.
         session.inner.begin_epoch();
+        session.inner.state().note_lists(false);
         Self {
             session,
             ledger,
@@ -202,6 +203,13 @@ impl<'s> Applying<'s> {
                 true
             }
             Some(_) if self.stop.is_some() => false,
+            // Whether the changes before it call for this reboot, the next assessment says.
+            Some(Change::Reboot { .. }) if job.applied > 0 => {
+                let applied = job.applied;
+                self.jobs[at].changes.truncate(applied);
+                self.assess(at);
+                true
+            }
             Some(Change::Reboot { why }) => {
                 let why = why.clone();
                 self.jobs[at].applied += 1;
@@ -367,7 +375,8 @@ impl<'s> Applying<'s> {
                     let job = &mut self.jobs[*at];
                     job.busy = false;
                     let done = &job.changes[job.applied..job.applied + count];
-                    if done.contains(&Change::RefreshRepositories) {
+                    let refreshed = done.contains(&Change::RefreshRepositories);
+                    if refreshed {
                         self.lists_are_new = true;
                     }
                     if done
@@ -377,7 +386,12 @@ impl<'s> Applying<'s> {
                         self.lists_are_new = false;
                     }
                     job.applied += count;
+                    if refreshed {
+                        // What was decided by older lists is decided anew.
+                        job.begin_again();
+                    }
                 }
+                self.session.inner.state().note_lists(self.lists_are_new);
                 if let Some((summary, failure)) = failed
                     // A change that had only waited did not fail: it was not run.
                     && failure.reason() != STOPPED

@@ -102,12 +102,13 @@ impl Session {
             let (inner, audit) = (Arc::clone(&self.inner), Arc::clone(audit));
             tasks.spawn(async move {
                 let state = inner.state();
+                let desired = inner.wanted(&state).await;
                 let subject = Subject {
                     host: inner.host.reader(),
                     facts: state.facts(),
                     state: &state,
                     matrix: &audit.matrix,
-                    desired: inner.desired.as_ref(),
+                    desired: desired.as_deref(),
                     prepared: audit.prepared,
                 };
                 (at, audit.checks[at].examine(&subject).await)

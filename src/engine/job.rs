@@ -152,7 +152,11 @@ impl Job {
 
     /// How it ends if the machine is as wanted.
     pub(super) fn as_wanted(&self) -> Outcome {
-        if self.done().next().is_some() {
+        // New lists alone leave the machine as it was.
+        if self
+            .done()
+            .any(|change| *change != Change::RefreshRepositories)
+        {
             Outcome::Changed
         } else {
             Outcome::Satisfied

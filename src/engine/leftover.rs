@@ -315,11 +315,21 @@ impl Session {
         standing: &Standing,
         jobs: &[Job],
     ) -> Result<(Option<Reverted>, bool), EngineError> {
-        let wanted: BTreeSet<String> = (self.inner.desired.iter())
+        let state = self.inner.state();
+        let desired = self.inner.wanted(&state).await;
+        let desired = desired.as_deref();
+        let mut wanted: BTreeSet<String> = (desired.into_iter())
             .flat_map(Desired::package_groups)
             .flat_map(|(_, packages)| packages)
             .map(|wish| wish.name.clone())
             .collect();
+        // A kernel that can be booted stays.
+        let kernels = state.bootable_kernels().0;
+        wanted.extend(
+            (desired.and_then(|desired| desired.kernel.as_ref()))
+                .into_iter()
+                .flat_map(|kernel| kernel.of_kernels(&kernels)),
+        );
         let began = self.tools.events.elapsed();
         let summary = summary(standing);
         self.tools.events.emit(Event::ChangeStarted {

@@ -38,6 +38,7 @@ use std::{
 };
 
 use camino::{Utf8Path, Utf8PathBuf};
+use tokio::sync::OnceCell;
 
 pub use cancel::Cancel;
 pub use errors::EngineError;
@@ -67,6 +68,7 @@ use crate::{
     },
     state::State,
     step::{Cx, Step, StepError},
+    steps,
 };
 use graph::Graph;
 use job::Answer;
@@ -156,16 +158,38 @@ struct Inner {
     /// Empty where nothing can be wanted.
     steps: Vec<Box<dyn Step>>,
     /// `None` only for `check`, where nothing can be wanted.
-    desired: Option<Desired>,
+    desired: Option<Arc<Desired>>,
     graph: Graph,
     /// Of this epoch.
     state: Mutex<Arc<State>>,
+    /// What is wanted in this epoch.
+    settled: Mutex<Arc<OnceCell<Arc<Desired>>>>,
 }
 
 impl Inner {
+    /// What is wanted, as far as the state of this epoch decides it: see [`steps::settle`].
+    async fn wanted(&self, state: &Arc<State>) -> Option<Arc<Desired>> {
+        let desired = self.desired.as_ref()?;
+        let settled = self.settled();
+        let settle = || async {
+            let cx = Cx {
+                host: self.host.reader(),
+                facts: state.facts(),
+                state,
+                desired,
+            };
+            // The step that asks the same question reports why it cannot be answered.
+            match steps::settle(&cx).await {
+                Ok(Some(settled)) => Arc::new(settled),
+                Ok(None) | Err(_) => Arc::clone(desired),
+            }
+        };
+        Some(Arc::clone(settled.get_or_init(settle).await))
+    }
+
     async fn assess(&self, at: usize) -> Answer {
         let state = self.state();
-        let Some(desired) = &self.desired else {
+        let Some(desired) = self.wanted(&state).await else {
             return Err(StepError::Unexpected {
                 what: "what is wanted".to_owned(),
                 why: "nothing can be wanted on this machine".to_owned(),
@@ -175,7 +199,7 @@ impl Inner {
             host: self.host.reader(),
             facts: state.facts(),
             state: &state,
-            desired,
+            desired: &desired,
         };
         self.steps[at].assess(&cx).await
     }
@@ -189,8 +213,13 @@ impl Inner {
         Arc::clone(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn settled(&self) -> Arc<OnceCell<Arc<Desired>>> {
+        Arc::clone(&self.settled.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Forgets what was read: from now on everything is read anew.
     fn begin_epoch(&self) {
+        *self.settled.lock().unwrap_or_else(PoisonError::into_inner) = Arc::default();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         *state = Arc::new(state.next());
     }
@@ -295,9 +324,10 @@ impl Session {
             inner: Arc::new(Inner {
                 host: tools.host.clone(),
                 steps,
-                desired,
+                desired: desired.map(Arc::new),
                 graph,
                 state: Mutex::new(Arc::new(state)),
+                settled: Mutex::default(),
             }),
             tools,
             audit,

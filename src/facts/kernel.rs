@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use crate::{
     facts::{Kernel, Scope, boot, reader::FactReader},
+    host::ReadFiles,
     model::version::KernelVersion,
 };
 
@@ -27,6 +28,16 @@ pub(super) fn gather(reader: &mut FactReader<'_>, scope: Scope) -> Kernel {
         arch,
         compiler,
     }
+}
+
+/// The kernels that are installed at this moment, oldest first, and the one that the boot loader would
+/// start. Facts have both as of the start of the run.
+pub(crate) fn bootable(files: &dyn ReadFiles) -> (Vec<KernelVersion>, Option<KernelVersion>) {
+    let mut reader = FactReader::new(files);
+    let installed = installed(&mut reader);
+    // What cannot be told is named in the facts.
+    let next = boot::next(&mut reader, &installed).ok();
+    (installed, next)
 }
 
 /// Reads the file and not the system call: they differ with `--root` and on simulated machines.

@@ -11,7 +11,7 @@ mod cloud;
 pub(crate) mod detection;
 mod firmware;
 mod gather;
-mod kernel;
+pub(crate) mod kernel;
 mod machine;
 mod names;
 mod os;

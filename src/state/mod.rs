@@ -18,15 +18,22 @@ mod units;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tokio::sync::OnceCell;
 
 use crate::{
-    facts::{Facts, Scope, Unknown},
+    facts::{Facts, Scope, Unknown, kernel::bootable},
     host::{Host, Nvml, Output},
-    model::{gpu::Flavour, pci::PciAddress, version::DriverVersion},
+    model::{
+        gpu::Flavour,
+        pci::PciAddress,
+        version::{DriverVersion, KernelVersion},
+    },
     tools::{
         packages::{Manager, Package},
         systemctl::UnitState,
@@ -48,6 +55,8 @@ pub struct State {
     host: Host,
     scope: Scope,
     facts: Arc<Facts>,
+    /// The package lists were downloaded in this run, after the last repository was added.
+    new_lists: Arc<AtomicBool>,
     memo: Memo,
 }
 
@@ -90,6 +99,7 @@ impl State {
             host,
             scope,
             facts,
+            new_lists: Arc::default(),
             memo: Memo::default(),
         }
     }
@@ -97,7 +107,35 @@ impl State {
     /// The state of the same machine in the next epoch: everything is read again.
     #[must_use]
     pub fn next(&self) -> Self {
-        Self::new(self.host.clone(), self.scope, Arc::clone(&self.facts))
+        Self {
+            new_lists: Arc::clone(&self.new_lists),
+            ..Self::new(self.host.clone(), self.scope, Arc::clone(&self.facts))
+        }
+    }
+
+    /// Whether the package lists are as new as this run. Older lists may name packages that the archive
+    /// has removed since.
+    #[must_use]
+    pub fn lists_are_new(&self) -> bool {
+        self.new_lists.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the package lists are as new as this run: the engine downloads them.
+    pub fn note_lists(&self, new: bool) {
+        self.new_lists.store(new, Ordering::Relaxed);
+    }
+
+    /// The kernels that are installed, oldest first, and the one of the next boot: a run may install
+    /// one.
+    #[must_use]
+    pub fn bootable_kernels(&self) -> (Vec<KernelVersion>, Option<KernelVersion>) {
+        match bootable(&*self.host.files) {
+            (installed, _) if installed.is_empty() => {
+                let kernel = &self.facts.kernel;
+                (kernel.installed.clone(), kernel.next_boot.clone())
+            }
+            found => found,
+        }
     }
 
     /// The facts of the machine, which cannot change during a run.

@@ -6,16 +6,14 @@ use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
-    REPOSITORIES, SECURE_BOOT,
-    kernels::{self, Unavailable},
-    packages,
+    KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, packages,
     wishes::{Comparison, Packages, compare, install},
     words,
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverWish, PackageWish},
-    facts::{Kernel, detection::carries_driver},
+    config::desired::{Desired, DriverWish},
+    facts::detection::carries_driver,
     model::{
         id::StepId,
         pattern,
@@ -45,41 +43,18 @@ struct DriverPackagesState {
     found: FoundDriver,
     /// NVIDIA's installer left the program that undoes it.
     uninstaller: bool,
-    /// Packages for a kernel that no repository offers.
-    unavailable: Unavailable,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     let Some(driver) = &cx.desired.driver else {
         return Ok(DriverPackagesState::default());
     };
-    let installed = packages::installed(cx).await?;
-    let (of_kernels, beside) = by_kernel(cx, driver, &installed);
     Ok(DriverPackagesState {
-        unavailable: kernels::unavailable(cx, &of_kernels, &beside).await?,
-        installed,
+        installed: packages::installed(cx).await?,
         kernels_without_module: cx.state.kernels_without(&driver.module)?,
         found: cx.state.driver().await.clone(),
         uninstaller: cx.host.files().exists(Utf8Path::new(RUNFILE_UNINSTALLER))?,
     })
-}
-
-/// The wanted packages that exist for one kernel only and are not installed, and those that exist for
-/// all kernels.
-fn by_kernel(
-    cx: &Cx<'_>,
-    driver: &DriverWish,
-    installed: &Packages,
-) -> (Vec<PackageWish>, Vec<PackageWish>) {
-    let kernel = &cx.facts.kernel;
-    let names_kernel = |wish: &PackageWish| {
-        (kernel.running.iter().chain(&kernel.next_boot))
-            .any(|one| wish.name.ends_with(one.as_str()))
-    };
-    let (mut of_kernels, beside): (Vec<_>, Vec<_>) =
-        (driver.packages.iter().cloned()).partition(names_kernel);
-    of_kernels.retain(|wish| !installed.contains_key(&wish.name));
-    (of_kernels, beside)
 }
 
 /// Whether a driver that did not come as packages is kept: then nothing is compiled for it.
@@ -91,7 +66,7 @@ pub(super) async fn adopts(cx: &Cx<'_>) -> bool {
         )
 }
 
-fn decide(state: &DriverPackagesState, desired: &Desired, kernel: &Kernel) -> Assessment {
+fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
         return words::no_driver();
     };
@@ -104,15 +79,6 @@ fn decide(state: &DriverPackagesState, desired: &Desired, kernel: &Kernel) -> As
             why: comparison.held.join("; "),
             hint: comparison.held_hint(desired.packages.manager),
         };
-    }
-    if let Some(answer) = kernels::missing(
-        &state.unavailable,
-        kernel,
-        desired.image,
-        desired.packages.manager,
-        "; or set `driver.build = \"dkms\"`, which compiles the module for the running kernel",
-    ) {
-        return answer;
     }
     let others = others(driver, desired, state, &comparison);
     if !others.is_empty() {
@@ -273,7 +239,7 @@ impl Step for DriverPackages {
     }
 
     fn after(&self) -> &[StepId] {
-        const { &[SECURE_BOOT, REPOSITORIES] }
+        const { &[SECURE_BOOT, REPOSITORIES, KERNEL_RELEASE] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -281,27 +247,20 @@ impl Step for DriverPackages {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired, &cx.facts.kernel))
+        Ok(decide(&detect(cx).await?, cx.desired))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DriverPackagesState, Unavailable};
+    use super::{DriverPackagesState, decide};
     use crate::{
         change::Change,
         config::desired::Desired,
         state::{FoundDriver, Origin},
         step::Assessment,
-        steps::{
-            fixtures::{desired, facts},
-            wishes::fixtures::packages,
-        },
+        steps::{fixtures::desired, wishes::fixtures::packages},
     };
-
-    fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
-        super::decide(state, desired, &facts().kernel)
-    }
 
     /// What the installation removes.
     fn removed(state: &DriverPackagesState, desired: &Desired) -> Vec<String> {
@@ -320,7 +279,6 @@ mod tests {
             kernels_without_module: without.iter().map(ToString::to_string).collect(),
             found: FoundDriver::default(),
             uninstaller: true,
-            unavailable: Unavailable::default(),
         }
     }
 
@@ -408,26 +366,6 @@ mod tests {
             &[],
         );
         assert_eq!(removed(&old, &want), ["libnvidia-ml1"]);
-    }
-
-    #[test]
-    fn without_a_packaged_module_for_the_kernel_nothing_is_changed() {
-        let mut none = state(&[], &[]);
-        none.unavailable = Unavailable {
-            names: vec!["linux-modules-nvidia-580-server-open-6.8.0-1015-aws".into()],
-            elsewhere: "6.8.0-1050-aws".parse().ok(),
-        };
-        let Assessment::Blocked { why, hint } = decide(&none, &desired()) else {
-            panic!("another kernel needs consent");
-        };
-        assert!(why.ends_with("open-6.8.0-1015-aws"), "{why}");
-        for words in [
-            "apt-get install linux-image-6.8.0-1050-aws",
-            "reboot",
-            "dkms",
-        ] {
-            assert!(hint.contains(words), "{hint}");
-        }
     }
 
     #[test]

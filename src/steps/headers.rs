@@ -4,16 +4,14 @@
 use async_trait::async_trait;
 
 use super::{
-    REPOSITORIES,
+    KERNEL_RELEASE, REPOSITORIES,
     driver_packages::adopts,
-    kernels::{self, Unavailable},
     packages,
     wishes::{Packages, compare, install},
 };
 use crate::{
     change::Lock,
-    config::desired::{Desired, PackageWish},
-    facts::Kernel,
+    config::desired::Desired,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
 };
@@ -25,26 +23,15 @@ pub struct Headers;
 #[derive(Debug, Clone, Default)]
 struct HeadersState {
     installed: Packages,
-    unavailable: Unavailable,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
-    let installed = packages::installed(cx).await?;
-    let missing: Vec<PackageWish> = cx
-        .desired
-        .headers
-        .iter()
-        .filter(|wish| !installed.contains_key(&wish.name))
-        .cloned()
-        .collect();
-    let unavailable = kernels::unavailable(cx, &missing, &[]).await?;
     Ok(HeadersState {
-        installed,
-        unavailable,
+        installed: packages::installed(cx).await?,
     })
 }
 
-fn decide(state: &HeadersState, desired: &Desired, kernel: &Kernel) -> Assessment {
+fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
     if desired
         .driver
         .as_ref()
@@ -71,10 +58,6 @@ fn decide(state: &HeadersState, desired: &Desired, kernel: &Kernel) -> Assessmen
             hint: comparison.held_hint(desired.packages.manager),
         };
     }
-    let manager = desired.packages.manager;
-    if let Some(answer) = kernels::missing(&state.unavailable, kernel, desired.image, manager, "") {
-        return answer;
-    }
     Assessment::Needs {
         why: comparison.unmet_text(),
         changes: install(&desired.headers, Vec::new()),
@@ -92,7 +75,7 @@ impl Step for Headers {
     }
 
     fn after(&self) -> &[StepId] {
-        const { &[REPOSITORIES] }
+        const { &[KERNEL_RELEASE, REPOSITORIES] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -105,55 +88,39 @@ impl Step for Headers {
                 why: "the existing driver is adopted, so no kernel module is compiled here".into(),
             });
         }
-        Ok(decide(&detect(cx).await?, cx.desired, &cx.facts.kernel))
+        Ok(decide(&detect(cx).await?, cx.desired))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{HeadersState, Unavailable};
+    use super::{HeadersState, decide};
     use crate::{
-        config::desired::Desired,
         step::Assessment,
         steps::{
-            fixtures::{desired, facts},
+            fixtures::desired,
             wishes::fixtures::{packages, wishes},
         },
     };
 
-    fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
-        super::decide(state, desired, &facts().kernel)
-    }
-
-    fn state(installed: &[&str], unavailable: &[&str]) -> HeadersState {
+    fn state(installed: &[&str]) -> HeadersState {
         HeadersState {
             installed: packages(installed),
-            unavailable: Unavailable {
-                names: unavailable.iter().map(ToString::to_string).collect(),
-                elsewhere: None,
-            },
         }
     }
 
     #[test]
-    fn missing_headers_are_installed_and_unavailable_ones_block() {
+    fn missing_headers_are_installed() {
         let mut want = desired();
         want.headers = wishes(&["linux-headers-6.1.0-44-amd64"]);
         assert!(matches!(
-            decide(&state(&[], &[]), &want),
+            decide(&state(&[]), &want),
             Assessment::Needs { .. }
         ));
         assert!(matches!(
-            decide(&state(&["linux-headers-6.1.0-44-amd64=6.1.1"], &[]), &want),
+            decide(&state(&["linux-headers-6.1.0-44-amd64=6.1.1"]), &want),
             Assessment::Satisfied { .. }
         ));
-        let Assessment::Blocked { why, hint } =
-            decide(&state(&[], &["linux-headers-6.1.0-44-amd64"]), &want)
-        else {
-            panic!("headers that nobody offers must block");
-        };
-        assert_eq!(why, "no repository offers linux-headers-6.1.0-44-amd64");
-        assert!(hint.contains("reboot"));
     }
 
     #[test]
@@ -161,7 +128,7 @@ mod tests {
         let mut want = desired();
         want.driver.as_mut().expect("a driver").dkms = None;
         assert!(matches!(
-            decide(&state(&[], &[]), &want),
+            decide(&state(&[]), &want),
             Assessment::NotApplicable { .. }
         ));
     }

@@ -1,177 +1,288 @@
-//! Packages that exist for one kernel only, as headers and packaged modules. An archive keeps them for
-//! its newest kernels, so the running kernel may have none: then another kernel must be booted first.
+//! Asks the kernel question of a machine: reads which packages exist for which kernel, and says what
+//! the answer means for the packages that are wanted.
 
-use super::packages;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    packages,
+    wishes::{Packages, compare},
+};
 use crate::{
-    change::Change,
-    config::desired::{Manager, PackageWish},
-    facts::Kernel,
+    compat::kernels::{Answer, Kernels, Question, Way},
+    config::{
+        desired::{Desired, KernelWish, ModuleWay, PackageWish},
+        kernel::{for_kernel, names_kernel},
+    },
+    facts::SecureBoot,
     model::version::KernelVersion,
-    step::{Assessment, Cx, StepError},
+    step::{Cx, StepError},
 };
 
-/// Wanted packages that no repository offers, and what is offered in their place.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Unavailable {
-    /// Their names; none if there are no package lists yet.
-    pub(super) names: Vec<String>,
-    /// The newest kernel of the series and flavour of the running one that has such packages.
-    pub(super) elsewhere: Option<KernelVersion>,
+/// Why a module that is compiled here would not be loaded.
+const UNSIGNED: &str = "Secure Boot is on, and no key that the machine trusts signs a module that is \
+                        compiled here";
+
+/// The question, with what was read for it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Asked {
+    pub(super) question: Question,
+    /// The answer, or why nobody knows it yet.
+    pub(super) answer: Option<Answer>,
+    /// The package lists were not needed for it, or are as new as this run.
+    pub(super) certain: bool,
+    /// This package manager has no lists that could be asked.
+    pub(super) without_lists: bool,
+    pub(super) installed: Packages,
 }
 
-/// Asks the package lists. `beside` are packages of the same repository: if none of them is offered,
-/// either, the repository is still to be added, and nothing is known.
-pub(super) async fn unavailable(
-    cx: &Cx<'_>,
-    wishes: &[PackageWish],
-    beside: &[PackageWish],
-) -> Result<Unavailable, StepError> {
-    if wishes.is_empty() {
-        return Ok(Unavailable::default());
-    }
-    let both: Vec<PackageWish> = wishes.iter().chain(beside).cloned().collect();
-    let mut names = packages::unavailable(cx, &both).await?;
-    if !beside.is_empty() && beside.iter().all(|wish| names.contains(&wish.name)) {
-        return Ok(Unavailable::default());
-    }
-    names.retain(|name| wishes.iter().any(|wish| wish.name == *name));
-    let mut elsewhere = None;
-    if let Some(running) = &cx.facts.kernel.running
-        && let Some(prefix) = (names.iter()).find_map(|name| name.strip_suffix(running.as_str()))
-    {
-        elsewhere = newest(prefix, running, &packages::names(cx, prefix).await?);
-    }
-    Ok(Unavailable { names, elsewhere })
-}
-
-/// The newest kernel of the same series and flavour among the names with this prefix.
-fn newest(prefix: &str, running: &KernelVersion, names: &[String]) -> Option<KernelVersion> {
-    let same = |kernel: &KernelVersion| {
-        kernel.series() == running.series() && kernel.flavour() == running.flavour()
+/// Asks the question; `None` where no driver is wanted.
+pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
+    let Some(wish) = &cx.desired.kernel else {
+        return Ok(None);
     };
-    (names.iter())
-        .filter_map(|name| name.strip_prefix(prefix)?.parse().ok())
-        .filter(same)
-        .max()
-}
-
-/// What to do where packages for a kernel are missing; `None` if none is.
-pub(super) fn missing(
-    unavailable: &Unavailable,
-    kernel: &Kernel,
-    image: bool,
-    manager: Manager,
-    otherwise: &str,
-) -> Option<Assessment> {
-    let Unavailable { names, elsewhere } = unavailable;
-    if names.is_empty() {
-        return None;
-    }
-    let list = names.join(", ");
-    // The next boot starts a kernel that lacks nothing.
-    if let (Some(running), Some(next)) = (&kernel.running, &kernel.next_boot)
-        && running != next
-        && !image
-        && names.iter().all(|name| name.ends_with(running.as_str()))
-    {
-        let why = format!(
-            "no repository offers {list} for the running kernel; the next boot starts kernel {next}"
-        );
-        return Some(Assessment::Needs {
-            why: why.clone(),
-            changes: vec![Change::Reboot { why }],
-        });
-    }
-    let commands = manager.backend().commands();
-    let upgrade = match elsewhere {
-        Some(kernel) => format!(
-            "to {kernel} (`{}`)",
-            commands.install_kernel.replace("KERNEL", kernel.as_str())
-        ),
-        None => format!("(`{}` or your cloud's flavour)", commands.upgrade_kernel),
+    let installed = packages::installed(cx).await?;
+    let (there, next) = cx.state.bootable_kernels();
+    let kernels = Kernels {
+        running: cx.facts.kernel.running.clone(),
+        next,
+        installed: there,
+        image: cx.desired.image,
     };
-    Some(Assessment::Blocked {
-        why: format!("no repository offers {list}"),
-        hint: format!(
-            "the archive keeps such packages only for its newest kernels: upgrade the kernel \
-             {upgrade}, reboot, and run the command again{otherwise}"
-        ),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Unavailable, missing, newest};
-    use crate::{
-        change::Change, config::desired::Manager, facts::Kernel, model::version::KernelVersion,
-        step::Assessment, steps::fixtures::facts,
+    let needed = kernels.needed();
+    let is_met =
+        |wishes: &[PackageWish]| compare(cx.desired.packages.manager, wishes, &installed).all_met();
+    let complete = |way: &ModuleWay| {
+        let all = [
+            wish.packages(&way.packages, &needed),
+            wish.packages(&way.headers, &needed),
+        ];
+        all.iter().all(|wishes| is_met(wishes))
     };
-
-    fn version(text: &str) -> KernelVersion {
-        text.parse().expect("a kernel")
+    let mut asked = Asked {
+        question: Question {
+            consent: wish.consent,
+            ways: (wish.ways.iter())
+                .map(|way| Way {
+                    compiled: way.dkms.is_some(),
+                    complete: complete(way),
+                    begun: false,
+                    kernels: BTreeSet::new(),
+                    closed: None,
+                })
+                .collect(),
+            images: BTreeSet::new(),
+            kernels,
+        },
+        answer: None,
+        certain: true,
+        without_lists: false,
+        installed: installed.clone(),
+    };
+    // The packages of one way can be a part of those of another one, never of one before it.
+    let begun = (wish.ways.iter()).rposition(|way| {
+        let common: Vec<PackageWish> = way.common().cloned().collect();
+        !common.is_empty() && is_met(&common)
+    });
+    if let Some(begun) = begun {
+        asked.question.ways[begun].begun = true;
     }
-
-    #[test]
-    fn only_a_kernel_of_the_same_series_and_flavour_is_proposed() {
-        let prefix = "linux-modules-nvidia-580-server-open-";
-        let names: Vec<String> = [
-            "6.8.0-1049-aws",
-            "6.8.0-1050-aws",
-            "6.8.0-1051-aws-64k",
-            "6.8.0-130-generic",
-            "6.17.0-1004-aws",
-            "aws-6.8",
-        ]
-        .iter()
-        .map(|kernel| format!("{prefix}{kernel}"))
+    let first = wish.ways.first();
+    let by_first: Vec<PackageWish> = (first.into_iter())
+        .flat_map(|way| way.by_kernel().cloned().collect::<Vec<_>>())
         .collect();
-        let of = |running: &str| newest(prefix, &version(running), &names);
-        assert_eq!(of("6.8.0-1015-aws"), Some(version("6.8.0-1050-aws")));
-        assert_eq!(of("6.14.0-1015-aws"), None);
-        assert_eq!(of("6.8.0-1015-azure"), None);
+    let is_first = begun.is_none_or(|begun| begun == 0);
+    if asked.question.ways.iter().any(|way| way.complete)
+        || (is_first && is_met(&wish.packages(&by_first, &needed)))
+    {
+        if let Some(way) = asked.question.ways.first_mut() {
+            way.kernels = needed.into_iter().collect();
+        }
+        asked.answer = Some(asked.question.answer());
+        return Ok(Some(asked));
     }
-
-    fn kernel(running: &str, next: &str) -> Kernel {
-        Kernel {
-            running: Some(version(running)),
-            next_boot: Some(version(next)),
-            ..facts().kernel
+    asked.certain = cx.state.lists_are_new();
+    let Some(lists) = Lists::read(cx, wish, &asked.question.kernels, &installed).await? else {
+        asked.without_lists = packages::backend(cx).transactions().is_none();
+        return Ok(Some(asked));
+    };
+    asked.question.images = match &wish.image {
+        Some(image) => lists.kernels(image),
+        None => BTreeSet::new(),
+    };
+    let several = wish.ways.len() > 1;
+    for (way, found) in wish.ways.iter().zip(&mut asked.question.ways) {
+        let mut kernels = way.by_kernel().map(|template| lists.kernels(template));
+        found.kernels = match kernels.next() {
+            Some(first) => kernels.fold(first, |all, more| &all & &more),
+            // It needs nothing of the kernel.
+            None => (asked.question.images.iter().cloned())
+                .chain(needed.clone())
+                .collect(),
+        };
+        if way.packages.iter().any(names_kernel) {
+            let names: BTreeSet<&str> = way.common().map(|wish| wish.name.as_str()).collect();
+            let missing: Vec<&str> = (names.iter().copied())
+                .filter(|name| !lists.has(name))
+                .collect();
+            if !missing.is_empty() && missing.len() == names.len() && !asked.certain {
+                // Their repository is still to be added.
+                return Ok(Some(asked));
+            }
+            found.closed = (!missing.is_empty())
+                .then(|| format!("no repository offers {}", missing.join(", ")));
+        }
+        if several && way.dkms.is_some() && is_unsigned(cx)? {
+            found.closed = Some(UNSIGNED.to_owned());
         }
     }
+    asked.answer = Some(asked.question.answer());
+    Ok(Some(asked))
+}
 
-    #[test]
-    fn a_kernel_that_is_installed_is_booted_and_any_other_is_named() {
-        let (old, new) = ("6.8.0-1015-aws", "6.8.0-1050-aws");
-        let without = |name: &str, elsewhere: Option<&str>| Unavailable {
-            names: vec![name.to_owned()],
-            elsewhere: elsewhere.map(version),
+/// Whether a module that is compiled here would certainly be rejected.
+fn is_unsigned(cx: &Cx<'_>) -> Result<bool, StepError> {
+    Ok(cx.facts.secure_boot == SecureBoot::Enabled && cx.state.loaded_driver()?.is_none())
+}
+
+/// What the package lists and the database say about packages of kernels.
+struct Lists {
+    arch: String,
+    /// The kernels in the names of packages, by template, of the flavour of the machine.
+    named: Vec<(PackageWish, BTreeSet<KernelVersion>)>,
+    /// Versions that are offered or installed.
+    versions: BTreeMap<String, Vec<String>>,
+}
+
+impl Lists {
+    /// Reads them; `None` if there are none yet.
+    async fn read(
+        cx: &Cx<'_>,
+        wish: &KernelWish,
+        kernels: &Kernels,
+        installed: &Packages,
+    ) -> Result<Option<Self>, StepError> {
+        if !packages::has_lists(cx)? {
+            return Ok(None);
+        }
+        let needed = kernels.needed();
+        let Some(base) = kernels.base() else {
+            return Ok(None);
         };
-        let answer = |unavailable: &Unavailable, next: &str| {
-            missing(unavailable, &kernel(old, next), false, Manager::Apt, "")
+        // What is older than all kernels of the machine is of no use to it.
+        let of_use = |kernel: &KernelVersion| {
+            needed.contains(kernel) || (kernel.flavour() == base.flavour() && *kernel > base)
         };
-        assert_eq!(answer(&Unavailable::default(), new), None);
-        let headers = without("linux-headers-6.8.0-1015-aws", Some(new));
-        let Some(Assessment::Needs { why, changes }) = answer(&headers, new) else {
-            panic!("a reboot is enough");
+        let mut found = Self {
+            arch: wish.arch.clone(),
+            named: Vec::new(),
+            versions: BTreeMap::new(),
         };
-        assert!(
-            why.ends_with("the next boot starts kernel 6.8.0-1050-aws"),
-            "{why}"
+        let mut names: BTreeSet<String> = BTreeSet::new();
+        let templates = (wish.image.iter()).chain(wish.ways.iter().flat_map(ModuleWay::by_kernel));
+        for template in templates {
+            if found.named.iter().any(|(known, _)| known == template) {
+                continue;
+            }
+            let mut kernels: BTreeSet<KernelVersion> = BTreeSet::new();
+            if let Some((prefix, suffix)) = template.name.split_once("{kernel}") {
+                let offered = packages::names(cx, prefix).await?;
+                kernels.extend(
+                    (offered.iter())
+                        .filter_map(|name| name.strip_prefix(prefix)?.strip_suffix(suffix))
+                        .filter_map(|kernel| kernel.parse().ok())
+                        .filter(of_use),
+                );
+            }
+            kernels.extend(needed.iter().cloned());
+            names.extend(
+                (kernels.iter()).map(|kernel| for_kernel(template, kernel, &wish.arch).name),
+            );
+            found.named.push((template.clone(), kernels));
+        }
+        names.extend(
+            (wish.ways.iter())
+                .flat_map(ModuleWay::common)
+                .map(|one| one.name.clone()),
         );
-        assert!(matches!(&changes[..], [Change::Reboot { .. }]));
-        let hint = |unavailable: &Unavailable| match answer(unavailable, old) {
-            Some(Assessment::Blocked { hint, .. }) => hint,
-            other => panic!("nothing is installed without consent: {other:?}"),
-        };
-        let words = "upgrade the kernel to 6.8.0-1050-aws (`apt-get install \
-                     linux-image-6.8.0-1050-aws`), reboot";
-        assert!(hint(&headers).contains(words), "{}", hint(&headers));
-        let nowhere = without("linux-headers-6.8.0-1015-aws", None);
-        assert!(hint(&nowhere).contains("your cloud's flavour"));
-        // What no kernel has a reboot does not bring.
-        assert!(matches!(
-            answer(&without("gcc-12", None), new),
-            Some(Assessment::Blocked { .. })
-        ));
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        found.versions = packages::offered_versions(cx, &names).await?;
+        for (name, package) in installed {
+            if package.complete && found.versions.contains_key(name) {
+                let versions = found.versions.entry(name.clone()).or_default();
+                versions.push(package.version.clone());
+                versions.extend(package.further.iter().cloned());
+            }
+        }
+        // Where the kernel is the version of a package, and no part of its name.
+        for (template, kernels) in &mut found.named {
+            if template.version.as_deref() == Some("{kernel-version}") {
+                kernels.extend(
+                    (found.versions.get(&template.name).into_iter().flatten())
+                        .filter_map(|version| format!("{version}.{}", wish.arch).parse().ok())
+                        .filter(of_use),
+                );
+            }
+        }
+        Ok(Some(found))
     }
+
+    fn has(&self, name: &str) -> bool {
+        self.versions
+            .get(name)
+            .is_some_and(|versions| !versions.is_empty())
+    }
+
+    /// The kernels for which this package is offered or installed.
+    fn kernels(&self, template: &PackageWish) -> BTreeSet<KernelVersion> {
+        let found = self.named.iter().find(|(known, _)| known == template);
+        (found.into_iter().flat_map(|(_, kernels)| kernels))
+            .filter(|kernel| {
+                let wish = for_kernel(template, kernel, &self.arch);
+                let versions = self.versions.get(&wish.name).map_or(&[][..], Vec::as_slice);
+                match &wish.version {
+                    // Its versions are those of the kernel.
+                    Some(version) => versions.contains(version),
+                    None => !versions.is_empty(),
+                }
+            })
+            .cloned()
+            .collect()
+    }
+}
+
+/// The way that was found, and the kernels for which it is prepared.
+pub(super) fn chosen(answer: &Answer, kernels: &Kernels) -> Option<(usize, Vec<KernelVersion>)> {
+    match answer {
+        Answer::Here { way } => Some((*way, kernels.needed())),
+        Answer::Boot { way, kernel } | Answer::Move { way, kernel, .. } => {
+            Some((*way, vec![kernel.clone()]))
+        }
+        Answer::Unknown | Answer::Refused(_) => None,
+    }
+}
+
+/// What is wanted now that the package lists can be asked: the driver's packages for the kernels that
+/// will run, by the way that is open. `None` where that changes nothing.
+///
+/// # Errors
+/// When the machine or the lists cannot be read.
+pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
+    let Some(asked) = ask(cx).await? else {
+        return Ok(None);
+    };
+    let found = (asked.answer.as_ref()).and_then(|one| chosen(one, &asked.question.kernels));
+    let (Some((way, kernels)), Some(wish)) = (found, &cx.desired.kernel) else {
+        return Ok(None);
+    };
+    let Some(way) = wish.ways.get(way) else {
+        return Ok(None);
+    };
+    let mut desired = cx.desired.clone();
+    desired.headers = wish.packages(&way.headers, &kernels);
+    if let Some(driver) = &mut desired.driver {
+        driver.packages = wish.packages(&way.packages, &kernels);
+        driver.dkms.clone_from(&way.dkms);
+        driver.module.clone_from(&way.module);
+    }
+    Ok((desired != *cx.desired).then_some(desired))
 }

@@ -13,6 +13,7 @@ mod fabric;
 pub(crate) mod fixtures;
 mod headers;
 mod holds;
+mod kernel_release;
 mod kernels;
 mod module;
 mod packages;
@@ -27,6 +28,7 @@ mod wishes;
 mod words;
 
 pub use autoload::PATH as AUTOLOAD_PATH;
+pub use kernels::settle;
 
 use crate::{config::desired::RuntimeKind, model::id::StepId, step::Step};
 
@@ -40,6 +42,8 @@ pub const FABRIC_MANAGER: StepId = StepId::new("fabric.manager");
 pub const KERNEL_DENY: StepId = StepId::new("kernel.deny");
 /// Package repositories and pins.
 pub const REPOSITORIES: StepId = StepId::new("repositories");
+/// A kernel that can have a driver module.
+pub const KERNEL_RELEASE: StepId = StepId::new("kernel.release");
 /// Kernel headers.
 pub const HEADERS: StepId = StepId::new("kernel.headers");
 /// Driver packages.
@@ -78,6 +82,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(fabric::FabricManager),
         Box::new(deny::Deny),
         Box::new(repositories::Repositories),
+        Box::new(kernel_release::KernelRelease),
         Box::new(headers::Headers),
         Box::new(driver_packages::DriverPackages),
         Box::new(runtime_packages::RuntimePackages(RuntimeKind::Docker)),
@@ -97,7 +102,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, REPOSITORIES, all};
+    use super::{DRIVER_MODULE, DRIVER_PACKAGES, HEADERS, KERNEL_RELEASE, REPOSITORIES, all};
     use crate::change::Lock;
 
     #[test]
@@ -121,6 +126,7 @@ mod tests {
     fn who_changes_something_that_others_change_holds_its_lock() {
         for (step, locks) in [
             (REPOSITORIES, &[Lock::Packages][..]),
+            (KERNEL_RELEASE, &[Lock::Packages, Lock::Modules]),
             (HEADERS, &[Lock::Packages]),
             (DRIVER_PACKAGES, &[Lock::Packages, Lock::Modules]),
             (DRIVER_MODULE, &[Lock::Modules]),

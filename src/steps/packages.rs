@@ -1,10 +1,9 @@
 //! What several steps ask about packages, whichever package manager the machine has.
 
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use super::wishes::{Package, Packages};
 use crate::{
-    config::desired::PackageWish,
     step::{Cx, StepError},
     tools::packages::{self, Backend},
 };
@@ -76,28 +75,37 @@ pub(super) async fn names(cx: &Cx<'_>, prefix: &str) -> Result<Vec<String>, Step
     Ok(output.stdout.lines().map(str::to_owned).collect())
 }
 
-/// Which of the packages no repository offers. Empty when there are no package lists yet, or a
-/// power cut left them torn: then nobody knows.
-pub(super) async fn unavailable(
-    cx: &Cx<'_>,
-    wishes: &[PackageWish],
-) -> Result<Vec<String>, StepError> {
+/// Whether there are package lists that can be asked: none if nothing was downloaded yet, or a power
+/// cut left them torn.
+pub(super) fn has_lists(cx: &Cx<'_>) -> Result<bool, StepError> {
     let (backend, files) = (backend(cx), cx.host.files());
-    let Some(transactions) = backend.transactions() else {
-        return Ok(Vec::new());
+    Ok(backend.transactions().is_some()
+        && backend.has_lists(files)?
+        && backend.torn_lists(files)?.is_empty())
+}
+
+/// The versions of each of these packages that could be installed, the preferred one first; none for
+/// a package that no repository offers.
+pub(super) async fn offered_versions(
+    cx: &Cx<'_>,
+    names: &[&str],
+) -> Result<BTreeMap<String, Vec<String>>, StepError> {
+    let mut found: BTreeMap<String, Vec<String>> = (names.iter())
+        .map(|name| ((*name).to_owned(), Vec::new()))
+        .collect();
+    let Some(transactions) = backend(cx).transactions().filter(|_| !names.is_empty()) else {
+        return Ok(found);
     };
-    if wishes.is_empty() || !backend.has_lists(files)? || !backend.torn_lists(files)?.is_empty() {
-        return Ok(Vec::new());
-    }
-    let names: Vec<&str> = wishes.iter().map(|wish| wish.name.as_str()).collect();
-    let query = transactions.offers(&names);
+    let query = transactions.offers(names);
     let output = cx.host.query(&query).await?.success(query.cmd())?;
-    let offers = transactions.parse_offers(&output.stdout);
-    let offered =
-        |name: &str| (offers.iter()).any(|offer| offer.name == name && offer.candidate.is_some());
-    Ok(names
-        .into_iter()
-        .filter(|name| !offered(name))
-        .map(str::to_owned)
-        .collect())
+    for offer in transactions.parse_offers(&output.stdout) {
+        let others = (offer.versions.into_iter())
+            // A negative priority prevents the installation.
+            .filter(|(_, priority)| *priority >= 0)
+            .map(|(version, _)| version)
+            .filter(|version| offer.candidate.as_ref() != Some(version));
+        let versions = offer.candidate.iter().cloned().chain(others).collect();
+        found.insert(offer.name, versions);
+    }
+    Ok(found)
 }

@@ -21,6 +21,12 @@ pub struct Archive {
     pub repos: Vec<Repo>,
     #[serde(default, rename = "package")]
     pub packages: Vec<Package>,
+    /// Kernels, each for its packages.
+    #[serde(default, rename = "kernel")]
+    pub kernels: Vec<Kernel>,
+    /// Names of files with further packages and repositories.
+    #[serde(default)]
+    pub with: Vec<String>,
 }
 
 /// One suite and component of one mirror.
@@ -60,6 +66,94 @@ pub struct Package {
     pub groups: Vec<String>,
     /// The DKMS module in the package.
     pub dkms: Option<String>,
+    /// The packaged driver module: the kernel, and the driver's version.
+    pub module: Option<(String, String)>,
+}
+
+/// One kernel of an archive, which stands for its packages.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Kernel {
+    /// `6.8.0-1067-gcp`.
+    pub release: String,
+    /// Of all its packages.
+    pub version: String,
+    /// The archive has only its headers, and neither its image nor modules.
+    #[serde(default)]
+    pub only_headers: bool,
+    /// Packaged modules: `580-server-open=580.173.02`.
+    #[serde(default)]
+    pub modules: Vec<String>,
+    /// The series whose metapackages depend on it: `gcp-6.8`.
+    #[serde(default)]
+    pub newest_of: Vec<String>,
+}
+
+impl Kernel {
+    /// Its packages, as Ubuntu has them.
+    fn packages(&self) -> Vec<Package> {
+        let Self {
+            release, version, ..
+        } = self;
+        let package = |name: String, repo: &str, depends: Vec<String>| Package {
+            name,
+            version: version.clone(),
+            repo: repo.to_owned(),
+            depends,
+            ..Package::default()
+        };
+        let headers = package(format!("linux-headers-{release}"), "main", Vec::new());
+        let folder = format!("/usr/src/linux-headers-{release}");
+        let mut found = vec![Package {
+            files: vec![format!("{folder}/Makefile")],
+            links: BTreeMap::from([(format!("/lib/modules/{release}/build"), folder)]),
+            ..headers
+        }];
+        if self.only_headers {
+            return found;
+        }
+        found.push(package(
+            format!("linux-modules-{release}"),
+            "main",
+            Vec::new(),
+        ));
+        found.push(package(
+            format!("linux-image-{release}"),
+            "main",
+            vec![format!("linux-modules-{release}")],
+        ));
+        for (branch, driver) in self.modules.iter().filter_map(|text| text.split_once('=')) {
+            let name = format!("linux-modules-nvidia-{branch}-{release}");
+            let common = branch.trim_end_matches("-open");
+            found.push(Package {
+                module: Some((release.clone(), driver.to_owned())),
+                ..package(
+                    name.clone(),
+                    "restricted",
+                    vec![
+                        format!("linux-modules-{release}"),
+                        format!("nvidia-kernel-common-{common}"),
+                    ],
+                )
+            });
+            let meta = |series: &String| {
+                package(
+                    format!("linux-modules-nvidia-{branch}-{series}"),
+                    "restricted",
+                    vec![name.clone()],
+                )
+            };
+            found.extend(self.newest_of.iter().map(meta));
+        }
+        found.extend(self.newest_of.iter().map(|series| {
+            package(
+                format!("linux-image-{series}"),
+                "main",
+                vec![format!("linux-image-{release}")],
+            )
+        }));
+        found
+    }
 }
 
 /// A package of a mirror whose list was downloaded.
@@ -80,7 +174,15 @@ impl Archive {
             env!("CARGO_MANIFEST_DIR")
         );
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
-        toml::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}"))
+        let mut found: Self = toml::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}"));
+        let of_kernels: Vec<Package> = found.kernels.iter().flat_map(Kernel::packages).collect();
+        found.packages.extend(of_kernels);
+        for other in found.with.clone() {
+            let other = Self::load(&other);
+            found.repos.extend(other.repos);
+            found.packages.extend(other.packages);
+        }
+        found
     }
 
     pub fn package(&self, name: &str, version: &str) -> &Package {

@@ -11,6 +11,7 @@ use toml::Table;
 
 use crate::{
     archive::{Archive, LISTS},
+    boot,
     containers::merge,
     dpkg::{self, Entry},
     kernel,
@@ -176,10 +177,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         kernel::put(files, next, image, &about.initrd);
     }
     let next = about.next_kernel.as_ref().unwrap_or(&about.kernel);
-    files.put(
-        "/boot/grub/grub.cfg",
-        format!("set default=\"0\"\nmenuentry 'Linux' {{\n\tlinux /boot/vmlinuz-{next} ro\n}}\n"),
-    );
+    boot::put_grub(files, next);
     files.put("/boot/grub/grubenv", "# GRUB Environment Block\n");
     let mut state = State {
         archive: if about.archive.is_empty() {
@@ -207,7 +205,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
             .clock
             .set(now.parse().unwrap_or_else(|e| panic!("{now}: {e}")));
     }
-    crate::machine::boot(files, &mut state, &about.in_tree);
+    crate::machine::start(files, &mut state, &about.in_tree);
     files.mount(
         "/boot",
         Room {

@@ -10,7 +10,7 @@ use gpu_bootstrap::host::{
 
 use crate::{
     archive::{Package, field},
-    kernel,
+    boot, kernel,
     state::{State, exists, list, text},
     units,
 };
@@ -196,6 +196,12 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
             &format!("{user}:x:{number}:{number}::/nonexistent:/usr/sbin/nologin"),
         );
     }
+    if let Some(release) = kernel_of(&package.name) {
+        boot::install(files, release);
+    }
+    if let Some((release, version)) = &package.module {
+        boot::put_packaged(files, release, version, package.name.contains("-open-"));
+    }
     if package.dkms.is_some() {
         kernel::build_all(files, state)?;
     }
@@ -206,6 +212,13 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
     }
     set("installed");
     Ok(())
+}
+
+/// The kernel that a package brings.
+fn kernel_of(package: &str) -> Option<&str> {
+    package
+        .strip_prefix("linux-image-")
+        .filter(|release| release.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// Removes a package; with `purge` its configuration, too.
@@ -224,6 +237,12 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
         }
         if let Some(module) = &package.dkms {
             kernel::dkms_remove(files, module);
+        }
+        if let Some((release, _)) = &package.module {
+            boot::take_packaged(files, release);
+        }
+        if let Some(release) = kernel_of(name) {
+            boot::remove(files, release);
         }
         let listed = text(files, &format!("{INFO}/{name}.list")).unwrap_or_default();
         for path in listed

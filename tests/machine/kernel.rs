@@ -6,6 +6,7 @@ use gpu_bootstrap::host::{
 };
 
 use crate::{
+    boot::packaged,
     dpkg,
     state::{State, exists, list, text},
 };
@@ -99,6 +100,14 @@ pub fn driver_version(package: &str) -> String {
     version.split('-').next().unwrap_or(version).to_owned()
 }
 
+/// The name of the module's file: Ubuntu's DKMS package has another name.
+fn file_of(module: &str) -> &str {
+    match module {
+        "nvidia-srv" => "nvidia",
+        module => module,
+    }
+}
+
 fn built(module: &str, version: &str, kernel: &str) -> String {
     format!("/var/lib/dkms/{module}/{version}/{kernel}/x86_64/module/{module}.ko")
 }
@@ -142,10 +151,11 @@ fn build(
     files.put(&object, version);
     let list = format!("/lib/modules/{kernel}/modules.dep");
     let mut content = text(files, &list).unwrap_or_default();
+    let file = file_of(module);
     for name in [
-        module.to_owned(),
-        format!("{module}-uvm"),
-        format!("{module}-modeset"),
+        file.to_owned(),
+        format!("{file}-uvm"),
+        format!("{file}-modeset"),
     ] {
         content.push_str(&format!("updates/dkms/{name}.ko:\n"));
         files.put(&format!("/lib/modules/{kernel}/updates/dkms/{name}.ko"), "");
@@ -165,7 +175,7 @@ pub fn dkms_remove(files: &FakeFiles, module: &str) {
         let content: String = text(files, &path)
             .unwrap_or_default()
             .lines()
-            .filter(|line| !line.starts_with(&format!("updates/dkms/{module}")))
+            .filter(|line| !line.starts_with(&format!("updates/dkms/{}", file_of(module))))
             .map(|line| format!("{line}\n"))
             .collect();
         files.put(&path, content);
@@ -221,7 +231,7 @@ pub fn dkms(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             let content: String = text(files, &path)
                 .unwrap_or_default()
                 .lines()
-                .filter(|line| !line.starts_with(&format!("updates/dkms/{module}")))
+                .filter(|line| !line.starts_with(&format!("updates/dkms/{}", file_of(module))))
                 .map(|line| format!("{line}\n"))
                 .collect();
             files.put(&path, content);
@@ -243,10 +253,16 @@ fn main_module(files: &FakeFiles) -> Option<(String, String)> {
         let stem = file.split(".ko").next()?;
         matches!(stem, "nvidia" | "nvidia-current" | "nvidia-current-open").then(|| stem.to_owned())
     })?;
-    let versions = crate::state::list(files, &format!("/var/lib/dkms/{stem}"));
-    let version = versions
+    let version = list(files, "/var/lib/dkms")
         .into_iter()
-        .find(|version| exists(files, &built(&stem, version, &kernel)))
+        .filter(|module| file_of(module) == stem)
+        .flat_map(|module| {
+            let versions = list(files, &format!("/var/lib/dkms/{module}")).into_iter();
+            versions.map(move |version| (module.clone(), version))
+        })
+        .find(|(module, version)| exists(files, &built(module, version, &kernel)))
+        .map(|(_, version)| version)
+        .or_else(|| packaged(files, &kernel))
         // A module that came with the image has its version in this file.
         .or_else(|| text(files, "/usr/share/simulated-module-version"))?;
     Some((stem, version.trim().to_owned()))
@@ -380,7 +396,8 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
             ),
         );
     };
-    if state.secure_boot {
+    // Packaged modules are signed.
+    if state.secure_boot && packaged(files, &running(files)).is_none() {
         return failed(
             1,
             format!("modprobe: ERROR: could not insert '{module}': Key was rejected by service\n"),
@@ -402,7 +419,8 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         now.push("nvidia".to_owned());
         files.put("/sys/module/nvidia/version", format!("{version}\n"));
         let is_open = (dpkg::read(files).iter()).any(|(name, entry)| {
-            entry.there() && name.contains("-open-") && name.ends_with("dkms")
+            let by_package = name.starts_with("linux-modules-nvidia-") || name.ends_with("dkms");
+            entry.there() && name.contains("-open-") && by_package
         });
         let flavour = match is_open {
             true => "Open Kernel Module for x86_64",

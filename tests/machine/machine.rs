@@ -20,12 +20,12 @@ use gpu_bootstrap::{
 };
 
 use crate::{
-    apt,
+    apt, boot,
     build::{Description, build},
     containers, dpkg,
     gpu::{MachineClock, MachineGpu, MachineHttp},
     kernel,
-    state::{Shared, State, exists, list, lock},
+    state::{Shared, State, exists, list, lock, text},
     units,
 };
 
@@ -218,10 +218,13 @@ impl Machine {
         let files = &self.fakes.files;
         files.revive();
         go_down(files);
-        if let Some(next) = &self.about.next_kernel {
+        if let Some(next) = boot::next(files) {
+            let before = kernel::running(files);
             files.put("/proc/sys/kernel/osrelease", format!("{next}\n"));
+            let version = text(files, "/proc/version").unwrap_or_default();
+            files.put("/proc/version", version.replacen(&before, &next, 1));
         }
-        boot(files, &mut lock(&self.state), &self.about.in_tree);
+        start(files, &mut lock(&self.state), &self.about.in_tree);
     }
 
     /// Runs the unit that counts boots, if it is enabled.
@@ -399,7 +402,7 @@ fn go_down(files: &FakeFiles) {
 }
 
 /// Boots: a new boot id, modules, units.
-pub fn boot(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
+pub fn start(files: &FakeFiles, state: &mut State, in_tree: &[String]) {
     state.boots += 1;
     files.put(
         "/proc/sys/kernel/random/boot_id",

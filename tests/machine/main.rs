@@ -4,11 +4,13 @@
 
 mod apt;
 mod archive;
+mod boot;
 mod build;
 mod containers;
 mod dpkg;
 mod gpu;
 mod kernel;
+mod kernels;
 mod machine;
 mod properties;
 mod root;

@@ -8,11 +8,15 @@ use crate::{
     change::{Applier, ChangeError, PackageError, Reverted, STOPPED, Sink},
     config::desired::PackageWish,
     error::{Report, one_line},
+    model::pattern,
     tools::{
         packages::{Action, Fault, Mark, Removals, TransactionRequest},
         systemctl,
     },
 };
+
+/// The release of the running kernel.
+const RUNNING: &str = "/proc/sys/kernel/osrelease";
 
 /// Packages that cannot be removed.
 pub(super) struct Kept {
@@ -108,6 +112,17 @@ impl Applier {
             .filter(|name| inventory.packages.contains_key(*name))
             .cloned()
             .collect();
+        let all: Vec<String> = purge.iter().chain(&remove).cloned().collect();
+        let kernel = self.of_running_kernel(&all).await?;
+        if !kernel.is_empty() {
+            purge.retain(|name| !kernel.contains(name));
+            remove.retain(|name| !kernel.contains(name));
+            endings.push(Reverted::Left {
+                what: format!("{} ({})", count(&kernel), first_few(&kernel)),
+                why: "the machine runs this kernel; boot another one before you remove it"
+                    .to_owned(),
+            });
+        }
         // An explicit wish of the administrator is newer than ours.
         let asked_for = |name: &String| {
             effects.automatic.contains(name)
@@ -152,6 +167,37 @@ impl Applier {
         endings.extend(self.restore_marks(effects, sink).await?);
         endings.extend(self.report_moved(&effects.moved).await?);
         Ok((endings, kept.names.is_empty()))
+    }
+
+    /// Those of the packages that are the running kernel: its image, and what the image needs of it.
+    async fn of_running_kernel(&self, packages: &[String]) -> Result<Vec<String>, ChangeError> {
+        let release = self
+            .host
+            .files
+            .read_text(RUNNING.into())?
+            .unwrap_or_default();
+        let end = format!("-{}", release.trim());
+        let is_image = |name: &&String| {
+            (self.policy.guard.kernels.iter()).any(|pattern| pattern::matches(pattern, name))
+        };
+        let of_kernel = packages.iter().filter(|name| name.ends_with(&end));
+        let (mut stays, others): (Vec<String>, Vec<String>) =
+            of_kernel.cloned().partition(|name| is_image(&name));
+        if stays.is_empty() || release.trim().is_empty() {
+            return Ok(Vec::new());
+        }
+        let along: Vec<String> = packages
+            .iter()
+            .filter(|name| !stays.contains(name))
+            .cloned()
+            .collect();
+        for name in others {
+            let alone = std::slice::from_ref(&name);
+            if self.objection_to_removal(alone, &along).await?.is_some() {
+                stays.push(name);
+            }
+        }
+        Ok(stays)
     }
 
     /// Performs an approved removal; before each retry it is approved again.

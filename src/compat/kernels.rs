@@ -1,0 +1,447 @@
+//! The kernel question: which kernels of a machine need a driver module, which have one, and which
+//! move to another kernel would give one. A pure function of names that were read elsewhere.
+
+use std::{collections::BTreeSet, fmt};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::model::version::KernelVersion;
+
+/// Which kernels may be installed for the sake of the driver.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Consent {
+    /// None: only the kernels that are installed.
+    Stay,
+    /// A newer kernel of the same series and flavour, such as 6.8 and `aws`.
+    #[default]
+    Series,
+    /// A newer kernel of any series, of the same flavour.
+    Any,
+}
+
+impl fmt::Display for Consent {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match self {
+            Self::Stay => "stay",
+            Self::Series => "series",
+            Self::Any => "any",
+        })
+    }
+}
+
+/// The kernels of a machine.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Kernels {
+    /// The running one.
+    pub running: Option<KernelVersion>,
+    /// The one that the boot loader starts next.
+    pub next: Option<KernelVersion>,
+    /// All that are installed.
+    pub installed: Vec<KernelVersion>,
+    /// The machine becomes an image: no instance of it runs the kernel of this moment.
+    pub image: bool,
+}
+
+impl Kernels {
+    /// The kernels that need a module: the running one and the one of the next boot.
+    ///
+    /// A running kernel without files on this machine does not count: it was removed by an upgrade,
+    /// or is the kernel of a container's host. The kernel of an image builder does not count either.
+    #[must_use]
+    pub fn needed(&self) -> Vec<KernelVersion> {
+        let is_installed =
+            |one: &&KernelVersion| self.installed.is_empty() || self.installed.contains(one);
+        let running = (self.running.as_ref())
+            .filter(|one| self.next.is_none() || (!self.image && is_installed(one)));
+        let mut needed: Vec<KernelVersion> =
+            running.into_iter().chain(&self.next).cloned().collect();
+        needed.dedup();
+        needed
+    }
+
+    /// The kernel that a move starts from: the one that the machine would run from its next boot on.
+    #[must_use]
+    pub fn base(&self) -> Option<KernelVersion> {
+        self.needed().pop()
+    }
+}
+
+/// One way to a driver module.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Way {
+    /// The module is compiled on the machine; otherwise it is packaged for the kernel.
+    pub compiled: bool,
+    /// All that this way needs is installed, for every kernel that needs a module.
+    pub complete: bool,
+    /// What it needs for all kernels together is installed: the machine has gone this way before.
+    pub begun: bool,
+    /// The kernels for which all is offered or installed that this way needs.
+    pub kernels: BTreeSet<KernelVersion>,
+    /// Why this way is closed on this machine, where it is.
+    pub closed: Option<String>,
+}
+
+/// What the answer depends on.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Question {
+    /// The kernels of the machine.
+    pub kernels: Kernels,
+    /// Which kernels may be installed.
+    pub consent: Consent,
+    /// The kernels that can be installed.
+    pub images: BTreeSet<KernelVersion>,
+    /// The ways to a module, preferred first.
+    pub ways: Vec<Way>,
+}
+
+/// The answer. `way` is an index into [`Question::ways`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// No kernel of the machine is known.
+    Unknown,
+    /// The kernels of the machine can have a module.
+    Here {
+        /// How.
+        way: usize,
+    },
+    /// The kernel of the next boot can have a module; the running one cannot.
+    Boot {
+        /// How.
+        way: usize,
+        /// That kernel.
+        kernel: KernelVersion,
+    },
+    /// A kernel that is to be installed can have a module.
+    Move {
+        /// How.
+        way: usize,
+        /// That kernel.
+        kernel: KernelVersion,
+        /// It is of another series than the machine's.
+        other_series: bool,
+    },
+    /// None of that.
+    Refused(Refused),
+}
+
+/// Why there is no way, and what would help.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refused {
+    /// The kernels that need a module and cannot have one, by the preferred way.
+    pub without: Vec<KernelVersion>,
+    /// The least consent with which there would be a way, and to which kernel.
+    pub with: Option<(Consent, KernelVersion)>,
+    /// Why ways are closed that would have led to a module.
+    pub closed: Vec<String>,
+}
+
+impl Answer {
+    /// How often the machine reboots for it.
+    #[must_use]
+    pub const fn reboots(&self, image: bool) -> u32 {
+        match self {
+            Self::Boot { .. } | Self::Move { .. } if !image => 1,
+            _ => 0,
+        }
+    }
+}
+
+impl Question {
+    /// Answers it, in this order: a packaged module for exactly the kernels of the machine, or for
+    /// the one that is installed and boots next; a kernel of the same series with a packaged module;
+    /// the same two for a module that is compiled here; a kernel of another series. The last and
+    /// every kernel that is to be installed need consent.
+    #[must_use]
+    pub fn answer(&self) -> Answer {
+        if self.kernels.needed().is_empty() {
+            return Answer::Unknown;
+        }
+        // What is there stays: another way that opens later is no reason to change a node.
+        let complete = |way: &Way| way.complete;
+        if let Some(way) = self.ways.iter().position(complete) {
+            return Answer::Here { way };
+        }
+        self.found(self.consent, false)
+            .unwrap_or_else(|| Answer::Refused(self.refused()))
+    }
+
+    fn found(&self, consent: Consent, also_closed: bool) -> Option<Answer> {
+        let open = || {
+            let begun = (self.ways.iter().enumerate()).filter(|(_, way)| way.begun);
+            let others = (self.ways.iter().enumerate()).filter(|(_, way)| !way.begun);
+            (begun.chain(others)).filter(move |(_, way)| also_closed || way.closed.is_none())
+        };
+        let without_another_series = open().find_map(|(at, way)| {
+            let moved = || (consent >= Consent::Series).then(|| self.moved(at, way, false))?;
+            self.here(at, way).or_else(moved)
+        });
+        let another_series = || {
+            (consent == Consent::Any)
+                .then(|| open().find_map(|(at, way)| self.moved(at, way, true)))?
+        };
+        without_another_series.or_else(another_series)
+    }
+
+    fn here(&self, at: usize, way: &Way) -> Option<Answer> {
+        let needed = self.kernels.needed();
+        if needed.iter().all(|kernel| way.kernels.contains(kernel)) {
+            return Some(Answer::Here { way: at });
+        }
+        let next = needed.last().filter(|next| way.kernels.contains(next))?;
+        Some(Answer::Boot {
+            way: at,
+            kernel: next.clone(),
+        })
+    }
+
+    /// The newest kernel of the same flavour that can be installed, has a module, and is started by
+    /// the boot loader because it is newer than all that are installed.
+    fn moved(&self, at: usize, way: &Way, other_series: bool) -> Option<Answer> {
+        let base = self.kernels.base()?;
+        let newer = |kernel: &&KernelVersion| {
+            (self.kernels.installed.iter().chain([&base]))
+                .all(|there| there.flavour() != base.flavour() || *kernel > there)
+        };
+        let kernel = (way.kernels.intersection(&self.images))
+            .filter(|kernel| kernel.flavour() == base.flavour())
+            .filter(|kernel| (kernel.series() == base.series()) != other_series)
+            .filter(newer)
+            .max()?;
+        Some(Answer::Move {
+            way: at,
+            kernel: kernel.clone(),
+            other_series,
+        })
+    }
+
+    fn refused(&self) -> Refused {
+        let needed = self.kernels.needed();
+        let has = |kernel: &KernelVersion| {
+            (self.ways.first()).is_some_and(|way| way.kernels.contains(kernel))
+        };
+        let with = [Consent::Series, Consent::Any]
+            .into_iter()
+            .filter(|consent| *consent > self.consent)
+            .find_map(|consent| match self.found(consent, false)? {
+                Answer::Move { kernel, .. } => Some((consent, kernel)),
+                _ => None,
+            });
+        let closed = match self.found(self.consent, true) {
+            Some(Answer::Here { way } | Answer::Boot { way, .. } | Answer::Move { way, .. }) => {
+                self.ways[way].closed.iter().cloned().collect()
+            }
+            _ => Vec::new(),
+        };
+        Refused {
+            without: needed.into_iter().filter(|kernel| !has(kernel)).collect(),
+            with,
+            closed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernels(list: &[&str]) -> BTreeSet<KernelVersion> {
+        list.iter().map(|one| version(one)).collect()
+    }
+
+    fn version(text: &str) -> KernelVersion {
+        text.parse().expect("a kernel")
+    }
+
+    fn way(compiled: bool, list: &[&str]) -> Way {
+        Way {
+            compiled,
+            kernels: kernels(list),
+            ..Way::default()
+        }
+    }
+
+    /// A machine that runs one kernel and boots another, in an archive with modules and headers for
+    /// some kernels, all of which can be installed.
+    fn question(running: &str, next: &str, packaged: &[&str], headers: &[&str]) -> Question {
+        let both = [version(running), version(next)];
+        Question {
+            kernels: Kernels {
+                running: Some(both[0].clone()),
+                next: Some(both[1].clone()),
+                installed: both.to_vec(),
+                image: false,
+            },
+            consent: Consent::Series,
+            images: kernels(packaged)
+                .union(&kernels(headers))
+                .cloned()
+                .collect(),
+            ways: vec![way(false, packaged), way(true, headers)],
+        }
+    }
+
+    fn told(question: &Question) -> String {
+        let answer = question.answer();
+        let reboots = answer.reboots(question.kernels.image);
+        match answer {
+            Answer::Unknown => "unknown".to_owned(),
+            Answer::Here { way } => format!("here by {way}, {reboots}"),
+            Answer::Boot { way, kernel } => format!("boot {kernel} by {way}, {reboots}"),
+            Answer::Move {
+                way,
+                kernel,
+                other_series,
+            } => format!("move to {kernel} by {way}, {reboots}, other series {other_series}"),
+            Answer::Refused(Refused { with, .. }) => match with {
+                Some((consent, kernel)) => format!("refused; {consent}: {kernel}"),
+                None => "refused".to_owned(),
+            },
+        }
+    }
+
+    const OLD: &str = "6.8.0-1021-aws";
+    const LAST: &str = "6.8.0-1050-aws";
+    const NEW: &str = "6.8.0-1051-aws";
+    const ROLLING: &str = "7.0.0-1008-aws";
+    const OTHERS: [&str; 3] = [
+        "6.8.0-130-generic",
+        "6.8.0-1060-aws-64k",
+        "6.17.0-1004-azure",
+    ];
+
+    #[test]
+    fn the_order_is_exact_series_compiled_and_another_series_last() {
+        let with = |list: &[&'static str]| [list, &OTHERS].concat();
+        for (running, next, packaged, headers, expected) in [
+            (
+                LAST,
+                LAST,
+                with(&[LAST, NEW, ROLLING]),
+                vec![LAST],
+                "here by 0, 0",
+            ),
+            (OLD, NEW, with(&[OLD, NEW]), vec![], "here by 0, 0"),
+            (
+                OLD,
+                NEW,
+                with(&[NEW]),
+                vec![OLD, NEW],
+                "boot 6.8.0-1051-aws by 0, 1",
+            ),
+            (
+                OLD,
+                OLD,
+                with(&[LAST, NEW, ROLLING]),
+                vec![OLD],
+                "move to 6.8.0-1051-aws by 0, 1, other series false",
+            ),
+            (
+                OLD,
+                OLD,
+                with(&[ROLLING]),
+                vec![OLD, ROLLING],
+                "here by 1, 0",
+            ),
+            (
+                OLD,
+                NEW,
+                with(&[ROLLING]),
+                vec![NEW],
+                "boot 6.8.0-1051-aws by 1, 1",
+            ),
+            (
+                OLD,
+                OLD,
+                with(&[ROLLING]),
+                vec![NEW],
+                "move to 6.8.0-1051-aws by 1, 1, other series false",
+            ),
+            // The kernel is newer than all modules.
+            (NEW, NEW, with(&[LAST]), vec![NEW], "here by 1, 0"),
+            (NEW, NEW, with(&[LAST]), vec![], "refused"),
+            (
+                OLD,
+                OLD,
+                with(&[ROLLING]),
+                vec![],
+                "refused; any: 7.0.0-1008-aws",
+            ),
+        ] {
+            let asked = question(running, next, &packaged, &headers);
+            assert_eq!(
+                told(&asked),
+                expected,
+                "{running} {next} {packaged:?} {headers:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn consent_decides_which_kernels_are_installed() {
+        let mut asked = question(OLD, OLD, &[NEW, ROLLING], &[]);
+        asked.consent = Consent::Stay;
+        assert_eq!(told(&asked), "refused; series: 6.8.0-1051-aws");
+        let mut another = question(OLD, OLD, &[ROLLING, "6.17.0-1004-aws"], &[]);
+        assert_eq!(told(&another), "refused; any: 7.0.0-1008-aws");
+        another.consent = Consent::Any;
+        assert_eq!(
+            told(&another),
+            "move to 7.0.0-1008-aws by 0, 1, other series true"
+        );
+        // A kernel of its own series is preferred, also with consent for any.
+        asked.consent = Consent::Any;
+        assert_eq!(
+            told(&asked),
+            "move to 6.8.0-1051-aws by 0, 1, other series false"
+        );
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_be_installed_or_would_not_be_started_is_no_way() {
+        let mut asked = question(OLD, OLD, &[NEW], &[]);
+        asked.images.clear();
+        assert_eq!(told(&asked), "refused");
+        // GRUB starts the newest kernel of those that are installed.
+        let mut asked = question(OLD, OLD, &[LAST], &[]);
+        asked.kernels.installed.push(version(NEW));
+        assert_eq!(told(&asked), "refused");
+    }
+
+    #[test]
+    fn a_closed_way_is_not_taken_and_is_named() {
+        let mut asked = question(OLD, OLD, &[], &[OLD]);
+        assert_eq!(told(&asked), "here by 1, 0");
+        asked.ways[1].closed = Some("Secure Boot is on".to_owned());
+        let Answer::Refused(refused) = asked.answer() else {
+            panic!("the way is closed");
+        };
+        assert_eq!(refused.closed, ["Secure Boot is on"]);
+        assert_eq!(refused.without, [version(OLD)]);
+    }
+
+    #[test]
+    fn what_is_complete_stays() {
+        let mut asked = question(LAST, LAST, &[LAST, NEW], &[LAST]);
+        asked.ways[1].complete = true;
+        assert_eq!(told(&asked), "here by 1, 0");
+        // A kernel that comes later gets its module in the same way.
+        let mut later = question(LAST, NEW, &[LAST, NEW], &[LAST, NEW]);
+        later.ways[1].begun = true;
+        assert_eq!(told(&later), "here by 1, 0");
+    }
+
+    #[test]
+    fn an_image_needs_a_module_for_its_first_boot_only() {
+        let mut asked = question("6.12.1-host", OLD, &[NEW], &[]);
+        asked.kernels.image = true;
+        assert_eq!(
+            told(&asked),
+            "move to 6.8.0-1051-aws by 0, 0, other series false"
+        );
+        assert_eq!(told(&Question::default()), "unknown");
+    }
+}

@@ -1,0 +1,213 @@
+//! What is wanted of the kernel: a profile's names of kernel packages, and the ways to a driver
+//! module with the placeholders that differ from kernel to kernel.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    compat::kernels::Consent,
+    model::{packages::PackageWish, version::KernelVersion},
+};
+
+/// How a kernel is installed. The texts are `NAME` or `NAME=VERSION`, with the placeholders
+/// `{kernel}`, `{kernel-version}`, `{abi}`, `{flavour}` and `{series}`.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct KernelRow {
+    /// The package that brings a kernel.
+    pub image: String,
+    /// Packages of a kernel that a further kernel gets, too, if the present one has them.
+    #[serde(default)]
+    pub beside: Vec<String>,
+    /// Packages that keep a machine at the newest kernel of its series, where they are offered for
+    /// exactly the kernel that is installed.
+    #[serde(default)]
+    pub follow: Vec<String>,
+    /// Where this was read and how far it can be trusted.
+    #[serde(rename = "facts")]
+    pub citation: String,
+}
+
+/// What is wanted of the kernel. Names and versions of packages have placeholders where they differ
+/// from kernel to kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct KernelWish {
+    /// Which kernels may be installed.
+    pub consent: Consent,
+    /// The architecture, by the kernel's name for it.
+    pub arch: String,
+    /// The package that brings a kernel; `None` where the profile does not know it.
+    pub image: Option<PackageWish>,
+    /// Packages that a further kernel gets, too, if the present one has them.
+    pub beside: Vec<PackageWish>,
+    /// Packages that keep the machine at the newest kernel of its series.
+    pub follow: Vec<PackageWish>,
+    /// The ways to a driver module, preferred first.
+    pub ways: Vec<ModuleWay>,
+}
+
+/// A way to a driver module: packaged for the kernel, or compiled with the kernel's headers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct ModuleWay {
+    /// The driver's packages.
+    pub packages: Vec<PackageWish>,
+    /// Headers and build tools.
+    pub headers: Vec<PackageWish>,
+    /// Packages that keep the modules at the newest kernel of a series.
+    pub follow: Vec<PackageWish>,
+    /// The DKMS name of the module, where it is compiled.
+    pub dkms: Option<String>,
+    /// The module's file name.
+    pub module: String,
+}
+
+impl KernelWish {
+    /// These packages for these kernels; packages that are the same for all kernels once.
+    #[must_use]
+    pub fn packages(
+        &self,
+        templates: &[PackageWish],
+        kernels: &[KernelVersion],
+    ) -> Vec<PackageWish> {
+        expand(templates, kernels, &self.arch)
+    }
+}
+
+impl KernelWish {
+    /// The names of the packages of these kernels themselves.
+    #[must_use]
+    pub fn of_kernels(&self, kernels: &[KernelVersion]) -> Vec<String> {
+        let follow = self.ways.iter().flat_map(|way| &way.follow);
+        let templates: Vec<PackageWish> = (self.image.iter().chain(&self.beside))
+            .chain(self.follow.iter().chain(follow))
+            .cloned()
+            .collect();
+        let packages = self.packages(&templates, kernels).into_iter();
+        packages.map(|wish| wish.name).collect()
+    }
+}
+
+impl ModuleWay {
+    /// What this way needs of each kernel.
+    pub fn by_kernel(&self) -> impl Iterator<Item = &PackageWish> {
+        (self.packages.iter().chain(&self.headers)).filter(|wish| names_kernel(wish))
+    }
+
+    /// What this way needs for all kernels together.
+    pub fn common(&self) -> impl Iterator<Item = &PackageWish> {
+        (self.packages.iter().chain(&self.headers)).filter(|wish| !names_kernel(wish))
+    }
+}
+
+/// Reads `NAME` or `NAME=VERSION`.
+pub(super) fn template(text: &str) -> PackageWish {
+    match text.split_once('=') {
+        Some((name, version)) => PackageWish {
+            name: name.to_owned(),
+            version: Some(version.to_owned()),
+        },
+        None => PackageWish {
+            name: text.to_owned(),
+            version: None,
+        },
+    }
+}
+
+/// Whether a package differs from kernel to kernel.
+#[must_use]
+pub fn names_kernel(wish: &PackageWish) -> bool {
+    let has = |text: &str| {
+        [
+            "{kernel}",
+            "{kernel-version}",
+            "{abi}",
+            "{flavour}",
+            "{series}",
+        ]
+        .iter()
+        .any(|placeholder| text.contains(placeholder))
+    };
+    has(&wish.name) || wish.version.as_deref().is_some_and(has)
+}
+
+/// The packages for these kernels, each once.
+pub(super) fn expand(
+    templates: &[PackageWish],
+    kernels: &[KernelVersion],
+    arch: &str,
+) -> Vec<PackageWish> {
+    let mut found: Vec<PackageWish> = Vec::new();
+    for wish in templates {
+        let filled: Vec<PackageWish> = if names_kernel(wish) {
+            (kernels.iter())
+                .map(|kernel| for_kernel(wish, kernel, arch))
+                .collect()
+        } else {
+            vec![wish.clone()]
+        };
+        for wish in filled {
+            if !found.contains(&wish) {
+                found.push(wish);
+            }
+        }
+    }
+    found
+}
+
+/// The package for one kernel.
+#[must_use]
+pub fn for_kernel(wish: &PackageWish, kernel: &KernelVersion, arch: &str) -> PackageWish {
+    let (major, minor) = kernel.series();
+    let whole = kernel.as_str();
+    // RPM's packages have the kernel's release as their version, without the architecture.
+    let version = (whole.split_once(&format!(".{arch}"))).map_or(whole, |(version, _)| version);
+    let flavour = kernel.flavour().unwrap_or_default();
+    let abi = whole.strip_suffix(flavour).unwrap_or(whole);
+    let fill = |text: &str| {
+        text.replace("{kernel}", whole)
+            .replace("{kernel-version}", version)
+            .replace("{flavour}", flavour)
+            .replace("{series}", &format!("{major}.{minor}"))
+            .replace("{abi}", abi.trim_end_matches(['-', '+']))
+    };
+    PackageWish {
+        name: fill(&wish.name),
+        version: wish.version.as_deref().map(fill),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_packages_follow_the_kernel() {
+        for (text, kernel, expected) in [
+            (
+                "linux-image-{kernel}",
+                "6.8.0-1050-aws",
+                "linux-image-6.8.0-1050-aws",
+            ),
+            (
+                "linux-image-{flavour}-{series}={abi}.*",
+                "6.8.0-1050-aws",
+                "linux-image-aws-6.8=6.8.0-1050.*",
+            ),
+            (
+                "linux-image-{flavour}-{series}={abi}.*",
+                "6.8.0-1050-aws-64k",
+                "linux-image-aws-64k-6.8=6.8.0-1050.*",
+            ),
+            (
+                "kernel-core={kernel-version}",
+                "5.14.0-570.12.1.el9_6.x86_64",
+                "kernel-core=5.14.0-570.12.1.el9_6",
+            ),
+        ] {
+            let wish = for_kernel(&template(text), &kernel.parse().unwrap(), "x86_64");
+            assert_eq!(wish, template(expected), "{text}");
+        }
+    }
+}

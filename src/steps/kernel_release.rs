@@ -1,0 +1,448 @@
+//! `kernel.release`: the kernel that the machine runs and boots can have a driver module. If it
+//! cannot, another kernel is booted or installed, as far as `driver.kernel` consents.
+
+use async_trait::async_trait;
+
+use super::{
+    KERNEL_DENY, REPOSITORIES, SECURE_BOOT,
+    driver_packages::adopts,
+    kernels::{Asked, ask, chosen},
+    packages, words,
+};
+use crate::{
+    change::{Change, Lock},
+    compat::kernels::{Answer, Consent, Refused},
+    config::{
+        desired::{Desired, KernelWish, PackageWish},
+        kernel::for_kernel,
+    },
+    model::{id::StepId, version::KernelVersion},
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// See the module.
+pub struct KernelRelease;
+
+/// What was read.
+#[derive(Debug, Clone, Default)]
+struct KernelState {
+    asked: Asked,
+    /// The packages of the kernel to install that are not there yet, without those of the driver.
+    kernel: Vec<PackageWish>,
+    /// A driver that is there is to be replaced.
+    replaces: bool,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
+    let (Some(asked), Some(wish)) = (ask(cx).await?, &cx.desired.kernel) else {
+        return Ok(KernelState::default());
+    };
+    let kernel = match &asked.answer {
+        Some(Answer::Move { way, kernel, .. }) => {
+            to_install(cx, wish, &asked, *way, kernel).await?
+        }
+        _ => Vec::new(),
+    };
+    let replace = (cx.desired.driver.as_ref()).is_some_and(|driver| driver.replace);
+    Ok(KernelState {
+        asked,
+        kernel,
+        replaces: replace && cx.state.driver().await.origin.is_some(),
+    })
+}
+
+/// The packages of a kernel: its image, what the present kernel has beside its own, and the packages
+/// that keep the machine at the newest kernel of the series.
+async fn to_install(
+    cx: &Cx<'_>,
+    wish: &KernelWish,
+    asked: &Asked,
+    way: usize,
+    kernel: &KernelVersion,
+) -> Result<Vec<PackageWish>, StepError> {
+    let of =
+        |template: &PackageWish, kernel: &KernelVersion| for_kernel(template, kernel, &wish.arch);
+    let base = asked.question.kernels.base();
+    let has_now = |template: &&PackageWish| {
+        (base.as_ref()).is_some_and(|base| asked.installed.contains_key(&of(template, base).name))
+    };
+    let beside = (wish.beside.iter())
+        .filter(has_now)
+        .map(|one| of(one, kernel));
+    let follow = wish
+        .follow
+        .iter()
+        .chain(wish.ways.get(way).into_iter().flat_map(|way| &way.follow));
+    let follow = (follow.map(|one| of(one, kernel)))
+        .filter(|wish| !asked.installed.contains_key(&wish.name));
+    let further: Vec<PackageWish> = beside.chain(follow).collect();
+    let names: Vec<&str> = further.iter().map(|wish| wish.name.as_str()).collect();
+    let offered = packages::offered_versions(cx, &names).await?;
+    let backend = packages::backend(cx);
+    let is_offered = |wish: &PackageWish| {
+        let wanted = wish.version.as_deref().unwrap_or("*");
+        // The preferred version alone: one that is older belongs to an older kernel.
+        (offered
+            .get(&wish.name)
+            .and_then(|versions| versions.first()))
+        .is_some_and(|version| backend.matches(wanted, version))
+    };
+    let image = wish.image.iter().map(|image| of(image, kernel));
+    Ok(image
+        .chain(further.iter().filter(|wish| is_offered(wish)).cloned())
+        .collect())
+}
+
+fn decide(state: &KernelState, desired: &Desired) -> Assessment {
+    let (Some(driver), Some(wish)) = (&desired.driver, &desired.kernel) else {
+        return words::no_driver();
+    };
+    let asked = &state.asked;
+    let Some(answer) = &asked.answer else {
+        if asked.without_lists {
+            return Assessment::NotApplicable {
+                why: "this package manager is not asked which kernels have a driver module".into(),
+            };
+        }
+        return Assessment::Needs {
+            why: "which kernels have a driver module is known only with new package lists".into(),
+            changes: vec![Change::RefreshRepositories],
+        };
+    };
+    let kernels = &asked.question.kernels;
+    let reboots = words_of_cost(answer.reboots(kernels.image));
+    let way = chosen(answer, kernels).and_then(|(way, _)| wish.ways.get(way));
+    let means = match way {
+        Some(way) if way.dkms.is_some() => "headers to compile the module",
+        _ => "a packaged driver module",
+    };
+    let needed = list(&kernels.needed());
+    match answer {
+        Answer::Unknown => Assessment::NotApplicable {
+            why: "neither the running kernel nor the one of the next boot is known".into(),
+        },
+        Answer::Here { way } => {
+            let why = if asked
+                .question
+                .ways
+                .get(*way)
+                .is_some_and(|way| way.complete)
+            {
+                format!("kernel {needed}: its packages are installed")
+            } else {
+                format!("kernel {needed}: {means} can be had, {reboots}")
+            };
+            let why = format!("{why}{}", unbooted(asked));
+            if asked.certain {
+                Assessment::Satisfied { why }
+            } else {
+                Assessment::Needs {
+                    why,
+                    changes: vec![Change::RefreshRepositories],
+                }
+            }
+        }
+        Answer::Boot { kernel, .. } => {
+            let why = format!(
+                "kernel {}: nobody offers {means}; the next boot starts kernel {kernel}, which can \
+                 have it: {reboots}",
+                kernels
+                    .running
+                    .as_ref()
+                    .map_or_else(String::new, ToString::to_string)
+            );
+            Assessment::Needs {
+                why: why.clone(),
+                changes: vec![Change::Reboot { why }],
+            }
+        }
+        Answer::Move {
+            kernel,
+            other_series,
+            ..
+        } => {
+            let series = if *other_series { "another" } else { "the same" };
+            let why = format!(
+                "kernel {needed}: nobody offers {means}; kernel {kernel} of {series} series can have \
+                 it: {reboots}"
+            );
+            let mut packages = state.kernel.clone();
+            // They come with the kernel, so that the machine boots with all that it needs.
+            if !state.replaces {
+                packages.extend(driver.packages.iter().chain(&desired.headers).cloned());
+            }
+            let mut changes = vec![
+                Change::RefreshRepositories,
+                Change::InstallPackages {
+                    packages,
+                    removing: Vec::new(),
+                },
+            ];
+            if !kernels.image {
+                changes.push(Change::Reboot {
+                    why: format!("the driver needs kernel {kernel}"),
+                });
+            }
+            Assessment::Needs { why, changes }
+        }
+        Answer::Refused(refused) => refusal(refused, asked, wish, desired),
+    }
+}
+
+fn words_of_cost(reboots: u32) -> &'static str {
+    match reboots {
+        0 => "no reboot",
+        _ => "1 reboot",
+    }
+}
+
+fn list(kernels: &[KernelVersion]) -> String {
+    let names: Vec<&str> = kernels.iter().map(KernelVersion::as_str).collect();
+    names.join(" and ")
+}
+
+/// Says which kernel is installed and newer than the one that the boot loader starts.
+fn unbooted(asked: &Asked) -> String {
+    let kernels = &asked.question.kernels;
+    let Some(base) = kernels.base() else {
+        return String::new();
+    };
+    let newer = (kernels.installed.iter())
+        .filter(|kernel| kernel.flavour() == base.flavour() && **kernel > base)
+        .max();
+    newer.map_or_else(String::new, |kernel| {
+        format!("; kernel {kernel} is installed, but the boot loader starts {base}")
+    })
+}
+
+fn refusal(refused: &Refused, asked: &Asked, wish: &KernelWish, desired: &Desired) -> Assessment {
+    let by_kernel: Vec<PackageWish> = (wish.ways.first().into_iter())
+        .flat_map(|way| way.by_kernel().cloned().collect::<Vec<_>>())
+        .collect();
+    let lacking: Vec<String> = (wish.packages(&by_kernel, &refused.without).into_iter())
+        .map(|one| match one.version {
+            Some(version) => format!("{} {version}", one.name),
+            None => one.name,
+        })
+        .collect();
+    let mut why = match &lacking[..] {
+        [] => "there is no way to a driver module".to_owned(),
+        lacking => format!("no repository offers {}", lacking.join(", ")),
+    };
+    for closed in &refused.closed {
+        why.push_str(&format!("; {closed}"));
+    }
+    why.push_str(&unbooted(asked));
+    let commands = desired.packages.manager.backend().commands();
+    let own = |kernel: &KernelVersion| commands.install_kernel.replace("KERNEL", kernel.as_str());
+    let archive = "the archive keeps such packages only for its newest kernels";
+    let hint = match &refused.with {
+        Some((consent @ Consent::Series, kernel)) => format!(
+            "{archive}: set `driver.kernel = \"{consent}\"`, or upgrade the kernel to {kernel} \
+             (`{}`), reboot, and run the command again",
+            own(kernel)
+        ),
+        Some((consent, kernel)) => format!(
+            "{archive}: with `driver.kernel = \"{consent}\"` kernel {kernel} of another series is \
+             installed; or upgrade the kernel yourself (`{}`), reboot, and run the command again",
+            own(kernel)
+        ),
+        None => format!(
+            "{archive}: upgrade the kernel (`{}` or your cloud's flavour), reboot, and run the \
+             command again; a kernel that is newer than all packaged modules gets one in days",
+            commands.upgrade_kernel
+        ),
+    };
+    Assessment::Blocked { why, hint }
+}
+
+#[async_trait]
+impl Step for KernelRelease {
+    fn id(&self) -> StepId {
+        super::KERNEL_RELEASE
+    }
+
+    fn title(&self) -> &'static str {
+        "Kernel for the driver"
+    }
+
+    fn after(&self) -> &[StepId] {
+        // The next boot must find the in-tree drivers denied.
+        const { &[SECURE_BOOT, KERNEL_DENY, REPOSITORIES] }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Packages, Lock::Modules]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        if adopts(cx).await {
+            return Ok(Assessment::NotApplicable {
+                why: "the existing driver is adopted, with its kernel".into(),
+            });
+        }
+        Ok(decide(&detect(cx).await?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KernelState, decide};
+    use crate::{
+        change::Change,
+        compat::kernels::{Kernels, Question, Way},
+        config::desired::{Desired, KernelWish, ModuleWay},
+        step::Assessment,
+        steps::{fixtures::desired, kernels::Asked, wishes::fixtures::wishes},
+    };
+
+    const OLD: &str = "6.8.0-1021-aws";
+    const NEW: &str = "6.8.0-1050-aws";
+
+    fn want() -> Desired {
+        Desired {
+            kernel: Some(KernelWish {
+                consent: Default::default(),
+                arch: "x86_64".into(),
+                image: wishes(&["linux-image-{kernel}"]).pop(),
+                beside: vec![],
+                follow: vec![],
+                ways: vec![ModuleWay {
+                    packages: wishes(&["linux-modules-nvidia-580-server-open-{kernel}"]),
+                    headers: vec![],
+                    follow: vec![],
+                    dkms: None,
+                    module: "nvidia".into(),
+                }],
+            }),
+            ..desired()
+        }
+    }
+
+    /// A machine that runs and boots the old kernel, in an archive with modules for these.
+    fn state(packaged: &[&str]) -> KernelState {
+        let kernel = |text: &str| text.parse().expect("a kernel");
+        let mut question = Question {
+            kernels: Kernels {
+                running: Some(kernel(OLD)),
+                next: Some(kernel(OLD)),
+                installed: vec![kernel(OLD)],
+                image: false,
+            },
+            ..Question::default()
+        };
+        question.images = packaged.iter().map(|one| kernel(one)).collect();
+        question.ways.push(Way {
+            kernels: question.images.clone(),
+            ..Way::default()
+        });
+        KernelState {
+            asked: Asked {
+                answer: Some(question.answer()),
+                question,
+                certain: true,
+                ..Asked::default()
+            },
+            kernel: wishes(&["linux-image-6.8.0-1050-aws"]),
+            replaces: false,
+        }
+    }
+
+    fn needs(state: &KernelState, desired: &Desired) -> (String, Vec<Change>) {
+        match decide(state, desired) {
+            Assessment::Needs { why, changes } => (why, changes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_move_names_the_kernel_brings_the_driver_and_tells_its_cost() {
+        let (why, changes) = needs(&state(&[NEW]), &want());
+        assert!(
+            why.ends_with("of the same series can have it: 1 reboot"),
+            "{why}"
+        );
+        let [
+            Change::RefreshRepositories,
+            Change::InstallPackages { packages, .. },
+            Change::Reboot { .. },
+        ] = &changes[..]
+        else {
+            panic!("{changes:?}");
+        };
+        let names: Vec<&str> = packages.iter().map(|wish| wish.name.as_str()).collect();
+        assert_eq!(names[0], "linux-image-6.8.0-1050-aws");
+        assert!(names.contains(&"nvidia-smi"), "{names:?}");
+        // What is to be replaced conflicts with it: that is the work of the driver's own step.
+        let mut replaces = state(&[NEW]);
+        replaces.replaces = true;
+        let (_, changes) = needs(&replaces, &want());
+        assert!(
+            matches!(&changes[1], Change::InstallPackages { packages, .. } if packages.len() == 1),
+            "{changes:?}"
+        );
+    }
+
+    #[test]
+    fn an_image_gets_its_kernel_without_a_reboot() {
+        let mut image = state(&[NEW]);
+        image.asked.question.kernels.image = true;
+        image.asked.answer = Some(image.asked.question.answer());
+        let (why, changes) = needs(&image, &want());
+        assert!(why.ends_with("no reboot"), "{why}");
+        assert_eq!(changes.len(), 2);
+    }
+
+    #[test]
+    fn lists_of_an_earlier_day_are_not_believed() {
+        let mut older = state(&[OLD]);
+        older.asked.certain = false;
+        let (why, changes) = needs(&older, &want());
+        assert!(why.ends_with("can be had, no reboot"), "{why}");
+        assert_eq!(changes, [Change::RefreshRepositories]);
+        older.asked.certain = true;
+        assert!(matches!(
+            decide(&older, &want()),
+            Assessment::Satisfied { .. }
+        ));
+        older.asked.answer = None;
+        assert_eq!(needs(&older, &want()).1, [Change::RefreshRepositories]);
+    }
+
+    #[test]
+    fn a_refusal_names_the_package_and_both_ways_out() {
+        let mut none = state(&[NEW]);
+        none.asked.question.consent = crate::compat::kernels::Consent::Stay;
+        none.asked.answer = Some(none.asked.question.answer());
+        let Assessment::Blocked { why, hint } = decide(&none, &want()) else {
+            panic!("no kernel may be installed");
+        };
+        assert!(
+            why.ends_with("linux-modules-nvidia-580-server-open-6.8.0-1021-aws"),
+            "{why}"
+        );
+        for words in [
+            "driver.kernel = \"series\"",
+            "apt-get install linux-image-6.8.0-1050-aws",
+        ] {
+            assert!(hint.contains(words), "{hint}");
+        }
+    }
+
+    #[test]
+    fn a_newer_kernel_that_the_boot_loader_does_not_start_is_named() {
+        let mut installed = state(&[NEW]);
+        let kernels = &mut installed.asked.question.kernels;
+        kernels.installed.push(NEW.parse().expect("a kernel"));
+        installed.asked.answer = Some(installed.asked.question.answer());
+        let Assessment::Blocked { why, .. } = decide(&installed, &want()) else {
+            panic!("another kernel would be started");
+        };
+        assert!(
+            why.ends_with(
+                "kernel 6.8.0-1050-aws is installed, but the boot loader starts 6.8.0-1021-aws"
+            ),
+            "{why}"
+        );
+    }
+}

@@ -1,0 +1,268 @@
+//! The kernel question on whole machines: releases of Ubuntu, kernels of clouds, and how old an image is.
+
+use std::fmt::Write;
+
+use toml::Table;
+
+use crate::{
+    build::describe,
+    dpkg, kernel,
+    machine::{Machine, Ran},
+    scenarios::{in_parallel, told},
+};
+
+/// A machine with Ubuntu that runs a kernel: of the archive, or of an image older than what the archive
+/// still has.
+fn ubuntu(release: &str, kernel: &str, further: &str) -> Machine {
+    let codename = match release {
+        "22.04" => "jammy",
+        "24.04" => "noble",
+        "26.04" => "resolute",
+        other => panic!("no archive for {other}"),
+    };
+    let mut text = String::new();
+    writeln!(
+        text,
+        "os-release = '''\nNAME=\"Ubuntu\"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"{release}\"\n\
+         VERSION_CODENAME={codename}\nPRETTY_NAME=\"Ubuntu {release} LTS\"\n'''\n\
+         archive = \"ubuntu-{release}\"\nkernel = \"{kernel}\"\n{further}\n\
+         [files]\n\"/etc/apt/sources.list.d/ubuntu.sources\" = '''\nTypes: deb\n\
+         URIs: http://archive.ubuntu.com/ubuntu\n\
+         Suites: {codename} {codename}-updates {codename}-security\n\
+         Components: main restricted universe multiverse\n\
+         Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg\n'''"
+    )
+    .expect("a text grows");
+    Machine::new(describe(
+        "ubuntu-cloud",
+        text.parse::<Table>().expect("TOML"),
+    ))
+}
+
+/// Runs `install --reboot` to its end. Returns the last run, and how often the machine rebooted.
+fn install(machine: &Machine, flags: &[&str]) -> (Ran, u32) {
+    let mut ran = machine.run(&[&["install", "--reboot", "--format", "json"][..], flags].concat());
+    let mut reboots = 0;
+    while ran.exit == 8 && reboots < 4 {
+        assert!(machine.reboot_asked(), "{}", told(&ran));
+        machine.reboot();
+        machine.guard();
+        reboots += 1;
+        let words = machine
+            .resume_command()
+            .expect("the run continues by itself");
+        let mut args: Vec<&str> = words.iter().map(String::as_str).collect();
+        args.extend(["--format", "json"]);
+        ran = machine.run(&args);
+    }
+    (ran, reboots)
+}
+
+/// How the machine came to its module.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum How {
+    Packaged,
+    Compiled,
+}
+
+/// What differs from what is expected: the kernel at the end, how it got its module, and the reboots.
+fn ends(machine: &Machine, flags: &[&str], kernel: &str, how: How, reboots: u32) -> Vec<String> {
+    let (ran, rebooted) = install(machine, flags);
+    let mut wrong = Vec::new();
+    if ran.exit != 0 {
+        return vec![format!("exit {}: {}", ran.exit, told(&ran))];
+    }
+    if rebooted != reboots {
+        wrong.push(format!(
+            "{rebooted} reboots instead of {reboots}: {}",
+            told(&ran)
+        ));
+    }
+    let files = &machine.fakes.files;
+    let running = kernel::running(files);
+    if running != kernel {
+        wrong.push(format!("it runs {running} instead of {kernel}"));
+    }
+    let module = format!("linux-modules-nvidia-580-server-open-{kernel}");
+    let packaged = dpkg::installed(files, &module).is_some();
+    if packaged != (how == How::Packaged) {
+        wrong.push(format!("{module} is installed: {packaged}"));
+    }
+    let ran = machine.run(&["check", "--format", "json"]);
+    if ran.exit != 0 {
+        wrong.push(format!("`check` ends with {}: {}", ran.exit, told(&ran)));
+    }
+    let again = machine.run(&[&["install", "--format", "json"][..], flags].concat());
+    let work = crate::scenarios::package_work(&again);
+    if again.exit != 0 || !work.is_empty() {
+        wrong.push(format!(
+            "a second run ends with {} and ran {work:?}",
+            again.exit
+        ));
+    }
+    wrong
+}
+
+/// By release and flavour: the newest kernel of the image's series, the one before it, and one that the
+/// archive has removed.
+const KERNELS: [(&str, [&str; 3]); 12] = [
+    (
+        "22.04",
+        ["6.8.0-1063-aws", "6.8.0-1061-aws", "6.8.0-1041-aws"],
+    ),
+    (
+        "22.04",
+        ["6.8.0-1066-gcp", "6.8.0-1065-gcp", "6.8.0-1044-gcp"],
+    ),
+    (
+        "22.04",
+        ["6.8.0-1059-azure", "6.8.0-1058-azure", "6.8.0-1040-azure"],
+    ),
+    (
+        "22.04",
+        [
+            "5.15.0-187-generic",
+            "5.15.0-186-generic",
+            "5.15.0-164-generic",
+        ],
+    ),
+    (
+        "24.04",
+        ["6.8.0-1060-aws", "6.8.0-1059-aws", "6.8.0-1044-aws"],
+    ),
+    (
+        "24.04",
+        ["6.8.0-1067-gcp", "6.8.0-1065-gcp", "6.8.0-1045-gcp"],
+    ),
+    (
+        "24.04",
+        ["6.8.0-1059-azure", "6.8.0-1058-azure", "6.8.0-1044-azure"],
+    ),
+    (
+        "24.04",
+        ["6.8.0-139-generic", "6.8.0-137-generic", "6.8.0-90-generic"],
+    ),
+    (
+        "26.04",
+        ["7.0.0-1011-aws", "7.0.0-1010-aws", "7.0.0-1004-aws"],
+    ),
+    (
+        "26.04",
+        ["7.0.0-1010-gcp", "7.0.0-1009-gcp", "7.0.0-1003-gcp"],
+    ),
+    (
+        "26.04",
+        ["7.0.0-1009-azure", "7.0.0-1008-azure", "7.0.0-1003-azure"],
+    ),
+    (
+        "26.04",
+        ["7.0.0-30-generic", "7.0.0-29-generic", "7.0.0-14-generic"],
+    ),
+];
+
+#[test]
+fn every_cloud_kernel_gets_its_driver_with_at_most_one_reboot() {
+    let all: Vec<(&str, &str, &str, u32)> = (KERNELS.iter())
+        .flat_map(|(release, [newest, before, gone])| {
+            [
+                (*release, *newest, *newest, 0),
+                (*release, *before, *before, 0),
+                (*release, *gone, *newest, 1),
+            ]
+        })
+        .collect();
+    let wrong = in_parallel(&all, |(release, running, kernel, reboots)| {
+        let machine = ubuntu(release, running, "");
+        let wrong = ends(&machine, &[], kernel, How::Packaged, *reboots).into_iter();
+        wrong
+            .map(|line| format!("{release} {running}: {line}"))
+            .collect()
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn a_planned_kernel_comes_with_the_metapackages_of_its_series() {
+    let machine = ubuntu("24.04", "6.8.0-1045-gcp", "lists = true");
+    let plan = machine.run(&["plan", "--format", "json"]);
+    assert_eq!(plan.exit, 4, "{}", told(&plan));
+    for part in [
+        "kernel 6.8.0-1067-gcp of the same series can have it: 1 reboot",
+        "linux-image-6.8.0-1067-gcp",
+    ] {
+        assert!(plan.out.contains(part), "{part}: {}", told(&plan));
+    }
+    let (ran, _) = install(&machine, &[]);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    let files = &machine.fakes.files;
+    for (name, there) in [
+        ("linux-image-gcp-6.8", true),
+        ("linux-modules-nvidia-580-server-open-gcp-6.8", true),
+        ("linux-image-gcp", false),
+        ("linux-image-7.0.0-1009-gcp", false),
+    ] {
+        assert_eq!(dpkg::installed(files, name).is_some(), there, "{name}");
+    }
+    // The kernel that runs stays.
+    let gone = machine.run(&["uninstall", "--format", "json"]);
+    assert!(gone.out.contains("6.8.0-1067-gcp"), "{}", gone.out);
+    for (name, there) in [
+        ("linux-image-6.8.0-1067-gcp", true),
+        ("linux-modules-6.8.0-1067-gcp", true),
+        ("linux-modules-nvidia-580-server-open-6.8.0-1067-gcp", false),
+        ("nvidia-utils-580-server", false),
+    ] {
+        assert_eq!(dpkg::installed(files, name).is_some(), there, "{name}");
+    }
+}
+
+#[test]
+fn without_a_packaged_module_in_its_series_the_module_is_compiled_where_it_may_be() {
+    let kernel = "6.14.0-1025-aws";
+    let wrong = ends(&ubuntu("24.04", kernel, ""), &[], kernel, How::Compiled, 0);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // Nobody signs what is compiled here.
+    let signed = ubuntu("24.04", kernel, "secure-boot = 'enabled'\nlists = true");
+    let (ran, reboots) = install(&signed, &[]);
+    assert_eq!((ran.exit, reboots), (5, 0), "{}", told(&ran));
+    for part in [
+        "Secure Boot is on",
+        "driver.kernel = \\\"any\\\"",
+        "7.0.0-1008-aws",
+    ] {
+        assert!(ran.out.contains(part), "{part}: {}", told(&ran));
+    }
+}
+
+#[test]
+fn another_series_and_every_new_kernel_need_consent() {
+    let old = "6.11.0-1016-aws";
+    let without = ubuntu("24.04", old, "lists = true");
+    let (ran, _) = install(&without, &[]);
+    assert_eq!(ran.exit, 5, "{}", told(&ran));
+    let any = ["--set", "driver.kernel=any"];
+    let machine = ubuntu("24.04", old, "");
+    let wrong = ends(&machine, &any, "7.0.0-1008-aws", How::Packaged, 1);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let stay = ["--set", "driver.kernel=stay"];
+    let (ran, _) = install(&ubuntu("24.04", "6.8.0-1044-aws", "lists = true"), &stay);
+    assert_eq!(ran.exit, 5, "{}", told(&ran));
+    assert!(
+        ran.out.contains("driver.kernel = \\\"series\\\""),
+        "{}",
+        told(&ran)
+    );
+}
+
+#[test]
+fn without_reboot_the_kernel_is_installed_and_the_reboot_is_asked_for() {
+    let machine = ubuntu("24.04", "6.8.0-1044-aws", "");
+    let ran = machine.run(&["install", "--format", "json"]);
+    assert_eq!(ran.exit, 8, "{}", told(&ran));
+    assert!(!machine.reboot_asked());
+    let files = &machine.fakes.files;
+    assert!(dpkg::installed(files, "linux-image-6.8.0-1060-aws").is_some());
+    machine.reboot();
+    let ran = machine.run(&["install", "--format", "json"]);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+}
