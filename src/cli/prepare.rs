@@ -252,6 +252,7 @@ fn kept(policy: &PackagePolicy) -> Policy {
         manager: policy.manager,
         lock_timeout_seconds: policy.lock_timeout_seconds,
         pause_units: policy.pause_units.clone(),
+        kernels: policy.guard.kernels.clone(),
     }
 }
 
@@ -301,12 +302,16 @@ pub(super) fn policy_to_undo(
         manager,
         lock_timeout_seconds,
         pause_units,
+        kernels,
     } = match engine::policy(&world.host)? {
         Some(policy) => policy,
         None => policy_of_profile(world, facts)?,
     };
     Ok(PackagePolicy {
-        guard: Guard::default(),
+        guard: Guard {
+            driver: None,
+            kernels,
+        },
         manager,
         lock_timeout_seconds,
         proxy,
@@ -346,6 +351,7 @@ fn policy_of_profile(world: &mut World<'_>, facts: &Facts) -> Result<Policy, Fai
         manager: chosen.manager,
         lock_timeout_seconds: chosen.packages.lock_timeout_seconds,
         pause_units: chosen.packages.pause_units,
+        kernels: chosen.packages.kernels,
     })
 }
 

@@ -216,6 +216,9 @@ pub struct Policy {
     pub lock_timeout_seconds: u64,
     /// Units that start the package manager by themselves; paused during a run.
     pub pause_units: Vec<String>,
+    /// Shell patterns over names of packages that are a kernel: the running one stays.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernels: Vec<String>,
 }
 
 /// Why the journal cannot be used.

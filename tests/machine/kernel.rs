@@ -247,8 +247,8 @@ pub fn dkms(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
 /// The file and version of the driver's main module for the running kernel.
 fn main_module(files: &FakeFiles) -> Option<(String, String)> {
     let kernel = running(files);
-    let list = text(files, &format!("/lib/modules/{kernel}/modules.dep"))?;
-    let stem = list.lines().find_map(|line| {
+    let modules = text(files, &format!("/lib/modules/{kernel}/modules.dep"))?;
+    let stem = modules.lines().find_map(|line| {
         let file = line.split(':').next()?.rsplit('/').next()?;
         let stem = file.split(".ko").next()?;
         matches!(stem, "nvidia" | "nvidia-current" | "nvidia-current-open").then(|| stem.to_owned())
@@ -419,8 +419,8 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         now.push("nvidia".to_owned());
         files.put("/sys/module/nvidia/version", format!("{version}\n"));
         let is_open = (dpkg::read(files).iter()).any(|(name, entry)| {
-            let by_package = name.starts_with("linux-modules-nvidia-") || name.ends_with("dkms");
-            entry.there() && name.contains("-open-") && by_package
+            let has_module = name.starts_with("linux-modules-nvidia-") || name.contains("dkms");
+            entry.there() && name.contains("-open") && has_module
         });
         let flavour = match is_open {
             true => "Open Kernel Module for x86_64",
