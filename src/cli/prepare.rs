@@ -309,8 +309,8 @@ pub(super) fn policy_to_undo(
     };
     Ok(PackagePolicy {
         guard: Guard {
-            driver: None,
             kernels,
+            ..Guard::default()
         },
         manager,
         lock_timeout_seconds,

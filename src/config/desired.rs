@@ -156,6 +156,10 @@ pub struct PackagePolicy {
 pub struct Guard {
     /// The driver's branch. A package whose name says another branch can be transitional.
     pub driver: Option<Branch>,
+    /// Shell patterns over names of packages with a driver module and the version of a kernel: the module
+    /// must be of the version of the libraries.
+    #[serde(default)]
+    pub modules: Vec<String>,
     /// Shell patterns over names of packages that are a kernel: a new kernel is not installed
     /// without consent.
     pub kernels: Vec<String>,

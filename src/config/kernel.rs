@@ -76,6 +76,16 @@ impl KernelWish {
 }
 
 impl KernelWish {
+    /// Shell patterns over the names of packages with a driver module for one kernel, which have the
+    /// kernel's version and not the driver's.
+    #[must_use]
+    pub fn module_patterns(&self) -> Vec<String> {
+        (self.ways.iter().flat_map(|way| &way.packages))
+            .filter(|wish| wish.version.is_none() && wish.name.contains("{kernel}"))
+            .map(|wish| wish.name.replace("{kernel}", "*"))
+            .collect()
+    }
+
     /// The names of the packages of these kernels themselves.
     #[must_use]
     pub fn of_kernels(&self, kernels: &[KernelVersion]) -> Vec<String> {

@@ -184,6 +184,9 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         hold: hold(profile, &config),
     };
     desired.packages.guard.driver = desired.driver.as_ref().map(|driver| driver.branch);
+    desired.packages.guard.modules = (desired.kernel.iter())
+        .flat_map(KernelWish::module_patterns)
+        .collect();
     hold_what_is_wanted(&mut desired);
     let mut warnings = inputs.choice.warnings.clone();
     // Those of the machine that builds an image are not those of its instances.
@@ -406,8 +409,8 @@ fn packages(profile: &Profile, config: &Config) -> PackagePolicy {
         may_upgrade: own.may_upgrade.as_deref().map(patterns).unwrap_or_default(),
         recommends: own.recommends.unwrap_or(false),
         guard: Guard {
-            driver: None,
             kernels: profile.packages.kernels.clone(),
+            ..Guard::default()
         },
     }
 }

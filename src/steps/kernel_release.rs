@@ -162,9 +162,16 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
             ..
         } => {
             let series = if *other_series { "another" } else { "the same" };
+            let lacks = (kernels.needed().iter())
+                .find_map(|kernel| asked.other_module.get(kernel).cloned())
+                .unwrap_or_else(|| format!("nobody offers {means}"));
             let why = format!(
-                "kernel {needed}: nobody offers {means}; kernel {kernel} of {series} series can have \
-                 it: {reboots}"
+                "kernel {needed}: {lacks}; kernel {kernel} of {series} series can have {it}: {reboots}",
+                it = if way.is_some_and(|way| way.dkms.is_some()) {
+                    "them"
+                } else {
+                    "it"
+                },
             );
             let mut packages = state.kernel.clone();
             // They come with the kernel, so that the machine boots with all that it needs.
@@ -219,20 +226,31 @@ fn refusal(refused: &Refused, asked: &Asked, wish: &KernelWish, desired: &Desire
     let by_kernel: Vec<PackageWish> = (wish.ways.first().into_iter())
         .flat_map(|way| way.by_kernel().cloned().collect::<Vec<_>>())
         .collect();
-    let lacking: Vec<String> = (wish.packages(&by_kernel, &refused.without).into_iter())
+    let without: Vec<KernelVersion> = (refused.without.iter())
+        .filter(|kernel| !asked.other_module.contains_key(kernel))
+        .cloned()
+        .collect();
+    let lacking: Vec<String> = (wish.packages(&by_kernel, &without).into_iter())
         .map(|one| match one.version {
             Some(version) => format!("{} {version}", one.name),
             None => one.name,
         })
         .collect();
-    let mut why = match &lacking[..] {
-        [] => "there is no way to a driver module".to_owned(),
-        lacking => format!("no repository offers {}", lacking.join(", ")),
-    };
-    for closed in &refused.closed {
-        why.push_str(&format!("; {closed}"));
+    let mut whys = Vec::new();
+    if !lacking.is_empty() {
+        whys.push(format!("no repository offers {}", lacking.join(", ")));
     }
-    why.push_str(&unbooted(asked));
+    whys.extend(
+        refused
+            .without
+            .iter()
+            .filter_map(|kernel| asked.other_module.get(kernel).cloned()),
+    );
+    whys.extend(refused.closed.iter().cloned());
+    if whys.is_empty() {
+        whys.push("there is no way to a driver module".to_owned());
+    }
+    let why = format!("{}{}", whys.join("; "), unbooted(asked));
     let commands = desired.packages.manager.backend().commands();
     let own = |kernel: &KernelVersion| commands.install_kernel.replace("KERNEL", kernel.as_str());
     let archive = "the archive keeps such packages only for its newest kernels";

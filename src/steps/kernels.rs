@@ -14,7 +14,7 @@ use crate::{
         kernel::{for_kernel, names_kernel},
     },
     facts::SecureBoot,
-    model::version::KernelVersion,
+    model::version::{DriverVersion, KernelVersion},
     step::{Cx, StepError},
 };
 
@@ -32,6 +32,8 @@ pub(super) struct Asked {
     pub(super) certain: bool,
     /// This package manager has no lists that could be asked.
     pub(super) without_lists: bool,
+    /// Kernels whose packaged module is of another version than the libraries, in words.
+    pub(super) other_module: BTreeMap<KernelVersion, String>,
     pub(super) installed: Packages,
 }
 
@@ -76,6 +78,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         answer: None,
         certain: true,
         without_lists: false,
+        other_module: BTreeMap::new(),
         installed: installed.clone(),
     };
     // The packages of one way can be a part of those of another one, never of one before it.
@@ -130,6 +133,9 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             }
             found.closed = (!missing.is_empty())
                 .then(|| format!("no repository offers {}", missing.join(", ")));
+            let other = lists.other_modules(cx, way, &found.kernels).await?;
+            found.kernels.retain(|kernel| !other.contains_key(kernel));
+            asked.other_module.extend(other);
         }
         if several && way.dkms.is_some() && is_unsigned(cx)? {
             found.closed = Some(UNSIGNED.to_owned());
@@ -224,6 +230,45 @@ impl Lists {
             }
         }
         Ok(Some(found))
+    }
+
+    /// The kernels among these whose packaged module is of another version than the libraries would be:
+    /// the archive makes new modules for its newest kernels only.
+    async fn other_modules(
+        &self,
+        cx: &Cx<'_>,
+        way: &ModuleWay,
+        kernels: &BTreeSet<KernelVersion>,
+    ) -> Result<BTreeMap<KernelVersion, String>, StepError> {
+        let backend = packages::backend(cx);
+        let libraries = way.common().find_map(|wish| {
+            let wanted = wish.version.as_deref()?;
+            let mut versions = self.versions.get(&wish.name)?.iter();
+            let version = versions.find(|version| backend.matches(wanted, version))?;
+            DriverVersion::from_package(version).ok()
+        });
+        let modules: BTreeMap<String, &KernelVersion> = (kernels.iter())
+            .flat_map(|kernel| {
+                let of_kernel = (way.packages.iter())
+                    .filter(|wish| wish.version.is_none() && names_kernel(wish));
+                of_kernel.map(move |wish| (for_kernel(wish, kernel, &self.arch).name, kernel))
+            })
+            .collect();
+        let (Some(libraries), false) = (libraries, modules.is_empty()) else {
+            return Ok(BTreeMap::new());
+        };
+        let names: Vec<&str> = modules.keys().map(String::as_str).collect();
+        let bounds = packages::lower_bounds(cx, &names).await?;
+        let differs = bounds.iter().filter_map(|package| {
+            let module = package.driver(libraries.branch())?;
+            let kernel = modules.get(&package.name)?;
+            (module != libraries).then(|| {
+                let name = &package.name;
+                let text = format!("{name} is driver {module}, and the libraries are {libraries}");
+                ((*kernel).clone(), text)
+            })
+        });
+        Ok(differs.collect())
     }
 
     fn has(&self, name: &str) -> bool {

@@ -109,3 +109,18 @@ pub(super) async fn offered_versions(
     }
     Ok(found)
 }
+
+/// The lowest versions of others that these packages accept; none where this package manager is not asked.
+pub(super) async fn lower_bounds(
+    cx: &Cx<'_>,
+    names: &[&str],
+) -> Result<Vec<packages::LowerBounds>, StepError> {
+    let Some(transactions) = backend(cx).transactions() else {
+        return Ok(Vec::new());
+    };
+    let Some(query) = transactions.lower_bounds(names) else {
+        return Ok(Vec::new());
+    };
+    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    Ok(transactions.parse_lower_bounds(&output.stdout))
+}

@@ -5,13 +5,16 @@ use std::collections::BTreeMap;
 use camino::Utf8Path;
 use debversion::Version;
 use gpu_bootstrap::{
-    host::{ReadFiles, fake::FakeFiles},
+    host::{
+        Cmd, Output, ReadFiles,
+        fake::{FakeFiles, failed, ok},
+    },
     model::pattern,
     tools::{openpgp, packages::Manager},
 };
 use serde::Deserialize;
 
-use crate::state::{list, text};
+use crate::state::{State, list, text};
 
 /// All packages that can be downloaded.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -312,6 +315,34 @@ pub fn offers(files: &FakeFiles, name: &str) -> Vec<Offered> {
     found.sort_by_key(|offer| std::cmp::Reverse(version(&offer.version)));
     found.dedup();
     found
+}
+
+/// `apt-cache show`: what packages need, as far as the product asks.
+pub fn show(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let mut said = String::new();
+    for name in cmd.args.iter().skip_while(|arg| *arg != "--").skip(1) {
+        let Some(offer) = candidate(files, name, None) else {
+            continue;
+        };
+        let package = state.archive.package(name, &offer.version);
+        let mut depends = package.depends.clone();
+        if let Some((_, driver)) = &package.module {
+            let common = depends
+                .iter_mut()
+                .find(|name| name.starts_with("nvidia-kernel-common-"));
+            let common = common.expect("a module needs it");
+            *common = format!("{common} (>= {driver})");
+        }
+        said.push_str(&format!(
+            "Package: {name}\nVersion: {}\nDepends: {}\n\n",
+            package.version,
+            depends.join(", ")
+        ));
+    }
+    match said.is_empty() {
+        true => failed(100, "E: No packages found\n"),
+        false => ok(said),
+    }
 }
 
 /// The version that `apt-get install NAME` takes: the highest priority, then the newest. Never one

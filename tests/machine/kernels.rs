@@ -13,7 +13,7 @@ use crate::{
 
 /// A machine with Ubuntu that runs a kernel: of the archive, or of an image older than what the archive
 /// still has.
-fn ubuntu(release: &str, kernel: &str, further: &str) -> Machine {
+pub fn ubuntu(release: &str, kernel: &str, further: &str) -> Machine {
     let codename = match release {
         "22.04" => "jammy",
         "24.04" => "noble",
@@ -232,6 +232,16 @@ fn without_a_packaged_module_in_its_series_the_module_is_compiled_where_it_may_b
     ] {
         assert!(ran.out.contains(part), "{part}: {}", told(&ran));
     }
+}
+
+#[test]
+fn a_packaged_module_that_is_older_than_the_libraries_is_no_way() {
+    let machine = ubuntu("24.04", "6.8.0-1057-azure", "lists = true");
+    let plan = machine.run(&["plan", "--format", "json"]);
+    let why = "is driver 580.159.03, and the libraries are 580.173.02";
+    assert!(plan.out.contains(why), "{}", told(&plan));
+    let wrong = ends(&machine, &[], "6.8.0-1059-azure", How::Packaged, 1);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -266,7 +266,12 @@ impl Machine {
         let programs: [(&str, Option<&str>, Program); 21] = [
             ("dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s))),
             ("apt-get", None, apt::apt_get),
-            ("apt-cache", None, |c, f, _| Ok(apt::apt_cache(c, f))),
+            ("apt-cache", None, |c, f, s| {
+                Ok(match c.args.first().map(String::as_str) {
+                    Some("show") => crate::archive::show(c, f, s),
+                    _ => apt::apt_cache(c, f),
+                })
+            }),
             ("apt-mark", None, |c, f, _| Ok(apt::apt_mark(c, f))),
             ("userdel", None, |c, f, _| {
                 Ok(dpkg::account(c, f, &["/etc/passwd", "/etc/group"]))

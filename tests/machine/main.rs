@@ -17,5 +17,6 @@ mod root;
 mod scenarios;
 mod screens;
 mod state;
+mod told;
 mod undo;
 mod units;

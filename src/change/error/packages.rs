@@ -6,7 +6,7 @@ use crate::{
     error::{Report, attached},
     exit::Exit,
     host::ExecError,
-    model::version::Branch,
+    model::version::{Branch, DriverVersion},
     tools::packages::Fault,
 };
 
@@ -84,6 +84,21 @@ pub enum PackageError {
         /// The branch that is wanted.
         wanted: Branch,
     },
+    /// The transaction would bring a driver module and libraries of different versions.
+    #[error(
+        "approve the package transaction: the module of `{package}` is driver {module}, and `{library}` \
+         would be {found}"
+    )]
+    OtherModule {
+        /// The package with the module.
+        package: String,
+        /// The version of its module.
+        module: DriverVersion,
+        /// A package of the driver.
+        library: String,
+        /// Its version.
+        found: String,
+    },
     /// The packages do not fit on a filesystem.
     #[error("find space for the packages: {}", .short.join("; "))]
     NoSpace {
@@ -119,6 +134,7 @@ impl Report for PackageError {
             | Self::NoVersion { .. }
             | Self::NewKernel { .. }
             | Self::OtherBranch { .. }
+            | Self::OtherModule { .. }
             | Self::NoSpace { .. } => Exit::Blocked,
             _ => Exit::StepFailed,
         }
@@ -133,6 +149,7 @@ impl Report for PackageError {
             Self::Refused { .. } => "transaction-refused",
             Self::NewKernel { .. } => "new-kernel",
             Self::OtherBranch { .. } => "driver-branch",
+            Self::OtherModule { .. } => "driver-module-version",
             Self::NoSpace { .. } => Fault::NoSpace.reason(),
             Self::NotVerified { .. } => "package-not-verified",
         }
@@ -171,6 +188,11 @@ impl Report for PackageError {
             Self::OtherBranch { .. } => Some(
                 "the archive replaced that branch by a newer one: set `driver.branch` to the branch \
                  that it has",
+            ),
+            Self::OtherModule { .. } => Some(
+                "the archive has modules and libraries of different versions for this kernel: run the \
+                 command again later, or set `driver.build = \"dkms\"`, which compiles the module of the \
+                 libraries' version",
             ),
             Self::NotVerified { .. } | Self::NoSpace { .. } => None,
         }

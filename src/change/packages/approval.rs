@@ -8,7 +8,7 @@ use crate::{
     config::desired::{Guard, PackageWish},
     facts::detection::carries_driver,
     model::{pattern, version::DriverVersion},
-    tools::packages::{Action, Backend, Fault, Offer},
+    tools::packages::{Action, Backend, Fault, LowerBounds, Offer},
 };
 
 /// What the plan approves.
@@ -160,6 +160,42 @@ pub(super) fn guarded(
     }
 }
 
+/// Refuses a transaction after which a driver module and a library of the same branch would be of
+/// different versions: NVML then fails. A package with the module of one kernel has the kernel's version;
+/// the version of its module is the lowest one that it accepts of the driver's other packages.
+pub(super) fn same_version(
+    backend: &dyn Backend,
+    actions: &[Action],
+    modules: &[LowerBounds],
+    guard: &Guard,
+) -> Result<(), PackageError> {
+    let Some(branch) = guard.driver else {
+        return Ok(());
+    };
+    for package in modules {
+        let Some(module) = package.driver(branch) else {
+            continue;
+        };
+        for action in actions {
+            let Action::Install { name, to, .. } = action else {
+                continue;
+            };
+            let version = DriverVersion::from_package(to).ok();
+            if carries_driver(backend.bare_name(name))
+                && version.is_some_and(|version| version.branch() == branch && version != module)
+            {
+                return Err(PackageError::OtherModule {
+                    package: package.name.clone(),
+                    module,
+                    library: name.clone(),
+                    found: to.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Adds to an error about unmet dependencies which of the packages named in it are held: a hold is
 /// the likely cause, and package managers report it without a name.
 pub(super) fn name_held_packages(
@@ -284,6 +320,7 @@ mod tests {
         let guard = Guard {
             driver: Some(Branch(550)),
             kernels: vec!["linux-image-*".into()],
+            modules: vec![],
         };
         let judge = |action: Action| {
             let named = ["linux-image-6.1.0-44-amd64"];
@@ -314,6 +351,49 @@ mod tests {
         );
         let hint = error.hint().unwrap();
         assert!(hint.contains("reboot"), "{hint}");
+    }
+
+    #[test]
+    fn a_module_and_libraries_of_different_versions_are_refused() {
+        let guard = Guard {
+            driver: Some(Branch(580)),
+            ..Guard::default()
+        };
+        let module = LowerBounds {
+            name: "linux-modules-nvidia-580-server-open-6.8.0-1059-aws".into(),
+            bounds: vec![
+                (
+                    "linux-modules-6.8.0-1059-aws".into(),
+                    "6.8.0-1059.62".into(),
+                ),
+                (
+                    "nvidia-kernel-common-580-server".into(),
+                    "580.159.03".into(),
+                ),
+            ],
+        };
+        let judge = |action: Action| {
+            let modules = std::slice::from_ref(&module);
+            same_version(APT.backend(), &[action], modules, &guard).err()
+        };
+        for allowed in [
+            install("libnvidia-compute-580-server", None, "580.159.03-0ubuntu1"),
+            install("nvidia-modprobe", None, "580.173.02-0ubuntu1"),
+            install("linux-modules-6.8.0-1059-aws", None, "6.8.0-1059.62"),
+        ] {
+            assert!(judge(allowed.clone()).is_none(), "{allowed:?}");
+        }
+        let error = judge(install(
+            "libnvidia-compute-580-server",
+            None,
+            "580.173.02-0ubuntu1",
+        ));
+        let error = error.expect("NVML would fail");
+        assert_eq!(
+            (error.exit(), error.reason()),
+            (Exit::Blocked, "driver-module-version")
+        );
+        assert!(error.to_string().contains("driver 580.159.03"), "{error}");
     }
 
     fn remove(name: &str) -> Action {

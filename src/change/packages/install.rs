@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    approval::{choose, guarded},
+    approval::{choose, guarded, same_version},
     names,
     run::Attempts,
 };
@@ -11,6 +11,7 @@ use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
     config::desired::PackageWish,
     facts::detection::carries_driver,
+    model::pattern,
     tools::packages::{Action, Removals, TransactionRequest},
 };
 
@@ -69,7 +70,7 @@ impl Applier {
             removing: &removing_there,
         };
         let actions = self.simulate(&request).await?;
-        guarded(self.backend, &actions, &names(wishes), &self.policy.guard)?;
+        self.guard(&actions, wishes).await?;
         self.approve(&actions, &names(wishes), removing).await?;
         self.check_space(&request).await?;
         let (transactions, settings) = (self.transactions()?, self.settings());
@@ -128,9 +129,32 @@ impl Applier {
         };
         if wishes.iter().any(|wish| carries_driver(&wish.name)) {
             let actions = self.simulate(&request).await?;
-            guarded(self.backend, &actions, &names(wishes), &self.policy.guard)?;
+            self.guard(&actions, wishes).await?;
         }
         self.check_space(&request).await
+    }
+
+    /// Refuses what [`Guard`](crate::config::desired::Guard) excludes.
+    async fn guard(&self, actions: &[Action], wishes: &[PackageWish]) -> Result<(), ChangeError> {
+        let guard = &self.policy.guard;
+        guarded(self.backend, actions, &names(wishes), guard)?;
+        let modules: Vec<&str> = (actions.iter())
+            .filter_map(|action| match action {
+                Action::Install { name, .. } => Some(self.backend.bare_name(name)),
+                Action::Remove { .. } => None,
+            })
+            .filter(|name| guard.modules.iter().any(|one| pattern::matches(one, name)))
+            .collect();
+        if modules.is_empty() {
+            return Ok(());
+        }
+        let transactions = self.transactions()?;
+        if let Some(query) = transactions.lower_bounds(&modules) {
+            let answer = self.ask("look at what modules need", &query).await?;
+            let bounds = transactions.parse_lower_bounds(&answer);
+            same_version(self.backend, actions, &bounds, guard)?;
+        }
+        Ok(())
     }
 
     pub(in crate::change) async fn preview_install(
@@ -164,7 +188,7 @@ impl Applier {
             removing: &removing_there,
         };
         let actions = self.simulate(&request).await?;
-        guarded(self.backend, &actions, &names(wishes), &self.policy.guard)?;
+        self.guard(&actions, wishes).await?;
         self.approve(&actions, &names(wishes), removing).await?;
         self.check_space(&request).await?;
         Ok(Action::describe(&actions))

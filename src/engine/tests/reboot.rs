@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::kit::{
-    Rig, WANTS, blocked, exists, file, fixed, needs, outcomes, satisfied, step, why, write,
+    Rig, WANTS, blocked, exists, file, fixed, install, needs, outcomes, satisfied, step, why, write,
 };
 use crate::{
     change::{Change, Lock},
@@ -62,6 +62,62 @@ async fn a_reboot_is_a_barrier_and_the_next_boot_goes_on() {
     assert_eq!(outcomes(&report), ["module satisfied", "proof changed"]);
     let told = status(&rig.fakes.host(), Some("boot-2")).unwrap();
     assert!(told.awaited_reboot.is_none() && told.reboots == 0);
+}
+
+#[tokio::test]
+async fn before_a_reboot_that_follows_other_changes_the_step_is_assessed_again() {
+    let kernel = step("kernel", |host| {
+        if exists(host, "/kernel") {
+            blocked("the boot loader would start another one")
+        } else {
+            needs(vec![write("/kernel", ""), reboot()])
+        }
+    });
+    let report = Rig::new([kernel]).install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(outcomes(&report), ["kernel failed"]);
+    assert!(report.reboot.is_none());
+    let causes = &report.steps[0].causes;
+    assert!(
+        causes
+            .iter()
+            .any(|one| one.contains("would start another one")),
+        "{causes:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_older_package_lists_decided_is_decided_anew() {
+    let mut wanted = step("driver", |host| {
+        let package = if exists(host, "/new-lists") {
+            "new"
+        } else {
+            "old"
+        };
+        if exists(host, &format!("/packages/{package}")) {
+            satisfied("installed")
+        } else {
+            needs(vec![Change::RefreshRepositories, install(&[package])])
+        }
+    });
+    wanted = wanted.locks(&[Lock::Packages]);
+    let rig = Rig::new([wanted]);
+    let files = rig.fakes.files.clone();
+    *rig.verbs.before.lock().unwrap() = Box::new(move |change| {
+        if *change == Change::RefreshRepositories {
+            files.put("/new-lists", "");
+        }
+    });
+    let report = rig.install().await.unwrap();
+    assert_eq!(outcomes(&report), ["driver changed"]);
+    let log = rig.log();
+    let refreshed = log.iter().filter(|line| line.contains("refresh")).count();
+    assert_eq!(refreshed, 1, "{log:?}");
+    let text = rig.fakes.files.snapshot().text();
+    assert!(
+        text.contains("/packages/new") && !text.contains("/packages/old"),
+        "{text}"
+    );
 }
 
 #[tokio::test]

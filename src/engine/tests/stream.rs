@@ -44,6 +44,8 @@ async fn events_come_in_order_and_without_gaps() {
             "change-started",
             "output",
             "change-applied",
+            // New package lists: it is decided anew.
+            "step-assessed",
             "change-started",
             "output",
             "change-applied",

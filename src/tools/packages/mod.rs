@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 pub use fault::Fault;
 pub use types::{
-    Action, ArchiveError, Commands, Condition, Estimate, Further, HalfDone, Manifest, Mark, Offer,
-    Package, Removals, Settings, SourceEntry, SourceFailure, TransactionRequest,
+    Action, ArchiveError, Commands, Condition, Estimate, Further, HalfDone, LowerBounds, Manifest,
+    Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure, TransactionRequest,
 };
 
 use crate::{
@@ -283,6 +283,17 @@ pub trait Transactions: Debug + Send + Sync {
 
     /// Parses the answer to [`Transactions::offers`].
     fn parse_offers(&self, text: &str) -> Vec<Offer>;
+
+    /// Queries which versions of others the candidates of these packages accept; `None` if this manager
+    /// is not asked.
+    fn lower_bounds(&self, _names: &[&str]) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Transactions::lower_bounds`].
+    fn parse_lower_bounds(&self, _text: &str) -> Vec<LowerBounds> {
+        Vec::new()
+    }
 
     /// Resolves a transaction and changes nothing.
     fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query;

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::model::secret::Secret;
+use crate::model::{
+    secret::Secret,
+    version::{Branch, DriverVersion},
+};
 
 /// The condition of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +108,26 @@ pub struct Offer {
     pub candidate: Option<String>,
     /// Versions with their priorities.
     pub versions: Vec<(String, i32)>,
+}
+
+/// The lowest versions of other packages that a package accepts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LowerBounds {
+    /// The package.
+    pub name: String,
+    /// Names of other packages with these versions.
+    pub bounds: Vec<(String, String)>,
+}
+
+impl LowerBounds {
+    /// The version of a driver of this branch that the package accepts at least: of a package with a
+    /// module for one kernel it is that of the module.
+    #[must_use]
+    pub fn driver(&self, branch: Branch) -> Option<DriverVersion> {
+        (self.bounds.iter())
+            .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
+            .find(|version| version.branch() == branch)
+    }
 }
 
 /// The effect of a transaction on one package.

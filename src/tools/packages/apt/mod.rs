@@ -1,6 +1,7 @@
 //! `apt-get` on top of `dpkg`: Debian and Ubuntu.
 
 mod archive;
+mod bounds;
 mod commands;
 mod database;
 mod estimate;
@@ -22,9 +23,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 use debversion::Version;
 
 use super::{
-    Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Fault, Further, Manifest,
-    Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure, TransactionRequest,
-    Transactions, Updater,
+    Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Fault, Further, LowerBounds,
+    Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
+    TransactionRequest, Transactions, Updater,
 };
 use crate::{
     host::{Cmd, FilesError, Query, ReadFiles, Reader},
@@ -203,6 +204,14 @@ impl Transactions for Apt {
 
     fn names(&self, prefix: &str) -> Option<Query> {
         Some(offers::names(prefix))
+    }
+
+    fn lower_bounds(&self, names: &[&str]) -> Option<Query> {
+        Some(bounds::show(names))
+    }
+
+    fn parse_lower_bounds(&self, text: &str) -> Vec<LowerBounds> {
+        bounds::parse(text)
     }
 
     fn parse_offers(&self, text: &str) -> Vec<Offer> {

@@ -1,0 +1,204 @@
+//! `docs/cloud-kernels.md`: what `install` picks on machines of clouds, and why, told by the product itself
+//! on simulated machines.
+
+use std::{fmt::Write, fs, path::Path};
+
+use serde_json::Value;
+
+use crate::{
+    build::describe,
+    kernels::ubuntu,
+    machine::{Machine, Ran},
+    scenarios::told,
+};
+
+/// A machine of the page: its title, what it is, and flags of `plan`.
+struct Row {
+    title: &'static str,
+    machine: fn() -> Machine,
+    flags: &'static [&'static str],
+}
+
+const H100_SXM: &str = "gpus = ['10de:2330', '10de:2330', '10de:2330', '10de:2330', '10de:2330', \
+                        '10de:2330', '10de:2330', '10de:2330']";
+const B200: &str = "gpus = ['10de:2901', '10de:2901', '10de:2901', '10de:2901', '10de:2901', \
+                    '10de:2901', '10de:2901', '10de:2901']";
+
+const ROWS: &[Row] = &[
+    Row {
+        title: "L4 on AWS, Ubuntu 24.04, a kernel that the archive still has",
+        machine: || {
+            ubuntu(
+                "24.04",
+                "6.8.0-1060-aws",
+                "gpus = ['10de:27b8']\nlists = true",
+            )
+        },
+        flags: &[],
+    },
+    Row {
+        title: "L4 on AWS, Ubuntu 24.04, an image that is half a year old",
+        machine: || {
+            ubuntu(
+                "24.04",
+                "6.8.0-1044-aws",
+                "gpus = ['10de:27b8']\nlists = true",
+            )
+        },
+        flags: &[],
+    },
+    Row {
+        title: "A10G on AWS, Ubuntu 24.04, a series that ended: only headers are left",
+        machine: || {
+            ubuntu(
+                "24.04",
+                "6.14.0-1025-aws",
+                "gpus = ['10de:2237']\nlists = true",
+            )
+        },
+        flags: &[],
+    },
+    Row {
+        title: "A10G on AWS, Ubuntu 24.04, a series of which nothing is left",
+        machine: || {
+            ubuntu(
+                "24.04",
+                "6.11.0-1016-aws",
+                "gpus = ['10de:2237']\nlists = true",
+            )
+        },
+        flags: &[],
+    },
+    Row {
+        title: "The same machine with consent for another series",
+        machine: || {
+            ubuntu(
+                "24.04",
+                "6.11.0-1016-aws",
+                "gpus = ['10de:2237']\nlists = true",
+            )
+        },
+        flags: &["--set", "driver.kernel=any"],
+    },
+    Row {
+        title: "8 × H100 SXM, Ubuntu 22.04, its first kernel series",
+        machine: || {
+            let further = format!("{H100_SXM}\nlists = true");
+            ubuntu("22.04", "5.15.0-164-generic", &further)
+        },
+        flags: &[],
+    },
+    Row {
+        title: "H100 on Azure, Ubuntu 24.04, Secure Boot on",
+        machine: || {
+            let further = "gpus = ['10de:2331']\nsecure-boot = 'enabled'\nlists = true";
+            ubuntu("24.04", "6.8.0-1044-azure", further)
+        },
+        flags: &[],
+    },
+    Row {
+        title: "8 × B200, Ubuntu 24.04",
+        machine: || {
+            let further = format!("{B200}\nlists = true");
+            ubuntu("24.04", "6.8.0-139-generic", &further)
+        },
+        flags: &[],
+    },
+    Row {
+        title: "T4 on AlmaLinux 9",
+        machine: || {
+            let differs = "gpus = ['10de:1eb8']".parse().expect("TOML");
+            Machine::new(describe("almalinux-9-l4", differs))
+        },
+        flags: &[],
+    },
+];
+
+/// The steps of a plan that answer what is picked and why.
+const STEPS: [&str; 5] = [
+    "secure-boot",
+    "repositories",
+    "kernel.release",
+    "kernel.headers",
+    "driver.packages",
+];
+
+const HEAD: &str = "# Kernels of clouds: what is picked, and why
+
+<!-- Written by a test of tests/machine; `make update` renews it. -->
+
+`install` needs a driver module for the running kernel and for the kernel of the next boot. It looks in this order,
+and `plan` says what it found and how many reboots it costs:
+
+1. A packaged, signed module for exactly these kernels: no reboot. If only the kernel of the next boot can have one: one
+   reboot.
+2. A newer kernel of the same series and flavour that has one: it is installed with its module and with the metapackages
+   of the series, where the archive has them, and the machine reboots once.
+3. A module that is compiled here, with the headers of exactly these kernels: no reboot. With Secure Boot and without a
+   key that the machine trusts, this way is closed.
+4. A kernel of another series, only with `driver.kernel = \"any\"`: one reboot.
+
+`driver.kernel = \"stay\"` installs no kernel. With `--reboot` the run reboots by itself and continues; without it, it ends
+with exit 8 and continues when it is started again.
+
+The machines below are simulated: the product runs on them as on real ones, with an archive of stand-in packages. Their
+kernel versions are those of that archive, so yours will differ; what follows from them does not.
+";
+
+fn answers(ran: &Ran) -> String {
+    let document: Value =
+        serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{}", told(ran)));
+    let mut text = String::new();
+    for id in STEPS {
+        let steps = document["steps"].as_array().into_iter().flatten();
+        for step in steps.filter(|step| step["id"] == id) {
+            let (outcome, why) = (word(&step["outcome"]), word(&step["why"]));
+            writeln!(text, "- `{id}`, {outcome}: {why}").expect("a text grows");
+            if let Some(hint) = step["hint"].as_str() {
+                writeln!(text, "  - {hint}").expect("a text grows");
+            }
+        }
+    }
+    text
+}
+
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn page() -> String {
+    let mut text = HEAD.to_owned();
+    for row in ROWS {
+        let machine = (row.machine)();
+        let ran = machine.run(&[&["plan", "--format", "json"][..], row.flags].concat());
+        let kernel = crate::kernel::running(&machine.fakes.files);
+        let flags = match row.flags {
+            [] => String::new(),
+            [_, setting] => format!(", with `--set {setting}`"),
+            flags => panic!("{flags:?}"),
+        };
+        write!(
+            text,
+            "\n## {}\n\nKernel `{kernel}`{flags}. `plan` ends with exit {}.\n\n{}",
+            row.title,
+            ran.exit,
+            answers(&ran)
+        )
+        .expect("a text grows");
+    }
+    text
+}
+
+#[test]
+fn the_page_about_cloud_kernels_says_what_the_product_does() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/cloud-kernels.md");
+    let now = page();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, &now).expect("docs can be written");
+    }
+    let kept = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        kept == now,
+        "docs/cloud-kernels.md is stale; run `make update`"
+    );
+}
