@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-pub use crate::config::rows::{At, PackageRow, RuntimeRow, ToolkitRow};
+pub use crate::config::rows::{At, PackageRow, RefusedRelease, RuntimeRow, ToolkitRow};
 
 /// The schema version of profile files.
 pub const SCHEMA: u32 = 1;
@@ -73,6 +73,9 @@ pub struct Profile {
     pub hold: HoldDefaults,
     /// Releases served.
     pub release: Vec<Release>,
+    /// Releases that are refused for a reason of their own.
+    #[serde(default)]
+    pub refused: Vec<RefusedRelease>,
     /// Repositories.
     pub repository: Vec<RepositoryRow>,
     /// Driver package sets, in order of preference.

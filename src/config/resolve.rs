@@ -216,9 +216,12 @@ fn machine<'p>(
 ) -> Result<(&'p Release, Terms), Refusal> {
     let supported = || format!("profile `{}` supports {}", profile.name, profile.serves());
     let unsupported = |os: &Os| {
+        let own = (profile.refused.iter())
+            .find(|row| os.version_id.as_ref() == Some(&row.version_id))
+            .map_or_else(String::new, |row| format!(": {}", row.why));
         Refusal::new(
             "os-unsupported",
-            format!("{} is not supported", described(os)),
+            format!("{} is not supported{own}", described(os)),
             supported(),
         )
     };

@@ -29,6 +29,19 @@ pub enum At {
     Any,
 }
 
+/// A release that is not served, for a reason of its own.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RefusedRelease {
+    /// `VERSION_ID`, whole.
+    pub version_id: String,
+    /// Why, as the end of a sentence.
+    pub why: String,
+    /// Where this was read and how far it can be trusted.
+    #[serde(rename = "facts")]
+    pub citation: String,
+}
+
 /// Packages of a container runtime.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]

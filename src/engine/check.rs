@@ -232,6 +232,15 @@ fn of_step(job: &Job) -> Option<Finding> {
     Some(match answer {
         Assessment::Satisfied { why } => finding(Verdict::Pass, why, None, None),
         Assessment::NotApplicable { why } => finding(Verdict::Skip, why, None, None),
+        // New lists alone change nothing about the machine: they let the step know.
+        Assessment::Needs { why, changes } if changes[..] == [Change::RefreshRepositories] => {
+            finding(
+                Verdict::Unknown,
+                why,
+                None,
+                Some("run `gpu-bootstrap install`, which refreshes the package lists".to_owned()),
+            )
+        }
         Assessment::Needs { why, changes } => finding(
             Verdict::Fail,
             why,
