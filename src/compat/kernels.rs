@@ -191,7 +191,14 @@ impl Question {
         if needed.iter().all(|kernel| way.kernels.contains(kernel)) {
             return Some(Answer::Here { way: at });
         }
-        let next = needed.last().filter(|next| way.kernels.contains(next))?;
+        // A boot loader whose choice is not known starts the newest kernel as a rule.
+        let unknown = self.kernels.next.is_none();
+        let running = self.kernels.running.as_ref();
+        let newest = (self.kernels.installed.iter())
+            .filter(|kernel| unknown && running.is_some_and(|running| *kernel > running))
+            .filter(|kernel| running.and_then(|one| one.flavour()) == kernel.flavour())
+            .max();
+        let next = (newest.or(needed.last())).filter(|next| way.kernels.contains(next))?;
         Some(Answer::Boot {
             way: at,
             kernel: next.clone(),
@@ -381,6 +388,19 @@ mod tests {
     }
 
     #[test]
+    fn debian_names_its_kernels_otherwise() {
+        let (old, new) = ("6.12.48+deb13-amd64", "6.12.57+deb13-amd64");
+        let headers = [new, "6.12.57+deb13-cloud-amd64", "6.17.8+deb13-amd64"];
+        let mut asked = question(old, old, &[], &headers);
+        assert_eq!(
+            told(&asked),
+            "move to 6.12.57+deb13-amd64 by 1, 1, other series false"
+        );
+        asked.consent = Consent::Stay;
+        assert_eq!(told(&asked), "refused; series: 6.12.57+deb13-amd64");
+    }
+
+    #[test]
     fn consent_decides_which_kernels_are_installed() {
         let mut asked = question(OLD, OLD, &[NEW, ROLLING], &[]);
         asked.consent = Consent::Stay;
@@ -409,6 +429,15 @@ mod tests {
         let mut asked = question(OLD, OLD, &[LAST], &[]);
         asked.kernels.installed.push(version(NEW));
         assert_eq!(told(&asked), "refused");
+        // Where nobody knows what the boot loader starts, it is taken to be the newest kernel.
+        let mut asked = question(OLD, OLD, &[NEW], &[]);
+        asked.kernels.next = None;
+        assert_eq!(
+            told(&asked),
+            "move to 6.8.0-1051-aws by 0, 1, other series false"
+        );
+        asked.kernels.installed.push(version(NEW));
+        assert_eq!(told(&asked), "boot 6.8.0-1051-aws by 0, 1");
     }
 
     #[test]

@@ -176,7 +176,12 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
             let mut packages = state.kernel.clone();
             // They come with the kernel, so that the machine boots with all that it needs.
             if !state.replaces {
-                packages.extend(driver.packages.iter().chain(&desired.headers).cloned());
+                let of_driver = driver.packages.iter().chain(&desired.headers);
+                let further: Vec<PackageWish> = of_driver
+                    .filter(|wish| !packages.contains(wish))
+                    .cloned()
+                    .collect();
+                packages.extend(further);
             }
             let mut changes = vec![
                 Change::RefreshRepositories,

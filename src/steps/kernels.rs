@@ -326,6 +326,11 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
     desired.headers = wish.packages(&way.headers, &kernels);
     if let Some(driver) = &mut desired.driver {
         driver.packages = wish.packages(&way.packages, &kernels);
+        // A packaged module needs its kernel, which no transaction brings unless it names it.
+        if let (Some(Answer::Move { .. }), Some(image)) = (&asked.answer, &wish.image) {
+            let images = wish.packages(std::slice::from_ref(image), &kernels);
+            driver.packages.extend(images);
+        }
         driver.dkms.clone_from(&way.dkms);
         driver.module.clone_from(&way.module);
     }

@@ -134,7 +134,7 @@ impl Kernel {
                     name.clone(),
                     "restricted",
                     vec![
-                        format!("linux-modules-{release}"),
+                        format!("linux-image-{release}"),
                         format!("nvidia-kernel-common-{common}"),
                     ],
                 )

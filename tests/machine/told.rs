@@ -105,6 +105,14 @@ const ROWS: &[Row] = &[
         flags: &[],
     },
     Row {
+        title: "GH200, Ubuntu 24.04 on arm64, NVIDIA's kernel with pages of 64 KiB",
+        machine: || {
+            let further = "architecture = 'aarch64'\ngpus = ['10de:2342']\nlists = true";
+            ubuntu("24.04", "6.8.0-1030-nvidia-64k", further)
+        },
+        flags: &[],
+    },
+    Row {
         title: "T4 on AlmaLinux 9",
         machine: || {
             let differs = "gpus = ['10de:1eb8']".parse().expect("TOML");
