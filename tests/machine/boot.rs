@@ -7,6 +7,9 @@ use crate::{
     state::{exists, list, text},
 };
 
+/// With this file GRUB's choice stays as it is.
+pub const CHOSEN: &str = "/etc/default/grub.d/chosen.cfg";
+
 /// Installs a kernel as its package does, and makes GRUB's menu anew. What is there stays.
 pub fn install(files: &FakeFiles, release: &str) {
     if !exists(files, &format!("/boot/vmlinuz-{release}")) {
@@ -27,8 +30,11 @@ pub fn remove(files: &FakeFiles, kernel: &str) {
     update_grub(files);
 }
 
-/// GRUB starts the newest kernel.
+/// GRUB starts the newest kernel, unless the administrator chose one.
 fn update_grub(files: &FakeFiles) {
+    if exists(files, CHOSEN) {
+        return;
+    }
     let newest = list(files, "/boot")
         .into_iter()
         .filter_map(|name| name.strip_prefix("vmlinuz-")?.parse::<KernelVersion>().ok())

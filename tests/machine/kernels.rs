@@ -5,6 +5,7 @@ use std::fmt::Write;
 use toml::Table;
 
 use crate::{
+    boot,
     build::describe,
     dpkg, kernel,
     machine::{Machine, Ran},
@@ -267,6 +268,20 @@ fn another_series_and_every_new_kernel_need_consent() {
         "{}",
         told(&ran)
     );
+}
+
+#[test]
+fn a_boot_loader_that_would_start_another_kernel_is_named_and_nothing_reboots() {
+    let machine = ubuntu("24.04", "6.8.0-1044-aws", "");
+    machine
+        .fakes
+        .files
+        .put(boot::CHOSEN, "GRUB_DEFAULT=saved\n");
+    let (ran, reboots) = install(&machine, &[]);
+    assert_eq!((ran.exit, reboots), (6, 0), "{}", told(&ran));
+    let why = "kernel 6.8.0-1060-aws is installed, but the boot loader starts 6.8.0-1044-aws";
+    assert!(ran.out.contains(why), "{}", told(&ran));
+    assert!(!machine.reboot_asked());
 }
 
 #[test]
