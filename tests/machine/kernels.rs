@@ -285,6 +285,29 @@ fn a_boot_loader_that_would_start_another_kernel_is_named_and_nothing_reboots() 
 }
 
 #[test]
+fn an_image_gets_the_kernel_that_its_instances_boot() {
+    let machine = ubuntu("24.04", "6.8.0-1044-aws", "gpus = []");
+    let ran = machine.run(&[
+        "install",
+        "--image",
+        "--assume-gpu",
+        "10de:2330",
+        "--format",
+        "json",
+    ]);
+    assert_eq!(ran.exit, 0, "{}", told(&ran));
+    assert!(!machine.reboot_asked());
+    let files = &machine.fakes.files;
+    for name in [
+        "linux-image-6.8.0-1060-aws",
+        "linux-modules-nvidia-580-server-open-6.8.0-1060-aws",
+        "nvidia-utils-580-server",
+    ] {
+        assert!(dpkg::installed(files, name).is_some(), "{name}");
+    }
+}
+
+#[test]
 fn without_reboot_the_kernel_is_installed_and_the_reboot_is_asked_for() {
     let machine = ubuntu("24.04", "6.8.0-1044-aws", "");
     let ran = machine.run(&["install", "--format", "json"]);
