@@ -2,10 +2,10 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test lint unit update mutants
+.PHONY: test lint unit release update mutants
 
 # Everything that continuous integration runs.
-test: lint unit test-machines
+test: lint unit release test-machines
 
 lint:
 	cargo fmt --all --check
@@ -13,6 +13,11 @@ lint:
 
 unit:
 	cargo test --workspace --locked --quiet
+
+# The program for x86_64 machines with glibc 2.28 or newer, as an archive with its SHA-256 in target/release-files. It
+# needs Python 3 with venv; cargo-zigbuild and zig come from PyPI with fixed hashes.
+release:
+	release/build.sh x86_64
 
 # Renews snapshots, schemas and generated docs, and lists what is different in the working tree.
 # Tests that fail for other reasons are reported, and the rest is renewed all the same.

@@ -21,8 +21,12 @@ impl Change {
                     })
                     .collect();
                 let mut text = format!("install {}", names.join(", "));
-                if !removing.is_empty() {
-                    text.push_str(&format!(", removing {}", removing.join(", ")));
+                let gone: Vec<&str> = (removing.iter())
+                    .filter(|name| !packages.iter().any(|package| package.name == **name))
+                    .map(String::as_str)
+                    .collect();
+                if !gone.is_empty() {
+                    text.push_str(&format!(", replacing {}", gone.join(", ")));
                 }
                 text
             }

@@ -61,7 +61,9 @@ pub enum Change {
     InstallPackages {
         /// The packages.
         packages: Vec<PackageWish>,
-        /// Packages whose removal is part of the plan.
+        /// Installed packages that the plan replaces: each gets another version, also an older one, if
+        /// something wanted needs it, and is removed otherwise. A hold on one of them is this
+        /// program's.
         removing: Vec<String>,
     },
     /// Repair packages that an interrupted package manager left half done.

@@ -14,7 +14,7 @@ use nix::{
 
 use super::{Failure, args, prepare, print, world::World};
 use crate::{
-    engine::{self, Cancel, EngineError, RebootError, RunFile, RunReport},
+    engine::{self, Cancel, EngineError, RebootError, RunFile, RunReport, Tools},
     error::{causes, one_line},
     event::Subscriber,
     exit::Exit,
@@ -40,18 +40,17 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     }
     let automatic = request.reboot;
     let deadline = deadline(&request, args.resume);
-    let target = prepare::target(world, request)?;
+    let mut target = prepare::target(world, request)?;
     prepare::warn(world, &target.resolution.warnings);
+    let goes_back = target.go_back()?;
     let events_to_stdout = args.events.as_deref() == Some("-");
-    // Before the signal handlers: Ctrl-C ends the wait for a reader of the events at once.
-    let subscribers = subscribers(world, args.events.as_deref(), args.detail)?;
-    let cancel = cancel()?;
-    let (events, reporter) = prepare::events(target.host(), &world.secrets, subscribers)?;
-    let mut tools = target.tools(world, events, cancel.clone());
-    tools.options.deadline = deadline;
-    tools.options.resumed = args.resume;
-    let ended = target.session(tools.clone())?.install().await;
-    reporter.finish();
+    let mut cancel = None;
+    let (mut ended, mut tools) = attempt(world, args, &target, deadline, &mut cancel).await?;
+    // A driver that has failed its proof is replaced by the one before, by the same command.
+    if ended.is_ok() && !goes_back && target.go_back()? {
+        (ended, tools) = attempt(world, args, &target, deadline, &mut cancel).await?;
+    }
+    let cancel = tools.cancel.clone();
     let (exit, reboots) = match ended {
         Ok(report) => {
             // Events have standard output for themselves when they were asked for there.
@@ -94,6 +93,29 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
         Some(RebootError::Stopped(by)) => Ok(by),
         Some(error) => Err(error.into()),
     }
+}
+
+/// One run of the engine; it ends with its report, or does not begin.
+async fn attempt(
+    world: &mut World<'_>,
+    args: &args::Install,
+    target: &prepare::Target,
+    deadline: Option<Duration>,
+    signals: &mut Option<Cancel>,
+) -> Result<(Result<RunReport, EngineError>, Tools), Failure> {
+    // Before the signal handlers: Ctrl-C ends the wait for a reader of the events at once.
+    let subscribers = subscribers(world, args.events.as_deref(), args.detail)?;
+    let cancel = match signals {
+        Some(cancel) => cancel.clone(),
+        none => none.insert(cancel()?).clone(),
+    };
+    let (events, reporter) = prepare::events(target.host(), &world.secrets, subscribers)?;
+    let mut tools = target.tools(world, events, cancel);
+    tools.options.deadline = deadline;
+    tools.options.resumed = args.resume;
+    let ended = target.session(tools.clone())?.install().await;
+    reporter.finish();
+    Ok((ended, tools))
 }
 
 /// How long the run tries again what may pass: as asked, else some time where nobody watches.

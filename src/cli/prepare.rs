@@ -432,6 +432,19 @@ impl Target {
         )
     }
 
+    /// Wants the driver before, if the journal says that the machine goes back to it. Returns whether this
+    /// is so.
+    ///
+    /// # Errors
+    /// When the journal cannot be read.
+    pub(super) fn go_back(&mut self) -> Result<bool, Failure> {
+        let desired = &mut self.resolution.desired;
+        let instead = engine::wanted_instead(&self.ground.host, &desired.packages)?;
+        let goes_back = instead.is_some();
+        *desired = instead.unwrap_or_else(|| desired.clone());
+        Ok(goes_back)
+    }
+
     /// The machine.
     pub(super) const fn host(&self) -> &Host {
         &self.ground.host

@@ -195,6 +195,12 @@ pub struct DriverWish {
     pub adopt: bool,
     /// Remove a driver of another origin instead of refusing.
     pub replace: bool,
+    /// Settings name the branch or the version: then it may also be an older one than is installed.
+    #[serde(default)]
+    pub asked: bool,
+    /// Go back to the driver that was proven last if this one fails its proof.
+    #[serde(default)]
+    pub rollback: bool,
     /// Why this pick, for people.
     pub reasons: Vec<String>,
     /// Doubts, for people.

@@ -114,6 +114,8 @@ impl<'a> DriverInputs<'a> {
                 load_modules: self.profile.modules.load.clone(),
                 adopt: self.config.adopt.unwrap_or(false),
                 replace: self.config.replace.unwrap_or(false),
+                rollback: self.config.rollback.unwrap_or(true),
+                asked: self.config.branch.is_some() || self.config.version.is_some(),
                 reasons,
                 warnings,
                 fabric,

@@ -77,6 +77,8 @@ pub struct DriverConfig {
     pub adopt: Option<bool>,
     /// Remove a driver of another origin instead of refusing.
     pub replace: Option<bool>,
+    /// Go back to the driver before if another one fails its proof.
+    pub rollback: Option<bool>,
     /// CUDA versions that containers will bring, such as ["12.4"].
     pub cuda: Option<Vec<CudaVersion>>,
 }

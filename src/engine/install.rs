@@ -15,7 +15,7 @@ use crate::{
     change::Undo,
     event::{Event, Outcome, Summary},
     exit::Exit,
-    journal::{History, Journal, JournalError, Record, Standing},
+    journal::{GoingBack, History, Journal, JournalError, Record, Standing},
 };
 
 impl Session {
@@ -39,6 +39,11 @@ impl Session {
         self.announce(Mode::Install);
         let mut notes = Vec::new();
         self.look_back(&journal, &history, &mut notes);
+        if let Some(GoingBack { from, to, why }) = journal.receipt().going_back {
+            let note =
+                format!("driver {from} has failed its proof ({why}): this run goes back to {to}");
+            self.tools.note(&mut notes, note);
+        }
         let before = journal.receipt();
         let reboots = before.reboots;
         let ledger = Ledger {
@@ -56,22 +61,28 @@ impl Session {
         for note in ledger.reconcile().await? {
             self.tools.note(&mut notes, note);
         }
+        let back = before.going_back.clone();
         if self.tools.options.resumed {
             let boots = guard::too_many(&before, self.tools.options.boot_id.as_deref());
             if let Some(boots) = boots {
-                self.give_up(&ledger, boots, &mut notes).await?;
+                let why = format!("{boots} boots in a row ended before the run did");
+                if !self.turn_back_because(&ledger, why, &mut notes)? {
+                    self.give_up(&ledger, boots, &mut notes).await?;
+                }
                 let report = self.report(Exit::StepFailed, &[], notes, None);
                 finish(&ledger.journal, report.exit, report.summary())?;
                 self.tools.finished(&report);
                 return Ok(report);
             }
-        } else {
+        }
+        if !self.tools.options.resumed || back.is_some() {
             for note in guard::allow(&ledger).await? {
                 self.tools.note(&mut notes, note);
             }
         }
 
         let standing = ledger.journal.receipt().standing;
+        self.know(&standing);
         let mut jobs = self.survey_before_changes(&standing).await;
         let mut left = Vec::new();
         let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {
@@ -117,6 +128,16 @@ impl Session {
             (jobs, exit, reboot)
         };
 
+        if exit == Exit::Ok {
+            self.remember(&ledger).await?;
+        }
+        let exit = match &back {
+            Some(back) => self.end_way_back(&ledger, back, exit, &mut notes)?,
+            None => {
+                self.turn_back(&ledger, exit, &jobs, &mut notes)?;
+                exit
+            }
+        };
         notes.extend(self.tools.events.take_notes());
         let mut report = self.report(exit, &jobs, notes, reboot);
         report.left = left;

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     events::{Events, Said},
+    ours::ours,
     verbs::{Failure, Verbs},
 };
 use crate::{
@@ -143,15 +144,7 @@ impl Ledger {
             events: &self.events,
             steps: &standing.steps,
         };
-        let mut holds = BTreeSet::new();
-        for one in self.journal.receipt().standing {
-            if let Undo::Unhold {
-                held: Some(held), ..
-            } = one.undo
-            {
-                holds.extend(held);
-            }
-        }
+        let holds = ours(&self.journal.receipt().standing).held;
         let withdrawn = self.verbs.withdraw(&standing.undo, wanted, &holds, &sink);
         withdrawn.await.map_err(|failure| {
             (failure.reason() != STOPPED).then(|| Reverted::Left {

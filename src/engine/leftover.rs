@@ -66,8 +66,8 @@ fn is_transaction(standing: &Standing) -> bool {
     )
 }
 
-/// Whether its undo comes when the packages of all steps are as wanted: before, it is not known which
-/// packages and repositories are needed.
+/// Whether its undo comes after that of files and units. Packages are removed when those of all steps are as
+/// wanted: before, it is not known which ones are needed.
 fn is_late(standing: &Standing) -> bool {
     is_transaction(standing) || matches!(standing.change, Change::AddRepository { .. })
 }
@@ -208,8 +208,8 @@ impl Session {
     }
 
     /// Undoes what is left over before anything is applied: files and units, newest first, because
-    /// they need their packages. Then packages and repositories, if those of all other steps are as
-    /// wanted; otherwise [`Session::undo_the_rest`] does that at the end.
+    /// they need their packages. Then repositories, and packages if those of all other steps are as
+    /// wanted; otherwise [`Session::undo_the_rest`] removes them at the end.
     pub(super) async fn undo_left_over(
         &self,
         ledger: &Ledger,
@@ -222,7 +222,13 @@ impl Session {
         self.undo_whole(ledger, early, jobs, &mut undone).await?;
         let is_busy = |job: &Job| job.locks.contains(&Lock::Packages) && !job.is_idle();
         undone.postponed = !found(jobs, is_late).is_empty() && jobs.iter().any(is_busy);
-        if !undone.postponed {
+        if undone.postponed {
+            // What is installed now must not come from a repository that no setting wants.
+            let is_repository = |one: &Standing| is_late(one) && !is_transaction(one);
+            let repositories = found(jobs, is_repository);
+            self.undo_whole(ledger, repositories, jobs, &mut undone)
+                .await?;
+        } else {
             self.undo_late(ledger, jobs, &mut undone).await?;
         }
         for left in &undone.left {

@@ -18,6 +18,7 @@ mod job;
 mod lasting;
 mod ledger;
 mod leftover;
+mod ours;
 mod patience;
 mod plan;
 mod reboot;
@@ -31,6 +32,7 @@ mod tests;
 mod uninstall;
 mod units;
 mod verbs;
+mod way_back;
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -53,6 +55,7 @@ pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, policy, status};
 pub use uninstall::uninstall;
 pub use verbs::{Failure, NoVerbs, Verbs};
+pub use way_back::wanted_instead;
 
 use crate::{
     check::Check,
@@ -66,7 +69,7 @@ use crate::{
         paths::RUN,
         text,
     },
-    state::State,
+    state::{Ours, State},
     step::{Cx, Step, StepError},
     steps,
 };
@@ -224,6 +227,12 @@ impl Inner {
         *state = Arc::new(state.next());
     }
 
+    /// From now on the steps know this about the program's own work.
+    fn know(&self, ours: Ours) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = Arc::new(state.next().knowing(ours));
+    }
+
     fn monotonic(&self) -> Duration {
         self.host.clock.monotonic()
     }
@@ -353,6 +362,7 @@ impl Session {
     async fn look(&self, mode: Mode) -> RunReport {
         self.announce(mode);
         let look = async {
+            self.read_ours();
             let mut jobs = self.survey().await;
             let mut notes = Vec::new();
             self.read_left_over(&mut jobs, &mut notes);

@@ -1,7 +1,7 @@
 //! `uninstall`: the journal read backwards. Only our changes are undone. A change that cannot be
 //! undone is named and stays recorded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -13,7 +13,7 @@ use super::{
     resume,
 };
 use crate::{
-    change::{Reverted, Undo},
+    change::{Reverted, Undo, packages::Effects},
     event::{Event, Outcome, StepTitle},
     exit::Exit,
     host::{Files, FilesError, Kind},
@@ -239,12 +239,45 @@ fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
     standing
 }
 
+/// A transaction that has replaced packages of an earlier one is undone together with it: what the
+/// earlier one has installed is removed, in whatever version, and not brought back first. Other changes may
+/// lie in between.
+fn follow_packages(mut standing: Vec<Standing>) -> Vec<Standing> {
+    fn effects(standing: &Standing) -> Option<&Effects> {
+        match &standing.undo {
+            Undo::Packages { effects, .. } => effects.as_deref(),
+            _ => None,
+        }
+    }
+    // From the oldest on: the transaction that it follows has its own place then.
+    for at in (0..standing.len()).rev() {
+        let Some(mine) = effects(&standing[at]) else {
+            continue;
+        };
+        let replaced: BTreeSet<&String> = (mine.moved.iter().chain(&mine.disappeared))
+            .map(|wish| &wish.name)
+            .collect();
+        let older = (at + 1..standing.len()).find(|&older| {
+            effects(&standing[older]).is_some_and(|theirs| {
+                let moved = theirs.moved.iter().chain(&theirs.disappeared);
+                let new = theirs.new_packages();
+                (new.iter().chain(moved.map(|wish| &wish.name))).any(|one| replaced.contains(one))
+            })
+        });
+        if let Some(older) = older {
+            // It takes the place just before it.
+            standing[at..older].rotate_left(1);
+        }
+    }
+    standing
+}
+
 /// Merges neighbours that can be undone together. Modules are unloaded last, because daemons have
 /// them open until their packages are removed. Files that name modules for every boot keep their
 /// place in the order.
 pub(super) fn group(standing: Vec<Standing>) -> Vec<Group> {
     let (mut groups, mut unloading): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
-    for next in follow_files(standing) {
+    for next in follow_packages(follow_files(standing)) {
         let (unload, rest) = next.undo.split_unloading();
         if let Some(undo) = unload {
             unloading.push(Group {

@@ -27,6 +27,13 @@ pub(crate) fn carries_driver(name: &str) -> bool {
     any(names) && !any(except)
 }
 
+/// Whether a package is a part of the driver, which works only with the other parts of one version.
+pub(crate) fn is_driver_part(name: &str) -> bool {
+    let DriverPackages { parts, except, .. } = &table().driver_packages;
+    let any = |patterns: &[String]| patterns.iter().any(|one| pattern::matches(one, name));
+    any(parts) && !any(except)
+}
+
 /// All of it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -14,11 +14,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use read::{History, Torn, parse};
-pub use receipt::{Awaited, Ended, Receipt, Run, Standing, Unfinished, fold};
+pub use receipt::{Awaited, Ended, GoingBack, Proven, Receipt, Run, Standing, Unfinished, fold};
 pub use store::Journal;
 
 use crate::{
     change::{Change, Undo},
+    config::desired::{Desired, PackageWish},
     error::Report,
     event::Summary,
     exit::Exit,
@@ -28,8 +29,8 @@ use crate::{
 };
 
 /// The schema version of [`Line`]. It is increased if an old reader would misunderstand a new journal, or
-/// take it for a damaged one. Version 2 has boots that are counted, changes that are undone in part, and
-/// files that are undone by key.
+/// take it for a damaged one. Version 2 has boots that are counted, changes that are undone in part,
+/// files that are undone by key, and the way back to an earlier driver.
 pub const SCHEMA: u32 = 2;
 
 /// The journal's path.
@@ -168,6 +169,28 @@ pub enum Record {
         why: String,
         /// Whether this program reboots the machine and resumes by itself.
         automatic: bool,
+    },
+    /// A run has ended well: the driver has passed every proof.
+    Proven {
+        /// What was wanted, and is there.
+        desired: Box<Desired>,
+        /// The packages of the driver, with their exact versions.
+        driver: Vec<PackageWish>,
+    },
+    /// Another driver has failed its proof. From here on the driver that was proven before is wanted,
+    /// until [`Record::WentBack`].
+    GoingBack {
+        /// The driver that failed.
+        from: String,
+        /// The driver that was proven before.
+        to: String,
+        /// How it failed.
+        why: String,
+    },
+    /// The way back has ended, well or not.
+    WentBack {
+        /// The driver before has passed its proof again.
+        proven: bool,
     },
     /// The run has ended regularly.
     RunFinished {

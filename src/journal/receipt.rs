@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Line, Policy, Record, Request, SCHEMA};
 use crate::{
     change::{Change, Undo},
+    config::desired::{Desired, PackageWish},
     event::Summary,
     exit::Exit,
     model::id::StepId,
@@ -31,6 +32,12 @@ pub struct Receipt {
     /// Why the last `install` gave up.
     #[serde(default)]
     pub gave_up: Option<String>,
+    /// The driver that was proven last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proven: Option<Proven>,
+    /// A driver that has failed, while the way back to the one before has not ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub going_back: Option<GoingBack>,
     /// The options of the last `install`.
     pub request: Option<Request>,
     /// How the last `install` changed packages; `None` if an older version of this program wrote the
@@ -55,6 +62,30 @@ pub struct Awaited {
     pub automatic: bool,
     /// The time since when it is awaited.
     pub since: jiff::Timestamp,
+}
+
+/// A driver that has passed every proof.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Proven {
+    /// The sequence number of its record: changes with a higher one came later.
+    pub seq: u64,
+    /// What was wanted.
+    pub desired: Desired,
+    /// The packages of the driver, with their exact versions.
+    pub driver: Vec<PackageWish>,
+}
+
+/// A driver that has failed its proof.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct GoingBack {
+    /// That driver.
+    pub from: String,
+    /// The driver that was proven before.
+    pub to: String,
+    /// How it failed.
+    pub why: String,
 }
 
 /// A boot that ended before an `install` did.
@@ -131,6 +162,8 @@ pub fn fold(lines: &[Line]) -> Receipt {
         reboots: 0,
         unfinished: Vec::new(),
         gave_up: None,
+        proven: None,
+        going_back: None,
         request: None,
         policy: None,
         runs: Vec::new(),
@@ -185,6 +218,24 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
             }
         }
         Record::BootStarted { boot_id } => begin_boot(receipt, standing, boot_id),
+        Record::Proven { desired, driver } => {
+            receipt.proven = Some(Proven {
+                seq: line.seq,
+                desired: (**desired).clone(),
+                driver: driver.clone(),
+            });
+        }
+        Record::GoingBack { from, to, why } => {
+            receipt.going_back = Some(GoingBack {
+                from: from.clone(),
+                to: to.clone(),
+                why: why.clone(),
+            });
+            // The boots and reboots so far were for the driver that failed.
+            receipt.unfinished.clear();
+            receipt.reboots = 0;
+        }
+        Record::WentBack { .. } => receipt.going_back = None,
         Record::GaveUp { why } => receipt.gave_up = Some(why.clone()),
         Record::Intent {
             steps,

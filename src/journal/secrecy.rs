@@ -29,6 +29,9 @@ impl Record {
             }
             Self::BootStarted { .. }
             | Self::GaveUp { .. }
+            | Self::Proven { .. }
+            | Self::GoingBack { .. }
+            | Self::WentBack { .. }
             | Self::Applied { .. }
             | Self::Failed { .. }
             | Self::Interrupted { .. }
@@ -56,10 +59,16 @@ impl Record {
                 message, causes, ..
             } => std::iter::once(message).chain(causes).collect(),
             Self::Reverted { what, .. } | Self::Reduced { what, .. } => vec![what],
-            Self::Left { why, .. } | Self::RebootAwaited { why, .. } | Self::GaveUp { why } => {
+            Self::Left { why, .. }
+            | Self::RebootAwaited { why, .. }
+            | Self::GaveUp { why }
+            | Self::GoingBack { why, .. } => {
                 vec![why]
             }
-            Self::BootStarted { .. }
+            // The engine does not write one with a secret.
+            Self::Proven { .. }
+            | Self::WentBack { .. }
+            | Self::BootStarted { .. }
             | Self::Applied { .. }
             | Self::Interrupted { .. }
             | Self::RunFinished { .. } => Vec::new(),

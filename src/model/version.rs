@@ -82,6 +82,10 @@ pub struct DriverVersion {
 }
 
 impl DriverVersion {
+    /// Versions of packages with similar names that are no driver are far below; the oldest branch of the
+    /// matrix is above.
+    pub const OLDEST_BRANCH: Branch = Branch(300);
+
     /// The branch that this version belongs to.
     pub fn branch(&self) -> Branch {
         Branch(self.parts.first().copied().unwrap_or_default())

@@ -11,6 +11,7 @@ mod driver;
 mod error;
 mod kernel_log;
 mod modules;
+mod ours;
 mod packages;
 mod runtimes;
 mod snapshot;
@@ -46,6 +47,7 @@ pub use driver::{FoundDriver, Origin};
 pub use error::StateError;
 pub use kernel_log::KernelLog;
 pub use modules::FoundFlavour;
+pub use ours::Ours;
 pub use packages::DriverPart;
 pub use runtimes::FoundRuntime;
 pub use snapshot::Snapshot;
@@ -57,6 +59,7 @@ pub struct State {
     facts: Arc<Facts>,
     /// The package lists were downloaded in this run, after the last repository was added.
     new_lists: Arc<AtomicBool>,
+    ours: Arc<Ours>,
     memo: Memo,
 }
 
@@ -100,8 +103,24 @@ impl State {
             scope,
             facts,
             new_lists: Arc::default(),
+            ours: Arc::default(),
             memo: Memo::default(),
         }
+    }
+
+    /// The same, with what the journal says about this program's own work.
+    #[must_use]
+    pub fn knowing(self, ours: Ours) -> Self {
+        Self {
+            ours: Arc::new(ours),
+            ..self
+        }
+    }
+
+    /// What this program has done to packages, according to its journal.
+    #[must_use]
+    pub fn ours(&self) -> &Ours {
+        &self.ours
     }
 
     /// The state of the same machine in the next epoch: everything is read again.
@@ -109,6 +128,7 @@ impl State {
     pub fn next(&self) -> Self {
         Self {
             new_lists: Arc::clone(&self.new_lists),
+            ours: Arc::clone(&self.ours),
             ..Self::new(self.host.clone(), self.scope, Arc::clone(&self.facts))
         }
     }

@@ -1,33 +1,22 @@
 //! `driver.packages`: the NVIDIA driver, of one origin, one branch and one flavour.
 
-use std::collections::BTreeSet;
-
 use async_trait::async_trait;
 use camino::Utf8Path;
 
 use super::{
     KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, packages,
-    wishes::{Comparison, Packages, compare, install},
+    replaced::{self, There},
+    wishes::{Packages, compare, install},
     words,
 };
 use crate::{
     change::{Change, Lock},
     config::desired::{Desired, DriverWish},
-    facts::detection::carries_driver,
-    model::{
-        id::StepId,
-        pattern,
-        version::{Branch, DriverVersion},
-    },
-    state::{FoundDriver, Origin},
+    model::{id::StepId, version::DriverVersion},
+    state::{FoundDriver, Origin, Ours},
     step::{Assessment, Cx, Step, StepError},
 };
 
-/// The source that stands for the system's own archive.
-const DISTRIBUTION: &str = "distribution";
-/// Versions of other packages whose names match are far below; the oldest branch of the matrix
-/// is above.
-const OLDEST_BRANCH: Branch = Branch(300);
 /// NVIDIA's installer leaves this behind; it removes what the installer put there.
 const RUNFILE_UNINSTALLER: &str = "/usr/bin/nvidia-uninstall";
 
@@ -43,6 +32,8 @@ struct DriverPackagesState {
     found: FoundDriver,
     /// NVIDIA's installer left the program that undoes it.
     uninstaller: bool,
+    /// What this program has installed and holds.
+    ours: Ours,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
@@ -50,10 +41,11 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
         return Ok(DriverPackagesState::default());
     };
     Ok(DriverPackagesState {
-        installed: packages::installed(cx).await?,
+        installed: packages::held_by_others(cx).await?,
         kernels_without_module: cx.state.kernels_without(&driver.module)?,
         found: cx.state.driver().await.clone(),
         uninstaller: cx.host.files().exists(Utf8Path::new(RUNFILE_UNINSTALLER))?,
+        ours: cx.state.ours().clone(),
     })
 }
 
@@ -80,14 +72,29 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
             hint: comparison.held_hint(desired.packages.manager),
         };
     }
-    let others = others(driver, desired, state, &comparison);
+    let there = There {
+        installed: &state.installed,
+        ours: &state.ours,
+        origin: state.found.origin,
+    };
+    let others = replaced::others(driver, desired, &there);
     if !others.is_empty() {
-        return instead_of(&others, driver);
+        return replaced::instead_of(&others, driver, desired, &there);
+    }
+    let outdated = replaced::outdated(driver, desired, &there);
+    if let Some(answer) = replaced::not_asked(driver, &there, &outdated) {
+        return answer;
     }
     if !comparison.all_met() {
         return Assessment::Needs {
             why: comparison.unmet_text(),
-            changes: install(&driver.packages, Vec::new()),
+            changes: install(&driver.packages, outdated),
+        };
+    }
+    if !outdated.is_empty() {
+        return Assessment::Needs {
+            why: format!("{} do not belong to this driver", outdated.join(", ")),
+            changes: install(&driver.packages, outdated),
         };
     }
     if let (Some(module), false) = (&driver.dkms, state.kernels_without_module.is_empty()) {
@@ -109,72 +116,6 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     }
     Assessment::Satisfied {
         why: comparison.met_text(),
-    }
-}
-
-/// Driver packages of another branch or origin, as `name version`: they and ours exclude each
-/// other, file by file or by the version that library and module must share.
-fn others(
-    driver: &DriverWish,
-    desired: &Desired,
-    state: &DriverPackagesState,
-    comparison: &Comparison,
-) -> Vec<(String, String)> {
-    let wanted_origin = if driver.source == DISTRIBUTION {
-        Origin::Distribution
-    } else {
-        Origin::Vendor
-    };
-    // Met wishes are of the wanted origin, whoever made the packages.
-    let other_origin =
-        !comparison.all_met() && (state.found.origin).is_some_and(|origin| origin != wanted_origin);
-    let branch_of = |version: &str| {
-        let version = DriverVersion::from_package(version).ok()?;
-        Some(version.branch()).filter(|branch| *branch >= OLDEST_BRANCH)
-    };
-    let of_others = |branch: &Branch| *branch != driver.branch || other_origin;
-    // Only what carries module or libraries shows another driver: helpers have versions of their own.
-    let branches: BTreeSet<Branch> = (state.installed.iter())
-        .filter(|(name, _)| carries_driver(name))
-        .filter_map(|(_, package)| branch_of(&package.version))
-        .filter(of_others)
-        .collect();
-    let held = |name: &str| (desired.hold.patterns.iter()).any(|one| pattern::matches(one, name));
-    (state.installed.iter())
-        .filter(|(name, _)| carries_driver(name) || held(name))
-        .filter(|(_, package)| {
-            branch_of(&package.version).is_some_and(|branch| branches.contains(&branch))
-        })
-        .map(|(name, package)| (name.clone(), package.version.clone()))
-        .collect()
-}
-
-/// What to do about them: keep, replace or refuse, as was asked.
-fn instead_of(others: &[(String, String)], driver: &DriverWish) -> Assessment {
-    let named: Vec<String> = others
-        .iter()
-        .map(|(name, version)| format!("{name} {version}"))
-        .collect();
-    let named = words::some(&named.iter().map(String::as_str).collect::<Vec<_>>());
-    let wanted = format!("branch {} from {} is wanted", driver.branch, driver.source);
-    if driver.replace {
-        // What is wanted at another version is upgraded, not removed.
-        let names = others
-            .iter()
-            .map(|(name, _)| name.clone())
-            .filter(|name| !driver.packages.iter().any(|wish| wish.name == *name));
-        return Assessment::Needs {
-            why: format!("{named} are to be replaced: {wanted}"),
-            changes: install(&driver.packages, names.collect()),
-        };
-    }
-    Assessment::Blocked {
-        why: format!("another driver is installed ({named}), {wanted}"),
-        hint: format!(
-            "set `driver.replace = true` to replace it; to keep it, set `driver.branch` and \
-             `driver.source` to the installed ones (source `{DISTRIBUTION}` is the system's \
-             archive)"
-        ),
     }
 }
 
@@ -257,7 +198,7 @@ mod tests {
     use crate::{
         change::Change,
         config::desired::Desired,
-        state::{FoundDriver, Origin},
+        state::{FoundDriver, Origin, Ours},
         step::Assessment,
         steps::{fixtures::desired, wishes::fixtures::packages},
     };
@@ -279,6 +220,7 @@ mod tests {
             kernels_without_module: without.iter().map(ToString::to_string).collect(),
             found: FoundDriver::default(),
             uninstaller: true,
+            ours: Ours::default(),
         }
     }
 
@@ -344,7 +286,7 @@ mod tests {
             Assessment::Blocked { .. }
         ));
         want.driver.as_mut().expect("a driver").replace = true;
-        assert_eq!(removed(&old, &want), ["libnvidia-ml1"]);
+        assert_eq!(removed(&old, &want), ["libnvidia-ml1", "nvidia-smi"]);
     }
 
     #[test]

@@ -182,6 +182,8 @@ pub(crate) fn desired() -> Desired {
             load_modules: vec!["nvidia".into(), "nvidia-uvm".into()],
             adopt: false,
             replace: false,
+            asked: false,
+            rollback: true,
             reasons: vec![],
             warnings: vec![],
             fabric: Fabric::None,

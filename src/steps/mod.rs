@@ -19,6 +19,7 @@ mod module;
 mod packages;
 mod persistence;
 mod preflight;
+mod replaced;
 mod repositories;
 mod runtime_config;
 mod runtime_packages;

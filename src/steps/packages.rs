@@ -42,6 +42,16 @@ pub(super) async fn installed(cx: &Cx<'_>) -> Result<Packages, StepError> {
     Ok(found)
 }
 
+/// As [`installed`], where a hold of this program does not count as one: it keeps others from changing
+/// a package, and is set again after this program has changed it.
+pub(super) async fn held_by_others(cx: &Cx<'_>) -> Result<Packages, StepError> {
+    let (mut found, ours) = (installed(cx).await?, cx.state.ours());
+    for (name, package) in &mut found {
+        package.held &= ours.is_held_by_others(name);
+    }
+    Ok(found)
+}
+
 /// Every package that the package manager knows.
 pub(super) async fn database<'a>(cx: &Cx<'a>) -> Result<&'a [packages::Package], StepError> {
     let database = cx.state.database(cx.desired.packages.manager).await?;

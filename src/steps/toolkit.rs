@@ -4,19 +4,20 @@ use async_trait::async_trait;
 
 use super::{
     REPOSITORIES, packages,
-    wishes::{Packages, compare, install},
+    wishes::{Packages, compare, install, outdated},
 };
 use crate::{
     change::{Change, Lock},
     config::desired::Desired,
     model::id::StepId,
+    state::Ours,
     step::{Assessment, Cx, Step, StepError},
 };
 
 /// See the module.
 pub struct Toolkit;
 
-fn decide(installed: &Packages, desired: &Desired) -> Assessment {
+fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
     let Some(toolkit) = &desired.toolkit else {
         return Assessment::NotApplicable {
             why: "the container toolkit is not configured".into(),
@@ -30,9 +31,13 @@ fn decide(installed: &Packages, desired: &Desired) -> Assessment {
         };
     }
     if !comparison.all_met() {
+        let manager = desired.packages.manager;
         return Assessment::Needs {
             why: comparison.unmet_text(),
-            changes: install(&toolkit.packages, Vec::new()),
+            changes: install(
+                &toolkit.packages,
+                outdated(manager, &toolkit.packages, installed, ours),
+            ),
         };
     }
     // One repository may have a newer version than another: the four packages are released together
@@ -83,17 +88,52 @@ impl Step for Toolkit {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&packages::installed(cx).await?, cx.desired))
+        let installed = packages::held_by_others(cx).await?;
+        Ok(decide(&installed, cx.state.ours(), cx.desired))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::decide;
     use crate::{
+        change::Change,
+        config::desired::Desired,
+        state::Ours,
         step::Assessment,
-        steps::{fixtures::desired, wishes::fixtures::packages},
+        steps::{
+            fixtures::desired,
+            wishes::{Packages, fixtures::packages},
+        },
     };
+
+    fn decide(installed: &Packages, desired: &Desired) -> Assessment {
+        super::decide(installed, &Ours::default(), desired)
+    }
+
+    #[test]
+    fn another_version_of_its_own_packages_may_also_be_an_older_one() {
+        let installed = packages(&[
+            "nvidia-container-toolkit=1.21.0-1",
+            "nvidia-container-toolkit-base=1.20.0-1",
+        ]);
+        let ours = Ours {
+            packages: installed.keys().cloned().collect(),
+            ..Ours::default()
+        };
+        for (ours, expected) in [
+            (ours, vec!["nvidia-container-toolkit"]),
+            (Ours::default(), Vec::new()),
+        ] {
+            let answer = super::decide(&installed, &ours, &desired());
+            let Assessment::Needs { changes, .. } = answer else {
+                panic!("another version is wanted");
+            };
+            let Change::InstallPackages { removing, .. } = &changes[1] else {
+                panic!("install")
+            };
+            assert_eq!(*removing, expected);
+        }
+    }
 
     #[test]
     fn all_packages_at_one_version() {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::{
     change::Change,
     config::desired::{Manager, PackageWish},
+    state::Ours,
 };
 
 /// An installed package.
@@ -106,14 +107,36 @@ impl Comparison {
     }
 }
 
-/// The changes that meet the wishes: fresh package lists, then one installation.
+/// The wanted packages that this program has installed in another version: it may change them again.
 #[must_use]
-pub fn install(wishes: &[PackageWish], removing: Vec<String>) -> Vec<Change> {
+pub fn outdated(
+    manager: Manager,
+    wishes: &[PackageWish],
+    installed: &Packages,
+    ours: &Ours,
+) -> Vec<String> {
+    let backend = manager.backend();
+    let differs = |wish: &&PackageWish| {
+        let (Some(wanted), Some(there)) = (&wish.version, installed.get(&wish.name)) else {
+            return false;
+        };
+        !there.version.is_empty() && !backend.matches(wanted, &there.version)
+    };
+    (wishes.iter().filter(differs))
+        .map(|wish| wish.name.clone())
+        .filter(|name| ours.packages.contains(name))
+        .collect()
+}
+
+/// The changes that meet the wishes: fresh package lists, then one transaction, which also replaces
+/// installed packages.
+#[must_use]
+pub fn install(wishes: &[PackageWish], replacing: Vec<String>) -> Vec<Change> {
     vec![
         Change::RefreshRepositories,
         Change::InstallPackages {
             packages: wishes.to_vec(),
-            removing,
+            removing: replacing,
         },
     ]
 }

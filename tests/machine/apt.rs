@@ -39,6 +39,7 @@ struct Line {
     fix: bool,
     may_downgrade: bool,
     may_change_held: bool,
+    ignore_hold: bool,
     no_remove: bool,
     verb: String,
     names: Vec<String>,
@@ -66,6 +67,7 @@ fn parse(cmd: &Cmd) -> Line {
             "--no-remove" => line.no_remove = true,
             "--allow-downgrades" => line.may_downgrade = true,
             "--allow-change-held-packages" => line.may_change_held = true,
+            "--ignore-hold" => line.ignore_hold = true,
             "--no-install-recommends" | "-oAPT::Install-Recommends=false" => {
                 line.recommends = false;
             }
@@ -184,6 +186,8 @@ struct Solver<'s> {
     state: &'s State,
     database: BTreeMap<String, Entry>,
     recommends: bool,
+    /// The versions that the command line names: they are the candidates.
+    named: BTreeMap<String, String>,
     chosen: BTreeMap<String, String>,
     order: Vec<String>,
 }
@@ -194,6 +198,48 @@ impl Solver<'_> {
             .get(name)
             .filter(|entry| entry.there())
             .map(|entry| entry.version.clone())
+    }
+
+    /// Installed packages whose dependencies the transaction breaks are removed; those that it names
+    /// must not be.
+    fn remove_broken(&self, transaction: &mut Transaction) -> Result<(), String> {
+        loop {
+            let gone = |name: &str| transaction.removes.iter().any(|(one, _)| one == name);
+            let version = |name: &str| match self.chosen.get(name) {
+                _ if gone(name) => None,
+                Some(chosen) => Some(chosen.clone()),
+                None => self.now(name),
+            };
+            let is_met = |package: &Package, wish: &String| match wish.split_once(" = ") {
+                Some((name, _)) => version(name).as_ref() == Some(&package.version),
+                None => wish.split(" | ").any(|name| version(name).is_some()),
+            };
+            let broken = (self.database.iter())
+                .filter(|(name, entry)| entry.there() && !gone(name))
+                .filter_map(|(name, _)| {
+                    let version = version(name)?;
+                    let known = &self.state.archive.packages;
+                    let package =
+                        (known.iter()).find(|one| one.name == *name && one.version == version)?;
+                    let before = self.now(name)?;
+                    let was_met = |wish: &String| match wish.split_once(" = ") {
+                        Some((name, _)) => self.now(name).as_ref() == Some(&package.version),
+                        None => wish.split(" | ").any(|name| self.now(name).is_some()),
+                    };
+                    let breaks = (package.depends.iter())
+                        .any(|wish| !is_met(package, wish) && (was_met(wish) || before != version));
+                    breaks.then(|| (name.clone(), before))
+                })
+                .next();
+            let Some((name, before)) = broken else {
+                return Ok(());
+            };
+            if transaction.asked.contains(&name) {
+                return Err(conflict(&name));
+            }
+            transaction.installs.retain(|(one, ..)| *one != name);
+            transaction.removes.push((name, before));
+        }
     }
 
     fn choose(&mut self, name: &str, wanted: Option<&str>) -> Result<(), String> {
@@ -255,6 +301,7 @@ impl Solver<'_> {
             // apt installs the candidate of a dependency, or nothing.
             let chosen = self.chosen.get(name).cloned();
             let target = chosen
+                .or_else(|| self.named.get(name).cloned())
                 .or_else(|| candidate(self.files, name, None).map(|offer| offer.version))
                 .ok_or_else(|| conflict(&package.name))?;
             if target != package.version {
@@ -291,14 +338,26 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
         state,
         database: dpkg::read(files),
         recommends: line.recommends,
+        named: (line.names.iter())
+            .filter_map(|wish| wish.split_once('='))
+            .map(|(name, version)| (name.to_owned(), version.to_owned()))
+            .collect(),
         chosen: BTreeMap::new(),
         order: Vec::new(),
     };
     let mut transaction = Transaction::default();
     // Packages that are named with a version come first, so that dependencies must match them.
+    let going = |name: &&String| name.ends_with('-');
+    for name in line.names.iter().filter(going) {
+        let name = name.trim_end_matches('-');
+        if let Some(now) = solver.now(name) {
+            transaction.removes.push((name.to_owned(), now));
+        }
+    }
     let wishes: Vec<(&str, Option<&str>)> = line
         .names
         .iter()
+        .filter(|name| !going(name))
         .map(|wish| {
             wish.split_once('=')
                 .map_or((wish.as_str(), None), |(n, v)| (n, Some(v)))
@@ -312,7 +371,9 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
         let to = solver.chosen[&name].clone();
         let now = solver.now(&name);
         if let Some(now) = &now {
-            if solver.database[&name].want == "hold" && !line.may_change_held {
+            let may_change =
+                line.may_change_held && (line.ignore_hold || transaction.asked.contains(&name));
+            if solver.database[&name].want == "hold" && !may_change {
                 return Err("E: Held packages were changed and -y was used without \
                             --allow-change-held-packages.\n"
                     .to_owned());
@@ -329,6 +390,13 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
             }
         }
         transaction.installs.push((name, now, to));
+    }
+    solver.remove_broken(&mut transaction)?;
+    let is_held = |name: &str| solver.database[name].want == "hold";
+    if !line.may_change_held && transaction.removes.iter().any(|(name, _)| is_held(name)) {
+        return Err("E: Held packages were changed and -y was used without \
+                    --allow-change-held-packages.\n"
+            .to_owned());
     }
     Ok(transaction)
 }
@@ -388,6 +456,9 @@ fn install(
             });
         }
         let package = state.archive.package(name, to).clone();
+        if let Some(now) = now {
+            dpkg::leave(files, state, name, now, &package);
+        }
         dpkg::unpack(files, &package);
         if now.is_none() {
             auto.push(name.clone());
@@ -510,90 +581,4 @@ fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
     }
     // Like the real apt, this also configures all other half-configured packages.
     sub_process(dpkg::configure_pending(files, state, &[]))
-}
-
-/// `apt-cache`.
-pub fn apt_cache(cmd: &Cmd, files: &FakeFiles) -> Output {
-    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
-    match args[..] {
-        ["policy", "--", ..] => ok(args[2..]
-            .iter()
-            .map(|name| policy(files, name))
-            .collect::<String>()),
-        ["pkgnames", "--", prefix] => ok(crate::archive::names(files)
-            .into_iter()
-            .filter(|name| name.starts_with(prefix))
-            .map(|name| name + "\n")
-            .collect::<String>()),
-        ["madison", "--", ..] => ok(args[2..]
-            .iter()
-            .flat_map(|name| {
-                offers(files, name).into_iter().map(move |offer| {
-                    format!(" {name} | {} | {} Packages\n", offer.version, offer.repo)
-                })
-            })
-            .collect::<String>()),
-        _ => panic!("the simulated apt-cache knows no `{}`", cmd.line()),
-    }
-}
-
-fn policy(files: &FakeFiles, name: &str) -> String {
-    let now = dpkg::installed(files, name);
-    let offers = offers(files, name);
-    if now.is_none() && offers.is_empty() {
-        return String::new();
-    }
-    let best = candidate(files, name, now.as_deref()).map(|offer| offer.version);
-    let or_none = |version: Option<&str>| version.unwrap_or("(none)").to_owned();
-    let mut said = format!(
-        "{name}:\n  Installed: {}\n  Candidate: {}\n  Version table:\n",
-        or_none(now.as_deref()),
-        or_none(best.as_deref())
-    );
-    for offer in &offers {
-        let mark = if now.as_deref() == Some(&offer.version) {
-            " *** "
-        } else {
-            "     "
-        };
-        said.push_str(&format!(
-            "{mark}{} {}\n        {} {} Packages\n",
-            offer.version, offer.priority, offer.priority, offer.repo
-        ));
-    }
-    if let Some(now) = &now
-        && !offers.iter().any(|offer| offer.version == *now)
-    {
-        said.push_str(&format!(
-            " *** {now} 100\n        100 /var/lib/dpkg/status\n"
-        ));
-    }
-    said
-}
-
-/// `apt-mark`.
-pub fn apt_mark(cmd: &Cmd, files: &FakeFiles) -> Output {
-    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
-    let [verb, "--", ref names @ ..] = args[..] else {
-        panic!("the simulated apt-mark knows no `{}`", cmd.line());
-    };
-    let mut database = dpkg::read(files);
-    let mut auto = dpkg::auto(files);
-    for name in names {
-        let Some(entry) = database.get_mut(*name) else {
-            return failed(100, format!("E: Unable to locate package {name}\n"));
-        };
-        match verb {
-            "hold" => entry.want = "hold".to_owned(),
-            "unhold" => entry.want = "install".to_owned(),
-            "auto" => auto.push((*name).to_owned()),
-            "manual" => auto.retain(|auto| auto != name),
-            verb => panic!("the simulated apt-mark knows no `{verb}`"),
-        }
-    }
-    match verb {
-        "hold" | "unhold" => dpkg::write(files, &database),
-        _ => dpkg::set_auto(files, auto),
-    }
-    ok("")
 }

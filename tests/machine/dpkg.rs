@@ -97,6 +97,25 @@ pub fn set_auto(files: &FakeFiles, mut names: Vec<String>) {
     files.put(EXTENDED, content);
 }
 
+/// What goes when a package gets another version: files that the new one lacks, and compiled modules.
+pub fn leave(files: &FakeFiles, state: &State, name: &str, version: &str, new: &Package) {
+    let archive = &state.archive.packages;
+    let old = (archive.iter()).find(|one| one.name == name && one.version == version);
+    if let Some(module) = old.and_then(|old| old.dkms.as_ref()) {
+        kernel::dkms_remove(files, module);
+    }
+    let listed = text(files, &format!("{INFO}/{name}.list")).unwrap_or_default();
+    let stays = |path: &str| {
+        new.files.iter().any(|one| one == path)
+            || new.contents.contains_key(path)
+            || new.links.contains_key(path)
+            || new.conffiles.contains_key(path)
+    };
+    for path in listed.lines().filter(|path| *path != "/." && !stays(path)) {
+        take(files, path);
+    }
+}
+
 /// Unpacks a package, without configuring it.
 pub fn unpack(files: &FakeFiles, package: &Package) {
     let mut database = read(files);

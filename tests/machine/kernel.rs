@@ -409,6 +409,12 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
             format!("modprobe: ERROR: could not insert '{module}': {why}\n"),
         );
     }
+    if (state.faults.bad_driver.as_ref()).is_some_and(|bad| version.starts_with(bad)) {
+        return failed(
+            1,
+            format!("modprobe: ERROR: could not insert '{module}': Invalid argument\n"),
+        );
+    }
     if usable(files).is_empty() || bound(files, "nouveau") {
         return failed(
             1,

@@ -20,7 +20,7 @@ use gpu_bootstrap::{
 };
 
 use crate::{
-    apt, boot,
+    apt, apt_cache, boot,
     build::{Description, build},
     containers, dpkg,
     gpu::{MachineClock, MachineGpu, MachineHttp},
@@ -269,10 +269,10 @@ impl Machine {
             ("apt-cache", None, |c, f, s| {
                 Ok(match c.args.first().map(String::as_str) {
                     Some("show") => crate::archive::show(c, f, s),
-                    _ => apt::apt_cache(c, f),
+                    _ => apt_cache::apt_cache(c, f),
                 })
             }),
-            ("apt-mark", None, |c, f, _| Ok(apt::apt_mark(c, f))),
+            ("apt-mark", None, |c, f, _| Ok(apt_cache::apt_mark(c, f))),
             ("userdel", None, |c, f, _| {
                 Ok(dpkg::account(c, f, &["/etc/passwd", "/etc/group"]))
             }),

@@ -3,6 +3,7 @@
 //! machines.
 
 mod apt;
+mod apt_cache;
 mod archive;
 mod boot;
 mod build;

@@ -32,6 +32,8 @@ pub struct Faults {
     pub power_cut: bool,
     /// `modprobe` fails with these words.
     pub modprobe: Option<String>,
+    /// The beginning of the versions of the driver that the kernel refuses.
+    pub bad_driver: Option<String>,
     /// A file that another program writes while packages are configured.
     pub beside: Option<String>,
     /// The behaviour of NVML: `hung`, `no-devices`, `failed`, `mismatch`.

@@ -24,6 +24,8 @@ pub(super) struct Approved<'p> {
     pub held: BTreeSet<String>,
     /// The transaction is a removal: nothing may be installed.
     pub only_removals: bool,
+    /// Packages that the plan moves to another version or removes. Their holds are this program's.
+    pub moving: BTreeSet<String>,
 }
 
 /// The version to request.
@@ -88,6 +90,7 @@ pub(super) fn objections(
     let mut reasons = Vec::new();
     for action in actions {
         match action {
+            _ if approved.moving.contains(action.name()) && !approved.only_removals => {}
             Action::Remove { name, version, .. } => {
                 if approved.held.contains(name) {
                     reasons.push(format!("would remove {name} {version}, which is held"));
@@ -120,6 +123,12 @@ pub(super) fn objections(
         }
     }
     reasons
+}
+
+/// Whether a package is a part of a driver, by its name or by its version.
+pub(super) fn is_of_driver(name: &str, version: &str) -> bool {
+    let is_driver = |version: DriverVersion| version.branch() >= DriverVersion::OLDEST_BRANCH;
+    carries_driver(name) || DriverVersion::from_package(version).is_ok_and(is_driver)
 }
 
 /// Refuses a transaction that would bring what [`Guard`] excludes.
@@ -427,8 +436,11 @@ mod tests {
             named: ["docker.io"].into(),
             removing: vec!["busybox-*"],
             upgrading: vec!["libc6*"],
-            held: ["containerd".to_owned(), "podman".to_owned()].into(),
+            held: ["containerd", "podman", "libcuda1"]
+                .map(str::to_owned)
+                .into(),
             only_removals: false,
+            moving: ["libcuda1".to_owned()].into(),
         };
         for (action, objection) in [
             (install("runc", None, "1"), None),
@@ -448,6 +460,9 @@ mod tests {
                 Some("would change containerd, which is held, from 1 to 2"),
             ),
             (remove("busybox-static"), None),
+            (install("libcuda1", Some("2"), "1"), None),
+            (install("libcuda1", Some("1"), "2"), None),
+            (remove("libcuda1"), None),
             (
                 remove("podman"),
                 Some("would remove podman 1, which is held"),

@@ -231,8 +231,11 @@ impl Effects {
                 .map(|(path, what)| (path.clone(), what.clone()))
                 .collect(),
         };
+        // What the later one has installed again has the mark that it got then.
+        let again = later.new_packages();
+        let mine_still = self.automatic.difference(&again).cloned().collect();
         Self {
-            automatic: came(union(&self.automatic, &later.automatic))
+            automatic: came(union(&mine_still, &later.automatic))
                 .difference(&later.now_manual)
                 .cloned()
                 .collect(),

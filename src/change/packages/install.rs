@@ -10,10 +10,32 @@ use super::{
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
     config::desired::PackageWish,
-    facts::detection::carries_driver,
-    model::pattern,
-    tools::packages::{Action, Removals, TransactionRequest},
+    facts::detection::{carries_driver, is_driver_part},
+    model::{pattern, version::DriverVersion},
+    tools::packages::{Action, Fault, Offer, Removals, TransactionRequest},
 };
+
+/// A transaction that was simulated.
+struct Work {
+    /// To install, with their versions.
+    packages: Vec<String>,
+    /// To remove.
+    removing: Vec<String>,
+    /// Installed packages are replaced.
+    moves: bool,
+    actions: Vec<Action>,
+}
+
+impl Work {
+    fn request(&self) -> TransactionRequest<'_> {
+        let (packages, removing) = (&*self.packages, &*self.removing);
+        if self.moves {
+            TransactionRequest::Move { packages, removing }
+        } else {
+            TransactionRequest::Install { packages, removing }
+        }
+    }
+}
 
 impl Applier {
     /// Installs the wanted packages; those that are installed in a wanted version stay untouched.
@@ -58,20 +80,12 @@ impl Applier {
         undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let (packages, removing_there) = (
-            self.to_install(resolved).await?,
-            self.present(removing).await?,
-        );
-        if packages.is_empty() && removing_there.is_empty() {
+        let Some(work) = self.work(resolved, removing).await? else {
             return Ok(());
-        }
-        let request = TransactionRequest::Install {
-            packages: &packages,
-            removing: &removing_there,
         };
-        let actions = self.simulate(&request).await?;
-        self.guard(&actions, wishes).await?;
-        self.approve(&actions, &names(wishes), removing).await?;
+        let (request, actions) = (work.request(), &work.actions);
+        self.guard(actions, wishes).await?;
+        self.approve(actions, &names(wishes), removing).await?;
         self.check_space(&request).await?;
         let (transactions, settings) = (self.transactions()?, self.settings());
         let downloads = actions
@@ -81,9 +95,107 @@ impl Applier {
         let download = transactions.download(&settings, &request);
         self.run_once("download packages", &download, downloads, sink)
             .await?;
-        let cmd = transactions.perform(&settings, &request, removals(&actions));
-        self.attempt(undo, "install packages", &cmd, &actions, sink)
+        let cmd = transactions.perform(&settings, &request, removals(actions));
+        self.attempt(undo, "install packages", &cmd, actions, sink)
             .await
+    }
+
+    /// What there is to do, simulated; `None` if there is nothing. Of the packages to replace, those that
+    /// something wanted needs get another version, and all others are removed: which ones, only a
+    /// simulation tells.
+    async fn work(
+        &self,
+        resolved: &BTreeMap<String, String>,
+        replaced: &[String],
+    ) -> Result<Option<Work>, ChangeError> {
+        let (packages, replaced) = (
+            self.to_install(resolved).await?,
+            self.present(replaced).await?,
+        );
+        let mut work = Work {
+            packages,
+            removing: Vec::new(),
+            moves: !replaced.is_empty(),
+            actions: Vec::new(),
+        };
+        if !work.packages.is_empty() {
+            work.actions = match self.simulate(&work.request()).await {
+                Err(error) if work.moves && is_unmet(&error) => {
+                    let named = self.of_same_driver(resolved, &replaced).await?;
+                    if named.is_empty() {
+                        return Err(error);
+                    }
+                    work.packages.extend(self.at_versions(&named)?);
+                    self.simulate(&work.request()).await?
+                }
+                simulated => simulated?,
+            };
+        }
+        let stays = |name: &String| {
+            !resolved.contains_key(name) && !work.actions.iter().any(|one| one.name() == *name)
+        };
+        let removing: Vec<String> = replaced.into_iter().filter(stays).collect();
+        if !removing.is_empty() {
+            work.removing = removing;
+            let takes_along = |action: &Action| matches!(action, Action::Remove { name, .. } if resolved.contains_key(name));
+            work.actions = match self.simulate(&work.request()).await {
+                Ok(actions) if !actions.iter().any(takes_along) => actions,
+                Err(error) if !is_unmet(&error) => return Err(error),
+                // A wanted package needs one of them, as after an interruption: it gets the wanted
+                // version, if it does not have it.
+                needed => {
+                    let named = self.of_same_driver(resolved, &work.removing).await?;
+                    if named.is_empty() {
+                        needed?;
+                    }
+                    work.removing.retain(|name| !named.contains_key(name));
+                    work.packages.extend(self.at_versions(&named)?);
+                    self.simulate(&work.request()).await?
+                }
+            };
+        }
+        let is_nothing = work.packages.is_empty() && work.removing.is_empty();
+        Ok((!is_nothing).then_some(work))
+    }
+
+    fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
+        let transactions = self.transactions()?;
+        let at = |(name, version): (&String, &String)| transactions.at_version(name, version);
+        Ok(named.iter().map(at).collect())
+    }
+
+    /// The packages to replace that are offered in the version of the wanted driver. A package manager does
+    /// not take an older version of a dependency by itself, so these must be named.
+    async fn of_same_driver(
+        &self,
+        resolved: &BTreeMap<String, String>,
+        replaced: &[String],
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
+        let wanted: BTreeSet<DriverVersion> = (resolved.iter())
+            .filter(|(name, _)| carries_driver(name) || is_driver_part(name))
+            .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
+            .collect();
+        let names: Vec<&str> = (replaced.iter())
+            .filter(|name| !resolved.contains_key(*name))
+            .map(String::as_str)
+            .collect();
+        if names.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let transactions = self.transactions()?;
+        let answer = self
+            .ask("look packages up", &transactions.offers(&names))
+            .await?;
+        let fits = |version: &str| {
+            DriverVersion::from_package(version).is_ok_and(|version| wanted.contains(&version))
+        };
+        let best = |offer: Offer| {
+            let fitting = offer.versions.into_iter().filter(|(one, _)| fits(one));
+            let (version, _) = fitting.max_by_key(|(_, priority)| *priority)?;
+            Some((offer.name, version))
+        };
+        let offers = transactions.parse_offers(&answer);
+        Ok(offers.into_iter().filter_map(best).collect())
     }
 
     /// Refuses before the first change of a run what [`Guard`](crate::config::desired::Guard)
@@ -116,21 +228,20 @@ impl Applier {
         removing: &[String],
     ) -> Result<(), ChangeError> {
         let resolved = self.resolve(wishes).await?;
-        let (packages, removing) = (
-            self.to_install(&resolved).await?,
-            self.present(removing).await?,
-        );
+        let packages = self.to_install(&resolved).await?;
         if packages.is_empty() {
             return Ok(());
         }
+        if !removing.is_empty() || wishes.iter().any(|wish| carries_driver(&wish.name)) {
+            let work = self.work(&resolved, removing).await?;
+            let Some(work) = work else { return Ok(()) };
+            self.guard(&work.actions, wishes).await?;
+            return self.check_space(&work.request()).await;
+        }
         let request = TransactionRequest::Install {
             packages: &packages,
-            removing: &removing,
+            removing: &[],
         };
-        if wishes.iter().any(|wish| carries_driver(&wish.name)) {
-            let actions = self.simulate(&request).await?;
-            self.guard(&actions, wishes).await?;
-        }
         self.check_space(&request).await
     }
 
@@ -176,22 +287,14 @@ impl Applier {
             }
             Err(error) => return Err(error),
         };
-        let (packages, removing_there) = (
-            self.to_install(&resolved).await?,
-            self.present(removing).await?,
-        );
-        if packages.is_empty() && removing_there.is_empty() {
+        let Some(work) = self.work(&resolved, removing).await? else {
             return Ok(String::new());
-        }
-        let request = TransactionRequest::Install {
-            packages: &packages,
-            removing: &removing_there,
         };
-        let actions = self.simulate(&request).await?;
-        self.guard(&actions, wishes).await?;
-        self.approve(&actions, &names(wishes), removing).await?;
-        self.check_space(&request).await?;
-        Ok(Action::describe(&actions))
+        let actions = &work.actions;
+        self.guard(actions, wishes).await?;
+        self.approve(actions, &names(wishes), removing).await?;
+        self.check_space(&work.request()).await?;
+        Ok(Action::describe(actions))
     }
 
     /// Installs removed packages again; refused if the transaction would remove others.
@@ -308,6 +411,17 @@ impl Applier {
         }
         Ok(())
     }
+}
+
+/// Whether a transaction cannot be resolved as it was requested.
+fn is_unmet(error: &ChangeError) -> bool {
+    matches!(
+        error,
+        ChangeError::Packages(PackageError::Failed {
+            fault: Fault::Unmet | Fault::Held,
+            ..
+        })
+    )
 }
 
 /// Whether the approved simulation removes anything: if not, the real transaction must not either.

@@ -30,8 +30,10 @@ pub(super) use lists::Lists;
 pub use lists::Wanted;
 pub use withdraw::Withdrawn;
 
+use std::collections::BTreeSet;
+
 use self::{
-    approval::{Approved, name_held_packages, objections},
+    approval::{Approved, is_of_driver, name_held_packages, objections},
     inventory::held,
 };
 use crate::{
@@ -92,13 +94,19 @@ impl Applier {
         Ok(transactions.parse_actions(&answer))
     }
 
-    /// Refuses a transaction that does what the plan does not approve.
+    /// Refuses a transaction that does what the plan does not approve. `removing` are packages that the
+    /// plan replaces.
     async fn approve(
         &self,
         actions: &[Action],
         named: &[&str],
         removing: &[String],
     ) -> Result<(), ChangeError> {
+        let moving = if removing.is_empty() {
+            BTreeSet::new()
+        } else {
+            self.moving(actions, removing)?
+        };
         let approved = Approved {
             named: named.iter().copied().collect(),
             removing: removing
@@ -109,8 +117,34 @@ impl Applier {
             upgrading: self.policy.may_upgrade.iter().map(String::as_str).collect(),
             held: held(&self.database().await?),
             only_removals: false,
+            moving,
         };
         self.refuse(actions, &approved)
+    }
+
+    /// What a transaction that replaces packages may move and remove: these, and the parts of the driver
+    /// that this program has installed, which follow them.
+    fn moving(
+        &self,
+        actions: &[Action],
+        replaced: &[String],
+    ) -> Result<BTreeSet<String>, ChangeError> {
+        let brought = self.brought()?;
+        let follows = |action: &&Action| {
+            let (Action::Remove { name, version }
+            | Action::Install {
+                name,
+                from: Some(version),
+                ..
+            }) = action
+            else {
+                return false;
+            };
+            brought.contains(name) && is_of_driver(self.backend.bare_name(name), version)
+        };
+        let following = actions.iter().filter(follows).map(Action::name);
+        let named = replaced.iter().map(String::as_str);
+        Ok(named.chain(following).map(str::to_owned).collect())
     }
 
     fn refuse(&self, actions: &[Action], approved: &Approved<'_>) -> Result<(), ChangeError> {

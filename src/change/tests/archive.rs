@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+pub(super) use super::locks::{hold_lock, release_lock};
 use super::{
     kit::TestMachine,
     tiny::{self, Tiny},
@@ -63,7 +64,7 @@ enum Verb {
     Refresh,
     Download,
     Take { purge: bool },
-    Put { no_remove: bool },
+    Put { no_remove: bool, moves: bool },
 }
 
 /// How a real installation is interrupted.
@@ -285,6 +286,7 @@ impl Archive {
             () if has("--download-only") || has("--fix-broken") => Verb::Download,
             () => Verb::Put {
                 no_remove: has("--no-remove"),
+                moves: has("--ignore-hold"),
             },
         };
         self.act(verb, &names, simulated, files)
@@ -320,7 +322,10 @@ impl Archive {
                 purge: word == "purge",
             },
             "fix" => Verb::Download,
-            _ => Verb::Put { no_remove: false },
+            _ => Verb::Put {
+                no_remove: false,
+                moves: word == "move",
+            },
         };
         match args[..] {
             ["refresh"] => self.act(Verb::Refresh, &[], false, files),
@@ -336,8 +341,11 @@ impl Archive {
             }
             ["simulate", word, ..] => self.act(verb(word), &names(2), true, files),
             ["download", ..] => self.act(Verb::Download, &names(2), false, files),
-            ["perform", "keep-all", ..] => {
-                let verb = Verb::Put { no_remove: true };
+            ["perform", "keep-all", word, ..] => {
+                let verb = Verb::Put {
+                    no_remove: true,
+                    moves: word == "move",
+                };
                 self.act(verb, &names(3), false, files)
             }
             ["perform", _, word, ..] => self.act(verb(word), &names(3), false, files),
@@ -361,8 +369,30 @@ impl Archive {
                 ok("")
             }
             Verb::Take { purge } => self.take(names, purge, simulated, files),
-            Verb::Put { no_remove } => self.put(names, simulated, no_remove, files),
+            Verb::Put { no_remove, moves } => {
+                let held = self.held_ones(names);
+                if let (Some(name), false, false) = (held.first(), simulated, moves) {
+                    let words = format!("E: Held packages were changed and -y was used: {name}");
+                    return self.kind.failed(100, &words);
+                }
+                self.put(names, simulated, no_remove, files)
+            }
         }
+    }
+
+    /// Those of the named packages that are held.
+    fn held_ones(&self, specs: &[String]) -> Vec<String> {
+        let installed = self.installed.lock().unwrap();
+        (specs.iter())
+            .map(|spec| {
+                spec.trim_end_matches('-')
+                    .split('=')
+                    .next()
+                    .unwrap()
+                    .to_owned()
+            })
+            .filter(|name| installed.get(name).is_some_and(|there| there.held))
+            .collect()
     }
 
     fn put(&self, specs: &[String], simulated: bool, no_remove: bool, files: &FakeFiles) -> Output {
@@ -372,9 +402,10 @@ impl Archive {
         let mut open: Vec<(String, bool)> = Vec::new();
         for spec in specs {
             if let Some(name) = spec.strip_suffix('-') {
-                installed.remove(name);
+                let gone = installed.remove(name);
                 removes = true;
-                text.push_str(&self.kind.action(name, Some("1"), None));
+                let version = gone.map_or("1".to_owned(), |gone| gone.version);
+                text.push_str(&self.kind.action(name, Some(&version), None));
             } else {
                 open.push((spec.split('=').next().unwrap().to_owned(), false));
             }
@@ -384,8 +415,8 @@ impl Archive {
                 return (self.kind).failed(100, &format!("E: Unable to locate package {name}"));
             };
             for other in offered.conflicts {
-                if installed.remove(*other).is_some() {
-                    text.push_str(&self.kind.action(other, Some("1"), None));
+                if let Some(gone) = installed.remove(*other) {
+                    text.push_str(&self.kind.action(other, Some(&gone.version), None));
                     removes = true;
                 }
             }
@@ -562,38 +593,4 @@ impl Archive {
 pub(super) fn append(files: &FakeFiles, path: &str, line: &str) {
     let before = files.read_text(path.into()).unwrap().unwrap_or_default();
     files.put(path, before + line + "\n");
-}
-
-/// The lock files of all package managers.
-const LOCKS: [&str; 2] = ["/var/lib/dpkg/lock-frontend", tiny::LOCK];
-
-/// Another package manager starts to work.
-pub(super) fn hold_lock(files: &FakeFiles) {
-    let mut lines = String::new();
-    for (fd, lock) in LOCKS.iter().enumerate() {
-        files.put(lock, "");
-        let inode = files.stat((*lock).into()).unwrap().unwrap().inode;
-        lines.push_str(&format!(
-            "1: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"
-        ));
-        files.put_link(&format!("/proc/812/fd/{}", fd + 5), lock);
-    }
-    files.put("/proc/locks", lines);
-    files.put("/proc/812/comm", "unattended-upgr\n");
-}
-
-/// It has finished.
-pub(super) fn release_lock(files: &FakeFiles) {
-    for path in [
-        "/proc/locks",
-        LOCKS[0],
-        LOCKS[1],
-        "/proc/812/comm",
-        "/proc/812/fd/5",
-        "/proc/812/fd/6",
-        "/proc/812/fd",
-        "/proc/812",
-    ] {
-        files.take(path);
-    }
 }

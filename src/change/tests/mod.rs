@@ -7,6 +7,8 @@ mod faults;
 mod files;
 mod kit;
 mod leftovers;
+mod locks;
+mod moved;
 mod network;
 mod packages;
 mod record;

@@ -185,9 +185,12 @@ fn words_of(verb: &str, names: &[String]) -> Vec<String> {
 
 fn request_words(request: &TransactionRequest<'_>) -> Vec<String> {
     match request {
-        TransactionRequest::Install { packages, removing } => {
+        TransactionRequest::Install { packages, removing }
+        | TransactionRequest::Move { packages, removing } => {
+            let is_move = matches!(request, TransactionRequest::Move { .. });
+            let verb = if is_move { "move" } else { "install" };
             let going = removing.iter().map(|name| format!("{name}-"));
-            let words = ["install".to_owned()].into_iter();
+            let words = [verb.to_owned()].into_iter();
             words.chain(packages.iter().cloned()).chain(going).collect()
         }
         TransactionRequest::Purge(names) => words_of("purge", names),

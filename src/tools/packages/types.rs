@@ -193,6 +193,14 @@ pub enum TransactionRequest<'p> {
         /// Packages to remove.
         removing: &'p [String],
     },
+    /// As [`TransactionRequest::Install`], where packages may also get an older version and holds do not
+    /// count: what this does to each package is simulated and approved, like everything else.
+    Move {
+        /// Packages to install.
+        packages: &'p [String],
+        /// Packages to remove.
+        removing: &'p [String],
+    },
     /// Remove packages and their configuration.
     Purge(&'p [String]),
     /// Remove packages and keep their configuration.

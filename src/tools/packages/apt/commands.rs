@@ -104,15 +104,27 @@ fn arguments(settings: &Settings, verb: &[&str], packages: &[String]) -> Vec<Str
     args
 }
 
+/// apt-get(8): `--ignore-hold` lets the resolver change dependencies that are held, too.
+const MOVE: [&str; 4] = [
+    "install",
+    "--allow-downgrades",
+    "--allow-change-held-packages",
+    "--ignore-hold",
+];
+
+fn with_removals(packages: &[String], removing: &[String]) -> Vec<String> {
+    let going = removing.iter().map(|name| format!("{name}-"));
+    packages.iter().cloned().chain(going).collect()
+}
+
 /// The verb of a request, and its packages; those to remove end with a dash.
 fn words(request: &TransactionRequest<'_>) -> (&'static [&'static str], Vec<String>) {
     match request {
         TransactionRequest::Install { packages, removing } => {
-            let going = removing.iter().map(|name| format!("{name}-"));
-            (
-                &["install"],
-                packages.iter().cloned().chain(going).collect(),
-            )
+            (&["install"], with_removals(packages, removing))
+        }
+        TransactionRequest::Move { packages, removing } => {
+            (&MOVE, with_removals(packages, removing))
         }
         TransactionRequest::Purge(packages) => (&["purge"], packages.to_vec()),
         TransactionRequest::Remove(packages) => (&["remove"], packages.to_vec()),
@@ -167,7 +179,9 @@ pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
 pub fn perform(settings: &Settings, request: &TransactionRequest<'_>, removals: Removals) -> Cmd {
     let (verb, packages) = words(request);
     let option = match request {
-        TransactionRequest::Install { .. } | TransactionRequest::Fix => removals_option(removals),
+        TransactionRequest::Install { .. }
+        | TransactionRequest::Move { .. }
+        | TransactionRequest::Fix => removals_option(removals),
         TransactionRequest::Purge(_) | TransactionRequest::Remove(_) => &[],
     };
     get(settings, &[verb, option].concat(), &packages)
@@ -298,5 +312,26 @@ mod tests {
         };
         let cmd = perform(&settings(), &both, Removals::Approved);
         assert!(cmd.line().ends_with("install -- a=1 b-"), "{}", cmd.line());
+    }
+
+    #[test]
+    fn only_a_move_may_downgrade_and_change_what_is_held() {
+        let (coming, going) = (["a=1".to_owned()], ["b".to_owned()]);
+        let moved = TransactionRequest::Move {
+            packages: &coming,
+            removing: &going,
+        };
+        let words = "install --allow-downgrades --allow-change-held-packages --ignore-hold";
+        for cmd in [
+            simulate(&settings(), &moved).cmd().clone(),
+            download(&settings(), &moved),
+            perform(&settings(), &moved, Removals::Approved),
+        ] {
+            assert!(cmd.line().contains(words), "{}", cmd.line());
+            assert!(cmd.line().ends_with("-- a=1 b-"), "{}", cmd.line());
+        }
+        // What was simulated without a removal must not remove anything.
+        let cmd = perform(&settings(), &moved, Removals::None);
+        assert!(cmd.line().contains("--no-remove"), "{}", cmd.line());
     }
 }

@@ -13,11 +13,13 @@ use anyhow::{Context, Result, anyhow};
 use crate::bed::{Bed, PROGRAMS};
 use crate::claim::Claim;
 use crate::out::timed;
+use crate::repo::rpm::Served;
+use crate::repo::rpm::table::Rpms;
 use crate::repo::table::Packages;
 use crate::server::PROXY;
 use crate::sh::Cmd;
 use crate::tables::{Machines, Root};
-use crate::{disk_image, image, lock, modules, needs, qemu, repo, rootfs, toolkit};
+use crate::{almalinux, disk_image, image, lock, modules, needs, qemu, repo, rootfs, toolkit};
 
 /// Programs that are compiled from the repository.
 const PRODUCT: &str = "gpu-bootstrap";
@@ -42,7 +44,9 @@ pub struct Assets {
     pub roots: BTreeMap<String, PathBuf>,
     /// By root filesystem, folders of compiled modules for its kernel.
     pub modules: BTreeMap<String, Vec<PathBuf>>,
-    pub repositories: repo::Repositories,
+    repositories: repo::Repositories,
+    /// By root filesystem, what machines that stand in for AlmaLinux are served instead.
+    served: BTreeMap<String, Served>,
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
@@ -51,21 +55,46 @@ pub struct Assets {
     _programs: Option<Claim>,
 }
 
+impl Assets {
+    /// The repositories for machines of a root filesystem.
+    pub fn repositories(&self, root: &str) -> &repo::Repositories {
+        match self.served.get(root) {
+            Some(served) => &served.repositories,
+            None => &self.repositories,
+        }
+    }
+
+    /// What machines of a root filesystem that stands in for AlmaLinux are given.
+    pub fn served(&self, root: &str) -> Option<&Served> {
+        self.served.get(root)
+    }
+}
+
 /// Builds what is missing of what is wanted; with `compile` the product and the stand-in are
 /// compiled, too.
 pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -> Result<Assets> {
     needs::ensure(&machines.toolkit.go)?;
     let mirror = rootfs::mirror()?;
     let packages = Packages::load(&bed.here("packages.toml"))?;
+    let rpms = Rpms::load(&bed.here("rpms.toml"))?;
+    let numbers = releases(machines, &wanted.roots)?;
     thread::scope(|scope| {
         let repositories = scope.spawn(|| {
             timed("container toolkit, compiled and packed", || {
                 toolkit::build(bed, &machines.toolkit)
             })
             .and_then(|toolkit| {
-                timed("signed repositories of stand-in packages", || {
+                let repositories = timed("signed repositories of stand-in packages", || {
                     repo::build(bed, &packages, &toolkit, &mirror)
-                })
+                })?;
+                let mut served = BTreeMap::new();
+                for number in numbers.values() {
+                    let one = timed(&format!("the same for AlmaLinux {number}"), || {
+                        repo::rpm::build(bed, &rpms, number, &toolkit, &mirror)
+                    })?;
+                    served.insert(number.clone(), one);
+                }
+                anyhow::Ok((repositories, served))
             })
         });
         let compiled = scope.spawn(|| match compile {
@@ -81,10 +110,10 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
         let image = scope.spawn(|| timed("probe image", || image::build(bed)));
         let (mut roots, mut carrying) = (BTreeMap::new(), Vec::new());
         for name in &wanted.roots {
-            let spec = machines
-                .roots
-                .get(name)
-                .with_context(|| format!("no root `{name}`"))?;
+            let spec = machines.root(name)?;
+            if numbers.contains_key(name) {
+                continue;
+            }
             let root = timed(&format!("root filesystem {name}"), || {
                 rootfs::build(bed, spec)
             })?;
@@ -105,6 +134,14 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             roots.insert(name.clone(), disk);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
+        let (repositories, served) = repositories.join().map_err(joined)??;
+        for (name, number) in &numbers {
+            let spec = machines.root(name)?;
+            let root = timed(&format!("root filesystem {name}"), || {
+                almalinux::build(bed, spec, number, &rpms, &served[number])
+            })?;
+            roots.insert(name.clone(), root);
+        }
         let mut carried = BTreeMap::new();
         for compiling in carrying {
             let (name, folders) = compiling.join().map_err(joined)??;
@@ -115,7 +152,10 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
         Ok(Assets {
             roots,
             modules: carried,
-            repositories: repositories.join().map_err(joined)??,
+            repositories,
+            served: (numbers.iter())
+                .map(|(name, number)| (name.clone(), served[number].clone()))
+                .collect(),
             image: image.join().map_err(joined)??,
             mirror: mirror.clone(),
             product: bed.programs.join(PRODUCT),
@@ -125,9 +165,20 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
     })
 }
 
-/// Values for the templates of configurations and cases.
-pub fn values(assets: &Assets) -> BTreeMap<String, String> {
-    let mut values = assets.repositories.values();
+/// By root filesystem, the release of AlmaLinux that it stands in for.
+fn releases(machines: &Machines, roots: &BTreeSet<String>) -> Result<BTreeMap<String, String>> {
+    let mut releases = BTreeMap::new();
+    for name in roots {
+        if let Some(number) = &machines.root(name)?.almalinux {
+            releases.insert(name.clone(), number.clone());
+        }
+    }
+    Ok(releases)
+}
+
+/// Values for the templates of configurations, and of cases on machines of a root filesystem.
+pub fn values(assets: &Assets, root: &str) -> BTreeMap<String, String> {
+    let mut values = assets.repositories(root).values();
     for (name, value) in [
         ("proxy", PROXY),
         ("mirror", &assets.mirror.main),
@@ -137,8 +188,30 @@ pub fn values(assets: &Assets) -> BTreeMap<String, String> {
     ] {
         values.insert(name.into(), value.into());
     }
+    let family = match assets.served(root) {
+        Some(_) => RPM,
+        None => DEB,
+    };
+    for (name, value) in family {
+        values.insert(name.into(), value.into());
+    }
     values
 }
+
+/// What cases for both families name, where only the name differs.
+type Family = [(&'static str, &'static str); 4];
+const DEB: Family = [
+    ("module-package", "nvidia-kernel-open-dkms"),
+    ("cuda-package", "libcuda1"),
+    ("lock", "/var/lib/dpkg/lock"),
+    ("unknown-key", "NO_PUBKEY"),
+];
+const RPM: Family = [
+    ("module-package", "kmod-nvidia-open-dkms"),
+    ("cuda-package", "nvidia-driver-cuda-libs"),
+    ("lock", "/var/lib/rpm/.rpm.lock"),
+    ("unknown-key", "GPG"),
+];
 
 /// Folders of the modules that machines of the root filesystem `name` carry.
 fn compiled_modules(

@@ -43,6 +43,10 @@ pub struct Case {
     pub about: String,
     /// A machine of `machines.toml`.
     pub machine: String,
+    /// Machines of the other family on which the same case runs, too, under the name
+    /// `NAME-MACHINE`.
+    #[serde(default)]
+    pub also_on: Vec<String>,
     /// A template in `configs/`, put into the machine as `/etc/gpu-bootstrap/config.toml`.
     pub config: Option<String>,
     /// Whether DKMS compiles the driver's module in it.
@@ -247,7 +251,7 @@ pub fn load(dir: &Path) -> Result<Vec<Case>> {
     files.sort();
     let mut cases: Vec<Case> = Vec::new();
     for file in &files {
-        for case in read(file)? {
+        for case in read(file)?.into_iter().flat_map(spread) {
             if cases.iter().any(|other| other.name == case.name) {
                 bail!("{}: case `{}` is defined twice", file.display(), case.name);
             }
@@ -255,6 +259,20 @@ pub fn load(dir: &Path) -> Result<Vec<Case>> {
         }
     }
     Ok(cases)
+}
+
+/// A case, and the same case on each other machine that it names.
+fn spread(case: Case) -> Vec<Case> {
+    let others: Vec<Case> = (case.also_on.iter())
+        .map(|machine| Case {
+            name: format!("{}-{machine}", case.name),
+            machine: machine.clone(),
+            ..case.clone()
+        })
+        .collect();
+    let mut all = vec![case];
+    all.extend(others);
+    all
 }
 
 /// Refuses cases that name a machine, a root filesystem or a configuration that does not exist.
@@ -417,6 +435,18 @@ mod tests {
         let moved = find(&moved(cases, ubuntu)).unwrap();
         assert_eq!(moved.machine, "ubuntu-24-04");
         assert_eq!(moved.config.as_deref(), Some("ubuntu-24-04.toml"));
+    }
+
+    #[test]
+    fn a_case_on_several_machines_is_a_case_on_each() {
+        let dir = tempfile::tempdir().unwrap();
+        let case = "[[case]]\nname = \"one\"\nabout = \"\"\nmachine = \"m\"\nalso-on = [\"n\"]\nrun = []\n";
+        fs::write(dir.path().join("a.toml"), case).unwrap();
+        let cases = load(dir.path()).unwrap();
+        let named: Vec<_> = (cases.iter())
+            .map(|case| (case.name.as_str(), case.machine.as_str()))
+            .collect();
+        assert_eq!(named, [("one", "m"), ("one-n", "n")]);
     }
 
     #[test]

@@ -27,6 +27,8 @@ const PACKAGES: &[(&str, &str)] = &[
     ("dpkg-dev", "/usr/bin/dpkg-buildpackage"),
     ("debhelper", "/usr/bin/dh"),
     ("gnupg", "/usr/bin/gpg"),
+    ("rpm", "/usr/bin/rpmbuild"),
+    ("createrepo-c", "/usr/bin/createrepo_c"),
     ("gcc", "/usr/bin/gcc"),
     ("libc6-dev", "/usr/include/stdio.h"),
     ("busybox-static", "/usr/share/doc/busybox-static"),

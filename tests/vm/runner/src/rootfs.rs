@@ -14,7 +14,7 @@ use crate::tables::Root;
 
 /// Archives remove the headers of older kernels, so a root that is older than this may contain a
 /// kernel without headers in the archive.
-const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+pub const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// A part of the recipe: a change of this file may change the result.
 const SOURCE: &str = include_str!("rootfs.rs");
@@ -226,6 +226,7 @@ mod tests {
             point_release: false,
             initramfs: Vec::new(),
             packages: vec![],
+            almalinux: None,
         };
         let mirror = Mirror {
             main: "http://m".into(),

@@ -15,7 +15,7 @@ use crate::server::Server;
 use crate::sh::Done;
 use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
-use crate::{documents, modules, out, power, seed, simulation, units, watch};
+use crate::{almalinux, documents, modules, out, power, seed, simulation, units, watch};
 
 /// What a case needs to run.
 pub struct Stage<'a> {
@@ -72,8 +72,8 @@ pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
             let mut running = Running {
                 stage,
                 case,
+                values: values(stage.assets, &machine.spec().root),
                 machine,
-                values: values(stage.assets),
                 server,
                 before: None,
                 plans: BTreeMap::new(),
@@ -126,13 +126,16 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
         machine.root().join("etc/standin-nvml.toml"),
     )
     .context("cannot link the stand-in's inventory")?;
-    let server = Server::start(&machine, &stage.assets.repositories)?;
+    if let Some(served) = stage.assets.served(&spec.root) {
+        almalinux::configure(&machine.root(), served)?;
+    }
+    let server = Server::start(&machine, stage.assets.repositories(&spec.root))?;
     if let Some(name) = &case.config {
         let path = stage.bed.here("configs").join(name);
         let template =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let text =
-            fill(&template, &values(stage.assets)).with_context(|| path.display().to_string())?;
+        let text = fill(&template, &values(stage.assets, &spec.root))
+            .with_context(|| path.display().to_string())?;
         let target = machine.root().join("etc/gpu-bootstrap");
         fs::create_dir_all(&target).context("cannot make a folder")?;
         fs::write(target.join("config.toml"), text).context("cannot write the configuration")?;
@@ -187,8 +190,12 @@ impl Running<'_> {
         } else if let Some(boot) = step.boot {
             self.reboot(boot)
         } else if let Some(serving) = &step.server {
+            let mut serving = serving.clone();
+            if let Some(package) = &mut serving.package {
+                *package = fill(package, &self.values)?;
+            }
             self.server
-                .behave(&self.machine, serving)
+                .behave(&self.machine, &serving)
                 .map(|()| serving.tell())
         } else if let Some(line) = step.line {
             self.machine.line(line).map(|()| format!("{line:?}"))
@@ -249,6 +256,7 @@ impl Running<'_> {
             self.machine.boot()?;
             return Ok("ok".into());
         }
+        self.machine.choose_kernel()?;
         let root = self.machine.root();
         let spec = self.machine.spec();
         let text = match boot {

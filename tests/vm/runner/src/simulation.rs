@@ -22,7 +22,7 @@ const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
 /// Programs for cases, described in README.md.
-const PROGRAMS: [(&str, &str); 5] = [
+const PROGRAMS: [(&str, &str); 8] = [
     (
         "kill-at-every-record",
         include_str!("../files/kill-at-every-record.pl"),
@@ -31,6 +31,9 @@ const PROGRAMS: [(&str, &str); 5] = [
     ("hold-lock", include_str!("../files/hold-lock.pl")),
     ("add-non-free", include_str!("../files/add-non-free.sh")),
     ("small-boot", include_str!("../files/small-boot.sh")),
+    ("sound", include_str!("../files/sound.sh")),
+    ("installed", include_str!("../files/installed.sh")),
+    ("vendors-only", include_str!("../files/vendors-only.sh")),
 ];
 
 /// Copies the programs for cases into a machine of any kind.
@@ -46,8 +49,7 @@ pub fn equip(root: &Path) -> Result<()> {
 pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
     program(&here.join("start"), START)?;
-    write(&here.join("osrelease"), &format!("{kernel}\n"))?;
-    write(&here.join("version"), &proc_version(root, kernel)?)?;
+    show_kernel(root, kernel)?;
     pci::fabricate(&here.join("pci"), functions, false)?;
     let units = root.join("usr/lib/systemd/system");
     write(&units.join("testbed.service"), UNIT)?;
@@ -60,6 +62,27 @@ pub fn prepare(root: &Path, kernel: &str, functions: &[Function]) -> Result<()> 
         &units.join("systemd-modules-load.service.d/testbed.conf"),
         "[Unit]\nConditionPathExists=!/usr/lib/testbed\n",
     )
+}
+
+/// Writes the kernel version that the machine shows from its next boot on.
+pub fn show_kernel(root: &Path, kernel: &str) -> Result<()> {
+    let here = root.join(INSIDE.trim_start_matches('/'));
+    write(&here.join("osrelease"), &format!("{kernel}\n"))?;
+    write(&here.join("version"), &proc_version(root, kernel)?)
+}
+
+/// The kernel that the boot loader of a machine that stands in for AlmaLinux would start: the saved
+/// entry of GRUB. `None` for Debian's.
+pub fn saved_kernel(root: &Path) -> Result<Option<String>> {
+    let path = root.join("boot/grub2/grubenv");
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(text
+            .lines()
+            .find_map(|line| line.strip_prefix("saved_entry=testbed-"))
+            .map(String::from)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
 }
 
 /// The content of `/proc/version` for the kernel on the disk. It names the compiler that modules
@@ -246,7 +269,12 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
 fn library_side(root: &Path, here: &Path, version: &str, nvml: &Path) -> Result<()> {
     let name = format!("libnvidia-ml.so.{version}");
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
-    let places = [libraries.join("nvidia/current"), libraries.clone()];
+    let places = [
+        libraries.join("nvidia/current"),
+        libraries.clone(),
+        // Where AlmaLinux has them.
+        root.join("usr/lib64"),
+    ];
     let Some(real) = places
         .iter()
         .map(|dir| dir.join(&name))

@@ -29,13 +29,14 @@ if command -v dpkg-query >/dev/null; then
     apt-mark showmanual | sed 's/^/manual /'
 else
     rpm -qa --qf 'package %{NAME}.%{ARCH} %{EPOCHNUM}:%{VERSION}-%{RELEASE}\n'
+    dnf -q -C --disablerepo='*' repoquery --userinstalled --qf 'manual %{name}.%{arch}' | sort -u
 fi
 systemctl list-unit-files --no-legend --no-pager --plain | awk '{ print "unit " $1 " " $2 }'
 # A unit of a removed package may be listed as failed until the next boot; the system's own services
 # come and go.
 systemctl list-units --no-legend --no-pager --plain --all --type=service,socket,path,timer |
     awk '$2 == "loaded" && ($3 == "active" || $3 == "failed") && $1 !~ /^(systemd-|user|testbed)/ { print $3 " " $1 }'
-dkms=/lib/modules; find "$dkms"/*/updates -type f -printf 'module %p\n' 2>/dev/null || true
+dkms=/lib/modules; find "$dkms"/*/updates "$dkms"/*/extra -type f -printf 'module %p\n' 2>/dev/null || true
 find /boot -mindepth 1 -printf 'boot %p\n'
 find /etc -type d -printf 'etc %p d %m %u:%g\n'
 find /etc -type l -printf 'etc %p l %l\n'

@@ -42,6 +42,8 @@ pub struct Toolkit {
 pub struct Root {
     pub suite: String,
     pub packages: Vec<String>,
+    /// The release of AlmaLinux that it stands in for, in `rpms.toml`.
+    pub almalinux: Option<String>,
     /// DKMS packages of the archive whose modules are compiled once and copied into machines.
     #[serde(default)]
     pub carried: Vec<String>,
@@ -163,6 +165,13 @@ impl Machines {
             .get(branch)
             .map(String::as_str)
             .with_context(|| format!("machines.toml has no CUDA version for branch {branch}"))
+    }
+
+    /// A root filesystem by name.
+    pub fn root(&self, name: &str) -> Result<&Root> {
+        self.roots
+            .get(name)
+            .with_context(|| format!("machines.toml has no root `{name}`"))
     }
 
     /// A machine by name.

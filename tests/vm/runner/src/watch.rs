@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::machine::Machine;
 
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 12] = [
     "apt",
     "apt-get",
     "apt-mark",
@@ -15,6 +15,10 @@ const PROGRAMS: [&str; 8] = [
     "dpkg",
     "dpkg-query",
     "dpkg-deb",
+    "dnf",
+    "rpm",
+    "rpmkeys",
+    "rpmdb",
 ];
 
 const START: &str = r#"set -eu
@@ -22,6 +26,7 @@ here=/run/testbed-watch
 mkdir -p "$here/real" "$here/wrap"
 : >"$here/calls"
 for name in PROGRAMS; do
+    [ -e "/usr/bin/$name" ] || continue
     cp "/usr/bin/$name" "$here/real/$name"
     printf '#!/bin/sh\nprintf "%%s %%s\\n" %s "$*" >>%s/calls\nexec %s/real/%s "$@"\n' \
         "$name" "$here" "$here" "$name" >"$here/wrap/$name"
@@ -31,7 +36,10 @@ done
 "#;
 
 const STOP: &str = r#"set -eu
-for name in PROGRAMS; do umount "/usr/bin/$name"; done
+here=/run/testbed-watch
+for name in PROGRAMS; do
+    [ ! -e "$here/real/$name" ] || umount "/usr/bin/$name"
+done
 cat /run/testbed-watch/calls
 rm -r /run/testbed-watch
 "#;
@@ -88,6 +96,29 @@ pub fn is_query(call: &str) -> bool {
             "--version",
         ]),
         "dpkg-deb" => has(&["-I", "--info", "-f", "--field", "-c", "--contents"]),
+        // The verb is the first word that is no option; no option here has a word of its own.
+        "dnf" => {
+            let mut verbs = arguments.iter().filter(|word| !word.starts_with('-'));
+            let (verb, next) = (verbs.next().copied(), verbs.next().copied());
+            has(&["--assumeno"])
+                || matches!(
+                    (verb, next),
+                    (
+                        Some("repoquery" | "list" | "info" | "repolist" | "check" | "check-update"),
+                        _
+                    ) | (
+                        Some("module" | "history" | "versionlock"),
+                        Some("list" | "info" | "userinstalled")
+                    ) | (Some("versionlock"), None)
+                )
+        }
+        "rpm" => (arguments.first()).is_some_and(|first| {
+            ["-q", "--query", "-V", "--verify", "--eval"]
+                .iter()
+                .any(|start| first.starts_with(start))
+        }),
+        "rpmkeys" => has(&["--list", "-K", "--checksig"]),
+        "rpmdb" => has(&["--verifydb"]),
         _ => false,
     }
 }
@@ -103,6 +134,10 @@ mod tests {
             "dpkg --audit",
             "apt-mark showhold",
             "apt-get -s install x",
+            "dnf -q -C repoquery --userinstalled",
+            "dnf --assumeno install x",
+            "dnf module list nvidia-driver",
+            "rpm -qa --qf x",
         ] {
             assert!(is_query(call), "{call}");
         }
@@ -112,6 +147,11 @@ mod tests {
             "apt-mark hold x",
             "dpkg --configure -a",
             "apt list",
+            "dnf -y install x",
+            "dnf module enable nvidia-driver:580-open",
+            "dnf versionlock add x",
+            "rpm -e x",
+            "rpm --import key",
         ] {
             assert!(!is_query(call), "{call}");
         }

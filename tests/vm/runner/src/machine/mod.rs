@@ -203,6 +203,20 @@ impl Machine {
         &self.frame.kernel
     }
 
+    /// Chooses the kernel of the next boot, as a boot loader does. Only for a container: an emulated
+    /// machine has a boot loader.
+    pub fn choose_kernel(&mut self) -> Result<()> {
+        let root = self.root();
+        if self.spec.kind == Kind::Container
+            && let Some(kernel) = simulation::saved_kernel(&root)?
+            && kernel != self.frame.kernel
+        {
+            simulation::show_kernel(&root, &kernel)?;
+            self.frame.kernel = kernel;
+        }
+        Ok(())
+    }
+
     pub fn is_on(&self) -> bool {
         self.body.is_on()
     }

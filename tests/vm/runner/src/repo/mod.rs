@@ -1,6 +1,8 @@
-//! Signed apt repositories with the layout of their vendors' and with keys made for them. They hold
-//! the container toolkit from its real source, and the stand-in packages of `packages.toml`.
+//! Signed repositories with the layout of their vendors' and with keys made for them: for apt here,
+//! for dnf in `rpm`. They hold the container toolkit from its real source, and the stand-in packages
+//! of `packages.toml` and `rpms.toml`.
 
+pub mod rpm;
 mod stand_in;
 pub mod table;
 
@@ -80,7 +82,8 @@ fn addresses<'a>(
 pub fn build(bed: &Bed, table: &Packages, toolkit: &Path, mirror: &Mirror) -> Result<Repositories> {
     let recipe = format!("{} {table:?} {SIGN} {SOURCE:?}", toolkit.display());
     let dir = bed.cached("repository", &recipe, None, |dir| {
-        let binaries = binaries(bed, table, mirror)?;
+        let paths = (table.packages.iter()).flat_map(|package| package.from_debian.values());
+        let binaries = binaries(bed, paths, mirror)?;
         make(bed, dir, table, toolkit, &binaries)
     })?;
     let mut places = BTreeMap::new();
@@ -100,12 +103,12 @@ pub fn build(bed: &Bed, table: &Packages, toolkit: &Path, mirror: &Mirror) -> Re
 }
 
 /// The files of Debian's packages that the stand-ins contain.
-fn binaries(bed: &Bed, table: &Packages, mirror: &Mirror) -> Result<PathBuf> {
-    let paths: Vec<&String> = table
-        .packages
-        .iter()
-        .flat_map(|package| package.from_debian.values())
-        .collect();
+fn binaries<'a>(
+    bed: &Bed,
+    paths: impl Iterator<Item = &'a String>,
+    mirror: &Mirror,
+) -> Result<PathBuf> {
+    let paths: Vec<&String> = paths.collect();
     let recipe = format!("{mirror:?} {paths:?} {}", SOURCE[0]);
     bed.cached("binaries", &recipe, None, |dir| {
         let tree = dir.join("tree");
@@ -137,7 +140,8 @@ fn binaries(bed: &Bed, table: &Packages, mirror: &Mirror) -> Result<PathBuf> {
 fn make(bed: &Bed, dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path) -> Result<()> {
     let www = dir.join("www");
     let gpg = Gpg(Claim::take(bed, "keys")?);
-    let keys = keys(dir, &gpg, table)?;
+    let files = (table.repositories.iter()).map(|(name, place)| (name.as_str(), &*place.key));
+    let keys = keys(dir, &gpg, files)?;
     for (name, place) in &table.repositories {
         let pool = pool(&www, place);
         fs::create_dir_all(&pool).context("cannot make a folder")?;
@@ -217,8 +221,13 @@ fn owner(name: &str) -> String {
     format!("{name}@test-bed.example.invalid")
 }
 
-/// Makes a key for each repository, and one that belongs to none. Returns the public keys.
-fn keys(dir: &Path, gpg: &Gpg, table: &Packages) -> Result<BTreeMap<String, PathBuf>> {
+/// Makes a key for each repository, given by its name and the path of its public key on the server,
+/// and one that belongs to none. Returns the public keys.
+fn keys<'a>(
+    dir: &Path,
+    gpg: &Gpg,
+    files: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<BTreeMap<String, PathBuf>> {
     let script = r#"set -eu
 umask 077
 mkdir -p "$GNUPGHOME"
@@ -231,10 +240,8 @@ gpg --list-keys --with-colons "$OWNER" | awk -F: '$1 == "fpr" { print $10; exit 
 "#;
     let mut keys = BTreeMap::new();
     let stranger = dir.join("stranger.asc");
-    let all = table
-        .repositories
-        .iter()
-        .map(|(name, place)| (name.as_str(), dir.join("www").join(&place.key)))
+    let all = files
+        .map(|(name, key)| (name, dir.join("www").join(key)))
         .chain([(STRANGER, stranger)]);
     for (name, at) in all {
         let binary = dir.join("keys").join(name);
@@ -283,3 +290,5 @@ fn sign(dir: &Path, gpg: &Gpg, work: &Path, name: &str, place: &Place) -> Result
 pub const WRONG_KEY: &str = "wrong-key";
 /// The directory of what is served while the vendor's mirror is being synced.
 pub const HALF_SYNCED: &str = "half-synced";
+/// The directory of what is served while packages are not signed.
+pub const UNSIGNED: &str = "unsigned";

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::table::{Dkms, Package, upstream};
+use super::table::{Dkms, File, Package, upstream};
 use crate::cases::fill;
 use crate::sh::Cmd;
 
@@ -78,8 +78,6 @@ MODULE_VERSION("{{upstream}}");
 MODULE_DESCRIPTION("stand-in of the gpu-bootstrap test bed");
 "#;
 
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-
 /// The sources of stand-ins beside their row in the table.
 pub struct Source<'a> {
     /// Public keys without armour, by repository.
@@ -112,8 +110,10 @@ pub fn build(
     let tree = Tree {
         root: work,
         values: &values,
+        libraries: "usr/lib/x86_64-linux-gnu",
+        modules: "/updates/dkms",
     };
-    tree.files(package, source)?;
+    tree.files(&package.files, &package.from_debian, source)?;
     for library in &package.libraries {
         tree.library(library, upstream)?;
     }
@@ -140,18 +140,22 @@ pub fn build(
 }
 
 /// The file tree of a package that is being built.
-struct Tree<'a> {
-    root: &'a Path,
-    values: &'a BTreeMap<&'a str, String>,
+pub(super) struct Tree<'a> {
+    pub root: &'a Path,
+    pub values: &'a BTreeMap<&'a str, String>,
+    /// The directory of libraries.
+    pub libraries: &'a str,
+    /// The directory of DKMS' modules, below that of the kernel.
+    pub modules: &'a str,
 }
 
 impl Tree<'_> {
-    fn fill(&self, text: &str) -> Result<String> {
+    pub(super) fn fill(&self, text: &str) -> Result<String> {
         fill(text, self.values)
     }
 
     /// The same with additional values.
-    fn fill_with(&self, text: &str, more: &[(&'static str, &str)]) -> Result<String> {
+    pub(super) fn fill_with(&self, text: &str, more: &[(&'static str, &str)]) -> Result<String> {
         let mut values = self.values.clone();
         for (key, value) in more {
             values.insert(key, (*value).into());
@@ -159,7 +163,7 @@ impl Tree<'_> {
         fill(text, &values)
     }
 
-    fn place(&self, path: &str) -> Result<PathBuf> {
+    pub(super) fn place(&self, path: &str) -> Result<PathBuf> {
         let path = self.root.join(path);
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -167,7 +171,7 @@ impl Tree<'_> {
         Ok(path)
     }
 
-    fn put(&self, path: &str, mode: &str, text: &str) -> Result<()> {
+    pub(super) fn put(&self, path: &str, mode: &str, text: &str) -> Result<()> {
         let at = self.place(path)?;
         fs::write(&at, text).with_context(|| format!("cannot write {}", at.display()))?;
         self.mode(&at, mode)
@@ -178,8 +182,13 @@ impl Tree<'_> {
         fs::set_permissions(at, fs::Permissions::from_mode(mode)).context("cannot set a mode")
     }
 
-    fn files(&self, package: &Package, source: &Source<'_>) -> Result<()> {
-        for (path, file) in &package.files {
+    pub(super) fn files(
+        &self,
+        files: &BTreeMap<String, File>,
+        from_debian: &BTreeMap<String, String>,
+        source: &Source<'_>,
+    ) -> Result<()> {
+        for (path, file) in files {
             let path = self.fill(path)?;
             if let Some(text) = &file.text {
                 self.put(&path, &file.mode, self.fill(text)?.trim_start())?;
@@ -194,7 +203,7 @@ impl Tree<'_> {
                 self.mode(&at, &file.mode)?;
             }
         }
-        for (path, real) in &package.from_debian {
+        for (path, real) in from_debian {
             let real = source.debian.join(real);
             fs::copy(&real, self.place(path)?)
                 .with_context(|| format!("cannot copy {}", real.display()))?;
@@ -203,10 +212,10 @@ impl Tree<'_> {
     }
 
     /// An empty shared object that the loader and ldconfig accept.
-    fn library(&self, soname: &str, upstream: &str) -> Result<()> {
+    pub(super) fn library(&self, soname: &str, upstream: &str) -> Result<()> {
         let stem = soname.split_once(".so").map_or(soname, |(stem, _)| stem);
         let name = format!("{stem}.so.{upstream}");
-        let at = self.place(&format!("{LIBRARIES}/{name}"))?;
+        let at = self.place(&format!("{}/{name}", self.libraries))?;
         Cmd::new([
             "gcc".to_string(),
             "-shared".into(),
@@ -224,7 +233,7 @@ impl Tree<'_> {
             .context("cannot link a library")
     }
 
-    fn dkms(&self, dkms: &Dkms) -> Result<()> {
+    pub(super) fn dkms(&self, dkms: &Dkms) -> Result<()> {
         let source = self.fill_with("usr/src/{{dkms}}-{{upstream}}", &[("dkms", &dkms.name)])?;
         let mut conf = self.fill(&format!(
             "PACKAGE_NAME=\"{}\"\nPACKAGE_VERSION=\"{{{{upstream}}}}\"\nAUTOINSTALL=\"yes\"\n\
@@ -236,7 +245,7 @@ impl Tree<'_> {
         let mut makefile = String::new();
         for (index, module) in dkms.modules.iter().enumerate() {
             writeln!(conf, "BUILT_MODULE_NAME[{index}]=\"{module}\"")?;
-            writeln!(conf, "DEST_MODULE_LOCATION[{index}]=\"/updates/dkms\"")?;
+            writeln!(conf, "DEST_MODULE_LOCATION[{index}]=\"{}\"", self.modules)?;
             writeln!(makefile, "obj-m += {module}.o")?;
             let text = self.fill_with(MODULE, &[("module", module), ("licence", &dkms.licence)])?;
             self.put(&format!("{source}/{module}.c"), "644", &text)?;
@@ -327,6 +336,8 @@ mod tests {
         let tree = Tree {
             root: dir.path(),
             values: &values,
+            libraries: "usr/lib",
+            modules: "/updates/dkms",
         };
         tree.dkms(package.dkms.as_ref().unwrap()).unwrap();
         tree.control(package).unwrap();

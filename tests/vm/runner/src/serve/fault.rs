@@ -34,6 +34,8 @@ pub enum Fault {
     WrongKey,
     /// The signed index is newer than the files.
     HalfSynced,
+    /// The lists are signed, the packages are not: for dnf only, because apt's packages never are.
+    Unsigned,
     /// A package has other bytes of the same length.
     Tampered,
     /// A package is missing.

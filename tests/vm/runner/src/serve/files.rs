@@ -97,12 +97,16 @@ impl Site {
         }
         if matches!(
             fault,
-            Fault::WrongKey | Fault::HalfSynced | Fault::Down | Fault::Unavailable
+            Fault::WrongKey
+                | Fault::HalfSynced
+                | Fault::Unsigned
+                | Fault::Down
+                | Fault::Unavailable
         ) {
             return Some(fault);
         }
         let name = path.file_name()?.to_str()?;
-        let package = name.strip_suffix(".deb")?.split('_').next()?;
+        let package = package(name)?;
         let hit = self
             .serving
             .package
@@ -118,6 +122,7 @@ impl Site {
             Some(Fault::Missing) => return None,
             Some(Fault::WrongKey) => Some(repo::WRONG_KEY),
             Some(Fault::HalfSynced) => Some(repo::HALF_SYNCED),
+            Some(Fault::Unsigned) => Some(repo::UNSIGNED),
             _ => None,
         };
         let is_file = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file());
@@ -164,6 +169,15 @@ impl Site {
             }
         }
         Ok(Next::Keep)
+    }
+}
+
+/// The name of the package in a file of that package: `NAME_VERSION_ARCHITECTURE.deb` or
+/// `NAME-VERSION-RELEASE.ARCHITECTURE.rpm`.
+fn package(file: &str) -> Option<&str> {
+    match file.strip_suffix(".rpm") {
+        Some(rest) => rest.rsplitn(3, '-').nth(2),
+        None => file.strip_suffix(".deb")?.split('_').next(),
     }
 }
 

@@ -1,0 +1,38 @@
+//! Another package manager that holds the locks.
+
+use super::tiny;
+use crate::host::{ReadFiles, fake::FakeFiles};
+
+/// The lock files of all package managers.
+const LOCKS: [&str; 2] = ["/var/lib/dpkg/lock-frontend", tiny::LOCK];
+
+/// Another package manager starts to work.
+pub(super) fn hold_lock(files: &FakeFiles) {
+    let mut lines = String::new();
+    for (fd, lock) in LOCKS.iter().enumerate() {
+        files.put(lock, "");
+        let inode = files.stat((*lock).into()).unwrap().unwrap().inode;
+        lines.push_str(&format!(
+            "1: POSIX  ADVISORY  WRITE 812 fe:00:{inode} 0 EOF\n"
+        ));
+        files.put_link(&format!("/proc/812/fd/{}", fd + 5), lock);
+    }
+    files.put("/proc/locks", lines);
+    files.put("/proc/812/comm", "unattended-upgr\n");
+}
+
+/// It has finished.
+pub(super) fn release_lock(files: &FakeFiles) {
+    for path in [
+        "/proc/locks",
+        LOCKS[0],
+        LOCKS[1],
+        "/proc/812/comm",
+        "/proc/812/fd/5",
+        "/proc/812/fd/6",
+        "/proc/812/fd",
+        "/proc/812",
+    ] {
+        files.take(path);
+    }
+}

@@ -1,0 +1,140 @@
+//! A transaction that replaces packages: each gets another version or goes, over the holds of this program.
+
+use super::{
+    archive::{Archive, Kind, Offered},
+    kit::TestMachine,
+    packages::wish,
+    with_each_manager,
+};
+use crate::{
+    change::{Change, Undo},
+    error::Report,
+    host::fake::diff,
+};
+
+with_each_manager! {
+    what_is_replaced_gets_another_version_or_goes
+    what_is_not_to_be_replaced_stays_at_its_version
+    the_undo_names_the_version_before
+    parts_of_the_driver_that_it_has_installed_may_follow
+}
+
+/// A driver with a library of its own name, both held; the archive has the next one.
+async fn driver(kind: Kind) -> (TestMachine, Archive) {
+    let machine = TestMachine::with(kind);
+    let archive = Archive::on(&machine);
+    archive.offer("library-1", Offered::new("535.1", &[]));
+    archive.offer("driver", Offered::new("535.1", &["library-1"]));
+    archive.write(&machine.fakes.files);
+    let change = install("535.*", &[]);
+    machine.apply(&change).await.unwrap();
+    for name in ["driver", "library-1"] {
+        (archive.installed.lock().unwrap().get_mut(name).unwrap()).held = true;
+    }
+    archive.write(&machine.fakes.files);
+    archive.offer("library-2", Offered::new("580.1", &[]));
+    archive.offer("driver", Offered::new("580.1", &["library-2"]));
+    (machine, archive)
+}
+
+fn install(version: &str, replaced: &[&str]) -> Change {
+    Change::InstallPackages {
+        packages: vec![wish("driver", Some(version))],
+        removing: replaced.iter().map(|name| (*name).to_owned()).collect(),
+    }
+}
+
+fn installed(archive: &Archive) -> Vec<String> {
+    let all = archive.installed.lock().unwrap();
+    (all.iter())
+        .filter(|(_, there)| !there.gone)
+        .filter(|(name, _)| name.starts_with("driver") || name.starts_with("library"))
+        .map(|(name, there)| format!("{name} {}", there.version))
+        .collect()
+}
+
+async fn what_is_replaced_gets_another_version_or_goes(kind: Kind) {
+    let (machine, archive) = driver(kind).await;
+    let change = install("580.*", &["driver", "library-1"]);
+    let plan = machine.applier.preview(&change).await.unwrap().unwrap();
+    for line in [
+        "~ driver 535.1 -> 580.1",
+        "+ library-2 580.1",
+        "- library-1 535.1",
+    ] {
+        assert!(plan.contains(line), "{plan}");
+    }
+    machine.apply(&change).await.unwrap();
+    assert_eq!(installed(&archive), ["driver 580.1", "library-2 580.1"]);
+    // Nothing is left to do.
+    assert_eq!(machine.applier.preview(&change).await.unwrap().unwrap(), "");
+    // An older version is as good, if the plan replaces the newer one.
+    archive.offer("driver", Offered::new("535.1", &["library-1"]));
+    let back = install("535.*", &["driver", "library-2"]);
+    machine.apply(&back).await.unwrap();
+    assert_eq!(installed(&archive), ["driver 535.1", "library-1 535.1"]);
+}
+
+async fn what_is_not_to_be_replaced_stays_at_its_version(kind: Kind) {
+    let (machine, _) = driver(kind).await;
+    let before = machine.snapshot();
+    // The hold of somebody, and a version that nobody asked to change.
+    let error = machine.apply(&install("580.*", &[])).await.unwrap_err();
+    assert_eq!(error.reason(), "transaction-refused");
+    assert!(
+        error.to_string().contains("driver, which is held"),
+        "{error}"
+    );
+    assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
+}
+
+async fn the_undo_names_the_version_before(kind: Kind) {
+    let (machine, _) = driver(kind).await;
+    let undo = machine
+        .apply(&install("580.*", &["driver", "library-1"]))
+        .await
+        .unwrap();
+    let Undo::Packages {
+        effects: Some(effects),
+        ..
+    } = undo
+    else {
+        panic!("packages");
+    };
+    assert_eq!(effects.moved, [wish("driver", Some("535.1"))]);
+    assert_eq!(effects.disappeared, [wish("library-1", Some("535.1"))]);
+    assert!(effects.appeared.contains("library-2"));
+}
+
+/// The module of the other flavour is removed by the package manager itself, with what needs it alone.
+async fn parts_of_the_driver_that_it_has_installed_may_follow(kind: Kind) {
+    let (machine, archive) = driver(kind).await;
+    archive.offer(
+        "driver",
+        Offered {
+            conflicts: &["library-1"],
+            ..Offered::new("580.1", &[])
+        },
+    );
+    machine.apply(&install("580.*", &["driver"])).await.unwrap();
+    assert_eq!(installed(&archive), ["driver 580.1"]);
+    // What is no part of a driver does not follow.
+    let (machine, archive) = driver(kind).await;
+    archive.have("podman", "4");
+    archive.write(&machine.fakes.files);
+    archive.offer(
+        "driver",
+        Offered {
+            conflicts: &["podman"],
+            ..Offered::new("580.1", &[])
+        },
+    );
+    let error = machine
+        .apply(&install("580.*", &["driver"]))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("would remove podman 4"),
+        "{error}"
+    );
+}

@@ -1,0 +1,42 @@
+//! What the journal says about this program's own work on packages, for the steps.
+
+use super::Session;
+use crate::{
+    change::Undo,
+    journal::{Journal, Standing, fold},
+    state::Ours,
+};
+
+/// The packages that standing changes have installed, and the holds that they have set. What an
+/// interrupted change did is known only when it has been reconciled.
+pub(super) fn ours(standing: &[Standing]) -> Ours {
+    let mut ours = Ours::default();
+    for one in standing {
+        match &one.undo {
+            Undo::Packages {
+                effects: Some(effects),
+                ..
+            } => ours.packages.extend(effects.new_packages()),
+            Undo::Unhold {
+                held: Some(held), ..
+            } => ours.held.extend(held.iter().cloned()),
+            _ => {}
+        }
+    }
+    ours
+}
+
+impl Session {
+    /// Tells the steps what the journal says, where it is only read. Without root it cannot be read:
+    /// then what this program has made looks like the work of others.
+    pub(super) fn read_ours(&self) {
+        if let Ok(history) = Journal::read(&self.inner.host) {
+            self.know(&fold(&history.lines).standing);
+        }
+    }
+
+    /// Tells the steps what this program has done.
+    pub(super) fn know(&self, standing: &[Standing]) {
+        self.inner.know(ours(standing));
+    }
+}

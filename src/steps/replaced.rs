@@ -1,0 +1,331 @@
+//! Driver packages that must not stay beside the wanted ones: of another branch, origin, version or flavour.
+//! What this program has installed it replaces; about all others a person decides.
+
+use std::collections::BTreeSet;
+
+use super::{
+    wishes::{self, Comparison, Packages, compare, install},
+    words,
+};
+use crate::{
+    config::desired::{Desired, DriverWish, PackageWish},
+    facts::detection::{carries_driver, is_driver_part},
+    model::{
+        pattern,
+        version::{Branch, DriverVersion},
+    },
+    state::{Origin, Ours},
+    step::Assessment,
+};
+
+/// The source that stands for the system's own archive.
+const DISTRIBUTION: &str = "distribution";
+
+/// What is on the machine.
+pub(super) struct There<'s> {
+    /// Packages; a hold is one of somebody else.
+    pub(super) installed: &'s Packages,
+    /// What this program has installed.
+    pub(super) ours: &'s Ours,
+    /// Who installed the driver.
+    pub(super) origin: Option<Origin>,
+}
+
+/// Driver packages of another branch or origin, as `name version`: they and ours exclude each
+/// other, file by file or by the version that library and module must share.
+pub(super) fn others(
+    driver: &DriverWish,
+    desired: &Desired,
+    there: &There<'_>,
+) -> Vec<(String, String)> {
+    let wanted_origin = if driver.source == DISTRIBUTION {
+        Origin::Distribution
+    } else {
+        Origin::Vendor
+    };
+    // Met wishes are of the wanted origin, whoever made the packages.
+    let is_met = |wish: &PackageWish| {
+        (carries_driver(&wish.name) || is_driver_part(&wish.name))
+            && wish.version.is_some()
+            && compare(
+                desired.packages.manager,
+                std::slice::from_ref(wish),
+                there.installed,
+            )
+            .all_met()
+    };
+    let other_origin = !driver.packages.iter().any(is_met)
+        && (there.origin).is_some_and(|origin| origin != wanted_origin);
+    let branch_of = |version: &str| {
+        let version = DriverVersion::from_package(version).ok()?;
+        Some(version.branch()).filter(|branch| *branch >= DriverVersion::OLDEST_BRANCH)
+    };
+    let of_others = |branch: &Branch| *branch != driver.branch || other_origin;
+    // Only what carries module or libraries shows another driver: helpers have versions of their own.
+    let branches: BTreeSet<Branch> = (there.installed.iter())
+        .filter(|(name, _)| carries_driver(name))
+        .filter_map(|(_, package)| branch_of(&package.version))
+        .filter(of_others)
+        .collect();
+    let held = |name: &str| (desired.hold.patterns.iter()).any(|one| pattern::matches(one, name));
+    (there.installed.iter())
+        .filter(|(name, _)| carries_driver(name) || held(name))
+        .filter(|(_, package)| {
+            branch_of(&package.version).is_some_and(|branch| branches.contains(&branch))
+        })
+        .map(|(name, package)| (name.clone(), package.version.clone()))
+        .collect()
+}
+
+/// Packages that this program has installed for the driver of this branch, and that do not fit the wish:
+/// another version is wanted, or the module of the other flavour.
+pub(super) fn outdated(driver: &DriverWish, desired: &Desired, there: &There<'_>) -> Vec<String> {
+    let manager = desired.packages.manager;
+    let mut names = wishes::outdated(manager, &driver.packages, there.installed, there.ours);
+    let wished = |name: &String| driver.packages.iter().any(|wish| wish.name == *name);
+    let is_old = |version: &str| {
+        let version = DriverVersion::from_package(version);
+        (driver.version.as_ref()).is_some_and(|wanted| version.is_ok_and(|found| found != *wanted))
+    };
+    // Package names of both flavours differ in one word; what needs the module of one flavour alone
+    // goes with it.
+    let neutral = |name: &str| name.replace("-open", "").replace("-latest", "");
+    let is_twin =
+        |name: &String| (driver.packages.iter()).any(|wish| neutral(&wish.name) == neutral(name));
+    let more = (there.installed.iter())
+        .filter(|(name, _)| there.ours.packages.contains(*name) && !wished(name))
+        .filter(|(name, package)| {
+            let is_part = carries_driver(name) || is_driver_part(name);
+            (is_part && is_old(&package.version)) || is_twin(name)
+        })
+        .map(|(name, _)| name.clone());
+    names.extend(more.collect::<Vec<_>>());
+    names
+}
+
+/// Refuses to go back to an older driver that no setting names.
+pub(super) fn not_asked(
+    driver: &DriverWish,
+    there: &There<'_>,
+    going: &[String],
+) -> Option<Assessment> {
+    let newest = (going.iter())
+        .filter(|name| carries_driver(name) || is_driver_part(name))
+        .filter_map(|name| there.installed.get(name))
+        .filter_map(|package| DriverVersion::from_package(&package.version).ok())
+        .max()?;
+    if driver.asked || newest.branch() <= driver.branch {
+        return None;
+    }
+    Some(Assessment::Blocked {
+        why: format!(
+            "driver {newest} is installed, and without a setting the older branch {} would be \
+             selected",
+            driver.branch
+        ),
+        hint: format!(
+            "set `driver.branch = {}` to keep it, or `driver.branch = {}` to go back",
+            newest.branch(),
+            driver.branch
+        ),
+    })
+}
+
+/// What to do about them: keep, replace or refuse, as was asked. What this program has installed is
+/// replaced.
+pub(super) fn instead_of(
+    others: &[(String, String)],
+    driver: &DriverWish,
+    desired: &Desired,
+    there: &There<'_>,
+) -> Assessment {
+    let told = |packages: &[&(String, String)]| {
+        let named: Vec<String> = (packages.iter())
+            .map(|(name, version)| format!("{name} {version}"))
+            .collect();
+        words::some(&named.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let all: Vec<&(String, String)> = others.iter().collect();
+    let is_held = |(name, _): &&&(String, String)| there.installed[name].held;
+    let held: Vec<&(String, String)> = all.iter().filter(is_held).copied().collect();
+    let is_foreign = |(name, _): &&&(String, String)| !there.ours.packages.contains(name);
+    let foreign = all.iter().any(|one| is_foreign(&one));
+    let named = told(&all);
+    let wanted = format!("branch {} from {} is wanted", driver.branch, driver.source);
+    if driver.replace || !foreign {
+        if !held.is_empty() {
+            return Assessment::Blocked {
+                why: format!("{} must be replaced, and somebody holds it", told(&held)),
+                hint: Comparison::default().held_hint(desired.packages.manager),
+            };
+        }
+        let names: Vec<String> = others.iter().map(|(name, _)| name.clone()).collect();
+        if !driver.replace
+            && let Some(answer) = not_asked(driver, there, &names)
+        {
+            return answer;
+        }
+        return Assessment::Needs {
+            why: format!("{named} are to be replaced: {wanted}"),
+            changes: install(&driver.packages, names),
+        };
+    }
+    Assessment::Blocked {
+        why: format!("another driver is installed ({named}), {wanted}"),
+        hint: format!(
+            "set `driver.replace = true` to replace it; to keep it, set `driver.branch` and \
+             `driver.source` to the installed ones (source `{DISTRIBUTION}` is the system's \
+             archive)"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{There, instead_of, not_asked, others, outdated};
+    use crate::{
+        change::Change,
+        config::desired::Desired,
+        state::{Origin, Ours},
+        step::Assessment,
+        steps::{
+            fixtures::desired,
+            wishes::{
+                Packages,
+                fixtures::{packages, wishes},
+            },
+        },
+    };
+
+    #[derive(Clone)]
+    struct Machine {
+        installed: Packages,
+        ours: Ours,
+        origin: Option<Origin>,
+    }
+
+    /// As the step does it.
+    fn decide(machine: &Machine, desired: &Desired) -> Option<Assessment> {
+        let driver = desired.driver.as_ref().expect("a driver");
+        let there = There {
+            installed: &machine.installed,
+            ours: &machine.ours,
+            origin: machine.origin,
+        };
+        let found = others(driver, desired, &there);
+        if !found.is_empty() {
+            return Some(instead_of(&found, driver, desired, &there));
+        }
+        let old = outdated(driver, desired, &there);
+        not_asked(driver, &there, &old).or_else(|| {
+            (!old.is_empty()).then(|| Assessment::Needs {
+                why: String::new(),
+                changes: super::install(&driver.packages, old),
+            })
+        })
+    }
+
+    /// What the transaction replaces.
+    fn replaced(machine: &Machine, desired: &Desired) -> Vec<String> {
+        match decide(machine, desired) {
+            None => Vec::new(),
+            Some(Assessment::Needs { changes, .. }) => match &changes[1] {
+                Change::InstallPackages { removing, .. } => removing.clone(),
+                other => panic!("{other:?}"),
+            },
+            Some(other) => panic!("{other:?}"),
+        }
+    }
+
+    /// The installed packages, all of them installed and held by this program.
+    fn ours(installed: &[&str]) -> Machine {
+        let installed = packages(installed);
+        let names: std::collections::BTreeSet<String> = installed.keys().cloned().collect();
+        Machine {
+            ours: Ours {
+                packages: names.clone(),
+                held: names,
+            },
+            installed,
+            origin: None,
+        }
+    }
+
+    #[test]
+    fn what_this_program_has_installed_is_replaced_by_another_branch_or_source() {
+        let want = desired();
+        let mut old = ours(&[
+            "nvidia-smi=470.256.02-1",
+            "libnvidia-ml1=470.256.02-1",
+            "nvidia-kernel-common=20220217+3",
+        ]);
+        assert_eq!(replaced(&old, &want), ["libnvidia-ml1", "nvidia-smi"]);
+        // A package of somebody else among them, or one that somebody holds, needs a person.
+        let mut held = old.clone();
+        held.installed.get_mut("libnvidia-ml1").expect("there").held = true;
+        let Some(Assessment::Blocked { why, hint }) = decide(&held, &want) else {
+            panic!("a foreign hold must block");
+        };
+        assert!(
+            why.contains("libnvidia-ml1 470") && !why.contains("smi"),
+            "{why}"
+        );
+        assert!(hint.contains("unhold"), "{hint}");
+        old.ours.packages.remove("libnvidia-ml1");
+        assert!(matches!(
+            decide(&old, &want),
+            Some(Assessment::Blocked { .. })
+        ));
+        // The same branch from another source, under other names.
+        let mut other = ours(&[
+            "nvidia-driver-535-server=535.1.1-0ubuntu1",
+            "libnvidia-ml1=535.1.1-0ubuntu1",
+        ]);
+        other.origin = Some(Origin::Vendor);
+        let both = ["libnvidia-ml1", "nvidia-driver-535-server"];
+        assert_eq!(replaced(&other, &want), both);
+        // Where a part of the wanted driver is installed, the others are of the same origin.
+        let mut same = ours(&["nvidia-smi=535.1.1-1", "libnvidia-ml1=535.1.1-1"]);
+        same.origin = Some(Origin::Vendor);
+        assert!(replaced(&same, &want).is_empty());
+    }
+
+    #[test]
+    fn an_older_driver_must_be_asked_for() {
+        let mut want = desired();
+        let newer = ours(&["nvidia-smi=580.95.05-1", "libnvidia-ml1=580.95.05-1"]);
+        let Some(Assessment::Blocked { why, hint }) = decide(&newer, &want) else {
+            panic!("nobody asked for it");
+        };
+        assert!(why.contains("580.95.05") && why.contains("535"), "{why}");
+        assert!(hint.contains("driver.branch = 580"), "{hint}");
+        want.driver.as_mut().expect("a driver").asked = true;
+        assert_eq!(replaced(&newer, &want), ["libnvidia-ml1", "nvidia-smi"]);
+    }
+
+    #[test]
+    fn another_version_or_flavour_of_the_same_branch_moves_our_packages_alone() {
+        let mut want = desired();
+        let driver = want.driver.as_mut().expect("a driver");
+        driver.version = Some("535.261.03".parse().expect("a version"));
+        driver.packages = wishes(&["nvidia-kernel-dkms=535.261.03-*", "nvidia-smi=535.261.03-*"]);
+        driver.asked = true;
+        let installed = [
+            "nvidia-kernel-dkms=535.171.04-1",
+            "nvidia-smi=535.171.04-1",
+            "libnvidia-ml1=535.171.04-1",
+            // A helper with a version of its own stays.
+            "nvidia-modprobe=535.161.07-1",
+        ];
+        let moved = ["nvidia-kernel-dkms", "nvidia-smi", "libnvidia-ml1"];
+        assert_eq!(replaced(&ours(&installed), &want), moved);
+        let mut theirs = ours(&installed);
+        theirs.ours = Ours::default();
+        assert!(replaced(&theirs, &want).is_empty());
+        let open = ours(&[
+            "nvidia-open-kernel-dkms=535.261.03-1~deb12u1",
+            "nvidia-smi=535.261.03-1~deb12u1",
+        ]);
+        assert_eq!(replaced(&open, &desired()), ["nvidia-open-kernel-dkms"]);
+    }
+}

@@ -1,0 +1,62 @@
+# Part of the test bed: makes a root filesystem of Debian stand in for AlmaLinux.
+#   $1 Debian's root   $2 the new one   $3 directory of stand-in packages   $4 release   $5 database of rpm
+cp -a --reflink=auto "$1" "$2"
+cd "$2"
+
+# No package manager but dnf: neither programs nor databases nor units of dpkg and apt.
+rm -rf etc/apt etc/dpkg etc/debian_version etc/cron.daily etc/logrotate.d/apt etc/logrotate.d/dpkg \
+    etc/logrotate.d/alternatives usr/bin/apt usr/bin/apt-* usr/bin/dpkg usr/bin/dpkg-* usr/bin/deb-systemd-* \
+    usr/sbin/dpkg-* usr/bin/update-alternatives usr/lib/apt usr/lib/dpkg usr/share/dpkg \
+    usr/share/keyrings var/lib/apt var/lib/dpkg var/cache/apt var/log/apt var/log/dpkg.log var/log/alternatives.log \
+    usr/lib/systemd/system/apt-daily* usr/lib/systemd/system/dpkg-db-backup* \
+    etc/systemd/system/*.wants/apt-daily* etc/systemd/system/*.wants/dpkg-db-backup*
+# Plugins that AlmaLinux has in packages of their own.
+for plugin in local post-transaction-actions show_leaves leaves; do
+    rm -rf "usr/lib/python3/dist-packages/dnf-plugins/$plugin.py" "etc/dnf/plugins/$plugin."*
+done
+rm -rf etc/dnf/aliases.d/*
+
+# The stand-in packages `dkms` and `kernel-core` own what these programs and directories are called.
+mkdir usr/lib/stand-in
+mv usr/sbin/dkms usr/lib/stand-in/dkms
+rm -rf etc/dkms usr/lib/dkms etc/kernel etc/modprobe.d/dkms.conf var/lib/dkms usr/lib/modules/*
+
+# The kernel is the host's; programs see the version that the machine shows in /proc.
+mv usr/bin/uname usr/lib/stand-in/uname
+cat >usr/bin/uname <<'END'
+#!/bin/sh
+# Part of the test bed: the kernel is the host's, the version is the machine's.
+case "$*" in
+-r | --kernel-release) exec cat /proc/sys/kernel/osrelease ;;
+*) exec /usr/lib/stand-in/uname "$@" ;;
+esac
+END
+chmod 755 usr/bin/uname
+
+# As in AlmaLinux: Debian's rpm has its database in the home directory of its user.
+mkdir -p usr/lib/rpm/macros.d ".$5" etc/pki/rpm-gpg etc/yum.repos.d etc/ld.so.conf.d usr/lib64
+echo "%_dbpath $5" >usr/lib/rpm/macros.d/macros.testbed
+cat >etc/dnf/dnf.conf <<'END'
+[main]
+gpgcheck=1
+installonly_limit=3
+clean_requirements_on_remove=True
+best=True
+skip_if_unavailable=False
+END
+echo /usr/lib64 >etc/ld.so.conf.d/lib64.conf
+# An image of few parts, quickly built.
+mkdir -p usr/lib/dracut/dracut.conf.d
+cat >usr/lib/dracut/dracut.conf.d/99-testbed.conf <<'END'
+dracutmodules="base"
+compress="cat"
+early_microcode="no"
+END
+
+mount -t proc proc proc
+mount --bind "$3" mnt
+LC_ALL=C.UTF-8 chroot . dnf -q -y --disablerepo='*' --nogpgcheck --releasever="$4" \
+    --setopt=module_platform_id="platform:el$4" --setopt=keepcache=0 install $(cd mnt && ls *.rpm | sed 's,^,/mnt/,')
+chroot . ldconfig
+umount mnt proc
+rm -rf var/cache/dnf/* var/lib/dnf/plugins var/log/dnf* var/log/hawkey.log root/.rpmdb

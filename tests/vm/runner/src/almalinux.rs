@@ -1,0 +1,74 @@
+//! Root filesystems that stand in for AlmaLinux: Debian's programs, with dnf as the only package
+//! manager, and a database of rpm that holds stand-in packages. README.md says what of it is real.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bed::Bed;
+use crate::repo::rpm::Served;
+use crate::repo::rpm::table::Rpms;
+use crate::rootfs;
+use crate::sh::Cmd;
+use crate::tables::Root;
+
+const FINISH: &str = include_str!("../files/almalinux-root.sh");
+
+/// Returns the directory with the root filesystem of the row `spec`, in its subdirectory `root`:
+/// the one of its Debian packages, which all releases share, with what makes it AlmaLinux.
+pub fn build(
+    bed: &Bed,
+    spec: &Root,
+    number: &str,
+    table: &Rpms,
+    served: &Served,
+) -> Result<PathBuf> {
+    let base = rootfs::build(
+        bed,
+        &Root {
+            almalinux: None,
+            ..spec.clone()
+        },
+    )?;
+    let release = table.release(number)?;
+    let installed: Vec<_> = (table.packages_of(number))
+        .filter(|package| package.installed)
+        .collect();
+    let recipe = format!("{} {release:?} {installed:?} {FINISH}", base.display());
+    let kind = format!("almalinux-{number}");
+    bed.cached(&kind, &recipe, Some(rootfs::MAX_AGE), |dir| {
+        let argv = [
+            "unshare",
+            "--mount",
+            "--propagation=private",
+            "/bin/sh",
+            "-euc",
+            FINISH,
+            "sh",
+        ];
+        let places = [&base.join("root"), &dir.join("root"), &served.installed];
+        let mut argv = argv.map(String::from).to_vec();
+        argv.extend(places.map(|path: &PathBuf| path.to_string_lossy().into_owned()));
+        argv.extend([number.to_string(), release.database.clone()]);
+        Cmd::new(argv)
+            .deadline(Duration::from_secs(1200))
+            .ok()
+            .context("cannot make Debian look like AlmaLinux")?;
+        Ok(())
+    })
+}
+
+/// Writes the repositories that AlmaLinux configures itself, and their keys, into the root of a
+/// machine before its first boot.
+pub fn configure(root: &Path, served: &Served) -> Result<()> {
+    for (path, text) in &served.files {
+        let at = root.join(path);
+        if let Some(dir) = at.parent() {
+            std::fs::create_dir_all(dir)
+                .with_context(|| format!("cannot make {}", dir.display()))?;
+        }
+        std::fs::write(&at, text).with_context(|| format!("cannot write {}", at.display()))?;
+    }
+    Ok(())
+}

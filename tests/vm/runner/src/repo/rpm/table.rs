@@ -1,0 +1,331 @@
+//! `rpms.toml`: the releases of AlmaLinux that machines stand in for, the repositories that the bed
+//! serves them, and the stand-in packages in these.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::cases::fill;
+use crate::repo::table::{Dkms, File, Place};
+
+/// The whole table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rpms {
+    /// By the number of the release.
+    pub releases: BTreeMap<String, Release>,
+    pub repositories: BTreeMap<String, Repository>,
+    /// Names of packages that each machine has from the start and that own nothing: what is behind
+    /// these names is Debian's.
+    pub system: Vec<Named>,
+    #[serde(rename = "package")]
+    pub packages: Vec<Package>,
+    #[serde(rename = "stream")]
+    pub streams: Vec<Stream>,
+}
+
+/// A release of AlmaLinux.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Release {
+    /// With its minor number.
+    pub version: String,
+    pub codename: String,
+    /// What its packages have at the end of their version.
+    pub dist: String,
+    /// Version and release of its kernels, from the oldest; machines have the first.
+    pub kernels: Vec<String>,
+    /// The directory of rpm's database.
+    pub database: String,
+    /// The id of the repository that AlmaLinux 9 calls CRB.
+    pub crb: String,
+    /// The file of the key that signs NVIDIA's repository.
+    pub cuda_key: String,
+    /// Whether its repositories have module streams.
+    pub streams: bool,
+    /// Where these facts come from, for the reader of the table.
+    #[serde(rename = "source")]
+    _source: String,
+}
+
+/// A repository. Texts may contain the values of a release.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Repository {
+    /// The name in its address.
+    pub host: String,
+    /// Its path on the server.
+    pub path: String,
+    /// The path of its public key on the server.
+    pub key: Option<String>,
+    /// The repository with whose key it is signed, if not with its own.
+    pub key_of: Option<String>,
+    /// Its id in the machine's `/etc/yum.repos.d`, if it is there from the start.
+    pub id: Option<String>,
+    /// Whether it is enabled there.
+    #[serde(default = "yes")]
+    pub enabled: bool,
+    /// The tags of its packages.
+    pub vendor: String,
+    pub packager: String,
+    #[serde(rename = "source")]
+    _source: String,
+}
+
+/// A package that is only a name.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Named {
+    pub name: String,
+    #[serde(default = "zero")]
+    pub version: String,
+    #[serde(default)]
+    pub provides: Vec<String>,
+}
+
+/// A stand-in package, in one or more versions.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Package {
+    pub repository: String,
+    pub name: String,
+    /// `EPOCH:VERSION-RELEASE`, the epoch if there is one.
+    #[serde(default)]
+    pub versions: Vec<String>,
+    /// Its versions end without the release's `dist`.
+    #[serde(default)]
+    pub without_dist: bool,
+    /// Its versions are those of the kernels.
+    #[serde(default)]
+    pub of_kernel: bool,
+    /// The releases that have it; all if absent.
+    #[serde(default)]
+    pub releases: Vec<String>,
+    #[serde(default)]
+    pub noarch: bool,
+    /// Machines have it from the start.
+    #[serde(default)]
+    pub installed: bool,
+    #[serde(default)]
+    pub requires: Vec<String>,
+    #[serde(default)]
+    pub recommends: Vec<String>,
+    #[serde(default)]
+    pub provides: Vec<String>,
+    #[serde(default)]
+    pub conflicts: Vec<String>,
+    #[serde(default)]
+    pub obsoletes: Vec<String>,
+    /// Files of `files` that rpm treats as configuration of the administrator.
+    #[serde(default)]
+    pub config: Vec<String>,
+    /// Names of libraries: each becomes an empty shared object with the driver's version.
+    #[serde(default)]
+    pub libraries: Vec<String>,
+    /// Units for which the scripts follow the presets, as those of systemd's macros do.
+    #[serde(default)]
+    pub units: Vec<String>,
+    /// Modules that DKMS builds.
+    pub dkms: Option<Dkms>,
+    /// Additional actions of the scripts, by their names in a spec file.
+    #[serde(default)]
+    pub scripts: BTreeMap<String, String>,
+    /// Files by their path.
+    #[serde(default)]
+    pub files: BTreeMap<String, File>,
+    /// Symbolic links: path = target.
+    #[serde(default)]
+    pub links: BTreeMap<String, String>,
+    /// Real files of Debian's packages: path here = path there.
+    #[serde(default)]
+    pub from_debian: BTreeMap<String, String>,
+    /// The package of NVIDIA's container toolkit, built by `toolkit.rs`, whose files it has.
+    pub from_toolkit: Option<String>,
+    /// Where these facts come from, for the reader of the table.
+    #[serde(rename = "source")]
+    _source: String,
+}
+
+/// A module stream.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stream {
+    pub repository: String,
+    pub module: String,
+    pub stream: String,
+    /// The driver branch of its packages.
+    pub branch: String,
+    /// Packages of which it has all versions of the branch.
+    pub packages: Vec<String>,
+    /// Packages of which it has the newest version only.
+    pub newest: Vec<String>,
+    #[serde(rename = "source")]
+    _source: String,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn zero() -> String {
+    "0-1".into()
+}
+
+impl Rpms {
+    /// Reads and checks the table.
+    pub fn load(path: &Path) -> Result<Rpms> {
+        let text =
+            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut table: Rpms =
+            toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
+        let system = table.system.iter().map(Named::package);
+        table.packages.extend(system.collect::<Vec<_>>());
+        for (name, repository) in &table.repositories {
+            let owner = repository.key_of.as_ref();
+            if repository.key.is_some() == owner.is_some()
+                || owner.is_some_and(|owner| !table.repositories.contains_key(owner))
+            {
+                bail!("repository `{name}` needs `key`, or `key-of` another repository");
+            }
+        }
+        for package in &table.packages {
+            package
+                .check(&table)
+                .with_context(|| format!("package `{}` is not valid", package.name))?;
+        }
+        Ok(table)
+    }
+
+    /// A release by its number.
+    pub fn release(&self, number: &str) -> Result<&Release> {
+        self.releases
+            .get(number)
+            .with_context(|| format!("rpms.toml has no release `{number}`"))
+    }
+
+    /// The packages of a release.
+    pub fn packages_of<'a>(&'a self, number: &'a str) -> impl Iterator<Item = &'a Package> {
+        (self.packages.iter()).filter(move |package| {
+            package.releases.is_empty() || package.releases.iter().any(|one| one == number)
+        })
+    }
+
+    /// The repositories of a release, with their texts filled.
+    pub fn places(&self, number: &str) -> Result<BTreeMap<String, Place>> {
+        let values = self.release(number)?.values(number);
+        let filled = |(name, repository): (&String, &Repository)| {
+            let owner = match &repository.key_of {
+                Some(owner) => &self.repositories[owner],
+                None => repository,
+            };
+            let place = Place {
+                host: repository.host.clone(),
+                path: fill(&repository.path, &values)?,
+                key: fill(owner.key.as_deref().unwrap_or_default(), &values)?,
+                suite: None,
+                component: None,
+                origin: String::new(),
+                label: String::new(),
+                _source: String::new(),
+            };
+            anyhow::Ok((name.clone(), place))
+        };
+        self.repositories.iter().map(filled).collect()
+    }
+}
+
+impl Release {
+    /// Values for templates.
+    pub fn values(&self, number: &str) -> BTreeMap<&'static str, String> {
+        BTreeMap::from([
+            ("release", number.to_string()),
+            ("release-version", self.version.clone()),
+            ("codename", self.codename.clone()),
+            ("dist", self.dist.clone()),
+            ("crb", self.crb.clone()),
+            ("cuda-key", self.cuda_key.clone()),
+        ])
+    }
+}
+
+impl Named {
+    fn package(&self) -> Package {
+        Package {
+            repository: "baseos".into(),
+            name: self.name.clone(),
+            versions: vec![self.version.clone()],
+            installed: true,
+            provides: self.provides.clone(),
+            ..Package::default()
+        }
+    }
+}
+
+impl Package {
+    fn check(&self, table: &Rpms) -> Result<()> {
+        let named = self.files.values().filter_map(|file| file.key_of.as_ref());
+        for name in named.chain([&self.repository]) {
+            if !table.repositories.contains_key(name) {
+                bail!("there is no repository `{name}`");
+            }
+        }
+        for file in self.files.values() {
+            if file.text.is_some() == file.key_of.is_some() {
+                bail!("a file needs one of `text` and `key-of`");
+            }
+        }
+        if self.versions.is_empty() != self.of_kernel {
+            bail!("it needs one of `versions` and `of-kernel`");
+        }
+        if let Some(number) = (self.releases.iter()).find(|one| !table.releases.contains_key(*one))
+        {
+            bail!("there is no release `{number}`");
+        }
+        Ok(())
+    }
+
+    /// Its versions in a release, from the oldest.
+    pub fn versions_in(&self, number: &str, release: &Release) -> Result<Vec<String>> {
+        if self.of_kernel {
+            return Ok(release.kernels.clone());
+        }
+        let values = release.values(number);
+        let dist = match self.without_dist {
+            true => "",
+            false => &release.dist,
+        };
+        (self.versions.iter())
+            .map(|version| Ok(format!("{}{dist}", fill(version, &values)?)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_the_repository_is_valid() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms.toml");
+        let table = Rpms::load(&path).unwrap();
+        for (number, release) in &table.releases {
+            // A newer kernel must be in the repository, so that staying on one has an effect.
+            assert!(release.kernels.len() > 1, "{number}");
+            let kernel = (table.packages_of(number)).find(|one| one.name == "kernel-core");
+            let versions = kernel.unwrap().versions_in(number, release).unwrap();
+            assert_eq!(versions, release.kernels);
+            let places = table.places(number).unwrap();
+            assert!(places["nvidia"].path.ends_with("/x86_64"), "{number}");
+            assert_eq!(places["baseos"].key, places["appstream"].key);
+        }
+        for stream in &table.streams {
+            for name in stream.packages.iter().chain(&stream.newest) {
+                let known = table.packages.iter().any(|package| &package.name == name);
+                assert!(known, "{}:{} names {name}", stream.module, stream.stream);
+            }
+        }
+    }
+}
