@@ -111,7 +111,14 @@ impl Layer {
     pub fn of(id: &Id) -> Self {
         let name = id.as_str();
         // They are about the driver; nothing else depends on them.
-        if ["kernel.deny", "kernel.headers", "os.pkg.consistency"].contains(&name) {
+        if [
+            "kernel.deny",
+            "kernel.headers",
+            "os.pkg.consistency",
+            "os.pkg.pins",
+        ]
+        .contains(&name)
+        {
             return Self::Driver;
         }
         match name.split_once('.').map_or(name, |(first, _)| first) {

@@ -25,8 +25,13 @@ const NEEDS: &[(&str, &[&str])] = &[
     ("driver.libraries", &["pci.driver-bound", "driver.module"]),
     ("driver.persistence", &["pci.driver-bound", "driver.module"]),
     // The step says the same about a machine for which a state can be wanted, and what would help.
-    ("nvl.fm.unit", &["fabric.manager"]),
-    ("nvl.nvlsm", &["fabric.manager"]),
+    ("os.pkg.pins", &["packages.hold"]),
+    ("drv.module.kernels", &["driver.packages"]),
+    ("nvl", &["driver.fabric"]),
+    (
+        "nvl.fabric.state",
+        &["driver.fabric", "nvl.fm", "nvl.nvlsm"],
+    ),
     ("rt.containerd", &["runtime.containerd"]),
     (
         "runtime.docker-nvidia",
@@ -53,7 +58,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "pci.driver-bound",
             "driver.module",
             "driver.libraries",
-            "fabric",
+            "driver.fabric",
             "nvl",
         ],
     ),

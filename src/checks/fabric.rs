@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     facts::Facts,
+    host::{FabricProgress, GpuFabric, Nvml},
     model::{id::Id, version::DriverVersion},
     step::StepError,
     tools::{fabric, systemctl::UnitState},
@@ -14,10 +15,12 @@ use crate::{
 const UNIT: Id = Id::new("nvl.fm.unit");
 const VERSION: Id = Id::new("nvl.fm.version");
 const SUBNET: Id = Id::new("nvl.nvlsm");
+const STATE: Id = Id::new("nvl.fabric.state");
 
 const TITLE_UNIT: &str = "Fabric manager";
 const TITLE_VERSION: &str = "Fabric manager of the driver's version";
 const TITLE_SUBNET: &str = "NVLink subnet manager";
+const TITLE_STATE: &str = "GPUs in the fabric of their switches";
 
 /// See the module.
 pub struct Fabric;
@@ -42,6 +45,8 @@ struct FabricState {
     unit: Result<Option<UnitState>, String>,
     /// The loaded driver.
     driver: Option<DriverVersion>,
+    /// What NVML says of the GPUs that know a fabric, by index; `Err` has why nothing is known.
+    gpus: Result<Vec<(u32, GpuFabric)>, String>,
 }
 
 fn switches(facts: &Facts) -> Switches {
@@ -61,6 +66,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         subnet_manager: false,
         unit: Ok(None),
         driver: state.loaded_driver()?.cloned(),
+        gpus: Ok(Vec::new()),
     };
     if switches == Switches::None {
         return Ok(found);
@@ -73,6 +79,16 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         Err(error) => match error.not_asked() {
             Some(why) => Err(why.to_owned()),
             None => return Err(error.into()),
+        },
+    };
+    found.gpus = match &found.driver {
+        None => Err("no driver is loaded".to_owned()),
+        Some(_) => match state.nvml().await {
+            Nvml::Ready(view) => Ok((view.devices.iter())
+                .filter_map(|gpu| Some((gpu.index, gpu.fabric.clone()?)))
+                .collect()),
+            Nvml::NotAsked { why } => Err(why.clone()),
+            _ => Err("NVML does not answer".to_owned()),
         },
     };
     Ok(found)
@@ -195,22 +211,89 @@ fn subnet(state: &FabricState) -> Finding {
     }
 }
 
+fn joined(state: &FabricState) -> Finding {
+    let say = |status, why: String| Finding::new(STATE, TITLE_STATE, status, why);
+    if state.switches == Switches::None {
+        return say(Verdict::Skip, needed(state.switches));
+    }
+    let gpus = match &state.gpus {
+        Ok(gpus) => gpus,
+        Err(why) => return say(Verdict::Skip, why.clone()),
+    };
+    if gpus.is_empty() {
+        // Before Hopper they have none: the fabric manager alone tells.
+        return say(
+            Verdict::Skip,
+            "NVML knows no fabric of these GPUs".to_owned(),
+        );
+    }
+    let outside: Vec<String> = (gpus.iter())
+        .filter(|(_, gpu)| gpu.state != FabricProgress::Completed || gpu.status != 0)
+        .map(|(index, gpu)| format!("GPU {index}: {}", told(gpu)))
+        .collect();
+    if outside.is_empty() {
+        return say(
+            Verdict::Pass,
+            format!("{} of {} joined it", gpus.len(), gpus.len()),
+        );
+    }
+    Finding {
+        observed: Some(outside.join(", ")),
+        expected: Some("completed".to_owned()),
+        remedy: Some(format!(
+            "run `journalctl --unit {}` to see why; a restart of it lets the GPUs join again",
+            fabric::UNIT
+        )),
+        ..say(
+            Verdict::Fail,
+            format!(
+                "{} of {} GPUs are not in the fabric: no program reaches them (CUDA error 802)",
+                outside.len(),
+                gpus.len()
+            ),
+        )
+    }
+}
+
+/// How far a GPU is, in NVML's words.
+fn told(gpu: &GpuFabric) -> String {
+    match gpu.state {
+        FabricProgress::NotStarted => "not started".to_owned(),
+        FabricProgress::InProgress => "in progress".to_owned(),
+        FabricProgress::Completed => format!("completed with NVML code {}", gpu.status),
+    }
+}
+
 #[async_trait]
 impl Check for Fabric {
     fn ids(&self) -> &[Id] {
-        const { &[UNIT, VERSION, SUBNET] }
+        const { &[UNIT, VERSION, SUBNET, STATE] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let state = detect(subject).await?;
-        Ok(vec![unit(&state), version(&state), subnet(&state)])
+        Ok(vec![
+            unit(&state),
+            version(&state),
+            subnet(&state),
+            joined(&state),
+        ])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FabricState, Switches, subnet, switches, unit, version};
-    use crate::{check::Verdict, facts::PciFact, steps::fixtures};
+    use super::{FabricState, Switches, joined, subnet, switches, unit, version};
+    use crate::{
+        check::Verdict,
+        facts::PciFact,
+        host::{FabricProgress, GpuFabric},
+        steps::fixtures,
+    };
+
+    fn gpu(state: FabricProgress, status: u32) -> GpuFabric {
+        GpuFabric { state, status }
+    }
 
     fn state() -> FabricState {
         FabricState {
@@ -222,6 +305,9 @@ mod tests {
             subnet_manager: false,
             unit: Ok(Some(fixtures::unit("enabled", "active"))),
             driver: "580.178.04".parse().ok(),
+            gpus: Ok((0..8)
+                .map(|index| (index, gpu(FabricProgress::Completed, 0)))
+                .collect()),
         }
     }
 
@@ -317,6 +403,41 @@ mod tests {
             ..state()
         };
         assert_eq!(version(&none).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn a_gpu_outside_the_fabric_is_named() {
+        assert_eq!(joined(&state()).status, Verdict::Pass);
+        for (odd, words) in [
+            (gpu(FabricProgress::NotStarted, 0), "GPU 3: not started"),
+            (gpu(FabricProgress::InProgress, 0), "GPU 3: in progress"),
+            (
+                gpu(FabricProgress::Completed, 999),
+                "GPU 3: completed with NVML code 999",
+            ),
+        ] {
+            let mut one = state();
+            if let Ok(gpus) = &mut one.gpus {
+                gpus[3].1 = odd;
+            }
+            let finding = joined(&one);
+            assert_eq!(finding.status, Verdict::Fail);
+            assert_eq!(finding.observed.as_deref(), Some(words));
+            assert!(
+                finding.why.starts_with("1 of 8 GPUs are not"),
+                "{}",
+                finding.why
+            );
+            // Without switches the state of a fabric means nothing.
+            one.switches = Switches::None;
+            assert_eq!(joined(&one).status, Verdict::Skip);
+        }
+        // Before Hopper, NVML knows none.
+        let older = FabricState {
+            gpus: Ok(Vec::new()),
+            ..state()
+        };
+        assert_eq!(joined(&older).status, Verdict::Skip);
     }
 
     #[test]

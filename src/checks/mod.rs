@@ -10,6 +10,7 @@ mod libraries;
 mod log;
 mod packages;
 mod pci;
+mod pins;
 mod virt;
 mod words;
 
@@ -30,6 +31,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(libraries::Libraries),
         Box::new(log::Log),
         Box::new(fabric::Fabric),
+        Box::new(pins::Pins),
         Box::new(containerd::Containerd),
     ]
 }

@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 pub use crate::compat::chips::{ChipRange, Series};
 pub use crate::compat::evidence::Confidence;
+pub use crate::compat::options::ModuleOption;
 
 use crate::compat::evidence::row;
 use crate::model::gpu::{Architecture, Flavour, SupportedFlavours};
@@ -85,6 +86,9 @@ pub struct Matrix {
     /// Instance types of clouds.
     #[serde(rename = "instance-type", default)]
     pub instance_types: Vec<InstanceType>,
+    /// Options of kernel modules that boards or instance types need.
+    #[serde(rename = "module-option", default)]
+    pub module_options: Vec<ModuleOption>,
     /// Remarks; no rule reads them.
     #[serde(rename = "note", default)]
     pub notes: Vec<Note>,

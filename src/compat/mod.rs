@@ -15,6 +15,7 @@ mod locate;
 pub mod matrix;
 mod meanings;
 pub mod names;
+mod options;
 pub mod pick;
 pub mod question;
 pub mod rules;

@@ -431,6 +431,21 @@ impl Validator {
                 }
             }
         }
+        for (index, row) in matrix.module_options.iter().enumerate() {
+            if row.provider.is_some() == row.instance_types.is_empty() {
+                let what = "it names a provider, or instance types, and not both".to_owned();
+                self.bad(("module-option", index), "provider", what, "name both");
+            }
+            if row.instance_types.is_empty() && row.gpu_ids.is_empty() {
+                let what = "it is for every machine".to_owned();
+                self.bad(
+                    ("module-option", index),
+                    "option",
+                    what,
+                    "name boards or instance types",
+                );
+            }
+        }
         for (index, row) in matrix.vgpus.iter().enumerate() {
             for profile in &row.profiles {
                 let subsystem = Some(profile.subsystem_id);
@@ -540,6 +555,7 @@ fn evidence_of(matrix: &Matrix) -> Vec<(&'static str, usize, &[String])> {
         "kernel-report" => kernel_reports,
         "cudnn" => cudnn,
         "instance-type" => instance_types,
+        "module-option" => module_options,
         "note" => notes,
     );
     all

@@ -163,6 +163,9 @@ pub struct Guard {
     /// Shell patterns over names of packages that are a kernel: a new kernel is not installed
     /// without consent.
     pub kernels: Vec<String>,
+    /// Packages that work only beside the driver of exactly their version.
+    #[serde(default)]
+    pub exact: Vec<String>,
 }
 
 /// The driver.
@@ -208,6 +211,65 @@ pub struct DriverWish {
     /// The service without which the GPUs of this machine do not work: its switches were seen.
     #[serde(default = "no_fabric")]
     pub fabric: Fabric,
+    /// What signs modules that are compiled on the machine.
+    #[serde(default)]
+    pub signing: Option<SigningKey>,
+    /// Options that its modules need on this machine.
+    #[serde(default)]
+    pub options: Vec<ModuleOption>,
+    /// How that service is set up; `None` where nothing is needed, or the source does not have it.
+    #[serde(default)]
+    pub fabric_service: Option<FabricService>,
+}
+
+/// A key that signs kernel modules, which the machine must trust already.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct SigningKey {
+    /// The private key.
+    #[schemars(with = "String")]
+    pub key: Utf8PathBuf,
+    /// Its certificate.
+    #[schemars(with = "String")]
+    pub certificate: Utf8PathBuf,
+}
+
+/// An option of a kernel module.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct ModuleOption {
+    /// The module, by the name of its file.
+    pub module: String,
+    /// Its parameter.
+    pub name: String,
+    /// The value.
+    pub value: String,
+    /// What it does, for people.
+    pub why: String,
+}
+
+/// What runs beside the driver where GPUs reach others through switches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct FabricService {
+    /// Those of the driver's packages that work with no other version of the driver, by name.
+    pub exact: Vec<String>,
+    /// The unit that must run; `None` where the cluster starts it.
+    pub unit: Option<String>,
+    /// Kernel modules that must be loaded before the unit starts.
+    pub modules: Vec<String>,
+}
+
+impl FabricService {
+    /// Its packages that work only beside this version of the driver.
+    #[must_use]
+    pub fn at(&self, version: &DriverVersion) -> Vec<PackageWish> {
+        let wish = |name: &String| PackageWish {
+            name: name.clone(),
+            version: Some(format!("{version}-*")),
+        };
+        self.exact.iter().map(wish).collect()
+    }
 }
 
 fn no_fabric() -> Fabric {

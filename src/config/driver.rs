@@ -7,12 +7,13 @@ use crate::{
         ruling::Rule,
     },
     config::{
-        desired::{DriverWish, ModuleWay, PackageWish, Pin},
+        desired::{DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, SigningKey},
         error::{Refusal, ResolveError},
+        fabric,
         file::DriverConfig,
         kernel::template,
         layers::Layers,
-        profile::{At, DriverRow, Profile, Release},
+        profile::{At, DriverRow, FabricRow, Profile, Release},
         template::Terms,
         values::Build,
     },
@@ -62,10 +63,18 @@ impl<'a> DriverInputs<'a> {
         let fitting = self.fitting(&rows, &pick)?;
         let row = fitting[0];
         let version = self.config.version.clone();
+        let fabric = self.seen(pick.fabric);
+        let beside = fabric::row(
+            self.profile,
+            self.terms,
+            &row.source,
+            Some(pick.branch),
+            fabric,
+        );
         let ways: Vec<ModuleWay> = (fitting.iter())
             // What is added to the machine serves every way.
             .filter(|other| (other.repositories.iter()).all(|one| row.repositories.contains(one)))
-            .map(|row| self.way(row, &pick))
+            .map(|row| self.way(row, beside, &pick))
             .collect();
         let packages = self.terms.for_kernels(&ways[0].packages);
         let pin = (!row.pin.is_empty()).then(|| Pin {
@@ -84,20 +93,26 @@ impl<'a> DriverInputs<'a> {
             }
         ));
         let mut warnings = pick.warnings;
-        let fabric = self.seen(pick.fabric);
         match pick.fabric {
+            // The GPUs of one node work without it.
+            Fabric::Imex if beside.is_none() => warnings.push(format!(
+                "GPUs of several nodes need IMEX to work together, which `{}` does not have",
+                row.source
+            )),
             // The step of the fabric manager says it.
             picked if picked == fabric => {}
-            Fabric::None => {}
-            Fabric::Imex => warnings.push(
-                "GPUs of several nodes need IMEX to work together; this version does not set it up"
-                    .to_owned(),
-            ),
+            Fabric::None | Fabric::Imex => {}
             Fabric::Fm | Fabric::FmNvlsm => warnings.push(
-                "the GPUs need the fabric manager if the machine has their NVSwitches; this \
-                 version does not set it up"
+                "the GPUs need the fabric manager if the machine has their NVSwitches: it is set \
+                 up where these are seen"
                     .to_owned(),
             ),
+        }
+        if let Some(source) = self.source_for_switches() {
+            reasons.push(format!(
+                "packages from `{source}`: `{}` has nothing that manages the GPUs' switches",
+                self.release.driver_source
+            ));
         }
         let branch = pick.branch.to_string();
         Ok(DriverChoice {
@@ -119,6 +134,10 @@ impl<'a> DriverInputs<'a> {
                 reasons,
                 warnings,
                 fabric,
+                options: self.options(row, pick.branch, pick.flavour),
+                signing: self.signing()?,
+                fabric_service: beside
+                    .map(|beside| fabric::service(beside, self.terms, pick.branch)),
             },
             row,
             ways,
@@ -126,10 +145,11 @@ impl<'a> DriverInputs<'a> {
         })
     }
 
-    /// A row as a way to a module for any kernel.
-    fn way(&self, row: &DriverRow, pick: &Pick) -> ModuleWay {
+    /// A row as a way to a module for any kernel, with what runs beside the driver.
+    fn way(&self, row: &DriverRow, beside: Option<&FabricRow>, pick: &Pick) -> ModuleWay {
         let version = self.config.version.as_ref();
-        let packages = row.packages.iter().filter_map(|package| {
+        let of_fabric = beside.iter().flat_map(|beside| &beside.packages);
+        let packages = row.packages.iter().chain(of_fabric).filter_map(|package| {
             Some(PackageWish {
                 name: self.terms.driver_template(&package.name, pick.branch)?,
                 version: match package.at {
@@ -153,14 +173,15 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The fabric that GPUs need on this machine for certain: its switches were seen. IMEX joins
-    /// nodes; the GPUs of one node work without it.
+    /// The fabric that GPUs need on this machine for certain: its switches were seen, or its boards
+    /// work only behind the switches of a rack.
     fn seen(&self, fabric: Fabric) -> Fabric {
         let wish = self.wish();
         let seen = match fabric {
             Fabric::Fm => wish.nvswitch,
             Fabric::FmNvlsm => wish.nvlink_management,
-            Fabric::None | Fabric::Imex => None,
+            Fabric::Imex => Some(true),
+            Fabric::None => None,
         };
         if seen == Some(true) {
             fabric
@@ -169,8 +190,63 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
+    /// The key that signs what is compiled here: a whole pair, or none.
+    fn signing(&self) -> Result<Option<SigningKey>, ResolveError> {
+        match (&self.config.mok_key, &self.config.mok_certificate) {
+            (None, None) => Ok(None),
+            (Some(key), Some(certificate)) => Ok(Some(SigningKey {
+                key: key.clone().into_inner(),
+                certificate: certificate.clone().into_inner(),
+            })),
+            (key, _) => {
+                let (set, other) = match key {
+                    Some(_) => ("driver.mok-key", "driver.mok-certificate"),
+                    None => ("driver.mok-certificate", "driver.mok-key"),
+                };
+                let why = format!("it needs `{other}`, too");
+                Err(self.layers.wrong(set, why, None).into())
+            }
+        }
+    }
+
+    /// The options of the modules that the boards or the instance type need.
+    fn options(&self, row: &DriverRow, branch: Branch, flavour: Flavour) -> Vec<ModuleOption> {
+        let wish = self.wish();
+        (self.matrix.module_options.iter())
+            .filter(|one| one.is_for(&wish.gpus, wish.instance.as_ref(), branch, flavour))
+            .map(|one| ModuleOption {
+                // modprobe knows the module by the name of its file.
+                module: match one.module.as_str() {
+                    "nvidia" => row.module.clone(),
+                    other => other.to_owned(),
+                },
+                name: one.option.clone(),
+                value: one.value.clone(),
+                why: one.why.clone(),
+            })
+            .collect()
+    }
+
     fn source(&self) -> &str {
-        (self.config.source.as_ref()).map_or(self.release.driver_source.as_str(), |s| s.as_str())
+        match &self.config.source {
+            Some(source) => source.as_str(),
+            None => (self.source_for_switches()).unwrap_or(&self.release.driver_source),
+        }
+    }
+
+    /// The source that has what manages the switches of this machine, where the release's own source
+    /// has not and no other one is configured.
+    fn source_for_switches(&self) -> Option<&'a str> {
+        if self.config.source.is_some() {
+            return None;
+        }
+        let boards = self.gpus.iter().map(|gpu| self.matrix.board(gpu).fabric());
+        let needs = self.seen(boards.max().unwrap_or(Fabric::None));
+        let own = &self.release.driver_source;
+        let mut rows = fabric::rows(self.profile, self.terms, needs);
+        let first = rows.next()?;
+        let of_own = first.source == *own || rows.any(|row| row.source == *own);
+        (!of_own).then_some(first.source.as_str())
     }
 
     fn served(&self, row: &DriverRow) -> bool {

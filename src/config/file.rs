@@ -73,6 +73,10 @@ pub struct DriverConfig {
     /// Kernels that may be installed to get a kernel module: none ("stay"), those of the same series
     /// ("series"), or any of the same flavour ("any").
     pub kernel: Option<Consent>,
+    /// A private key that signs the modules compiled here, where Secure Boot is on.
+    pub mok_key: Option<AbsolutePath>,
+    /// Its certificate (DER), which the firmware or the shim must know already.
+    pub mok_certificate: Option<AbsolutePath>,
     /// Keep a working driver of another origin instead of refusing.
     pub adopt: Option<bool>,
     /// Remove a driver of another origin instead of refusing.

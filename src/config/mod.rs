@@ -6,6 +6,7 @@
 pub mod desired;
 mod driver;
 pub mod error;
+mod fabric;
 pub mod file;
 pub mod kernel;
 pub mod keys;

@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-pub use crate::config::rows::{At, PackageRow, RefusedRelease, RuntimeRow, ToolkitRow};
+pub use crate::config::rows::{At, FabricRow, PackageRow, RefusedRelease, RuntimeRow, ToolkitRow};
 
 /// The schema version of profile files.
 pub const SCHEMA: u32 = 1;
@@ -83,6 +83,9 @@ pub struct Profile {
     /// How a kernel is installed, where that is known.
     #[serde(default)]
     pub kernel: Option<KernelRow>,
+    /// What runs beside the driver where GPUs are behind switches.
+    #[serde(default)]
+    pub fabric: Vec<FabricRow>,
     /// Runtime package sets.
     pub runtime: Vec<RuntimeRow>,
     /// NVIDIA Container Toolkit.
@@ -439,6 +442,7 @@ impl Profile {
         }
         let rows = (self.repository.iter().map(|row| (&row.name, &row.releases)))
             .chain(self.driver.iter().map(|row| (&row.source, &row.releases)))
+            .chain(self.fabric.iter().map(|row| (&row.source, &row.releases)))
             .chain(self.runtime.iter().map(|row| (&row.source, &row.releases)));
         for (name, releases) in rows {
             for id in releases {

@@ -187,6 +187,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     desired.packages.guard.modules = (desired.kernel.iter())
         .flat_map(KernelWish::module_patterns)
         .collect();
+    desired.packages.guard.exact = (desired.driver.iter())
+        .filter_map(|driver| driver.fabric_service.as_ref())
+        .flat_map(|service| service.exact.clone())
+        .collect();
     hold_what_is_wanted(&mut desired);
     let mut warnings = inputs.choice.warnings.clone();
     // Those of the machine that builds an image are not those of its instances.

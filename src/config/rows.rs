@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::config::desired::RuntimeKind;
+use crate::{compat::matrix::Fabric, config::desired::RuntimeKind, model::version::Branch};
 
 /// A package and what its version follows.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
@@ -37,6 +37,33 @@ pub struct RefusedRelease {
     pub version_id: String,
     /// Why, as the end of a sentence.
     pub why: String,
+    /// Where this was read and how far it can be trusted.
+    #[serde(rename = "facts")]
+    pub citation: String,
+}
+
+/// What runs beside the driver where GPUs reach others through switches.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct FabricRow {
+    /// `distribution` or `nvidia`, as the driver's.
+    pub source: String,
+    /// `version-id`s of the releases.
+    pub releases: Vec<String>,
+    /// Architectures; all of the release where none is named.
+    #[serde(default)]
+    pub architectures: Vec<String>,
+    /// Branches of the driver.
+    pub branches: Vec<Branch>,
+    /// The hardware that it is for.
+    pub needs: Fabric,
+    /// Packages, from the repositories of the driver. Those at the driver's version work with no other.
+    pub packages: Vec<PackageRow>,
+    /// The unit that must run before programs use the GPUs; none where the cluster starts it.
+    pub unit: Option<String>,
+    /// Kernel modules that must be loaded before the unit starts.
+    #[serde(default)]
+    pub modules: Vec<String>,
     /// Where this was read and how far it can be trusted.
     #[serde(rename = "facts")]
     pub citation: String,

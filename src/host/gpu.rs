@@ -85,8 +85,33 @@ pub struct NvmlDevice {
     /// Its MIG devices; none unless MIG is enabled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mig_devices: Vec<MigDevice>,
+    /// Its place in the fabric of switches; `None` where the GPU or its driver knows none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<GpuFabric>,
     /// Why this GPU does not answer, if it does not.
     pub error: Option<String>,
+}
+
+/// How far a GPU is with joining the fabric of its switches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct GpuFabric {
+    /// The progress.
+    pub state: FabricProgress,
+    /// The NVML return code with which joining ended; 0 is success.
+    pub status: u32,
+}
+
+/// `nvmlGpuFabricState_t`, without "not supported".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FabricProgress {
+    /// The GPU waits for the fabric manager.
+    NotStarted,
+    /// It is being joined.
+    InProgress,
+    /// It was joined, with success or not.
+    Completed,
 }
 
 /// One MIG device: a part of a GPU that programs use in its place.

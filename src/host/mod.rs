@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub use clock::Clock;
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
-pub use gpu::{Gpu, MigDevice, Nvml, NvmlDevice, NvmlView};
+pub use gpu::{FabricProgress, Gpu, GpuFabric, MigDevice, Nvml, NvmlDevice, NvmlView};
 pub use http::{Http, HttpError};
 pub use system::System;
 

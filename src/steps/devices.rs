@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{DRIVER_MODULE, DRIVER_PERSISTENCE, words};
+use super::{DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PERSISTENCE, words};
 use crate::{
     config::desired::Desired,
     facts::Facts,
@@ -236,7 +236,7 @@ impl Step for Devices {
     }
 
     fn after(&self) -> &[StepId] {
-        const { &[DRIVER_MODULE, DRIVER_PERSISTENCE] }
+        const { &[DRIVER_MODULE, DRIVER_PERSISTENCE, DRIVER_FABRIC] }
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

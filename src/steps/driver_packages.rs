@@ -97,6 +97,9 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
             changes: install(&driver.packages, outdated),
         };
     }
+    if let Some(answer) = beside(driver, desired, state) {
+        return answer;
+    }
     if let (Some(module), false) = (&driver.dkms, state.kernels_without_module.is_empty()) {
         return Assessment::Needs {
             why: format!(
@@ -116,6 +119,33 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     }
     Assessment::Satisfied {
         why: comparison.met_text(),
+    }
+}
+
+/// What works only beside the driver of exactly its version and is there in another one: the
+/// transaction takes it at the version of the driver.
+fn beside(
+    driver: &DriverWish,
+    desired: &Desired,
+    state: &DriverPackagesState,
+) -> Option<Assessment> {
+    let version = state.found.package_version.as_ref()?;
+    let wishes = driver.fabric_service.as_ref()?.at(version);
+    let comparison = compare(desired.packages.manager, &wishes, &state.installed);
+    let why = format!(
+        "{}: it works only beside the driver of its own version",
+        comparison.unmet_text()
+    );
+    match (comparison.all_met(), comparison.held.is_empty()) {
+        (true, _) => None,
+        (false, false) => Some(Assessment::Blocked {
+            why,
+            hint: comparison.held_hint(desired.packages.manager),
+        }),
+        (false, true) => Some(Assessment::Needs {
+            why,
+            changes: install(&driver.packages, Vec::new()),
+        }),
     }
 }
 
@@ -197,10 +227,13 @@ mod tests {
     use super::{DriverPackagesState, decide};
     use crate::{
         change::Change,
-        config::desired::Desired,
+        config::desired::{Desired, FabricService},
         state::{FoundDriver, Origin, Ours},
         step::Assessment,
-        steps::{fixtures::desired, wishes::fixtures::packages},
+        steps::{
+            fixtures::desired,
+            wishes::fixtures::{packages, wishes},
+        },
     };
 
     /// What the installation removes.
@@ -287,6 +320,52 @@ mod tests {
         ));
         want.driver.as_mut().expect("a driver").replace = true;
         assert_eq!(removed(&old, &want), ["libnvidia-ml1", "nvidia-smi"]);
+    }
+
+    #[test]
+    fn what_runs_beside_the_driver_is_added_to_it_whoever_made_its_packages() {
+        let mut want = desired();
+        let driver = want.driver.as_mut().expect("a driver");
+        (driver.packages).extend(wishes(&["nvidia-fabricmanager=535.*"]));
+        let mut rebuilt = state(&INSTALLED, &[]);
+        rebuilt.found.origin = Some(Origin::Vendor);
+        let Assessment::Needs { why, .. } = decide(&rebuilt, &want) else {
+            panic!("the fabric manager is missing");
+        };
+        assert_eq!(why, "nvidia-fabricmanager is not installed");
+    }
+
+    #[test]
+    fn a_fabric_manager_of_another_version_is_replaced_by_the_drivers() {
+        let mut want = desired();
+        let driver = want.driver.as_mut().expect("a driver");
+        (driver.packages).extend(wishes(&["nvidia-fabricmanager=535.*"]));
+        driver.fabric_service = Some(FabricService {
+            exact: vec!["nvidia-fabricmanager".into()],
+            unit: None,
+            modules: vec![],
+        });
+        let with = |fabric: &str| {
+            let mut state = state(&[INSTALLED[0], INSTALLED[1], fabric], &[]);
+            state.found.package_version = "535.261.03".parse().ok();
+            decide(&state, &want)
+        };
+        assert!(matches!(
+            with("nvidia-fabricmanager=535.261.03-1"),
+            Assessment::Satisfied { .. }
+        ));
+        let Assessment::Needs { why, .. } = with("nvidia-fabricmanager=535.247.01-1") else {
+            panic!("it works with no other driver");
+        };
+        assert!(
+            why.contains("nvidia-fabricmanager 535.247.01-1 is installed, 535.261.03-* is wanted"),
+            "{why}"
+        );
+        // A hold on it is somebody's own.
+        assert!(matches!(
+            with("nvidia-fabricmanager!=535.247.01-1"),
+            Assessment::Blocked { .. }
+        ));
     }
 
     #[test]

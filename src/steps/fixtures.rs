@@ -44,6 +44,7 @@ pub(crate) fn nvml_device(index: u32) -> NvmlDevice {
         persistence: Some(true),
         mig: Some(false),
         mig_devices: vec![],
+        fabric: None,
         error: None,
     }
 }
@@ -187,6 +188,9 @@ pub(crate) fn desired() -> Desired {
             reasons: vec![],
             warnings: vec![],
             fabric: Fabric::None,
+            fabric_service: None,
+            options: vec![],
+            signing: None,
         }),
         runtimes: vec![RuntimeWish {
             kind: RuntimeKind::Docker,

@@ -145,8 +145,13 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     Ok(Some(asked))
 }
 
-/// Whether a module that is compiled here would certainly be rejected.
+/// Whether a module that is compiled here would certainly be rejected. Of a key that signs it the step
+/// `secure-boot` tells whether the machine trusts it.
 fn is_unsigned(cx: &Cx<'_>) -> Result<bool, StepError> {
+    let signs = (cx.desired.driver.as_ref()).is_some_and(|driver| driver.signing.is_some());
+    if signs {
+        return Ok(false);
+    }
     Ok(cx.facts.secure_boot == SecureBoot::Enabled && cx.state.loaded_driver()?.is_none())
 }
 

@@ -16,6 +16,7 @@ mod holds;
 mod kernel_release;
 mod kernels;
 mod module;
+mod options;
 mod packages;
 mod persistence;
 mod preflight;
@@ -37,10 +38,10 @@ use crate::{config::desired::RuntimeKind, model::id::StepId, step::Step};
 pub const PREFLIGHT: StepId = StepId::new("preflight");
 /// Secure Boot against the kind of module.
 pub const SECURE_BOOT: StepId = StepId::new("secure-boot");
-/// The fabric manager, where GPUs need it.
-pub const FABRIC_MANAGER: StepId = StepId::new("fabric.manager");
 /// In-tree GPU drivers denied.
 pub const KERNEL_DENY: StepId = StepId::new("kernel.deny");
+/// Options of the driver's modules.
+pub const DRIVER_OPTIONS: StepId = StepId::new("driver.options");
 /// Package repositories and pins.
 pub const REPOSITORIES: StepId = StepId::new("repositories");
 /// A kernel that can have a driver module.
@@ -55,6 +56,8 @@ pub const DRIVER_AUTOLOAD: StepId = StepId::new("driver.autoload");
 pub const DRIVER_MODULE: StepId = StepId::new("driver.module");
 /// Persistence daemon.
 pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
+/// The fabric manager, where GPUs need it.
+pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
 /// Docker Engine.
 pub const RUNTIME_DOCKER: StepId = StepId::new("runtime.docker");
 /// containerd.
@@ -80,8 +83,8 @@ pub fn all() -> Vec<Box<dyn Step>> {
     vec![
         Box::new(preflight::Preflight),
         Box::new(secure_boot::SecureBoot),
-        Box::new(fabric::FabricManager),
         Box::new(deny::Deny),
+        Box::new(options::Options),
         Box::new(repositories::Repositories),
         Box::new(kernel_release::KernelRelease),
         Box::new(headers::Headers),
@@ -93,6 +96,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(autoload::Autoload),
         Box::new(module::Module),
         Box::new(persistence::Persistence),
+        Box::new(fabric::FabricManager),
         Box::new(runtime_config::RuntimeConfig(RuntimeKind::Docker)),
         Box::new(runtime_config::RuntimeConfig(RuntimeKind::Containerd)),
         Box::new(devices::Devices),

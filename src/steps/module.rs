@@ -4,8 +4,8 @@
 use async_trait::async_trait;
 
 use super::{
-    DRIVER_AUTOLOAD, DRIVER_PACKAGES, HEADERS, KERNEL_DENY, driver_packages::adopts, packages,
-    wishes::compare, words,
+    DRIVER_AUTOLOAD, DRIVER_OPTIONS, DRIVER_PACKAGES, HEADERS, KERNEL_DENY,
+    driver_packages::adopts, packages, wishes::compare, words,
 };
 use crate::{
     change::{Change, Lock},
@@ -248,7 +248,15 @@ impl Step for Module {
     }
 
     fn after(&self) -> &[StepId] {
-        const { &[HEADERS, KERNEL_DENY, DRIVER_PACKAGES, DRIVER_AUTOLOAD] }
+        const {
+            &[
+                HEADERS,
+                KERNEL_DENY,
+                DRIVER_OPTIONS,
+                DRIVER_PACKAGES,
+                DRIVER_AUTOLOAD,
+            ]
+        }
     }
 
     fn locks(&self) -> &[Lock] {

@@ -1,35 +1,97 @@
 //! `secure-boot`: an unsigned module cannot be loaded, and enrolling a key needs a console. The
-//! step reports this at once, not after a compilation.
+//! step reports this at once, not after a compilation. A key of the administrator's that is enrolled
+//! signs what DKMS compiles.
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
-use super::{PREFLIGHT, driver_packages::adopts, words};
+use super::{PREFLIGHT, driver_packages::adopts, packages, words};
 use crate::{
-    config::desired::Desired,
+    change::{Change, Lock},
+    config::desired::{Desired, SigningKey},
     facts::{Facts, SecureBoot as State},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
+    tools::{dkms, efi, packages::HEADER},
 };
 
 /// See the module.
 pub struct SecureBoot;
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct SecureBootState {
     /// The driver that is there is kept.
     adopts: bool,
     /// A driver is loaded.
     loaded: bool,
+    /// The content of the file that tells DKMS the key.
+    told: Option<String>,
+    /// The key that is to sign.
+    key: Key,
+}
+
+/// The administrator's key.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Key {
+    /// None is configured.
+    #[default]
+    None,
+    /// The installed dkms, of this version, reads no file that names a key.
+    Unread(String),
+    /// A file of it is not there.
+    Missing(String),
+    /// The certificate is no DER.
+    NotDer,
+    /// The firmware does not know its certificate.
+    NotEnrolled,
+    /// It does.
+    Enrolled,
+    /// No list of certificates could be read.
+    Unknown,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<SecureBootState, StepError> {
+    let signing = (cx.desired.driver.as_ref()).and_then(|driver| driver.signing.as_ref());
     Ok(SecureBootState {
         adopts: adopts(cx).await,
         loaded: cx.state.loaded_driver()?.is_some(),
+        told: cx.host.files().read_text(Utf8Path::new(dkms::SIGNING))?,
+        key: match signing {
+            None => Key::None,
+            Some(signing) => key(cx, signing).await?,
+        },
     })
 }
 
-fn decide(state: SecureBootState, facts: &Facts, desired: &Desired) -> Assessment {
+async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<Key, StepError> {
+    let installed = packages::installed(cx).await?;
+    let version = installed
+        .get("dkms")
+        .map(|package| package.version.as_str());
+    if let Some(version) = version.filter(|version| !version.is_empty())
+        && (packages::backend(cx).compare(version, dkms::FIRST_TO_SIGN)).is_lt()
+    {
+        return Ok(Key::Unread(version.to_owned()));
+    }
+    let files = cx.host.files();
+    if !files.exists(&signing.key)? {
+        return Ok(Key::Missing(signing.key.to_string()));
+    }
+    let Some(certificate) = files.read(&signing.certificate)? else {
+        return Ok(Key::Missing(signing.certificate.to_string()));
+    };
+    // A certificate in DER is a sequence of more than 255 bytes; the other form begins with dashes.
+    if certificate.starts_with(b"-----") {
+        return Ok(Key::NotDer);
+    }
+    Ok(match efi::is_enrolled(files, &certificate)? {
+        Some(true) => Key::Enrolled,
+        Some(false) => Key::NotEnrolled,
+        None => Key::Unknown,
+    })
+}
+
+fn decide(state: &SecureBootState, facts: &Facts, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
         return words::no_driver();
     };
@@ -57,18 +119,98 @@ fn decide(state: SecureBootState, facts: &Facts, desired: &Desired) -> Assessmen
                   show it"
                 .into(),
         },
-        State::Enabled if state.loaded => Assessment::Satisfied {
-            why: "Secure Boot is on and an accepted NVIDIA module is loaded".into(),
+        State::Enabled => match &driver.signing {
+            Some(signing) => signed(state, signing),
+            None if state.loaded => Assessment::Satisfied {
+                why: "Secure Boot is on and an accepted NVIDIA module is loaded".into(),
+            },
+            None => Assessment::Blocked {
+                why: format!(
+                    "Secure Boot is on, and the module `{module}` would be compiled here, with a \
+                     signature that this machine does not trust"
+                ),
+                hint: "use a source of signed modules (Ubuntu's archive, AlmaLinux 9 and 10); or \
+                       an image in which a signing key of yours is enrolled, and name it in \
+                       `driver.mok-key` and `driver.mok-certificate`; or an instance without \
+                       Secure Boot"
+                    .into(),
+            },
         },
-        State::Enabled => Assessment::Blocked {
-            why: format!(
-                "Secure Boot is on, and the module `{module}` would be compiled here, with a \
-                 signature that this machine does not trust"
+    }
+}
+
+/// What DKMS compiles is signed with the administrator's key, if the machine trusts it.
+fn signed(state: &SecureBootState, signing: &SigningKey) -> Assessment {
+    let SigningKey { key, certificate } = signing;
+    let blocked = |why: String, hint: String| Assessment::Blocked { why, hint };
+    match &state.key {
+        // dkms makes a new pair in the place of a file that is missing, and no machine trusts that.
+        Key::None | Key::Missing(_) => {
+            let missing = match &state.key {
+                Key::Missing(path) => path.as_str(),
+                _ => key.as_str(),
+            };
+            blocked(
+                format!("the file `{missing}` of the key that is to sign modules is not there"),
+                "correct `driver.mok-key` and `driver.mok-certificate`, or bring the file".into(),
+            )
+        }
+        Key::Unread(version) => blocked(
+            format!(
+                "dkms {version} does not read which key signs modules: the first that does is {}",
+                dkms::FIRST_TO_SIGN
             ),
-            hint: "use a source of signed modules (Ubuntu's archive, AlmaLinux 9 and 10), an \
-                   image in which the signing key is enrolled, or an instance without Secure Boot"
+            "use a source of signed modules, a release with a newer dkms, or an instance without \
+             Secure Boot"
                 .into(),
-        },
+        ),
+        Key::NotDer => blocked(
+            format!("the certificate `{certificate}` is in PEM, and DER is needed"),
+            format!(
+                "run `openssl x509 -in {certificate} -outform DER -out FILE`, and name that file \
+                 in `driver.mok-certificate`"
+            ),
+        ),
+        Key::NotEnrolled => blocked(
+            format!(
+                "Secure Boot is on, and the certificate `{certificate}` is enrolled neither in \
+                 the firmware nor as a machine owner key: modules that it signs are rejected"
+            ),
+            format!(
+                "enroll it in the image, or run `mokutil --import {certificate}`, reboot, and \
+                 confirm it at the machine's console; or use a source of signed modules; or an \
+                 instance without Secure Boot"
+            ),
+        ),
+        Key::Enrolled | Key::Unknown => {
+            let content =
+                format!("{HEADER}mok_signing_key=\"{key}\"\nmok_certificate=\"{certificate}\"\n");
+            if state.told.as_ref() == Some(&content) {
+                return Assessment::Satisfied {
+                    why: match state.key {
+                        Key::Enrolled => format!(
+                            "Secure Boot is on, and modules are signed with `{key}`, whose \
+                             certificate is enrolled"
+                        ),
+                        _ => format!(
+                            "Secure Boot is on, and modules are signed with `{key}`; whether its \
+                             certificate is enrolled cannot be read"
+                        ),
+                    },
+                };
+            }
+            Assessment::Needs {
+                why: format!(
+                    "`{}` does not name the key that signs modules",
+                    dkms::SIGNING
+                ),
+                changes: vec![Change::WriteFile {
+                    path: dkms::SIGNING.into(),
+                    content,
+                    mode: 0o644,
+                }],
+            }
+        }
     }
 }
 
@@ -86,17 +228,29 @@ impl Step for SecureBoot {
         const { &[PREFLIGHT] }
     }
 
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Modules]
+    }
+
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        (desired.driver.as_ref()).is_none_or(|driver| driver.signing.is_some())
+    }
+
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(detect(cx).await?, cx.facts, cx.desired))
+        Ok(decide(&detect(cx).await?, cx.facts, cx.desired))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{SecureBootState, State, decide};
+    use super::{Key, SecureBootState, State, decide};
     use crate::{
+        change::Change,
+        config::desired::{Desired, SigningKey},
+        facts::Facts,
         step::Assessment,
         steps::fixtures::{desired, facts},
+        tools::dkms,
     };
 
     #[test]
@@ -114,9 +268,92 @@ mod tests {
                 want.driver.as_mut().expect("a driver").dkms = None;
             }
             let nothing = SecureBootState::default();
-            let answer = decide(nothing, &facts, &want);
+            let answer = decide(&nothing, &facts, &want);
             let is_blocked = matches!(answer, Assessment::Blocked { .. });
             assert_eq!(is_blocked, blocked, "{state:?}, dkms {dkms}");
+        }
+    }
+
+    fn with_key() -> (Facts, Desired) {
+        let (mut facts, mut want) = (facts(), desired());
+        facts.secure_boot = State::Enabled;
+        want.driver.as_mut().expect("a driver").signing = Some(SigningKey {
+            key: "/etc/mok/mok.key".into(),
+            certificate: "/etc/mok/mok.der".into(),
+        });
+        (facts, want)
+    }
+
+    #[test]
+    fn an_enrolled_key_of_the_administrator_signs_what_is_compiled() {
+        let (facts, want) = with_key();
+        let mut state = SecureBootState {
+            key: Key::Enrolled,
+            ..SecureBootState::default()
+        };
+        let Assessment::Needs { changes, .. } = decide(&state, &facts, &want) else {
+            panic!("dkms must be told");
+        };
+        let [Change::WriteFile { path, content, .. }] = &changes[..] else {
+            panic!("{changes:?}");
+        };
+        assert_eq!(path, dkms::SIGNING);
+        assert!(
+            content.ends_with(
+                "mok_signing_key=\"/etc/mok/mok.key\"\nmok_certificate=\"/etc/mok/mok.der\"\n"
+            ),
+            "{content}"
+        );
+        state.told = Some(content.clone());
+        assert!(matches!(
+            decide(&state, &facts, &want),
+            Assessment::Satisfied { .. }
+        ));
+        // A module that was loaded before is no proof for the one that is compiled next.
+        let loaded = SecureBootState {
+            key: Key::NotEnrolled,
+            loaded: true,
+            ..state
+        };
+        assert!(matches!(
+            decide(&loaded, &facts, &want),
+            Assessment::Blocked { .. }
+        ));
+    }
+
+    #[test]
+    fn a_key_that_the_machine_does_not_trust_is_refused_before_anything_is_compiled() {
+        let (facts, want) = with_key();
+        for (key, why, hint) in [
+            (
+                Key::NotEnrolled,
+                "enrolled neither",
+                "mokutil --import /etc/mok/mok.der",
+            ),
+            (
+                Key::Missing("/etc/mok/mok.key".into()),
+                "`/etc/mok/mok.key`",
+                "driver.mok-key",
+            ),
+            (Key::NotDer, "PEM", "openssl x509"),
+            (
+                Key::Unread("2.8.7-2ubuntu2.2".into()),
+                "3.0.4",
+                "signed modules",
+            ),
+        ] {
+            let state = SecureBootState {
+                key,
+                ..SecureBootState::default()
+            };
+            let Assessment::Blocked {
+                why: told,
+                hint: help,
+            } = decide(&state, &facts, &want)
+            else {
+                panic!("{state:?}");
+            };
+            assert!(told.contains(why) && help.contains(hint), "{told}: {help}");
         }
     }
 }

@@ -57,6 +57,14 @@ pub(super) fn count(gpus: usize) -> String {
     }
 }
 
+/// How many GPUs, for people: as a subject that has done something.
+pub(super) fn has(gpus: usize) -> String {
+    match gpus {
+        1 => "1 GPU has".into(),
+        n => format!("{n} GPUs have"),
+    }
+}
+
 /// How many GPUs, for people: as a subject with its verb.
 pub(super) fn gpus(gpus: usize) -> String {
     match gpus {

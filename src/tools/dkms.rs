@@ -9,6 +9,13 @@ use crate::host::{Cmd, Query};
 /// Compiling NVIDIA's module takes 80 to 275 s; the rest is for a slow machine.
 const DEADLINE: Duration = Duration::from_secs(45 * 60);
 
+/// A file that names the key which signs modules, and its certificate. It is read after
+/// `/etc/dkms/framework.conf` (github:dell/dkms, `read_framework_conf` of `dkms.in`).
+pub const SIGNING: &str = "/etc/dkms/framework.conf.d/gpu-bootstrap.conf";
+
+/// The first version that reads [`SIGNING`] (the same, at its tags).
+pub const FIRST_TO_SIGN: &str = "3.0.4";
+
 /// One line of `dkms status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {

@@ -113,6 +113,61 @@ pub fn parse_loaded(text: &str) -> Vec<Loaded> {
         .collect()
 }
 
+/// Where `modprobe` reads its configuration, the first first, `modprobe.d(5)`.
+pub const CONFIGURATION: [&str; 5] = [
+    "/etc/modprobe.d",
+    "/run/modprobe.d",
+    "/usr/local/lib/modprobe.d",
+    "/usr/lib/modprobe.d",
+    "/lib/modprobe.d",
+];
+
+/// An option of a module that somebody sets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModuleSetting {
+    /// The module, with underscores.
+    pub module: String,
+    /// Its parameter.
+    pub option: String,
+    /// The value.
+    pub value: String,
+}
+
+/// The options that a file of [`CONFIGURATION`] sets: `options nvidia NAME=VALUE NAME=VALUE`.
+pub fn settings(text: &str) -> impl Iterator<Item = ModuleSetting> {
+    // A line ends with a backslash where the next one continues it.
+    let joined = text.replace("\\\n", " ");
+    let lines: Vec<ModuleSetting> = (joined.lines())
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            (words.next() == Some("options")).then_some(words)
+        })
+        .flat_map(|mut words| {
+            let module = canonical(words.next().unwrap_or_default());
+            let setting = |word: &str| setting(&module, word);
+            words.filter_map(setting).collect::<Vec<_>>()
+        })
+        .collect();
+    lines.into_iter()
+}
+
+/// The options that a kernel's command line sets: `nvidia.NAME=VALUE`.
+pub fn settings_of_boot(line: &str) -> impl Iterator<Item = ModuleSetting> {
+    line.split_whitespace().filter_map(|word| {
+        let (module, rest) = word.split_once('.')?;
+        setting(&canonical(module), rest)
+    })
+}
+
+fn setting(module: &str, word: &str) -> Option<ModuleSetting> {
+    let (option, value) = word.split_once('=')?;
+    Some(ModuleSetting {
+        module: module.to_owned(),
+        option: option.to_owned(),
+        value: value.trim_matches('"').to_owned(),
+    })
+}
+
 /// Loads a module and what it needs.
 #[must_use]
 pub fn load(module: &str) -> Cmd {
@@ -157,6 +212,26 @@ mod tests {
         assert!(loaded[0].used_by.is_empty());
         assert_eq!(loaded[1].used_by, ["nvidia_uvm", "nvidia_modeset"]);
         assert_eq!(canonical("nvidia-uvm"), "nvidia_uvm");
+    }
+
+    #[test]
+    fn options_of_modules_are_read() {
+        let text = "# options nvidia NVreg_A=1\nblacklist nouveau\noptions nvidia-current NVreg_B=2 \\\n  \
+                    NVreg_C=\"x\"\n options nvidia NVreg_D\n";
+        let found: Vec<String> = settings(text)
+            .map(|one| format!("{} {}={}", one.module, one.option, one.value))
+            .collect();
+        assert_eq!(
+            found,
+            ["nvidia_current NVreg_B=2", "nvidia_current NVreg_C=x"]
+        );
+        let boot: Vec<ModuleSetting> =
+            settings_of_boot("root=/dev/vda1 ro nvidia.NVreg_B=0 quiet").collect();
+        assert_eq!(boot.len(), 1);
+        assert_eq!(
+            (boot[0].module.as_str(), boot[0].value.as_str()),
+            ("nvidia", "0")
+        );
     }
 
     #[test]

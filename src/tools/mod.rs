@@ -9,6 +9,7 @@ pub mod containerd;
 pub mod ctr;
 pub mod dkms;
 pub mod docker;
+pub mod efi;
 pub mod fabric;
 pub mod initramfs;
 pub mod kernel_log;

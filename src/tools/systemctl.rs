@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::fabric;
 use crate::host::{Cmd, Query};
 
 /// How long starting or stopping a unit may take: above systemd's own default of 90 s, so that
@@ -131,7 +132,11 @@ pub fn parse_needs_reload(text: &str) -> bool {
 /// A verb on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
 #[must_use]
 pub fn act(verb: &str, unit: &str) -> Cmd {
-    Cmd::new("systemctl", [verb, "--", unit]).deadline(UNIT_DEADLINE)
+    let deadline = match unit {
+        fabric::UNIT => fabric::START_DEADLINE,
+        _ => UNIT_DEADLINE,
+    };
+    Cmd::new("systemctl", [verb, "--", unit]).deadline(deadline)
 }
 
 /// Starts a unit and does not wait for it.

@@ -7,8 +7,9 @@ use gpu_bootstrap::config::{
 };
 use gpu_bootstrap::error::Report as _;
 use gpu_bootstrap::facts::PciFact;
+use gpu_bootstrap::model::pattern;
 
-use super::machine::{H100, Machine, T4, V100};
+use super::machine::{B200, H100, Machine, T4, V100};
 
 fn repository<'a>(all: &'a [Repository], name: &str) -> &'a Repository {
     let found = all.iter().find(|repository| repository.name == name);
@@ -395,6 +396,102 @@ fn a_machine_with_nvswitches_needs_the_fabric_manager() {
         "{:?}",
         resolution.warnings
     );
+}
+
+#[test]
+fn the_fabric_manager_comes_with_the_driver_and_is_held_with_it() {
+    let switch = |machine: &mut Machine| {
+        machine.facts.nvswitches.push(PciFact {
+            pci_address: "0000:07:00.0".parse().unwrap(),
+            pci_id: "10de:22a3".parse().unwrap(),
+            name: None,
+        });
+    };
+    // Names with the branch in Ubuntu's archive, without it in NVIDIA's repository.
+    for (source, names) in [
+        (
+            "distribution",
+            ["nvidia-fabricmanager-580", "libnvidia-nscq-580"],
+        ),
+        ("nvidia", ["nvidia-fabricmanager", "libnvidia-nscq"]),
+    ] {
+        let mut machine = Machine::new("ubuntu", "24.04", "x86_64", &[H100])
+            .config(&format!("[driver]\nsource = \"{source}\"\nbranch = 580\n"));
+        let has = |machine: &Machine| {
+            let desired = machine.resolution().desired;
+            let driver = desired.driver.unwrap();
+            let wished = |name: &str| driver.packages.iter().any(|wish| wish.name == name);
+            assert_eq!(wished(names[0]), wished(names[1]));
+            assert_eq!(
+                desired.packages.guard.exact.len(),
+                2 * usize::from(wished(names[0]))
+            );
+            let held =
+                |name: &str| (desired.hold.patterns.iter()).any(|one| pattern::matches(one, name));
+            assert!(held(names[0]) && held(names[1]));
+            wished(names[0])
+        };
+        assert!(
+            !has(&machine),
+            "nothing manages switches that are not there"
+        );
+        switch(&mut machine);
+        assert!(has(&machine), "{source}");
+        let driver = machine.resolution().desired.driver.unwrap();
+        let unit = driver.fabric_service.unwrap().unit;
+        assert_eq!(unit.as_deref(), Some("nvidia-fabricmanager.service"));
+    }
+    // Debian's own archive has none.
+    let mut machine = Machine::debian().config("driver.source = \"distribution\"");
+    switch(&mut machine);
+    let driver = machine.resolution().desired.driver.unwrap();
+    assert_eq!(driver.fabric, Fabric::Fm);
+    assert_eq!(driver.fabric_service, None);
+}
+
+#[test]
+fn boards_whose_switches_only_one_source_manages_take_the_driver_from_there() {
+    let mut machine = Machine::new("ubuntu", "24.04", "x86_64", &[B200]);
+    let source = |machine: &Machine| machine.resolution().desired.driver.unwrap().source;
+    assert_eq!(source(&machine), "distribution");
+    machine.facts.nvlink_management = Some(true);
+    assert_eq!(source(&machine), "nvidia");
+    let driver = machine.resolution().desired.driver.unwrap();
+    let names: Vec<&str> = driver
+        .packages
+        .iter()
+        .map(|wish| wish.name.as_str())
+        .collect();
+    for name in [
+        "nvidia-fabricmanager",
+        "libnvsdm",
+        "nvlsm",
+        "infiniband-diags",
+    ] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    let service = driver.fabric_service.unwrap();
+    assert_eq!(service.modules, ["mlx5_core", "ib_umad"]);
+    assert!(!service.exact.iter().any(|name| name == "nvlsm"));
+    // A source that is asked for is taken, and the step says what is missing.
+    let machine = machine.config("driver.source = \"distribution\"");
+    let driver = machine.resolution().desired.driver.unwrap();
+    assert_eq!(
+        (driver.source.as_str(), driver.fabric_service),
+        ("distribution", None)
+    );
+}
+
+#[test]
+fn boards_of_racks_get_imex() {
+    let machine = Machine::new("ubuntu", "24.04", "aarch64", &["10de:2941"]);
+    let driver = machine.resolution().desired.driver.unwrap();
+    let imex = format!("nvidia-imex-{}", driver.branch);
+    assert!(
+        driver.packages.iter().any(|wish| wish.name == imex),
+        "{driver:?}"
+    );
+    assert_eq!(driver.fabric_service.unwrap().unit, None);
 }
 
 #[test]

@@ -140,6 +140,7 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
         "install" if line.fix => Ok(sub_process(dpkg::configure_pending(files, state, &[]))),
         "install" => install(cmd, files, state, &line),
         "purge" | "remove" => Ok(remove(files, state, &line)),
+        "dist-upgrade" if line.simulate => Ok(crate::upgrade::simulate(files)),
         verb => panic!(
             "the simulated apt-get knows no `{verb}` in `{}`",
             cmd.line()

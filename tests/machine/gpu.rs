@@ -74,6 +74,7 @@ pub fn survey(files: &FakeFiles, state: &State) -> Nvml {
                 persistence: Some(crate::units::persistence(files)),
                 mig: Some(false),
                 mig_devices: vec![],
+                fabric: crate::fabric::of_gpus(files, state),
                 error: None,
             }
         })

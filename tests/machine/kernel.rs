@@ -378,10 +378,27 @@ pub fn rmmod(cmd: &Cmd, files: &FakeFiles) -> Output {
     }
 }
 
+/// Whether DKMS signs with a key whose certificate is enrolled.
+fn is_signed(files: &FakeFiles) -> bool {
+    const ENROLLED: &str =
+        "/sys/firmware/efi/efivars/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23";
+    let told = text(files, "/etc/dkms/framework.conf.d/gpu-bootstrap.conf").unwrap_or_default();
+    let certificate = (told.lines())
+        .find_map(|line| line.strip_prefix("mok_certificate="))
+        .and_then(|path| text(files, path.trim_matches('"')));
+    let enrolled = text(files, ENROLLED).unwrap_or_default();
+    certificate.is_some_and(|certificate| enrolled.contains(&certificate))
+}
+
 /// Loads a module; the driver's module binds every unbound GPU.
 pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
     let mut now = loaded(files);
     if now.iter().any(|name| name == module) {
+        return ok("");
+    }
+    if crate::fabric::load(files, module) {
+        now.push(module.to_owned());
+        set_loaded(files, &now);
         return ok("");
     }
     if !module.starts_with("nvidia") {
@@ -397,7 +414,7 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         );
     };
     // Packaged modules are signed.
-    if state.secure_boot && packaged(files, &running(files)).is_none() {
+    if state.secure_boot && packaged(files, &running(files)).is_none() && !is_signed(files) {
         return failed(
             1,
             format!("modprobe: ERROR: could not insert '{module}': Key was rejected by service\n"),

@@ -552,9 +552,9 @@ fn every_scenario_gives_its_expected_results() {
 fn every_failure_of_the_catalogue_has_a_scenario() {
     let scenarios = all();
     assert!(scenarios.len() >= 40, "{} scenarios", scenarios.len());
-    // Rows that need a cluster, or hardware of later versions: fabric manager (7, 8), containers
-    // that lose GPUs later (9), the kubelet (18, 22).
-    let later = [7, 8, 9, 18, 22];
+    // Rows that need a cluster, or what later versions do: containers that lose GPUs later (9), the
+    // kubelet (18, 22).
+    let later = [9, 18, 22];
     for row in (1..=25).filter(|row| !later.contains(row)) {
         let covered = scenarios
             .iter()

@@ -38,6 +38,8 @@ pub struct Faults {
     pub beside: Option<String>,
     /// The behaviour of NVML: `hung`, `no-devices`, `failed`, `mismatch`.
     pub nvml: Option<String>,
+    /// The GPUs do not join the fabric of their switches.
+    pub fabric: bool,
     /// The number of GPUs that the driver does not initialise.
     pub lost_gpus: usize,
     /// Docker does not start.

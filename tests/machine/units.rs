@@ -12,6 +12,8 @@ use crate::{
 
 const ETC: &str = "/etc/systemd/system";
 const RUNNING: &str = "/run/simulated/active";
+/// NVIDIA's fabric manager.
+pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager.service";
 const FAILED: &str = "/run/simulated/failed";
 
 /// The unit's file; `None` if there is no such unit.
@@ -92,6 +94,7 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
             "docker.service" if state.faults.docker => Err("the test broke it".to_owned()),
             "docker.service" => containers::docker_config(files),
             "containerd.service" => Ok(containers::containerd_merged(files)),
+            FABRIC_MANAGER => crate::fabric::start(files),
             "nvidia-persistenced.service" if !exists(files, "/dev/nvidiactl") => {
                 Err("Failed to query NVIDIA devices.".to_owned())
             }

@@ -329,7 +329,7 @@ mod tests {
         let guard = Guard {
             driver: Some(Branch(550)),
             kernels: vec!["linux-image-*".into()],
-            modules: vec![],
+            ..Guard::default()
         };
         let judge = |action: Action| {
             let named = ["linux-image-6.1.0-44-amd64"];

@@ -11,7 +11,10 @@ use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
     config::desired::PackageWish,
     facts::detection::{carries_driver, is_driver_part},
-    model::{pattern, version::DriverVersion},
+    model::{
+        pattern,
+        version::{Branch, DriverVersion},
+    },
     tools::packages::{Action, Fault, Offer, Removals, TransactionRequest},
 };
 
@@ -328,6 +331,20 @@ impl Applier {
         &self,
         wishes: &[PackageWish],
     ) -> Result<BTreeMap<String, String>, ChangeError> {
+        let exact = &self.policy.guard.exact;
+        let (exact, free): (Vec<PackageWish>, Vec<PackageWish>) =
+            (wishes.iter().cloned()).partition(|wish| exact.contains(&wish.name));
+        let mut resolved = self.resolve_free(&free).await?;
+        let exact = beside_the_driver(exact, &resolved, self.policy.guard.driver);
+        resolved.extend(self.resolve_free(&exact).await?);
+        Ok(resolved)
+    }
+
+    /// The version of each wanted package, whatever the others have.
+    async fn resolve_free(
+        &self,
+        wishes: &[PackageWish],
+    ) -> Result<BTreeMap<String, String>, ChangeError> {
         let installed = self.installed().await?;
         let mut resolved = BTreeMap::new();
         let mut open: Vec<&PackageWish> = Vec::new();
@@ -422,6 +439,28 @@ fn is_unmet(error: &ChangeError) -> bool {
             ..
         })
     )
+}
+
+/// The wishes for packages that work only with the driver of exactly their version, at the version of
+/// the driver that this transaction brings or finds.
+fn beside_the_driver(
+    wishes: Vec<PackageWish>,
+    resolved: &BTreeMap<String, String>,
+    branch: Option<Branch>,
+) -> Vec<PackageWish> {
+    let of_driver = (resolved.iter())
+        .filter(|(name, _)| carries_driver(name))
+        .filter_map(|(_, version)| DriverVersion::from_package(version).ok())
+        // The package of a kernel's module has the version of that kernel.
+        .find(|version| branch.is_none_or(|branch| version.branch() == branch));
+    let Some(version) = of_driver else {
+        return wishes;
+    };
+    let at = |wish: PackageWish| PackageWish {
+        version: Some(format!("{version}-*")),
+        ..wish
+    };
+    wishes.into_iter().map(at).collect()
 }
 
 /// Whether the approved simulation removes anything: if not, the real transaction must not either.

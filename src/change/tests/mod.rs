@@ -3,6 +3,7 @@
 
 mod accounts;
 mod archive;
+mod exact;
 mod faults;
 mod files;
 mod kit;

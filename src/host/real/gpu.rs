@@ -7,11 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::error::{NvmlError, nvml_try};
 use nvml_wrapper::{Device, Nvml as Library};
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v3_t, nvmlReturn_t,
+};
 
 use crate::host::exec::tail;
-use crate::host::{Cmd, Exec, ExecError, Gpu, MigDevice, Nvml, NvmlDevice, NvmlView};
+use crate::host::{
+    Cmd, Exec, ExecError, FabricProgress, Gpu, GpuFabric, MigDevice, Nvml, NvmlDevice, NvmlView,
+};
 use crate::model::pci::PciId;
 
 /// The hidden subcommand that prints [`nvml_view`] as JSON.
@@ -158,11 +163,12 @@ fn device(nvml: &Library, index: u32) -> NvmlDevice {
         persistence: None,
         mig: None,
         mig_devices: Vec::new(),
+        fabric: None,
         error: None,
     };
     let filled = nvml
         .device_by_index(index)
-        .and_then(|device| fill(&mut about, &device));
+        .and_then(|device| fill(&mut about, nvml, &device));
     if let Err(error) = filled {
         about.error = Some(error.to_string());
     }
@@ -170,7 +176,7 @@ fn device(nvml: &Library, index: u32) -> NvmlDevice {
 }
 
 /// Fills in the values of the GPU, the most important first, up to the first real fault.
-fn fill(about: &mut NvmlDevice, device: &Device<'_>) -> Result<(), NvmlError> {
+fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(), NvmlError> {
     if let Some(pci) = optional(device.pci_info())? {
         // An address in a form of its own is left out; the error says nothing that the form in the
         // field would not.
@@ -192,7 +198,76 @@ fn fill(about: &mut NvmlDevice, device: &Device<'_>) -> Result<(), NvmlError> {
     if about.mig == Some(true) {
         about.mig_devices = mig_devices(device)?;
     }
+    about.fabric = optional(fabric(nvml, device))?.flatten();
     Ok(())
+}
+
+/// The GPU's place in the fabric; `None` if it has none. The wrapper has no function for it.
+fn fabric(nvml: &Library, device: &Device<'_>) -> Result<Option<GpuFabric>, NvmlError> {
+    // SAFETY: the handle is used only while `device`, and with it the library, is alive.
+    let handle = unsafe { device.handle() };
+    let (state, status) = match fabric_info(nvml, handle) {
+        // Older drivers have only the first version of the function, or of its answer.
+        Err(error) if is_newer_than_driver(&error) => first_fabric_info(nvml, handle)?,
+        answer => answer?,
+    };
+    let state = match state {
+        1 => FabricProgress::NotStarted,
+        2 => FabricProgress::InProgress,
+        3 => FabricProgress::Completed,
+        // 0 is "not supported".
+        _ => return Ok(None),
+    };
+    Ok(Some(GpuFabric { state, status }))
+}
+
+/// Whether the driver does not have a function, or not its version.
+fn is_newer_than_driver(error: &NvmlError) -> bool {
+    /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH` of `nvml.h`.
+    const OTHER_VERSION: i32 = 25;
+    matches!(
+        error,
+        NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) | NvmlError::InvalidArg
+    ) || code(error) == Some(OTHER_VERSION)
+}
+
+fn fabric_info(nvml: &Library, device: nvmlDevice_t) -> Result<(u8, nvmlReturn_t), NvmlError> {
+    let ask = (nvml.lib().nvmlDeviceGetGpuFabricInfoV.as_ref())
+        .map_err(|_| NvmlError::FunctionNotFound)?;
+    let mut info = nvmlGpuFabricInfo_v3_t {
+        version: version_of::<nvmlGpuFabricInfo_v3_t>(3),
+        clusterUuid: [0; 16],
+        status: 0,
+        cliqueId: 0,
+        state: 0,
+        healthMask: 0,
+        healthSummary: 0,
+    };
+    // SAFETY: `info` is the struct of the version that its first field names.
+    nvml_try(unsafe { ask(device, &raw mut info) })?;
+    Ok((info.state, info.status))
+}
+
+fn first_fabric_info(
+    nvml: &Library,
+    device: nvmlDevice_t,
+) -> Result<(u8, nvmlReturn_t), NvmlError> {
+    let ask = (nvml.lib().nvmlDeviceGetGpuFabricInfo.as_ref())
+        .map_err(|_| NvmlError::FunctionNotFound)?;
+    let mut info = nvmlGpuFabricInfo_t {
+        clusterUuid: [0; 16],
+        status: 0,
+        cliqueId: 0,
+        state: 0,
+    };
+    // SAFETY: `info` is the struct that this function fills in.
+    nvml_try(unsafe { ask(device, &raw mut info) })?;
+    Ok((info.state, info.status))
+}
+
+/// The version of a struct, as `NVML_STRUCT_VERSION` of `nvml.h` writes it: the size and the number.
+fn version_of<T>(number: u32) -> u32 {
+    u32::try_from(size_of::<T>()).unwrap_or(u32::MAX) | (number << 24)
 }
 
 /// The MIG devices of a GPU. Their indices may have gaps: a device that was destroyed leaves its

@@ -301,6 +301,12 @@ pub trait Transactions: Debug + Send + Sync {
     /// Parses the answer to [`Transactions::simulate`].
     fn parse_actions(&self, text: &str) -> Vec<Action>;
 
+    /// Asks what an upgrade of the whole system would do, by the lists that are there; the answer is for
+    /// [`Transactions::parse_actions`]. `None` if that cannot be asked.
+    fn upgrade(&self) -> Option<Query> {
+        None
+    }
+
     /// Asks what a transaction would download and unpack; `None` if that cannot be asked.
     fn estimate(&self, _settings: &Settings, _request: &TransactionRequest<'_>) -> Option<Query> {
         None

@@ -157,6 +157,13 @@ pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query 
     Query::new("apt-get", args).deadline(Duration::from_secs(120))
 }
 
+/// Simulates the most that an upgrade of the whole system can do, apt-get(8); takes no lock and does not
+/// need root.
+#[must_use]
+pub fn upgrade() -> Query {
+    Query::new("apt-get", ["-q", "-s", "-y", "dist-upgrade"]).deadline(Duration::from_secs(120))
+}
+
 /// Asks for addresses and sizes of what a transaction downloads and unpacks, apt-get(8); takes no
 /// lock. A simulation prints no sizes.
 #[must_use]

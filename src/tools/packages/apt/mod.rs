@@ -226,6 +226,10 @@ impl Transactions for Apt {
         simulation::parse(text)
     }
 
+    fn upgrade(&self) -> Option<Query> {
+        Some(commands::upgrade())
+    }
+
     fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {
         Some(commands::estimate(settings, request))
     }

@@ -180,6 +180,11 @@ impl Device {
         self.id.vendor == NVIDIA && self.class.base() == 0x03
     }
 
+    /// Whether it is an NVSwitch, which the driver's fabric manager manages.
+    pub fn is_nvswitch(&self) -> bool {
+        self.id.vendor == NVIDIA && self.class.base() == 0x06
+    }
+
     /// Checks that a type alone cannot express.
     fn check(&self) -> Result<()> {
         let mut taken = [false; 6];

@@ -235,6 +235,16 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
             ),
         )?;
     }
+    // What the driver lists, and where NVIDIA's own scripts look for switches: ubuntu24.04/nvidia-driver
+    // of github:NVIDIA/gpu-driver-container.
+    for switch in functions.iter().filter(|one| one.device.is_nvswitch()) {
+        write(
+            &dir.join("proc/nvidia-nvswitch/devices")
+                .join(switch.address.as_str())
+                .join("information"),
+            "(simulated by the test bed)\n",
+        )?;
+    }
     write(&dir.join("nodes"), &nodes)?;
     // O: built outside the kernel's tree; E: not signed with a key that the kernel knows; P: its
     // licence is not compatible with the GPL (Linux,

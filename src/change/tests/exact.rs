@@ -1,0 +1,47 @@
+//! Packages that work only beside the driver of exactly their version.
+
+use super::{
+    archive::{Archive, Kind, Offered},
+    kit::TestMachine,
+    packages::wish,
+    with_each_manager,
+};
+use crate::{change::Change, error::Report, exit::Exit};
+
+with_each_manager! {
+    what_works_only_beside_one_driver_gets_the_version_of_that_driver
+}
+
+async fn what_works_only_beside_one_driver_gets_the_version_of_that_driver(kind: Kind) {
+    let fabric_of = |version: &'static str| {
+        let mut machine = TestMachine::with(kind);
+        machine.applier.policy.guard.exact = vec!["nvidia-fabricmanager".into()];
+        let archive = Archive::on(&machine);
+        archive.offer("nvidia-driver-cuda", Offered::new("580.178.04-1", &[]));
+        archive.offer("nvidia-fabricmanager", Offered::new(version, &[]));
+        (machine, archive)
+    };
+    // Whatever the wish for it says.
+    let both = Change::InstallPackages {
+        packages: vec![
+            wish("nvidia-driver-cuda", Some("580.*")),
+            wish("nvidia-fabricmanager", Some("580.*")),
+        ],
+        removing: vec![],
+    };
+    let (machine, _) = fabric_of("580.178.04-1");
+    machine.apply(&both).await.unwrap();
+    // The other one is of the same branch, and newer or older.
+    for other in ["580.173.02-1", "580.180.01-1"] {
+        let (machine, _) = fabric_of(other);
+        let before = machine.snapshot();
+        let error = machine.apply(&both).await.unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("nvidia-fabricmanager") && text.contains("580.178.04-*"),
+            "{text}"
+        );
+        assert_eq!(error.exit(), Exit::Blocked);
+        assert_eq!(machine.snapshot(), before, "{other}");
+    }
+}

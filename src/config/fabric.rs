@@ -1,0 +1,49 @@
+//! Chooses what runs beside the driver where GPUs reach others through switches.
+
+use crate::{
+    compat::matrix::Fabric,
+    config::{
+        desired::FabricService,
+        profile::{At, FabricRow, Profile},
+        template::Terms,
+    },
+    model::version::Branch,
+};
+
+/// The row of a profile for this machine; of any branch where none is named.
+pub(super) fn row<'p>(
+    profile: &'p Profile,
+    terms: &Terms,
+    source: &str,
+    branch: Option<Branch>,
+    needs: Fabric,
+) -> Option<&'p FabricRow> {
+    rows(profile, terms, needs)
+        .find(|row| row.source == source && branch.is_none_or(|one| row.branches.contains(&one)))
+}
+
+/// The rows of all sources that have what the hardware needs.
+pub(super) fn rows<'p>(
+    profile: &'p Profile,
+    terms: &Terms,
+    needs: Fabric,
+) -> impl Iterator<Item = &'p FabricRow> {
+    let (release, arch) = (terms.release.clone(), terms.arch.clone());
+    (profile.fabric.iter()).filter(move |row| {
+        row.needs == needs
+            && row.releases.contains(&release)
+            && (row.architectures.is_empty() || row.architectures.contains(&arch))
+    })
+}
+
+/// The service of a row.
+pub(super) fn service(row: &FabricRow, terms: &Terms, branch: Branch) -> FabricService {
+    FabricService {
+        exact: (row.packages.iter())
+            .filter(|package| package.at == At::Version)
+            .filter_map(|package| terms.driver_template(&package.name, branch))
+            .collect(),
+        unit: row.unit.clone(),
+        modules: row.modules.clone(),
+    }
+}

@@ -1,0 +1,378 @@
+//! `driver.fabric`: GPUs behind NVSwitches work only while NVIDIA's fabric manager of exactly the
+//! driver's version runs and has joined them. Its packages are part of the driver's; here it is started
+//! before anything uses the GPUs, and the GPUs are awaited.
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{
+    DRIVER_MODULE, DRIVER_PACKAGES, DRIVER_PERSISTENCE,
+    driver_packages::adopts,
+    packages,
+    wishes::{Comparison, compare},
+    words,
+};
+use crate::{
+    change::{Change, Lock},
+    compat::matrix::Fabric,
+    config::desired::{Desired, DriverWish, FabricService},
+    host::{ExecError, FabricProgress, GpuFabric, Nvml, NvmlDevice},
+    model::{id::StepId, version::DriverVersion},
+    state::StateError,
+    step::{Assessment, Cx, Step, StepError},
+    tools::{fabric, kmod, packages::HEADER, systemctl::UnitState},
+};
+
+/// How long GPUs may take to join the fabric once the fabric manager runs. The time is a bound of ours:
+/// NVIDIA names none.
+const JOINING: Duration = Duration::from_secs(300);
+
+/// The file that has the modules of the fabric loaded at every boot.
+const AUTOLOAD: &str = "/etc/modules-load.d/gpu-bootstrap-fabric.conf";
+
+/// Units that start programs on the GPUs. systemd ignores those that a machine does not have.
+const USERS: &str = "docker.service containerd.service kubelet.service";
+
+/// See the module.
+pub struct FabricManager;
+
+#[derive(Debug, Clone, Default)]
+struct FabricState {
+    /// A driver outside packages is kept, with whatever came with it.
+    adopts: bool,
+    /// The loaded driver.
+    loaded: Option<DriverVersion>,
+    unit: Option<UnitState>,
+    /// The version of the driver's packages.
+    packaged: Option<DriverVersion>,
+    /// The version of the fabric manager's package.
+    version: Option<DriverVersion>,
+    /// The packages of the service against the version of the loaded driver.
+    packages: Comparison,
+    /// Its files that are not as wanted.
+    files: Vec<Change>,
+    /// Its kernel modules that are not loaded.
+    not_loaded: Vec<String>,
+    /// What NVML says of the GPUs, by index; only of those that know a fabric.
+    gpus: Vec<(u32, GpuFabric)>,
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
+    let Some(driver) = &cx.desired.driver else {
+        return Ok(FabricState::default());
+    };
+    if driver.fabric == Fabric::None {
+        return Ok(FabricState::default());
+    }
+    let loaded = cx.state.loaded_driver()?.cloned();
+    let mut state = FabricState {
+        adopts: adopts(cx).await,
+        packaged: cx.state.driver().await.package_version.clone(),
+        unit: unit(cx).await?,
+        version: version(cx).await?,
+        ..FabricState::default()
+    };
+    if let (Some(service), Some(loaded)) = (&driver.fabric_service, &loaded) {
+        let installed = packages::installed(cx).await?;
+        let manager = cx.desired.packages.manager;
+        state.packages = compare(manager, &service.at(loaded), &installed);
+        for file in files(service) {
+            let Change::WriteFile { path, content, .. } = &file else {
+                continue;
+            };
+            if cx.host.files().read_text(path)?.as_ref() != Some(content) {
+                state.files.push(file);
+            }
+        }
+        for module in &service.modules {
+            // Modules that are built into the kernel are there, too.
+            let path = format!("/sys/module/{}", kmod::canonical(module));
+            if !cx.host.files().exists(Utf8Path::new(&path))? {
+                state.not_loaded.push(module.clone());
+            }
+        }
+    }
+    if loaded.is_some()
+        && let Nvml::Ready(view) = cx.state.nvml().await
+    {
+        let of = |gpu: &NvmlDevice| Some((gpu.index, gpu.fabric.clone()?));
+        state.gpus = view.devices.iter().filter_map(of).collect();
+    }
+    state.loaded = loaded;
+    Ok(state)
+}
+
+async fn unit(cx: &Cx<'_>) -> Result<Option<UnitState>, StepError> {
+    match cx.state.unit(fabric::UNIT).await {
+        Ok(unit) => Ok(unit),
+        // A machine without systemd runs none of its units.
+        Err(StateError::Exec(error)) if matches!(*error, ExecError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn version(cx: &Cx<'_>) -> Result<Option<DriverVersion>, StepError> {
+    let packages =
+        (cx.state.packages_like(&fabric::PACKAGES).await).map_err(|why| StepError::Unexpected {
+            what: "the installed packages".to_owned(),
+            why,
+        })?;
+    let Some((name, version)) = packages.into_iter().next() else {
+        return Ok(None);
+    };
+    let version = DriverVersion::from_package(&version);
+    Ok(Some(version.map_err(|error| StepError::Unexpected {
+        what: format!("the version of the package `{name}`"),
+        why: error.to_string(),
+    })?))
+}
+
+/// The files that make the next boot start the service in time.
+fn files(service: &FabricService) -> Vec<Change> {
+    let mut files = Vec::new();
+    if !service.modules.is_empty() {
+        files.push(Change::WriteFile {
+            path: AUTOLOAD.into(),
+            content: format!("{HEADER}{}\n", service.modules.join("\n")),
+            mode: 0o644,
+        });
+    }
+    if let Some(unit) = &service.unit {
+        files.push(Change::WriteFile {
+            path: Utf8PathBuf::from(format!(
+                "/etc/systemd/system/{unit}.d/50-gpu-bootstrap.conf"
+            )),
+            content: format!("{HEADER}[Unit]\nBefore={USERS}\n"),
+            mode: 0o644,
+        });
+    }
+    files
+}
+
+fn decide(state: &FabricState, desired: &Desired) -> Assessment {
+    let Some(driver) = &desired.driver else {
+        return words::no_driver();
+    };
+    if driver.fabric == Fabric::None {
+        return Assessment::NotApplicable {
+            why: "no GPU of this machine is known to need a fabric manager".into(),
+        };
+    }
+    match &driver.fabric_service {
+        Some(service) if !state.adopts => set_up(state, desired, service),
+        _ if driver.fabric == Fabric::Imex => Assessment::NotApplicable {
+            why: "GPUs of several nodes need IMEX to work together, which is not set up; those of \
+                  one node work without it"
+                .into(),
+        },
+        _ => found(state, driver),
+    }
+}
+
+/// A fabric manager that is not ours to set up: it is as wanted, or blocks the run.
+fn found(state: &FabricState, driver: &DriverWish) -> Assessment {
+    let runs = state.unit.as_ref().is_some_and(UnitState::is_active);
+    let wanted = |version: &DriverVersion| match &state.loaded {
+        Some(loaded) => version == loaded,
+        None => version.branch() == driver.branch,
+    };
+    match &state.version {
+        Some(version) if runs && wanted(version) => {
+            not_joined(state).unwrap_or_else(|| Assessment::Satisfied {
+                why: format!("the fabric manager {version} runs"),
+            })
+        }
+        Some(version) if runs => Assessment::Blocked {
+            why: format!(
+                "the fabric manager {version} runs, and {} is wanted: both must have the same \
+                 version",
+                match &state.loaded {
+                    Some(loaded) => format!("driver {loaded}"),
+                    None => format!("driver branch {}", driver.branch),
+                }
+            ),
+            hint: format!("set `driver.branch = {}`", version.branch()),
+        },
+        _ => Assessment::Blocked {
+            why: format!(
+                "the GPUs need the fabric manager of exactly the driver's version, which does not \
+                 run ({}) and which `{}` does not have",
+                (state.unit.as_ref()).map_or("not installed".to_owned(), ToString::to_string),
+                driver.source
+            ),
+            hint: "set `driver.source = \"nvidia\"`, whose repository has it; or use an image in \
+                   which the driver and its fabric manager are installed, and keep them with \
+                   `driver.adopt = true`"
+                .into(),
+        },
+    }
+}
+
+/// What makes the service run beside the loaded driver, and the GPUs join.
+fn set_up(state: &FabricState, desired: &Desired, service: &FabricService) -> Assessment {
+    if desired.image {
+        return Assessment::AwaitingBoot {
+            why: "the switches are managed from the first boot of the image on".into(),
+        };
+    }
+    let Some(loaded) = &state.loaded else {
+        return Assessment::After {
+            upstream: DRIVER_MODULE,
+            why: "it runs only beside a loaded driver".into(),
+            expected: start(service),
+        };
+    };
+    if state.version.is_some() && state.version == state.packaged && state.packaged != state.loaded
+    {
+        return Assessment::After {
+            upstream: DRIVER_MODULE,
+            why: format!("driver {loaded} is loaded, and another one is installed"),
+            expected: Vec::new(),
+        };
+    }
+    if !state.packages.all_met() {
+        // They are installed together with the driver.
+        return Assessment::BlockedNow {
+            why: format!(
+                "{}: it works only beside the driver of its own version",
+                state.packages.unmet_text()
+            ),
+            hint: format!(
+                "install {} at version {loaded}; `gpu-bootstrap install` does",
+                service.exact.join(" and ")
+            ),
+            passes: None,
+        };
+    }
+    let Some(unit) = &service.unit else {
+        return Assessment::Satisfied {
+            why: format!(
+                "{}; the cluster starts it with the list of the nodes",
+                state.packages.met_text()
+            ),
+        };
+    };
+    let runs = (state.unit.as_ref()).is_some_and(|unit| unit.is_active() && unit.is_enabled());
+    let mut changes = state.files.clone();
+    changes.extend(state.not_loaded.iter().map(|module| Change::LoadModule {
+        module: module.clone(),
+    }));
+    let mut whys = Vec::new();
+    if !state.files.is_empty() {
+        whys.push("the next boot would not start it in time".to_owned());
+    }
+    if !state.not_loaded.is_empty() {
+        whys.push(format!("{} not loaded", state.not_loaded.join(", ")));
+    }
+    if !runs {
+        whys.push(format!(
+            "`{unit}` is {}",
+            (state.unit.as_ref()).map_or("not installed".to_owned(), ToString::to_string)
+        ));
+        changes.push(Change::EnableUnit {
+            unit: unit.clone(),
+            start: true,
+        });
+    } else if !state.not_loaded.is_empty() {
+        // It looked for its switches without them.
+        changes.push(Change::RestartUnit { unit: unit.clone() });
+    }
+    if !changes.is_empty() {
+        return Assessment::Needs {
+            why: whys.join("; "),
+            changes,
+        };
+    }
+    not_joined(state).unwrap_or_else(|| Assessment::Satisfied {
+        why: format!(
+            "the fabric manager {loaded} runs{}",
+            match state.gpus.len() {
+                0 => String::new(),
+                count => format!(", and {} joined the fabric", words::has(count)),
+            }
+        ),
+    })
+}
+
+/// What starts the service where nothing of it is there yet.
+fn start(service: &FabricService) -> Vec<Change> {
+    let mut changes = files(service);
+    changes.extend(service.modules.iter().map(|module| Change::LoadModule {
+        module: module.clone(),
+    }));
+    changes.extend(service.unit.iter().map(|unit| Change::EnableUnit {
+        unit: unit.clone(),
+        start: true,
+    }));
+    changes
+}
+
+/// Why GPUs cannot be used although the fabric manager runs; `None` if all have joined.
+fn not_joined(state: &FabricState) -> Option<Assessment> {
+    let indices = |wanted: &dyn Fn(&GpuFabric) -> bool| -> Vec<u32> {
+        let matching = state.gpus.iter().filter(|(_, gpu)| wanted(gpu));
+        matching.map(|(index, _)| *index).collect()
+    };
+    let is_done = |gpu: &GpuFabric| gpu.state == FabricProgress::Completed;
+    let failed = indices(&|gpu| is_done(gpu) && gpu.status != 0);
+    let (_, code) = (state.gpus.iter())
+        .map(|(_, gpu)| (is_done(gpu), gpu.status))
+        .find(|(done, status)| *done && *status != 0)
+        .unwrap_or_default();
+    if !failed.is_empty() {
+        return Some(Assessment::Blocked {
+            why: format!(
+                "{} could not join the fabric (NVML code {code}): no program can use them together",
+                words::indices(&failed)
+            ),
+            hint: format!(
+                "run `journalctl --unit {}` to see why, and reboot",
+                fabric::UNIT
+            ),
+        });
+    }
+    let waiting = indices(&|gpu| !is_done(gpu));
+    if waiting.is_empty() {
+        return None;
+    }
+    Some(Assessment::BlockedNow {
+        why: format!(
+            "the fabric manager runs, and {} not joined the fabric yet: no program can use them \
+             (CUDA error 802)",
+            match waiting.len() {
+                1 => format!("{} has", words::indices(&waiting)),
+                _ => format!("{} have", words::indices(&waiting)),
+            }
+        ),
+        hint: format!("run `journalctl --unit {}` to see why", fabric::UNIT),
+        passes: Some(JOINING),
+    })
+}
+
+#[async_trait]
+impl Step for FabricManager {
+    fn id(&self) -> StepId {
+        super::DRIVER_FABRIC
+    }
+
+    fn title(&self) -> &'static str {
+        "Fabric manager"
+    }
+
+    fn after(&self) -> &[StepId] {
+        const { &[DRIVER_PACKAGES, DRIVER_MODULE, DRIVER_PERSISTENCE] }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Modules]
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx).await?, cx.desired))
+    }
+}

@@ -1,0 +1,257 @@
+use super::{FabricState, decide, files};
+use crate::{
+    change::Change,
+    compat::matrix::Fabric,
+    config::desired::{Desired, FabricService, Manager},
+    host::{FabricProgress, GpuFabric},
+    step::Assessment,
+    steps::{
+        fixtures::{desired, unit},
+        wishes::{compare, fixtures::packages},
+    },
+};
+
+fn service() -> FabricService {
+    FabricService {
+        exact: vec!["nvidia-fabricmanager".into(), "libnvidia-nscq".into()],
+        unit: Some("nvidia-fabricmanager.service".into()),
+        modules: vec!["mlx5_core".into(), "ib_umad".into()],
+    }
+}
+
+/// A machine with switches whose source has the fabric manager.
+fn wanted() -> Desired {
+    let mut wanted = desired();
+    let driver = wanted.driver.as_mut().expect("a driver");
+    driver.fabric = Fabric::FmNvlsm;
+    driver.fabric_service = Some(service());
+    wanted
+}
+
+fn installed(version: &str) -> [String; 2] {
+    [
+        format!("nvidia-fabricmanager={version}"),
+        format!("libnvidia-nscq={version}"),
+    ]
+}
+
+/// Driver 535.261.03 is loaded, the fabric manager of this version runs, all GPUs have joined.
+fn state(version: &str) -> FabricState {
+    let loaded = "535.261.03".parse().expect("a version");
+    let names = installed(version);
+    let installed = packages(&[&names[0], &names[1]]);
+    FabricState {
+        unit: Some(unit("enabled", "active")),
+        version: version.split('-').next().and_then(|one| one.parse().ok()),
+        packages: compare(Manager::Apt, &service().at(&loaded), &installed),
+        packaged: Some(loaded.clone()),
+        loaded: Some(loaded),
+        gpus: (0..8)
+            .map(|index| (index, gpu(FabricProgress::Completed, 0)))
+            .collect(),
+        ..FabricState::default()
+    }
+}
+
+fn gpu(state: FabricProgress, status: u32) -> GpuFabric {
+    GpuFabric { state, status }
+}
+
+fn why(assessment: Assessment) -> String {
+    match assessment {
+        Assessment::Satisfied { why }
+        | Assessment::Needs { why, .. }
+        | Assessment::Blocked { why, .. }
+        | Assessment::BlockedNow { why, .. } => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn gpus_behind_switches_are_ready_when_the_fabric_manager_runs_and_all_have_joined() {
+    let good = decide(&state("535.261.03-1"), &wanted());
+    assert!(matches!(good, Assessment::Satisfied { .. }), "{good:?}");
+    assert_eq!(
+        why(good),
+        "the fabric manager 535.261.03 runs, and 8 GPUs have joined the fabric"
+    );
+    // Before Hopper NVML knows no fabric: the unit alone counts.
+    let mut older = state("535.261.03-1");
+    older.gpus.clear();
+    assert!(matches!(
+        decide(&older, &wanted()),
+        Assessment::Satisfied { .. }
+    ));
+}
+
+#[test]
+fn a_stopped_fabric_manager_is_started_after_its_modules() {
+    let mut stopped = state("535.261.03-1");
+    stopped.unit = Some(unit("disabled", "inactive"));
+    stopped.not_loaded = vec!["ib_umad".into()];
+    stopped.files = files(&service());
+    let Assessment::Needs { why, changes } = decide(&stopped, &wanted()) else {
+        panic!("it must be started");
+    };
+    assert!(why.contains("ib_umad not loaded") && why.contains("disabled and inactive"));
+    let [
+        Change::WriteFile { content, .. },
+        Change::WriteFile { path, .. },
+        Change::LoadModule { .. },
+        Change::EnableUnit { start: true, .. },
+    ] = &changes[..]
+    else {
+        panic!("{changes:?}");
+    };
+    assert!(content.ends_with("\nmlx5_core\nib_umad\n"), "{content}");
+    assert_eq!(
+        path,
+        "/etc/systemd/system/nvidia-fabricmanager.service.d/50-gpu-bootstrap.conf"
+    );
+}
+
+#[test]
+fn a_fabric_manager_that_started_without_its_modules_is_restarted() {
+    let mut blind = state("535.261.03-1");
+    blind.not_loaded = vec!["ib_umad".into()];
+    let Assessment::Needs { changes, .. } = decide(&blind, &wanted()) else {
+        panic!("it found no switches");
+    };
+    assert!(matches!(
+        &changes[..],
+        [Change::LoadModule { .. }, Change::RestartUnit { .. }]
+    ));
+}
+
+#[test]
+fn a_fabric_manager_of_another_version_is_no_fabric_manager() {
+    // The driver's packages bring the right one.
+    let Assessment::BlockedNow { why, hint, passes } = decide(&state("535.247.01-1"), &wanted())
+    else {
+        panic!("it works with no other driver");
+    };
+    assert_eq!(passes, None);
+    assert!(
+        why.contains("nvidia-fabricmanager 535.247.01-1 is installed, 535.261.03-* is wanted"),
+        "{why}"
+    );
+    assert!(hint.contains("at version 535.261.03"), "{hint}");
+    // After an upgrade of both, the reboot comes first.
+    let mut upgraded = state("535.300.01-1");
+    upgraded.packaged = upgraded.version.clone();
+    assert!(matches!(
+        decide(&upgraded, &wanted()),
+        Assessment::After { .. }
+    ));
+}
+
+#[test]
+fn gpus_that_have_not_joined_are_awaited_and_those_that_cannot_are_named() {
+    let mut joining = state("535.261.03-1");
+    joining.gpus[2].1 = gpu(FabricProgress::InProgress, 0);
+    joining.gpus[5].1 = gpu(FabricProgress::NotStarted, 0);
+    let answer = decide(&joining, &wanted());
+    let Assessment::BlockedNow {
+        passes: Some(bound),
+        ..
+    } = &answer
+    else {
+        panic!("it passes: {answer:?}");
+    };
+    assert!(!bound.is_zero());
+    assert!(why(answer).contains("GPUs 2, 5 have not joined the fabric yet"));
+    joining.gpus[2].1 = gpu(FabricProgress::Completed, 999);
+    let Assessment::Blocked { why, .. } = decide(&joining, &wanted()) else {
+        panic!("it ended with an error");
+    };
+    assert!(
+        why.contains("GPU 2 could not join the fabric (NVML code 999)"),
+        "{why}"
+    );
+}
+
+#[test]
+fn before_the_driver_is_loaded_the_plan_says_what_will_be_started() {
+    let mut bare = FabricState::default();
+    let Assessment::After { expected, .. } = decide(&bare, &wanted()) else {
+        panic!("it needs a driver");
+    };
+    assert!(matches!(
+        expected.last(),
+        Some(Change::EnableUnit { start: true, .. })
+    ));
+    let mut image = wanted();
+    image.image = true;
+    assert!(matches!(
+        decide(&bare, &image),
+        Assessment::AwaitingBoot { .. }
+    ));
+    bare.adopts = true;
+    assert!(matches!(
+        decide(&bare, &wanted()),
+        Assessment::Blocked { .. }
+    ));
+}
+
+#[test]
+fn a_rack_needs_imex_installed_and_nothing_started() {
+    let mut rack = wanted();
+    let driver = rack.driver.as_mut().expect("a driver");
+    driver.fabric = Fabric::Imex;
+    driver.fabric_service = Some(FabricService {
+        unit: None,
+        modules: vec![],
+        ..service()
+    });
+    let of_version = |version: &str| {
+        let mut state = state(version);
+        (state.unit, state.version) = (None, None);
+        state
+    };
+    assert!(matches!(
+        decide(&of_version("535.261.03-1"), &rack),
+        Assessment::Satisfied { .. }
+    ));
+    assert!(matches!(
+        decide(&of_version("535.247.01-1"), &rack),
+        Assessment::BlockedNow { .. }
+    ));
+}
+
+#[test]
+fn without_switches_nothing_is_wanted_and_without_packages_the_run_is_blocked() {
+    let mut wanted = desired();
+    let none = FabricState::default();
+    assert!(matches!(
+        decide(&none, &wanted),
+        Assessment::NotApplicable { .. }
+    ));
+    let driver = wanted.driver.as_mut().expect("a driver");
+    driver.fabric = Fabric::Fm;
+    let branch = driver.branch;
+    let Assessment::Blocked { why, hint } = decide(&none, &wanted) else {
+        panic!("it does not run");
+    };
+    assert!(why.contains("fabric manager") && why.contains("not installed"));
+    assert!(hint.contains("driver.source"), "{hint}");
+    let running = |version: String| FabricState {
+        unit: Some(unit("enabled", "active")),
+        version: version.parse().ok(),
+        ..FabricState::default()
+    };
+    assert!(matches!(
+        decide(&running(format!("{branch}.178.04")), &wanted),
+        Assessment::Satisfied { .. }
+    ));
+    let Assessment::Blocked { hint, .. } = decide(&running("470.256.02".into()), &wanted) else {
+        panic!("it is of another branch");
+    };
+    assert_eq!(hint, "set `driver.branch = 470`");
+    // The same branch is not enough beside a loaded driver.
+    let mut other = running(format!("{branch}.178.04"));
+    other.loaded = format!("{branch}.261.03").parse().ok();
+    assert!(matches!(
+        decide(&other, &wanted),
+        Assessment::Blocked { .. }
+    ));
+}

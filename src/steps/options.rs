@@ -1,0 +1,340 @@
+//! `driver.options`: options of the driver's modules that a board or an instance type needs. They take
+//! effect when the module is loaded, so a module that was loaded without them needs a reboot. An option
+//! that somebody else sets stays theirs.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{PREFLIGHT, words};
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Desired, DriverWish, ModuleOption},
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+    tools::{
+        kmod::{self, ModuleSetting},
+        packages::HEADER,
+    },
+};
+
+/// The file that modprobe reads.
+pub const PATH: &str = "/etc/modprobe.d/gpu-bootstrap-options.conf";
+
+/// The parameters of the loaded module, without the `NVreg_` of their names.
+const PARAMETERS: &str = "/proc/driver/nvidia/params";
+const PREFIX: &str = "NVreg_";
+
+/// See the module.
+pub struct Options;
+
+#[derive(Debug, Clone, Default)]
+struct OptionsState {
+    content: Option<String>,
+    /// What other files, or the kernel's command line, set: where, and what.
+    others: Vec<(String, ModuleSetting)>,
+    /// What the loaded module has; empty where none is loaded.
+    loaded: BTreeMap<String, String>,
+}
+
+fn detect(cx: &Cx<'_>) -> Result<OptionsState, StepError> {
+    let wished = (cx.desired.driver.as_ref()).is_some_and(|driver| !driver.options.is_empty());
+    let files = cx.host.files();
+    let content = files.read_text(Utf8Path::new(PATH))?;
+    if !wished {
+        return Ok(OptionsState {
+            content,
+            ..OptionsState::default()
+        });
+    }
+    let mut others = Vec::new();
+    for folder in kmod::CONFIGURATION {
+        for name in files.list(Utf8Path::new(folder))? {
+            let path = Utf8PathBuf::from(format!("{folder}/{name}"));
+            if !name.ends_with(".conf") || path == PATH {
+                continue;
+            }
+            let text = files.read_text(&path)?.unwrap_or_default();
+            let settings = kmod::settings(&text);
+            others.extend(settings.map(|one| (format!("`{path}`"), one)));
+        }
+    }
+    let line = files.read_text(Utf8Path::new("/proc/cmdline"))?;
+    let line = line.unwrap_or_default();
+    let of_boot = kmod::settings_of_boot(&line);
+    others.extend(of_boot.map(|one| ("the kernel's command line".to_owned(), one)));
+    let parameters = files.read_text(Utf8Path::new(PARAMETERS))?;
+    Ok(OptionsState {
+        content,
+        others,
+        loaded: parse_parameters(&parameters.unwrap_or_default()),
+    })
+}
+
+/// `EnableGpuFirmware: 0`, or with a text in quotation marks.
+fn parse_parameters(text: &str) -> BTreeMap<String, String> {
+    (text.lines())
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| {
+            let value = value.trim().trim_matches('"');
+            (name.trim().to_owned(), value.to_owned())
+        })
+        .collect()
+}
+
+/// The value that somebody else sets, and where; the last one wins in `modprobe`, too.
+fn other<'s>(state: &'s OptionsState, wish: &ModuleOption) -> Option<(&'s str, &'s str)> {
+    let module = kmod::canonical(&wish.module);
+    (state.others.iter())
+        .filter(|(_, one)| one.option == wish.name)
+        // The kernel knows the module by its own name, whatever its file is called.
+        .rfind(|(_, one)| one.module == module || one.module == "nvidia")
+        .map(|(place, one)| (place.as_str(), one.value.as_str()))
+}
+
+fn decide(state: &OptionsState, desired: &Desired) -> Assessment {
+    let Some(driver) = &desired.driver else {
+        return words::no_driver();
+    };
+    if driver.options.is_empty() {
+        return Assessment::NotApplicable {
+            why: "no board and no instance type of this machine needs options of the modules"
+                .into(),
+        };
+    }
+    let (theirs, ours): (Vec<&ModuleOption>, Vec<&ModuleOption>) =
+        (driver.options.iter()).partition(|wish| other(state, wish).is_some());
+    let mut notes: Vec<String> = Vec::new();
+    for wish in theirs {
+        if let Some((place, value)) = other(state, wish) {
+            let ours = if value == wish.value { "" } else { ", not " };
+            let instead = if ours.is_empty() {
+                ""
+            } else {
+                wish.value.as_str()
+            };
+            notes.push(format!("{place} sets {}={value}{ours}{instead}", wish.name));
+        }
+    }
+    let notes = match notes.is_empty() {
+        true => String::new(),
+        false => format!("; left as it is: {}", notes.join(", ")),
+    };
+    let mut changes = Vec::new();
+    let mut whys = Vec::new();
+    let wanted = content(&ours);
+    if !ours.is_empty() && state.content.as_ref() != Some(&wanted) {
+        let names: Vec<String> = (ours.iter())
+            .map(|wish| format!("{}={}, which {}", wish.name, wish.value, wish.why))
+            .collect();
+        whys.push(format!("`{PATH}` does not set {}", names.join("; ")));
+        changes.push(Change::WriteFile {
+            path: PATH.into(),
+            content: wanted,
+            mode: 0o644,
+        });
+    }
+    let differ = not_loaded(state, driver);
+    if !differ.is_empty() && !desired.image {
+        let why = format!("the loaded module has {}", differ.join(", "));
+        changes.push(Change::Reboot { why: why.clone() });
+        whys.push(why);
+    }
+    if changes.is_empty() {
+        let set: Vec<String> = (ours.iter())
+            .map(|wish| format!("{}={}", wish.name, wish.value))
+            .collect();
+        let set = match set.is_empty() {
+            true => "nothing is to be set".to_owned(),
+            false => format!("`{PATH}` sets {}", set.join(", ")),
+        };
+        return Assessment::Satisfied {
+            why: format!("{set}{notes}"),
+        };
+    }
+    Assessment::Needs {
+        why: format!("{}{notes}", whys.join("; ")),
+        changes,
+    }
+}
+
+fn content(options: &[&ModuleOption]) -> String {
+    let mut text = HEADER.to_owned();
+    for wish in options {
+        text.push_str(&format!(
+            "# {}\noptions {} {}={}\n",
+            wish.why, wish.module, wish.name, wish.value
+        ));
+    }
+    text
+}
+
+/// What the loaded module has instead of the values that the next boot gives it. A parameter that it
+/// does not list cannot be compared.
+fn not_loaded(state: &OptionsState, driver: &DriverWish) -> Vec<String> {
+    let mut differ = Vec::new();
+    for wish in &driver.options {
+        let wanted = other(state, wish).map_or(wish.value.as_str(), |(_, value)| value);
+        let name = wish.name.strip_prefix(PREFIX).unwrap_or(&wish.name);
+        if let Some(found) = state.loaded.get(name)
+            && found != wanted
+        {
+            let found = if found.is_empty() { "no value" } else { found };
+            differ.push(format!("{found} for {}, not {wanted}", wish.name));
+        }
+    }
+    differ
+}
+
+#[async_trait]
+impl Step for Options {
+    fn id(&self) -> StepId {
+        super::DRIVER_OPTIONS
+    }
+
+    fn title(&self) -> &'static str {
+        "Options of the driver's modules"
+    }
+
+    fn after(&self) -> &[StepId] {
+        const { &[PREFLIGHT] }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Modules]
+    }
+
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        (desired.driver.as_ref()).is_none_or(|driver| !driver.options.is_empty())
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx)?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OptionsState, decide, parse_parameters};
+    use crate::{
+        change::Change,
+        config::desired::{Desired, ModuleOption},
+        step::Assessment,
+        steps::fixtures::desired,
+        tools::kmod::ModuleSetting,
+    };
+
+    fn wanted() -> Desired {
+        let mut wanted = desired();
+        let driver = wanted.driver.as_mut().expect("a driver");
+        driver.options = vec![ModuleOption {
+            module: "nvidia-current".into(),
+            name: "NVreg_EnableGpuFirmware".into(),
+            value: "0".into(),
+            why: "turns the GSP off".into(),
+        }];
+        wanted
+    }
+
+    /// Of a module that was loaded with this value.
+    fn loaded(value: &str) -> OptionsState {
+        OptionsState {
+            loaded: parse_parameters(&format!(
+                "ResmanDebugLevel: 4294967295\nEnableGpuFirmware: {value}\nRegistryDwords: \"\"\n"
+            )),
+            ..OptionsState::default()
+        }
+    }
+
+    fn written(state: OptionsState) -> OptionsState {
+        let Assessment::Needs { changes, .. } = decide(&OptionsState::default(), &wanted()) else {
+            panic!("a missing file must be written");
+        };
+        let [Change::WriteFile { content, .. }] = &changes[..] else {
+            panic!("{changes:?}");
+        };
+        assert!(
+            content.ends_with(
+                "# turns the GSP off\noptions nvidia-current NVreg_EnableGpuFirmware=0\n"
+            ),
+            "{content}"
+        );
+        OptionsState {
+            content: Some(content.clone()),
+            ..state
+        }
+    }
+
+    #[test]
+    fn what_is_written_and_loaded_satisfies() {
+        for state in [
+            written(OptionsState::default()),
+            written(loaded("0")),
+            // A driver that does not list the parameter.
+            written(OptionsState {
+                loaded: parse_parameters("DeviceFileMode: 438\n"),
+                ..OptionsState::default()
+            }),
+        ] {
+            let answer = decide(&state, &wanted());
+            assert!(matches!(answer, Assessment::Satisfied { .. }), "{answer:?}");
+        }
+        assert!(matches!(
+            decide(&OptionsState::default(), &desired()),
+            Assessment::NotApplicable { .. }
+        ));
+    }
+
+    #[test]
+    fn a_module_that_was_loaded_with_another_value_needs_a_reboot() {
+        let Assessment::Needs { why, changes } = decide(&written(loaded("18")), &wanted()) else {
+            panic!("options count when the module is loaded");
+        };
+        assert_eq!(
+            why,
+            "the loaded module has 18 for NVreg_EnableGpuFirmware, not 0"
+        );
+        assert!(matches!(&changes[..], [Change::Reboot { .. }]));
+        let Assessment::Needs { changes, .. } = decide(&loaded("18"), &wanted()) else {
+            panic!("the file comes first");
+        };
+        assert!(matches!(
+            &changes[..],
+            [Change::WriteFile { .. }, Change::Reboot { .. }]
+        ));
+        let mut image = wanted();
+        image.image = true;
+        assert!(matches!(
+            decide(&written(loaded("18")), &image),
+            Assessment::Satisfied { .. }
+        ));
+    }
+
+    #[test]
+    fn an_option_that_somebody_else_sets_stays_and_is_named() {
+        let theirs = |value: &str, now: &str| OptionsState {
+            others: vec![(
+                "`/etc/modprobe.d/site.conf`".into(),
+                ModuleSetting {
+                    module: "nvidia".into(),
+                    option: "NVreg_EnableGpuFirmware".into(),
+                    value: value.into(),
+                },
+            )],
+            ..loaded(now)
+        };
+        let Assessment::Satisfied { why } = decide(&theirs("1", "1"), &wanted()) else {
+            panic!("their option wins");
+        };
+        assert!(
+            why.ends_with("`/etc/modprobe.d/site.conf` sets NVreg_EnableGpuFirmware=1, not 0"),
+            "{why}"
+        );
+        // Theirs is what the next boot has: the module must have it, too.
+        let Assessment::Needs { changes, .. } = decide(&theirs("1", "0"), &wanted()) else {
+            panic!("the loaded module has another value");
+        };
+        assert!(matches!(&changes[..], [Change::Reboot { .. }]));
+    }
+}

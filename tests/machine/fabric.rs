@@ -1,0 +1,83 @@
+//! The switches between the GPUs, and the fabric manager that joins them.
+
+use gpu_bootstrap::host::{FabricProgress, GpuFabric, fake::FakeFiles};
+
+use crate::{
+    containers, dpkg, kernel,
+    state::{State, exists, list, text},
+    units,
+};
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// Whether NVSwitches are on the bus.
+fn on_pci(files: &FakeFiles) -> bool {
+    list(files, DEVICES).iter().any(|address| {
+        let value =
+            |name: &str| text(files, &format!("{DEVICES}/{address}/{name}")).unwrap_or_default();
+        value("vendor").trim() == "0x10de" && value("class").starts_with("0x0680")
+    })
+}
+
+/// Whether switches are behind a network device that says so.
+fn managed(files: &FakeFiles) -> bool {
+    list(files, DEVICES).iter().any(|address| {
+        text(files, &format!("{DEVICES}/{address}/vpd")).is_some_and(|vpd| vpd.contains("SW_MNG"))
+    })
+}
+
+/// Starts the fabric manager: it refuses what NVIDIA's refuses. What it remembers is its version.
+pub fn start(files: &FakeFiles) -> Result<String, String> {
+    if !on_pci(files) && !managed(files) {
+        return Err("NV_WARN_NOTHING_TO_DO".to_owned());
+    }
+    let loaded = containers::loaded(files).ok_or("no driver is loaded")?;
+    let package = dpkg::installed(files, "nvidia-fabricmanager").ok_or("it is not installed")?;
+    let own = kernel::driver_version(&package);
+    if own != loaded {
+        return Err(format!(
+            "fabric manager NVIDIA GPU driver interface version {own} don't match with driver \
+             version {loaded}"
+        ));
+    }
+    let names = ["mlx5_core", "ib_umad"];
+    if managed(files) {
+        let loaded = kernel::loaded(files);
+        if dpkg::installed(files, "nvlsm").is_none() {
+            return Err("the NVLink subnet manager is not installed".to_owned());
+        }
+        if let Some(missing) = names
+            .iter()
+            .find(|name| !loaded.iter().any(|one| one == *name))
+        {
+            return Err(format!("NV_WARN_NOTHING_TO_DO: {missing} is not loaded"));
+        }
+    }
+    Ok(own)
+}
+
+/// What NVML says of each GPU; `None` without switches.
+pub fn of_gpus(files: &FakeFiles, state: &State) -> Option<GpuFabric> {
+    if !on_pci(files) && !managed(files) {
+        return None;
+    }
+    let progress = match units::active(files, units::FABRIC_MANAGER) {
+        true if state.faults.fabric => FabricProgress::InProgress,
+        true => FabricProgress::Completed,
+        false => FabricProgress::NotStarted,
+    };
+    Some(GpuFabric {
+        state: progress,
+        status: 0,
+    })
+}
+
+/// Loads a module of the network device behind which the switches are.
+pub fn load(files: &FakeFiles, module: &str) -> bool {
+    let known = matches!(module, "mlx5_core" | "ib_umad");
+    let path = format!("/sys/module/{module}");
+    if known && !exists(files, &path) {
+        files.put(&format!("{path}/refcnt"), "0\n");
+    }
+    known
+}
