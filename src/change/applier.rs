@@ -10,6 +10,7 @@ use super::{
     Change, ChangeError, FileAfter, Reverted, Sink, Undo,
     backup::Backups,
     file,
+    labels::written,
     packages::{Lists, Wanted},
 };
 use crate::{
@@ -149,6 +150,7 @@ impl Applier {
             Change::RefreshRepositories => Ok(Undo::Nothing {
                 why: "package lists are a cache".to_owned(),
             }),
+            Change::EnableStream { module, stream } => self.capture_stream(module, stream),
             Change::InstallPackages { .. } | Change::RepairPackages => self.capture_packages(),
             Change::HoldPackages { .. } => self.capture_hold().await,
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
@@ -185,6 +187,9 @@ impl Applier {
             } => self.host.files.write(path, content.as_bytes(), *mode)?,
             Change::AddRepository { repository } => self.add_repository(repository).await?,
             Change::RefreshRepositories => self.refresh(sink).await?,
+            Change::EnableStream { module, stream } => {
+                self.enable_stream(module, stream, sink).await?;
+            }
             Change::InstallPackages { packages, removing } => {
                 self.install(packages, removing, &undo, sink).await?;
             }
@@ -215,6 +220,7 @@ impl Applier {
             Change::Reboot { why } => self.reboot(why, sink).await?,
         }
         let undo = self.refine(undo).await?;
+        self.restore_labels(&written(&undo), sink).await?;
         Ok(match change {
             Change::RunProbe { .. } => Self::undo_of_successful_probe(undo),
             _ => undo,
@@ -266,6 +272,7 @@ impl Applier {
                 if matches!(restored, Reverted::Nothing { .. }) {
                     return Ok(restored);
                 }
+                self.restore_labels(&written(undo), sink).await?;
                 let followed = self.afterwards(then, sink).await?;
                 Ok(Reverted::of(vec![restored, followed]))
             }
@@ -274,6 +281,15 @@ impl Applier {
                 effects,
             } => {
                 self.revert_packages(transaction, effects.as_deref(), sink)
+                    .await
+            }
+            Undo::RestoreStream {
+                module,
+                stream,
+                before,
+                existed,
+            } => {
+                self.restore_stream(module, stream, before.as_deref(), *existed, sink)
                     .await
             }
             Undo::Unhold { before, held } => self.unhold(before, held.as_deref(), sink).await,

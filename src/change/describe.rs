@@ -12,6 +12,9 @@ impl Change {
                 format!("add repository `{}` ({})", repository.name, repository.url)
             }
             Self::RefreshRepositories => "refresh the package lists".to_owned(),
+            Self::EnableStream { module, stream } => {
+                format!("enable stream {stream} of module {module}")
+            }
             Self::InstallPackages { packages, removing } => {
                 let names: Vec<String> = packages
                     .iter()
@@ -70,6 +73,7 @@ impl Change {
             Self::WriteFile { .. } => "write-file",
             Self::AddRepository { .. } => "add-repository",
             Self::RefreshRepositories => "refresh-repositories",
+            Self::EnableStream { .. } => "enable-stream",
             Self::InstallPackages { .. } => "install-packages",
             Self::RepairPackages => "repair-packages",
             Self::HoldPackages { .. } => "hold-packages",
@@ -95,6 +99,10 @@ mod tests {
         for change in [
             Change::RefreshRepositories,
             Change::RepairPackages,
+            Change::EnableStream {
+                module: "nvidia-driver".to_owned(),
+                stream: "580-open".to_owned(),
+            },
             Change::RestartUnit {
                 unit: "docker.service".to_owned(),
             },

@@ -12,6 +12,7 @@ mod edits;
 mod error;
 mod file;
 mod image;
+mod labels;
 mod module;
 pub mod packages;
 pub mod probe;
@@ -57,6 +58,13 @@ pub enum Change {
     },
     /// Download the package lists again; at most once per run unless a repository was added since.
     RefreshRepositories,
+    /// Enable a stream of a module, so that its packages can be installed.
+    EnableStream {
+        /// The module.
+        module: String,
+        /// The stream.
+        stream: String,
+    },
     /// Install packages; those of all ready steps become one transaction.
     InstallPackages {
         /// The packages.

@@ -48,6 +48,17 @@ pub enum Undo {
         #[serde(rename = "traces")]
         effects: Option<Box<Effects>>,
     },
+    /// Enable the stream of a module that was enabled before, or none.
+    RestoreStream {
+        /// The module.
+        module: String,
+        /// The stream that the change enables.
+        stream: String,
+        /// The stream before.
+        before: Option<String>,
+        /// Whether the file that remembers it existed.
+        existed: bool,
+    },
     /// Release holds that the change set.
     Unhold {
         /// Packages held before the change; these stay held.
@@ -226,6 +237,7 @@ impl Undo {
             Self::Unhold {
                 held: Some(held), ..
             } => held.is_empty(),
+            Self::RestoreStream { stream, before, .. } => before.as_ref() == Some(stream),
             Self::Several { undos } => undos.iter().all(Self::is_nothing),
             _ => false,
         }

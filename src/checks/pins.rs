@@ -75,7 +75,9 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
         let bare = backend.bare_name(name);
         hold.iter().any(|one| pattern::matches(one, bare))
     };
-    let actions = transactions.parse_actions(&output.stdout).into_iter();
+    let manager = desired.packages.manager;
+    let database = subject.state.database(manager).await?.unwrap_or_default();
+    let actions = (transactions.parse_actions(&output.stdout, database)).into_iter();
     Ok(Moves::Found(
         actions
             .filter(|action| match action {

@@ -18,6 +18,7 @@ use crate::{
     host::ReadFiles,
     model::{
         gpu::Flavour,
+        packages::Signed,
         version::{Branch, DriverVersion},
     },
 };
@@ -38,7 +39,7 @@ macro_rules! built_in {
 }
 
 /// The built-in profiles; a test compares the list with the folder.
-const BUILT_IN: &[(&str, &str)] = built_in!("debian", "ubuntu", "almalinux");
+const BUILT_IN: &[(&str, &str)] = built_in!("debian", "ubuntu", "almalinux", "amzn");
 
 /// A profile as it is written.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
@@ -235,6 +236,9 @@ pub struct RepositoryRow {
     pub fingerprints: Vec<Fingerprint>,
     /// apt: pin priority.
     pub priority: Option<i32>,
+    /// dnf: what the vendor signs.
+    #[serde(default)]
+    pub signed: Signed,
     /// Why it cannot be used as it is, where it cannot.
     pub refused: Option<String>,
     /// Where this was read and how far it can be trusted.
@@ -354,20 +358,29 @@ impl Profile {
             });
         }
         // A profile for the whole family, by the nearest relative that has one.
-        let relative = os.id_like.iter().find_map(|family| {
-            all.iter()
-                .find(|profile| profile.os_ids.contains(family) || profile.like.contains(family))
-        });
+        let relative = std::iter::once(&os.id)
+            .chain(&os.id_like)
+            .find_map(|family| {
+                all.iter().find(|profile| {
+                    profile.os_ids.contains(family) || profile.like.contains(family)
+                })
+            });
         match relative {
             Some(profile) => Ok(ProfileChoice {
                 profile: profile.clone(),
-                warnings: vec![format!(
-                    "there is no profile for `{}`; `{}` is used because the system says that it \
-                     is like `{}`",
-                    os.id,
-                    profile.name,
-                    os.id_like.join(" ")
-                )],
+                warnings: vec![match profile.like.contains(&os.id) {
+                    true => format!(
+                        "there is no profile for `{}`; `{}` is used because the two are relatives",
+                        os.id, profile.name
+                    ),
+                    false => format!(
+                        "there is no profile for `{}`; `{}` is used because the system says that \
+                         it is like `{}`",
+                        os.id,
+                        profile.name,
+                        os.id_like.join(" ")
+                    ),
+                }],
             }),
             None => Err(ConfigError::UnsupportedOs {
                 os: described(os),

@@ -15,7 +15,7 @@ use crate::{
         template::Terms,
         values::{AbsolutePath, Fingerprint, Url, Word},
     },
-    model::{secret::has_login, text::nearest},
+    model::{packages::Signed, secret::has_login, text::nearest},
     tools::packages::{ArchiveError, SourceEntry},
 };
 
@@ -124,6 +124,7 @@ impl RepositoryInputs<'_> {
             keyring: config.keyring.clone().map(AbsolutePath::into_inner),
             priority: config.priority.or(row.priority),
             packages: Vec::new(),
+            signed: row.signed,
         };
         if repository.url == DISTRIBUTION {
             return self.of_the_archive(repository);
@@ -268,6 +269,7 @@ impl RepositoryInputs<'_> {
             keyring: config.keyring.clone().map(AbsolutePath::into_inner),
             priority: config.priority,
             packages: Vec::new(),
+            signed: Signed::default(),
             url,
         })
     }

@@ -136,7 +136,8 @@ fn plain(text: &str) -> bool {
         .any(|c| c.is_whitespace() || c.is_control() || "\"'\\`".contains(c))
 }
 
-/// The fingerprint of an OpenPGP key: 40 hexadecimal digits in upper case.
+/// The fingerprint of an OpenPGP key: 40 hexadecimal digits in upper case; or `sha256:` and the digest of
+/// a key file, for a key of which the vendor publishes nothing else.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint(String);
 
@@ -148,11 +149,25 @@ impl Fingerprint {
     }
 }
 
+/// What precedes the digest of a key file.
+pub const KEY_FILE: &str = "sha256:";
+
 impl FromStr for Fingerprint {
     type Err = ValueError;
 
     /// Takes the form that `gpg` prints too, in groups of four.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some(digest) = text.strip_prefix(KEY_FILE) {
+            let is_digest = digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit());
+            return if is_digest {
+                Ok(Self(format!("{KEY_FILE}{}", digest.to_ascii_lowercase())))
+            } else {
+                Err(ValueError::new(
+                    text,
+                    "`sha256:` and the 64 hexadecimal digits of a key file's digest",
+                ))
+            };
+        }
         let digits: String = text.chars().filter(|c| *c != ' ').collect();
         if digits.len() == 40 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
             Ok(Self(digits.to_ascii_uppercase()))
@@ -173,8 +188,9 @@ impl fmt::Display for Fingerprint {
 
 as_text!(
     Fingerprint,
-    "Fingerprint of an OpenPGP key, 40 hexadecimal digits, perhaps in groups",
-    "^([0-9A-Fa-f] *){40}$"
+    "Fingerprint of an OpenPGP key, 40 hexadecimal digits, perhaps in groups; or `sha256:` and the \
+     digest of the key file without its lines that begin with `Version`",
+    "^(([0-9A-Fa-f] *){40}|sha256:[0-9A-Fa-f]{64})$"
 );
 
 /// A path from the root, without `..`.

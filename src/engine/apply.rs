@@ -499,6 +499,7 @@ const fn needs_package_lock(change: &Change) -> bool {
         change,
         Change::AddRepository { .. }
             | Change::RefreshRepositories
+            | Change::EnableStream { .. }
             | Change::InstallPackages { .. }
             | Change::RepairPackages
             | Change::HoldPackages { .. }

@@ -232,6 +232,13 @@ impl Query {
         self
     }
 
+    /// Gives it standard input.
+    #[must_use]
+    pub fn stdin(mut self, input: Secret) -> Self {
+        self.0.stdin = Some(input);
+        self
+    }
+
     /// The command.
     #[must_use]
     pub fn cmd(&self) -> &Cmd {
@@ -264,16 +271,22 @@ impl Output {
         if self.ok() {
             return Ok(self);
         }
+        Err(self.failure(cmd))
+    }
+
+    /// The output as an error: for a command whose status does not tell everything.
+    #[must_use]
+    pub fn failure(&self, cmd: &Cmd) -> ExecError {
         let said = if self.stderr.trim().is_empty() {
             &self.stdout
         } else {
             &self.stderr
         };
-        Err(ExecError::Failed {
+        ExecError::Failed {
             command: cmd.line(),
             status: self.status.clone(),
             tail: tail(said),
-        })
+        }
     }
 }
 

@@ -356,7 +356,10 @@ fn brings_on(standing: &Standing) -> bool {
     let own = |step: &StepId| OWN_STEPS.contains(&step.as_str());
     let lasting = matches!(
         standing.change,
-        Change::WriteFile { .. } | Change::AddRepository { .. } | Change::HoldPackages { .. }
+        Change::WriteFile { .. }
+            | Change::AddRepository { .. }
+            | Change::EnableStream { .. }
+            | Change::HoldPackages { .. }
     );
     !standing.steps.iter().all(own) && (lasting || is_package_work(&standing.change))
 }

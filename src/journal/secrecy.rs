@@ -101,6 +101,7 @@ fn names_of_change(change: &Change) -> Vec<&str> {
                     keyring,
                     priority: _,
                     packages: _,
+                    signed: _,
                 },
         } => [name.as_str(), url.as_str()]
             .into_iter()
@@ -114,6 +115,7 @@ fn names_of_change(change: &Change) -> Vec<&str> {
             .map(|package| package.name.as_str())
             .chain(strs(removing))
             .collect(),
+        Change::EnableStream { module, stream } => vec![module, stream],
         Change::HoldPackages { patterns: names } | Change::RebuildInitramfs { kernels: names } => {
             strs(names).collect()
         }
@@ -143,6 +145,7 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
         Change::Reboot { why } => vec![why],
         Change::AddRepository { .. }
         | Change::RefreshRepositories
+        | Change::EnableStream { .. }
         | Change::InstallPackages { .. }
         | Change::RepairPackages
         | Change::HoldPackages { .. }
@@ -171,6 +174,17 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
             names.extend(then.iter().map(name_afterwards));
         }
         Undo::Packages { .. } => {}
+        Undo::RestoreStream {
+            module,
+            stream,
+            before,
+            ..
+        } => names.extend(
+            [module, stream]
+                .into_iter()
+                .chain(before)
+                .map(String::as_str),
+        ),
         Undo::Unhold { before, held } => {
             names.extend(strs(before).chain(held.iter().flat_map(|held| strs(held))));
         }

@@ -22,7 +22,8 @@ pub struct Repository {
     /// Where the key is fetched. `None`, and no `keyring` either: the package manager's own keyrings
     /// vouch for it, as they do for the machine's source of the same archive.
     pub key_url: Option<String>,
-    /// Fingerprints of acceptable keys, 40 hex digits. Empty only without `key-url`.
+    /// Fingerprints of acceptable keys, 40 hex digits; or `sha256:` and the digest of an acceptable
+    /// key file, without its lines that begin with `Version`. Empty only without `key-url`.
     pub fingerprints: Vec<String>,
     /// A keyring already on the machine, for components of the distribution's own archive.
     #[schemars(with = "Option<String>")]
@@ -34,6 +35,29 @@ pub struct Repository {
     /// offer other repositories, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packages: Vec<String>,
+    /// What is signed, where the package manager can verify either.
+    #[serde(default, skip_serializing_if = "Signed::is_packages")]
+    pub signed: Signed,
+}
+
+/// What the vendor of a repository signs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Signed {
+    /// Each package.
+    #[default]
+    Packages,
+    /// The metadata, which has the digest of each package.
+    Metadata,
+    /// Both.
+    Both,
+}
+
+impl Signed {
+    /// Whether it is the default.
+    fn is_packages(&self) -> bool {
+        *self == Self::Packages
+    }
 }
 
 /// A preference for a version. Without it a package manager may take the newest version for the

@@ -6,6 +6,7 @@ use camino::Utf8Path;
 use super::{
     KERNEL_RELEASE, REPOSITORIES, SECURE_BOOT, packages,
     replaced::{self, There},
+    streams,
     wishes::{Packages, compare, install},
     words,
 };
@@ -34,6 +35,8 @@ struct DriverPackagesState {
     uninstaller: bool,
     /// What this program has installed and holds.
     ours: Ours,
+    /// The enabled stream of the module that the driver's packages are in.
+    stream: Option<String>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
@@ -46,6 +49,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
         found: cx.state.driver().await.clone(),
         uninstaller: cx.host.files().exists(Utf8Path::new(RUNFILE_UNINSTALLER))?,
         ours: cx.state.ours().clone(),
+        stream: streams::enabled(cx)?,
     })
 }
 
@@ -88,7 +92,17 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     if !comparison.all_met() {
         return Assessment::Needs {
             why: comparison.unmet_text(),
-            changes: install(&driver.packages, outdated),
+            changes: streams::before(
+                install(&driver.packages, outdated),
+                driver,
+                state.stream.as_deref(),
+            ),
+        };
+    }
+    if let Some(change) = streams::change(driver, state.stream.as_deref()) {
+        return Assessment::Needs {
+            why: "the packages are installed, but upgrades would come from another stream".into(),
+            changes: vec![change],
         };
     }
     if !outdated.is_empty() {
@@ -254,6 +268,7 @@ mod tests {
             found: FoundDriver::default(),
             uninstaller: true,
             ours: Ours::default(),
+            stream: None,
         }
     }
 

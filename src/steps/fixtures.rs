@@ -159,6 +159,7 @@ pub(crate) fn desired() -> Desired {
             key_url: Some("https://example.org/key".into()),
             fingerprints: vec!["C95B321B61E88C1809C4F759DDCAE044F796ECB0".into()],
             keyring: None,
+            signed: crate::model::packages::Signed::Packages,
             priority: None,
             packages: vec![],
         }],

@@ -25,6 +25,7 @@ mod repositories;
 mod runtime_config;
 mod runtime_packages;
 mod secure_boot;
+mod streams;
 mod toolkit;
 mod wishes;
 mod words;

@@ -24,7 +24,10 @@ pub(super) async fn installed(cx: &Cx<'_>) -> Result<Packages, StepError> {
             };
             match found.entry(package.name.clone()) {
                 // A package of a foreign architecture does not stand for the native one.
-                Entry::Occupied(mut known) if package.id == package.name => {
+                Entry::Occupied(mut known)
+                    if package.id == package.name
+                        || backend(cx).has_several_versions(&package.name) =>
+                {
                     known.get_mut().further.push(version);
                 }
                 Entry::Occupied(_) => {}

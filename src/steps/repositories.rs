@@ -5,11 +5,14 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{PREFLIGHT, packages};
 use crate::{
-    change::{Change, Lock, packages::repository},
+    change::{
+        Change, Lock,
+        packages::repository::{self, Keyring},
+    },
     config::desired::{Desired, Repository},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::{openpgp, packages::Backend},
+    tools::packages::Backend,
 };
 
 /// See the module.
@@ -19,8 +22,7 @@ pub struct Repositories;
 #[derive(Debug, Clone, Default)]
 struct OnDisk {
     source: Option<String>,
-    /// Fingerprints in its keyring; `None` without a readable keyring.
-    keys: Option<Vec<String>>,
+    keyring: Keyring,
     priority: Option<String>,
     /// The file of the administrator that already configures it correctly.
     theirs: Option<Utf8PathBuf>,
@@ -47,9 +49,9 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
                 Some(_) => None,
             },
             source,
-            keys: keyring
-                .and_then(|bytes| openpgp::parse(&bytes).ok())
-                .map(|keys| keys.into_iter().map(|key| key.fingerprint).collect()),
+            keyring: keyring.map_or(Keyring::Unusable, |bytes| {
+                repository::judge(repository, &bytes)
+            }),
             priority: match backend.priority(repository) {
                 Some((path, _)) => files.read_text(&path)?,
                 None => None,
@@ -79,20 +81,15 @@ fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Opti
         return Some(no_priority(&path, name));
     }
     backend.keyring_path(repository)?;
-    let Some(keys) = &found.keys else {
-        return Some(format!(
+    match &found.keyring {
+        Keyring::Unusable => Some(format!(
             "the keyring of {name} is missing or cannot be read"
-        ));
-    };
-    let stranger = keys
-        .iter()
-        .find(|key| !repository::accepts(repository, key));
-    match stranger {
+        )),
         // A keyring of the distribution contains whatever keys the distribution trusts.
-        Some(key) if repository.keyring.is_none() => Some(format!(
+        Keyring::Stranger(key) if repository.keyring.is_none() => Some(format!(
             "the keyring of {name} contains {key}, which the profile does not name"
         )),
-        _ => None,
+        Keyring::Stranger(_) | Keyring::Accepted => None,
     }
 }
 
@@ -211,7 +208,7 @@ impl Step for Repositories {
 mod tests {
     use super::{OnDisk, Repositories, RepositoriesState, decide};
     use crate::{
-        change::Change,
+        change::{Change, packages::repository::Keyring},
         config::desired::Repository,
         step::{Assessment, Step},
         steps::fixtures::desired,
@@ -247,7 +244,7 @@ mod tests {
                 .iter()
                 .map(|repository| OnDisk {
                     source: Some(apt().source(repository).1),
-                    keys: Some(repository.fingerprints.clone()),
+                    keyring: Keyring::Accepted,
                     priority: apt().priority(repository).map(|(_, text)| text),
                     theirs: None,
                 })
@@ -268,9 +265,9 @@ mod tests {
         other.repositories[0].source = None;
         assert!(why(&other).contains("is not configured"));
         let mut stranger = good.clone();
-        stranger.repositories[0].keys = Some(vec!["0".repeat(40)]);
+        stranger.repositories[0].keyring = Keyring::Stranger("0".repeat(40));
         assert!(why(&stranger).contains("which the profile does not name"));
-        stranger.repositories[0].keys = None;
+        stranger.repositories[0].keyring = Keyring::Unusable;
         assert!(why(&stranger).contains("missing or cannot be read"));
         let mut unpinned = good;
         unpinned.pins[0] = None;

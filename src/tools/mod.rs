@@ -19,6 +19,7 @@ pub mod lspci;
 pub mod mounts;
 pub mod openpgp;
 pub mod packages;
+pub mod selinux;
 pub mod systemctl;
 pub mod xid;
 mod yaml;

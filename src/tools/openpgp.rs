@@ -1,10 +1,12 @@
 //! OpenPGP public keys: their fingerprints, and the binary form that apt wants of a keyring.
 
 use pgp::{
-    composed::{Deserializable, SignedPublicKey},
+    composed::{ArmorOptions, Deserializable, SignedPublicKey},
     ser::Serialize,
     types::KeyDetails,
 };
+
+use crate::host::digest::sha256;
 
 /// A public key with its user ids and subkeys.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub struct Key {
     pub expires: Option<i64>,
     /// The key without armour.
     pub binary: Vec<u8>,
+    /// The key with armour.
+    pub armoured: String,
 }
 
 /// Why key material cannot be read.
@@ -47,6 +51,9 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
             fingerprint: key.fingerprint().to_string().to_uppercase(),
             expires: expires(&key),
             binary: key.to_bytes().map_err(malformed)?,
+            armoured: key
+                .to_armored_string(ArmorOptions::default())
+                .map_err(malformed)?,
         });
     }
     if found.is_empty() {
@@ -54,6 +61,18 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     } else {
         Ok(found)
     }
+}
+
+/// The digest of a key file without its lines that begin with `Version`: programs that armour keys
+/// write their version there, and it changes although the key does not.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> String {
+    let kept: Vec<u8> = (bytes.split_inclusive(|byte| *byte == b'\n'))
+        .filter(|line| !line.starts_with(b"Version"))
+        .flatten()
+        .copied()
+        .collect();
+    sha256(&kept)
 }
 
 /// The expiry date in the newest self-signature that has one. RFC 9580, 5.2.3.13: an
@@ -73,7 +92,17 @@ fn expires(key: &SignedPublicKey) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{OpenPgpError, parse};
+    use super::{OpenPgpError, digest, parse};
+
+    #[test]
+    fn the_version_of_the_program_that_armoured_a_key_does_not_count() {
+        let with = b"-----BEGIN\nVersion: GnuPG v2.0.22 (GNU/Linux)\n\nabc\n";
+        assert_eq!(digest(with), digest(b"-----BEGIN\n\nabc\n"));
+        assert_ne!(digest(with), digest(b"-----BEGIN\n\nabd\n"));
+        let keys = parse(ARMOURED).unwrap();
+        let again = parse(keys[0].armoured.as_bytes()).unwrap();
+        assert_eq!(again[0].fingerprint, keys[0].fingerprint);
+    }
 
     const ARMOURED: &[u8] = include_bytes!("../../tests/keys/two.asc");
 

@@ -111,7 +111,6 @@ fn machines_that_cannot_be_what_is_wanted() {
         Machine::new("debian", "11", "x86_64", &[H100]),
         Machine::new("debian", "12", "riscv64", &[H100]),
         Machine::new("gentoo", "2.15", "x86_64", &[H100]),
-        Machine::new("almalinux", "10.1", "x86_64", &[H100]),
         Machine::new("debian", "12", "x86_64", &[V100, B200]),
         Machine::debian().set("driver.branch=535"),
         Machine::debian()

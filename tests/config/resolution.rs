@@ -182,14 +182,12 @@ keyring = "/usr/share/keyrings/own.gpg"
             .iter()
             .all(|repository| repository.name != "nvidia-cuda")
     );
-    // A repository is refused without a key. A verified key that somebody adds makes it usable.
-    let verified = "repositories.nvidia-cuda.fingerprints = \
-                    [\"0123456789ABCDEF0123456789ABCDEF01234567\"]";
+    // Of a key without a known fingerprint, its file is accepted by digest.
     let desired = Machine::new("almalinux", "10.1", "x86_64", &[H100])
-        .config(verified)
         .resolution()
         .desired;
-    repository(&desired.repositories, "nvidia-cuda");
+    let cuda = repository(&desired.repositories, "nvidia-cuda");
+    assert!(cuda.fingerprints[0].starts_with("sha256:"), "{cuda:?}");
 }
 
 #[test]
@@ -300,6 +298,16 @@ fn derived_distributions_use_a_related_profile_with_a_warning() {
     );
     let driver = resolution.desired.driver.unwrap();
     assert_eq!(driver.stream.as_deref(), Some("nvidia-driver:580-open"));
+    // These name no family in common with it.
+    for (id, like) in [("rhel", vec!["fedora"]), ("ol", vec!["fedora"])] {
+        let mut relative = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
+        let os = relative.facts.os.as_mut().unwrap();
+        os.id = id.into();
+        os.id_like = like.into_iter().map(str::to_owned).collect();
+        let resolution = relative.resolution();
+        assert_eq!(resolution.desired.profile, "almalinux");
+        assert!(resolution.warnings[0].contains("relatives"), "{id}");
+    }
     // A profile that is named explicitly gives no warning.
     rocky.ask.profile = Some("almalinux".into());
     assert!(rocky.resolution().warnings.is_empty());

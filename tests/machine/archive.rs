@@ -38,6 +38,7 @@ pub struct Archive {
 pub struct Repo {
     pub name: String,
     pub url: String,
+    #[serde(default)]
     pub suites: Vec<String>,
     #[serde(default)]
     pub component: Option<String>,
@@ -71,6 +72,8 @@ pub struct Package {
     pub dkms: Option<String>,
     /// The packaged driver module: the kernel, and the driver's version.
     pub module: Option<(String, String)>,
+    /// `MODULE:STREAM` if the package is in a stream of a module.
+    pub stream: String,
 }
 
 /// One kernel of an archive, which stands for its packages.
@@ -376,8 +379,10 @@ pub fn candidate(files: &FakeFiles, name: &str, installed: Option<&str>) -> Opti
     }
 }
 
+/// Versions of rpm are compared by the backend; only the newest of an archive is asked for here.
 pub fn version(text: &str) -> Version {
-    text.parse()
+    text.replace('_', ".")
+        .parse()
         .unwrap_or_else(|_| panic!("{text} is no Debian version"))
 }
 

@@ -193,6 +193,10 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     };
     if about.rpm.is_some() {
         files.put("/var/lib/rpm/rpmdb.sqlite", "");
+        files.put_folder("/var/lib/dnf", 0o755);
+        for wish in &about.packages {
+            with_needs(fakes, &state, state.archive.newest(wish));
+        }
     } else {
         packages(about, fakes, &state);
     }

@@ -24,9 +24,10 @@ const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 const CONTAINERS: &str = "/run/simulated/containers";
 const IMAGES: &str = "/var/lib/docker/simulated-images";
 const CTR_IMAGES: &str = "/var/lib/containerd/simulated-images";
-const LIBRARY_FOLDERS: [&str; 2] = [
+const LIBRARY_FOLDERS: [&str; 3] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib64",
 ];
 
 fn daemon_json(files: &FakeFiles) -> Result<Map<String, Value>, String> {
@@ -444,9 +445,11 @@ fn device_node(files: &FakeFiles, path: &str) -> String {
 
 /// The path of the driver library, if it is where programs look for it.
 pub fn library(files: &FakeFiles) -> Option<String> {
-    let path = files
-        .resolve("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1".into())
-        .expect("the library can be looked for")?;
+    let resolved = |folder: &&str| {
+        let path = format!("{folder}/libnvidia-ml.so.1");
+        (files.resolve(path.as_str().into())).expect("the library can be looked for")
+    };
+    let path = (["/usr/lib/x86_64-linux-gnu", "/usr/lib64"].iter()).find_map(resolved)?;
     path.file_name()?
         .strip_prefix("libnvidia-ml.so.")
         .map(str::to_owned)

@@ -15,9 +15,39 @@ use crate::{
     units,
 };
 
-pub const STATUS: &str = "/var/lib/dpkg/status";
-const INFO: &str = "/var/lib/dpkg/info";
-const EXTENDED: &str = "/var/lib/apt/extended_states";
+/// Where the database is: on a machine with rpm its format is private, so any will do.
+fn place(files: &FakeFiles, with_dpkg: &str, with_rpm: &str) -> String {
+    match crate::dnf::is_used(files) {
+        true => with_rpm.to_owned(),
+        false => with_dpkg.to_owned(),
+    }
+}
+
+fn status(files: &FakeFiles) -> String {
+    place(
+        files,
+        "/var/lib/dpkg/status",
+        "/var/lib/rpm/simulated-status",
+    )
+}
+
+fn folder(files: &FakeFiles) -> String {
+    place(files, "/var/lib/dpkg/info", "/var/lib/rpm/simulated-info")
+}
+
+fn extended(files: &FakeFiles) -> String {
+    place(
+        files,
+        "/var/lib/apt/extended_states",
+        "/var/lib/dnf/simulated-marks",
+    )
+}
+
+/// A part of what is kept about a package.
+pub fn info(files: &FakeFiles, name: &str, part: &str) -> Option<String> {
+    text(files, &format!("{}/{name}.{part}", folder(files)))
+}
+
 const MAINTAINER: &str = "Debian <packages@debian.example>";
 
 /// One paragraph of the database.
@@ -37,7 +67,7 @@ impl Entry {
 
 /// The database.
 pub fn read(files: &FakeFiles) -> BTreeMap<String, Entry> {
-    let content = text(files, STATUS).unwrap_or_default();
+    let content = text(files, &status(files)).unwrap_or_default();
     content
         .split("\n\n")
         .filter_map(|paragraph| {
@@ -66,7 +96,7 @@ pub fn write(files: &FakeFiles, database: &BTreeMap<String, Entry>) {
             )
         })
         .collect();
-    files.put(STATUS, content);
+    files.put(&status(files), content);
 }
 
 /// The version of an unpacked package.
@@ -79,7 +109,7 @@ pub fn installed(files: &FakeFiles, name: &str) -> Option<String> {
 
 /// Packages that are marked as installed automatically.
 pub fn auto(files: &FakeFiles) -> Vec<String> {
-    let content = text(files, EXTENDED).unwrap_or_default();
+    let content = text(files, &extended(files)).unwrap_or_default();
     content
         .split("\n\n")
         .filter(|paragraph| field(paragraph, "Auto-Installed").as_deref() == Some("1"))
@@ -94,7 +124,7 @@ pub fn set_auto(files: &FakeFiles, mut names: Vec<String>) {
         .iter()
         .map(|name| format!("Package: {name}\nArchitecture: amd64\nAuto-Installed: 1\n\n"))
         .collect();
-    files.put(EXTENDED, content);
+    files.put(&extended(files), content);
 }
 
 /// What goes when a package gets another version: files that the new one lacks, and compiled modules.
@@ -104,7 +134,7 @@ pub fn leave(files: &FakeFiles, state: &State, name: &str, version: &str, new: &
     if let Some(module) = old.and_then(|old| old.dkms.as_ref()) {
         kernel::dkms_remove(files, module);
     }
-    let listed = text(files, &format!("{INFO}/{name}.list")).unwrap_or_default();
+    let listed = info(files, name, "list").unwrap_or_default();
     let stays = |path: &str| {
         new.files.iter().any(|one| one == path)
             || new.contents.contains_key(path)
@@ -144,13 +174,13 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
         listed.push(path.clone());
     }
     files.put(
-        &format!("{INFO}/{}.list", package.name),
+        &format!("{}/{}.list", folder(files), package.name),
         listed.join("\n") + "\n",
     );
     if !package.conffiles.is_empty() {
         let names: Vec<&str> = package.conffiles.keys().map(String::as_str).collect();
         files.put(
-            &format!("{INFO}/{}.conffiles", package.name),
+            &format!("{}/{}.conffiles", folder(files), package.name),
             names.join("\n") + "\n",
         );
     }
@@ -162,7 +192,10 @@ pub fn unpack(files: &FakeFiles, package: &Package) {
     let groups = (package.groups.iter()).map(|group| format!("addgroup --system {group}\n"));
     let script: String = users.chain(groups).collect();
     if !script.is_empty() {
-        files.put(&format!("{INFO}/{}.postinst", package.name), script);
+        files.put(
+            &format!("{}/{}.postinst", folder(files), package.name),
+            script,
+        );
     }
     let want = match before {
         Some(entry) if entry.want == "hold" => "hold",
@@ -246,7 +279,7 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
     let Some(entry) = database.get(name).cloned() else {
         return;
     };
-    let conffiles = text(files, &format!("{INFO}/{name}.conffiles")).unwrap_or_default();
+    let conffiles = text(files, &format!("{}/{name}.conffiles", folder(files))).unwrap_or_default();
     let conffiles: Vec<&str> = conffiles.lines().collect();
     if entry.there() {
         let package = state.archive.package(name, &entry.version).clone();
@@ -263,21 +296,21 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
         if let Some(release) = kernel_of(name) {
             boot::remove(files, release);
         }
-        let listed = text(files, &format!("{INFO}/{name}.list")).unwrap_or_default();
+        let listed = text(files, &format!("{}/{name}.list", folder(files))).unwrap_or_default();
         for path in listed
             .lines()
             .filter(|path| *path != "/." && !conffiles.contains(path))
         {
             take(files, path);
         }
-        files.take(&format!("{INFO}/{name}.postinst"));
+        files.take(&format!("{}/{name}.postinst", folder(files)));
     }
     if purge || conffiles.is_empty() {
         for path in &conffiles {
             take(files, path);
         }
-        files.take(&format!("{INFO}/{name}.list"));
-        files.take(&format!("{INFO}/{name}.conffiles"));
+        files.take(&format!("{}/{name}.list", folder(files)));
+        files.take(&format!("{}/{name}.conffiles", folder(files)));
         database = read(files);
         database.remove(name);
     } else {

@@ -100,16 +100,17 @@ pub fn driver_version(package: &str) -> String {
     version.split('-').next().unwrap_or(version).to_owned()
 }
 
-/// The name of the module's file: Ubuntu's DKMS package has another name.
+/// The name of the module's file: Ubuntu's DKMS package has another name, and NVIDIA's of open modules.
 fn file_of(module: &str) -> &str {
     match module {
-        "nvidia-srv" => "nvidia",
+        "nvidia-srv" | "nvidia-open" => "nvidia",
         module => module,
     }
 }
 
 fn built(module: &str, version: &str, kernel: &str) -> String {
-    format!("/var/lib/dkms/{module}/{version}/{kernel}/x86_64/module/{module}.ko")
+    let file = file_of(module);
+    format!("/var/lib/dkms/{module}/{version}/{kernel}/x86_64/module/{file}.ko")
 }
 
 /// Compiles missing modules for every kernel with installed headers, as the scripts of `dkms` and

@@ -22,7 +22,7 @@ use gpu_bootstrap::{
 use crate::{
     apt, apt_cache, boot,
     build::{Description, build},
-    containers, dpkg,
+    containers, dnf, dpkg,
     gpu::{MachineClock, MachineGpu, MachineHttp},
     kernel,
     state::{Shared, State, exists, list, lock, text},
@@ -34,7 +34,7 @@ const EXE: &str = "/usr/local/bin/gpu-bootstrap";
 
 /// Paths outside of the machine's configuration: caches, the product's own record, files made at
 /// boot.
-pub const PASSING: [&str; 12] = [
+pub const PASSING: [&str; 15] = [
     "/run",
     "/tmp",
     "/proc/locks",
@@ -43,6 +43,9 @@ pub const PASSING: [&str; 12] = [
     "/var/log",
     "/var/lib/apt/lists",
     "/var/lib/apt/extended_states",
+    "/var/lib/dnf/simulated-last-transaction",
+    "/var/lib/dnf/simulated-marks",
+    "/var/lib/rpm/simulated-info",
     "/var/lib/docker",
     "/var/lib/dkms",
     "/var/lib/gpu-bootstrap",
@@ -256,6 +259,9 @@ impl Machine {
         for url in [
             "https://nvidia.github.io/libnvidia-container/gpgkey",
             "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub",
+            "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/D42D0685.pub",
+            "https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-9",
+            "https://download.docker.com/linux/rhel/gpg",
         ] {
             self.fakes.http.serve(url, keys[1].binary.clone());
         }
@@ -324,10 +330,12 @@ impl Machine {
         }
         if self.about.rpm.is_some() {
             let state = self.state.clone();
-            self.fakes.exec.on("rpm", move |cmd, _| {
-                assert_eq!(cmd.args[..2], ["-qa", "--qf"], "{}", cmd.line());
-                ok(lock(&state).rpm.clone())
+            (self.fakes.exec).on("rpm", move |cmd, files| dnf::rpm(cmd, files, &lock(&state)));
+            let state = self.state.clone();
+            (self.fakes.exec).on_result("dnf", move |cmd, files| {
+                dnf::dnf(cmd, files, &mut lock(&state))
             });
+            (self.fakes.exec).on("lsinitrd", kernel::lsinitramfs);
             for name in ["dpkg", "apt-get", "apt-cache", "apt-mark", "lsinitramfs"] {
                 self.fakes.exec.forget(name);
             }
@@ -340,14 +348,15 @@ impl Machine {
 pub fn changes(cmd: &Cmd) -> bool {
     match cmd.program.as_str() {
         "apt-get" => apt::changes(cmd),
+        "dnf" => dnf::changes(cmd),
+        "rpm" => cmd.args.iter().any(|arg| arg == "-e"),
         "systemctl" => units::changes(cmd),
         "docker" => containers::docker_changes(cmd),
         "dkms" => cmd.args.first().is_some_and(|verb| verb != "status"),
         "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
         "ctr" => !cmd.args.iter().any(|arg| arg == "list"),
-        "apt-cache" | "journalctl" | "modinfo" | "lsinitramfs" | "dmesg" | "containerd" | "rpm" => {
-            false
-        }
+        "apt-cache" | "journalctl" | "modinfo" | "lsinitramfs" | "lsinitrd" | "dmesg"
+        | "containerd" => false,
         _ => true,
     }
 }

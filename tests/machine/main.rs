@@ -8,6 +8,7 @@ mod archive;
 mod boot;
 mod build;
 mod containers;
+mod dnf;
 mod dpkg;
 mod fabric;
 mod gpu;

@@ -26,6 +26,9 @@ pub struct Inventory {
     pub users: BTreeSet<String>,
     /// Groups.
     pub groups: BTreeSet<String>,
+    /// Keys that the package manager keeps in its own database.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub keys: BTreeSet<String>,
     /// Every path below `/etc`: `folder`, `link TARGET`, SHA-256 of the content, or, for a file that is
     /// too large to be read, `large SIZE MTIME`.
     pub etc: BTreeMap<Utf8PathBuf, String>,
@@ -50,6 +53,9 @@ pub struct Effects {
     /// others need them. If one has lost the mark since, somebody has asked for it.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub automatic: BTreeSet<String>,
+    /// Keys that the package manager imported for the packages.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub keys: BTreeSet<String>,
     /// Users that the packages added.
     pub users: BTreeSet<String>,
     /// Groups that the packages added.
@@ -134,6 +140,7 @@ impl Inventory {
                 .cloned()
                 .collect(),
             automatic,
+            keys: came(&self.keys, &later.keys),
             users: came(&self.users, &later.users),
             groups: came(&self.groups, &later.groups),
             etc: later
@@ -247,6 +254,7 @@ impl Effects {
                 .into_iter()
                 .filter(|name| !mine.contains(name))
                 .collect(),
+            keys: union(&self.keys, &later.keys),
             users,
             groups,
             etc,

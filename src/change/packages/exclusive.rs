@@ -45,7 +45,10 @@ impl Applier {
     ) -> Result<T, ChangeError> {
         self.pause().await?;
         let result = match self.wait_for_locks(sink).await {
-            Ok(()) => work.await,
+            Ok(()) => {
+                self.remove_stale_locks()?;
+                work.await
+            }
             Err(error) => Err(error),
         };
         match (result, self.resume_paused().await) {
@@ -93,6 +96,15 @@ impl Applier {
             }
             self.pause_for(POLL, "wait for another package manager")
                 .await?;
+        }
+        Ok(())
+    }
+
+    /// Removes files of processes that are gone: another process may have the number by now, and the
+    /// package manager would wait for it.
+    fn remove_stale_locks(&self) -> Result<(), ChangeError> {
+        for path in locks::stale(&*self.host.files, self.backend.locks())? {
+            self.host.files.remove(path.into())?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::inventory::held;
+use super::inventory::{held, unreadable};
 use crate::{
     change::{Applier, ChangeError, PackageError, Reverted, Sink, Undo},
     model::pattern,
@@ -61,14 +61,13 @@ impl Applier {
         patterns: &[String],
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let transactions = self.transactions()?;
+        self.transactions()?;
         self.exclusively(sink, async {
             let names = to_hold(&self.database().await?, patterns);
             if names.is_empty() {
                 return Ok(());
             }
-            self.run_with_retries("hold packages", transactions.mark(Mark::Hold, &names), sink)
-                .await?;
+            self.mark(Mark::Hold, &names, sink).await?;
             match to_hold(&self.database().await?, patterns).first() {
                 None => Ok(()),
                 Some(name) => Err(PackageError::NotVerified {
@@ -80,6 +79,42 @@ impl Applier {
             }
         })
         .await
+    }
+
+    /// Sets or releases holds, by a command or in the list of holds.
+    pub(super) async fn mark(
+        &self,
+        mark: Mark,
+        names: &[String],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let what = match mark {
+            Mark::Hold => "hold packages",
+            Mark::Unhold => "release holds",
+            Mark::Automatic => "restore marks",
+        };
+        let list = self.backend.hold_list().filter(|_| mark != Mark::Automatic);
+        let Some(list) = list else {
+            let cmd = self.transactions()?.mark(mark, names);
+            return self.run_with_retries(what, cmd, sink).await;
+        };
+        let files = &self.host.files;
+        if mark == Mark::Hold
+            && let Some(why) = list.needs(&**files)?
+        {
+            return Err(unreadable(what, why));
+        }
+        let database = self.database().await?;
+        let packages: Vec<&Package> = (database.iter())
+            .filter(|package| names.contains(&package.id))
+            .collect();
+        let text = files.read_text(list.path())?.unwrap_or_default();
+        let text = match mark {
+            Mark::Hold => list.with(&text, &packages),
+            _ => list.without(&text, &packages),
+        };
+        files.write(list.path(), text.as_bytes(), 0o644)?;
+        self.restore_labels(&[list.path()], sink).await
     }
 
     pub(in crate::change) async fn unhold(
@@ -105,16 +140,9 @@ impl Applier {
                 why: "no hold of this program is left".to_owned(),
             });
         }
-        let transactions = self.transactions()?;
-        self.exclusively(
-            sink,
-            self.run_with_retries(
-                "release holds",
-                transactions.mark(Mark::Unhold, &names),
-                sink,
-            ),
-        )
-        .await?;
+        self.transactions()?;
+        self.exclusively(sink, self.mark(Mark::Unhold, &names, sink))
+            .await?;
         Ok(Reverted::Done {
             what: format!("released the hold on {} packages", names.len()),
         })

@@ -40,6 +40,14 @@ impl Work {
     }
 }
 
+/// The versions of installed packages by name; those of a foreign architecture by their id.
+type Installed = BTreeMap<String, Vec<String>>;
+
+fn versions_of<'i>(installed: &'i Installed, name: &str) -> Vec<&'i str> {
+    let versions = installed.get(name).into_iter().flatten();
+    versions.map(String::as_str).collect()
+}
+
 impl Applier {
     /// Installs the wanted packages; those that are installed in a wanted version stay untouched.
     pub(in crate::change) async fn install(
@@ -96,6 +104,10 @@ impl Applier {
             .filter(|action| matches!(action, Action::Install { .. }))
             .count();
         let download = transactions.download(&settings, &request);
+        if self.keys().await?.is_some() {
+            // The download may import keys.
+            self.record_before_download(undo).await?;
+        }
         self.run_once("download packages", &download, downloads, sink)
             .await?;
         let cmd = transactions.perform(&settings, &request, removals(actions));
@@ -315,14 +327,32 @@ impl Applier {
         loop {
             let actions = self.simulate(&request).await?;
             self.approve(&actions, &[], &[]).await?;
-            let cmd =
-                (self.transactions()?).perform(&self.settings(), &request, removals(&actions));
+            let transactions = self.transactions()?;
+            let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
             let stages = super::run::stages(&actions);
-            match self.run_once(WHAT, &cmd, stages, sink).await {
+            let performed = async {
+                self.download_first(&request, sink).await?;
+                self.run_once(WHAT, &cmd, stages, sink).await
+            };
+            match performed.await {
                 Ok(()) => return Ok(()),
                 Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
             }
         }
+    }
+
+    /// Downloads what a transaction needs, where performing it does not do that.
+    pub(super) async fn download_first(
+        &self,
+        request: &TransactionRequest<'_>,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let transactions = self.transactions()?;
+        if !transactions.performs_from_downloads() {
+            return Ok(());
+        }
+        let download = transactions.download(&self.settings(), request);
+        self.run_once("download packages", &download, 0, sink).await
     }
 
     /// The version of each wanted package: the installed one if it matches, else the one to
@@ -350,11 +380,15 @@ impl Applier {
         let mut open: Vec<&PackageWish> = Vec::new();
         for wish in wishes {
             let wanted = wish.version.as_deref().unwrap_or("*");
-            match installed.get(&wish.name) {
-                Some(version) if self.backend.matches(wanted, version) => {
-                    resolved.insert(wish.name.clone(), version.clone());
+            let versions = versions_of(&installed, &wish.name);
+            match versions
+                .into_iter()
+                .find(|version| self.backend.matches(wanted, version))
+            {
+                Some(version) => {
+                    resolved.insert(wish.name.clone(), version.to_owned());
                 }
-                _ => open.push(wish),
+                None => open.push(wish),
             }
         }
         if open.is_empty() {
@@ -380,14 +414,15 @@ impl Applier {
         let (installed, transactions) = (self.installed().await?, self.transactions()?);
         Ok(resolved
             .iter()
-            .filter(|(name, version)| !self.is_version(installed.get(*name), version))
+            .filter(|(name, version)| !self.has_version(&installed, name, version))
             .map(|(name, version)| transactions.at_version(name, version))
             .collect())
     }
 
-    /// Whether the installed version is this one, by the manager's own rules.
-    fn is_version(&self, installed: Option<&String>, wanted: &str) -> bool {
-        installed.is_some_and(|found| self.backend.compare(found, wanted).is_eq())
+    /// Whether a package is installed in this version, by the manager's own rules.
+    fn has_version(&self, installed: &Installed, name: &str, wanted: &str) -> bool {
+        (versions_of(installed, name).iter())
+            .any(|found| self.backend.compare(found, wanted).is_eq())
     }
 
     /// Which of the packages are in the database, in any state except removed.
@@ -405,22 +440,32 @@ impl Applier {
             .collect())
     }
 
-    async fn installed(&self) -> Result<BTreeMap<String, String>, ChangeError> {
-        Ok((self.database().await?.into_iter())
-            .filter(|package| package.is_installed())
-            .map(|package| (package.id, package.version))
-            .collect())
+    async fn installed(&self) -> Result<Installed, ChangeError> {
+        let mut installed = Installed::new();
+        for package in self.database().await? {
+            if package.is_installed() {
+                let key = match self.backend.has_several_versions(&package.name) {
+                    true => package.name,
+                    false => package.id,
+                };
+                installed.entry(key).or_default().push(package.version);
+            }
+        }
+        Ok(installed)
     }
 
     async fn verify(&self, resolved: &BTreeMap<String, String>) -> Result<(), ChangeError> {
         self.check_consistent().await?;
         let installed = self.installed().await?;
         for (name, wanted) in resolved {
-            let found = installed.get(name);
-            if !self.is_version(found, wanted) {
+            if !self.has_version(&installed, name, wanted) {
+                let found = versions_of(&installed, name).join(", ");
                 return Err(PackageError::NotVerified {
                     package: name.clone(),
-                    found: found.map_or("not installed", String::as_str).to_owned(),
+                    found: match found.is_empty() {
+                        true => "not installed".to_owned(),
+                        false => found,
+                    },
                     wanted: wanted.clone(),
                 }
                 .into());

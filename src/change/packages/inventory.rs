@@ -33,6 +33,12 @@ impl Applier {
             })
     }
 
+    /// The keys in the package manager's own database; `None` if it has no such keys.
+    pub(super) async fn keys(&self) -> Result<Option<BTreeSet<String>>, ChangeError> {
+        let keys = self.backend.keys(self.host.reader()).await;
+        keys.map_err(|error| unreadable_database("list the keys that are trusted", error))
+    }
+
     fn text(&self, path: &str) -> Result<String, ChangeError> {
         Ok(self
             .host
@@ -50,6 +56,7 @@ impl Applier {
             schema: Inventory::SCHEMA,
             auto: automatic
                 .map_err(|error| unreadable_database("list marks of packages", error))?,
+            keys: self.keys().await?.unwrap_or_default(),
             users: accounts::users(&self.text(accounts::PASSWD)?)
                 .into_iter()
                 .map(|user| user.name)

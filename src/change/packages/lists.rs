@@ -52,12 +52,6 @@ impl Wanted {
     }
 }
 
-/// Whether an address is that of a source, or of a file in it.
-fn is_below(address: &str, uri: &str) -> bool {
-    let address = SourceEntry::canonical(address);
-    (address.strip_prefix(uri)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
 impl Applier {
     /// The sources that made a download of the lists fail, if nothing that is wanted comes from any
     /// of them; `None` if one is needed, if that cannot be known, or if there was another reason.
@@ -69,11 +63,11 @@ impl Applier {
         let (Some(wanted), Some(failures)) = (&self.wanted, failures) else {
             return Ok(None);
         };
-        let mut uris = Vec::new();
+        let mut failed = Vec::new();
         let entries = self.backend.entries(&*self.host.files)?;
         for failure in &failures {
             let mut of_it = (entries.iter())
-                .filter(|entry| is_below(&failure.address, &entry.uri))
+                .filter(|entry| entry.is_at(&failure.address))
                 .peekable();
             if of_it.peek().is_none() {
                 return Ok(None);
@@ -82,7 +76,7 @@ impl Applier {
                 if wanted.names(entry) {
                     return Ok(None);
                 }
-                uris.push(entry.uri.as_str());
+                failed.push(entry);
             }
         }
         // Where the package manager would download from, with the lists that it has now.
@@ -104,7 +98,7 @@ impl Applier {
             Err(error) => return Err(error),
         };
         let needed = (estimate.downloads.iter())
-            .any(|(address, _)| uris.iter().any(|uri| is_below(address, uri)));
+            .any(|(address, _)| failed.iter().any(|entry| entry.is_at(address)));
         Ok((!needed).then_some(failures))
     }
 

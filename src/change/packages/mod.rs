@@ -22,6 +22,7 @@ pub mod repository;
 mod run;
 mod scripts;
 mod space;
+mod streams;
 mod undo;
 mod withdraw;
 
@@ -91,7 +92,7 @@ impl Applier {
         let transactions = self.transactions()?;
         let query = transactions.simulate(&self.settings(), request);
         let answer = self.ask("simulate the package transaction", &query).await?;
-        Ok(transactions.parse_actions(&answer))
+        Ok(transactions.parse_actions(&answer, &self.database().await?))
     }
 
     /// Refuses a transaction that does what the plan does not approve. `removing` are packages that the
@@ -170,16 +171,17 @@ impl Applier {
             .map_err(|source| failed(Fault::Other, None, source))?;
         let said = format!("{}\n{}", output.stderr, output.stdout);
         let stdout = output.stdout.clone();
-        let Err(source) = output.success(query.cmd()) else {
+        if transactions.has_answered(&output) {
             return Ok(stdout);
-        };
+        }
+        let source = output.failure(query.cmd());
         // Unmet dependencies are listed on standard output. An error of this diagnosis is appended
         // to it, so that it does not hide the first error.
         let fault = transactions.fault(&said);
         let stdout = without_logins(&stdout);
         let diagnosis = match fault {
             Fault::SignedBy => self.contradictions(),
-            _ => Ok(transactions.obstacle(&stdout)),
+            _ => Ok(transactions.obstacle(&said)),
         };
         let text = diagnosis
             .unwrap_or_else(|second| Some(self.with_error(tail(&stdout), &second)))

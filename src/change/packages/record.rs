@@ -133,6 +133,14 @@ impl Applier {
         self.write_transaction(name, transaction)
     }
 
+    /// Records the inventory before a download that may import keys. It may change no package.
+    pub(super) async fn record_before_download(&self, undo: &Undo) -> Result<(), ChangeError> {
+        match undo {
+            Undo::Packages { transaction, .. } => self.record_start(transaction, &[]).await,
+            _ => Ok(()),
+        }
+    }
+
     /// Records the effects of a command that has ended.
     async fn record_end(&self, name: &str) -> Result<(), ChangeError> {
         let done = self.effects_since(name).await?;

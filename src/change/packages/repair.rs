@@ -3,6 +3,7 @@
 use super::{install::removals, run::Attempts};
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
+    host::Cmd,
     tools::packages::{Fault, TransactionRequest},
 };
 
@@ -15,7 +16,11 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let transactions = self.transactions()?;
         self.exclusively(sink, async {
-            match self.configure(undo, sink).await {
+            let Some(configure) = transactions.configure() else {
+                self.complete(undo, sink).await?;
+                return self.check_consistent().await;
+            };
+            match self.configure(&configure, undo, sink).await {
                 Ok(()) if self.half_done().await?.is_empty() => return Ok(()),
                 Ok(()) => {}
                 // Only missing dependencies can be added; a failed script or build would fail
@@ -52,11 +57,79 @@ impl Applier {
         .await
     }
 
-    async fn configure(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), ChangeError> {
-        let configure = self.transactions()?.configure();
+    /// Installs once more what an interrupted transaction had begun to install: then all scripts run,
+    /// and an old version that an upgrade has left goes.
+    async fn complete(&self, undo: &Undo, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let transactions = self.transactions()?;
+        let Some(query) = transactions.unfinished() else {
+            return Ok(());
+        };
+        let mut attempts = Attempts::new();
+        loop {
+            let answer = self.ask("look at the last transaction", &query).await?;
+            let database = self.database().await?;
+            let mut packages = transactions.parse_unfinished(&answer, &database);
+            for package in self.half_done().await?.packages {
+                let spec = transactions.at_version(&package.name, &package.version);
+                let known = packages.iter().any(|one| one.starts_with(&spec));
+                if package.is_installed() && !known {
+                    packages.push(spec);
+                }
+            }
+            if packages.is_empty() {
+                break;
+            }
+            match self.install_again(&packages, undo, sink).await {
+                Ok(()) => {
+                    if let Some(path) = self.backend.failed_scripts_record() {
+                        self.host.files.remove(&path)?;
+                    }
+                    break;
+                }
+                Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
+            }
+        }
+        // Nothing of the transaction is left to do, so nothing must show it any more.
+        if let Some(record) = self.backend.locks().first()
+            && self.backend.interrupted(&*self.host.files)?.is_some()
+        {
+            self.host.files.remove((*record).into())?;
+        }
+        Ok(())
+    }
+
+    async fn install_again(
+        &self,
+        packages: &[String],
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        const WHAT: &str = "complete an interrupted transaction";
+        let transactions = self.transactions()?;
+        let request = TransactionRequest::Reinstall(packages);
+        let actions = self.simulate(&request).await?;
+        // An old version that goes is one of the half installed packages.
+        let half_done = self.half_done().await?.packages;
+        let old: Vec<String> = (half_done.into_iter())
+            .filter(|package| package.needs_repair())
+            .map(|package| package.id)
+            .collect();
+        self.approve(&actions, &[], &old).await?;
+        self.check_space(&request).await?;
+        self.download_first(&request, sink).await?;
+        let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
+        self.attempt(undo, WHAT, &cmd, &actions, sink).await
+    }
+
+    async fn configure(
+        &self,
+        configure: &Cmd,
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
         while let Err(error) = self
-            .attempt(undo, "configure unpacked packages", &configure, &[], sink)
+            .attempt(undo, "configure unpacked packages", configure, &[], sink)
             .await
         {
             self.wait_before_retry(&mut attempts, error, sink).await?;

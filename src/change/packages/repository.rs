@@ -5,7 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     change::{Applier, ChangeError, FileAfter, RepositoryError, Undo, file},
-    config::desired::Repository,
+    config::{desired::Repository, values::KEY_FILE},
     host::{FilesError, ReadFiles},
     tools::{
         openpgp::{self, Key},
@@ -17,26 +17,28 @@ use crate::{
 const KEY_LIMIT: u64 = 1 << 20;
 
 /// The accepted and valid keys among the downloaded ones, without armour.
-fn keyring(
+fn keyring<'k>(
     repository: &Repository,
     url: &str,
-    keys: &[Key],
+    (keys, digest): (&'k [Key], &str),
     now: i64,
-) -> Result<Vec<u8>, RepositoryError> {
+) -> Result<Vec<&'k Key>, RepositoryError> {
+    let is_whole_file = accepts(repository, &of_file(digest));
     let accepted: Vec<&Key> = keys
         .iter()
-        .filter(|key| accepts(repository, &key.fingerprint))
+        .filter(|key| is_whole_file || accepts(repository, &key.fingerprint))
         .collect();
     let Some(first) = accepted.first() else {
         return Err(RepositoryError::KeyMismatch {
             repository: repository.name.clone(),
             url: url.to_owned(),
-            found: keys.iter().map(|key| key.fingerprint.clone()).collect(),
+            found: (keys.iter().map(|key| key.fingerprint.clone()))
+                .chain(names_file(repository).then(|| of_file(digest)))
+                .collect(),
             accepted: repository.fingerprints.clone(),
         });
     };
-    let valid: Vec<&&Key> = accepted
-        .iter()
+    let valid: Vec<&Key> = (accepted.iter().copied())
         .filter(|key| key.expires.is_none_or(|at| at > now))
         .collect();
     if valid.is_empty() {
@@ -52,7 +54,17 @@ fn keyring(
                 ),
         });
     }
-    Ok(valid.iter().flat_map(|key| key.binary.clone()).collect())
+    Ok(valid)
+}
+
+/// The digest of a key file as an entry of [`Repository::fingerprints`].
+fn of_file(digest: &str) -> String {
+    format!("{KEY_FILE}{digest}")
+}
+
+/// Whether the repository accepts a key by the digest of its file.
+fn names_file(repository: &Repository) -> bool {
+    (repository.fingerprints.iter()).any(|one| one.starts_with(KEY_FILE))
 }
 
 /// The first source entry that names one of the repository's suites with another key.
@@ -193,7 +205,16 @@ impl Applier {
             source,
         })?;
         let now = self.host.clock.now().as_second();
-        Ok(keyring(repository, url, &keys, now)?)
+        let digest = openpgp::digest(&bytes);
+        let kept = keyring(repository, url, (&keys, &digest), now)?;
+        // A later look compares the digest again.
+        if names_file(repository) && kept.len() == keys.len() {
+            return Ok(bytes);
+        }
+        Ok(match self.backend.wants_armour() {
+            true => kept.iter().flat_map(|key| key.armoured.bytes()).collect(),
+            false => kept.iter().flat_map(|key| key.binary.clone()).collect(),
+        })
     }
 
     /// A package manager may refuse all work if two entries contradict each other.
@@ -298,9 +319,35 @@ fn has_only_accepted_keys(
     let Some(bytes) = files.read(Utf8Path::new(path))? else {
         return Ok(false);
     };
+    Ok(judge(repository, &bytes) == Keyring::Accepted)
+}
+
+/// What a keyring is to a repository.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Keyring {
+    /// There is none, or it cannot be parsed.
+    #[default]
+    Unusable,
+    /// It contains accepted keys and no others.
+    Accepted,
+    /// It contains this key, which is not accepted.
+    Stranger(String),
+}
+
+/// Judges the keys in a keyring.
+#[must_use]
+pub fn judge(repository: &Repository, bytes: &[u8]) -> Keyring {
     // A file that cannot be parsed as keys is not a usable keyring.
-    Ok(openpgp::parse(&bytes)
-        .is_ok_and(|keys| keys.iter().all(|key| accepts(repository, &key.fingerprint))))
+    let Ok(keys) = openpgp::parse(bytes) else {
+        return Keyring::Unusable;
+    };
+    let strange = |key: &Key| !accepts(repository, &key.fingerprint);
+    match keys.into_iter().find(strange) {
+        Some(key) if !accepts(repository, &of_file(&openpgp::digest(bytes))) => {
+            Keyring::Stranger(key.fingerprint)
+        }
+        _ => Keyring::Accepted,
+    }
 }
 
 /// Whether the repository accepts a key.
@@ -331,6 +378,7 @@ mod tests {
             key_url: Some("https://example.org/key".into()),
             fingerprints: vec!["aa".repeat(20)],
             keyring: None,
+            signed: crate::model::packages::Signed::Packages,
             priority: None,
             packages: vec![],
         }
@@ -341,12 +389,16 @@ mod tests {
             fingerprint: digits.repeat(20),
             expires,
             binary: digits.as_bytes().to_vec(),
+            armoured: String::new(),
         }
     }
 
     #[test]
     fn only_the_named_and_valid_key_is_kept() {
-        let kept = |keys: &[Key]| keyring(&repository(), "https://example.org/key", keys, 100);
+        let kept = |keys: &[Key]| -> Result<Vec<u8>, RepositoryError> {
+            let kept = keyring(&repository(), "https://example.org/key", (keys, "d"), 100)?;
+            Ok(kept.iter().flat_map(|key| key.binary.clone()).collect())
+        };
         assert_eq!(
             kept(&[key("BB", None), key("AA", Some(101))]).unwrap(),
             b"AA"
@@ -362,8 +414,30 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_key_is_accepted_by_the_digest_of_its_file_where_no_fingerprint_is_known() {
+        let digest = "ab".repeat(32);
+        let by_file = Repository {
+            fingerprints: vec![of_file(&digest)],
+            ..repository()
+        };
+        let keys = [key("BB", None)];
+        let kept =
+            |digest: &str| keyring(&by_file, "https://example.org/key", (&keys, digest), 100);
+        assert_eq!(kept(&digest).unwrap().len(), 1);
+        let error = kept(&"cd".repeat(32)).unwrap_err();
+        assert!(
+            error.to_string().contains(&of_file(&"cd".repeat(32))),
+            "{error}"
+        );
+        // It is no digest of a file that a repository names by fingerprint.
+        assert!(keyring(&repository(), "x", (&keys, &digest), 100).is_err());
+    }
+
     fn entry(uri: &str, suite: &str, key: Option<&str>) -> SourceEntry {
         SourceEntry {
+            id: None,
+            enabled: true,
             file: "/a.list".into(),
             uri: uri.into(),
             written: uri.into(),

@@ -90,7 +90,7 @@ impl Applier {
         let words = format!("{}\n{}", output.stdout, output.stderr);
         let transactions = self.transactions()?;
         let failed = transactions.failed_sources(&words);
-        if output.ok() && failed.is_none() {
+        if transactions.has_succeeded(&output) && failed.is_none() {
             return Ok(());
         }
         if let Some(unneeded) = self.unneeded_sources(&words).await? {
@@ -167,7 +167,41 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let output = self.run_output(what, cmd, stages, sink).await?;
-        self.check_status(what, cmd, output)
+        let words = format!("{}\n{}", output.stdout, output.stderr);
+        let status = output.status.clone();
+        self.check_status(what, cmd, output)?;
+        let transactions = self.transactions()?;
+        let Some(scripts) = transactions.failed_scripts(&words) else {
+            return Ok(());
+        };
+        // The packages count as installed, but what their scripts do was not done.
+        if let Some(path) = self.backend.failed_scripts_record() {
+            let before = self.host.files.read_text(&path)?.unwrap_or_default();
+            let text = format!("{before}{scripts}\n");
+            self.host.files.write(&path, text.as_bytes(), 0o600)?;
+        }
+        let source = ExecError::Failed {
+            command: transactions.short_line(cmd),
+            status,
+            tail: scripts,
+        };
+        Err(self.failed(transactions, what, source, &words))
+    }
+
+    /// One attempt at a removal: a script that fails after it leaves nothing to repair.
+    pub(super) async fn run_removal(
+        &self,
+        what: &str,
+        cmd: &Cmd,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let output = self.run_output(what, cmd, 0, sink).await?;
+        let words = format!("{}\n{}", output.stdout, output.stderr);
+        self.check_status(what, cmd, output)?;
+        if let Some(scripts) = self.transactions()?.failed_scripts(&words) {
+            sink.note(&format!("while packages were removed: {scripts}"));
+        }
+        Ok(())
     }
 
     /// Runs a command; logins are removed from its output.
@@ -224,14 +258,13 @@ impl Applier {
     }
 
     fn check_status(&self, what: &str, cmd: &Cmd, output: Output) -> Result<(), ChangeError> {
-        let words = format!("{}\n{}", output.stdout, output.stderr);
-        match output.success(cmd) {
-            Ok(_) => Ok(()),
-            Err(source) => {
-                let source = self.short(source, cmd);
-                Err(self.failed(self.transactions()?, what, source, &words))
-            }
+        let transactions = self.transactions()?;
+        if transactions.has_succeeded(&output) {
+            return Ok(());
         }
+        let words = format!("{}\n{}", output.stdout, output.stderr);
+        let source = self.short(output.failure(cmd), cmd);
+        Err(self.failed(transactions, what, source, &words))
     }
 
     /// The error of a command, with its class and the text that a user needs.

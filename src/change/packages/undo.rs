@@ -59,6 +59,7 @@ impl Applier {
         if all_gone {
             endings.extend(self.remove_accounts(effects, sink).await?);
             endings.extend(self.remove_leftovers(effects).await?);
+            endings.extend(self.forget_keys(effects, sink).await?);
         } else if !(effects.users.is_empty() && effects.groups.is_empty() && effects.etc.is_empty())
         {
             endings.push(Reverted::Left {
@@ -78,8 +79,10 @@ impl Applier {
         if self.half_done().await?.is_empty() {
             return Ok(Effects::default());
         }
+        let Some(configure) = self.transactions()?.configure() else {
+            return Ok(Effects::default());
+        };
         let before = self.inventory().await?;
-        let configure = self.transactions()?.configure();
         let ran = self.run_with_retries("configure unpacked packages", configure, sink);
         if let Err(error) = ran.await {
             if error.reason() == STOPPED {
@@ -210,7 +213,7 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let cmd = (self.transactions()?).perform(&self.settings(), request, Removals::Approved);
         let mut attempts = Attempts::new();
-        while let Err(error) = self.run_once(what, &cmd, 0, sink).await {
+        while let Err(error) = self.run_removal(what, &cmd, sink).await {
             self.wait_before_retry(&mut attempts, error, sink).await?;
             self.approve_removal(packages, along).await?;
         }
@@ -311,6 +314,24 @@ impl Applier {
         }])
     }
 
+    /// Makes the package manager forget the keys that it imported for the packages.
+    async fn forget_keys(
+        &self,
+        effects: &Effects,
+        sink: &dyn Sink,
+    ) -> Result<Option<Reverted>, ChangeError> {
+        let now = self.keys().await?.unwrap_or_default();
+        let keys: Vec<String> = effects.keys.intersection(&now).cloned().collect();
+        let Some(cmd) = self.backend.forget_keys(&keys).filter(|_| !keys.is_empty()) else {
+            return Ok(None);
+        };
+        self.tool("make the package manager forget keys", &cmd, sink)
+            .await?;
+        Ok(Some(Reverted::Done {
+            what: format!("removed the keys {}", keys.join(", ")),
+        }))
+    }
+
     async fn restore_marks(
         &self,
         effects: &Effects,
@@ -328,8 +349,7 @@ impl Applier {
         if names.is_empty() {
             return Ok(Vec::new());
         }
-        let cmd = self.transactions()?.mark(Mark::Automatic, &names);
-        self.run_with_retries("restore marks", cmd, sink).await?;
+        self.mark(Mark::Automatic, &names, sink).await?;
         Ok(vec![Reverted::Done {
             what: format!(
                 "marked {} as automatically installed again",

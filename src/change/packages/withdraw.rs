@@ -94,9 +94,8 @@ impl Applier {
         if again.is_empty() {
             return Ok(());
         }
-        let hold = self.transactions()?.mark(Mark::Hold, &again);
-        let work = self.run_with_retries("hold packages", hold, sink);
-        self.exclusively(sink, work).await
+        self.exclusively(sink, self.mark(Mark::Hold, &again, sink))
+            .await
     }
 
     /// Removes those of the candidates that no package needs which stays.

@@ -1,24 +1,21 @@
 //! A package manager in memory: a small archive, dependencies, conffiles, and package scripts that
-//! leave files behind, as real ones do. It imitates apt or [`super::tiny`], so that the same tests
-//! run against both.
+//! leave files behind, as real ones do. It imitates apt, dnf or [`super::tiny`], so that the same tests
+//! run against each.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
 };
 
-pub(super) use super::locks::{hold_lock, release_lock};
-use super::{
-    kit::TestMachine,
-    tiny::{self, Tiny},
+use super::{dnf, kit::TestMachine, tiny};
+pub(super) use super::{
+    kinds::Kind,
+    locks::{hold_lock, release_lock},
 };
-use crate::{
-    host::{
-        Cmd, Output, ReadFiles,
-        exec::Status,
-        fake::{FakeFiles, failed, ok},
-    },
-    tools::packages::{Backend, Manager, Transactions},
+use crate::host::{
+    Cmd, Output, ReadFiles,
+    exec::Status,
+    fake::{FakeFiles, ok},
 };
 
 /// A package of the archive.
@@ -60,7 +57,7 @@ pub(super) struct Installed {
 }
 
 /// The action of a command.
-enum Verb {
+pub(super) enum Verb {
     Refresh,
     Download,
     Take { purge: bool },
@@ -88,63 +85,6 @@ impl Break {
     }
 }
 
-/// The package manager whose commands and output it imitates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Kind {
-    #[default]
-    Apt,
-    Tiny,
-}
-
-impl Kind {
-    /// The backend of this package manager.
-    pub(super) fn backend(self) -> &'static dyn Backend {
-        match self {
-            Self::Apt => Manager::Apt.backend(),
-            Self::Tiny => &Tiny,
-        }
-    }
-
-    fn action(self, name: &str, from: Option<&str>, to: Option<&str>) -> String {
-        match (self, from, to) {
-            (Self::Apt, from, Some(to)) => {
-                let from = from.map(|from| format!("[{from}] ")).unwrap_or_default();
-                format!("Inst {name} {from}({to} Archive [amd64])\n")
-            }
-            (Self::Apt, from, None) => format!("Remv {name} [{}]\n", from.unwrap_or_default()),
-            (Self::Tiny, from, to) => {
-                format!("{name} {} {}\n", from.unwrap_or("-"), to.unwrap_or("-"))
-            }
-        }
-    }
-
-    /// A failure; the tests write it as apt prints it.
-    fn failed(self, status: i32, words: &str) -> Output {
-        match self {
-            Self::Apt => failed(status, words),
-            Self::Tiny => failed(status, tiny::words(apt().fault(words), words)),
-        }
-    }
-
-    fn owned_path(self, name: &str) -> String {
-        match self {
-            Self::Apt => format!("/var/lib/dpkg/info/{name}.list"),
-            Self::Tiny => format!("{}/{name}", tiny::OWNED),
-        }
-    }
-
-    fn script_path(self, name: &str) -> String {
-        match self {
-            Self::Apt => format!("/var/lib/dpkg/info/{name}.postinst"),
-            Self::Tiny => format!("{}/{name}", tiny::SCRIPTS),
-        }
-    }
-}
-
-fn apt() -> &'static dyn Transactions {
-    (Manager::Apt.backend().transactions()).expect("apt changes packages")
-}
-
 /// The archive and the database. The database's files are written again after each change.
 #[derive(Clone, Default)]
 pub(super) struct Archive {
@@ -161,6 +101,10 @@ pub(super) struct Archive {
     pub size: Arc<Mutex<u64>>,
     /// The address of the repository of a package, if it is not the distribution's.
     pub hosts: Arc<Mutex<BTreeMap<&'static str, &'static str>>>,
+    /// Packages whose script fails in the next transaction, and the package manager does not.
+    pub failing: Arc<Mutex<Vec<&'static str>>>,
+    /// Whether a download imports the key of its repository.
+    pub imports: Arc<Mutex<bool>>,
     /// Packages that are offered after the next download of the lists.
     pub coming: Arc<Mutex<Vec<(&'static str, Offered)>>>,
 }
@@ -182,6 +126,8 @@ impl Archive {
             "/var/lib/dpkg/info",
             "/var/lib/apt",
             "/etc/apt",
+            dnf::OWNED,
+            dnf::SCRIPTS,
             tiny::OWNED,
             tiny::SCRIPTS,
         ] {
@@ -193,6 +139,10 @@ impl Archive {
             .fakes
             .exec
             .on("tiny", move |cmd, files| own.tiny(cmd, files));
+        let own = apt.clone();
+        (machine.fakes.exec).on("dnf", move |cmd, files| own.dnf(cmd, files));
+        let own = apt.clone();
+        (machine.fakes.exec).on("rpm", move |cmd, files| own.rpm(cmd, files));
         let own = apt.clone();
         machine
             .fakes
@@ -261,6 +211,7 @@ impl Archive {
                 files.put("/var/lib/dpkg/status", status);
                 files.put("/var/lib/apt/extended_states", states);
             }
+            Kind::Dnf => self.write_for_dnf(files),
             Kind::Tiny => {
                 let lines: Vec<String> = (self.installed.lock().unwrap().iter())
                     .map(|(name, package)| tiny::line(name, package))
@@ -353,7 +304,13 @@ impl Archive {
         }
     }
 
-    fn act(&self, verb: Verb, names: &[String], simulated: bool, files: &FakeFiles) -> Output {
+    pub(super) fn act(
+        &self,
+        verb: Verb,
+        names: &[String],
+        simulated: bool,
+        files: &FakeFiles,
+    ) -> Output {
         if !simulated && let Some(fault) = self.faults.lock().unwrap().pop() {
             return self.kind.failed(100, fault);
         }
@@ -508,7 +465,8 @@ impl Archive {
             let Some(mut package) = installed.remove(name) else {
                 continue;
             };
-            if package.held {
+            // dnf's locks keep versions, not packages.
+            if package.held && self.kind != Kind::Dnf {
                 return (self.kind).failed(100, "E: Held packages were changed and -y was used");
             }
             text.push_str(&self.kind.action(name, Some(&package.version), None));
@@ -516,7 +474,7 @@ impl Archive {
                 continue;
             }
             // Only the named packages are purged; those that need them are removed.
-            if purge && names.contains(name) {
+            if self.kind == Kind::Dnf || (purge && names.contains(name)) {
                 if let Some(path) = archive.get(name.as_str()).and_then(|p| p.conffile) {
                     files.take(path);
                 }
@@ -555,7 +513,7 @@ impl Archive {
         self.set_mark(&cmd.args[0], &cmd.args[2..], files)
     }
 
-    fn set_mark(&self, mark: &str, names: &[String], files: &FakeFiles) -> Output {
+    pub(super) fn set_mark(&self, mark: &str, names: &[String], files: &FakeFiles) -> Output {
         for name in names {
             if let Some(package) = self.installed.lock().unwrap().get_mut(name) {
                 match mark {

@@ -292,6 +292,7 @@ fn repository(fingerprint: &str) -> Repository {
         key_url: Some(URL.into()),
         fingerprints: vec![fingerprint.into()],
         keyring: None,
+        signed: crate::model::packages::Signed::Packages,
         priority: Some(600),
         packages: vec!["toolkit".into()],
     }
@@ -429,4 +430,41 @@ async fn components_of_the_distribution_archive_need_its_keyring() {
         panic!("files")
     };
     assert!(files.iter().all(|file| file.path != keyring));
+}
+
+#[tokio::test]
+async fn selinux_labels_of_written_files_are_restored_where_it_is_enabled() {
+    let machine = TestMachine::new();
+    (machine.fakes.exec).on("restorecon", |_, _| crate::host::fake::ok(""));
+    let change = Change::WriteFile {
+        path: "/etc/modprobe.d/gpu-bootstrap.conf".into(),
+        content: "blacklist nouveau\n".into(),
+        mode: 0o644,
+    };
+    let labelled = || -> Vec<String> {
+        let lines = machine.fakes.exec.lines();
+        (lines.into_iter())
+            .filter(|line| line.starts_with("restorecon"))
+            .collect()
+    };
+    machine.apply_and_undo(&change).await;
+    assert!(labelled().is_empty());
+    machine.fakes.files.put("/sys/fs/selinux/enforce", "1");
+    let undo = machine.apply(&change).await.unwrap();
+    let lines = labelled();
+    assert!(
+        matches!(&lines[..], [line] if line.contains("/etc/modprobe.d/gpu-bootstrap.conf")),
+        "{lines:?}"
+    );
+    assert_eq!(machine.fakes.files.text("/sys/fs/selinux/enforce"), "1");
+    // A failure is told, and nothing else.
+    (machine.fakes.exec).on("restorecon", |_, _| {
+        crate::host::fake::failed(1, "no policy")
+    });
+    machine.revert(&undo).await;
+    assert!(
+        machine.sink.text().contains("no policy"),
+        "{}",
+        machine.sink.text()
+    );
 }

@@ -4,7 +4,11 @@ use super::tiny;
 use crate::host::{ReadFiles, fake::FakeFiles};
 
 /// The lock files of all package managers.
-const LOCKS: [&str; 2] = ["/var/lib/dpkg/lock-frontend", tiny::LOCK];
+const LOCKS: [&str; 3] = [
+    "/var/lib/dpkg/lock-frontend",
+    "/var/lib/rpm/.rpm.lock",
+    tiny::LOCK,
+];
 
 /// Another package manager starts to work.
 pub(super) fn hold_lock(files: &FakeFiles) {
@@ -27,9 +31,11 @@ pub(super) fn release_lock(files: &FakeFiles) {
         "/proc/locks",
         LOCKS[0],
         LOCKS[1],
+        LOCKS[2],
         "/proc/812/comm",
         "/proc/812/fd/5",
         "/proc/812/fd/6",
+        "/proc/812/fd/7",
         "/proc/812/fd",
         "/proc/812",
     ] {

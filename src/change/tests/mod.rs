@@ -3,14 +3,17 @@
 
 mod accounts;
 mod archive;
+mod dnf;
 mod exact;
 mod faults;
 mod files;
+mod kinds;
 mod kit;
 mod leftovers;
 mod locks;
 mod moved;
 mod network;
+mod only_dnf;
 mod packages;
 mod record;
 mod space;
@@ -25,6 +28,12 @@ macro_rules! with_each_manager {
             $(#[tokio::test]
             async fn $test() {
                 super::$test(super::Kind::Apt).await;
+            })*
+        }
+        mod with_dnf {
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(super::Kind::Dnf).await;
             })*
         }
         mod with_tiny {

@@ -195,6 +195,7 @@ fn request_words(request: &TransactionRequest<'_>) -> Vec<String> {
         }
         TransactionRequest::Purge(names) => words_of("purge", names),
         TransactionRequest::Remove(names) => words_of("remove", names),
+        TransactionRequest::Reinstall(names) => words_of("reinstall", names),
         TransactionRequest::Fix => vec!["fix".to_owned()],
     }
 }
@@ -227,7 +228,7 @@ impl Transactions for Tiny {
         Query::new("tiny", tiny(&["simulate"], request_words(request)))
     }
 
-    fn parse_actions(&self, text: &str) -> Vec<Action> {
+    fn parse_actions(&self, text: &str, _: &[Package]) -> Vec<Action> {
         let some = |word: &str| (word != "-").then(|| word.to_owned());
         text.lines()
             .filter_map(|line| {
@@ -262,8 +263,8 @@ impl Transactions for Tiny {
         Cmd::new("tiny", tiny(&["perform", may], request_words(request)))
     }
 
-    fn configure(&self) -> Cmd {
-        Cmd::new("tiny", ["configure"])
+    fn configure(&self) -> Option<Cmd> {
+        Some(Cmd::new("tiny", ["configure"]))
     }
 
     fn mark(&self, mark: Mark, packages: &[String]) -> Cmd {

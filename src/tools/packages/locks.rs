@@ -48,11 +48,17 @@ pub fn holder(
     locks: &[&str],
 ) -> Result<Option<Holder>, FilesError> {
     // `/proc` may be hidden from us altogether; then the package manager's own waiting has to do.
-    let Some(text) = files.read_text(Utf8Path::new(PROC_LOCKS))? else {
-        return Ok(None);
-    };
-    let held = parse(&text);
+    let text = files.read_text(Utf8Path::new(PROC_LOCKS))?;
+    let held = parse(&text.unwrap_or_default());
     for &lock in locks {
+        if is_pid_file(lock) {
+            match writer(files, Utf8Path::new(lock))? {
+                Some(pid) if is_at_work(files, pid)? => {
+                    return Ok(Some(process(system, lock, pid)));
+                }
+                _ => continue,
+            }
+        }
         let Some(inode) = files
             .stat(Utf8Path::new(lock))?
             .map(|stat| stat.inode)
@@ -67,6 +73,52 @@ pub fn holder(
         }
     }
     Ok(None)
+}
+
+/// Whether a lock is a file with the number of the process that works.
+fn is_pid_file(lock: &str) -> bool {
+    lock.ends_with(".pid")
+}
+
+/// The process whose number a file contains; `None` if there is no file, or no number in it.
+///
+/// # Errors
+/// When the file is there and cannot be read.
+pub fn writer(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<u32>, FilesError> {
+    let text = files.read_text(path)?;
+    Ok(text.and_then(|text| text.trim().parse().ok()))
+}
+
+/// Words in the command lines of the programs that write such files.
+const WRITERS: [&str; 4] = ["dnf", "yum", "packagekit", "ansible"];
+
+/// Whether a process exists and can have written such a file. After a reboot another process may
+/// have its number.
+///
+/// # Errors
+/// When a file of the process is there and cannot be read.
+pub fn is_at_work(files: &dyn ReadFiles, pid: u32) -> Result<bool, FilesError> {
+    let path = format!("/proc/{pid}/cmdline");
+    let line = files.read_text(Utf8Path::new(&path))?.unwrap_or_default();
+    let line = line.to_ascii_lowercase();
+    Ok(WRITERS.iter().any(|word| line.contains(word)))
+}
+
+/// Those of the locks that are files of processes which are gone. The first one is kept: it shows that
+/// a transaction was interrupted.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub fn stale<'l>(files: &dyn ReadFiles, locks: &[&'l str]) -> Result<Vec<&'l str>, FilesError> {
+    let mut stale = Vec::new();
+    for &lock in locks.iter().skip(1).filter(|lock| is_pid_file(lock)) {
+        if let Some(pid) = writer(files, Utf8Path::new(lock))?
+            && !is_at_work(files, pid)?
+        {
+            stale.push(lock);
+        }
+    }
+    Ok(stale)
 }
 
 /// The list as lines `1: POSIX  ADVISORY  WRITE 812 fe:00:5833827 0 EOF`, `proc_locks(5)`. Those
@@ -120,13 +172,17 @@ fn named(
     if !open.is_empty() && !targets.any(|target| target == lock) {
         return Ok(None);
     }
-    let process = system.process(held.pid);
-    Ok(Some(Holder {
-        pid: Some(held.pid),
+    Ok(Some(process(system, lock, held.pid)))
+}
+
+fn process(system: &dyn System, lock: &str, pid: u32) -> Holder {
+    let process = system.process(pid);
+    Holder {
+        lock: lock.to_owned(),
+        pid: Some(pid),
         name: process.name,
         command: process.command,
-        ..unseen
-    }))
+    }
 }
 
 #[cfg(test)]
@@ -189,6 +245,28 @@ mod tests {
         let holder = holder(&files, &LOCKS).unwrap().unwrap();
         assert_eq!(holder.pid, None);
         assert!(holder.to_string().contains("not visible"));
+    }
+
+    #[test]
+    fn a_file_with_the_number_of_a_process_is_a_lock_while_that_process_works() {
+        const FILES: [&str; 2] = [
+            "/var/lib/dnf/rpmdb_lock.pid",
+            "/var/cache/dnf/download_lock.pid",
+        ];
+        let files = FakeFiles::new();
+        assert_eq!(holder(&files, &FILES).unwrap(), None);
+        files.put(FILES[1], "812");
+        files.put("/proc/812/comm", "dnf\n");
+        files.put(
+            "/proc/812/cmdline",
+            "/usr/bin/python3\0/usr/bin/dnf\0upgrade\0",
+        );
+        let found = holder(&files, &FILES).unwrap().unwrap();
+        assert_eq!((found.lock.as_str(), found.pid), (FILES[1], Some(812)));
+        assert!(stale(&files, &FILES).unwrap().is_empty());
+        files.put("/proc/812/cmdline", "/usr/sbin/sshd\0");
+        assert_eq!(holder(&files, &FILES).unwrap(), None);
+        assert_eq!(stale(&files, &FILES).unwrap(), [FILES[1]]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub use types::{
 };
 
 use crate::{
-    host::{Cmd, ExecError, FilesError, Query, ReadFiles, Reader},
+    host::{Cmd, ExecError, FilesError, Output, Query, ReadFiles, Reader},
     model::{
         packages::{Pin, Repository},
         pattern,
@@ -127,6 +127,18 @@ pub trait Backend: Debug + Send + Sync {
         })
     }
 
+    /// Whether several versions of a package can be installed at once, as of kernels with rpm. The
+    /// [`Package::id`] of such a package contains its version.
+    fn has_several_versions(&self, _name: &str) -> bool {
+        false
+    }
+
+    /// Where this program records scripts of packages that failed, one line of the manager's output
+    /// each; `None` if the manager's own database shows such packages.
+    fn failed_scripts_record(&self) -> Option<Utf8PathBuf> {
+        None
+    }
+
     /// The name of a package without its architecture, by [`Package::id`].
     fn bare_name<'n>(&self, id: &'n str) -> &'n str {
         id
@@ -165,6 +177,20 @@ pub trait Backend: Debug + Send + Sync {
         Ok(Manifest::default())
     }
 
+    /// The keys that the manager keeps in its own database and trusts for all repositories, and that
+    /// it may import when it downloads packages; `None` if it has no such keys.
+    ///
+    /// # Errors
+    /// When the machine could not be read.
+    async fn keys(&self, _host: Reader<'_>) -> Result<Option<BTreeSet<String>>, DatabaseError> {
+        Ok(None)
+    }
+
+    /// Makes the manager forget such keys.
+    fn forget_keys(&self, _keys: &[String]) -> Option<Cmd> {
+        None
+    }
+
     /// The order of two versions, by the manager's own rules.
     fn compare(&self, a: &str, b: &str) -> Ordering;
 
@@ -188,7 +214,8 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Files that are locked while packages or lists change, the outermost first.
+    /// Files that are locked while packages or lists change, the outermost first. One whose name
+    /// ends with `.pid` is not locked but contains the number of the process that works.
     fn locks(&self) -> &'static [&'static str];
 
     /// Damaged files of the package lists, which must be downloaded again.
@@ -236,6 +263,11 @@ pub trait Backend: Debug + Send + Sync {
     /// manager's own keyrings are used.
     fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf>;
 
+    /// Whether keyrings must be armoured.
+    fn wants_armour(&self) -> bool {
+        false
+    }
+
     /// The source file of a repository: path and text.
     fn source(&self, repository: &Repository) -> (Utf8PathBuf, String);
 
@@ -246,6 +278,17 @@ pub trait Backend: Debug + Send + Sync {
 
     /// The file of a version preference; `None` if the manager has no such preferences.
     fn pin(&self, _pin: &Pin) -> Option<(Utf8PathBuf, String)> {
+        None
+    }
+
+    /// The manager's module streams; `None` if it has none.
+    fn streams(&self) -> Option<&dyn Streams> {
+        None
+    }
+
+    /// The file in which holds are listed; `None` if the manager marks packages by a command,
+    /// [`Transactions::mark`].
+    fn hold_list(&self) -> Option<&dyn HoldList> {
         None
     }
 
@@ -265,6 +308,42 @@ pub trait Updater: Debug + Send + Sync {
 
     /// A shell pattern over package names in the updater's own language.
     fn pattern(&self, shell: &str) -> String;
+}
+
+/// Module streams: of the packages of a module, only those of the enabled stream can be installed.
+pub trait Streams: Debug + Send + Sync {
+    /// The enabled stream of a module.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn enabled(&self, files: &dyn ReadFiles, module: &str) -> Result<Option<String>, FilesError>;
+
+    /// The file that remembers the stream of a module.
+    fn path(&self, module: &str) -> Utf8PathBuf;
+
+    /// Enables a stream; another one must have been reset before.
+    fn enable(&self, settings: &Settings, module: &str, stream: &str) -> Cmd;
+
+    /// Forgets the stream of a module.
+    fn reset(&self, settings: &Settings, module: &str) -> Cmd;
+}
+
+/// A file in which holds are listed.
+pub trait HoldList: Debug + Send + Sync {
+    /// Its path.
+    fn path(&self) -> &'static Utf8Path;
+
+    /// What is missing so that the list has an effect, if anything.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn needs(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError>;
+
+    /// The list with holds on the installed versions of these packages.
+    fn with(&self, text: &str, packages: &[&Package]) -> String;
+
+    /// The list without the holds on these packages that [`HoldList::with`] adds.
+    fn without(&self, text: &str, packages: &[&Package]) -> String;
 }
 
 /// The transactions of one package manager: commands, and the parsers of their output.
@@ -298,8 +377,14 @@ pub trait Transactions: Debug + Send + Sync {
     /// Resolves a transaction and changes nothing.
     fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query;
 
-    /// Parses the answer to [`Transactions::simulate`].
-    fn parse_actions(&self, text: &str) -> Vec<Action>;
+    /// Whether a command that simulates or estimates a transaction has given an answer, whatever its
+    /// status says.
+    fn has_answered(&self, output: &Output) -> bool {
+        output.ok()
+    }
+
+    /// Parses the answer to [`Transactions::simulate`]; `installed` is the database.
+    fn parse_actions(&self, text: &str, installed: &[Package]) -> Vec<Action>;
 
     /// Asks what an upgrade of the whole system would do, by the lists that are there; the answer is for
     /// [`Transactions::parse_actions`]. `None` if that cannot be asked.
@@ -328,8 +413,36 @@ pub trait Transactions: Debug + Send + Sync {
         removals: Removals,
     ) -> Cmd;
 
-    /// Configures packages that are unpacked but not configured.
-    fn configure(&self) -> Cmd;
+    /// Whether [`Transactions::perform`] uses only what [`Transactions::download`] has downloaded.
+    fn performs_from_downloads(&self) -> bool {
+        false
+    }
+
+    /// Whether a command that changes packages has succeeded.
+    fn has_succeeded(&self, output: &Output) -> bool {
+        output.ok()
+    }
+
+    /// The scripts of packages that failed in a command that succeeded otherwise.
+    fn failed_scripts(&self, _output: &str) -> Option<String> {
+        None
+    }
+
+    /// Configures packages that are unpacked but not configured; `None` if the manager has no such
+    /// state.
+    fn configure(&self) -> Option<Cmd>;
+
+    /// Queries what an interrupted transaction had begun to install; `None` if the database of
+    /// packages itself shows it.
+    fn unfinished(&self) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Transactions::unfinished`]: packages with their versions, as arguments
+    /// of this manager's command line.
+    fn parse_unfinished(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Holds packages, releases them, or marks them as automatically installed.
     fn mark(&self, mark: Mark, packages: &[String]) -> Cmd;

@@ -205,6 +205,8 @@ pub enum TransactionRequest<'p> {
     Purge(&'p [String]),
     /// Remove packages and keep their configuration.
     Remove(&'p [String]),
+    /// Install installed packages once more, each written by [`super::Transactions::at_version`].
+    Reinstall(&'p [String]),
     /// Complete broken dependencies.
     Fix,
 }
@@ -306,6 +308,10 @@ pub struct Settings {
 /// One repository that a machine is configured with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceEntry {
+    /// The name by which the package manager calls it, if it has names for repositories.
+    pub id: Option<String>,
+    /// Whether the package manager uses it.
+    pub enabled: bool,
     /// The file that names it.
     pub file: Utf8PathBuf,
     /// Its URL in canonical form, to compare it with others.
@@ -331,6 +337,17 @@ impl SourceEntry {
     #[must_use]
     pub fn is_ours(&self) -> bool {
         (self.file.file_name()).is_some_and(|name| name.starts_with("gpu-bootstrap-"))
+    }
+
+    /// Whether an address is its name, its own address, or that of a file in it.
+    #[must_use]
+    pub fn is_at(&self, address: &str) -> bool {
+        if self.id.as_deref() == Some(address) {
+            return true;
+        }
+        let address = Self::canonical(address);
+        (address.strip_prefix(&self.uri))
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
     /// Whether it names this URL and suite on a machine of this architecture, which replaces

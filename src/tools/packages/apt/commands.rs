@@ -128,6 +128,7 @@ fn words(request: &TransactionRequest<'_>) -> (&'static [&'static str], Vec<Stri
         }
         TransactionRequest::Purge(packages) => (&["purge"], packages.to_vec()),
         TransactionRequest::Remove(packages) => (&["remove"], packages.to_vec()),
+        TransactionRequest::Reinstall(packages) => (&["install", "--reinstall"], packages.to_vec()),
         TransactionRequest::Fix => (&["install", "--fix-broken"], Vec::new()),
     }
 }
@@ -188,6 +189,7 @@ pub fn perform(settings: &Settings, request: &TransactionRequest<'_>, removals: 
     let option = match request {
         TransactionRequest::Install { .. }
         | TransactionRequest::Move { .. }
+        | TransactionRequest::Reinstall(_)
         | TransactionRequest::Fix => removals_option(removals),
         TransactionRequest::Purge(_) | TransactionRequest::Remove(_) => &[],
     };

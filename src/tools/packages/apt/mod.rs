@@ -222,7 +222,7 @@ impl Transactions for Apt {
         commands::simulate(settings, request)
     }
 
-    fn parse_actions(&self, text: &str) -> Vec<Action> {
+    fn parse_actions(&self, text: &str, _: &[Package]) -> Vec<Action> {
         simulation::parse(text)
     }
 
@@ -251,8 +251,8 @@ impl Transactions for Apt {
         commands::perform(settings, request, removals)
     }
 
-    fn configure(&self) -> Cmd {
-        commands::configure()
+    fn configure(&self) -> Option<Cmd> {
+        Some(commands::configure())
     }
 
     fn mark(&self, mark: Mark, packages: &[String]) -> Cmd {

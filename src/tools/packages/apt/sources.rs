@@ -86,6 +86,8 @@ fn one_line(file: &Utf8Path, line: &str) -> Option<SourceEntry> {
     let mut words = rest.split_whitespace().map(str::to_owned);
     let written = words.next()?;
     Some(SourceEntry {
+        id: None,
+        enabled: true,
         file: file.to_owned(),
         uri: SourceEntry::canonical(&written),
         written,
@@ -148,6 +150,8 @@ fn stanza(file: &Utf8Path, fields: &[(String, String)]) -> Vec<SourceEntry> {
     words("uris")
         .flat_map(|uri| {
             words("suites").map(|suite| SourceEntry {
+                id: None,
+                enabled: true,
                 file: file.to_owned(),
                 uri: SourceEntry::canonical(uri),
                 written: uri.to_owned(),
@@ -174,6 +178,8 @@ mod tests {
 
     fn entry(uri: &str, suite: &str, signed_by: Option<&str>, components: &[&str]) -> SourceEntry {
         SourceEntry {
+            id: None,
+            enabled: true,
             file: "x.list".into(),
             uri: SourceEntry::canonical(uri),
             written: uri.into(),
@@ -224,6 +230,8 @@ mod tests {
         let found = parse("x.sources", text);
         let key = Some("/usr/share/keyrings/debian-archive-keyring.gpg");
         let entry = |uri: &str, suite: &str, key, components: &[&str]| SourceEntry {
+            id: None,
+            enabled: true,
             file: "x.sources".into(),
             ..entry(uri, suite, key, components)
         };

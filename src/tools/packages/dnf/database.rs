@@ -2,10 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use rpm_version::rpm_evr_compare;
+
 use crate::{
-    host::Query,
+    host::{Cmd, Query},
     tools::packages::{Condition, Package},
 };
+
+/// The name of the packages as which rpm keeps keys.
+const KEYS: &str = "gpg-pubkey";
+
+/// Architectures of foreign packages: those of 32 bits.
+const FOREIGN: [&str; 4] = ["i386", "i486", "i586", "i686"];
 
 /// One line per package; tabs cannot be in any of the tags. `rpm` prints `(none)` for a tag that a
 /// package does not have.
@@ -26,7 +34,8 @@ pub fn asked_for() -> Query {
         "dnf",
         [
             "-q",
-            "-C",
+            "--cacheonly",
+            "--disablerepo=*",
             "repoquery",
             "--userinstalled",
             "--qf",
@@ -50,19 +59,142 @@ pub fn owned() -> Query {
     Query::new("rpm", ["-qa", "--qf", "[%{FILENAMES}\\n]"])
 }
 
+/// Queries what packages own, one path per line.
+#[must_use]
+pub fn owned_by(names: &[&str]) -> Query {
+    let args = ["-q", "--qf", "[%{FILENAMES}\\n]", "--"];
+    Query::new("rpm", args.iter().chain(names).copied())
+}
+
+/// Queries the scripts of packages.
+#[must_use]
+pub fn scripts_of(names: &[&str]) -> Query {
+    let args = ["-q", "--scripts", "--"];
+    Query::new("rpm", args.iter().chain(names).copied())
+}
+
+/// Queries the keys that rpm trusts.
+#[must_use]
+pub fn keys() -> Query {
+    Query::new(
+        "rpm",
+        ["-qa", KEYS, "--qf", "%{NAME}-%{VERSION}-%{RELEASE}\\n"],
+    )
+}
+
+/// Makes rpm forget keys.
+#[must_use]
+pub fn forget(keys: &[String]) -> Cmd {
+    let args = ["-e", "--allmatches", "--"].map(str::to_owned);
+    Cmd::new("rpm", args.into_iter().chain(keys.iter().cloned()))
+}
+
+/// Parses the answer to [`keys`].
+#[must_use]
+pub fn parse_keys(text: &str) -> BTreeSet<String> {
+    let is_key = |line: &&str| line.starts_with(KEYS);
+    text.lines().filter(is_key).map(str::to_owned).collect()
+}
+
+/// The last parts of the names of packages that are never upgraded but installed beside older ones:
+/// those that provide `installonlypkg(kernel)` or `installonlypkg(kernel-module)`. The part between
+/// `kernel` and it is a variant, as in `kernel-64k-core` and `kernel6.12-devel`.
+const BESIDE: [&str; 8] = [
+    "core",
+    "modules",
+    "modules-core",
+    "modules-extra",
+    "modules-internal",
+    "modules-partner",
+    "devel",
+    "uki-virt",
+];
+
+/// Variants whose package without a last part is a kernel, too.
+const VARIANTS: [&str; 5] = ["64k", "rt", "debug", "rt-64k", "uek"];
+
+/// Whether several versions of a package can be installed at once.
+#[must_use]
+pub fn has_several_versions(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("kernel") else {
+        return false;
+    };
+    // Amazon Linux: `kernel6.12`.
+    let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let Some(part) = rest.strip_prefix('-') else {
+        return rest.is_empty();
+    };
+    let after_variant = |end: &str| {
+        part == end || (part.strip_suffix(end)).is_some_and(|before| before.ends_with('-'))
+    };
+    VARIANTS.contains(&part) || BESIDE.iter().any(|end| after_variant(end))
+}
+
+fn without_epoch(version: &str) -> &str {
+    version.split_once(':').map_or(version, |(_, rest)| rest)
+}
+
+/// The machine's own architecture is that of rpm itself.
+fn native(packages: &[Package]) -> Option<&str> {
+    (packages.iter().find(|package| package.name == "rpm")).map(|rpm| rpm.architecture.as_str())
+}
+
+/// The [`Package::id`] of a package that may be new.
+#[must_use]
+pub fn id_of(installed: &[Package], name: &str, architecture: &str, version: &str) -> String {
+    if has_several_versions(name) {
+        return format!("{name}-{}", without_epoch(version));
+    }
+    match native(installed) {
+        Some(native) if ![native, "noarch"].contains(&architecture) => {
+            format!("{name}.{architecture}")
+        }
+        _ => name.to_owned(),
+    }
+}
+
+/// The name in a [`Package::id`].
+#[must_use]
+pub fn name_in(id: &str) -> &str {
+    if let Some((name, architecture)) = id.rsplit_once('.')
+        && FOREIGN.contains(&architecture)
+    {
+        return name;
+    }
+    let parts: Vec<&str> = id.rsplitn(3, '-').collect();
+    match parts[..] {
+        // `kernel-64k-headers` is a name, too.
+        [_, version, name]
+            if has_several_versions(name)
+                && version.starts_with(|c: char| c.is_ascii_digit())
+                && version.contains('.') =>
+        {
+            name
+        }
+        _ => id,
+    }
+}
+
 /// Parses the answer to [`all`]; keys are omitted, because they are not packages.
 #[must_use]
 pub fn parse(text: &str) -> Vec<Package> {
     let mut packages: Vec<Package> = text.lines().filter_map(line).collect();
-    // The machine's own architecture is that of rpm itself.
-    let native =
-        (packages.iter().find(|package| package.name == "rpm")).map(|rpm| rpm.architecture.clone());
-    if let Some(native) = native {
-        for package in &mut packages {
-            if ![native.as_str(), "noarch"].contains(&package.architecture.as_str()) {
-                package.id = format!("{}.{}", package.name, package.architecture);
-            }
-        }
+    let ids: Vec<String> = (packages.iter())
+        .map(|one| id_of(&packages, &one.name, &one.architecture, &one.version))
+        .collect();
+    for (package, id) in packages.iter_mut().zip(ids) {
+        package.id = id;
+    }
+    // An upgrade that was interrupted leaves the old version beside the new one.
+    let newer = |package: &Package| {
+        packages.iter().any(|other| {
+            other.id == package.id && rpm_evr_compare(&other.version, &package.version).is_gt()
+        })
+    };
+    let old: Vec<bool> = packages.iter().map(newer).collect();
+    for (package, _) in packages.iter_mut().zip(old).filter(|(_, is_old)| *is_old) {
+        package.id = format!("{}-{}", package.name, without_epoch(&package.version));
+        package.condition = Condition::HalfInstalled;
     }
     packages
 }
@@ -81,13 +213,17 @@ fn line(text: &str) -> Option<Package> {
     else {
         return None;
     };
-    if name.is_empty() || name == "gpg-pubkey" {
+    if name.is_empty() || name == KEYS {
         return None;
     }
     let some = |tag: &str| (tag != "(none)" && !tag.is_empty()).then(|| tag.to_owned());
+    let version = match some(release) {
+        Some(release) => format!("{version}-{release}"),
+        None => version.to_owned(),
+    };
     let version = match some(epoch) {
-        Some(epoch) if epoch != "0" => format!("{epoch}:{version}-{release}"),
-        _ => format!("{version}-{release}"),
+        Some(epoch) if epoch != "0" => format!("{epoch}:{version}"),
+        _ => version,
     };
     Some(Package {
         name: name.to_owned(),
@@ -133,6 +269,69 @@ mod tests {
              glibc\ti686\t(none)\t2.34\t1\t(none)\t(none)\n",
         );
         assert_eq!(packages[1].id, "glibc.i686");
+    }
+
+    #[test]
+    fn kernels_are_installed_beside_older_ones() {
+        for (name, expected) in [
+            ("kernel", true),
+            ("kernel-core", true),
+            ("kernel-64k-modules-core", true),
+            ("kernel-devel", true),
+            ("kernel6.12-devel", true),
+            ("kernel6.12", true),
+            ("kernel-uek", true),
+            ("kernel-devel-matched", false),
+            ("kernel-headers", false),
+            ("kernel-tools", false),
+            ("kmod-nvidia-open-dkms", false),
+            ("kernelshark", false),
+        ] {
+            assert_eq!(has_several_versions(name), expected, "{name}");
+        }
+        let packages = parse(
+            "rpm\tx86_64\t(none)\t4.16\t1\t(none)\t(none)\n\
+             kernel-devel\tx86_64\t(none)\t5.14.0\t570.12.1.el9_6\t(none)\t(none)\n\
+             kernel-devel\tx86_64\t(none)\t5.14.0\t570.17.1.el9_6\t(none)\t(none)\n",
+        );
+        assert_eq!(packages[1].id, "kernel-devel-5.14.0-570.12.1.el9_6");
+        assert_eq!(packages[2].id, "kernel-devel-5.14.0-570.17.1.el9_6");
+        assert!(packages.iter().all(Package::is_installed));
+        assert_eq!(name_in(&packages[2].id), "kernel-devel");
+        for name in [
+            "python3.11",
+            "kernel-devel-matched",
+            "kernel-64k-headers",
+            "kernel-core",
+        ] {
+            assert_eq!(name_in(name), name);
+        }
+        assert_eq!(name_in("glibc.i686"), "glibc");
+    }
+
+    #[test]
+    fn an_old_version_beside_the_new_one_is_half_installed() {
+        let packages = parse(
+            "slow\tx86_64\t(none)\t1\t1\t(none)\t(none)\n\
+             slow\tx86_64\t(none)\t10\t1\t(none)\t(none)\n\
+             slow\ti686\t(none)\t2\t1\t(none)\t(none)\n\
+             rpm\tx86_64\t(none)\t4.16\t1\t(none)\t(none)\n",
+        );
+        assert_eq!(packages[0].id, "slow-1-1");
+        assert!(packages[0].needs_repair() && packages[0].is_there());
+        assert_eq!(packages[1].id, "slow");
+        assert!(packages[1].is_installed() && packages[2].is_installed());
+    }
+
+    #[test]
+    fn keys_are_no_packages() {
+        let found = parse_keys("gpg-pubkey-48cf39dd-6742\nerror: something\n");
+        assert_eq!(
+            found.into_iter().collect::<Vec<_>>(),
+            ["gpg-pubkey-48cf39dd-6742"]
+        );
+        let line = forget(&["gpg-pubkey-48cf39dd-6742".to_owned()]).line();
+        assert_eq!(line, "rpm -e --allmatches -- gpg-pubkey-48cf39dd-6742");
     }
 
     proptest::proptest! {

@@ -1,8 +1,19 @@
-//! `dnf` on top of `rpm`: AlmaLinux, Rocky, RHEL. This version of the program reads its database
-//! and describes its repositories; it does not change packages with it.
+//! `dnf` on top of `rpm`: AlmaLinux, Rocky, RHEL, Oracle Linux, Amazon Linux 2023.
 
+mod commands;
 mod database;
+mod faults;
+mod generation;
+mod history;
+mod interruption;
+mod offers;
+mod progress;
 mod repository;
+mod sizes;
+mod sources;
+mod streams;
+mod transaction;
+mod versionlock;
 
 use std::{cmp::Ordering, collections::BTreeSet};
 
@@ -10,20 +21,24 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 use rpm_version::rpm_evr_compare;
 
-use super::{Backend, Commands, DatabaseError, Package, Transactions};
+use super::{
+    Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Fault, Further, HalfDone,
+    HoldList, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
+    Streams, TransactionRequest, Transactions,
+};
 use crate::{
-    host::{FilesError, ReadFiles, Reader},
+    host::{Cmd, FilesError, Output, Query, ReadFiles, Reader},
     model::{packages::Repository, pattern},
 };
 
 /// The possible paths of rpm's database, which depend on its version.
 const DATABASES: [&str; 2] = ["/usr/lib/sysimage/rpm", "/var/lib/rpm"];
 
-/// rpm locks its database; dnf has pid files whose paths depend on its version.
-const LOCKS: [&str; 2] = ["/usr/lib/sysimage/rpm/.rpm.lock", "/var/lib/rpm/.rpm.lock"];
+/// The folder of downloaded metadata and packages; each repository has a folder of its own in it.
+const CACHE: &str = "/var/cache/dnf";
 
-/// Architectures of foreign packages: those of 32 bits.
-const FOREIGN: [&str; 4] = ["i386", "i486", "i586", "i686"];
+/// Where packages tell systemd which accounts and paths to make, sysusers.d(5), tmpfiles.d(5).
+const DECLARED: [&str; 2] = ["/usr/lib/sysusers.d", "/usr/lib/tmpfiles.d"];
 
 /// The backend for dnf.
 #[derive(Debug)]
@@ -36,7 +51,7 @@ impl Backend for Dnf {
     }
 
     fn transactions(&self) -> Option<&dyn Transactions> {
-        None
+        Some(self)
     }
 
     fn is_used_on(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
@@ -54,7 +69,9 @@ impl Backend for Dnf {
         }
         let query = database::all();
         let output = host.query(&query).await?.success(query.cmd())?;
-        Ok(Some(database::parse(&output.stdout)))
+        let mut packages = database::parse(&output.stdout);
+        versionlock::mark_held(host.files(), &mut packages)?;
+        Ok(Some(packages))
     }
 
     fn database_program(&self) -> Option<&'static str> {
@@ -63,6 +80,36 @@ impl Backend for Dnf {
 
     fn database_path(&self) -> &'static str {
         DATABASES[1]
+    }
+
+    fn interrupted(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        interruption::interrupted(files)
+    }
+
+    fn half_done(
+        &self,
+        files: &dyn ReadFiles,
+        database: &[Package],
+    ) -> Result<HalfDone, FilesError> {
+        let record = files.read_text(&interruption::failed_scripts_record())?;
+        let failed = interruption::with_failed_scripts(&record.unwrap_or_default(), database);
+        let packages: Vec<Package> = (database.iter())
+            .filter(|package| package.needs_repair())
+            .cloned()
+            .chain(failed)
+            .collect();
+        let interrupted = match packages.is_empty() {
+            true => self.interrupted(files)?,
+            false => None,
+        };
+        Ok(HalfDone {
+            packages,
+            interrupted,
+        })
+    }
+
+    fn failed_scripts_record(&self) -> Option<Utf8PathBuf> {
+        Some(interruption::failed_scripts_record())
     }
 
     async fn automatic(
@@ -93,6 +140,47 @@ impl Backend for Dnf {
             .collect())
     }
 
+    async fn manifest(
+        &self,
+        host: Reader<'_>,
+        packages: &BTreeSet<String>,
+    ) -> Result<Manifest, DatabaseError> {
+        if packages.is_empty() {
+            return Ok(Manifest::default());
+        }
+        let names: Vec<&str> = packages.iter().map(String::as_str).collect();
+        // The status only says whether all of them are installed.
+        let paths = host.query(&database::owned_by(&names)).await?.stdout;
+        let scripts = host.query(&database::scripts_of(&names)).await?.stdout;
+        let mut manifest = Manifest {
+            paths: (paths.lines().filter(|line| line.starts_with('/')))
+                .map(Utf8PathBuf::from)
+                .collect(),
+            scripts: vec![scripts],
+            declared: String::new(),
+        };
+        for path in &manifest.paths {
+            if path.extension() == Some("conf")
+                && DECLARED.iter().any(|folder| path.starts_with(folder))
+            {
+                let text = host.files().read_text(path)?.unwrap_or_default();
+                manifest.declared.push_str(&text);
+                manifest.declared.push('\n');
+            }
+        }
+        Ok(manifest)
+    }
+
+    async fn keys(&self, host: Reader<'_>) -> Result<Option<BTreeSet<String>>, DatabaseError> {
+        let query = database::keys();
+        let output = host.query(&query).await?.success(query.cmd())?;
+        Ok(Some(database::parse_keys(&output.stdout)))
+    }
+
+    fn forget_keys(&self, keys: &[String]) -> Option<Cmd> {
+        Some(database::forget(keys))
+    }
+
     /// rpm's order: the epoch comes first, and no epoch counts as 0.
     fn compare(&self, a: &str, b: &str) -> Ordering {
         rpm_evr_compare(a, b)
@@ -107,28 +195,59 @@ impl Backend for Dnf {
         pattern::matches(wanted, bare)
     }
 
-    fn locks(&self) -> &'static [&'static str] {
-        &LOCKS
+    fn downloads(&self) -> Option<&'static Utf8Path> {
+        Some(Utf8Path::new(CACHE))
     }
 
-    fn has_lists(&self, _: &dyn ReadFiles) -> Result<bool, FilesError> {
-        // Offers are not needed as long as there are no transactions.
-        Ok(false)
+    fn locks(&self) -> &'static [&'static str] {
+        &generation::LOCKS
+    }
+
+    fn entries(&self, files: &dyn ReadFiles) -> Result<Vec<SourceEntry>, FilesError> {
+        sources::read(files)
+    }
+
+    fn further(
+        &self,
+        entries: &[SourceEntry],
+        _suites: &[String],
+        components: &[String],
+    ) -> Result<Option<Further>, ArchiveError> {
+        sources::further(entries, components)
+    }
+
+    fn has_lists(&self, files: &dyn ReadFiles) -> Result<bool, FilesError> {
+        let names = files.list(Utf8Path::new(CACHE))?;
+        Ok(names.iter().any(|name| name.ends_with(".solv")))
     }
 
     fn keyring_path(&self, repository: &Repository) -> Option<Utf8PathBuf> {
         repository::keyring_path(repository)
     }
 
+    /// rpm imports nothing else.
+    fn wants_armour(&self) -> bool {
+        true
+    }
+
     fn source(&self, repository: &Repository) -> (Utf8PathBuf, String) {
         repository::source(repository)
     }
 
+    fn streams(&self) -> Option<&dyn Streams> {
+        Some(&streams::DnfStreams)
+    }
+
+    fn hold_list(&self) -> Option<&dyn HoldList> {
+        Some(&versionlock::Versionlock)
+    }
+
+    fn has_several_versions(&self, name: &str) -> bool {
+        database::has_several_versions(name)
+    }
+
     fn bare_name<'n>(&self, id: &'n str) -> &'n str {
-        match id.rsplit_once('.') {
-            Some((name, architecture)) if FOREIGN.contains(&architecture) => name,
-            _ => id,
-        }
+        database::name_in(id)
     }
 
     fn commands(&self) -> Commands {
@@ -141,6 +260,134 @@ impl Backend for Dnf {
             credentials: "the options `username` and `password` of the repository's file, \
                           dnf.conf(5), with mode 0600",
         }
+    }
+}
+
+impl Transactions for Dnf {
+    fn refresh(&self, settings: &Settings, _past_caches: bool) -> Cmd {
+        commands::refresh(settings)
+    }
+
+    fn offers(&self, names: &[&str]) -> Query {
+        offers::versions(names)
+    }
+
+    fn parse_offers(&self, text: &str) -> Vec<Offer> {
+        offers::parse(text)
+    }
+
+    fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query {
+        commands::simulate(settings, request)
+    }
+
+    fn has_answered(&self, output: &Output) -> bool {
+        transaction::is_answer(output.ok(), &output.stdout, &output.stderr)
+    }
+
+    fn parse_actions(&self, text: &str, installed: &[Package]) -> Vec<Action> {
+        transaction::actions(text, installed)
+    }
+
+    fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {
+        Some(commands::simulate(settings, request))
+    }
+
+    fn parse_estimate(&self, text: &str) -> Estimate {
+        transaction::estimate(text)
+    }
+
+    fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
+        commands::download(settings, request)
+    }
+
+    fn perform(
+        &self,
+        settings: &Settings,
+        request: &TransactionRequest<'_>,
+        _removals: Removals,
+    ) -> Cmd {
+        commands::perform(settings, request)
+    }
+
+    fn performs_from_downloads(&self) -> bool {
+        true
+    }
+
+    /// The status of its shell is 0 even if one of its commands failed.
+    fn has_succeeded(&self, output: &Output) -> bool {
+        output.ok() && !faults::has_error(&output.stderr)
+    }
+
+    fn failed_scripts(&self, output: &str) -> Option<String> {
+        faults::failed_scripts(output)
+    }
+
+    fn configure(&self) -> Option<Cmd> {
+        None
+    }
+
+    fn unfinished(&self) -> Option<Query> {
+        Some(commands::last_transaction())
+    }
+
+    fn parse_unfinished(&self, text: &str, installed: &[Package]) -> Vec<String> {
+        interruption::to_complete(&history::unfinished(text), installed)
+    }
+
+    fn mark(&self, mark: Mark, packages: &[String]) -> Cmd {
+        commands::mark(mark, packages)
+    }
+
+    fn at_version(&self, name: &str, version: &str) -> String {
+        format!("{name}-{version}")
+    }
+
+    fn downgrade_command(&self, packages: &[String]) -> String {
+        format!("dnf downgrade {}", packages.join(" "))
+    }
+
+    fn short_line(&self, cmd: &Cmd) -> String {
+        commands::short_line(cmd)
+    }
+
+    fn fault(&self, output: &str) -> Fault {
+        faults::fault(output)
+    }
+
+    fn hint(&self, fault: Fault) -> Option<&'static str> {
+        faults::hint(fault)
+    }
+
+    fn telling_line<'t>(&self, output: &'t str) -> Option<&'t str> {
+        faults::telling_line(output)
+    }
+
+    fn first_reason<'t>(&self, output: &'t str) -> Option<&'t str> {
+        faults::first_reason(output)
+    }
+
+    fn obstacle(&self, output: &str) -> Option<String> {
+        faults::obstacle(output)
+    }
+
+    fn failed_sources(&self, output: &str) -> Option<String> {
+        faults::failed_sources(output)
+    }
+
+    fn failures_by_source(&self, output: &str) -> Option<Vec<SourceFailure>> {
+        faults::failures_by_source(output)
+    }
+
+    fn is_stage(&self, line: &str) -> bool {
+        progress::is_stage(line)
+    }
+
+    fn download_size(&self, line: &str) -> Option<u64> {
+        progress::download_size(line)
+    }
+
+    fn download_part(&self, line: &str) -> Option<u64> {
+        progress::download_part(line)
     }
 }
 

@@ -76,7 +76,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
     needs::ensure(&machines.toolkit.go)?;
     let mirror = rootfs::mirror()?;
     let packages = Packages::load(&bed.here("packages.toml"))?;
-    let rpms = Rpms::load(&bed.here("rpms.toml"))?;
+    let rpms = Rpms::load(&bed.here("rpms"))?;
     let numbers = releases(machines, &wanted.roots)?;
     thread::scope(|scope| {
         let repositories = scope.spawn(|| {

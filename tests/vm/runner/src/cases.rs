@@ -281,9 +281,13 @@ pub fn fit(cases: &[Case], machines: &Machines, configs: &Path) -> Result<()> {
         let spec = (machines.machine(&case.machine))
             .with_context(|| format!("case `{}` is not valid", case.name))?;
         if let Some(name) = &case.config
-            && !configs.join(name).is_file()
+            && !configs.join(&spec.configs).join(name).is_file()
         {
-            bail!("case `{}`: there is no `{name}` in configs/", case.name);
+            bail!(
+                "case `{}`: there is no `{name}` in configs/{}",
+                case.name,
+                spec.configs
+            );
         }
         let known = match spec.kind {
             Kind::Image => machines.images.contains_key(&spec.root),

@@ -101,6 +101,7 @@ fn compile(
         kind: Kind::Container,
         root: name.into(),
         config: None,
+        configs: String::new(),
         pci: Vec::new(),
         faults: toml::Table::new(),
         key: String::new(),

@@ -131,7 +131,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
     }
     let server = Server::start(&machine, stage.assets.repositories(&spec.root))?;
     if let Some(name) = &case.config {
-        let path = stage.bed.here("configs").join(name);
+        let path = stage.bed.here("configs").join(&spec.configs).join(name);
         let template =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let text = fill(&template, &values(stage.assets, &spec.root))

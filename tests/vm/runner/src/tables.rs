@@ -42,7 +42,7 @@ pub struct Toolkit {
 pub struct Root {
     pub suite: String,
     pub packages: Vec<String>,
-    /// The release of AlmaLinux that it stands in for, in `rpms.toml`.
+    /// The release of AlmaLinux that it stands in for, in `rpms/almalinux.toml`.
     pub almalinux: Option<String>,
     /// DKMS packages of the archive whose modules are compiled once and copied into machines.
     #[serde(default)]
@@ -99,6 +99,9 @@ pub struct MachineSpec {
     /// The configuration that replaces Debian 12's if a case runs on this machine instead of its
     /// own.
     pub config: Option<String>,
+    /// The directory below `configs` with the configurations of cases on this machine.
+    #[serde(default)]
+    pub configs: String,
     /// The devices on its bus, by place.
     #[serde(default)]
     pub pci: Vec<Place>,

@@ -1,6 +1,6 @@
 //! Signed repositories with the layout of their vendors' and with keys made for them: for apt here,
 //! for dnf in `rpm`. They hold the container toolkit from its real source, and the stand-in packages
-//! of `packages.toml` and `rpms.toml`.
+//! of `packages.toml` and of the folder `rpms`.
 
 pub mod rpm;
 mod stand_in;

@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_stream_has_the_packages_of_its_branch_only() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms.toml");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms");
         let table = Rpms::load(&path).unwrap();
         let text = modules(&table, "9", "nvidia").unwrap();
         let open = text.split("stream: 580-open\n").nth(1).unwrap();

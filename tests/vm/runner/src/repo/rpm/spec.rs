@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_spec_has_epoch_dependencies_and_the_scripts_of_its_units() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms.toml");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms");
         let table = Rpms::load(&path).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let (keys, values) = (BTreeMap::new(), BTreeMap::new());

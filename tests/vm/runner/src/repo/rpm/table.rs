@@ -1,4 +1,4 @@
-//! `rpms.toml`: the releases of AlmaLinux that machines stand in for, the repositories that the bed
+//! The folder `rpms`: the releases of AlmaLinux that machines stand in for, the repositories that the bed
 //! serves them, and the stand-in packages in these.
 
 use std::collections::BTreeMap;
@@ -12,18 +12,21 @@ use crate::cases::fill;
 use crate::repo::table::{Dkms, File, Place};
 
 /// The whole table.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rpms {
     /// By the number of the release.
+    #[serde(default)]
     pub releases: BTreeMap<String, Release>,
+    #[serde(default)]
     pub repositories: BTreeMap<String, Repository>,
     /// Names of packages that each machine has from the start and that own nothing: what is behind
     /// these names is Debian's.
+    #[serde(default)]
     pub system: Vec<Named>,
-    #[serde(rename = "package")]
+    #[serde(default, rename = "package")]
     pub packages: Vec<Package>,
-    #[serde(rename = "stream")]
+    #[serde(default, rename = "stream")]
     pub streams: Vec<Stream>,
 }
 
@@ -175,12 +178,21 @@ fn zero() -> String {
 }
 
 impl Rpms {
-    /// Reads and checks the table.
-    pub fn load(path: &Path) -> Result<Rpms> {
-        let text =
-            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut table: Rpms =
-            toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
+    /// Reads and checks the table, of which each file of the folder has a part.
+    pub fn load(folder: &Path) -> Result<Rpms> {
+        let mut table = Rpms::default();
+        for name in ["almalinux.toml", "vendors.toml"] {
+            let path = folder.join(name);
+            let text = fs::read_to_string(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            let part: Rpms = toml::from_str(&text)
+                .with_context(|| format!("{} is not valid", path.display()))?;
+            table.releases.extend(part.releases);
+            table.repositories.extend(part.repositories);
+            table.system.extend(part.system);
+            table.packages.extend(part.packages);
+            table.streams.extend(part.streams);
+        }
         let system = table.system.iter().map(Named::package);
         table.packages.extend(system.collect::<Vec<_>>());
         for (name, repository) in &table.repositories {
@@ -203,7 +215,7 @@ impl Rpms {
     pub fn release(&self, number: &str) -> Result<&Release> {
         self.releases
             .get(number)
-            .with_context(|| format!("rpms.toml has no release `{number}`"))
+            .with_context(|| format!("rpms/almalinux.toml has no release `{number}`"))
     }
 
     /// The packages of a release.
@@ -309,7 +321,7 @@ mod tests {
 
     #[test]
     fn the_table_of_the_repository_is_valid() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms.toml");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../rpms");
         let table = Rpms::load(&path).unwrap();
         for (number, release) in &table.releases {
             // A newer kernel must be in the repository, so that staying on one has an effect.

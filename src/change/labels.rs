@@ -1,0 +1,47 @@
+//! SELinux: a file that replaces another one has the label of its folder. The policy may want another
+//! one, so it is restored. SELinux itself is left as it is.
+
+use camino::Utf8Path;
+
+use super::{Applier, ChangeError, Sink, Undo};
+use crate::{error::one_line, host::ExecError, tools::selinux};
+
+impl Applier {
+    /// Restores the labels of files that a change has written. A failure is only reported: the files
+    /// are right, and most folders give the right label.
+    pub(super) async fn restore_labels(
+        &self,
+        paths: &[&Utf8Path],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        if paths.is_empty() || !selinux::is_enabled(&*self.host.files)? {
+            return Ok(());
+        }
+        let cmd = selinux::restore(paths);
+        let ran = self.exec(&cmd, sink).await;
+        match ran.and_then(|output| output.success(&cmd)) {
+            Ok(_) | Err(ExecError::NotFound { .. }) => {}
+            Err(error) => sink.note(&format!(
+                "failed to restore SELinux labels: {}",
+                one_line(&error)
+            )),
+        }
+        Ok(())
+    }
+}
+
+/// The files and folders that a change writes, by its undo.
+pub(super) fn written(undo: &Undo) -> Vec<&Utf8Path> {
+    match undo {
+        Undo::RestoreFiles {
+            files,
+            created_folders,
+            ..
+        } => (created_folders.iter())
+            .chain(files.iter().map(|file| &file.path))
+            .map(AsRef::as_ref)
+            .collect(),
+        Undo::Several { undos } => undos.iter().flat_map(written).collect(),
+        _ => Vec::new(),
+    }
+}

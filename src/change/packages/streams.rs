@@ -1,0 +1,106 @@
+//! Module streams: one is enabled before its packages are installed, and the one from before is
+//! enabled again when they are gone.
+
+use crate::{
+    change::{Applier, ChangeError, PackageError, Reverted, Sink, Undo},
+    tools::packages::Streams,
+};
+
+impl Applier {
+    fn streams(&self) -> Result<&'static dyn Streams, ChangeError> {
+        self.backend
+            .streams()
+            .ok_or_else(|| ChangeError::Unsupported {
+                what: format!("enable module streams with {}", self.backend.name()),
+            })
+    }
+
+    pub(in crate::change) fn capture_stream(
+        &self,
+        module: &str,
+        stream: &str,
+    ) -> Result<Undo, ChangeError> {
+        let (streams, files) = (self.streams()?, &self.host.files);
+        Ok(Undo::RestoreStream {
+            module: module.to_owned(),
+            stream: stream.to_owned(),
+            before: streams.enabled(&**files, module)?,
+            existed: files.exists(&streams.path(module))?,
+        })
+    }
+
+    pub(in crate::change) async fn enable_stream(
+        &self,
+        module: &str,
+        stream: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        self.streams()?;
+        self.exclusively(sink, self.move_stream(module, Some(stream), sink))
+            .await
+    }
+
+    /// Enables a stream, or none. A package manager refuses to replace one stream by another.
+    async fn move_stream(
+        &self,
+        module: &str,
+        wanted: Option<&str>,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let (streams, settings) = (self.streams()?, self.settings());
+        let now = || streams.enabled(&*self.host.files, module);
+        if now()?.as_deref() == wanted {
+            return Ok(());
+        }
+        if now()?.is_some() {
+            let reset = streams.reset(&settings, module);
+            self.run_with_retries("reset a module", reset, sink).await?;
+        }
+        if let Some(stream) = wanted {
+            let enable = streams.enable(&settings, module, stream);
+            self.run_with_retries("enable a module stream", enable, sink)
+                .await?;
+        }
+        let found = now()?;
+        if found.as_deref() == wanted {
+            return Ok(());
+        }
+        let or_none = |stream: Option<&str>| format!("stream {}", stream.unwrap_or("none"));
+        Err(PackageError::NotVerified {
+            package: module.to_owned(),
+            found: or_none(found.as_deref()),
+            wanted: or_none(wanted),
+        }
+        .into())
+    }
+
+    pub(in crate::change) async fn restore_stream(
+        &self,
+        module: &str,
+        stream: &str,
+        before: Option<&str>,
+        existed: bool,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let streams = self.streams()?;
+        let now = streams.enabled(&*self.host.files, module)?;
+        if now.as_deref() != Some(stream) || before == Some(stream) {
+            return Ok(Reverted::Nothing {
+                why: format!("stream {stream} of module {module} is not enabled by this program"),
+            });
+        }
+        self.exclusively(sink, self.move_stream(module, before, sink))
+            .await?;
+        let path = streams.path(module);
+        // A reset leaves a file without values.
+        if before.is_none() && !existed {
+            self.host.files.remove(&path)?;
+        }
+        Ok(Reverted::Done {
+            what: match before {
+                Some(before) => format!("enabled stream {before} of module {module} again"),
+                None => format!("reset module {module}"),
+            },
+        })
+    }
+}

@@ -1,0 +1,273 @@
+//! The archive in memory as dnf and rpm show it.
+
+use super::archive::{Archive, Installed, Verb};
+use crate::{
+    host::{
+        Cmd, Output, ReadFiles,
+        exec::Status,
+        fake::{FakeFiles, ok},
+    },
+    tools::packages::Fault,
+};
+
+pub(super) const OWNED: &str = "/var/lib/rpm/owned";
+pub(super) const SCRIPTS: &str = "/var/lib/rpm/scripts";
+
+/// What shows that a transaction was interrupted.
+const INTERRUPTED: &str = "/var/lib/dnf/rpmdb_lock.pid";
+const KEYS: &str = "/var/lib/rpm/keys";
+const LOCK_LIST: &str = "/etc/dnf/plugins/versionlock.list";
+const LOCK_PLUGIN: &str = "/etc/dnf/plugins/versionlock.conf";
+
+/// A row of the table of a transaction, with the title of its section.
+pub(super) fn row(name: &str, from: Option<&str>, to: Option<&str>) -> String {
+    let (title, version, repository) = match (from, to) {
+        (None, Some(to)) => ("Installing", to, "archive"),
+        (Some(_), Some(to)) => ("Upgrading", to, "archive"),
+        (from, None) => ("Removing", from.unwrap_or_default(), "@System"),
+    };
+    format!("{title}:\n {name}  x86_64  {version}  {repository}  1.0 k\n")
+}
+
+/// The output of a failure, by its class.
+pub(super) fn words(fault: Fault, what: &str) -> String {
+    let sign = match fault {
+        Fault::Locked => "RPMDB already locked by 812",
+        Fault::NoSpace => "Error: Curl error (23): Failed writing received data to disk",
+        Fault::Stale => "  - Status code: 404 for http://x/runc.rpm (IP: 192.0.2.1)",
+        Fault::Network => "  - Curl error (28): Timeout was reached for http://x/a.rpm",
+        Fault::NotFound => "Error: Unable to find a match: a",
+        Fault::Held => "All matches were filtered out by exclude filtering for argument: a",
+        Fault::Script => "Error in PREIN scriptlet in rpm package a\nError: Transaction failed",
+        _ => "Error: ",
+    };
+    format!("{sign}\n{what}")
+}
+
+impl Archive {
+    /// Locks of packages that a test holds are in the list; others stay there.
+    pub(super) fn write_for_dnf(&self, files: &FakeFiles) {
+        let installed = self.installed.lock().unwrap();
+        let mut list = text(files, LOCK_LIST).unwrap_or_default();
+        for (name, package) in installed.iter().filter(|(_, package)| package.held) {
+            let entry = format!("{name}-0:{}.*\n", package.version);
+            if !list.contains(&entry) {
+                list.push_str(&entry);
+            }
+        }
+        files.put(LOCK_PLUGIN, "[main]\nenabled = 1\n");
+        files.put(LOCK_LIST, list);
+        if installed.values().any(|package| package.half) {
+            files.put(INTERRUPTED, "4242");
+        } else {
+            files.take(INTERRUPTED);
+        }
+    }
+
+    /// A package with its version, as the archive's own specification `NAME=VERSION`.
+    fn spec(&self, written: &str) -> String {
+        let bare = written.strip_suffix(".x86_64").unwrap_or(written);
+        let archive = self.archive.lock().unwrap();
+        let is_it = |(name, version): &(String, String)| bare == format!("{name}-{version}");
+        let offered = archive
+            .iter()
+            .map(|(name, one)| ((*name).to_owned(), one.version.to_owned()));
+        let installed = self.installed.lock().unwrap();
+        let there = (installed.iter()).map(|(name, one)| (name.clone(), one.version.clone()));
+        match offered.chain(there).find(is_it) {
+            Some((name, version)) => format!("{name}={version}"),
+            None => bare.to_owned(),
+        }
+    }
+
+    pub(super) fn dnf(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
+        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
+        let words: Vec<&str> = (cmd.args.iter().map(String::as_str))
+            .filter(|arg| !arg.starts_with('-'))
+            .collect();
+        let Some((verb, names)) = words.split_first() else {
+            panic!("dnf without a verb: {}", cmd.line());
+        };
+        let simulated = has("--assumeno");
+        let moves = has("--disableplugin=versionlock");
+        let specs: Vec<String> = names.iter().map(|name| self.spec(name)).collect();
+        let output = match *verb {
+            "makecache" => return self.act(Verb::Refresh, &[], false, files),
+            "repoquery" if has("--userinstalled") => return self.asked_for(),
+            "repoquery" => return self.offers(&names[1..]),
+            "history" => return self.history(),
+            "mark" => return self.set_mark("auto", &specs[1..], files),
+            "module" => return Self::module(names[0], names[1], files),
+            _ if has("--downloadonly") => {
+                if *self.imports.lock().unwrap() {
+                    files.put(KEYS, "gpg-pubkey-48cf39dd-6742c1a5\n");
+                }
+                return self.act(Verb::Download, &[], false, files);
+            }
+            "install" => self.act(
+                Verb::Put {
+                    no_remove: false,
+                    moves,
+                },
+                &specs,
+                simulated,
+                files,
+            ),
+            "remove" => self.act(Verb::Take { purge: true }, &specs, simulated, files),
+            "reinstall" => self.reinstall(&specs, simulated, files),
+            "shell" => {
+                let script = cmd.stdin.as_ref().expect("a script").expose();
+                let specs = self.of_script(script);
+                self.act(
+                    Verb::Put {
+                        no_remove: false,
+                        moves,
+                    },
+                    &specs,
+                    simulated,
+                    files,
+                )
+            }
+            _ => panic!("dnf in memory knows no `{}`", cmd.line()),
+        };
+        if !(simulated && output.ok()) {
+            return self.with_failed_scripts(output);
+        }
+        if output.stdout.is_empty() {
+            return ok("Dependencies resolved.\nNothing to do.\nComplete!\n");
+        }
+        Output {
+            status: Status::Exited(1),
+            stdout: format!(
+                "Dependencies resolved.\n{}\nTransaction Summary\n",
+                output.stdout
+            ),
+            stderr: "Operation aborted.\n".to_owned(),
+        }
+    }
+
+    /// dnf succeeds although a script failed.
+    fn with_failed_scripts(&self, mut output: Output) -> Output {
+        for name in self.failing.lock().unwrap().drain(..) {
+            let version = self.installed.lock().unwrap()[name].version.clone();
+            output.stdout.push_str(&format!(
+                "warning: %post({name}-{version}.x86_64) scriptlet failed, exit status 3\n"
+            ));
+        }
+        output
+    }
+
+    fn module(verb: &str, name: &str, files: &FakeFiles) -> Output {
+        let (module, stream) = name.split_once(':').unwrap_or((name, ""));
+        let path = format!("/etc/dnf/modules.d/{module}.module");
+        if verb == "enable" && text(files, &path).is_some_and(|text| text.contains("enabled")) {
+            return crate::host::fake::failed(1, "Error: It is not possible to switch streams");
+        }
+        let state = if verb == "enable" { "enabled" } else { "" };
+        files.put(
+            &path,
+            format!("[{module}]\nname={module}\nstream={stream}\nprofiles=\nstate={state}\n"),
+        );
+        ok("Complete!\n")
+    }
+
+    fn of_script(&self, script: &str) -> Vec<String> {
+        let mut specs = Vec::new();
+        for line in script.lines() {
+            let mut words = line.split(' ');
+            match words.next() {
+                Some("remove") => specs.extend(words.map(|name| format!("{name}-"))),
+                Some("install") => specs.extend(words.map(|spec| self.spec(spec))),
+                _ => {}
+            }
+        }
+        specs
+    }
+
+    fn asked_for(&self) -> Output {
+        let installed = self.installed.lock().unwrap();
+        let manual = installed.iter().filter(|(_, package)| !package.auto);
+        ok(manual
+            .map(|(name, _)| format!("{name}\tx86_64\n"))
+            .collect::<String>())
+    }
+
+    fn offers(&self, names: &[&str]) -> Output {
+        let archive = self.archive.lock().unwrap();
+        let lines = names.iter().filter_map(|name| {
+            let offered = archive.get(name)?;
+            Some(format!("{name}\t0:{}\tx86_64\n", offered.version))
+        });
+        ok(lines.collect::<String>())
+    }
+
+    /// The last transaction was interrupted if a package is half done.
+    fn history(&self) -> Output {
+        let installed = self.installed.lock().unwrap();
+        let half: String = (installed.iter())
+            .filter(|(_, package)| package.half)
+            .map(|(name, package)| {
+                format!(" ** Install {name}-{}.x86_64 @archive\n", package.version)
+            })
+            .collect();
+        let end = if half.is_empty() { "fd9ac9" } else { "**" };
+        ok(format!(
+            "Transaction ID : 8\nEnd rpmdb      : {end}\nPackages Altered:\n{half}"
+        ))
+    }
+
+    fn reinstall(&self, specs: &[String], simulated: bool, files: &FakeFiles) -> Output {
+        let mut text = String::new();
+        for spec in specs {
+            let (name, version) = spec.split_once('=').expect("a version");
+            text.push_str(&row(name, Some(version), Some(version)));
+            if !simulated && let Some(package) = self.installed.lock().unwrap().get_mut(name) {
+                package.half = false;
+            }
+        }
+        if !simulated {
+            self.write(files);
+        }
+        ok(text)
+    }
+
+    pub(super) fn rpm(&self, cmd: &Cmd, files: &FakeFiles) -> Output {
+        let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+        let texts = |folder: &str, names: &[&str]| -> Output {
+            let one = |name: &&str| match text(files, &format!("{folder}/{name}")) {
+                Some(text) => text + "\n",
+                None => format!("package {name} is not installed\n"),
+            };
+            ok(names.iter().map(one).collect::<String>())
+        };
+        let installed = self.installed.lock().unwrap();
+        let names: Vec<&str> = installed.keys().map(String::as_str).collect();
+        match args[..] {
+            ["-qa", "--qf", format] if format.starts_with("[%{FILENAMES}") => texts(OWNED, &names),
+            ["-qa", "--qf", _] => {
+                let there = installed.iter().filter(|(_, package)| !package.gone);
+                ok(there
+                    .map(|(name, package)| line(name, package))
+                    .collect::<String>())
+            }
+            ["-qa", "gpg-pubkey", ..] => ok(text(files, KEYS).unwrap_or_default()),
+            ["-e", "--allmatches", "--", ..] => {
+                files.take(KEYS);
+                ok("")
+            }
+            ["-q", "--qf", _, "--", ref names @ ..] => texts(OWNED, names),
+            ["-q", "--scripts", "--", ref names @ ..] => texts(SCRIPTS, names),
+            _ => panic!("rpm in memory knows no `{}`", cmd.line()),
+        }
+    }
+}
+
+fn text(files: &FakeFiles, path: &str) -> Option<String> {
+    files.read_text(path.into()).unwrap()
+}
+
+fn line(name: &str, package: &Installed) -> String {
+    let (version, release) =
+        (package.version.split_once('-')).unwrap_or((&package.version, "(none)"));
+    format!("{name}\tx86_64\t(none)\t{version}\t{release}\t(none)\t(none)\n")
+}

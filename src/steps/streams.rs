@@ -1,0 +1,71 @@
+//! The module stream of the driver, where its packages are in one: enabled before they are installed.
+
+use super::packages;
+use crate::{
+    change::Change,
+    config::desired::DriverWish,
+    step::{Cx, StepError},
+};
+
+/// Module and stream of the driver's packages.
+fn wanted(driver: &DriverWish) -> Option<(&str, &str)> {
+    driver.stream.as_deref()?.split_once(':')
+}
+
+/// The enabled stream of the module that the driver's packages are in.
+pub(super) fn enabled(cx: &Cx<'_>) -> Result<Option<String>, StepError> {
+    let driver = cx.desired.driver.as_ref();
+    let (Some((module, _)), Some(streams)) =
+        (driver.and_then(wanted), packages::backend(cx).streams())
+    else {
+        return Ok(None);
+    };
+    Ok(streams.enabled(cx.host.files(), module)?)
+}
+
+/// The change that enables the driver's stream, if another one is enabled, or none.
+pub(super) fn change(driver: &DriverWish, enabled: Option<&str>) -> Option<Change> {
+    let (module, stream) = wanted(driver)?;
+    (enabled != Some(stream)).then(|| Change::EnableStream {
+        module: module.to_owned(),
+        stream: stream.to_owned(),
+    })
+}
+
+/// Puts the stream first: which repository is needed is known only when its packages are offered, and
+/// that decides whether a failure to download the lists matters.
+pub(super) fn before(
+    changes: Vec<Change>,
+    driver: &DriverWish,
+    enabled: Option<&str>,
+) -> Vec<Change> {
+    (change(driver, enabled).into_iter())
+        .chain(changes)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{before, change};
+    use crate::{
+        change::Change,
+        steps::{fixtures::desired, wishes::install},
+    };
+
+    #[test]
+    fn the_stream_is_enabled_before_the_lists_are_judged() {
+        let mut driver = desired().driver.expect("a driver");
+        assert_eq!(change(&driver, None), None);
+        driver.stream = Some("nvidia-driver:580-open".into());
+        assert_eq!(change(&driver, Some("580-open")), None);
+        let changes = before(install(&driver.packages, vec![]), &driver, Some("570-open"));
+        assert!(matches!(
+            &changes[..],
+            [
+                Change::EnableStream { stream, .. },
+                Change::RefreshRepositories,
+                Change::InstallPackages { .. }
+            ] if stream == "580-open"
+        ));
+    }
+}

@@ -1,0 +1,326 @@
+//! `dnf`: argument vectors that never ask, never wait without a time limit, and never allow what a
+//! plan did not approve. All of it was tried with dnf 4.14 and rpm 4.18; for dnf 5 see
+//! [`super::generation`].
+
+use std::time::Duration;
+
+use crate::{
+    host::{Cmd, Query},
+    model::secret::Secret,
+    tools::packages::{Mark, Settings, TransactionRequest},
+};
+
+use super::generation;
+
+/// The time limit of a transaction. One with a DKMS build takes some minutes on a healthy machine.
+const DEADLINE: Duration = Duration::from_secs(45 * 60);
+
+/// The time limit without output and processor time. DKMS prints nothing while it compiles, but
+/// uses a processor; without both, a package script hangs.
+const SILENCE: Duration = Duration::from_secs(10 * 60);
+
+/// The time limit to download the metadata of all repositories.
+const REFRESH_DEADLINE: Duration = Duration::from_secs(15 * 60);
+
+/// The time limit to resolve a transaction from metadata that is there already.
+const RESOLVE_DEADLINE: Duration = Duration::from_secs(180);
+
+/// Another dnf makes this one fail at once instead of waiting without a limit: this program waits, with
+/// a limit, and names the holder.
+const FAIL_IF_LOCKED: &str = "--setopt=exit_on_lock=1";
+
+/// Options of every command, `dnf.conf(5)`.
+const OPTIONS: [&str; 8] = [
+    FAIL_IF_LOCKED,
+    // The newest allowed version of each requested package, or an error: never quietly an older
+    // one, and never without one of the requested packages.
+    "--setopt=best=1",
+    "--setopt=strict=1",
+    // Packages of one vendor are not replaced by those of another.
+    "--setopt=allow_vendor_change=0",
+    // Unneeded packages are not ours to remove.
+    "--setopt=clean_requirements_on_remove=0",
+    // A repository that fails is a warning; this program decides whether it is needed.
+    "--setopt=*.skip_if_unavailable=1",
+    "--setopt=*.timeout=30",
+    "--color=never",
+];
+
+/// Use the metadata that the last refresh downloaded, even if it is older than dnf wants by
+/// default: what was simulated must not move before it is performed.
+const AS_REFRESHED: [&str; 2] = [
+    "--setopt=metadata_expire=-1",
+    "--setopt=*.metadata_expire=-1",
+];
+
+/// Uses no repository: for what needs the database of installed packages only.
+const NO_REPOSITORY: &str = "--disablerepo=*";
+
+/// Without the plugin that locks versions: what a move does to each package is approved.
+const NO_LOCKS: &str = "--disableplugin=versionlock";
+
+fn owned(words: &[&str]) -> impl Iterator<Item = String> {
+    words.iter().map(|word| (*word).to_owned())
+}
+
+fn options(settings: &Settings) -> Vec<String> {
+    let mut args: Vec<String> = owned(&OPTIONS).collect();
+    let weak = u8::from(settings.recommends);
+    args.push(format!("--setopt=install_weak_deps={weak}"));
+    args
+}
+
+/// The environment of every command that may use the network. The proxy's URL is passed here and not
+/// as an argument, because it may contain a password, and every user can read arguments. dnf reads
+/// these variables through curl, unless `dnf.conf` names a proxy.
+fn environment(settings: &Settings, mut cmd: Cmd) -> Cmd {
+    if let Some(direct) = &settings.no_proxy {
+        cmd = cmd.env("no_proxy", direct);
+    }
+    match &settings.proxy {
+        Some(proxy) => cmd
+            .secret_env("http_proxy", proxy)
+            .secret_env("https_proxy", proxy),
+        None => cmd,
+    }
+}
+
+/// The verb of a request with its arguments, and the script that it needs on standard input.
+fn words(request: &TransactionRequest<'_>) -> (Vec<String>, Option<String>) {
+    let verb =
+        |words: &[&str], names: &[String]| owned(words).chain(names.iter().cloned()).collect();
+    match request {
+        TransactionRequest::Install {
+            packages,
+            removing: [],
+        }
+        | TransactionRequest::Move {
+            packages,
+            removing: [],
+        } => (verb(&["install"], packages), None),
+        // Only its shell removes and installs in one transaction.
+        TransactionRequest::Install { packages, removing }
+        | TransactionRequest::Move { packages, removing } => {
+            let mut script = format!("remove {}\n", removing.join(" "));
+            if !packages.is_empty() {
+                script.push_str(&format!("install {}\n", packages.join(" ")));
+            }
+            script.push_str("run\n");
+            (verb(&["shell", "/dev/stdin"], &[]), Some(script))
+        }
+        // With rpm, unchanged configuration goes with its package.
+        TransactionRequest::Purge(names) | TransactionRequest::Remove(names) => {
+            (verb(&["remove", "--noautoremove"], names), None)
+        }
+        TransactionRequest::Reinstall(names) => (verb(&["reinstall"], names), None),
+        TransactionRequest::Fix => (verb(&["remove", "--duplicates"], &[]), None),
+    }
+}
+
+fn transaction(settings: &Settings, first: &[&str], request: &TransactionRequest<'_>) -> Cmd {
+    let mut args: Vec<String> = owned(first).chain(options(settings)).collect();
+    args.extend(owned(&AS_REFRESHED));
+    if matches!(
+        request,
+        TransactionRequest::Purge(_) | TransactionRequest::Remove(_)
+    ) {
+        args.push(NO_REPOSITORY.to_owned());
+    }
+    if matches!(request, TransactionRequest::Move { .. }) {
+        args.push(NO_LOCKS.to_owned());
+    }
+    let (words, script) = words(request);
+    args.extend(words);
+    let cmd = environment(settings, Cmd::new("dnf", args))
+        .deadline(DEADLINE)
+        .silence(SILENCE);
+    match script {
+        Some(script) => cmd.stdin(Secret::new(script)),
+        None => cmd,
+    }
+}
+
+/// Downloads the metadata of all repositories. dnf has no option that bypasses proxy caches.
+#[must_use]
+pub fn refresh(settings: &Settings) -> Cmd {
+    let mut args = vec!["-y".to_owned()];
+    args.extend(options(settings));
+    args.extend(owned(&["--refresh", "makecache"]));
+    environment(settings, Cmd::new("dnf", args))
+        .deadline(REFRESH_DEADLINE)
+        .silence(Duration::from_secs(180))
+}
+
+/// Resolves a transaction and changes nothing: the answer to its question is always no.
+#[must_use]
+pub fn simulate(settings: &Settings, request: &TransactionRequest<'_>) -> Query {
+    let mut cmd = transaction(settings, &["--assumeno", "--cacheonly"], request);
+    // It waits for other queries of this program, and its deadline bounds that.
+    cmd.args.retain(|arg| arg != FAIL_IF_LOCKED);
+    let query = Query::new("dnf", cmd.args).deadline(RESOLVE_DEADLINE);
+    match cmd.stdin {
+        Some(script) => query.stdin(script),
+        None => query,
+    }
+}
+
+/// Downloads what a transaction needs, and checks digests and signatures.
+#[must_use]
+pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
+    transaction(settings, &["-y", "--downloadonly"], request)
+}
+
+/// Performs a transaction with what was downloaded. dnf never removes a package for an installation
+/// unless the new one replaces it, so what the simulation did not remove stays.
+#[must_use]
+pub fn perform(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
+    transaction(settings, &["-y", "--cacheonly"], request)
+}
+
+/// Queries the versions of packages that are offered; see [`super::offers`].
+#[must_use]
+pub fn offers(format: &str, names: &[&str]) -> Query {
+    let mut args: Vec<String> = owned(&["-q", "--cacheonly"]).collect();
+    args.extend(owned(&AS_REFRESHED));
+    args.extend(owned(&[
+        "--setopt=*.skip_if_unavailable=1",
+        "repoquery",
+        "--showduplicates",
+        "--qf",
+        format,
+        "--",
+    ]));
+    args.extend(owned(names));
+    Query::new("dnf", args).deadline(RESOLVE_DEADLINE)
+}
+
+/// Queries the last transaction in dnf's own history.
+#[must_use]
+pub fn last_transaction() -> Query {
+    Query::new("dnf", [NO_REPOSITORY, "history", "info", "last"])
+}
+
+/// Changes the enabled stream of a module: `enable NAME:STREAM`, or `reset NAME`. The metadata that
+/// describe the module may have to be downloaded first.
+#[must_use]
+pub fn module(settings: &Settings, verb: &str, name: &str) -> Cmd {
+    let mut args = vec!["-y".to_owned()];
+    args.extend(options(settings));
+    args.extend(owned(&["module", verb, name]));
+    environment(settings, Cmd::new("dnf", args))
+        .deadline(REFRESH_DEADLINE)
+        .silence(Duration::from_secs(180))
+}
+
+/// Marks packages as installed only because others need them. Holds are a file, see
+/// [`super::versionlock`].
+#[must_use]
+pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
+    let words = match mark {
+        Mark::Hold => ["versionlock", "add"],
+        Mark::Unhold => ["versionlock", "delete"],
+        Mark::Automatic => ["mark", generation::AS_DEPENDENCY],
+    };
+    let first = ["-y", FAIL_IF_LOCKED, NO_REPOSITORY];
+    let args = owned(&first).chain(owned(&words));
+    Cmd::new("dnf", args.chain(packages.iter().cloned())).deadline(RESOLVE_DEADLINE)
+}
+
+/// A command line for people, without the options that every command has.
+#[must_use]
+pub fn short_line(cmd: &Cmd) -> String {
+    let common = [
+        "-y",
+        "-q",
+        "--color=never",
+        "--cacheonly",
+        "--noautoremove",
+        "--",
+    ];
+    std::iter::once(cmd.program.as_str())
+        .chain(cmd.args.iter().map(String::as_str))
+        .filter(|arg| {
+            !(arg.starts_with("--setopt=") || common.contains(arg) || *arg == NO_REPOSITORY)
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings {
+            lock_timeout_seconds: 60,
+            proxy: Some(Secret::new("http://joe:s3cret@proxy:3128")),
+            no_proxy: Some("localhost,.internal".to_owned()),
+            recommends: false,
+        }
+    }
+
+    #[test]
+    fn no_command_asks_waits_for_ever_or_forces_anything() {
+        let settings = settings();
+        let names = ["docker-ce-3:28.5.2-1.el9".to_owned()];
+        let install = TransactionRequest::Install {
+            packages: &names,
+            removing: &[],
+        };
+        for cmd in [
+            refresh(&settings),
+            download(&settings, &install),
+            perform(&settings, &install),
+            perform(&settings, &TransactionRequest::Purge(&names)),
+            perform(&settings, &TransactionRequest::Reinstall(&names)),
+            module(&settings, "enable", "nvidia-driver:580-open"),
+        ] {
+            let line = cmd.line();
+            assert!(line.contains("--setopt=exit_on_lock=1"), "{line}");
+            assert!(line.contains(" -y "), "{line}");
+            assert!(!line.contains("proxy:3128"), "{line}");
+            for forced in ["nogpgcheck", "allowerasing", "skip-broken", "nobest"] {
+                assert!(!line.contains(forced), "{line}");
+            }
+        }
+        let cmd = perform(&settings, &install);
+        assert!(cmd.silence.is_some() && cmd.stdin.is_none());
+        assert!(cmd.secret_env.iter().any(|(key, _)| key == "https_proxy"));
+        assert_eq!(short_line(&cmd), "dnf install docker-ce-3:28.5.2-1.el9");
+        assert!(!format!("{settings:?} {cmd:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn a_simulation_cannot_be_answered_with_yes_and_uses_the_same_metadata() {
+        let names = ["a".to_owned()];
+        let request = TransactionRequest::Install {
+            packages: &names,
+            removing: &[],
+        };
+        let (simulated, real) = (
+            simulate(&settings(), &request).cmd().args.clone(),
+            perform(&settings(), &request).args,
+        );
+        assert_eq!(
+            (simulated[0].as_str(), real[0].as_str()),
+            ("--assumeno", "-y")
+        );
+        let real: Vec<&String> = (real[1..].iter())
+            .filter(|arg| *arg != FAIL_IF_LOCKED)
+            .collect();
+        assert_eq!(simulated[1..].iter().collect::<Vec<_>>(), real);
+    }
+
+    #[test]
+    fn one_transaction_removes_and_installs() {
+        let (coming, going) = (["a-1-1".to_owned()], ["b".to_owned(), "c".to_owned()]);
+        let both = TransactionRequest::Install {
+            packages: &coming,
+            removing: &going,
+        };
+        let cmd = perform(&settings(), &both);
+        let script = cmd.stdin.as_ref().map(Secret::expose);
+        assert_eq!(script, Some("remove b c\ninstall a-1-1\nrun\n"));
+        assert_eq!(short_line(&cmd), "dnf shell /dev/stdin");
+    }
+}

@@ -1,0 +1,368 @@
+//! The class of a failure of dnf or rpm, by their output.
+
+use crate::tools::{
+    dkms,
+    packages::{Fault, SourceFailure},
+};
+
+/// Parts of one line of the output and their class. The first match counts, so causes come before
+/// their consequences.
+const SIGNS: &[(&[&str], Fault)] = &[
+    (&["already locked by "], Fault::Locked),
+    (&["Failed to obtain the transaction lock"], Fault::Locked),
+    (&["can't create transaction lock"], Fault::Locked),
+    (&["Could not run transaction", "lock"], Fault::Locked),
+    (&["No space left on device"], Fault::NoSpace),
+    // curl's CURLE_WRITE_ERROR: it could not write what it received.
+    (&["Curl error (23)"], Fault::NoSpace),
+    (&["more space needed on the", "filesystem"], Fault::NoSpace),
+    (&["needs", "on the", "filesystem"], Fault::NoSpace),
+    (&["rpmdb", "DB_RUNRECOVERY"], Fault::Interrupted),
+    (&["error: rpmdb: damaged"], Fault::Interrupted),
+    // The key is right, the clock is not.
+    (&["Curl error (60)"], Fault::Certificate),
+    (&["Curl error (58)"], Fault::Certificate),
+    (&["Curl error (77)"], Fault::Certificate),
+    (&["repomd.xml GPG signature verification error"], Fault::Key),
+    (&["GPG signature is not available"], Fault::Key),
+    (&["is not signed"], Fault::Key),
+    (&["they are not correct for this package"], Fault::Key),
+    (&["Public key for", "is not installed"], Fault::Key),
+    (&["Key import failed"], Fault::Key),
+    (&["Problem opening package"], Fault::Key),
+    (&["GPG check FAILED"], Fault::Key),
+    (&["Status code: 429"], Fault::Network),
+    (&["Status code: 50"], Fault::Network),
+    (&["Status code: 40", "/repomd.xml (IP"], Fault::Missing),
+    (&["Status code: 401"], Fault::Missing),
+    (&["Status code: 403"], Fault::Missing),
+    // The signed index names a file that the mirror does not have, or has in another version.
+    (&["Status code: 404"], Fault::Stale),
+    (&["checksum doesn't match"], Fault::Stale),
+    (&["due to \"--cacheonly\" option"], Fault::Stale),
+    (&["has incorrect checksum"], Fault::Stale),
+    (&["Curl error ("], Fault::Network),
+    (
+        &["Cannot download, all mirrors were already tried"],
+        Fault::Network,
+    ),
+    (&["Cannot prepare internal mirrorlist"], Fault::Network),
+    (&["Failed to download metadata for repo"], Fault::Network),
+    (&["failed loading '", ".repo'"], Fault::Sources),
+    (&["Parsing file", "failed"], Fault::Sources),
+    (&["filtered out by exclude filtering"], Fault::Held),
+    (&["is filtered out by exclude filtering"], Fault::Held),
+    (&["filtered out by modular filtering"], Fault::NotFound),
+    (&["Unable to find a match"], Fault::NotFound),
+    (&["No match for argument"], Fault::NotFound),
+    (&["missing groups or modules"], Fault::NotFound),
+    (&["not available."], Fault::NotFound),
+    (
+        &["Bad return status for module build on kernel"],
+        Fault::Build,
+    ),
+    (&["Transaction test error"], Fault::Unmet),
+    (&["conflicts with file from package"], Fault::Unmet),
+    (&["Problem: "], Fault::Unmet),
+    (&["Problem 1: "], Fault::Unmet),
+    (&["scriptlet in rpm package"], Fault::Script),
+    (&["scriptlet failed, exit status"], Fault::Script),
+];
+
+fn sign_in(text: &str) -> Option<(&str, Fault)> {
+    SIGNS.iter().find_map(|(parts, fault)| {
+        let shows = |line: &&str| parts.iter().all(|part| line.contains(part));
+        Some((text.lines().find(shows)?.trim(), *fault))
+    })
+}
+
+/// The line that shows the fault: in a long output it is not among the last ones.
+#[must_use]
+pub fn telling_line(text: &str) -> Option<&str> {
+    sign_in(text).map(|(line, _)| line)
+}
+
+/// The class of a failure, by its output.
+#[must_use]
+pub fn fault(text: &str) -> Fault {
+    if dkms::log_named_in(text).is_some() {
+        return Fault::Build;
+    }
+    sign_in(text).map_or(Fault::Other, |(_, fault)| fault)
+}
+
+/// What the user can do about a failure, if dnf has a command for it.
+#[must_use]
+pub fn hint(fault: Fault) -> Option<&'static str> {
+    Some(match fault {
+        Fault::NotFound => {
+            "check that the repository and the module stream are enabled and carry the package for \
+             this release and architecture (`dnf repoquery --showduplicates NAME`, `dnf module \
+             list`)"
+        }
+        Fault::Held => "release the hold with `dnf versionlock delete`, if nobody else needs it",
+        Fault::Unmet => {
+            "read dnf's messages about dependencies above; the usual cause is a mix of packages \
+             from two repositories"
+        }
+        Fault::Interrupted => {
+            "rpm's database is damaged: run `rpm --rebuilddb`, then `gpu-bootstrap install` again"
+        }
+        _ => return None,
+    })
+}
+
+/// The first reason that dnf gives.
+#[must_use]
+pub fn first_reason(output: &str) -> Option<&str> {
+    let error = |line: &'_ str| {
+        let reason = line.strip_prefix("Error: ").map(str::trim);
+        reason.is_some_and(|reason| !reason.is_empty())
+    };
+    let of_error = output.lines().find(|line| error(line));
+    (of_error.and_then(|line| line.strip_prefix("Error: ")))
+        .or_else(|| telling_line(output))
+        .or_else(|| output.lines().last())
+}
+
+/// The lines that explain why dnf refuses a transaction, out of its whole output: `Error:` and the
+/// problems with their indented reasons, or what was filtered out.
+#[must_use]
+pub fn obstacle(text: &str) -> Option<String> {
+    let filtered: Vec<&str> = (text.lines())
+        .filter(|line| line.contains(" filtering for argument: "))
+        .collect();
+    if !filtered.is_empty() {
+        return Some(filtered.join("\n"));
+    }
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    let at = lines.iter().position(|line| {
+        let line = line.trim_start();
+        line.starts_with("Problem") && line.contains(": ")
+            || line.starts_with("Error: Transaction test error")
+    })?;
+    let details = lines[at + 1..]
+        .iter()
+        .take_while(|line| line.starts_with(' '))
+        .count();
+    Some(lines[at..=at + details].join("\n"))
+}
+
+/// The scripts that failed although dnf may say that all went well: it does for every script that
+/// runs after the files are in place.
+#[must_use]
+pub fn failed_scripts(output: &str) -> Option<String> {
+    let lines: Vec<&str> = (output.lines().map(str::trim))
+        .filter(|line| line.contains(" scriptlet failed, exit status "))
+        .collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+/// Whether the error output names an error of a transaction. A repository that was left out is judged
+/// when the lists are downloaded.
+#[must_use]
+pub fn has_error(stderr: &str) -> bool {
+    (stderr.lines())
+        .filter_map(|line| line.strip_prefix("Error: "))
+        .any(|error| !is_of_a_repository(error))
+}
+
+/// Whether an error is about a repository that was left out.
+#[must_use]
+pub fn is_of_a_repository(error: &str) -> bool {
+    error.starts_with("Cache-only enabled but no cache for ")
+        || error.starts_with("Failed to download metadata for repo ")
+}
+
+/// The start of the line about a repository whose metadata could not be downloaded.
+const FAILED: &str = "Error: Failed to download metadata for repo '";
+
+/// What `makecache` says about repositories that it left out; its status is 0 then.
+#[must_use]
+pub fn failed_sources(output: &str) -> Option<String> {
+    let mut failed: Vec<&str> = Vec::new();
+    for line in output.lines() {
+        let is_detail = line.starts_with("  - ") || line.starts_with("Errors during downloading");
+        if is_detail || line.starts_with(FAILED) || line.starts_with("Warning: failed loading ") {
+            failed.push(line);
+        }
+    }
+    (!failed.is_empty()).then(|| failed.join("\n"))
+}
+
+/// The repositories that failed, by their names; `None` if there was another error, too.
+#[must_use]
+pub fn failures_by_source(output: &str) -> Option<Vec<SourceFailure>> {
+    let mut failures: Vec<SourceFailure> = Vec::new();
+    let mut detail = "";
+    for line in output.lines() {
+        if let Some(text) = line.strip_prefix("  - ") {
+            detail = text.trim();
+        } else if let Some(rest) = line.strip_prefix(FAILED) {
+            let (name, why) = rest.split_once("': ")?;
+            let why = if detail.is_empty() { why } else { detail };
+            failures.push(SourceFailure {
+                address: name.to_owned(),
+                why: why.to_owned(),
+            });
+            detail = "";
+        } else if line.starts_with("Error: ") || line.starts_with("Warning: failed loading ") {
+            return None;
+        }
+    }
+    (!failures.is_empty()).then_some(failures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAULTS: &str = include_str!("fixtures/refresh-faults.txt");
+    const DEAD: &str = include_str!("fixtures/refresh-dead.txt");
+
+    /// The lines of the recorded output about one repository.
+    fn about(repository: &str) -> String {
+        let quoted = format!("'{repository}'");
+        let mut lines = FAULTS.lines().peekable();
+        let mut text = String::new();
+        while let Some(line) = lines.next() {
+            if line.contains(&quoted) {
+                text.push_str(line);
+                text.push('\n');
+                while let Some(detail) = lines.next_if(|line| line.starts_with("  - ")) {
+                    text.push_str(detail);
+                    text.push('\n');
+                }
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn each_way_in_which_a_repository_fails_has_its_class() {
+        for (repository, expected) in [
+            ("badsig", Fault::Key),
+            ("nosig", Fault::Key),
+            ("wrongkey", Fault::Key),
+            ("half", Fault::Stale),
+            ("torn", Fault::Stale),
+            ("noname", Fault::Network),
+        ] {
+            let text = about(repository);
+            assert!(text.contains("Failed to download metadata"), "{repository}");
+            assert_eq!(fault(&text), expected, "{repository}: {text}");
+        }
+        assert_eq!(fault(DEAD), Fault::Missing);
+    }
+
+    #[test]
+    fn repositories_that_failed_are_named_with_their_reason() {
+        let failures = failures_by_source(DEAD).expect("failures");
+        let names: Vec<&str> = failures.iter().map(|one| one.address.as_str()).collect();
+        assert_eq!(names, ["dead", "gone"]);
+        assert!(failures[0].why.contains("Couldn't connect to server"));
+        assert!(failures[1].why.contains("404"));
+        assert!(failed_sources(DEAD).is_some_and(|text| text.lines().count() == 6));
+        assert_eq!(failures_by_source("Error: something else\n"), None);
+        assert_eq!(failed_sources("Metadata cache created.\n"), None);
+        assert_eq!(failures_by_source(FAULTS).map(|all| all.len()), Some(6));
+    }
+
+    #[test]
+    fn failures_of_dnf_4_14() {
+        for (text, expected) in [
+            (
+                "RPMDB already locked by 20994\n  The application with PID 20994 is: dnf\n",
+                Fault::Locked,
+            ),
+            (
+                "Package unsigned-package-1-1.x86_64.rpm is not signed\nError: GPG check FAILED\n",
+                Fault::Key,
+            ),
+            (
+                "The GPG keys listed for the \"faults\" repository are already installed but they \
+                 are not correct for this package.\nError: GPG check FAILED\n",
+                Fault::Key,
+            ),
+            (
+                "Error: Error downloading packages:\n  huge-1-1.x86_64: Download failed: Curl \
+                 error (23): Failed writing received data to disk/application for http://x/a.rpm\n",
+                Fault::NoSpace,
+            ),
+            (
+                "Error: Transaction test error:\n  installing package huge-1-1.x86_64 needs 58MB \
+                 more space on the /usr filesystem\n",
+                Fault::NoSpace,
+            ),
+            (
+                "All matches were filtered out by exclude filtering for argument: \
+                 nvidia-driver-cuda\nError: Unable to find a match: nvidia-driver-cuda\n",
+                Fault::Held,
+            ),
+            (
+                "All matches were filtered out by modular filtering for argument: a\nError: Unable \
+                 to find a match: a\n",
+                Fault::NotFound,
+            ),
+            (
+                "Error: \n Problem: conflicting requests\n  - nothing provides libmissing.so.1\n",
+                Fault::Unmet,
+            ),
+            (
+                "Error: Transaction test error:\n  file /usr/bin/nvidia-smi from install of \
+                 file-conflict-1-1.x86_64 conflicts with file from package nvidia-driver-cuda\n",
+                Fault::Unmet,
+            ),
+            (
+                "Package \"fails-pre-1-1.x86_64\" from repository \"faults\" has incorrect \
+                 checksum\nError: Some packages have invalid cache, but cannot be downloaded due to \
+                 \"--cacheonly\" option\n",
+                Fault::Stale,
+            ),
+            (
+                "Error in PREIN scriptlet in rpm package fails-pre\nError: Transaction failed\n",
+                Fault::Script,
+            ),
+            ("Error: something new\n", Fault::Other),
+        ] {
+            assert_eq!(fault(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_script_that_failed_is_seen_although_the_status_is_0() {
+        let text = "  Running scriptlet: fails-post-1-1.x86_64            3/3 \npost says no\n\
+                    warning: %post(fails-post-1-1.x86_64) scriptlet failed, exit status 3\n\n\
+                    Complete!\n";
+        assert_eq!(
+            failed_scripts(text).as_deref(),
+            Some("warning: %post(fails-post-1-1.x86_64) scriptlet failed, exit status 3")
+        );
+        assert_eq!(failed_scripts("Complete!\n"), None);
+    }
+
+    #[test]
+    fn reasons_are_taken_out_of_the_output() {
+        let text = "(try to add '--allowerasing')\nError: \n Problem: problem with installed \
+                    package gcc\n  - package a conflicts with gcc\n  - conflicting requests\nmore\n";
+        assert_eq!(
+            obstacle(text).as_deref(),
+            Some(
+                " Problem: problem with installed package gcc\n  - package a conflicts with \
+                 gcc\n  - conflicting requests"
+            )
+        );
+        assert_eq!(
+            first_reason("noise\nError: Unable to find a match: a\n"),
+            Some("Unable to find a match: a")
+        );
+        assert_eq!(first_reason("only this"), Some("only this"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(Error: |  - |Failed to download metadata for repo '| Problem: |.|\n)*") {
+            let _ = (fault(&text), obstacle(&text), first_reason(&text), failures_by_source(&text));
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! dnf's own history: what an interrupted transaction had begun to install. Its packages may be in
+//! rpm's database although their scripts did not run.
+
+/// `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE` of the packages that the last transaction brought, if it
+/// has not ended; none if it has.
+#[must_use]
+pub fn unfinished(text: &str) -> Vec<String> {
+    // A transaction that ended has its time and rpm's state after it.
+    let ended = (text.lines())
+        .find_map(|line| line.strip_prefix("End rpmdb"))
+        .is_some_and(|rest| rest.trim_start_matches([' ', ':', '*']).trim() != "");
+    if ended {
+        return Vec::new();
+    }
+    let mut packages = Vec::new();
+    for line in text.lines() {
+        let line = line.trim_start_matches([' ', '*']);
+        let Some((action, rest)) = line.split_once(char::is_whitespace) else {
+            continue;
+        };
+        if ["Install", "Upgrade", "Reinstall", "Downgrade"].contains(&action)
+            && let Some(package) = rest.split_whitespace().next()
+            && rest.contains(" @")
+        {
+            packages.push(package.to_owned());
+        }
+    }
+    packages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unfinished;
+
+    const INTERRUPTED: &str = include_str!("fixtures/history-interrupted.txt");
+
+    #[test]
+    fn an_interrupted_transaction_names_what_it_brought() {
+        assert_eq!(unfinished(INTERRUPTED), ["slow-2-1.x86_64"]);
+        let ended = INTERRUPTED.replace("End rpmdb      :  **", "End rpmdb      : fd9ac9");
+        assert!(unfinished(&ended).is_empty());
+        assert!(unfinished("No transactions\n").is_empty());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(.|\n)*") {
+            let _ = unfinished(&text);
+        }
+    }
+}

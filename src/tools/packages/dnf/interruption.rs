@@ -1,0 +1,121 @@
+//! A transaction of dnf that was killed. rpm's database does not show it: a package is in it before
+//! its scripts have run. What shows it is the file with the process's number, which dnf removes at its
+//! end. A new installation of what the transaction brought runs all scripts and removes an old version
+//! that an upgrade has left.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::generation;
+use crate::{
+    host::{FilesError, ReadFiles},
+    model::paths,
+    tools::packages::{Package, locks},
+};
+
+/// The program, if the process that changed packages is gone without having ended its work.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub fn interrupted(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+    let path = Utf8Path::new(generation::TRANSACTION);
+    Ok(match locks::writer(files, path)? {
+        Some(pid) if !locks::is_at_work(files, pid)? => Some("dnf"),
+        _ => None,
+    })
+}
+
+/// The record of scripts that failed. rpm's database does not show them: their packages count as
+/// installed.
+#[must_use]
+pub fn failed_scripts_record() -> Utf8PathBuf {
+    Utf8Path::new(paths::STATE).join("transactions/failed-scripts")
+}
+
+/// The installed packages of which a script failed, by lines as `warning: %post(NAME-VERSION.ARCH)
+/// scriptlet failed, exit status 1`.
+#[must_use]
+pub fn with_failed_scripts(record: &str, installed: &[Package]) -> Vec<Package> {
+    let named: Vec<&str> = (record.lines())
+        .filter_map(|line| Some(line.split_once('(')?.1.split_once(')')?.0))
+        .collect();
+    (installed.iter())
+        .filter(|package| named.contains(&with_architecture(package).as_str()))
+        .cloned()
+        .collect()
+}
+
+fn with_architecture(package: &Package) -> String {
+    format!(
+        "{}-{}.{}",
+        package.name, package.version, package.architecture
+    )
+}
+
+/// What must be installed once more: packages of the transaction that are there, and those of which an
+/// old version is left. `begun` has `NAME-EPOCH:VERSION-RELEASE.ARCHITECTURE`.
+#[must_use]
+pub fn to_complete(begun: &[String], installed: &[Package]) -> Vec<String> {
+    let is_begun = |package: &&Package| {
+        let old_is_left = |other: &Package| other.needs_repair() && other.name == package.name;
+        package.is_installed()
+            && (begun.contains(&with_architecture(package)) || installed.iter().any(old_is_left))
+    };
+    (installed.iter().filter(is_begun))
+        .map(with_architecture)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{host::fake::FakeFiles, tools::packages::dnf::database};
+
+    #[test]
+    fn a_process_that_is_gone_has_interrupted_its_transaction() {
+        let files = FakeFiles::new();
+        let now = || interrupted(&files).unwrap();
+        assert_eq!(now(), None);
+        files.put(generation::TRANSACTION, "812");
+        assert_eq!(now(), Some("dnf"));
+        files.put("/proc/812/stat", "812 (dnf) S");
+        files.put(
+            "/proc/812/cmdline",
+            "/usr/bin/python3\0/usr/bin/dnf\0install\0",
+        );
+        assert_eq!(now(), None);
+        // After a reboot another process may have the number.
+        files.put("/proc/812/cmdline", "/usr/sbin/sshd\0-D\0");
+        assert_eq!(now(), Some("dnf"));
+    }
+
+    #[test]
+    fn a_package_whose_script_failed_is_half_done_while_it_is_installed() {
+        let installed = database::parse(
+            "kmod-nvidia-open-dkms\tnoarch\t3\t580.95.05\t1.el9\t(none)\t(none)\n\
+             bash\tx86_64\t(none)\t5.1.8\t9.el9\t(none)\t(none)\n",
+        );
+        let record = "warning: %post(kmod-nvidia-open-dkms-3:580.95.05-1.el9.noarch) scriptlet \
+                      failed, exit status 3\nwarning: %post(gone-1-1.x86_64) scriptlet failed\n";
+        let found = with_failed_scripts(record, &installed);
+        assert_eq!(found, [installed[0].clone()]);
+        assert!(with_failed_scripts("", &installed).is_empty());
+    }
+
+    #[test]
+    fn what_was_begun_and_what_was_left_is_installed_once_more() {
+        let installed = database::parse(
+            "slow\tx86_64\t(none)\t1\t1\t(none)\t(none)\n\
+             slow\tx86_64\t(none)\t2\t1\t(none)\t(none)\n\
+             dkms\tnoarch\t(none)\t3.2.2\t1.el9\t(none)\t(none)\n\
+             bash\tx86_64\t(none)\t5.1.8\t9.el9\t(none)\t(none)\n\
+             nvidia-driver-cuda\tx86_64\t3\t580.95.05\t1.el9\t(none)\t(none)\n",
+        );
+        let begun = ["dkms-3.2.2-1.el9.noarch", "gcc-11-1.x86_64"].map(str::to_owned);
+        assert_eq!(
+            to_complete(&begun, &installed),
+            ["slow-2-1.x86_64", "dkms-3.2.2-1.el9.noarch"]
+        );
+        let driver = ["nvidia-driver-cuda-3:580.95.05-1.el9.x86_64".to_owned()];
+        assert_eq!(to_complete(&driver, &installed[4..]), driver);
+    }
+}

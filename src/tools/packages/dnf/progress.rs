@@ -1,0 +1,124 @@
+//! The progress of a transaction, read from the lines that dnf prints for people.
+
+use super::sizes;
+
+/// What dnf says about the stages of a transaction: `  Installing       : NAME-VERSION   1/3 `.
+const STAGES: [&str; 6] = [
+    "Installing",
+    "Upgrading",
+    "Reinstalling",
+    "Downgrading",
+    "Erasing",
+    "Verifying",
+];
+
+/// Whether a line of output shows that a stage is done.
+#[must_use]
+pub fn is_stage(line: &str) -> bool {
+    if is_download(line) {
+        return true;
+    }
+    let Some((stage, rest)) = line
+        .trim_start()
+        .split_once(" : ")
+        .or_else(|| line.trim_start().split_once(": "))
+    else {
+        return false;
+    };
+    let counts = |word: &str| {
+        word.split_once('/')
+            .is_some_and(|(done, all)| [done, all].iter().all(|part| part.parse::<u32>().is_ok()))
+    };
+    line.starts_with("  ")
+        && STAGES.contains(&stage.trim_end())
+        && rest.split_whitespace().last().is_some_and(counts)
+}
+
+/// `(1/3): NAME.rpm    75 MB/s | 2.9 MB     00:00    `, or without a number if it is the only one.
+fn is_download(line: &str) -> bool {
+    let line = line.trim_end();
+    (line.starts_with('(') || line.contains(".rpm "))
+        && line.contains(" | ")
+        && line
+            .rsplit(' ')
+            .next()
+            .is_some_and(|time| time.contains(':'))
+}
+
+/// How many bytes will be downloaded.
+#[must_use]
+pub fn download_size(line: &str) -> Option<u64> {
+    sizes::rounded(line.strip_prefix("Total download size: ")?)
+}
+
+/// The size in a line about a download.
+#[must_use]
+pub fn download_part(line: &str) -> Option<u64> {
+    if !is_download(line) {
+        return None;
+    }
+    let (_, rest) = line.rsplit_once(" | ")?;
+    let (size, _) = rest.trim().rsplit_once(' ')?;
+    sizes::rounded(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{download_part, download_size, is_stage};
+
+    #[test]
+    fn lines_of_dnf() {
+        for (line, expected) in [
+            (
+                "  Installing       : libnvidia-ml-3:580.95.05-1.el9.x86_64                  2/8 ",
+                true,
+            ),
+            (
+                "  Verifying        : dkms-3.2.2-1.el9.noarch                                2/8 ",
+                true,
+            ),
+            (
+                "  Erasing          : fails-postun-1-1.x86_64                                1/1 ",
+                true,
+            ),
+            (
+                "(1/3): gcc-11.5.0-2.el9.x86_64.rpm               75 MB/s | 2.9 MB     00:00    ",
+                true,
+            ),
+            (
+                "unsigned-package-1-1.x86_64.rpm                 813 kB/s | 5.5 kB     00:00    ",
+                true,
+            ),
+            (
+                "  Running scriptlet: fails-post-1-1.x86_64                                  3/3 ",
+                false,
+            ),
+            (
+                "  Preparing        :                                                        1/1 ",
+                false,
+            ),
+            (
+                "Total                                            66 MB/s | 2.9 MB     00:00     ",
+                false,
+            ),
+            ("Installing:", false),
+            ("  Installing : something", false),
+            ("", false),
+        ] {
+            assert_eq!(is_stage(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_downloads() {
+        assert_eq!(
+            download_size("Total download size: 2.0 M"),
+            Some(2 * 1024 * 1024)
+        );
+        assert_eq!(download_size("Total size: 2.0 M"), None);
+        let line =
+            "(1/3): gcc-11.5.0-2.el9.x86_64.rpm               75 MB/s | 2.0 MB     00:00    ";
+        assert_eq!(download_part(line), Some(2 * 1024 * 1024));
+        assert_eq!(download_part("  Installing : x 1/2"), None);
+    }
+}

@@ -1,0 +1,56 @@
+//! Sizes as dnf prints them: a number with at most one decimal and a unit of powers of 1024, as
+//! `5.5 k`; the unit of bytes is blank. librepo writes the unit as `kB`.
+
+/// The size in bytes, as printed.
+pub(super) fn rounded(text: &str) -> Option<u64> {
+    parse(text, 0)
+}
+
+/// The largest size that is printed so: dnf rounds, so the next number is taken.
+pub(super) fn at_most(text: &str) -> Option<u64> {
+    parse(text, 1)
+}
+
+fn parse(text: &str, more: u64) -> Option<u64> {
+    let text = text.trim();
+    let (number, unit) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    let unit = unit.trim().trim_end_matches('B');
+    let power = ["", "k", "M", "G", "T"]
+        .iter()
+        .position(|one| *one == unit)?;
+    let (whole, tenth) = number.split_once('.').unwrap_or((number, ""));
+    let digits: u64 = format!("{whole}{tenth}").parse().ok()?;
+    let scale = 10_u64.checked_pow(u32::try_from(tenth.len()).ok()?)?;
+    let in_bytes = (digits.checked_add(if power > 0 { more } else { 0 })?)
+        .checked_mul(1024_u64.checked_pow(u32::try_from(power).ok()?)?)?;
+    Some(in_bytes / scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{at_most, rounded};
+
+    #[test]
+    fn amounts_are_never_too_small() {
+        for (text, printed, most) in [
+            ("0  ", 0, 0),
+            ("110  ", 110, 110),
+            ("5.5 k", 5632, 5734),
+            ("57 M", 59_768_832, 60_817_408),
+            ("2.9 MB", 3_040_870, 3_145_728),
+        ] {
+            assert_eq!(rounded(text), Some(printed), "{text}");
+            assert_eq!(at_most(text), Some(most), "{text}");
+        }
+        for text in ["", "k", "x M", "1 Q", "99999999999999 T"] {
+            assert_eq!((rounded(text), at_most(text)), (None, None), "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "([0-9.,]* [kMGTQ]?B?|.)*") {
+            let _ = at_most(&text);
+        }
+    }
+}

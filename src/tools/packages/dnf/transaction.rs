@@ -1,0 +1,300 @@
+//! The table in which dnf shows a resolved transaction, and what it says about sizes. It has no
+//! other form before the transaction is performed.
+//!
+//! A row begins with one blank. A field that does not fit into its column moves all further fields
+//! of its row to the next line, so a row is read by its fields and not by columns.
+
+use std::borrow::Cow;
+
+use super::{database::id_of, faults::is_of_a_repository, sizes};
+use crate::tools::packages::{Action, Estimate, Package};
+
+/// What happens to the packages of a section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Section {
+    /// They are installed, or replace an installed version.
+    Coming,
+    Removing,
+    /// Streams, groups, skipped packages.
+    Other,
+}
+
+fn section(title: &str) -> Section {
+    match title {
+        "Removing" | "Removing dependent packages" | "Removing unused dependencies" => {
+            Section::Removing
+        }
+        "Installing"
+        | "Upgrading"
+        | "Reinstalling"
+        | "Downgrading"
+        | "Installing dependencies"
+        | "Installing weak dependencies"
+        | "Installing group/module packages"
+        | "Installing group packages" => Section::Coming,
+        _ => Section::Other,
+    }
+}
+
+/// One row with the packages that it replaces.
+#[derive(Debug, Default)]
+struct Row<'t> {
+    fields: Vec<&'t str>,
+    /// `NAME.ARCHITECTURE`, and the version.
+    replaces: Vec<(&'t str, &'t str)>,
+}
+
+impl<'t> Row<'t> {
+    /// Name, architecture, version, repository.
+    fn package(&self) -> Option<[&'t str; 4]> {
+        self.fields.get(..4)?.try_into().ok()
+    }
+
+    fn size(&self) -> Option<u64> {
+        let text: Cow<'_, str> = match self.fields.get(4..)? {
+            [number] => Cow::Borrowed(number),
+            [number, unit] => format!("{number} {unit}").into(),
+            _ => return None,
+        };
+        sizes::at_most(&text)
+    }
+}
+
+/// All rows with their sections.
+fn rows(text: &str) -> Vec<(Section, Row<'_>)> {
+    let mut rows: Vec<(Section, Row<'_>)> = Vec::new();
+    let (mut inside, mut current) = (false, Section::Other);
+    for line in text.lines() {
+        let line = line.trim_end();
+        if line.is_empty() || line == "Transaction Summary" {
+            inside = false;
+        } else if let Some(title) = line.strip_suffix(':').filter(|_| !line.starts_with(' ')) {
+            // Before the first section there is the head of the table.
+            (inside, current) = (true, section(title));
+        } else if !inside || !line.starts_with(' ') {
+        } else if let Some(replaced) = line.trim_start().strip_prefix("replacing  ") {
+            let parts = replaced.split_once(' ');
+            if let (Some((_, row)), Some((name, version))) = (rows.last_mut(), parts) {
+                row.replaces.push((name, version.trim()));
+            }
+        } else if line.starts_with("  ") {
+            if let Some((_, row)) = rows.last_mut() {
+                row.fields.extend(line.split_whitespace());
+            }
+        } else {
+            let fields = line.split_whitespace().collect();
+            let replaces = Vec::new();
+            rows.push((current, Row { fields, replaces }));
+        }
+    }
+    rows
+}
+
+/// A package as the database calls it.
+fn known<'p>(
+    installed: &'p [Package],
+    name: &str,
+    architecture: &str,
+    version: &str,
+) -> Option<&'p Package> {
+    let same = |package: &&Package| {
+        package.name == name && package.architecture == architecture && package.version == version
+    };
+    installed.iter().find(same)
+}
+
+fn removal(installed: &[Package], name: &str, architecture: &str, version: &str) -> Action {
+    let id = match known(installed, name, architecture, version) {
+        Some(package) => package.id.clone(),
+        None => id_of(installed, name, architecture, version),
+    };
+    Action::Remove {
+        name: id,
+        version: version.to_owned(),
+    }
+}
+
+/// What the transaction would do, with the versions that are installed now.
+#[must_use]
+pub fn actions(text: &str, installed: &[Package]) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for (section, row) in rows(text) {
+        let Some([name, architecture, version, _]) = row.package() else {
+            continue;
+        };
+        match section {
+            Section::Other => continue,
+            Section::Removing => actions.push(removal(installed, name, architecture, version)),
+            Section::Coming => {
+                let id = id_of(installed, name, architecture, version);
+                let from = (installed.iter())
+                    .find(|package| package.id == id)
+                    .map(|package| package.version.clone());
+                actions.push(Action::Install {
+                    name: id,
+                    from,
+                    to: version.to_owned(),
+                });
+            }
+        }
+        for (replaced, version) in row.replaces {
+            if let Some((name, architecture)) = replaced.rsplit_once('.') {
+                actions.push(removal(installed, name, architecture, version));
+            }
+        }
+    }
+    actions
+}
+
+/// What the transaction would download, by repository, and unpack. dnf names the unpacked size only
+/// if nothing is removed or upgraded; rpm itself looks for room before it changes anything.
+#[must_use]
+pub fn estimate(text: &str) -> Estimate {
+    let downloads = (rows(text).iter())
+        .filter(|(section, _)| *section == Section::Coming)
+        .filter_map(|(_, row)| Some((row.package()?[3].to_owned(), row.size()?)))
+        .collect();
+    let unpacked = |line: &str| sizes::at_most(line.strip_prefix("Installed size: ")?);
+    Estimate {
+        downloads,
+        unpacked_bytes: text.lines().find_map(unpacked).unwrap_or_default(),
+    }
+}
+
+/// Whether a query has an answer. A simulation ends with status 1 when its question was answered with
+/// no; in dnf's shell the status is always 0.
+#[must_use]
+pub fn is_answer(ok: bool, stdout: &str, stderr: &str) -> bool {
+    let is_no_failure = |error: &str| error == "Operation aborted." || is_of_a_repository(error);
+    let mut errors = stderr
+        .lines()
+        .filter_map(|line| line.strip_prefix("Error: "));
+    (ok || stdout.contains("\nTransaction Summary\n")) && errors.all(is_no_failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::packages::dnf::database;
+
+    const DRIVER: &str = include_str!("fixtures/install-driver.txt");
+    const SWAP: &str = include_str!("fixtures/swap.txt");
+    const REPLACE: &str = include_str!("fixtures/replace.txt");
+    const REMOVE: &str = include_str!("fixtures/remove.txt");
+    const REINSTALL: &str = include_str!("fixtures/reinstall.txt");
+    const LONG: &str = include_str!("fixtures/long-names.txt");
+
+    fn installed(lines: &[&str]) -> Vec<Package> {
+        let lines: Vec<String> = (lines.iter().chain(&["rpm x86_64 (none) 4.16 37.el9"]))
+            .map(|line| format!("{} (none) (none)\n", line).replace(' ', "\t"))
+            .collect();
+        database::parse(&lines.concat())
+    }
+
+    fn described(text: &str, lines: &[&str]) -> String {
+        Action::describe(&actions(text, &installed(lines)))
+    }
+
+    #[test]
+    fn a_field_that_does_not_fit_moves_to_the_next_line() {
+        assert_eq!(
+            described(DRIVER, &["libnvidia-ml x86_64 3 580.65.06 1.el9"]),
+            "+ kernel-devel-5.14.0-570.12.1.el9_6 5.14.0-570.12.1.el9_6\n\
+             + kmod-nvidia-open-dkms 3:580.95.05-1.el9\n\
+             + nvidia-driver-cuda 3:580.95.05-1.el9\n\
+             + dkms 3.2.2-1.el9\n\
+             ~ libnvidia-ml 3:580.65.06-1.el9 -> 3:580.95.05-1.el9\n\
+             + nvidia-driver-cuda-libs 3:580.95.05-1.el9\n\
+             + nvidia-kmod-common 3:580.95.05-1.el9\n\
+             + nvidia-persistenced 3:580.95.05-1.el9"
+        );
+        assert!(described(LONG, &[]).contains("column-of-the-table 1.2.3-4.el9_6.alma.1"));
+    }
+
+    #[test]
+    fn removals_and_replaced_packages_are_removed() {
+        let podman = "podman x86_64 (none) 5.4.0 13.el9_6";
+        assert_eq!(
+            described(SWAP, &[podman, "runc x86_64 (none) 1.2.5 3.el9_6"]),
+            "+ containerd.io 1.7.28-2.el9\n- podman 5.4.0-13.el9_6\n- runc 1.2.5-3.el9_6"
+        );
+        assert_eq!(
+            described(REPLACE, &["gcc x86_64 (none) 11.5.0 2.el9"]),
+            "+ obsoletes-gcc 12-1\n- gcc 11.5.0-2.el9"
+        );
+        // Of a package that may have several versions, the one that goes is named.
+        assert_eq!(
+            described(
+                REMOVE,
+                &["kernel-devel x86_64 (none) 5.14.0 570.12.1.el9_6"]
+            )
+            .lines()
+            .next(),
+            Some("- kernel-devel-5.14.0-570.12.1.el9_6 5.14.0-570.12.1.el9_6")
+        );
+        assert_eq!(described(REMOVE, &[]).lines().count(), 5);
+    }
+
+    #[test]
+    fn an_interrupted_upgrade_is_completed_by_a_new_installation_of_the_newer_version() {
+        let both = ["slow x86_64 (none) 1 1", "slow x86_64 (none) 2 1"];
+        assert_eq!(
+            described(REINSTALL, &both),
+            "~ slow 2-1 -> 2-1\n- slow-1-1 1-1"
+        );
+    }
+
+    #[test]
+    fn sizes_are_by_repository() {
+        let found = estimate(DRIVER);
+        assert_eq!(found.downloads.len(), 8);
+        assert!(
+            found
+                .downloads
+                .iter()
+                .any(|(repository, _)| repository == "epel")
+        );
+        let libraries = found.downloads.iter().map(|(_, size)| *size).max();
+        assert!(libraries.is_some_and(|size| (1_900_000..2_200_000).contains(&size)));
+        assert!((1_900_000..2_200_000).contains(&found.unpacked_bytes));
+        assert_eq!(estimate(REMOVE).download_bytes(), 0);
+    }
+
+    #[test]
+    fn a_simulation_that_was_answered_with_no_is_an_answer() {
+        for (stdout, stderr, expected) in [
+            (DRIVER, "Operation aborted.\n", true),
+            (DRIVER, "Error: Operation aborted.\n", true),
+            (
+                "Dependencies resolved.\nNothing to do.\nComplete!\n",
+                "",
+                true,
+            ),
+            (
+                DRIVER,
+                "Error: Cache-only enabled but no cache for 'dead'\n",
+                true,
+            ),
+            // The shell shows what is left of a request whose other part failed.
+            (
+                SWAP,
+                "Error: Unable to find a match: a\nError: Operation aborted.\n",
+                false,
+            ),
+            ("", "Error: \n Problem: conflicting requests\n", false),
+        ] {
+            assert_eq!(
+                is_answer(stderr.is_empty(), stdout, stderr),
+                expected,
+                "{stderr}"
+            );
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(Installing:|Removing:| [a-z]+|     replacing  |[0-9.]+|\n| )*") {
+            let _ = (actions(&text, &[]), estimate(&text));
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Holds: the list of the plugin `versionlock`, which keeps installed packages at their version.
+//! The list is edited as a file, because the plugin's own command leaves comments behind.
+
+use camino::Utf8Path;
+use rpm_version::rpm_evr_compare;
+
+use super::generation;
+use crate::{
+    host::{FilesError, ReadFiles},
+    model::pattern,
+    tools::packages::{HoldList, Package},
+};
+
+/// Whether the plugin is there and enabled: without it the list has no effect.
+fn is_enabled(files: &dyn ReadFiles) -> Result<bool, FilesError> {
+    let text = files.read_text(Utf8Path::new(generation::LOCK_PLUGIN))?;
+    Ok(text.is_some_and(|text| {
+        let value = |line: &str| {
+            let (key, value) = line.split_once('=')?;
+            (key.trim() == "enabled").then(|| value.trim().to_ascii_lowercase())
+        };
+        (text.lines().find_map(value)).is_none_or(|value| ["1", "true", "yes"].contains(&&*value))
+    }))
+}
+
+/// Marks the packages that are locked.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub fn mark_held(files: &dyn ReadFiles, packages: &mut [Package]) -> Result<(), FilesError> {
+    if !is_enabled(files)? {
+        return Ok(());
+    }
+    let text = files.read_text(Utf8Path::new(generation::LOCK_LIST))?;
+    let text = text.unwrap_or_default();
+    let entries: Vec<&str> = entries(&text).collect();
+    for package in packages {
+        package.held = entries.iter().any(|entry| locks(entry, package));
+    }
+    Ok(())
+}
+
+/// The entries that lock a version; `!` excludes one.
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with(['#', '!']))
+}
+
+/// The parts of a version: epoch, the rest.
+fn epoch_of(version: &str) -> (&str, &str) {
+    version.split_once(':').unwrap_or(("0", version))
+}
+
+/// The entry that locks the installed version of a package, for all architectures, as the plugin
+/// itself writes it.
+fn entry_of(package: &Package) -> String {
+    let (epoch, rest) = epoch_of(&package.version);
+    format!("{}-{epoch}:{rest}.*", package.name)
+}
+
+/// Whether an entry locks the installed version of a package: it is a pattern over the name with or
+/// without epoch, version, release and architecture.
+fn locks(entry: &str, package: &Package) -> bool {
+    let Package {
+        name, architecture, ..
+    } = package;
+    let (epoch, rest) = epoch_of(&package.version);
+    let version = rest.split('-').next().unwrap_or(rest);
+    [
+        name.clone(),
+        format!("{name}-{version}"),
+        format!("{name}-{rest}"),
+        format!("{name}-{epoch}:{version}"),
+        format!("{name}-{epoch}:{rest}"),
+    ]
+    .iter()
+    .any(|form| {
+        pattern::matches(entry, form) || pattern::matches(entry, &format!("{form}.{architecture}"))
+    })
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Versionlock;
+
+impl HoldList for Versionlock {
+    fn path(&self) -> &'static Utf8Path {
+        Utf8Path::new(generation::LOCK_LIST)
+    }
+
+    fn needs(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        Ok((!is_enabled(files)?).then_some(
+            "dnf's plugin versionlock is not installed, or it is disabled (package \
+             `python3-dnf-plugin-versionlock`)",
+        ))
+    }
+
+    fn with(&self, text: &str, packages: &[&Package]) -> String {
+        let mut text = text.to_owned();
+        if !(text.is_empty() || text.ends_with('\n')) {
+            text.push('\n');
+        }
+        for package in packages {
+            let entry = entry_of(package);
+            if !text.lines().any(|line| line == entry) {
+                text.push_str(&entry);
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    /// Only entries of the form that [`HoldList::with`] writes: a pattern of the administrator may
+    /// lock other packages, too.
+    fn without(&self, text: &str, packages: &[&Package]) -> String {
+        let is_theirs = |line: &str| {
+            packages.iter().any(|package| {
+                let version = (line.strip_prefix(package.name.as_str()))
+                    .and_then(|rest| rest.strip_prefix('-'))
+                    .and_then(|rest| rest.strip_suffix(".*"));
+                version.is_some_and(|version| {
+                    version.starts_with(|c: char| c.is_ascii_digit())
+                        && rpm_evr_compare(version, &package.version).is_eq()
+                })
+            })
+        };
+        let kept: String = (text.split_inclusive('\n'))
+            .filter(|line| !is_theirs(line.trim()))
+            .collect();
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{host::fake::FakeFiles, tools::packages::dnf::database};
+
+    fn packages() -> Vec<Package> {
+        database::parse(
+            "nvidia-driver-cuda\tx86_64\t3\t580.95.05\t1.el9\t(none)\t(none)\n\
+             kernel\tx86_64\t(none)\t5.14.0\t570.12.1.el9_6\t(none)\t(none)\n\
+             kernel\tx86_64\t(none)\t5.14.0\t570.17.1.el9_6\t(none)\t(none)\n\
+             bash\tx86_64\t(none)\t5.1.8\t9.el9\t(none)\t(none)\n",
+        )
+    }
+
+    fn held(list: &str, plugin: Option<&str>) -> Vec<String> {
+        let files = FakeFiles::new();
+        files.put(generation::LOCK_LIST, list);
+        if let Some(text) = plugin {
+            files.put(generation::LOCK_PLUGIN, text);
+        }
+        let mut packages = packages();
+        mark_held(&files, &mut packages).unwrap();
+        (packages.into_iter().filter(|package| package.held))
+            .map(|package| package.id)
+            .collect()
+    }
+
+    #[test]
+    fn what_the_plugin_writes_and_what_people_write_locks_a_package() {
+        let plugin = Some("[main]\nenabled = 1\nlocklist = /etc/dnf/plugins/versionlock.list\n");
+        let written = "\n# Added lock on Mon Nov 23 08:32:14 2026\n\
+                       nvidia-driver-cuda-3:580.95.05-1.el9.*\n\
+                       kernel-0:5.14.0-570.12.1.el9_6.*\n";
+        assert_eq!(
+            held(written, plugin),
+            ["nvidia-driver-cuda", "kernel-5.14.0-570.12.1.el9_6"]
+        );
+        assert_eq!(held("*nvidia*580*\n", plugin), ["nvidia-driver-cuda"]);
+        assert_eq!(held("bash\n", plugin), ["bash"]);
+        for nothing in [
+            "!bash-5.1.8\n",
+            "# bash\n",
+            "nvidia-driver-cuda-3:570.1-1.*\n",
+            "",
+        ] {
+            assert!(held(nothing, plugin).is_empty(), "{nothing}");
+        }
+        // Without the plugin the list has no effect.
+        assert!(held(written, None).is_empty());
+        assert!(held(written, Some("[main]\nenabled = 0\n")).is_empty());
+    }
+
+    #[test]
+    fn own_locks_are_added_once_and_taken_back() {
+        let packages = packages();
+        let both = [&packages[0], &packages[2]];
+        let theirs = "# mine\n*nvidia*\nbash-0:5.1.8-9.el9.*";
+        let with = Versionlock.with(theirs, &both);
+        assert_eq!(
+            with,
+            format!(
+                "{theirs}\nnvidia-driver-cuda-3:580.95.05-1.el9.*\n\
+                 kernel-0:5.14.0-570.17.1.el9_6.*\n"
+            )
+        );
+        assert_eq!(Versionlock.with(&with, &both), with);
+        assert_eq!(Versionlock.without(&with, &both), format!("{theirs}\n"));
+        assert_eq!(Versionlock.without(&Versionlock.with("", &both), &both), "");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_list_is_read_without_panic(text in ".*") {
+            let packages = packages();
+            let all: Vec<&Package> = packages.iter().collect();
+            let _ = (Versionlock.with(&text, &all), Versionlock.without(&text, &all));
+            let _ = entries(&text).any(|entry| locks(entry, &packages[0]));
+        }
+    }
+}

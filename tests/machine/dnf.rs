@@ -1,0 +1,581 @@
+//! Simulates `dnf` 4 and `rpm` on the files of the machine. What they install is kept as the simulated
+//! `dpkg` keeps it, in a place that belongs to no package manager.
+
+use std::{cmp::Ordering, collections::BTreeMap};
+
+use gpu_bootstrap::{
+    host::{
+        Cmd, ExecError, Output, ReadFiles,
+        exec::Status,
+        fake::{FakeFiles, failed, ok},
+    },
+    tools::{
+        openpgp,
+        packages::{Backend, Manager, SourceEntry},
+    },
+};
+
+use crate::{
+    archive::{Package, Repo, field},
+    dpkg,
+    state::{State, exists, list, text},
+};
+
+const CACHE: &str = "/var/cache/dnf";
+const INTERRUPTED: &str = "/var/lib/dnf/rpmdb_lock.pid";
+const LAST: &str = "/var/lib/dnf/simulated-last-transaction";
+const DOWNLOADED: &str = "/var/cache/dnf/simulated-packages";
+
+fn backend() -> &'static dyn Backend {
+    Manager::Dnf.backend()
+}
+
+/// A parsed command line.
+#[derive(Debug, Default)]
+struct Line {
+    simulate: bool,
+    download_only: bool,
+    cache_only: bool,
+    words: Vec<String>,
+}
+
+fn parse(cmd: &Cmd) -> Line {
+    let mut line = Line::default();
+    for arg in &cmd.args {
+        match arg.as_str() {
+            "-q" | "-y" | "--" | "--refresh" | "--noautoremove" | "--color=never"
+            | "--disablerepo=*" | "--showduplicates" | "--userinstalled" | "--qf" => {}
+            "--assumeno" => line.simulate = true,
+            "--downloadonly" => line.download_only = true,
+            "--cacheonly" => line.cache_only = true,
+            option if option.starts_with("--setopt=") => {}
+            word if !word.starts_with('-') => line.words.push(word.to_owned()),
+            word => panic!("the simulated dnf knows no `{word}` in `{}`", cmd.line()),
+        }
+    }
+    line
+}
+
+/// Whether a command line of `dnf` changes the machine.
+pub fn changes(cmd: &Cmd) -> bool {
+    !cmd.args
+        .iter()
+        .any(|arg| ["--assumeno", "repoquery", "history"].contains(&arg.as_str()))
+}
+
+/// `dnf`.
+pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, ExecError> {
+    let line = parse(cmd);
+    if changes(cmd) {
+        for option in ["--setopt=exit_on_lock=1", "-y"] {
+            let has = cmd.args.iter().any(|arg| arg == option);
+            assert!(has, "dnf may wait or ask: {}", cmd.line());
+        }
+        if let Some(lock) = &state.faults.package_lock {
+            return Ok(failed(
+                200,
+                format!("RPMDB already locked by {}\n", lock.pid),
+            ));
+        }
+    }
+    let words: Vec<&str> = line.words.iter().map(String::as_str).collect();
+    Ok(match words[..] {
+        ["makecache"] => refresh(files, state),
+        ["repoquery", format, ref names @ ..] => query(files, format, names),
+        ["history", "info", "last"] => ok(history(files)),
+        ["module", verb, name] => module(files, verb, name),
+        ["mark", "remove", ref names @ ..] => {
+            let mut auto = dpkg::auto(files);
+            auto.extend(names.iter().map(ToString::to_string));
+            dpkg::set_auto(files, auto);
+            ok("")
+        }
+        ["install", ref specs @ ..] => {
+            let wished = specs.iter().map(|spec| (*spec).to_owned()).collect();
+            return transaction(cmd, files, state, &line, wished, Vec::new());
+        }
+        ["reinstall", ref specs @ ..] => reinstall(files, state, &line, specs),
+        ["remove", ref names @ ..] => {
+            let going = with_dependents(files, state, names);
+            return transaction(cmd, files, state, &line, Vec::new(), going);
+        }
+        _ => panic!("the simulated dnf knows no `{}`", cmd.line()),
+    })
+}
+
+// --- Repositories -----------------------------------------------------------------------------
+
+fn repository<'s>(state: &'s State, entry: &SourceEntry) -> Option<&'s Repo> {
+    let same = |repo: &&Repo| repo.url.trim_end_matches('/') == entry.uri;
+    state.archive.repos.iter().find(same)
+}
+
+fn refresh(files: &FakeFiles, state: &mut State) -> Output {
+    let (mut errors, mut ignored) = (String::new(), Vec::new());
+    for entry in backend().entries(files).expect("repositories can be read") {
+        let id = entry.id.clone().expect("a repository has a name");
+        if !entry.enabled {
+            continue;
+        }
+        let failure = if let Some(why) = &state.faults.network {
+            Some(format!("Curl error (6): {why}"))
+        } else if state.faults.half_synced > 0 {
+            state.faults.half_synced -= 1;
+            Some("Status code: 404 for http://x/repodata/a-primary.xml.gz (IP: 192.0.2.1)".into())
+        } else {
+            match repository(state, &entry) {
+                None => Some(format!(
+                    "Status code: 404 for {}/repodata/repomd.xml (IP: 192.0.2.1)",
+                    entry.uri
+                )),
+                Some(repo) => {
+                    let path = entry.signed_by.as_deref().unwrap_or_default();
+                    let trusted = (repo.key.as_ref()).is_none_or(|key| trusts(files, path, key));
+                    if trusted {
+                        fetch(files, state, repo, &id);
+                    }
+                    (!trusted).then(|| "repomd.xml GPG signature verification error".into())
+                }
+            }
+        };
+        if let Some(why) = failure {
+            errors.push_str(&format!(
+                "Errors during downloading metadata for repository '{id}':\n  - {why}\nError: Failed \
+                 to download metadata for repo '{id}': Cannot download repomd.xml\n"
+            ));
+            ignored.push(id);
+        }
+    }
+    if !ignored.is_empty() {
+        errors.push_str(&format!("Ignoring repositories: {}\n", ignored.join(", ")));
+    }
+    Output {
+        stderr: errors,
+        ..ok("Metadata cache created.\n")
+    }
+}
+
+fn fetch(files: &FakeFiles, state: &State, repo: &Repo, id: &str) {
+    let mut content = format!("Repo: {}\n", repo.name);
+    for package in state
+        .archive
+        .packages
+        .iter()
+        .filter(|one| one.repo == repo.name)
+    {
+        content.push_str(&format!(
+            "\nPackage: {}\nVersion: {}\nStream: {}\n",
+            package.name, package.version, package.stream
+        ));
+    }
+    files.put(&format!("{CACHE}/{id}.solv"), content);
+}
+
+/// The versions in the metadata of enabled streams, newest first, with the names of the repositories.
+fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for file in list(files, CACHE) {
+        let Some(id) = file.strip_suffix(".solv") else {
+            continue;
+        };
+        let content = text(files, &format!("{CACHE}/{file}")).unwrap_or_default();
+        for paragraph in content.split("\n\n") {
+            let stream = field(paragraph, "Stream").unwrap_or_default();
+            let (module, stream) = stream.split_once(':').unwrap_or_default();
+            let enabled = || {
+                let path = format!("/etc/dnf/modules.d/{module}.module");
+                let text = text(files, &path).unwrap_or_default();
+                text.contains(&format!("stream={stream}\n")) && text.contains("state=enabled")
+            };
+            if field(paragraph, "Package").as_deref() == Some(name)
+                && (module.is_empty() || enabled())
+            {
+                let version = field(paragraph, "Version").expect("a version");
+                found.push((version, id.to_owned()));
+            }
+        }
+    }
+    found.sort_by(|a, b| compare(&b.0, &a.0));
+    found
+}
+
+fn compare(a: &str, b: &str) -> Ordering {
+    backend().compare(a, b)
+}
+
+fn query(files: &FakeFiles, format: &str, names: &[&str]) -> Output {
+    if !format.contains("version") {
+        let auto = dpkg::auto(files);
+        let there = dpkg::read(files).into_keys();
+        let manual = there.filter(|name| !auto.contains(name));
+        return ok(manual
+            .map(|name| format!("{name}\tx86_64\n"))
+            .collect::<String>());
+    }
+    let mut said = String::new();
+    for name in names {
+        for (version, _) in offers(files, name) {
+            let version = match version.contains(':') {
+                true => version,
+                false => format!("0:{version}"),
+            };
+            said.push_str(&format!("{name}\t{version}\tx86_64\n"));
+        }
+    }
+    ok(said)
+}
+
+fn module(files: &FakeFiles, verb: &str, name: &str) -> Output {
+    let (module, stream) = name.split_once(':').unwrap_or((name, ""));
+    let state = match verb {
+        "enable" => "enabled",
+        "reset" => "",
+        _ => panic!("the simulated dnf knows no `module {verb}`"),
+    };
+    files.put(
+        &format!("/etc/dnf/modules.d/{module}.module"),
+        format!("[{module}]\nname={module}\nstream={stream}\nprofiles=\nstate={state}\n"),
+    );
+    ok("Complete!\n")
+}
+
+// --- Transactions -----------------------------------------------------------------------------
+
+struct Solver<'s> {
+    files: &'s FakeFiles,
+    state: &'s State,
+    chosen: BTreeMap<String, String>,
+    order: Vec<String>,
+}
+
+impl Solver<'_> {
+    fn take(&mut self, name: &str, version: &str) -> Result<(), String> {
+        if let Some(chosen) = self.chosen.get(name) {
+            return match chosen == version {
+                true => Ok(()),
+                false => Err(format!(
+                    "Error: \n Problem: conflicting requests for {name}\n"
+                )),
+            };
+        }
+        self.chosen.insert(name.to_owned(), version.to_owned());
+        if dpkg::installed(self.files, name).as_deref() == Some(version) {
+            return Ok(());
+        }
+        let package = self.state.archive.package(name, version).clone();
+        for wish in &package.depends {
+            let same = wish.strip_suffix(" = self");
+            let needed = same.unwrap_or(wish);
+            if same.is_none() && dpkg::installed(self.files, needed).is_some() {
+                continue;
+            }
+            let version = match same {
+                Some(_) => Some(package.version.clone()),
+                None => offers(self.files, needed)
+                    .into_iter()
+                    .next()
+                    .map(|(version, _)| version),
+            };
+            let Some(version) = version else {
+                return Err(format!(
+                    "Error: \n Problem: conflicting requests\n  - nothing provides {needed} needed \
+                     by {name}-{}.x86_64\n",
+                    package.version
+                ));
+            };
+            self.take(needed, &version)?;
+        }
+        self.order.push(name.to_owned());
+        Ok(())
+    }
+}
+
+/// A package and its version in a specification such as `NAME-3:1.2-3`.
+fn specified(files: &FakeFiles, state: &State, spec: &str) -> Option<(String, String)> {
+    let offered = |name: &str| offers(files, name).into_iter().map(|(version, _)| version);
+    let exact = (state.archive.packages.iter())
+        .find(|one| spec == format!("{}-{}", one.name, one.version))
+        .filter(|one| offered(&one.name).any(|version| version == one.version));
+    match exact {
+        Some(one) => Some((one.name.clone(), one.version.clone())),
+        None => Some((spec.to_owned(), offered(spec).next()?)),
+    }
+}
+
+fn row(title: &str, name: &str, version: &str, repository: &str) -> String {
+    format!("{title}:\n {name}  x86_64  {version}  {repository}  100 k\n")
+}
+
+fn transaction(
+    cmd: &Cmd,
+    files: &FakeFiles,
+    state: &mut State,
+    line: &Line,
+    wished: Vec<String>,
+    going: Vec<String>,
+) -> Result<Output, ExecError> {
+    let mut solver = Solver {
+        files,
+        state,
+        chosen: BTreeMap::new(),
+        order: Vec::new(),
+    };
+    let mut asked = Vec::new();
+    for spec in &wished {
+        let Some((name, version)) = specified(files, solver.state, spec) else {
+            let why =
+                format!("No match for argument: {spec}\nError: Unable to find a match: {spec}\n");
+            return Ok(failed(1, why));
+        };
+        if let Err(why) = solver.take(&name, &version) {
+            return Ok(failed(1, why));
+        }
+        asked.push(name);
+    }
+    let (order, chosen) = (solver.order, solver.chosen);
+    let mut table = String::new();
+    for name in &order {
+        let title = match dpkg::installed(files, name) {
+            Some(_) => "Upgrading",
+            None => "Installing",
+        };
+        let offered = offers(files, name);
+        let repository = (offered.iter()).find(|(version, _)| *version == chosen[name]);
+        table.push_str(&row(
+            title,
+            name,
+            &chosen[name],
+            repository.map_or("archive", |(_, id)| id),
+        ));
+    }
+    for name in &going {
+        let version = dpkg::installed(files, name).expect("it is there");
+        table.push_str(&row("Removing", name, &version, "@System"));
+    }
+    if table.is_empty() {
+        return Ok(ok("Dependencies resolved.\nNothing to do.\nComplete!\n"));
+    }
+    let shown = format!(
+        "Dependencies resolved.\n{table}\nTransaction Summary\nTotal download size: {0} k\nInstalled \
+         size: {0} k\n",
+        100 * order.len()
+    );
+    if line.simulate {
+        return Ok(Output {
+            status: Status::Exited(1),
+            stdout: shown,
+            stderr: "Operation aborted.\n".to_owned(),
+        });
+    }
+    if line.download_only {
+        if let Some(why) = state
+            .faults
+            .network
+            .as_ref()
+            .or(state.faults.download.as_ref())
+        {
+            return Ok(failed(
+                1,
+                format!("Error: Error downloading packages:\n  {why}\n"),
+            ));
+        }
+        files.put(DOWNLOADED, order.join("\n"));
+        return Ok(ok(shown));
+    }
+    assert!(
+        line.cache_only,
+        "packages come from the cache: {}",
+        cmd.line()
+    );
+    let cached = text(files, DOWNLOADED).unwrap_or_default();
+    if let Some(name) = order
+        .iter()
+        .find(|name| !cached.lines().any(|one| one == **name))
+    {
+        return Ok(failed(
+            1,
+            format!(
+                "Package \"{name}\" from repository \"x\" has incorrect checksum\nError: Some packages \
+                 have invalid cache, but cannot be downloaded due to \"--cacheonly\" option\n"
+            ),
+        ));
+    }
+    files.put(INTERRUPTED, "4242");
+    let began: String = (order.iter())
+        .map(|name| format!(" ** Install {name}-{}.x86_64 @archive\n", chosen[name]))
+        .collect();
+    files.put(
+        LAST,
+        format!("End rpmdb      : **\nPackages Altered:\n{began}"),
+    );
+    for name in &going {
+        dpkg::remove(files, state, name, true);
+    }
+    let (mut auto, mut said) = (dpkg::auto(files), shown);
+    for (at, name) in order.iter().enumerate() {
+        if state.faults.power_cut && at >= order.len() / 2 {
+            state.faults.power_cut = false;
+            return Err(ExecError::Spawn {
+                command: cmd.line(),
+                why: "the test killed it in the middle".to_owned(),
+            });
+        }
+        let package = state.archive.package(name, &chosen[name]).clone();
+        if dpkg::installed(files, name).is_none() && !asked.contains(name) {
+            auto.push(name.clone());
+        }
+        said.push_str(&install(files, state, &package));
+    }
+    auto.retain(|name| !asked.contains(name) && dpkg::installed(files, name).is_some());
+    dpkg::set_auto(files, auto);
+    end(files);
+    Ok(ok(said + "Complete!\n"))
+}
+
+/// Installs one package. A script that fails does not make dnf fail.
+fn install(files: &FakeFiles, state: &State, package: &Package) -> String {
+    dpkg::unpack(files, package);
+    match dpkg::configure(files, state, package) {
+        Ok(()) => String::new(),
+        Err(why) => {
+            let mut database = dpkg::read(files);
+            if let Some(entry) = database.get_mut(&package.name) {
+                entry.state = "installed".to_owned();
+            }
+            dpkg::write(files, &database);
+            format!(
+                "{why}warning: %post({}-{}.x86_64) scriptlet failed, exit status 10\n",
+                package.name, package.version
+            )
+        }
+    }
+}
+
+fn end(files: &FakeFiles) {
+    files.take(DOWNLOADED);
+    files.take(INTERRUPTED);
+    files.put(LAST, "End rpmdb      : fd9ac9\nPackages Altered:\n");
+}
+
+fn history(files: &FakeFiles) -> String {
+    text(files, LAST).unwrap_or_else(|| "No transactions\n".to_owned())
+}
+
+fn reinstall(files: &FakeFiles, state: &State, line: &Line, specs: &[&str]) -> Output {
+    let database = dpkg::read(files);
+    let mut table = String::new();
+    for spec in specs {
+        let bare = spec.strip_suffix(".x86_64").unwrap_or(spec);
+        let (name, entry) = (database.iter())
+            .find(|(name, entry)| bare == format!("{name}-{}", entry.version))
+            .unwrap_or_else(|| panic!("{spec} is not installed"));
+        table.push_str(&row("Reinstalling", name, &entry.version, "archive"));
+        if !line.simulate && !line.download_only {
+            install(
+                files,
+                state,
+                &state.archive.package(name, &entry.version).clone(),
+            );
+        }
+    }
+    let shown = format!("Dependencies resolved.\n{table}\nTransaction Summary\n");
+    if line.simulate {
+        return Output {
+            status: Status::Exited(1),
+            stdout: shown,
+            stderr: "Operation aborted.\n".to_owned(),
+        };
+    }
+    if !line.download_only {
+        end(files);
+    }
+    ok(shown)
+}
+
+/// The packages and those that need them.
+fn with_dependents(files: &FakeFiles, state: &State, names: &[&str]) -> Vec<String> {
+    let database = dpkg::read(files);
+    // Of a package that may have several versions, the one that goes is named.
+    let there = |wanted: &&str| {
+        (database.iter())
+            .find(|(name, entry)| {
+                **wanted == *name.as_str() || **wanted == *format!("{name}-{}", entry.version)
+            })
+            .map(|(name, _)| name.clone())
+    };
+    let mut going: Vec<String> = names.iter().filter_map(there).collect();
+    loop {
+        let needs = |name: &String, version: &str| {
+            let packages = &state.archive.packages;
+            let package = packages
+                .iter()
+                .find(|one| one.name == *name && one.version == version);
+            package.is_some_and(|package| {
+                (package.depends.iter()).any(|wish| {
+                    let needed = wish.strip_suffix(" = self").unwrap_or(wish);
+                    going.iter().any(|gone| gone == needed)
+                })
+            })
+        };
+        let more: Vec<String> = (database.iter())
+            .filter(|(name, entry)| !going.contains(name) && needs(name, &entry.version))
+            .map(|(name, _)| name.clone())
+            .collect();
+        if more.is_empty() {
+            return going;
+        }
+        going.extend(more);
+    }
+}
+
+// --- rpm --------------------------------------------------------------------------------------
+
+/// `rpm`.
+pub fn rpm(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    let database = dpkg::read(files);
+    let listed = |names: &[&str], what: &str| -> String {
+        let one = |name: &&str| dpkg::info(files, name, what).unwrap_or_default();
+        names.iter().map(one).collect()
+    };
+    let names: Vec<&str> = database.keys().map(String::as_str).collect();
+    match args[..] {
+        ["-qa", "--qf", format] if format.starts_with("[%{FILENAMES}") => {
+            ok(listed(&names, "list"))
+        }
+        ["-qa", "--qf", _] => {
+            let lines = database
+                .iter()
+                .map(|(name, entry)| line(name, &entry.version, &entry.maintainer));
+            ok(lines.collect::<String>() + &state.rpm)
+        }
+        ["-qa", "gpg-pubkey", ..] => {
+            ok(text(files, "/var/lib/rpm/simulated-keys").unwrap_or_default())
+        }
+        ["-e", "--allmatches", "--", ..] => {
+            files.take("/var/lib/rpm/simulated-keys");
+            ok("")
+        }
+        ["-q", "--qf", _, "--", ref names @ ..] => ok(listed(names, "list")),
+        ["-q", "--scripts", "--", ref names @ ..] => ok(listed(names, "postinst")),
+        _ => panic!("the simulated rpm knows no `{}`", cmd.line()),
+    }
+}
+
+fn line(name: &str, version: &str, packager: &str) -> String {
+    let (epoch, rest) = version.split_once(':').unwrap_or(("(none)", version));
+    let (version, release) = rest.split_once('-').expect("a release");
+    format!("{name}\tx86_64\t{epoch}\t{version}\t{release}\t(none)\t{packager}\n")
+}
+
+/// Whether the machine is one of rpm's.
+pub fn is_used(files: &FakeFiles) -> bool {
+    exists(files, "/var/lib/rpm")
+}
+
+/// Whether a key file has the key of a repository: dnf verifies what it downloads with it.
+fn trusts(files: &FakeFiles, path: &str, key: &str) -> bool {
+    let bytes = files.read(path.into()).expect("a key can be read");
+    let keys = bytes.and_then(|bytes| openpgp::parse(&bytes).ok());
+    keys.is_some_and(|keys| keys.iter().any(|found| found.fingerprint == *key))
+}
