@@ -152,7 +152,7 @@ impl Applier {
             }),
             Change::EnableStream { module, stream } => self.capture_stream(module, stream),
             Change::InstallPackages { .. } | Change::RepairPackages => self.capture_packages(),
-            Change::HoldPackages { .. } => self.capture_hold().await,
+            Change::HoldPackages { patterns } => self.capture_hold(patterns).await,
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
             Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
             Change::ReloadDocker { unit, runtime, .. } => Ok(Self::capture_docker(unit, runtime)),

@@ -63,7 +63,7 @@ pub enum Undo {
     Unhold {
         /// Packages held before the change; these stay held.
         before: Vec<String>,
-        /// Packages held by the change; `None` while it has not ended.
+        /// Packages that the change holds; `None` in journals of earlier versions while it has not ended.
         held: Option<Vec<String>>,
     },
     /// Restore the state of a unit.

@@ -35,20 +35,27 @@ impl Applier {
             .join("\n"))
     }
 
-    pub(in crate::change) async fn capture_hold(&self) -> Result<Undo, ChangeError> {
+    /// What is to be held is known before: if this program is killed, the command that holds it may end
+    /// after the next run has looked.
+    pub(in crate::change) async fn capture_hold(
+        &self,
+        patterns: &[String],
+    ) -> Result<Undo, ChangeError> {
+        let database = self.database().await?;
         Ok(Undo::Unhold {
-            before: held(&self.database().await?).into_iter().collect(),
-            held: None,
+            before: held(&database).into_iter().collect(),
+            held: Some(to_hold(&database, patterns)),
         })
     }
 
     pub(in crate::change) async fn refine_hold(&self, undo: Undo) -> Result<Undo, ChangeError> {
         match undo {
-            Undo::Unhold { before, held: None } => {
+            Undo::Unhold { before, held: ours } => {
                 let known: BTreeSet<String> = before.iter().cloned().collect();
-                let now = held(&self.database().await?);
+                let mut all = held(&self.database().await?);
+                all.extend(ours.into_iter().flatten());
                 Ok(Undo::Unhold {
-                    held: Some(now.difference(&known).cloned().collect()),
+                    held: Some(all.difference(&known).cloned().collect()),
                     before,
                 })
             }
