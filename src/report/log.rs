@@ -15,7 +15,10 @@ use std::{
 
 use indicatif::MultiProgress;
 use tracing::{Subscriber, level_filters::LevelFilter, subscriber};
-use tracing_subscriber::{EnvFilter, filter::ParseError};
+use tracing_subscriber::{
+    filter::{ParseError, Targets},
+    layer::SubscriberExt,
+};
 
 use crate::model::secret::Hiding;
 
@@ -92,16 +95,21 @@ impl Log {
 
 /// An invalid filter is reported; warnings and errors are logged all the same.
 fn lines(filter: Option<&str>, to: SyncSender<Word>) -> (impl Subscriber, Option<ParseError>) {
-    let builder = || EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
-    let (filter, wrong) = match builder().parse(filter.unwrap_or_default()) {
-        Ok(filter) => (filter, None),
-        Err(error) => (builder().parse_lossy(""), Some(error)),
+    let (filter, wrong) = match filter.map(str::parse::<Targets>) {
+        Some(Ok(filter)) => (filter, None),
+        Some(Err(error)) => (Targets::new(), Some(error)),
+        None => (Targets::new(), None),
+    };
+    let filter = match filter.default_level() {
+        Some(_) => filter,
+        None => filter.with_default(LevelFilter::WARN),
     };
     let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_ansi(false)
         .with_writer(move || Line(to.clone()))
-        .finish();
+        .finish()
+        .with(filter);
     (subscriber, wrong)
 }
 

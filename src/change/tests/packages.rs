@@ -47,7 +47,6 @@ with_each_manager! {
     a_number_in_a_container_is_another_user
     accounts_in_use_stay
     only_own_holds_are_released
-    a_hold_whose_command_outlived_the_run_is_released
     the_lists_are_downloaded_once_until_a_repository_is_added
     only_transient_errors_are_retried
     half_configured_packages_are_repaired_first
@@ -398,21 +397,6 @@ async fn only_own_holds_are_released(kind: Kind) {
             held: Some(vec!["docker.io".into()])
         }
     );
-}
-
-async fn a_hold_whose_command_outlived_the_run_is_released(kind: Kind) {
-    let (machine, apt) = docker(kind);
-    machine.apply(&install(&["docker.io"])).await.unwrap();
-    let hold = Change::HoldPackages {
-        patterns: vec!["docker*".into()],
-    };
-    let undo = machine.applier.capture(&hold).await.unwrap();
-    // The run was killed, the next one looks, and only then does the command end.
-    let undo = (machine.applier.reconcile(&undo, &machine.sink).await).unwrap();
-    machine.apply(&hold).await.unwrap();
-    let reverted = machine.applier.revert(&undo, &machine.sink).await.unwrap();
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    assert!(!apt.installed.lock().unwrap()["docker.io"].held);
 }
 
 async fn the_lists_are_downloaded_once_until_a_repository_is_added(kind: Kind) {
