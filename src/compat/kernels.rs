@@ -179,6 +179,16 @@ impl Question {
             let moved = || (consent >= Consent::Series).then(|| self.moved(at, way, false))?;
             self.here(at, way).or_else(moved)
         });
+        // Where it is not known which kernel boots next, a reboot may change nothing.
+        let is_guess =
+            |answer: &Answer| matches!(answer, Answer::Boot { .. }) && self.kernels.next.is_none();
+        let without_another_series = match without_another_series {
+            Some(guess) if is_guess(&guess) => open()
+                .filter_map(|(at, way)| self.here(at, way))
+                .find(|answer| !is_guess(answer))
+                .or(Some(guess)),
+            answer => answer,
+        };
         let another_series = || {
             (consent == Consent::Any)
                 .then(|| open().find_map(|(at, way)| self.moved(at, way, true)))?
@@ -209,6 +219,12 @@ impl Question {
     /// the boot loader because it is newer than all that are installed.
     fn moved(&self, at: usize, way: &Way, other_series: bool) -> Option<Answer> {
         let base = self.kernels.base()?;
+        let is_passed_over =
+            |there: &KernelVersion| there.flavour() == base.flavour() && *there > base;
+        if self.kernels.next.is_some() && self.kernels.installed.iter().any(is_passed_over) {
+            // The boot loader does not start the newest kernel, so it would not start another one, either.
+            return None;
+        }
         let newer = |kernel: &&KernelVersion| {
             (self.kernels.installed.iter().chain([&base]))
                 .all(|there| there.flavour() != base.flavour() || *kernel > there)
@@ -385,6 +401,22 @@ mod tests {
                 "{running} {next} {packaged:?} {headers:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_boot_loader_that_passes_over_a_newer_kernel_gets_no_further_one() {
+        let mut asked = question(OLD, OLD, &[NEW], &[]);
+        assert!(matches!(asked.answer(), Answer::Move { .. }));
+        asked.kernels.installed.push(version(LAST));
+        assert_eq!(told(&asked), "refused");
+    }
+
+    #[test]
+    fn a_reboot_into_a_kernel_that_is_only_guessed_comes_after_compiling() {
+        let mut asked = question(OLD, NEW, &[NEW], &[OLD, NEW]);
+        assert_eq!(told(&asked), "boot 6.8.0-1051-aws by 0, 1");
+        asked.kernels.next = None;
+        assert_eq!(told(&asked), "here by 1, 0");
     }
 
     #[test]

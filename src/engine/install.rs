@@ -132,12 +132,16 @@ impl Session {
             self.remember(&ledger).await?;
         }
         let exit = match &back {
-            Some(back) => self.end_way_back(&ledger, back, exit, &mut notes)?,
+            Some(back) => self.end_way_back(&ledger, back, exit, &jobs, &mut notes)?,
             None => {
                 self.turn_back(&ledger, exit, &jobs, &mut notes)?;
                 exit
             }
         };
+        if back.is_some() && exit != Exit::Ok && ledger.journal.receipt().going_back.is_none() {
+            // The next boot must not try the driver again that has failed.
+            notes.extend(resume::dismiss(&ledger).await?);
+        }
         notes.extend(self.tools.events.take_notes());
         let mut report = self.report(exit, &jobs, notes, reboot);
         report.left = left;

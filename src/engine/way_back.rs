@@ -15,14 +15,12 @@ use crate::{
     tools::packages::Fault,
 };
 
-/// The steps that show whether a driver works. It counts only after the driver was replaced.
-const PROOFS: [StepId; 6] = [
+/// The steps that show whether a driver works. It counts only after the driver was replaced. What runs on
+/// top of it, as a container, can fail for reasons of its own, which another driver does not mend.
+const PROOFS: [StepId; 3] = [
     steps::DRIVER_PACKAGES,
     steps::DRIVER_MODULE,
-    steps::DRIVER_PERSISTENCE,
-    steps::CDI,
     steps::VALIDATION_DEVICES,
-    steps::VALIDATION_CONTAINER,
 ];
 
 /// What is wanted while the machine goes back to an earlier driver; `None` if it does not. How packages
@@ -56,9 +54,20 @@ fn again(proven: Proven, policy: &PackagePolicy) -> Desired {
             ..wish
         }
     });
+    // The kernel decides later which of these are wanted.
+    let kernel = before.kernel.map(|mut kernel| {
+        let wishes = kernel.ways.iter_mut().flat_map(|way| &mut way.packages);
+        for wish in wishes {
+            if let Some(one) = exact.iter().find(|one| one.name == wish.name) {
+                wish.version.clone_from(&one.version);
+            }
+        }
+        kernel
+    });
     let guard = before.packages.guard;
     Desired {
         driver,
+        kernel,
         packages: PackagePolicy {
             guard,
             ..policy.clone()
@@ -225,12 +234,14 @@ impl Session {
         Ok(true)
     }
 
-    /// The end of the way back. However well it went, the run has not done what was asked.
+    /// The end of the way back. However well it went, the run has not done what was asked. If something
+    /// else than a proof has failed, as a download, the next run goes on with it.
     pub(super) fn end_way_back(
         &self,
         ledger: &Ledger,
         back: &GoingBack,
         exit: Exit,
+        jobs: &[Job],
         notes: &mut Vec<String>,
     ) -> Result<Exit, EngineError> {
         if matches!(
@@ -241,6 +252,13 @@ impl Session {
         }
         let proven = matches!(exit, Exit::Ok | Exit::Partial);
         let GoingBack { from, to, why } = back;
+        if !proven && failed_proof(jobs).is_none() {
+            self.tools.note(
+                notes,
+                format!("the next run goes on with the way back to driver {to}"),
+            );
+            return Ok(exit);
+        }
         let ending = if proven {
             format!("driver {to} is back, and has passed its proof")
         } else {

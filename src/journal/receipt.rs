@@ -195,6 +195,11 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                 ended: None,
             });
             receipt.instance_id.clone_from(instance_id);
+            if mode == "uninstall" {
+                // Nothing of it is wanted any more, even if the undo ends in part.
+                receipt.going_back = None;
+                receipt.proven = None;
+            }
             if mode == "install" {
                 receipt.request = Some(request.clone());
                 receipt.gave_up = None;

@@ -86,6 +86,19 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
         return replaced::instead_of(&others, driver, desired, &there);
     }
     let outdated = replaced::outdated(driver, desired, &there);
+    let held: Vec<&str> = (outdated.iter())
+        .filter(|name| state.installed.get(*name).is_some_and(|there| there.held))
+        .map(String::as_str)
+        .collect();
+    if !held.is_empty() {
+        return Assessment::Blocked {
+            why: format!(
+                "{} must change with the driver, and somebody holds it",
+                words::some(&held)
+            ),
+            hint: comparison.held_hint(desired.packages.manager),
+        };
+    }
     if let Some(answer) = replaced::not_asked(driver, &there, &outdated) {
         return answer;
     }

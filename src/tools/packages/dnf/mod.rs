@@ -315,7 +315,9 @@ impl Transactions for Dnf {
 
     /// The status of its shell is 0 even if one of its commands failed.
     fn has_succeeded(&self, output: &Output) -> bool {
-        output.ok() && !faults::has_error(&output.stderr)
+        output.ok()
+            && !faults::has_error(&output.stderr)
+            && !transaction::has_problem(&output.stdout)
     }
 
     fn failed_scripts(&self, output: &str) -> Option<String> {

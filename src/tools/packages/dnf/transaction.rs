@@ -169,7 +169,21 @@ pub fn is_answer(ok: bool, stdout: &str, stderr: &str) -> bool {
     let mut errors = stderr
         .lines()
         .filter_map(|line| line.strip_prefix("Error: "));
-    (ok || stdout.contains("\nTransaction Summary\n")) && errors.all(is_no_failure)
+    (ok || stdout.contains("\nTransaction Summary\n"))
+        && errors.all(is_no_failure)
+        && !has_problem(stdout)
+}
+
+/// Whether dnf's shell could not resolve a transaction: it says so on standard output, and goes on with
+/// nothing to do.
+#[must_use]
+pub fn has_problem(stdout: &str) -> bool {
+    stdout.lines().any(|line| {
+        let rest = line.trim_start().strip_prefix("Problem");
+        let number = |text: &str| text.trim().chars().all(|c| c.is_ascii_digit());
+        rest.and_then(|rest| rest.split_once(':'))
+            .is_some_and(|(before, _)| number(before))
+    })
 }
 
 #[cfg(test)]
@@ -193,6 +207,15 @@ mod tests {
 
     fn described(text: &str, lines: &[&str]) -> String {
         Action::describe(&actions(text, &installed(lines)))
+    }
+
+    #[test]
+    fn a_shell_that_cannot_resolve_has_no_answer() {
+        let said =
+            "Problem 1: conflicting requests\n  - nothing provides x\nNothing to do.\nComplete!\n";
+        assert!(!is_answer(true, said, ""));
+        assert!(!is_answer(true, " Problem: conflicting requests\n", ""));
+        assert!(is_answer(true, "Nothing to do.\nComplete!\n", ""));
     }
 
     #[test]

@@ -59,6 +59,14 @@ fn entry_of(package: &Package) -> String {
     format!("{}-{epoch}:{rest}.*", package.name)
 }
 
+/// The version in an entry of the form that [`entry_of`] writes for this name.
+fn version_in<'l>(entry: &'l str, name: &str) -> Option<&'l str> {
+    (entry.strip_prefix(name))
+        .and_then(|rest| rest.strip_prefix('-'))
+        .and_then(|rest| rest.strip_suffix(".*"))
+        .filter(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+}
+
 /// Whether an entry locks the installed version of a package: it is a pattern over the name with or
 /// without epoch, version, release and architecture.
 fn locks(entry: &str, package: &Package) -> bool {
@@ -97,7 +105,16 @@ impl HoldList for Versionlock {
     }
 
     fn with(&self, text: &str, packages: &[&Package]) -> String {
-        let mut text = text.to_owned();
+        // An entry of an earlier version would allow that version, too. Of a kernel several are installed.
+        let mut text: String = (text.split_inclusive('\n'))
+            .filter(|line| {
+                !packages.iter().any(|package| {
+                    !package.name.starts_with("kernel")
+                        && version_in(line.trim(), &package.name).is_some()
+                        && line.trim() != entry_of(package)
+                })
+            })
+            .collect();
         if !(text.is_empty() || text.ends_with('\n')) {
             text.push('\n');
         }
@@ -116,13 +133,8 @@ impl HoldList for Versionlock {
     fn without(&self, text: &str, packages: &[&Package]) -> String {
         let is_theirs = |line: &str| {
             packages.iter().any(|package| {
-                let version = (line.strip_prefix(package.name.as_str()))
-                    .and_then(|rest| rest.strip_prefix('-'))
-                    .and_then(|rest| rest.strip_suffix(".*"));
-                version.is_some_and(|version| {
-                    version.starts_with(|c: char| c.is_ascii_digit())
-                        && rpm_evr_compare(version, &package.version).is_eq()
-                })
+                version_in(line, &package.name)
+                    .is_some_and(|version| rpm_evr_compare(version, &package.version).is_eq())
             })
         };
         let kept: String = (text.split_inclusive('\n'))
@@ -144,6 +156,21 @@ mod tests {
              kernel\tx86_64\t(none)\t5.14.0\t570.17.1.el9_6\t(none)\t(none)\n\
              bash\tx86_64\t(none)\t5.1.8\t9.el9\t(none)\t(none)\n",
         )
+    }
+
+    #[test]
+    fn a_lock_of_an_earlier_version_goes_but_not_of_another_kernel() {
+        let there = packages();
+        let of = |name: &str| -> Vec<&Package> {
+            (there.iter()).filter(|one| one.name == name).collect()
+        };
+        let list = "nvidia-driver-cuda-3:580.178.04-1.el9.*\nnvidia-driver-cuda-libs-3:580.178.04-1.el9.*\n";
+        assert_eq!(
+            Versionlock.with(list, &of("nvidia-driver-cuda")),
+            "nvidia-driver-cuda-libs-3:580.178.04-1.el9.*\nnvidia-driver-cuda-3:580.95.05-1.el9.*\n"
+        );
+        let kernel = "kernel-0:5.14.0-503.el9.*\n";
+        assert!(Versionlock.with(kernel, &of("kernel")).starts_with(kernel));
     }
 
     fn held(list: &str, plugin: Option<&str>) -> Vec<String> {
