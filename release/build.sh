@@ -45,7 +45,7 @@ fi
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 name=gpu-bootstrap-$version-linux-$architecture
 tree=$out/$name
-rm -rf "$tree"
+rm -rf "$tree" "$out"/gpu-bootstrap-*-linux-"$architecture".tar.gz
 mkdir -p "$tree/completions" "$tree/man"
 install -m 755 "$program" "$tree/gpu-bootstrap"
 for shell in bash zsh fish; do

@@ -45,8 +45,9 @@ struct FabricState {
     unit: Result<Option<UnitState>, String>,
     /// The loaded driver.
     driver: Option<DriverVersion>,
-    /// What NVML says of the GPUs that know a fabric, by index; `Err` has why nothing is known.
-    gpus: Result<Vec<(u32, GpuFabric)>, String>,
+    /// What NVML says of the GPUs, by index; `None` for one that says nothing of a fabric. `Err` has why
+    /// nothing is known.
+    gpus: Result<Vec<(u32, Option<GpuFabric>)>, String>,
 }
 
 fn switches(facts: &Facts) -> Switches {
@@ -85,7 +86,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         None => Err("no driver is loaded".to_owned()),
         Some(_) => match state.nvml().await {
             Nvml::Ready(view) => Ok((view.devices.iter())
-                .filter_map(|gpu| Some((gpu.index, gpu.fabric.clone()?)))
+                .map(|gpu| (gpu.index, gpu.fabric.clone()))
                 .collect()),
             Nvml::NotAsked { why } => Err(why.clone()),
             _ => Err("NVML does not answer".to_owned()),
@@ -220,7 +221,7 @@ fn joined(state: &FabricState) -> Finding {
         Ok(gpus) => gpus,
         Err(why) => return say(Verdict::Skip, why.clone()),
     };
-    if gpus.is_empty() {
+    if gpus.iter().all(|(_, gpu)| gpu.is_none()) {
         // Before Hopper they have none: the fabric manager alone tells.
         return say(
             Verdict::Skip,
@@ -228,8 +229,11 @@ fn joined(state: &FabricState) -> Finding {
         );
     }
     let outside: Vec<String> = (gpus.iter())
-        .filter(|(_, gpu)| gpu.state != FabricProgress::Completed || gpu.status != 0)
-        .map(|(index, gpu)| format!("GPU {index}: {}", told(gpu)))
+        .filter_map(|(index, gpu)| match gpu {
+            None => Some(format!("GPU {index}: gives no answer")),
+            Some(gpu) if gpu.state == FabricProgress::Completed && gpu.status == 0 => None,
+            Some(gpu) => Some(format!("GPU {index}: {}", told(gpu))),
+        })
         .collect();
     if outside.is_empty() {
         return say(
@@ -306,7 +310,7 @@ mod tests {
             unit: Ok(Some(fixtures::unit("enabled", "active"))),
             driver: "580.178.04".parse().ok(),
             gpus: Ok((0..8)
-                .map(|index| (index, gpu(FabricProgress::Completed, 0)))
+                .map(|index| (index, Some(gpu(FabricProgress::Completed, 0))))
                 .collect()),
         }
     }
@@ -409,10 +413,17 @@ mod tests {
     fn a_gpu_outside_the_fabric_is_named() {
         assert_eq!(joined(&state()).status, Verdict::Pass);
         for (odd, words) in [
-            (gpu(FabricProgress::NotStarted, 0), "GPU 3: not started"),
-            (gpu(FabricProgress::InProgress, 0), "GPU 3: in progress"),
+            (None, "GPU 3: gives no answer"),
             (
-                gpu(FabricProgress::Completed, 999),
+                Some(gpu(FabricProgress::NotStarted, 0)),
+                "GPU 3: not started",
+            ),
+            (
+                Some(gpu(FabricProgress::InProgress, 0)),
+                "GPU 3: in progress",
+            ),
+            (
+                Some(gpu(FabricProgress::Completed, 999)),
                 "GPU 3: completed with NVML code 999",
             ),
         ] {
@@ -434,7 +445,7 @@ mod tests {
         }
         // Before Hopper, NVML knows none.
         let older = FabricState {
-            gpus: Ok(Vec::new()),
+            gpus: Ok((0..8).map(|index| (index, None)).collect()),
             ..state()
         };
         assert_eq!(joined(&older).status, Verdict::Skip);

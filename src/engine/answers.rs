@@ -128,7 +128,12 @@ impl Applying<'_> {
         let mut end = End::new(
             Outcome::Failed,
             "its changes are applied, but the state is not as wanted".to_owned(),
-        );
+        )
+        .hint(Some(
+            "run `gpu-bootstrap install` again, which makes what is still missing or names what \
+             prevents it"
+                .to_owned(),
+        ));
         end.causes = vec![format!("before: {before}"), format!("now: {now}")];
         end.reason = Some("not-verified");
         self.fail(at, end);

@@ -16,6 +16,7 @@ use crate::{
     model::{id::StepId, version::DriverVersion},
     state::{FoundDriver, Origin, Ours},
     step::{Assessment, Cx, Step, StepError},
+    tools::dkms,
 };
 
 /// NVIDIA's installer leaves this behind; it removes what the installer put there.
@@ -29,6 +30,8 @@ struct DriverPackagesState {
     installed: Packages,
     /// Bootable kernels for which no driver module is on disk.
     kernels_without_module: Vec<String>,
+    /// What DKMS's last build said, if there is no module although the packages are installed.
+    build: Option<String>,
     /// The driver that is there, however it came.
     found: FoundDriver,
     /// NVIDIA's installer left the program that undoes it.
@@ -43,14 +46,34 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     let Some(driver) = &cx.desired.driver else {
         return Ok(DriverPackagesState::default());
     };
+    let kernels_without_module = cx.state.kernels_without(&driver.module)?;
+    let found = cx.state.driver().await.clone();
+    let build = match (&driver.dkms, &found.package_version) {
+        (Some(module), Some(version)) if !kernels_without_module.is_empty() => {
+            last_build(cx, module, version)?
+        }
+        _ => None,
+    };
     Ok(DriverPackagesState {
         installed: packages::held_by_others(cx).await?,
-        kernels_without_module: cx.state.kernels_without(&driver.module)?,
-        found: cx.state.driver().await.clone(),
+        kernels_without_module,
+        build,
+        found,
         uninstaller: cx.host.files().exists(Utf8Path::new(RUNFILE_UNINSTALLER))?,
         ours: cx.state.ours().clone(),
         stream: streams::enabled(cx)?,
     })
+}
+
+/// The end of the log of DKMS's last build. The scripts of some packages ignore that it failed.
+fn last_build(
+    cx: &Cx<'_>,
+    module: &str,
+    version: &DriverVersion,
+) -> Result<Option<String>, StepError> {
+    let path = dkms::log_path(module, &version.to_string());
+    let log = cx.host.files().read_text(&path)?.unwrap_or_default();
+    Ok((dkms::telling_line(&log)).map(|line| format!("`{path}` says: {line}")))
 }
 
 /// Whether a driver that did not come as packages is kept: then nothing is compiled for it.
@@ -130,9 +153,10 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     if let (Some(module), false) = (&driver.dkms, state.kernels_without_module.is_empty()) {
         return Assessment::Needs {
             why: format!(
-                "the packages are installed, but there is no module `{}` for {}",
+                "the packages are installed, but there is no module `{}` for {}{}",
                 driver.module,
-                state.kernels_without_module.join(", ")
+                state.kernels_without_module.join(", "),
+                (state.build.as_ref()).map_or(String::new(), |said| format!("; {said}"))
             ),
             changes: state
                 .kernels_without_module
@@ -278,6 +302,7 @@ mod tests {
         DriverPackagesState {
             installed: packages(installed),
             kernels_without_module: without.iter().map(ToString::to_string).collect(),
+            build: None,
             found: FoundDriver::default(),
             uninstaller: true,
             ours: Ours::default(),
@@ -309,6 +334,15 @@ mod tests {
             decide(&state(&INSTALLED, &[]), &want),
             Assessment::Satisfied { .. }
         ));
+        let mut failed = state(&INSTALLED, &["6.1.0-44-amd64"]);
+        failed.build = Some("the log says: error".to_owned());
+        let Assessment::Needs { why, .. } = decide(&failed, &want) else {
+            panic!("it is built again");
+        };
+        assert!(
+            why.ends_with("6.1.0-44-amd64; the log says: error"),
+            "{why}"
+        );
     }
 
     #[test]

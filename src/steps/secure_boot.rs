@@ -36,7 +36,7 @@ enum Key {
     /// None is configured.
     #[default]
     None,
-    /// The installed dkms, of this version, reads no file that names a key.
+    /// The dkms that is installed, or would be, is of this version, which reads no file that names a key.
     Unread(String),
     /// A file of it is not there.
     Missing(String),
@@ -64,14 +64,10 @@ async fn detect(cx: &Cx<'_>) -> Result<SecureBootState, StepError> {
 }
 
 async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<Key, StepError> {
-    let installed = packages::installed(cx).await?;
-    let version = installed
-        .get("dkms")
-        .map(|package| package.version.as_str());
-    if let Some(version) = version.filter(|version| !version.is_empty())
-        && (packages::backend(cx).compare(version, dkms::FIRST_TO_SIGN)).is_lt()
+    if let Some(version) = dkms_version(cx).await?
+        && (packages::backend(cx).compare(&version, dkms::FIRST_TO_SIGN)).is_lt()
     {
-        return Ok(Key::Unread(version.to_owned()));
+        return Ok(Key::Unread(version));
     }
     let files = cx.host.files();
     if !files.exists(&signing.key)? {
@@ -89,6 +85,21 @@ async fn key(cx: &Cx<'_>, signing: &SigningKey) -> Result<Key, StepError> {
         Some(false) => Key::NotEnrolled,
         None => Key::Unknown,
     })
+}
+
+/// The version of dkms that compiles here: the installed one, else the one that would be installed. `None`
+/// if the package lists do not tell.
+async fn dkms_version(cx: &Cx<'_>) -> Result<Option<String>, StepError> {
+    let installed = packages::installed(cx).await?;
+    let version = (installed.get("dkms")).map(|package| package.version.clone());
+    if let Some(version) = version.filter(|version| !version.is_empty()) {
+        return Ok(Some(version));
+    }
+    if !packages::has_lists(cx)? {
+        return Ok(None);
+    }
+    let mut offered = packages::offered_versions(cx, &["dkms"]).await?;
+    Ok((offered.remove("dkms")).and_then(|versions| versions.into_iter().next()))
 }
 
 fn decide(state: &SecureBootState, facts: &Facts, desired: &Desired) -> Assessment {

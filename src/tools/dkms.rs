@@ -95,6 +95,15 @@ pub fn log_named_in(text: &str) -> Option<Utf8PathBuf> {
         .map(Utf8PathBuf::from)
 }
 
+/// The line of a build's log that says why it failed: the first one of the compiler or of make that names
+/// an error, else the last one.
+#[must_use]
+pub fn telling_line(log: &str) -> Option<&str> {
+    let lines = || (log.lines().map(str::trim)).filter(|line| !line.is_empty());
+    let names_error = |line: &&str| line.contains("error:") || line.contains("*** ");
+    lines().find(names_error).or_else(|| lines().next_back())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,5 +134,14 @@ mod tests {
             Some("/var/lib/dkms/nvidia-current/535.261.03/build/make.log".into())
         );
         assert_eq!(log_named_in("all is well"), None);
+    }
+
+    #[test]
+    fn the_line_that_names_the_error_is_told() {
+        let log = "DKMS make.log for nvidia-580.178.04\n  CC a.o\na.c:3:1: error: unknown type\n\
+                   make[2]: *** [Makefile:1: a.o] Error 1\n";
+        assert_eq!(telling_line(log), Some("a.c:3:1: error: unknown type"));
+        assert_eq!(telling_line("begins\n  ends here\n\n"), Some("ends here"));
+        assert_eq!(telling_line("\n"), None);
     }
 }

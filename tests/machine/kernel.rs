@@ -100,10 +100,10 @@ pub fn driver_version(package: &str) -> String {
     version.split('-').next().unwrap_or(version).to_owned()
 }
 
-/// The name of the module's file: Ubuntu's DKMS package has another name, and NVIDIA's of open modules.
+/// The name of the module's file: Ubuntu's DKMS package has another name.
 fn file_of(module: &str) -> &str {
     match module {
-        "nvidia-srv" | "nvidia-open" => "nvidia",
+        "nvidia-srv" => "nvidia",
         module => module,
     }
 }

@@ -60,6 +60,8 @@ struct FabricState {
     not_loaded: Vec<String>,
     /// What NVML says of the GPUs, by index; only of those that know a fabric.
     gpus: Vec<(u32, GpuFabric)>,
+    /// Why GPUs say nothing of their fabric although they should.
+    silent: Option<String>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
@@ -97,14 +99,38 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
             }
         }
     }
-    if loaded.is_some()
-        && let Nvml::Ready(view) = cx.state.nvml().await
-    {
-        let of = |gpu: &NvmlDevice| Some((gpu.index, gpu.fabric.clone()?));
-        state.gpus = view.devices.iter().filter_map(of).collect();
+    if loaded.is_some() {
+        match cx.state.nvml().await {
+            Nvml::Ready(view) => {
+                let of = |gpu: &NvmlDevice| Some((gpu.index, gpu.fabric.clone()?));
+                state.gpus = view.devices.iter().filter_map(of).collect();
+                state.silent = silent(&view.devices);
+            }
+            Nvml::Hung { after_seconds } => {
+                state.silent = Some(format!("NVML did not answer within {after_seconds} s"));
+            }
+            Nvml::Failed { why, .. } => state.silent = Some(format!("NVML fails: {why}")),
+            Nvml::NoDevices => state.silent = Some("NVML lists no GPU".to_owned()),
+            // Without a library there are no packages of the driver either, which is said first.
+            Nvml::NotLoadable { .. }
+            | Nvml::DriverNotLoaded
+            | Nvml::VersionMismatch
+            | Nvml::NotAsked { .. } => {}
+        }
     }
     state.loaded = loaded;
     Ok(state)
+}
+
+/// GPUs that fail, and GPUs that say nothing of a fabric beside others that do. Before Hopper, none says
+/// anything.
+fn silent(devices: &[NvmlDevice]) -> Option<String> {
+    let knows = devices.iter().any(|gpu| gpu.fabric.is_some());
+    let silent: Vec<u32> = (devices.iter())
+        .filter(|gpu| gpu.error.is_some() || (knows && gpu.fabric.is_none()))
+        .map(|gpu| gpu.index)
+        .collect();
+    (!silent.is_empty()).then(|| format!("{} gave no answer to NVML", words::indices(&silent)))
 }
 
 async fn unit(cx: &Cx<'_>) -> Result<Option<UnitState>, StepError> {
@@ -338,7 +364,11 @@ fn not_joined(state: &FabricState) -> Option<Assessment> {
     }
     let waiting = indices(&|gpu| !is_done(gpu));
     if waiting.is_empty() {
-        return None;
+        return state.silent.as_ref().map(|silent| Assessment::BlockedNow {
+            why: format!("{silent}: whether all GPUs have joined the fabric is not known"),
+            hint: "run `gpu-bootstrap check`, which names what is wrong with the GPUs".into(),
+            passes: Some(JOINING),
+        });
     }
     Some(Assessment::BlockedNow {
         why: format!(

@@ -1,12 +1,12 @@
-use super::{FabricState, decide, files};
+use super::{FabricState, decide, files, silent};
 use crate::{
     change::Change,
     compat::matrix::Fabric,
     config::desired::{Desired, FabricService, Manager},
-    host::{FabricProgress, GpuFabric},
+    host::{FabricProgress, GpuFabric, NvmlDevice},
     step::Assessment,
     steps::{
-        fixtures::{desired, unit},
+        fixtures::{desired, nvml_device, unit},
         wishes::{compare, fixtures::packages},
     },
 };
@@ -168,6 +168,42 @@ fn gpus_that_have_not_joined_are_awaited_and_those_that_cannot_are_named() {
         why.contains("GPU 2 could not join the fabric (NVML code 999)"),
         "{why}"
     );
+}
+
+#[test]
+fn gpus_that_say_nothing_of_their_fabric_have_not_joined() {
+    let device = |index: u32, fabric: Option<GpuFabric>, error: Option<&str>| NvmlDevice {
+        fabric,
+        error: error.map(str::to_owned),
+        ..nvml_device(index)
+    };
+    let done = || Some(gpu(FabricProgress::Completed, 0));
+    for (devices, said) in [
+        (vec![device(0, done(), None), device(1, done(), None)], None),
+        // Before Hopper, no GPU knows a fabric.
+        (vec![device(0, None, None), device(1, None, None)], None),
+        (
+            vec![device(0, done(), None), device(1, None, None)],
+            Some("GPU 1 gave no answer to NVML"),
+        ),
+        (
+            vec![device(0, None, Some("GPU is lost")), device(1, None, None)],
+            Some("GPU 0 gave no answer to NVML"),
+        ),
+    ] {
+        assert_eq!(silent(&devices).as_deref(), said);
+    }
+    let mut lost = state("535.261.03-1");
+    lost.silent = Some("GPU 1 gave no answer to NVML".to_owned());
+    let answer = decide(&lost, &wanted());
+    assert!(matches!(
+        answer,
+        Assessment::BlockedNow {
+            passes: Some(_),
+            ..
+        }
+    ));
+    assert!(why(answer).contains("is not known"));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
+use nix::sys::statvfs::statvfs;
 
 use crate::bed::{Bed, remove_tree};
 use crate::group::Group;
@@ -22,6 +23,11 @@ const NSPAWN: &str = "/run/systemd/nspawn";
 /// In the run directory; whoever adds or removes a claim locks it.
 const LIST: &str = ".lock";
 const NAME_OF_LIST: &str = "the list of machines";
+
+/// The free room on the disk, in bytes, without which no machine is made: what a machine writes there
+/// if its changes do not fit into memory. On a full disk a server or a machine would end without a
+/// word, because its log cannot be written.
+const ROOM: u64 = 3 << 30;
 
 /// A claimed name with its resources; dropping it removes all of them.
 pub struct Claim {
@@ -60,6 +66,7 @@ impl Claim {
         let undo = stop::guard(&id, undo);
         remove_tree(&dir)?;
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        enough(&dir, room(&dir)?)?;
         group.create()?;
         Ok(Claim {
             id,
@@ -69,6 +76,25 @@ impl Claim {
             _undo: undo,
         })
     }
+}
+
+/// The free room in bytes of the filesystem that a directory lies on.
+fn room(dir: &Path) -> Result<u64> {
+    let found =
+        statvfs(dir).with_context(|| format!("cannot ask for the room of {}", dir.display()))?;
+    Ok(found.blocks_available() * found.fragment_size())
+}
+
+fn enough(dir: &Path, room: u64) -> Result<()> {
+    if room < ROOM {
+        bail!(
+            "{} MiB are free on the disk of {}, and a machine needs {}: make room there",
+            room >> 20,
+            dir.display(),
+            ROOM >> 20
+        );
+    }
+    Ok(())
 }
 
 /// A name that is unique among all beds: two of them may run the same case at the same time.
@@ -205,6 +231,14 @@ mod tests {
         let mut bed = Bed::open(dir, None).unwrap();
         bed.run = dir.join("run");
         bed
+    }
+
+    #[test]
+    fn no_machine_is_made_on_a_disk_that_is_nearly_full() {
+        let dir = tempfile::tempdir().unwrap();
+        enough(dir.path(), ROOM).unwrap();
+        let error = enough(dir.path(), ROOM - 1).unwrap_err().to_string();
+        assert!(error.starts_with("3071 MiB are free"), "{error}");
     }
 
     #[test]

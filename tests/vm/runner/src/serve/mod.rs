@@ -43,7 +43,8 @@ pub fn run(door: &Door, site: Site) -> Result<()> {
         Some(file) => bind_inside(file, &door.address)?,
         None => bind(&door.address)?,
     };
-    out::say(format!("{READY} {}", door.address));
+    // Whoever started it waits for this line. If it cannot be written, nobody would ever know.
+    writeln!(std::io::stdout(), "{READY} {}", door.address).context("cannot write the log")?;
     serve(listener, site)
 }
 
