@@ -1,10 +1,10 @@
 //! Kernel modules and initial RAM filesystems: load, unload, build, rebuild.
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Afterwards, Applier, ChangeError, ModuleError, Reverted, Sink, Undo};
 use crate::{
-    host::ExecError,
+    host::{ExecError, Kind},
     tools::{dkms, initramfs, kmod},
 };
 
@@ -176,6 +176,40 @@ impl Applier {
                     what,
                     why: format!("`{image}` was not written"),
                 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what is left of a `dkms add` that a power cut or a kill has ended: a folder of a version
+    /// without its link `source` and without anything built. DKMS does not know such a version, and the
+    /// scripts of Debian's packages fail on it for ever.
+    pub(super) fn remove_torn_trees(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let files = &self.host.files;
+        let folders = |path: &Utf8Path| -> Result<Vec<Utf8PathBuf>, ChangeError> {
+            let mut found = Vec::new();
+            for name in files.list(path)? {
+                let inner = path.join(name);
+                if (files.stat(&inner)?).is_some_and(|stat| stat.kind == Kind::Folder) {
+                    found.push(inner);
+                }
+            }
+            Ok(found)
+        };
+        for module in folders(dkms::TREE.into())? {
+            for version in folders(&module)? {
+                let names = files.list(&version)?;
+                if names.iter().any(|name| name != "build") {
+                    continue;
+                }
+                if files.remove_empty_folder(&version.join("build"))?
+                    && files.remove_empty_folder(&version)?
+                {
+                    sink.note(&format!(
+                        "removed `{version}`, which an interrupted `dkms add` has left without \
+                         its source"
+                    ));
+                }
             }
         }
         Ok(())

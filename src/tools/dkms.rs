@@ -16,6 +16,9 @@ pub const SIGNING: &str = "/etc/dkms/framework.conf.d/gpu-bootstrap.conf";
 /// The first version that reads [`SIGNING`] (the same, at its tags).
 pub const FIRST_TO_SIGN: &str = "3.0.4";
 
+/// The tree in which DKMS keeps what it builds: `MODULE/VERSION`, with a link `source` in each.
+pub const TREE: &str = "/var/lib/dkms";
+
 /// One line of `dkms status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
@@ -82,7 +85,7 @@ pub fn remove(module: &str, version: &str, kernel: &str) -> Cmd {
 /// The compiler's log of a build.
 #[must_use]
 pub fn log_path(module: &str, version: &str) -> Utf8PathBuf {
-    Utf8PathBuf::from(format!("/var/lib/dkms/{module}/{version}/build/make.log"))
+    Utf8PathBuf::from(format!("{TREE}/{module}/{version}/build/make.log"))
 }
 
 /// The log that a failed build names in its output: "Consult /var/lib/dkms/…/make.log for more

@@ -16,6 +16,7 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let transactions = self.transactions()?;
         self.exclusively(sink, async {
+            self.remove_torn_trees(sink)?;
             let Some(configure) = transactions.configure() else {
                 self.complete(undo, sink).await?;
                 return self.check_consistent().await;

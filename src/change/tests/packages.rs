@@ -1,5 +1,6 @@
 //! Package transactions: installed and undone, refusals, waits, failures.
 
+use camino::Utf8Path;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -13,7 +14,7 @@ use crate::{
     error::Report,
     exit::Exit,
     host::{
-        ReadFiles,
+        Files, ReadFiles,
         fake::{Mutation, diff, failed, ok},
     },
 };
@@ -446,8 +447,19 @@ async fn half_configured_packages_are_repaired_first(kind: Kind) {
     apt.write(&machine.fakes.files);
     let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
     assert_eq!(error.reason(), "package-database-interrupted");
+    let (torn, built) = ("/var/lib/dkms/nvidia/580.1", "/var/lib/dkms/nvidia/580.2");
+    let files = &machine.fakes.files;
+    files
+        .create_folder(Utf8Path::new(torn).join("build").as_path(), 0o755)
+        .unwrap();
+    files.put(&format!("{built}/build/make.log"), "DKMS make.log\n");
     let undo = machine.apply(&Change::RepairPackages).await.unwrap();
     assert!(undo.is_nothing());
+    assert!(
+        !files.exists(torn.into()).unwrap(),
+        "DKMS would refuse the version for ever"
+    );
+    assert!(files.exists(built.into()).unwrap());
     machine.apply(&install(&["docker.io"])).await.unwrap();
 }
 
