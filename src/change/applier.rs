@@ -292,7 +292,14 @@ impl Applier {
                 self.restore_stream(module, stream, before.as_deref(), *existed, sink)
                     .await
             }
-            Undo::Unhold { before, held } => self.unhold(before, held.as_deref(), sink).await,
+            Undo::Unhold {
+                before,
+                held,
+                entries,
+            } => match entries {
+                Some(entries) => self.remove_entries(entries, sink).await,
+                None => self.unhold(before, held.as_deref(), sink).await,
+            },
             Undo::RestoreUnit {
                 unit,
                 enabled,

@@ -65,6 +65,10 @@ pub enum Undo {
         before: Vec<String>,
         /// Packages that the change holds; `None` in journals of earlier versions while it has not ended.
         held: Option<Vec<String>>,
+        /// The entries that the change adds where holds are a list; `None` in journals of earlier
+        /// versions, and where they are marks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        entries: Option<Vec<String>>,
     },
     /// Restore the state of a unit.
     RestoreUnit {

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    config::desired::Desired,
+    config::desired::{Desired, Purpose},
     host::ExecError,
     model::{id::Id, pattern},
     state::{Origin, State},
@@ -66,11 +66,18 @@ async fn moves(subject: &Subject<'_>, desired: &Desired) -> Result<Moves, StepEr
         let name = backend.name();
         return Ok(Moves::Unasked(format!("{name} is not asked for this")));
     };
+    if !backend.has_lists(subject.host.files())? {
+        return Ok(Moves::Unasked("there are no package lists".to_owned()));
+    }
     let output = match subject.host.query(&query).await {
+        Ok(output) if transactions.has_answered(&output) => output,
         Ok(output) => output.success(query.cmd())?,
         Err(ExecError::NotAsked { why, .. }) => return Ok(Moves::Unasked(why)),
         Err(error) => return Err(error.into()),
     };
+    if let Some(why) = transactions.unasked(&output) {
+        return Ok(Moves::Unasked(why));
+    }
     let is_held = |name: &str| {
         let bare = backend.bare_name(name);
         hold.iter().any(|one| pattern::matches(one, bare))
@@ -94,7 +101,9 @@ async fn driver_is_absent(state: &State, desired: &Desired) -> Result<bool, Step
         return Ok(true);
     };
     let wanted = desired.package_groups();
-    let mut wanted = wanted.iter().flat_map(|(_, packages)| *packages);
+    let mut wanted = (wanted.iter())
+        .filter(|(purpose, _)| *purpose != Purpose::Holds)
+        .flat_map(|(_, packages)| *packages);
     Ok(!wanted.any(|wish| {
         (database.iter()).any(|package| package.id == wish.name && package.is_installed())
     }))

@@ -71,6 +71,8 @@ pub enum Purpose<'d> {
     Runtime(&'d RuntimeWish),
     /// NVIDIA Container Toolkit.
     Toolkit,
+    /// What holds need.
+    Holds,
 }
 
 impl Desired {
@@ -96,13 +98,17 @@ impl Desired {
             deny_modules: _,
             cdi: _,
             validation: _,
-            hold: _,
+            hold,
         } = self;
         let mut groups: Vec<(Purpose<'_>, &[PackageWish])> = vec![(Purpose::Headers, headers)];
         groups.extend(driver.iter().map(|one| (Purpose::Driver, &*one.packages)));
         groups.extend((runtimes.iter()).map(|one| (Purpose::Runtime(one), &*one.packages)));
         groups.extend(toolkit.iter().map(|one| (Purpose::Toolkit, &*one.packages)));
         groups.retain(|(_, packages)| !packages.is_empty());
+        // Where nothing is wanted, nothing is held.
+        if !(groups.is_empty() || hold.patterns.is_empty() || hold.packages.is_empty()) {
+            groups.push((Purpose::Holds, &hold.packages));
+        }
         groups
     }
 }
@@ -349,4 +355,7 @@ pub struct Hold {
     pub patterns: Vec<String>,
     /// Patterns that unattended upgrades must leave alone (regular expressions on names).
     pub blacklist: Vec<String>,
+    /// What holds need to have an effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub packages: Vec<PackageWish>,
 }

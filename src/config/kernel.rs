@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     compat::kernels::Consent,
-    model::{packages::PackageWish, version::KernelVersion},
+    model::{packages::PackageWish, pattern, version::KernelVersion},
 };
 
 /// How a kernel is installed. The texts are `NAME` or `NAME=VERSION`, with the placeholders
-/// `{kernel}`, `{kernel-version}`, `{abi}`, `{flavour}` and `{series}`.
+/// `{kernel}`, `{kernel-version}`, `{variant}`, `{abi}`, `{flavour}` and `{series}`.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct KernelRow {
@@ -23,9 +23,24 @@ pub struct KernelRow {
     /// exactly the kernel that is installed.
     #[serde(default)]
     pub follow: Vec<String>,
+    /// Kernels that cannot have a driver module here.
+    #[serde(default)]
+    pub refused: Vec<RefusedKernel>,
     /// Where this was read and how far it can be trusted.
     #[serde(rename = "facts")]
     pub citation: String,
+}
+
+/// Kernels that cannot have a driver module here, whatever packages there are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RefusedKernel {
+    /// A shell pattern over what `uname -r` prints.
+    pub kernels: String,
+    /// What they are, and why not; follows the kernel's release and a colon.
+    pub why: String,
+    /// What a person can do.
+    pub hint: String,
 }
 
 /// What is wanted of the kernel. Names and versions of packages have placeholders where they differ
@@ -43,6 +58,9 @@ pub struct KernelWish {
     pub beside: Vec<PackageWish>,
     /// Packages that keep the machine at the newest kernel of its series.
     pub follow: Vec<PackageWish>,
+    /// Kernels that cannot have a driver module here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<RefusedKernel>,
     /// The ways to a driver module, preferred first.
     pub ways: Vec<ModuleWay>,
 }
@@ -76,6 +94,18 @@ impl KernelWish {
 }
 
 impl KernelWish {
+    /// The first of these kernels that cannot have a module, and why.
+    #[must_use]
+    pub fn refusal<'k>(
+        &self,
+        kernels: &'k [KernelVersion],
+    ) -> Option<(&'k KernelVersion, &RefusedKernel)> {
+        (kernels.iter()).find_map(|kernel| {
+            let is_it = |one: &&RefusedKernel| pattern::matches(&one.kernels, kernel.as_str());
+            Some((kernel, self.refused.iter().find(is_it)?))
+        })
+    }
+
     /// Shell patterns over the names of packages with a driver module for one kernel, which have the
     /// kernel's version and not the driver's.
     #[must_use]
@@ -132,6 +162,7 @@ pub fn names_kernel(wish: &PackageWish) -> bool {
         [
             "{kernel}",
             "{kernel-version}",
+            "{variant}",
             "{abi}",
             "{flavour}",
             "{series}",
@@ -173,11 +204,14 @@ pub fn for_kernel(wish: &PackageWish, kernel: &KernelVersion, arch: &str) -> Pac
     let whole = kernel.as_str();
     // RPM's packages have the kernel's release as their version, without the architecture.
     let version = (whole.split_once(&format!(".{arch}"))).map_or(whole, |(version, _)| version);
+    // They name a variant after a plus sign, and its packages after a dash.
+    let variant = (whole.split_once('+')).map(|(_, variant)| format!("-{variant}"));
     let flavour = kernel.flavour().unwrap_or_default();
     let abi = whole.strip_suffix(flavour).unwrap_or(whole);
     let fill = |text: &str| {
         text.replace("{kernel}", whole)
             .replace("{kernel-version}", version)
+            .replace("{variant}", variant.as_deref().unwrap_or_default())
             .replace("{flavour}", flavour)
             .replace("{series}", &format!("{major}.{minor}"))
             .replace("{abi}", abi.trim_end_matches(['-', '+']))
@@ -215,8 +249,23 @@ mod tests {
                 "5.14.0-570.12.1.el9_6.x86_64",
                 "kernel-core=5.14.0-570.12.1.el9_6",
             ),
+            (
+                "kernel{variant}-devel-matched={kernel-version}",
+                "5.14.0-570.12.1.el9_6.x86_64",
+                "kernel-devel-matched=5.14.0-570.12.1.el9_6",
+            ),
+            (
+                "kernel{variant}-devel-matched={kernel-version}",
+                "5.14.0-570.12.1.el9_6.aarch64+64k",
+                "kernel-64k-devel-matched=5.14.0-570.12.1.el9_6",
+            ),
         ] {
-            let wish = for_kernel(&template(text), &kernel.parse().unwrap(), "x86_64");
+            let arch = if kernel.contains("aarch64") {
+                "aarch64"
+            } else {
+                "x86_64"
+            };
+            let wish = for_kernel(&template(text), &kernel.parse().unwrap(), arch);
             assert_eq!(wish, template(expected), "{text}");
         }
     }

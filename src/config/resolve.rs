@@ -384,6 +384,7 @@ fn kernel(
         image: row.map(|row| template(&terms.fill(&row.image))),
         beside: row.map(|row| templates(&row.beside)).unwrap_or_default(),
         follow: row.map(|row| templates(&row.follow)).unwrap_or_default(),
+        refused: row.map(|row| row.refused.clone()).unwrap_or_default(),
         ways: ways.to_vec(),
     }
 }
@@ -428,6 +429,7 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
         return Hold {
             patterns: Vec::new(),
             blacklist: Vec::new(),
+            packages: Vec::new(),
         };
     }
     let kernel = own.kernel.unwrap_or(true);
@@ -439,8 +441,12 @@ fn hold(profile: &Profile, config: &Config) -> Hold {
     let mut hold = Hold {
         patterns: with(&default.patterns, &default.kernel),
         blacklist: with(&default.blacklist, &default.kernel_blacklist),
+        packages: Vec::new(),
     };
     let backend = profile.manager.backend();
+    hold.packages = (backend.hold_list().iter())
+        .map(|list| template(list.package()))
+        .collect();
     if let Some(updater) = backend.updater() {
         hold.blacklist
             .extend(extra.iter().map(|pattern| updater.pattern(pattern)));
@@ -459,7 +465,7 @@ fn hold_what_is_wanted(desired: &mut Desired) {
         (desired.hold.patterns.iter()).any(|pattern| pattern::matches(pattern, name))
     };
     let forgotten: Vec<String> = (desired.package_groups().into_iter())
-        .filter(|(purpose, _)| *purpose != Purpose::Headers)
+        .filter(|(purpose, _)| !matches!(purpose, Purpose::Headers | Purpose::Holds))
         .flat_map(|(_, packages)| packages)
         .map(|wish| wish.name.clone())
         .filter(|name| !is_held(name))

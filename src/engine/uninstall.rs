@@ -464,6 +464,7 @@ mod tests {
         let hold = Undo::Unhold {
             before: vec![],
             held: None,
+            entries: None,
         };
         let newest_first = vec![
             standing(6, "docker", restart()),

@@ -185,8 +185,13 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
                 .chain(before)
                 .map(String::as_str),
         ),
-        Undo::Unhold { before, held } => {
-            names.extend(strs(before).chain(held.iter().flat_map(|held| strs(held))));
+        Undo::Unhold {
+            before,
+            held,
+            entries,
+        } => {
+            let known = held.iter().chain(entries);
+            names.extend(strs(before).chain(known.flat_map(|names| strs(names))));
         }
         Undo::Afterwards { then } => names.extend(then.iter().map(name_afterwards)),
         Undo::RestoreUnit { unit: name, .. }
@@ -407,6 +412,7 @@ mod tests {
                 Undo::Unhold {
                     before: vec!["docker.io".to_owned()],
                     held: None,
+                    entries: None,
                 },
             ),
             intent(

@@ -89,6 +89,18 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     let Some(driver) = &desired.driver else {
         return words::no_driver();
     };
+    match answer(state, desired, driver) {
+        Assessment::Needs { why, changes } if changes.contains(&Change::RefreshRepositories) => {
+            Assessment::Needs {
+                why,
+                changes: streams::before(changes, driver, state.stream.as_deref()),
+            }
+        }
+        answer => answer,
+    }
+}
+
+fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -> Assessment {
     if let Some(answer) = foreign(driver, state) {
         return answer;
     }
@@ -128,11 +140,7 @@ fn decide(state: &DriverPackagesState, desired: &Desired) -> Assessment {
     if !comparison.all_met() {
         return Assessment::Needs {
             why: comparison.unmet_text(),
-            changes: streams::before(
-                install(&driver.packages, outdated),
-                driver,
-                state.stream.as_deref(),
-            ),
+            changes: install(&driver.packages, outdated),
         };
     }
     if let Some(change) = streams::change(driver, state.stream.as_deref()) {
@@ -382,6 +390,34 @@ mod tests {
         ));
         want.driver.as_mut().expect("a driver").replace = true;
         assert_eq!(removed(&old, &want), ["libnvidia-ml1", "nvidia-smi"]);
+    }
+
+    #[test]
+    fn the_stream_is_enabled_first_also_where_a_driver_is_replaced() {
+        let mut want = desired();
+        let driver = want.driver.as_mut().expect("a driver");
+        (driver.replace, driver.stream) = (true, Some("nvidia-driver:535-open".into()));
+        let mut old = state(
+            &["nvidia-smi=470.256.02-1", "libnvidia-ml1=470.256.02-1"],
+            &[],
+        );
+        old.stream = Some("470-open".into());
+        for state in [state(&[], &[]), old] {
+            let Assessment::Needs { changes, .. } = decide(&state, &want) else {
+                panic!("must be installed");
+            };
+            assert!(
+                matches!(
+                    &changes[..],
+                    [
+                        Change::EnableStream { .. },
+                        Change::RefreshRepositories,
+                        Change::InstallPackages { .. }
+                    ]
+                ),
+                "{changes:?}"
+            );
+        }
     }
 
     #[test]

@@ -214,6 +214,7 @@ pub(crate) fn desired() -> Desired {
         hold: Hold {
             patterns: vec!["nvidia-*".into(), "libnvidia-*".into()],
             blacklist: vec!["^nvidia-".into()],
+            packages: vec![],
         },
         ..OF_PROFILE.clone()
     }

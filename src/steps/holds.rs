@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, Purpose},
+    config::desired::{Desired, PackageWish, Purpose},
     model::{id::StepId, pattern},
     step::{Assessment, Cx, Step, StepError},
 };
@@ -21,6 +21,8 @@ struct HoldState {
     installed: Packages,
     /// The file that makes the automatic updater leave packages alone.
     exclusion: Option<String>,
+    /// Why a hold has no effect on this machine.
+    needs: Option<String>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<HoldState, StepError> {
@@ -34,6 +36,10 @@ async fn detect(cx: &Cx<'_>) -> Result<HoldState, StepError> {
     Ok(HoldState {
         installed: packages::installed(cx).await?,
         exclusion,
+        needs: match packages::backend(cx).hold_list() {
+            Some(list) => list.needs(cx.host.files())?.map(str::to_owned),
+            None => None,
+        },
     })
 }
 
@@ -56,6 +62,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
     let expects = (desired.package_groups().iter()).any(|(purpose, _)| match purpose {
         Purpose::Driver | Purpose::Headers => !adopts,
         Purpose::Runtime(_) | Purpose::Toolkit => true,
+        Purpose::Holds => false,
     });
     if matching.is_empty() && !hold.patterns.is_empty() && expects {
         whys.push("no package that must be held is installed yet".to_owned());
@@ -68,6 +75,22 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         ));
     }
     if !whys.is_empty() {
+        if let Some(needs) = &state.needs {
+            let is_there = |wish: &PackageWish| state.installed.contains_key(&wish.name);
+            if hold.packages.iter().all(is_there) {
+                return Assessment::Blocked {
+                    why: format!("{}; {needs}", whys.join("; ")),
+                    hint: "enable it; or set `hold.enabled = false`, then upgrades in the \
+                           background may change the driver"
+                        .into(),
+                };
+            }
+            whys.push(needs.clone());
+            changes.push(Change::InstallPackages {
+                packages: hold.packages.clone(),
+                removing: Vec::new(),
+            });
+        }
         changes.push(Change::HoldPackages {
             patterns: hold.patterns.clone(),
         });
@@ -138,7 +161,10 @@ mod tests {
     use crate::{
         change::Change,
         step::Assessment,
-        steps::{fixtures::desired, wishes::fixtures::packages},
+        steps::{
+            fixtures::desired,
+            wishes::fixtures::{packages, wishes},
+        },
     };
 
     #[test]
@@ -148,6 +174,7 @@ mod tests {
             installed: packages(&["libnvidia-ml1!=535.1", "nvidia-smi!=535.1", "bash=5.2"]),
             exclusion: (want.packages.manager.backend().updater())
                 .map(|updater| updater.exclusion(&want.hold.blacklist).1),
+            needs: None,
         };
         assert!(matches!(decide(&good, &want), Assessment::Satisfied { .. }));
         let one_free = HoldState {
@@ -159,6 +186,33 @@ mod tests {
         };
         assert_eq!(why, "1 of 2 packages are not held: libnvidia-ml1");
         assert!(matches!(&changes[..], [Change::HoldPackages { .. }]));
+    }
+
+    #[test]
+    fn what_holds_need_comes_first_and_is_not_installed_over_a_setting_that_disables_it() {
+        let mut want = desired();
+        want.hold.packages = wishes(&["plugin"]);
+        let mut lacks = HoldState {
+            installed: packages(&["libnvidia-ml1=535.1"]),
+            needs: Some("the plugin is not installed, or it is disabled".into()),
+            ..HoldState::default()
+        };
+        let Assessment::Needs { changes, .. } = decide(&lacks, &want) else {
+            panic!("must be planned");
+        };
+        assert!(
+            matches!(
+                &changes[..2],
+                [Change::InstallPackages { packages, .. }, Change::HoldPackages { .. }]
+                    if packages == &want.hold.packages
+            ),
+            "{changes:?}"
+        );
+        lacks.installed = packages(&["libnvidia-ml1=535.1", "plugin=4"]);
+        let Assessment::Blocked { why, .. } = decide(&lacks, &want) else {
+            panic!("somebody has disabled it");
+        };
+        assert!(why.contains("it is disabled"), "{why}");
     }
 
     #[test]

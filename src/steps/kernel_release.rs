@@ -7,13 +7,13 @@ use super::{
     KERNEL_DENY, REPOSITORIES, SECURE_BOOT,
     driver_packages::adopts,
     kernels::{Asked, ask, chosen},
-    packages, words,
+    packages, streams, words,
 };
 use crate::{
     change::{Change, Lock},
     compat::kernels::{Answer, Consent, Refused},
     config::{
-        desired::{Desired, KernelWish, PackageWish},
+        desired::{Desired, DriverWish, KernelWish, PackageWish},
         kernel::for_kernel,
     },
     model::{id::StepId, version::KernelVersion},
@@ -31,6 +31,8 @@ struct KernelState {
     kernel: Vec<PackageWish>,
     /// A driver that is there is to be replaced.
     replaces: bool,
+    /// The enabled stream of the module that the driver's packages are in.
+    stream: Option<String>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
@@ -48,6 +50,7 @@ async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
         asked,
         kernel,
         replaces: replace && cx.state.driver().await.origin.is_some(),
+        stream: streams::enabled(cx)?,
     })
 }
 
@@ -81,11 +84,14 @@ async fn to_install(
     let backend = packages::backend(cx);
     let is_offered = |wish: &PackageWish| {
         let wanted = wish.version.as_deref().unwrap_or("*");
-        // The preferred version alone: one that is older belongs to an older kernel.
-        (offered
-            .get(&wish.name)
-            .and_then(|versions| versions.first()))
-        .is_some_and(|version| backend.matches(wanted, version))
+        let versions = offered.get(&wish.name).map_or(&[][..], Vec::as_slice);
+        // Of a pattern the preferred version alone: one that is older belongs to an older kernel.
+        let count = if wanted.contains('*') {
+            1
+        } else {
+            versions.len()
+        };
+        (versions.iter().take(count)).any(|version| backend.matches(wanted, version))
     };
     let image = wish.image.iter().map(|image| of(image, kernel));
     Ok(image
@@ -97,7 +103,34 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
     let (Some(driver), Some(wish)) = (&desired.driver, &desired.kernel) else {
         return words::no_driver();
     };
+    match answer(state, desired, driver, wish) {
+        Assessment::Needs { why, changes } if changes.contains(&Change::RefreshRepositories) => {
+            Assessment::Needs {
+                why,
+                changes: streams::before(changes, driver, state.stream.as_deref()),
+            }
+        }
+        answer => answer,
+    }
+}
+
+fn answer(
+    state: &KernelState,
+    desired: &Desired,
+    driver: &DriverWish,
+    wish: &KernelWish,
+) -> Assessment {
     let asked = &state.asked;
+    let kernels = &asked.question.kernels;
+    let has_module = asked.question.ways.iter().any(|way| way.complete);
+    if let Some((kernel, row)) = wish.refusal(&kernels.needed())
+        && !has_module
+    {
+        return Assessment::Blocked {
+            why: format!("kernel {kernel}: {}", row.why),
+            hint: row.hint.clone(),
+        };
+    }
     let Some(answer) = &asked.answer else {
         if asked.without_lists {
             return Assessment::NotApplicable {
@@ -109,7 +142,6 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
             changes: vec![Change::RefreshRepositories],
         };
     };
-    let kernels = &asked.question.kernels;
     let reboots = words_of_cost(answer.reboots(kernels.image));
     let way = chosen(answer, kernels).and_then(|(way, _)| wish.ways.get(way));
     let means = match way {
@@ -314,7 +346,10 @@ mod tests {
     use crate::{
         change::Change,
         compat::kernels::{Kernels, Question, Way},
-        config::desired::{Desired, KernelWish, ModuleWay},
+        config::{
+            desired::{Desired, KernelWish, ModuleWay},
+            kernel::RefusedKernel,
+        },
         step::Assessment,
         steps::{fixtures::desired, kernels::Asked, wishes::fixtures::wishes},
     };
@@ -330,6 +365,7 @@ mod tests {
                 image: wishes(&["linux-image-{kernel}"]).pop(),
                 beside: vec![],
                 follow: vec![],
+                refused: vec![],
                 ways: vec![ModuleWay {
                     packages: wishes(&["linux-modules-nvidia-580-server-open-{kernel}"]),
                     headers: vec![],
@@ -367,7 +403,7 @@ mod tests {
                 ..Asked::default()
             },
             kernel: wishes(&["linux-image-6.8.0-1050-aws"]),
-            replaces: false,
+            ..KernelState::default()
         }
     }
 
@@ -433,6 +469,26 @@ mod tests {
     }
 
     #[test]
+    fn the_stream_is_enabled_before_new_lists_are_judged() {
+        let mut want = want();
+        let driver = want.driver.as_mut().expect("a driver");
+        driver.stream = Some("nvidia-driver:580-open".into());
+        let mut older = state(&[OLD]);
+        older.asked.certain = false;
+        let (_, changes) = needs(&older, &want);
+        assert!(
+            matches!(
+                &changes[..],
+                [Change::EnableStream { stream, .. }, Change::RefreshRepositories]
+                    if stream == "580-open"
+            ),
+            "{changes:?}"
+        );
+        older.stream = Some("580-open".into());
+        assert_eq!(needs(&older, &want).1, [Change::RefreshRepositories]);
+    }
+
+    #[test]
     fn a_refusal_names_the_package_and_both_ways_out() {
         let mut none = state(&[NEW]);
         none.asked.question.consent = crate::compat::kernels::Consent::Stay;
@@ -450,6 +506,31 @@ mod tests {
         ] {
             assert!(hint.contains(words), "{hint}");
         }
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_have_a_module_is_named_unless_it_has_one() {
+        let mut want = want();
+        let wish = want.kernel.as_mut().expect("a kernel");
+        wish.refused = vec![RefusedKernel {
+            kernels: "*-aws".into(),
+            why: "it is of a vendor".into(),
+            hint: "boot another one".into(),
+        }];
+        let mut there = state(&[OLD]);
+        let blocked = Assessment::Blocked {
+            why: format!("kernel {OLD}: it is of a vendor"),
+            hint: "boot another one".into(),
+        };
+        assert_eq!(decide(&there, &want), blocked);
+        there.asked.answer = None;
+        assert_eq!(decide(&there, &want), blocked);
+        there.asked.question.ways[0].complete = true;
+        there.asked.answer = Some(there.asked.question.answer());
+        assert!(matches!(
+            decide(&there, &want),
+            Assessment::Satisfied { .. }
+        ));
     }
 
     #[test]

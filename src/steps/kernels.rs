@@ -227,9 +227,15 @@ impl Lists {
         // Where the kernel is the version of a package, and no part of its name.
         for (template, kernels) in &mut found.named {
             if template.version.as_deref() == Some("{kernel-version}") {
+                // Packages of a variant have a name of their own.
+                let name = for_kernel(template, &base, &wish.arch).name;
+                let variant = (base.as_str().split_once('+'))
+                    .map(|(_, variant)| format!("+{variant}"))
+                    .unwrap_or_default();
+                let release = |version: &String| format!("{version}.{}{variant}", wish.arch);
                 kernels.extend(
-                    (found.versions.get(&template.name).into_iter().flatten())
-                        .filter_map(|version| format!("{version}.{}", wish.arch).parse().ok())
+                    (found.versions.get(&name).into_iter().flatten())
+                        .filter_map(|version| release(version).parse().ok())
                         .filter(of_use),
                 );
             }

@@ -140,6 +140,7 @@ fn wished(installed: &Packages, desired: &Desired, adopts: bool) -> Vec<PackageW
             !(wish.alternatives.iter()).any(|name| installed.contains_key(name))
         }
         Purpose::Toolkit => true,
+        Purpose::Holds => false,
     };
     (desired.package_groups().into_iter())
         .filter(|(purpose, _)| is_wanted(purpose))

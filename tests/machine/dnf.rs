@@ -94,6 +94,7 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
             let wished = specs.iter().map(|spec| (*spec).to_owned()).collect();
             return transaction(cmd, files, state, &line, wished, Vec::new());
         }
+        ["upgrade"] if line.simulate => crate::upgrade::dnf(files),
         ["reinstall", ref specs @ ..] => reinstall(files, state, &line, specs),
         ["remove", ref names @ ..] => {
             let going = with_dependents(files, state, names);
@@ -172,7 +173,7 @@ fn fetch(files: &FakeFiles, state: &State, repo: &Repo, id: &str) {
 }
 
 /// The versions in the metadata of enabled streams, newest first, with the names of the repositories.
-fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
+pub fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for file in list(files, CACHE) {
         let Some(id) = file.strip_suffix(".solv") else {
@@ -199,7 +200,7 @@ fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
     found
 }
 
-fn compare(a: &str, b: &str) -> Ordering {
+pub fn compare(a: &str, b: &str) -> Ordering {
     backend().compare(a, b)
 }
 
@@ -302,7 +303,7 @@ fn specified(files: &FakeFiles, state: &State, spec: &str) -> Option<(String, St
     }
 }
 
-fn row(title: &str, name: &str, version: &str, repository: &str) -> String {
+pub fn row(title: &str, name: &str, version: &str, repository: &str) -> String {
     format!("{title}:\n {name}  x86_64  {version}  {repository}  100 k\n")
 }
 

@@ -55,6 +55,15 @@ pub enum PackageError {
         /// What the user can do about it.
         hint: Option<&'static str>,
     },
+    /// No repository offers the version that an interrupted transaction has begun to install.
+    #[error(
+        "complete the interrupted transaction: no repository offers `{package}` any more, and its \
+         scripts have not all run"
+    )]
+    NotOffered {
+        /// The package with its version.
+        package: String,
+    },
     /// The transaction would do something that the plan does not approve.
     #[error("approve the package transaction: it {}", .reasons.join("; it "))]
     Refused {
@@ -132,6 +141,7 @@ impl Report for PackageError {
         match self {
             Self::Refused { .. }
             | Self::NoVersion { .. }
+            | Self::NotOffered { .. }
             | Self::NewKernel { .. }
             | Self::OtherBranch { .. }
             | Self::OtherModule { .. }
@@ -145,7 +155,7 @@ impl Report for PackageError {
             Self::Locked { .. } => Fault::Locked.reason(),
             Self::Failed { fault, .. } => fault.reason(),
             Self::HalfDone { .. } => Fault::Interrupted.reason(),
-            Self::NoVersion { .. } => Fault::NotFound.reason(),
+            Self::NoVersion { .. } | Self::NotOffered { .. } => Fault::NotFound.reason(),
             Self::Refused { .. } => "transaction-refused",
             Self::NewKernel { .. } => "new-kernel",
             Self::OtherBranch { .. } => "driver-branch",
@@ -185,6 +195,10 @@ impl Report for PackageError {
                      kernel"
                 ));
             }
+            Self::NotOffered { .. } => Some(
+                "nothing was changed; bring this package to a version that is offered with the \
+                 package manager's own command, and run the command again",
+            ),
             Self::OtherBranch { .. } => Some(
                 "the archive replaced that branch by a newer one: set `driver.branch` to the branch \
                  that it has",

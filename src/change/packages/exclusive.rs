@@ -47,7 +47,9 @@ impl Applier {
         let result = match self.wait_for_locks(sink).await {
             Ok(()) => {
                 self.remove_stale_locks()?;
-                work.await
+                let result = work.await;
+                self.end_helpers(sink).await;
+                result
             }
             Err(error) => Err(error),
         };
@@ -60,6 +62,24 @@ impl Applier {
                     sink.line(&format!("{second}; the next run will try again"));
                 }
                 Err(error)
+            }
+        }
+    }
+
+    /// Ends what the package manager leaves running. A failure is only told: the work is done.
+    async fn end_helpers(&self, sink: &dyn Sink) {
+        let Some(transactions) = self.backend.transactions() else {
+            return;
+        };
+        let commands = match transactions.afterwards(&*self.host.files) {
+            Ok(commands) => commands,
+            Err(error) => return sink.line(&format!("failed to {error}")),
+        };
+        for cmd in commands {
+            let ran = self.host.exec.run(&cmd, &mut |_, _| {}).await;
+            match ran.and_then(|output| output.success(&cmd)) {
+                Ok(_) | Err(ExecError::NotFound { .. }) => {}
+                Err(error) => sink.line(&format!("failed to {error}")),
             }
         }
     }
@@ -101,8 +121,15 @@ impl Applier {
     }
 
     /// Removes files of processes that are gone: another process may have the number by now, and the
-    /// package manager would wait for it.
+    /// package manager would wait for it. It also refuses to work while such a file is torn; the first
+    /// one is emptied, because it shows an interruption.
     fn remove_stale_locks(&self) -> Result<(), ChangeError> {
+        let first = self.backend.locks().first().map(Utf8Path::new);
+        if let Some(path) = first.filter(|path| path.extension() == Some("pid"))
+            && locks::is_torn(&*self.host.files, path)?
+        {
+            self.host.files.write(path, b"", 0o644)?;
+        }
         for path in locks::stale(&*self.host.files, self.backend.locks())? {
             self.host.files.remove(path.into())?;
         }

@@ -42,21 +42,48 @@ impl Applier {
         patterns: &[String],
     ) -> Result<Undo, ChangeError> {
         let database = self.database().await?;
+        let ours = to_hold(&database, patterns);
         Ok(Undo::Unhold {
             before: held(&database).into_iter().collect(),
-            held: Some(to_hold(&database, patterns)),
+            entries: self.new_entries(&database, &ours)?,
+            held: Some(ours),
         })
+    }
+
+    /// What holding these packages adds to the list of holds; `None` if there is no list. What is in it
+    /// already is of others.
+    fn new_entries(
+        &self,
+        database: &[Package],
+        names: &[String],
+    ) -> Result<Option<Vec<String>>, ChangeError> {
+        let Some(list) = self.backend.hold_list() else {
+            return Ok(None);
+        };
+        let text = self.host.files.read_text(list.path())?.unwrap_or_default();
+        let packages: Vec<&Package> = (database.iter())
+            .filter(|package| names.contains(&package.id))
+            .collect();
+        let mut entries = list.entries(&packages);
+        entries.retain(|entry| !text.lines().any(|line| line.trim() == entry));
+        Ok(Some(entries))
     }
 
     pub(in crate::change) async fn refine_hold(&self, undo: Undo) -> Result<Undo, ChangeError> {
         match undo {
-            Undo::Unhold { before, held: ours } => {
+            // The entries of the list are known exactly.
+            Undo::Unhold {
+                before,
+                held: ours,
+                entries: None,
+            } => {
                 let known: BTreeSet<String> = before.iter().cloned().collect();
                 let mut all = held(&self.database().await?);
                 all.extend(ours.into_iter().flatten());
                 Ok(Undo::Unhold {
                     held: Some(all.difference(&known).cloned().collect()),
                     before,
+                    entries: None,
                 })
             }
             other => Ok(other),
@@ -118,10 +145,43 @@ impl Applier {
         let text = files.read_text(list.path())?.unwrap_or_default();
         let text = match mark {
             Mark::Hold => list.with(&text, &packages),
-            _ => list.without(&text, &packages),
+            _ => list.without(&text, &list.entries(&packages)),
         };
         files.write(list.path(), text.as_bytes(), 0o644)?;
         self.restore_labels(&[list.path()], sink).await
+    }
+
+    /// Removes from the list of holds exactly what a change has added to it: the packages may have other
+    /// versions by now, and others may have locked these.
+    pub(in crate::change) async fn remove_entries(
+        &self,
+        entries: &[String],
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let nothing = || Reverted::Nothing {
+            why: "no hold of this program is left".to_owned(),
+        };
+        let Some(list) = self.backend.hold_list() else {
+            return Ok(nothing());
+        };
+        let files = &self.host.files;
+        let lacks_all = || -> Result<bool, ChangeError> {
+            let text = files.read_text(list.path())?.unwrap_or_default();
+            Ok(list.without(&text, entries) == text)
+        };
+        if lacks_all()? {
+            return Ok(nothing());
+        }
+        self.exclusively(sink, async {
+            let text = files.read_text(list.path())?.unwrap_or_default();
+            let kept = list.without(&text, entries);
+            files.write(list.path(), kept.as_bytes(), 0o644)?;
+            self.restore_labels(&[list.path()], sink).await
+        })
+        .await?;
+        Ok(Reverted::Done {
+            what: format!("released {} holds", entries.len()),
+        })
     }
 
     pub(in crate::change) async fn unhold(

@@ -71,18 +71,22 @@ impl Applier {
                 resolved => resolved?,
             };
             let mut attempts = Attempts::new();
-            while let Err(error) = self.transact(&resolved, wishes, removing, undo, sink).await {
-                self.wait_before_retry(&mut attempts, error, sink).await?;
+            let removed = loop {
+                match self.transact(&resolved, wishes, removing, undo, sink).await {
+                    Ok(removed) => break removed,
+                    Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
+                }
                 // Newer lists, or the work of another package manager, may lead to another
                 // transaction: it is simulated and approved like the first one.
                 resolved = self.resolve(wishes).await?;
-            }
-            self.verify(&resolved).await
+            };
+            self.verify(&resolved, &removed).await
         })
         .await
     }
 
-    /// One attempt at a transaction: simulated, approved, downloaded, performed.
+    /// One attempt at a transaction: simulated, approved, downloaded, performed. Returns what it was to
+    /// remove.
     async fn transact(
         &self,
         resolved: &BTreeMap<String, String>,
@@ -90,9 +94,9 @@ impl Applier {
         removing: &[String],
         undo: &Undo,
         sink: &dyn Sink,
-    ) -> Result<(), ChangeError> {
-        let Some(work) = self.work(resolved, removing).await? else {
-            return Ok(());
+    ) -> Result<Vec<String>, ChangeError> {
+        let Some(mut work) = self.work(resolved, removing).await? else {
+            return Ok(Vec::new());
         };
         let (request, actions) = (work.request(), &work.actions);
         self.guard(actions, wishes).await?;
@@ -110,9 +114,21 @@ impl Applier {
         }
         self.run_once("download packages", &download, downloads, sink)
             .await?;
+        if !work.removing.is_empty() && transactions.performs_from_downloads() {
+            // Such a manager also removes what needs a package that is to go, without an option that
+            // forbids it: so it is asked once more, right before.
+            let now = self.simulate(&work.request()).await?;
+            if now != work.actions {
+                self.guard(&now, wishes).await?;
+                self.approve(&now, &names(wishes), removing).await?;
+                work.actions = now;
+            }
+        }
+        let (request, actions) = (work.request(), &work.actions);
         let cmd = transactions.perform(&settings, &request, removals(actions));
         self.attempt(undo, "install packages", &cmd, actions, sink)
-            .await
+            .await?;
+        Ok(work.removing)
     }
 
     /// What there is to do, simulated; `None` if there is nothing. Of the packages to replace, those that
@@ -226,7 +242,14 @@ impl Applier {
         if !self.backend.torn_lists(&*self.host.files)?.is_empty() {
             return Ok(());
         }
-        match self.judge_install(wishes, removing).await {
+        let judged = match self.judge_install(wishes, removing).await {
+            Err(error) => match self.with_all_wanted(&error, wishes) {
+                Some(all) => self.judge_install(&all, removing).await,
+                None => Err(error),
+            },
+            judged => judged,
+        };
+        match judged {
             Err(ChangeError::Packages(
                 error @ (PackageError::NoVersion { .. } | PackageError::Failed { .. }),
             )) => {
@@ -235,6 +258,20 @@ impl Applier {
             }
             judged => judged,
         }
+    }
+
+    /// All wanted packages, where these alone would bring another kernel: other steps add theirs to the
+    /// same transaction, as the headers of the kernel that is there.
+    fn with_all_wanted(
+        &self,
+        error: &ChangeError,
+        wishes: &[PackageWish],
+    ) -> Option<Vec<PackageWish>> {
+        let brings_kernel = matches!(error, ChangeError::Packages(PackageError::NewKernel { .. }));
+        let wanted = self.wanted.as_ref().filter(|_| brings_kernel)?;
+        let further = (wanted.packages.iter())
+            .filter(|wish| !wishes.iter().any(|named| named.name == wish.name));
+        Some(wishes.iter().chain(further).cloned().collect())
     }
 
     async fn judge_install(
@@ -305,8 +342,16 @@ impl Applier {
         let Some(work) = self.work(&resolved, removing).await? else {
             return Ok(String::new());
         };
+        if let Err(error) = self.guard(&work.actions, wishes).await {
+            let Some(all) = self.with_all_wanted(&error, wishes) else {
+                return Err(error);
+            };
+            self.judge_install(&all, removing).await?;
+            return Ok(
+                "a part of the transaction that also brings the headers of the kernel".into(),
+            );
+        }
         let actions = &work.actions;
-        self.guard(actions, wishes).await?;
         self.approve(actions, &names(wishes), removing).await?;
         self.check_space(&work.request()).await?;
         Ok(Action::describe(actions))
@@ -454,8 +499,21 @@ impl Applier {
         Ok(installed)
     }
 
-    async fn verify(&self, resolved: &BTreeMap<String, String>) -> Result<(), ChangeError> {
+    /// Whether what was to come is there, and what was to go is gone.
+    async fn verify(
+        &self,
+        resolved: &BTreeMap<String, String>,
+        removed: &[String],
+    ) -> Result<(), ChangeError> {
         self.check_consistent().await?;
+        if let Some(package) = self.present(removed).await?.into_iter().next() {
+            return Err(PackageError::NotVerified {
+                package,
+                found: "installed".to_owned(),
+                wanted: "no such package".to_owned(),
+            }
+            .into());
+        }
         let installed = self.installed().await?;
         for (name, wanted) in resolved {
             if !self.has_version(&installed, name, wanted) {

@@ -162,6 +162,7 @@ impl Applier {
         let transaction = self.transaction(name)?.unwrap_or_default();
         if transaction.running.is_some() {
             self.wait_for_locks(sink).await?;
+            self.record_begun().await?;
         }
         transaction.effects(self).await
     }

@@ -4,7 +4,7 @@ use super::{install::removals, run::Attempts};
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
     host::Cmd,
-    tools::packages::{Fault, TransactionRequest},
+    tools::packages::{Action, Fault, TransactionRequest},
 };
 
 impl Applier {
@@ -99,6 +99,30 @@ impl Applier {
         Ok(())
     }
 
+    /// Records what an interrupted transaction has begun to install, where only the manager's own record
+    /// of running work shows the interruption: a boot removes that.
+    pub(super) async fn record_begun(&self) -> Result<(), ChangeError> {
+        let transactions = self.transactions()?;
+        let (Some(path), Some(query)) = (
+            self.backend.failed_scripts_record(),
+            transactions.unfinished(),
+        ) else {
+            return Ok(());
+        };
+        let answer = self.ask("look at the last transaction", &query).await?;
+        let begun = transactions.parse_unfinished(&answer, &self.database().await?);
+        let before = self.host.files.read_text(&path)?.unwrap_or_default();
+        let new: String = (begun.iter())
+            .map(|package| format!("interrupted: ({package})\n"))
+            .filter(|line| !before.contains(line))
+            .collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let text = format!("{before}{new}");
+        Ok(self.host.files.write(&path, text.as_bytes(), 0o600)?)
+    }
+
     async fn install_again(
         &self,
         packages: &[String],
@@ -109,6 +133,22 @@ impl Applier {
         let transactions = self.transactions()?;
         let request = TransactionRequest::Reinstall(packages);
         let actions = self.simulate(&request).await?;
+        // A package manager may leave out what no repository offers, and succeed.
+        let offered: Vec<String> = (actions.iter())
+            .filter_map(|action| match action {
+                Action::Install { name, to, .. } => {
+                    Some(transactions.at_version(self.backend.bare_name(name), to))
+                }
+                Action::Remove { .. } => None,
+            })
+            .collect();
+        let is_offered = |package: &&String| offered.iter().any(|spec| package.starts_with(spec));
+        if let Some(package) = packages.iter().find(|package| !is_offered(package)) {
+            return Err(PackageError::NotOffered {
+                package: package.clone(),
+            }
+            .into());
+        }
         // An old version that goes is one of the half installed packages.
         let half_done = self.half_done().await?.packages;
         let old: Vec<String> = (half_done.into_iter())

@@ -86,9 +86,17 @@ impl Applier {
 
     async fn fetch_lists_once(&self, refresh: &Cmd, sink: &dyn Sink) -> Result<(), ChangeError> {
         const WHAT: &str = "fetch the package lists";
-        let output = self.run_output(WHAT, refresh, 0, sink).await?;
-        let words = format!("{}\n{}", output.stdout, output.stderr);
         let transactions = self.transactions()?;
+        let mut output = self.run_output(WHAT, refresh, 0, sink).await?;
+        let mut words = format!("{}\n{}", output.stdout, output.stderr);
+        let torn = transactions.torn_caches(&*self.host.files, &words)?;
+        if !torn.is_empty() {
+            for path in &torn {
+                self.host.files.remove(path)?;
+            }
+            output = self.run_output(WHAT, refresh, 0, sink).await?;
+            words = format!("{}\n{}", output.stdout, output.stderr);
+        }
         let failed = transactions.failed_sources(&words);
         if transactions.has_succeeded(&output) && failed.is_none() {
             return Ok(());

@@ -84,7 +84,9 @@ impl Applier {
     ) -> Result<Reverted, ChangeError> {
         let streams = self.streams()?;
         let now = streams.enabled(&*self.host.files, module)?;
-        if now.as_deref() != Some(stream) || before == Some(stream) {
+        // A run that was killed between its two commands leaves no stream enabled.
+        let is_between = now.is_none() && before.is_some();
+        if !(is_between || now.as_deref() == Some(stream)) || before == Some(stream) {
             return Ok(Reverted::Nothing {
                 why: format!("stream {stream} of module {module} is not enabled by this program"),
             });

@@ -219,7 +219,14 @@ impl Archive {
     fn reinstall(&self, specs: &[String], simulated: bool, files: &FakeFiles) -> Output {
         let mut text = String::new();
         for spec in specs {
-            let (name, version) = spec.split_once('=').expect("a version");
+            // What no repository offers is left out, and the rest is done.
+            let Some((name, version)) = spec.split_once('=') else {
+                continue;
+            };
+            let offered = self.archive.lock().unwrap();
+            if offered.get(name).is_none_or(|one| one.version != version) {
+                continue;
+            }
             text.push_str(&row(name, Some(version), Some(version)));
             if !simulated && let Some(package) = self.installed.lock().unwrap().get_mut(name) {
                 package.half = false;

@@ -20,7 +20,7 @@ with_each_manager! {
 }
 
 /// A driver with a library of its own name, both held; the archive has the next one.
-async fn driver(kind: Kind) -> (TestMachine, Archive) {
+pub(super) async fn driver(kind: Kind) -> (TestMachine, Archive) {
     let machine = TestMachine::with(kind);
     let archive = Archive::on(&machine);
     archive.offer("library-1", Offered::new("535.1", &[]));
@@ -37,7 +37,7 @@ async fn driver(kind: Kind) -> (TestMachine, Archive) {
     (machine, archive)
 }
 
-fn install(version: &str, replaced: &[&str]) -> Change {
+pub(super) fn install(version: &str, replaced: &[&str]) -> Change {
     Change::InstallPackages {
         packages: vec![wish("driver", Some(version))],
         removing: replaced.iter().map(|name| (*name).to_owned()).collect(),

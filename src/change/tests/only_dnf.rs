@@ -1,14 +1,22 @@
 //! What only dnf has: module streams, keys of rpm, and scripts that fail without a word in the status.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use super::{
-    archive::Kind,
+    archive::{Break, Kind},
+    dnf::row,
     kit::TestMachine,
+    moved,
     packages::{docker, install},
 };
 use crate::{
     change::{Change, Reverted, Undo},
     error::Report,
-    host::ReadFiles,
+    host::{Cmd, ReadFiles, exec::Status},
+    model::secret::Secret,
 };
 
 fn stream(stream: &str) -> Change {
@@ -41,6 +49,183 @@ async fn a_stream_that_somebody_else_enabled_since_stays() {
     let reverted = machine.revert(&undo).await;
     assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
     assert_eq!(machine.fakes.files.text(path), theirs);
+}
+
+#[tokio::test]
+async fn the_stream_from_before_comes_back_after_a_kill_between_reset_and_enable() {
+    let (machine, _) = docker(Kind::Dnf);
+    machine.fakes.files.put_folder("/etc/dnf/modules.d", 0o755);
+    machine.apply(&stream("580-open")).await.unwrap();
+    let path = "/etc/dnf/modules.d/nvidia-driver.module";
+    let before = machine.fakes.files.text(path);
+    let interrupted = machine.applier.capture(&stream("595-open")).await.unwrap();
+    let reset = "[nvidia-driver]\nname=nvidia-driver\nstream=\nprofiles=\nstate=\n";
+    machine.fakes.files.put(path, reset);
+    let second = machine.apply(&stream("595-open")).await.unwrap();
+    machine.revert(&second).await;
+    machine.revert(&interrupted).await;
+    assert_eq!(machine.fakes.files.text(path), before);
+}
+
+#[tokio::test]
+async fn a_lock_file_that_a_power_cut_tore_does_not_stop_the_repair() {
+    let (machine, _) = docker(Kind::Dnf);
+    let record = "/var/lib/dnf/rpmdb_lock.pid";
+    machine.fakes.files.put(record, "\0\0\0");
+    machine
+        .fakes
+        .files
+        .put("/var/cache/dnf/metadata_lock.pid", "x");
+    let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
+    assert_eq!(error.reason(), "package-database-interrupted");
+    // dnf takes an empty file as its own, and refuses one without a number.
+    assert_eq!(machine.fakes.files.text(record), "");
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    assert!(!machine.fakes.files.exists(record.into()).unwrap());
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_undo_of_a_hold_removes_exactly_the_entries_that_it_added() {
+    const LIST: &str = "/etc/dnf/plugins/versionlock.list";
+    let (machine, apt) = docker(Kind::Dnf);
+    let files = &machine.fakes.files;
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    let patterns = vec!["docker*".into(), "runc".into()];
+    let undo = machine
+        .apply(&Change::HoldPackages { patterns })
+        .await
+        .unwrap();
+    // Somebody has upgraded one of them since, and locked it again.
+    apt.have("docker.io", "28.5.2");
+    apt.write(files);
+    let list = files.text(LIST) + "docker.io-0:28.5.2.*\n";
+    assert!(list.contains("docker.io-0:20.10.24.*"), "{list}");
+    files.put(LIST, &*list);
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    assert_eq!(files.text(LIST), "docker.io-0:28.5.2.*\n");
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+}
+
+#[tokio::test]
+async fn a_version_that_left_the_mirror_is_named_before_anything_is_installed_again() {
+    let (machine, apt) = docker(Kind::Dnf);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    for name in ["docker.io", "runc"] {
+        apt.installed.lock().unwrap().get_mut(name).unwrap().half = true;
+    }
+    apt.write(&machine.fakes.files);
+    apt.archive.lock().unwrap().remove("runc");
+    let before = machine.snapshot();
+    let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("no repository offers `runc-"), "{text}");
+    assert!(
+        error
+            .hint()
+            .is_some_and(|hint| hint.starts_with("nothing was changed"))
+    );
+    assert_eq!(machine.snapshot(), before);
+}
+
+#[tokio::test]
+async fn a_removal_that_would_take_more_along_since_the_plan_is_refused() {
+    let (machine, archive) = moved::driver(Kind::Dnf).await;
+    let (own, downloaded) = (archive.clone(), Arc::new(AtomicBool::new(false)));
+    machine.fakes.exec.on("dnf", move |cmd, files| {
+        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
+        let mut output = own.dnf(cmd, files);
+        if has("--downloadonly") {
+            downloaded.store(true, Ordering::SeqCst);
+        }
+        if has("--assumeno") && has("shell") && downloaded.load(Ordering::SeqCst) {
+            // Somebody has installed a package since that needs one of those that go.
+            let more = row("bash", Some("5.2"), None);
+            output.stdout = format!("Dependencies resolved.\n{more}\n{}", output.stdout);
+        }
+        output
+    });
+    let change = moved::install("580.*", &["driver", "library-1"]);
+    let error = machine.apply(&change).await.unwrap_err();
+    assert_eq!(error.reason(), "transaction-refused");
+    assert!(error.to_string().contains("remove bash"), "{error}");
+    assert_eq!(archive.installed.lock().unwrap()["driver"].version, "535.1");
+}
+
+#[tokio::test]
+async fn what_was_to_go_and_is_still_there_is_an_error() {
+    let (machine, archive) = moved::driver(Kind::Dnf).await;
+    let own = archive.clone();
+    machine.fakes.exec.on("dnf", move |cmd, files| {
+        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
+        let Some(script) = cmd
+            .stdin
+            .as_ref()
+            .filter(|_| has("-y") && has("--cacheonly"))
+        else {
+            return own.dnf(cmd, files);
+        };
+        let kept: Vec<&str> = (script.expose().lines())
+            .filter(|line| !line.starts_with("remove "))
+            .collect();
+        let less = Cmd {
+            stdin: Some(Secret::new(kept.join("\n"))),
+            ..cmd.clone()
+        };
+        own.dnf(&less, files)
+    });
+    let change = moved::install("580.*", &["driver", "library-1"]);
+    let error = machine.apply(&change).await.unwrap_err();
+    assert_eq!(error.reason(), "package-not-verified");
+    assert!(
+        error.to_string().contains("`library-1` is installed"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_cache_that_a_power_cut_tore_is_made_again() {
+    const TORN: &str = "/var/cache/dnf/gpu-bootstrap-nvidia.solv";
+    let (machine, archive) = docker(Kind::Dnf);
+    machine.fakes.files.put(TORN, "SOLV");
+    let others = "/var/cache/dnf/baseos.solv";
+    machine.fakes.files.put(others, "SOLV");
+    machine.fakes.exec.on("dnf", move |cmd, files| {
+        let mut output = archive.dnf(cmd, files);
+        if files.exists(TORN.into()).unwrap() {
+            output.stderr = "Error: Loading repository 'gpu-bootstrap-nvidia' has failed\n\
+                             Ignoring repositories: gpu-bootstrap-nvidia\n"
+                .to_owned();
+        }
+        output
+    });
+    machine.apply(&Change::RefreshRepositories).await.unwrap();
+    let files = &machine.fakes.files;
+    assert!(!files.exists(TORN.into()).unwrap() && files.exists(others.into()).unwrap());
+}
+
+#[tokio::test]
+async fn an_interruption_is_known_after_a_boot_has_removed_its_sign() {
+    let (machine, apt) = docker(Kind::Dnf);
+    *apt.breaks.lock().unwrap() = vec![Break {
+        status: Status::Signalled(9),
+        ..Break::after(1, "")
+    }];
+    let change = install(&["docker.io"]);
+    let undo = machine.applier.capture(&change).await.unwrap();
+    let applied = machine.applier.apply(&change, undo.clone(), &machine.sink);
+    applied.await.unwrap_err();
+    (apt.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
+    apt.write(&machine.fakes.files);
+    let restarted = machine.restarted();
+    restarted.reconcile(&undo, &machine.sink).await.unwrap();
+    machine.fakes.files.take("/var/lib/dnf/rpmdb_lock.pid");
+    let error = machine.apply(&change).await.unwrap_err();
+    assert_eq!(error.reason(), "package-database-interrupted");
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    machine.apply(&change).await.unwrap();
 }
 
 #[tokio::test]

@@ -85,8 +85,18 @@ fn is_pid_file(lock: &str) -> bool {
 /// # Errors
 /// When the file is there and cannot be read.
 pub fn writer(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<u32>, FilesError> {
-    let text = files.read_text(path)?;
-    Ok(text.and_then(|text| text.trim().parse().ok()))
+    let text = files.read(path)?;
+    Ok(text.and_then(|text| String::from_utf8_lossy(&text).trim().parse().ok()))
+}
+
+/// Whether a file that should contain the number of a process contains something else: a power cut
+/// leaves it so.
+///
+/// # Errors
+/// When the file is there and cannot be read.
+pub fn is_torn(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> {
+    let is_empty = files.read(path)?.is_none_or(|text| text.is_empty());
+    Ok(!is_empty && writer(files, path)?.is_none())
 }
 
 /// Words in the command lines of the programs that write such files.
@@ -104,17 +114,20 @@ pub fn is_at_work(files: &dyn ReadFiles, pid: u32) -> Result<bool, FilesError> {
     Ok(WRITERS.iter().any(|word| line.contains(word)))
 }
 
-/// Those of the locks that are files of processes which are gone. The first one is kept: it shows that
-/// a transaction was interrupted.
+/// Those of the locks that are files of processes which are gone, or that a power cut left torn. The
+/// first one is kept: it shows that a transaction was interrupted.
 ///
 /// # Errors
 /// When an existing file cannot be read.
 pub fn stale<'l>(files: &dyn ReadFiles, locks: &[&'l str]) -> Result<Vec<&'l str>, FilesError> {
     let mut stale = Vec::new();
     for &lock in locks.iter().skip(1).filter(|lock| is_pid_file(lock)) {
-        if let Some(pid) = writer(files, Utf8Path::new(lock))?
-            && !is_at_work(files, pid)?
-        {
+        let path = Utf8Path::new(lock);
+        let is_stale = match writer(files, path)? {
+            Some(pid) => !is_at_work(files, pid)?,
+            None => is_torn(files, path)?,
+        };
+        if is_stale {
             stale.push(lock);
         }
     }

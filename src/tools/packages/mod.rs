@@ -333,6 +333,9 @@ pub trait HoldList: Debug + Send + Sync {
     /// Its path.
     fn path(&self) -> &'static Utf8Path;
 
+    /// The package that makes the list have an effect.
+    fn package(&self) -> &'static str;
+
     /// What is missing so that the list has an effect, if anything.
     ///
     /// # Errors
@@ -342,8 +345,15 @@ pub trait HoldList: Debug + Send + Sync {
     /// The list with holds on the installed versions of these packages.
     fn with(&self, text: &str, packages: &[&Package]) -> String;
 
-    /// The list without the holds on these packages that [`HoldList::with`] adds.
-    fn without(&self, text: &str, packages: &[&Package]) -> String;
+    /// The entries of such holds.
+    fn entries(&self, packages: &[&Package]) -> Vec<String>;
+
+    /// The list without exactly these entries.
+    fn without(&self, text: &str, entries: &[String]) -> String {
+        (text.split_inclusive('\n'))
+            .filter(|line| !entries.iter().any(|entry| line.trim() == entry))
+            .collect()
+    }
 }
 
 /// The transactions of one package manager: commands, and the parsers of their output.
@@ -392,6 +402,11 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
+    /// Why the answer to [`Transactions::upgrade`] does not stand for all repositories, where it does not.
+    fn unasked(&self, _output: &Output) -> Option<String> {
+        None
+    }
+
     /// Asks what a transaction would download and unpack; `None` if that cannot be asked.
     fn estimate(&self, _settings: &Settings, _request: &TransactionRequest<'_>) -> Option<Query> {
         None
@@ -426,6 +441,27 @@ pub trait Transactions: Debug + Send + Sync {
     /// The scripts of packages that failed in a command that succeeded otherwise.
     fn failed_scripts(&self, _output: &str) -> Option<String> {
         None
+    }
+
+    /// Files that the manager makes from its lists and could not read, by the output of a refresh: a power
+    /// cut leaves them torn, and the manager does not make them again while they are there.
+    ///
+    /// # Errors
+    /// When an existing folder cannot be read.
+    fn torn_caches(
+        &self,
+        _files: &dyn ReadFiles,
+        _output: &str,
+    ) -> Result<Vec<Utf8PathBuf>, FilesError> {
+        Ok(Vec::new())
+    }
+
+    /// Ends what the manager leaves running after its work.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn afterwards(&self, _files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
+        Ok(Vec::new())
     }
 
     /// Configures packages that are unpacked but not configured; `None` if the manager has no such

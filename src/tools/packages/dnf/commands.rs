@@ -170,8 +170,9 @@ pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     transaction(settings, &["-y", "--downloadonly"], request)
 }
 
-/// Performs a transaction with what was downloaded. dnf never removes a package for an installation
-/// unless the new one replaces it, so what the simulation did not remove stays.
+/// Performs a transaction with what was downloaded. `install` never removes a package unless the new one
+/// replaces it, so what the simulation did not remove stays. A removal, also in dnf's shell, takes along
+/// what needs the package: it is simulated once more right before.
 #[must_use]
 pub fn perform(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     transaction(settings, &["-y", "--cacheonly"], request)
@@ -192,6 +193,17 @@ pub fn offers(format: &str, names: &[&str]) -> Query {
     ]));
     args.extend(owned(names));
     Query::new("dnf", args).deadline(RESOLVE_DEADLINE)
+}
+
+/// Resolves an upgrade of the whole system and changes nothing. It obeys locks, as dnf-automatic does.
+#[must_use]
+pub fn upgrade() -> Query {
+    let args = ["--assumeno", "--cacheonly"].iter();
+    let args = args
+        .chain(OPTIONS.iter().filter(|option| **option != FAIL_IF_LOCKED))
+        .chain(&AS_REFRESHED)
+        .chain(&["upgrade"]);
+    Query::new("dnf", args.copied()).deadline(RESOLVE_DEADLINE)
 }
 
 /// Queries the last transaction in dnf's own history.

@@ -96,22 +96,22 @@ pub fn parse_keys(text: &str) -> BTreeSet<String> {
     text.lines().filter(is_key).map(str::to_owned).collect()
 }
 
-/// The last parts of the names of packages that are never upgraded but installed beside older ones:
-/// those that provide `installonlypkg(kernel)` or `installonlypkg(kernel-module)`. The part between
-/// `kernel` and it is a variant, as in `kernel-64k-core` and `kernel6.12-devel`.
-const BESIDE: [&str; 8] = [
-    "core",
-    "modules",
-    "modules-core",
-    "modules-extra",
-    "modules-internal",
-    "modules-partner",
-    "devel",
-    "uki-virt",
+/// The last parts of the names of packages of a kernel of which only one version is installed. All
+/// others provide `installonlypkg(kernel)` or `installonlypkg(kernel-module)`: a further version of them
+/// is installed beside the older one, and taking the older one for a leftover would remove a kernel.
+const SINGLE: [&str; 11] = [
+    "abi-stablelists",
+    "abi-whitelists",
+    "devel-matched",
+    "doc",
+    "headers",
+    "perf",
+    "rpm-macros",
+    "srpm-macros",
+    "tools",
+    "tools-libs",
+    "tools-libs-devel",
 ];
-
-/// Variants whose package without a last part is a kernel, too.
-const VARIANTS: [&str; 5] = ["64k", "rt", "debug", "rt-64k", "uek"];
 
 /// Whether several versions of a package can be installed at once.
 #[must_use]
@@ -124,10 +124,10 @@ pub fn has_several_versions(name: &str) -> bool {
     let Some(part) = rest.strip_prefix('-') else {
         return rest.is_empty();
     };
-    let after_variant = |end: &str| {
-        part == end || (part.strip_suffix(end)).is_some_and(|before| before.ends_with('-'))
+    let is_last = |end: &&str| {
+        part == *end || (part.strip_suffix(end)).is_some_and(|before| before.ends_with('-'))
     };
-    VARIANTS.contains(&part) || BESIDE.iter().any(|end| after_variant(end))
+    !SINGLE.iter().any(|end| is_last(&end))
 }
 
 fn without_epoch(version: &str) -> &str {
@@ -281,9 +281,16 @@ mod tests {
             ("kernel6.12-devel", true),
             ("kernel6.12", true),
             ("kernel-uek", true),
+            ("kernel-uek-modules-extra-netfilter", true),
+            ("kernel-ml", true),
+            ("kernel-rt-kvm", true),
+            ("kernel-64k-debug", true),
             ("kernel-devel-matched", false),
+            ("kernel-64k-devel-matched", false),
             ("kernel-headers", false),
+            ("kernel-cross-headers", false),
             ("kernel-tools", false),
+            ("kernel-tools-libs", false),
             ("kmod-nvidia-open-dkms", false),
             ("kernelshark", false),
         ] {

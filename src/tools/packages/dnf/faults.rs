@@ -52,7 +52,11 @@ const SIGNS: &[(&[&str], Fault)] = &[
     (&["Parsing file", "failed"], Fault::Sources),
     (&["filtered out by exclude filtering"], Fault::Held),
     (&["is filtered out by exclude filtering"], Fault::Held),
-    (&["filtered out by modular filtering"], Fault::NotFound),
+    // Without an argument it is a reason why a problem has no solution.
+    (
+        &["filtered out by modular filtering for argument"],
+        Fault::NotFound,
+    ),
     (&["Unable to find a match"], Fault::NotFound),
     (&["No match for argument"], Fault::NotFound),
     (&["missing groups or modules"], Fault::NotFound),
@@ -173,6 +177,28 @@ pub fn is_of_a_repository(error: &str) -> bool {
     error.starts_with("Cache-only enabled but no cache for ")
         || error.starts_with("Failed to download metadata for repo ")
 }
+
+/// The repositories whose metadata was downloaded, and what dnf makes from it cannot be read.
+#[must_use]
+pub fn unreadable(output: &str) -> Vec<&str> {
+    (output.lines())
+        .filter_map(|line| {
+            let rest = line.strip_prefix("Error: Loading repository '")?;
+            rest.strip_suffix("' has failed")
+        })
+        .collect()
+}
+
+/// The first repository of which there is no metadata.
+#[must_use]
+pub fn without_lists(stderr: &str) -> Option<&str> {
+    (stderr.lines())
+        .find_map(|line| line.strip_prefix(NO_CACHE))
+        .map(|rest| rest.trim().trim_matches('\''))
+}
+
+/// The start of the line about a repository of which there is no metadata.
+const NO_CACHE: &str = "Error: Cache-only enabled but no cache for ";
 
 /// The start of the line about a repository whose metadata could not be downloaded.
 const FAILED: &str = "Error: Failed to download metadata for repo '";
@@ -309,6 +335,12 @@ mod tests {
                 Fault::Unmet,
             ),
             (
+                " Problem: package kmod-nvidia-open-dkms-3:580.178.04-1.el9.noarch requires \
+                 nvidia-kmod-common = 3:580.178.04\n  - conflicting requests\n  - package \
+                 nvidia-modprobe-3:595.91.07-1.el9.x86_64 is filtered out by modular filtering\n",
+                Fault::Unmet,
+            ),
+            (
                 "Error: Transaction test error:\n  file /usr/bin/nvidia-smi from install of \
                  file-conflict-1-1.x86_64 conflicts with file from package nvidia-driver-cuda\n",
                 Fault::Unmet,
@@ -327,6 +359,13 @@ mod tests {
         ] {
             assert_eq!(fault(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_repository_without_lists_is_named() {
+        let text = "Error: Cache-only enabled but no cache for 'somebody'\nOperation aborted.\n";
+        assert_eq!(without_lists(text), Some("somebody"));
+        assert_eq!(without_lists("Operation aborted.\n"), None);
     }
 
     #[test]

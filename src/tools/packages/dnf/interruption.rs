@@ -18,10 +18,12 @@ use crate::{
 /// When an existing file cannot be read.
 pub fn interrupted(files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
     let path = Utf8Path::new(generation::TRANSACTION);
-    Ok(match locks::writer(files, path)? {
-        Some(pid) if !locks::is_at_work(files, pid)? => Some("dnf"),
-        _ => None,
-    })
+    let is_at_work = match locks::writer(files, path)? {
+        Some(pid) => locks::is_at_work(files, pid)?,
+        // A power cut leaves the file without the number.
+        None => !files.exists(path)?,
+    };
+    Ok((!is_at_work).then_some("dnf"))
 }
 
 /// The record of scripts that failed. rpm's database does not show them: their packages count as
@@ -86,6 +88,15 @@ mod tests {
         // After a reboot another process may have the number.
         files.put("/proc/812/cmdline", "/usr/sbin/sshd\0-D\0");
         assert_eq!(now(), Some("dnf"));
+    }
+
+    #[test]
+    fn a_file_that_a_power_cut_left_without_a_number_shows_an_interruption() {
+        for torn in ["", "\n", "\0\0\0\0", "81x"] {
+            let files = FakeFiles::new();
+            files.put(generation::TRANSACTION, torn);
+            assert_eq!(interrupted(&files).unwrap(), Some("dnf"), "{torn:?}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `dnf` on top of `rpm`: AlmaLinux, Rocky, RHEL, Oracle Linux, Amazon Linux 2023.
 
+mod agents;
 mod commands;
 mod database;
 mod faults;
@@ -288,6 +289,15 @@ impl Transactions for Dnf {
         transaction::actions(text, installed)
     }
 
+    fn upgrade(&self) -> Option<Query> {
+        Some(commands::upgrade())
+    }
+
+    fn unasked(&self, output: &Output) -> Option<String> {
+        faults::without_lists(&output.stderr)
+            .map(|repository| format!("there is no package list of repository `{repository}`"))
+    }
+
     fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {
         Some(commands::simulate(settings, request))
     }
@@ -378,6 +388,31 @@ impl Transactions for Dnf {
 
     fn failures_by_source(&self, output: &str) -> Option<Vec<SourceFailure>> {
         faults::failures_by_source(output)
+    }
+
+    fn torn_caches(
+        &self,
+        files: &dyn ReadFiles,
+        output: &str,
+    ) -> Result<Vec<Utf8PathBuf>, FilesError> {
+        let repositories = faults::unreadable(output);
+        if repositories.is_empty() {
+            return Ok(Vec::new());
+        }
+        let is_of = |name: &str, repository: &str| {
+            (name.strip_prefix(repository)).is_some_and(|rest| rest.starts_with(['.', '-']))
+        };
+        let mut names = files.list(Utf8Path::new(CACHE))?;
+        names.retain(|name| {
+            (name.ends_with(".solv") || name.ends_with(".solvx"))
+                && repositories.iter().any(|one| is_of(name, one))
+        });
+        let path = |name: &String| Utf8Path::new(CACHE).join(name);
+        Ok(names.iter().map(path).collect())
+    }
+
+    fn afterwards(&self, files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
+        agents::end(files)
     }
 
     fn is_stage(&self, line: &str) -> bool {

@@ -2,7 +2,6 @@
 //! The list is edited as a file, because the plugin's own command leaves comments behind.
 
 use camino::Utf8Path;
-use rpm_version::rpm_evr_compare;
 
 use super::generation;
 use crate::{
@@ -97,6 +96,11 @@ impl HoldList for Versionlock {
         Utf8Path::new(generation::LOCK_LIST)
     }
 
+    /// Verified for RHEL 8 to 10 and their relatives: NVIDIA driver guide 620, section on locks.
+    fn package(&self) -> &'static str {
+        "python3-dnf-plugin-versionlock"
+    }
+
     fn needs(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
         Ok((!is_enabled(files)?).then_some(
             "dnf's plugin versionlock is not installed, or it is disabled (package \
@@ -128,19 +132,8 @@ impl HoldList for Versionlock {
         text
     }
 
-    /// Only entries of the form that [`HoldList::with`] writes: a pattern of the administrator may
-    /// lock other packages, too.
-    fn without(&self, text: &str, packages: &[&Package]) -> String {
-        let is_theirs = |line: &str| {
-            packages.iter().any(|package| {
-                version_in(line, &package.name)
-                    .is_some_and(|version| rpm_evr_compare(version, &package.version).is_eq())
-            })
-        };
-        let kept: String = (text.split_inclusive('\n'))
-            .filter(|line| !is_theirs(line.trim()))
-            .collect();
-        kept
+    fn entries(&self, packages: &[&Package]) -> Vec<String> {
+        packages.iter().map(|package| entry_of(package)).collect()
     }
 }
 
@@ -225,8 +218,15 @@ mod tests {
             )
         );
         assert_eq!(Versionlock.with(&with, &both), with);
-        assert_eq!(Versionlock.without(&with, &both), format!("{theirs}\n"));
-        assert_eq!(Versionlock.without(&Versionlock.with("", &both), &both), "");
+        let ours = Versionlock.entries(&both);
+        assert_eq!(Versionlock.without(&with, &ours), format!("{theirs}\n"));
+        assert_eq!(Versionlock.without(&Versionlock.with("", &both), &ours), "");
+        // What somebody has locked since, at another version, stays.
+        let since = format!("{with}nvidia-driver-cuda-3:580.178.04-1.el9.*\n");
+        assert_eq!(
+            Versionlock.without(&since, &ours),
+            format!("{theirs}\nnvidia-driver-cuda-3:580.178.04-1.el9.*\n")
+        );
     }
 
     proptest::proptest! {
@@ -234,7 +234,8 @@ mod tests {
         fn any_list_is_read_without_panic(text in ".*") {
             let packages = packages();
             let all: Vec<&Package> = packages.iter().collect();
-            let _ = (Versionlock.with(&text, &all), Versionlock.without(&text, &all));
+            let ours = Versionlock.entries(&all);
+            let _ = (Versionlock.with(&text, &all), Versionlock.without(&text, &ours));
             let _ = entries(&text).any(|entry| locks(entry, &packages[0]));
         }
     }

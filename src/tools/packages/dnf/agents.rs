@@ -1,0 +1,52 @@
+//! The agent of GnuPG that dnf leaves running: to check the signature of a repository's metadata it
+//! makes a home of GnuPG in its cache, and the agent of that home does not end with dnf.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::CACHE;
+use crate::host::{Cmd, FilesError, Kind, ReadFiles};
+
+/// The home of GnuPG in a repository's folder.
+const HOME: &str = "pubring";
+
+/// The commands that end these agents, by GnuPG's own means. One that does not run is no error for them.
+///
+/// # Errors
+/// When dnf's cache cannot be read.
+pub fn end(files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
+    let mut homes: Vec<Utf8PathBuf> = Vec::new();
+    for repository in files.list(Utf8Path::new(CACHE))? {
+        let folder = Utf8Path::new(CACHE).join(repository);
+        let is_folder = (files.stat(&folder)?).is_some_and(|stat| stat.kind == Kind::Folder);
+        let home = folder.join(HOME);
+        if is_folder && files.exists(&home)? {
+            homes.push(home);
+        }
+    }
+    Ok((homes.into_iter())
+        .map(|home| {
+            let args = ["--homedir", home.as_str(), "--kill", "gpg-agent"];
+            Cmd::new("gpgconf", args.map(str::to_owned))
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::end;
+    use crate::host::fake::FakeFiles;
+
+    #[test]
+    fn the_agents_of_repositories_with_signed_metadata_are_ended() {
+        let files = FakeFiles::new();
+        assert!(end(&files).unwrap().is_empty());
+        files.put("/var/cache/dnf/nvidia-48cf39dd/pubring/pubring.kbx", "");
+        files.put("/var/cache/dnf/baseos-90aaecb3/repodata/repomd.xml", "");
+        files.put("/var/cache/dnf/nvidia.solv", "");
+        let lines: Vec<String> = end(&files).unwrap().iter().map(|cmd| cmd.line()).collect();
+        assert_eq!(
+            lines,
+            ["gpgconf --homedir /var/cache/dnf/nvidia-48cf39dd/pubring --kill gpg-agent"]
+        );
+    }
+}
