@@ -3,6 +3,7 @@
 use super::{install::removals, run::Attempts};
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
+    error::Report,
     host::Cmd,
     tools::packages::{Action, Fault, TransactionRequest},
 };
@@ -86,6 +87,12 @@ impl Applier {
                         self.host.files.remove(&path)?;
                     }
                     break;
+                }
+                // A power cut may have torn the lists.
+                Err(error)
+                    if error.reason() == Fault::NotFound.reason() && !self.lists.are_fresh() =>
+                {
+                    self.update(sink).await?;
                 }
                 Err(error) => self.wait_before_retry(&mut attempts, error, sink).await?,
             }

@@ -118,7 +118,7 @@ async fn a_version_that_left_the_mirror_is_named_before_anything_is_installed_ag
     }
     apt.write(&machine.fakes.files);
     apt.archive.lock().unwrap().remove("runc");
-    let before = machine.snapshot();
+    let before = apt.installed.lock().unwrap().len();
     let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("no repository offers `runc-"), "{text}");
@@ -127,7 +127,8 @@ async fn a_version_that_left_the_mirror_is_named_before_anything_is_installed_ag
             .hint()
             .is_some_and(|hint| hint.starts_with("nothing was changed"))
     );
-    assert_eq!(machine.snapshot(), before);
+    let there = apt.installed.lock().unwrap();
+    assert!(there.len() == before && there["docker.io"].half);
 }
 
 #[tokio::test]
