@@ -156,11 +156,22 @@ impl Applier {
             }
             .into());
         }
-        // An old version that goes is one of the half installed packages.
+        // An old version that goes is one of the half installed packages, or was left beside the same
+        // version by a repair that was interrupted, too.
         let half_done = self.half_done().await?.packages;
+        let comes_again = |action: &&Action| {
+            match action {
+            Action::Remove { name, version } => (actions.iter()).any(|other| {
+                matches!(other, Action::Install { name: new, to, .. } if new == name && to == version)
+            }),
+            Action::Install { .. } => false,
+        }
+        };
+        let doubled = (actions.iter().filter(comes_again)).map(|action| action.name().to_owned());
         let old: Vec<String> = (half_done.into_iter())
             .filter(|package| package.needs_repair())
             .map(|package| package.id)
+            .chain(doubled)
             .collect();
         self.approve(&actions, &[], &old).await?;
         self.check_space(&request).await?;

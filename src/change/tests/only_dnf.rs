@@ -230,6 +230,25 @@ async fn an_interruption_is_known_after_a_boot_has_removed_its_sign() {
 }
 
 #[tokio::test]
+async fn a_repair_that_was_interrupted_may_remove_what_it_has_doubled() {
+    let (machine, archive) = docker(Kind::Dnf);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
+    archive.write(&machine.fakes.files);
+    machine.fakes.exec.on("dnf", move |cmd, files| {
+        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
+        let mut output = archive.dnf(cmd, files);
+        if has("--assumeno") && has("reinstall") {
+            // rpm's database has the same version twice.
+            let twice = row("runc", Some("1.1.5"), None);
+            output.stdout = format!("Dependencies resolved.\n{twice}\n{}", output.stdout);
+        }
+        output
+    });
+    machine.apply(&Change::RepairPackages).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_manager_without_streams_says_so() {
     let machine = TestMachine::new();
     let error = machine

@@ -124,10 +124,10 @@ pub fn has_several_versions(name: &str) -> bool {
     let Some(part) = rest.strip_prefix('-') else {
         return rest.is_empty();
     };
-    let is_last = |end: &&str| {
-        part == *end || (part.strip_suffix(end)).is_some_and(|before| before.ends_with('-'))
+    let is_last = |end: &str| {
+        part == end || (part.strip_suffix(end)).is_some_and(|before| before.ends_with('-'))
     };
-    !SINGLE.iter().any(|end| is_last(&end))
+    !SINGLE.iter().any(|end| is_last(end))
 }
 
 fn without_epoch(version: &str) -> &str {
