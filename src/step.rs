@@ -6,6 +6,7 @@ use async_trait::async_trait;
 
 use crate::{
     change::{Change, Lock},
+    compat::matrix::Matrix,
     config::desired::Desired,
     facts::Facts,
     host::{ExecError, FilesError, Reader},
@@ -24,6 +25,8 @@ pub struct Cx<'a> {
     pub state: &'a State,
     /// What is wanted.
     pub desired: &'a Desired,
+    /// What is known about drivers and kernels, for what can be judged only now.
+    pub matrix: Option<&'a Matrix>,
 }
 
 /// A step: a piece of the desired state with a public name.
@@ -90,6 +93,14 @@ pub enum Assessment {
         hint: String,
         /// How long this lasts at most if it passes by itself. `None`: waiting does not help.
         passes: Option<Duration>,
+    },
+    /// By package lists that may be old it cannot be reached. `install` downloads new ones before it says
+    /// so; with these the step answers something else.
+    BlockedByOldLists {
+        /// What stands in the way, with the values compared.
+        why: String,
+        /// What would help.
+        hint: String,
     },
     /// It needs a live kernel or GPU, and this machine becomes an image.
     AwaitingBoot {

@@ -194,6 +194,7 @@ impl Machine {
             facts: &self.facts,
             state: &state,
             desired: &self.desired,
+            matrix: None,
         };
         step.assess(&cx).await.expect("an answer")
     }

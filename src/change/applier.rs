@@ -11,7 +11,7 @@ use super::{
     backup::Backups,
     file,
     labels::written,
-    packages::{Lists, Wanted},
+    packages::{Holds, Lists, Wanted},
 };
 use crate::{
     config::desired::PackagePolicy,
@@ -28,6 +28,7 @@ pub struct Applier {
     pub(super) state: Utf8PathBuf,
     pub(super) backups: Backups,
     pub(super) lists: Arc<Lists>,
+    pub(super) holds: Arc<Holds>,
     /// What the run wants; `None` if any source may be needed.
     pub(super) wanted: Option<Arc<Wanted>>,
     pub(super) stop: CancellationToken,
@@ -44,6 +45,7 @@ impl Applier {
             policy,
             state,
             lists: Arc::default(),
+            holds: Arc::default(),
             wanted: None,
             stop: CancellationToken::new(),
         }
@@ -53,6 +55,13 @@ impl Applier {
     #[must_use]
     pub fn wanting(mut self, wanted: Wanted) -> Self {
         self.wanted = Some(Arc::new(wanted));
+        self
+    }
+
+    /// These packages are held by this program: it may move them.
+    #[must_use]
+    pub fn holding(self, names: impl IntoIterator<Item = String>) -> Self {
+        self.holds.add(names);
         self
     }
 

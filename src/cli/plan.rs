@@ -9,15 +9,20 @@ use super::{
     world::World,
 };
 use crate::{
-    engine::Cancel,
+    engine::{Cancel, EngineError},
     exit::Exit,
     report::{document, human},
 };
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit, Failure> {
     let request = prepare::request(&args.target, &args.image, false, None)?;
-    let target = prepare::target(world, request)?;
+    let mut target = prepare::target(world, request)?;
     prepare::warn(world, &target.resolution.warnings);
+    match target.go_back() {
+        // The plan notes that the journal cannot be read.
+        Ok(_) | Err(EngineError::Journal(_)) => {}
+        Err(error) => return Err(error.into()),
+    }
     let (events, reporter) = prepare::events(target.host(), &world.secrets, Vec::new())?;
     let tools = target.tools(world, events, Cancel::new());
     let report = target.session(tools)?.plan().await;

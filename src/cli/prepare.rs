@@ -19,7 +19,7 @@ use crate::{
         profile::{Profile, built_in_names},
         resolve::{Flags, Resolution},
     },
-    engine::{self, Cancel, Events, Options, Session, Tools, events::Reporter},
+    engine::{self, Cancel, EngineError, Events, Options, Session, Tools, events::Reporter},
     error::one_line,
     event::Subscriber,
     exit::Exit,
@@ -424,6 +424,7 @@ impl Target {
             ..options(world, &self.ground.facts, self.kept(world))
         };
         let applier = Applier::new(self.ground.host.clone(), policy, paths::STATE.into());
+        let applier = applier.holding(engine::holds(&self.ground.host));
         tools_of(
             applier.wanting(Wanted::of(desired)),
             &self.ground.host,
@@ -436,8 +437,8 @@ impl Target {
     /// is so.
     ///
     /// # Errors
-    /// When the journal cannot be read.
-    pub(super) fn go_back(&mut self) -> Result<bool, Failure> {
+    /// See [`engine::wanted_instead`].
+    pub(super) fn go_back(&mut self) -> Result<bool, EngineError> {
         let desired = &mut self.resolution.desired;
         let instead = engine::wanted_instead(&self.ground.host, &desired.packages)?;
         let goes_back = instead.is_some();
@@ -472,12 +473,8 @@ impl Target {
     /// The steps for this machine.
     pub(super) fn session(&self, tools: Tools) -> Result<Session, Failure> {
         let desired = self.resolution.desired.clone();
-        Ok(Session::new(
-            tools,
-            steps::all(),
-            self.ground.state(),
-            desired,
-        )?)
+        let session = Session::new(tools, steps::all(), self.ground.state(), desired)?;
+        Ok(session.judging_by(Arc::clone(&self.ground.matrix)))
     }
 }
 

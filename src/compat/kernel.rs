@@ -32,6 +32,19 @@ pub(super) fn judge(
     }
 }
 
+/// The strongest thing that the kernel rows say about an offer on a kernel; `None` if they say nothing.
+#[must_use]
+pub fn strongest(
+    matrix: &Matrix,
+    kernel: &KernelVersion,
+    arch: Option<&str>,
+    offer: &Offer,
+) -> Option<Ruling> {
+    let mut said = Vec::new();
+    judge(matrix, kernel, arch, offer, &mut said);
+    said.into_iter().max_by_key(|ruling| ruling.judgement)
+}
+
 /// A verified row refuses a mainline kernel; otherwise a row is evidence against the driver.
 fn against(kernel: &KernelVersion, confidence: Confidence) -> Judgement {
     if kernel.is_mainline() && confidence == Confidence::Verified {

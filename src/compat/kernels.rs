@@ -1,5 +1,5 @@
 //! The kernel question: which kernels of a machine need a driver module, which have one, and which
-//! move to another kernel would give one. A pure function of names that were read elsewhere.
+//! kernel could be installed to give one. A pure function of names that were read elsewhere.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -63,7 +63,7 @@ impl Kernels {
         needed
     }
 
-    /// The kernel that a move starts from: the one that the machine would run from its next boot on.
+    /// The kernel that another one would take the place of: the one that the machine would run from its next boot on.
     #[must_use]
     pub fn base(&self) -> Option<KernelVersion> {
         self.needed().pop()
@@ -116,7 +116,7 @@ pub enum Answer {
         kernel: KernelVersion,
     },
     /// A kernel that is to be installed can have a module.
-    Move {
+    Install {
         /// How.
         way: usize,
         /// That kernel.
@@ -144,7 +144,7 @@ impl Answer {
     #[must_use]
     pub const fn reboots(&self, image: bool) -> u32 {
         match self {
-            Self::Boot { .. } | Self::Move { .. } if !image => 1,
+            Self::Boot { .. } | Self::Install { .. } if !image => 1,
             _ => 0,
         }
     }
@@ -176,8 +176,9 @@ impl Question {
             (begun.chain(others)).filter(move |(_, way)| also_closed || way.closed.is_none())
         };
         let without_another_series = open().find_map(|(at, way)| {
-            let moved = || (consent >= Consent::Series).then(|| self.moved(at, way, false))?;
-            self.here(at, way).or_else(moved)
+            let installed =
+                || (consent >= Consent::Series).then(|| self.installed(at, way, false))?;
+            self.here(at, way).or_else(installed)
         });
         // Where it is not known which kernel boots next, a reboot may change nothing.
         let is_guess =
@@ -191,7 +192,7 @@ impl Question {
         };
         let another_series = || {
             (consent == Consent::Any)
-                .then(|| open().find_map(|(at, way)| self.moved(at, way, true)))?
+                .then(|| open().find_map(|(at, way)| self.installed(at, way, true)))?
         };
         without_another_series.or_else(another_series)
     }
@@ -217,7 +218,7 @@ impl Question {
 
     /// The newest kernel of the same flavour that can be installed, has a module, and is started by
     /// the boot loader because it is newer than all that are installed.
-    fn moved(&self, at: usize, way: &Way, other_series: bool) -> Option<Answer> {
+    fn installed(&self, at: usize, way: &Way, other_series: bool) -> Option<Answer> {
         let base = self.kernels.base()?;
         let is_passed_over =
             |there: &KernelVersion| there.flavour() == base.flavour() && *there > base;
@@ -234,7 +235,7 @@ impl Question {
             .filter(|kernel| (kernel.series() == base.series()) != other_series)
             .filter(newer)
             .max()?;
-        Some(Answer::Move {
+        Some(Answer::Install {
             way: at,
             kernel: kernel.clone(),
             other_series,
@@ -250,11 +251,11 @@ impl Question {
             .into_iter()
             .filter(|consent| *consent > self.consent)
             .find_map(|consent| match self.found(consent, false)? {
-                Answer::Move { kernel, .. } => Some((consent, kernel)),
+                Answer::Install { kernel, .. } => Some((consent, kernel)),
                 _ => None,
             });
         let closed = match self.found(self.consent, true) {
-            Some(Answer::Here { way } | Answer::Boot { way, .. } | Answer::Move { way, .. }) => {
+            Some(Answer::Here { way } | Answer::Boot { way, .. } | Answer::Install { way, .. }) => {
                 self.ways[way].closed.iter().cloned().collect()
             }
             _ => Vec::new(),
@@ -314,11 +315,11 @@ mod tests {
             Answer::Unknown => "unknown".to_owned(),
             Answer::Here { way } => format!("here by {way}, {reboots}"),
             Answer::Boot { way, kernel } => format!("boot {kernel} by {way}, {reboots}"),
-            Answer::Move {
+            Answer::Install {
                 way,
                 kernel,
                 other_series,
-            } => format!("move to {kernel} by {way}, {reboots}, other series {other_series}"),
+            } => format!("install {kernel} by {way}, {reboots}, other series {other_series}"),
             Answer::Refused(Refused { with, .. }) => match with {
                 Some((consent, kernel)) => format!("refused; {consent}: {kernel}"),
                 None => "refused".to_owned(),
@@ -360,7 +361,7 @@ mod tests {
                 OLD,
                 with(&[LAST, NEW, ROLLING]),
                 vec![OLD],
-                "move to 6.8.0-1051-aws by 0, 1, other series false",
+                "install 6.8.0-1051-aws by 0, 1, other series false",
             ),
             (
                 OLD,
@@ -381,7 +382,7 @@ mod tests {
                 OLD,
                 with(&[ROLLING]),
                 vec![NEW],
-                "move to 6.8.0-1051-aws by 1, 1, other series false",
+                "install 6.8.0-1051-aws by 1, 1, other series false",
             ),
             // The kernel is newer than all modules.
             (NEW, NEW, with(&[LAST]), vec![NEW], "here by 1, 0"),
@@ -406,7 +407,7 @@ mod tests {
     #[test]
     fn a_boot_loader_that_passes_over_a_newer_kernel_gets_no_further_one() {
         let mut asked = question(OLD, OLD, &[NEW], &[]);
-        assert!(matches!(asked.answer(), Answer::Move { .. }));
+        assert!(matches!(asked.answer(), Answer::Install { .. }));
         asked.kernels.installed.push(version(LAST));
         assert_eq!(told(&asked), "refused");
     }
@@ -426,7 +427,7 @@ mod tests {
         let mut asked = question(old, old, &[], &headers);
         assert_eq!(
             told(&asked),
-            "move to 6.12.57+deb13-amd64 by 1, 1, other series false"
+            "install 6.12.57+deb13-amd64 by 1, 1, other series false"
         );
         asked.consent = Consent::Stay;
         assert_eq!(told(&asked), "refused; series: 6.12.57+deb13-amd64");
@@ -442,13 +443,13 @@ mod tests {
         another.consent = Consent::Any;
         assert_eq!(
             told(&another),
-            "move to 7.0.0-1008-aws by 0, 1, other series true"
+            "install 7.0.0-1008-aws by 0, 1, other series true"
         );
         // A kernel of its own series is preferred, also with consent for any.
         asked.consent = Consent::Any;
         assert_eq!(
             told(&asked),
-            "move to 6.8.0-1051-aws by 0, 1, other series false"
+            "install 6.8.0-1051-aws by 0, 1, other series false"
         );
     }
 
@@ -466,7 +467,7 @@ mod tests {
         asked.kernels.next = None;
         assert_eq!(
             told(&asked),
-            "move to 6.8.0-1051-aws by 0, 1, other series false"
+            "install 6.8.0-1051-aws by 0, 1, other series false"
         );
         asked.kernels.installed.push(version(NEW));
         assert_eq!(told(&asked), "boot 6.8.0-1051-aws by 0, 1");
@@ -501,7 +502,7 @@ mod tests {
         asked.kernels.image = true;
         assert_eq!(
             told(&asked),
-            "move to 6.8.0-1051-aws by 0, 0, other series false"
+            "install 6.8.0-1051-aws by 0, 0, other series false"
         );
         assert_eq!(told(&Question::default()), "unknown");
     }

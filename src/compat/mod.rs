@@ -8,7 +8,7 @@ mod chips;
 mod evidence;
 mod explain;
 pub mod gpu;
-mod kernel;
+pub mod kernel;
 pub mod kernels;
 pub mod load;
 mod locate;

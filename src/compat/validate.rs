@@ -394,7 +394,7 @@ impl Validator {
             let first = row.min_drivers.first().or(row.named_since.as_ref());
             let older = first.is_none_or(|first| *branch < first.branch());
             if listed || older {
-                let what = format!("branch {branch} is settled by `min-drivers`");
+                let what = format!("branch {branch} is decided by `min-drivers`");
                 self.bad(at, "not-named-in", what, "remove it");
             }
         }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     apply::{Applying, Done, Stop},
-    errors::MOST_REBOOTS,
+    errors::{MOST_REBOOTS, MOST_REBOOTS_IN_ALL},
     job::{Answer, End},
 };
 use crate::{
@@ -53,6 +53,10 @@ impl Applying<'_> {
             Ok(Assessment::Blocked { why, hint }) => {
                 let end = End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()));
                 self.fail(at, end);
+            }
+            Ok(Assessment::BlockedByOldLists { .. }) => {
+                self.jobs[at].changes = vec![Change::RefreshRepositories];
+                self.jobs[at].decided = true;
             }
             Ok(Assessment::BlockedNow { why, hint, passes }) => {
                 let (why, limit) = (why.clone(), *passes);
@@ -111,6 +115,7 @@ impl Applying<'_> {
             }) if self.again(at, &why, Some(limit)) => {}
             Ok(
                 Assessment::Blocked { why, .. }
+                | Assessment::BlockedByOldLists { why, .. }
                 | Assessment::BlockedNow { why, .. }
                 | Assessment::After { why, .. },
             ) => {
@@ -144,7 +149,7 @@ impl Applying<'_> {
         if self.session.inner.image() {
             // The first boot of the image takes the place of that reboot. Other steps go on.
             self.end(at, End::new(Outcome::AwaitingBoot, why));
-        } else if self.reboots >= MOST_REBOOTS {
+        } else if self.reboots.since >= MOST_REBOOTS {
             let mut end = End::new(
                 Outcome::Failed,
                 format!("{MOST_REBOOTS} reboots have not helped: {why}"),
@@ -152,6 +157,21 @@ impl Applying<'_> {
             .hint(Some(
                 "run `journalctl -b` and `lsmod` to find what comes back at boot, then run \
                  `gpu-bootstrap install` again; `gpu-bootstrap uninstall` resets the count"
+                    .to_owned(),
+            ));
+            end.reason = Some("reboot-loop");
+            self.fail(at, end);
+        } else if self.reboots.in_all >= MOST_REBOOTS_IN_ALL {
+            let mut end = End::new(
+                Outcome::Failed,
+                format!(
+                    "{MOST_REBOOTS_IN_ALL} reboots for drivers that failed their proof have not \
+                     helped: {why}"
+                ),
+            )
+            .hint(Some(
+                "run `gpu-bootstrap install` with the settings of the driver that works: a run that \
+                 ends well resets the count, as does `gpu-bootstrap uninstall`"
                     .to_owned(),
             ));
             end.reason = Some("reboot-loop");

@@ -30,8 +30,7 @@ use crate::{
 pub(super) struct Applying<'s> {
     pub(super) session: &'s Session,
     ledger: Ledger,
-    /// Reboots since the last complete run.
-    pub(super) reboots: u32,
+    pub(super) reboots: Reboots,
     pub(super) jobs: Vec<Job>,
     tasks: JoinSet<Done>,
     /// The step that each task works for.
@@ -45,6 +44,15 @@ pub(super) struct Applying<'s> {
     pub(super) patience: Patience,
     /// Ends the pauses before further attempts.
     pub(super) pauses: CancellationToken,
+}
+
+/// How often the machine was rebooted since the last run that ended well.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reboots {
+    /// And since a driver failed its proof.
+    pub(super) since: u32,
+    /// Those for drivers that failed included.
+    pub(super) in_all: u32,
 }
 
 struct Worker {
@@ -83,7 +91,12 @@ pub(super) enum Done {
 }
 
 impl<'s> Applying<'s> {
-    pub(super) fn new(session: &'s Session, ledger: Ledger, reboots: u32, jobs: Vec<Job>) -> Self {
+    pub(super) fn new(
+        session: &'s Session,
+        ledger: Ledger,
+        reboots: Reboots,
+        jobs: Vec<Job>,
+    ) -> Self {
         // What could not be looked at before is tried once more.
         session.inner.begin_epoch();
         session.inner.state().note_lists(false);

@@ -260,7 +260,9 @@ fn of_step(job: &Job) -> Option<Finding> {
             (!expected.is_empty()).then(|| would(expected)),
             Some(format!("see `{upstream}`")),
         ),
-        Assessment::Blocked { why, hint } | Assessment::BlockedNow { why, hint, .. } => {
+        Assessment::Blocked { why, hint }
+        | Assessment::BlockedByOldLists { why, hint }
+        | Assessment::BlockedNow { why, hint, .. } => {
             finding(Verdict::Fail, why, None, Some(hint.clone()))
         }
         Assessment::AwaitingBoot { why } => finding(

@@ -11,6 +11,10 @@ use crate::{
 /// The most reboots without a complete run. After that, another reboot will not help.
 pub(super) const MOST_REBOOTS: u32 = 3;
 
+/// The most of them if drivers have failed their proofs in between. Beyond it no run reboots for another
+/// driver; the way back has its own three.
+pub(super) const MOST_REBOOTS_IN_ALL: u32 = 6;
+
 /// Why a run did not begin, or could not be recorded. What goes wrong within a step is in the
 /// report of the run.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +45,14 @@ pub enum EngineError {
         /// Its pid, command, and since when.
         holder: String,
     },
+    /// The machine is to go back to a driver that another version of this program recorded.
+    #[error("start the run: go back to driver {to}")]
+    WayBack {
+        /// That driver.
+        to: String,
+        /// What is not understood.
+        source: serde_json::Error,
+    },
     /// The reboot that is awaited has not happened.
     #[error("start the run: a reboot has been awaited since {} ({})", .awaited.since, .awaited.why)]
     RebootFirst {
@@ -70,6 +82,7 @@ impl Report for EngineError {
             }
             Self::Lock(_) => Exit::Internal,
             Self::Busy { .. } => Exit::Busy,
+            Self::WayBack { .. } => Exit::Blocked,
             Self::RebootFirst { .. } => Exit::RebootRequired,
         }
     }
@@ -82,6 +95,7 @@ impl Report for EngineError {
             Self::Lock(error) if error.disk().is_some() => error.reason().unwrap_or("run-lock"),
             Self::Lock(_) => "run-lock",
             Self::Busy { .. } => "busy",
+            Self::WayBack { .. } => "way-back-unknown",
             Self::RebootFirst { .. } => "reboot-first",
         }
     }
@@ -99,6 +113,11 @@ impl Report for EngineError {
             Self::Busy { .. } => {
                 Some("wait for it; run `gpu-bootstrap status` to follow it".to_owned())
             }
+            Self::WayBack { .. } => Some(
+                "use the version of gpu-bootstrap that recorded it, or run `gpu-bootstrap uninstall`, \
+                 which forgets the way back, and install again"
+                    .to_owned(),
+            ),
             Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
                 format!(
                     "the machine reboots automatically in a moment ({reboots} of {MOST_REBOOTS}); \

@@ -2,7 +2,7 @@
 
 use super::{
     EngineError, Session,
-    apply::{Applying, Stop},
+    apply::{Applying, Reboots, Stop},
     guard,
     job::{End, Job},
     lasting,
@@ -45,7 +45,14 @@ impl Session {
             self.tools.note(&mut notes, note);
         }
         let before = journal.receipt();
-        let reboots = before.reboots;
+        let reboots = Reboots {
+            since: before.reboots,
+            // The way back is never too long because others were.
+            in_all: match before.going_back {
+                Some(_) => 0,
+                None => before.reboots_in_all,
+            },
+        };
         let ledger = Ledger {
             journal,
             verbs: self.tools.verbs.clone(),
@@ -83,7 +90,7 @@ impl Session {
 
         let standing = ledger.journal.receipt().standing;
         self.know(&standing);
-        let mut jobs = self.survey_before_changes(&standing).await;
+        let mut jobs = self.survey_before_changes(&standing, &mut notes).await;
         let mut left = Vec::new();
         let (jobs, exit, reboot) = if let Some(exit) = refusal(&jobs) {
             nothing_changes(&mut jobs);
@@ -119,7 +126,8 @@ impl Session {
                 _ => None,
             };
             let exit = if exit == Exit::Ok {
-                self.settle_resume(&ledger, &jobs, &mut notes).await?
+                self.keep_or_dismiss_resume(&ledger, &jobs, &mut notes)
+                    .await?
             } else {
                 self.disarm(&ledger, exit, armed, &mut notes).await?
             };
@@ -128,9 +136,7 @@ impl Session {
             (jobs, exit, reboot)
         };
 
-        if exit == Exit::Ok {
-            self.remember(&ledger).await?;
-        }
+        self.remember(&ledger, exit, &jobs, &mut notes).await?;
         let exit = match &back {
             Some(back) => self.end_way_back(&ledger, back, exit, &jobs, &mut notes)?,
             None => {
@@ -298,7 +304,7 @@ impl Session {
 
     /// The resume unit stays while a step awaits a boot, and is removed when all is done. The first
     /// boot of an image must finish the work, so there the unit must be in place.
-    async fn settle_resume(
+    async fn keep_or_dismiss_resume(
         &self,
         ledger: &Ledger,
         jobs: &[Job],

@@ -179,6 +179,7 @@ impl Job {
                 Assessment::Satisfied { why }
                 | Assessment::NotApplicable { why }
                 | Assessment::Blocked { why, .. }
+                | Assessment::BlockedByOldLists { why, .. }
                 | Assessment::BlockedNow { why, .. }
                 | Assessment::AwaitingBoot { why },
             ) => (why.clone(), 0),

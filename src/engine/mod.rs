@@ -35,7 +35,7 @@ mod verbs;
 mod way_back;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -47,6 +47,7 @@ pub use errors::EngineError;
 pub use events::Events;
 pub use graph::GraphError;
 pub use guard::{GuardError, count_boot};
+pub use ours::holds;
 pub use patience::UNATTENDED_DEADLINE;
 pub use reboot::{RebootError, reboot};
 pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
@@ -163,6 +164,8 @@ struct Inner {
     /// `None` only for `check`, where nothing can be wanted.
     desired: Option<Arc<Desired>>,
     graph: Graph,
+    /// Not known in tests that need none.
+    matrix: OnceLock<Arc<Matrix>>,
     /// Of this epoch.
     state: Mutex<Arc<State>>,
     /// What is wanted in this epoch.
@@ -180,6 +183,7 @@ impl Inner {
                 facts: state.facts(),
                 state,
                 desired,
+                matrix: self.matrix.get().map(|matrix| &**matrix),
             };
             // The step that asks the same question reports why it cannot be answered.
             match steps::settle(&cx).await {
@@ -203,6 +207,7 @@ impl Inner {
             facts: state.facts(),
             state: &state,
             desired: &desired,
+            matrix: self.matrix.get().map(|matrix| &**matrix),
         };
         self.steps[at].assess(&cx).await
     }
@@ -257,6 +262,14 @@ impl Session {
             Some(desired),
             None,
         ))
+    }
+
+    /// The same session, whose steps judge by this matrix what they learn only during the run.
+    #[must_use]
+    pub fn judging_by(self, matrix: Arc<Matrix>) -> Self {
+        // A session for `check` has its matrix already.
+        self.inner.matrix.get_or_init(|| matrix);
+        self
     }
 
     /// Puts the steps in order, for `check`.
@@ -335,6 +348,9 @@ impl Session {
                 steps,
                 desired: desired.map(Arc::new),
                 graph,
+                matrix: audit.as_ref().map_or_else(OnceLock::new, |audit| {
+                    OnceLock::from(Arc::clone(&audit.matrix))
+                }),
                 state: Mutex::new(Arc::new(state)),
                 settled: Mutex::default(),
             }),
@@ -368,6 +384,9 @@ impl Session {
             self.read_left_over(&mut jobs, &mut notes);
             if mode == Mode::Plan {
                 self.rehearse(mode, &mut jobs).await;
+                if let Some(note) = self.way_back_in_words(&jobs).await {
+                    self.tools.note(&mut notes, note);
+                }
             }
             self.conclude(mode, &mut jobs);
             // The only other place where `check` and `plan` differ.

@@ -1,8 +1,11 @@
 //! What the journal says about this program's own work on packages, for the steps.
 
+use std::collections::BTreeSet;
+
 use super::Session;
 use crate::{
     change::Undo,
+    host::Host,
     journal::{Journal, Standing, fold},
     state::Ours,
 };
@@ -24,6 +27,16 @@ pub(super) fn ours(standing: &[Standing]) -> Ours {
         }
     }
     ours
+}
+
+/// The packages that this program holds. Without root the journal cannot be read: then its holds look
+/// like those of others.
+#[must_use]
+pub fn holds(host: &Host) -> BTreeSet<String> {
+    Journal::read(host).map_or_else(
+        |_| BTreeSet::new(),
+        |history| ours(&fold(&history.lines).standing).held,
+    )
 }
 
 impl Session {

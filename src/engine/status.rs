@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     host::Host,
-    journal::{Awaited, Journal, Policy, Receipt, Request, Run, fold},
+    journal::{Awaited, GoingBack, Journal, Policy, Receipt, Request, Run, fold},
 };
 
 /// The document of `status`.
@@ -29,6 +29,8 @@ pub struct Status {
     pub unfinished_boots: usize,
     /// Why the last `install` gave up; the next boot does not continue it.
     pub gave_up: Option<String>,
+    /// A driver has failed its proof: until this is over, each `install` goes back to the one before.
+    pub going_back: Option<GoingBack>,
     /// What the last `install` was asked for.
     pub request: Option<Request>,
     /// How many changes stand that `uninstall` would undo.
@@ -84,6 +86,7 @@ pub fn status(host: &Host, boot_id: Option<&str>) -> Result<Status, EngineError>
             .filter(|boot| Some(boot.boot_id.as_str()) != boot_id)
             .count(),
         gave_up: receipt.gave_up,
+        going_back: receipt.going_back,
         request: receipt.request,
     })
 }

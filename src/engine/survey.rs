@@ -7,9 +7,11 @@ use tokio::task::JoinSet;
 
 use super::{
     Session,
+    events::Said,
     job::{Answer, End, Job},
     patience::{Patience, Waits},
     result::Mode,
+    verbs::Failure,
 };
 use crate::{
     change::Change,
@@ -91,10 +93,18 @@ impl Session {
 
     /// The survey before the first change. As long as all that blocks the run may pass by itself, it
     /// is repeated after a pause, until the deadline.
-    pub(super) async fn survey_before_changes(&self, standing: &[Standing]) -> Vec<Job> {
+    ///
+    /// What only older package lists refuse is asked again with new ones. Downloading them leaves nothing
+    /// to undo, so it is no change of the machine and has no record.
+    pub(super) async fn survey_before_changes(
+        &self,
+        standing: &[Standing],
+        notes: &mut Vec<String>,
+    ) -> Vec<Job> {
         let tools = &self.tools;
         let patience = Patience::new(&tools.options);
         let mut waits = Waits::default();
+        let mut asked_anew = false;
         loop {
             let mut jobs = self.survey().await;
             self.find_left_over(&mut jobs, standing);
@@ -105,6 +115,38 @@ impl Session {
                 () = self.rehearse(Mode::Install, &mut jobs) => {}
             }
             self.conclude(Mode::Install, &mut jobs);
+            if let Some(step) = only_by_old_lists(&jobs).filter(|_| !asked_anew)
+                && tools.cancel.exit().is_none()
+            {
+                match self.refresh_lists(&step).await {
+                    Ok(()) => asked_anew = true,
+                    Err(failure) => {
+                        let error = one_line(&*failure);
+                        let message = format!("failed to download new package lists: {error}");
+                        let elapsed = tools.events.elapsed();
+                        let pause = (failure.passes())
+                            .then(|| patience.pause(&mut waits, elapsed, None))
+                            .flatten();
+                        if let Some(pause) = pause {
+                            tools.events.emit(Event::AttemptFailed {
+                                steps: vec![step],
+                                message,
+                                retry_in_seconds: pause.as_secs_f64(),
+                            });
+                            tokio::select! {
+                                biased;
+                                _ = tools.cancel.cancelled() => {}
+                                () = self.inner.host.clock.sleep(pause) => {}
+                            }
+                        } else {
+                            asked_anew = true;
+                            self.tools.note(notes, message);
+                        }
+                        self.inner.begin_epoch();
+                    }
+                }
+                continue;
+            }
             let Some((job, why, limit)) = passing(&jobs) else {
                 return jobs;
             };
@@ -128,6 +170,31 @@ impl Session {
             }
             self.inner.begin_epoch();
         }
+    }
+
+    /// Downloads the package lists for a step that older ones refuse.
+    async fn refresh_lists(&self, step: &StepId) -> Result<(), Failure> {
+        let (change, events) = (Change::RefreshRepositories, &self.tools.events);
+        let (steps, summary) = (vec![step.clone()], change.summary());
+        let began = events.elapsed();
+        events.emit(Event::ChangeStarted {
+            steps: steps.clone(),
+            summary: summary.clone(),
+        });
+        let undo = self.tools.verbs.capture(&change).await?;
+        let sink = Said {
+            events,
+            steps: &steps,
+        };
+        self.tools.verbs.apply(&change, undo, &sink).await?;
+        events.emit(Event::ChangeApplied {
+            seconds: events.elapsed().saturating_sub(began).as_secs_f64(),
+            steps,
+            summary,
+        });
+        self.inner.begin_epoch();
+        self.inner.state().note_lists(true);
+        Ok(())
     }
 
     /// What the answers mean where nothing is applied.
@@ -218,6 +285,20 @@ fn passing(jobs: &[Job]) -> Option<(&Job, &str, Duration)> {
     found?.into_iter().min_by_key(|(_, _, limit)| *limit)
 }
 
+/// The step that blocks the run, if nothing but older package lists does.
+fn only_by_old_lists(jobs: &[Job]) -> Option<StepId> {
+    let by_old_lists =
+        |job: &&Job| matches!(job.answer, Some(Ok(Assessment::BlockedByOldLists { .. })));
+    let mut blocking = jobs.iter().filter(|job| {
+        (job.ended.as_ref())
+            .is_some_and(|end| matches!(end.outcome, Outcome::Blocked | Outcome::Failed))
+    });
+    let first = blocking.next().filter(by_old_lists)?;
+    blocking
+        .all(|job| by_old_lists(&job))
+        .then(|| first.id.clone())
+}
+
 const fn stands_in_the_way(outcome: Outcome) -> bool {
     matches!(
         outcome,
@@ -234,9 +315,11 @@ fn conclusion(answer: &Answer) -> End {
         Ok(Assessment::After { upstream, why, .. }) => {
             End::new(Outcome::WouldChange, format!("after `{upstream}`: {why}"))
         }
-        Ok(Assessment::Blocked { why, hint } | Assessment::BlockedNow { why, hint, .. }) => {
-            End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()))
-        }
+        Ok(
+            Assessment::Blocked { why, hint }
+            | Assessment::BlockedByOldLists { why, hint }
+            | Assessment::BlockedNow { why, hint, .. },
+        ) => End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone())),
         Err(error) => End::could_not_look(error),
     }
 }

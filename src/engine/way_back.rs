@@ -3,14 +3,16 @@
 
 use super::{EngineError, Session, job::Job, ledger::Ledger, ours::ours, resume};
 use crate::{
-    change::Undo,
-    config::desired::{Desired, DriverWish, PackagePolicy, PackageWish},
+    change::{Change, Undo},
+    config::desired::{Desired, DriverWish, Manager, PackagePolicy, PackageWish},
+    error::one_line,
     event::Outcome,
     exit::Exit,
     facts::detection::{carries_driver, is_driver_part},
     host::Host,
-    journal::{GoingBack, Journal, Proven, Receipt, Record, Standing, fold},
+    journal::{GoingBack, Journal, JournalError, Proven, Receipt, Record, Standing, fold},
     model::{id::StepId, version::DriverVersion},
+    step::Assessment,
     steps,
     tools::packages::Fault,
 };
@@ -27,22 +29,21 @@ const PROOFS: [StepId; 3] = [
 /// are changed is as now: the journal has no secrets.
 ///
 /// # Errors
-/// When the journal cannot be read.
+/// When the journal cannot be read, or another version of this program recorded what was proven.
 pub fn wanted_instead(host: &Host, policy: &PackagePolicy) -> Result<Option<Desired>, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
-    let (Some(_), Some(proven)) = (receipt.going_back, receipt.proven) else {
+    let (Some(back), Some(proven)) = (receipt.going_back, receipt.proven) else {
         return Ok(None);
     };
-    Ok(Some(again(proven, policy)))
+    let before = proven.desired().map_err(|source| EngineError::WayBack {
+        to: back.to,
+        source,
+    })?;
+    Ok(Some(again(before, proven.driver, policy)))
 }
 
 /// What was proven, with every package of the driver in the version that was proven.
-fn again(proven: Proven, policy: &PackagePolicy) -> Desired {
-    let Proven {
-        desired: before,
-        driver: exact,
-        ..
-    } = proven;
+fn again(before: Desired, exact: Vec<PackageWish>, policy: &PackagePolicy) -> Desired {
     let driver = before.driver.map(|wish| {
         let others = (wish.packages.iter())
             .filter(|wish| !exact.iter().any(|one| one.name == wish.name))
@@ -76,12 +77,6 @@ fn again(proven: Proven, policy: &PackagePolicy) -> Desired {
     }
 }
 
-/// Whether the same is wanted, but for secrets, which the journal does not have.
-fn same(one: &Desired, other: &Desired) -> bool {
-    let (one, other) = (serde_json::to_value(one), serde_json::to_value(other));
-    one.is_ok_and(|one| other.is_ok_and(|other| one == other))
-}
-
 /// The version of the driver among packages.
 fn version(packages: &[PackageWish]) -> Option<DriverVersion> {
     let version = |wish: &PackageWish| {
@@ -89,6 +84,14 @@ fn version(packages: &[PackageWish]) -> Option<DriverVersion> {
         carries_driver(&wish.name).then_some(version)
     };
     packages.iter().filter_map(version).max()
+}
+
+fn version_in_words(proven: &Proven) -> String {
+    version(&proven.driver).map_or_else(|| "before".to_owned(), |one| one.to_string())
+}
+
+fn not_understood(error: &serde_json::Error) -> String {
+    format!("what was proven was recorded by another version of this program ({error})")
 }
 
 /// Whether the driver that was proven was replaced since then.
@@ -136,9 +139,160 @@ fn failed_proof(jobs: &[Job]) -> Option<String> {
         })
 }
 
+/// Whether the way back ended because no repository offers a package any more: waiting does not help.
+fn is_gone(jobs: &[Job]) -> bool {
+    (jobs.iter().filter(|job| PROOFS.contains(&job.id)))
+        .filter_map(|job| job.ended.as_ref())
+        .any(|end| end.reason == Some(Fault::NotFound.reason()))
+}
+
+/// Whether the driver of a run has passed its proof, however the run has ended: what runs on top of it may
+/// have failed. Before a reboot, and when somebody stopped the run, nothing is proven.
+fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
+    let passed = |proof: &StepId| {
+        let ends =
+            (jobs.iter().filter(|job| job.id == *proof)).filter_map(|job| job.ended.as_ref());
+        let mut outcomes = ends.map(|end| end.outcome);
+        outcomes.any(|one| matches!(one, Outcome::Satisfied | Outcome::Changed))
+    };
+    match exit {
+        Exit::Ok | Exit::Partial => jobs.iter().any(|job| PROOFS.contains(&job.id)),
+        Exit::StepFailed => PROOFS.iter().all(passed),
+        _ => false,
+    }
+}
+
+/// The packages of the proven driver that a change would replace.
+fn replaced<'p>(change: &Change, manager: Manager, proven: &'p Proven) -> Vec<&'p PackageWish> {
+    let Change::InstallPackages { packages, removing } = change else {
+        return Vec::new();
+    };
+    let is_moved = |one: &PackageWish| {
+        let wanted = packages.iter().find(|wish| wish.name == one.name);
+        let wanted = wanted.and_then(|wish| wish.version.as_deref());
+        wanted
+            .zip(one.version.as_deref())
+            .is_some_and(|(wanted, found)| !manager.backend().matches(wanted, found))
+    };
+    (proven.driver.iter())
+        .filter(|one| removing.contains(&one.name) || is_moved(one))
+        .collect()
+}
+
+/// Whether a change would replace packages of any driver.
+fn replaces_a_driver(change: &Change) -> bool {
+    matches!(change, Change::InstallPackages { removing, .. }
+        if removing.iter().any(|name| carries_driver(name) || is_driver_part(name)))
+}
+
 impl Session {
-    /// Remembers a driver that has passed every proof, if anything has changed since the last one.
-    pub(super) async fn remember(&self, ledger: &Ledger) -> Result<(), EngineError> {
+    /// What `plan` says about the way back: that `install` is on it, or where it would lead if the driver
+    /// that is to be installed fails its proof.
+    pub(super) async fn way_back_in_words(&self, jobs: &[Job]) -> Option<String> {
+        // That the journal cannot be read is noted where the leftovers are looked for.
+        let receipt = fold(&Journal::read(&self.inner.host).ok()?.lines);
+        if let Some(GoingBack { from, to, why }) = receipt.going_back {
+            return Some(format!(
+                "driver {from} has failed its proof ({why}): `install` goes back to {to}"
+            ));
+        }
+        let desired = self.inner.desired.as_ref().filter(|one| !one.image)?;
+        let driver = desired.driver.as_ref()?;
+        let manager = desired.packages.manager;
+        let changes = || {
+            let needed = jobs.iter().filter_map(|job| match &job.answer {
+                Some(Ok(Assessment::Needs { changes, .. })) => Some(changes),
+                _ => None,
+            });
+            needed.flatten()
+        };
+        let fails = "if the new driver fails its proof";
+        let Some(proven) = &receipt.proven else {
+            return changes().any(replaces_a_driver).then(|| {
+                format!(
+                    "{fails}, there is no way back: this program has not proven the driver that is \
+                     there"
+                )
+            });
+        };
+        let replaced: Vec<&PackageWish> = changes()
+            .flat_map(|change| replaced(change, manager, proven))
+            .collect();
+        if replaced.is_empty() {
+            return None;
+        }
+        if !driver.rollback {
+            return Some(format!("{fails}, it stays: `driver.rollback` is false"));
+        }
+        if let Err(error) = proven.desired() {
+            let error = not_understood(&error);
+            return Some(format!("{fails}, there is no way back: {error}"));
+        }
+        let to = version_in_words(proven);
+        Some(match self.not_offered(manager, &replaced).await {
+            Ok(gone) if gone.is_empty() => {
+                format!("{fails}, the run goes back to driver {to} (`driver.rollback`)")
+            }
+            Ok(gone) => format!(
+                "{fails}, there is no way back to driver {to}: no repository offers {} any more",
+                gone.join(", ")
+            ),
+            Err(why) => format!(
+                "{fails}, the run goes back to driver {to} (`driver.rollback`) if its packages are \
+                 still offered, which is not known: {why}"
+            ),
+        })
+    }
+
+    /// Those of the packages that could not be installed again, by the package lists that are there. The
+    /// error says why nobody knows.
+    async fn not_offered(
+        &self,
+        manager: Manager,
+        packages: &[&PackageWish],
+    ) -> Result<Vec<String>, String> {
+        let backend = manager.backend();
+        let transactions =
+            (backend.transactions()).ok_or_else(|| format!("{} is not asked", backend.name()))?;
+        let has_lists = backend.has_lists(&*self.inner.host.files);
+        if !has_lists.map_err(|error| format!("failed to {}", one_line(&error)))? {
+            return Err("there are no package lists".to_owned());
+        }
+        let names: Vec<&str> = packages.iter().map(|one| one.name.as_str()).collect();
+        let query = transactions.offers(&names);
+        let asked = self.inner.host.reader().query(&query).await;
+        let output = asked.and_then(|output| output.success(query.cmd()));
+        let output = output.map_err(|error| format!("failed to {}", one_line(&error)))?;
+        let offers = transactions.parse_offers(&output.stdout);
+        let is_offered = |one: &PackageWish| {
+            let version = one.version.as_deref().unwrap_or_default();
+            offers
+                .iter()
+                .any(|offer| offer.name == one.name && offer.has(version))
+        };
+        Ok((packages.iter())
+            .filter(|one| !is_offered(one))
+            .map(|one| {
+                format!(
+                    "{} {}",
+                    one.name,
+                    one.version.as_deref().unwrap_or_default()
+                )
+            })
+            .collect())
+    }
+
+    /// Remembers a driver that has passed its proof, if anything has changed since the last one.
+    pub(super) async fn remember(
+        &self,
+        ledger: &Ledger,
+        exit: Exit,
+        jobs: &[Job],
+        notes: &mut Vec<String>,
+    ) -> Result<(), EngineError> {
+        if !has_passed(exit, jobs) {
+            return Ok(());
+        }
         let Some(desired) = self.inner.desired.as_ref().filter(|desired| !desired.image) else {
             return Ok(());
         };
@@ -146,18 +300,42 @@ impl Session {
             return Ok(());
         };
         let receipt = ledger.journal.receipt();
+        if exit == Exit::StepFailed && receipt.runs.iter().all(|run| run.ended.is_some()) {
+            // This run has changed nothing, and writes nothing.
+            return Ok(());
+        }
+        let wanted = serde_json::to_value(&**desired)
+            .map_err(|error| EngineError::Unfinished(JournalError::Encode(error)))?;
         let is_known = receipt.proven.as_ref().is_some_and(|proven| {
             let later = |one: &Standing| one.intent > proven.seq && !resume::is_of_unit(one);
-            same(&proven.desired, desired) && !receipt.standing.iter().any(later)
+            proven.desired == wanted && !receipt.standing.iter().any(later)
         });
         if is_known {
             return Ok(());
         }
+        let mut forgotten = |why: &str| {
+            let note = format!(
+                "this driver is not remembered as proven, so that no later run can go back to it: \
+                 {why}"
+            );
+            self.tools.note(notes, note);
+        };
         let manager = desired.packages.manager;
         self.inner.begin_epoch();
         let state = self.inner.state();
-        let Ok(Some(database)) = state.database(manager).await else {
-            return Ok(());
+        let database = match state.database(manager).await {
+            Ok(Some(database)) => database,
+            Ok(None) => {
+                forgotten(&format!(
+                    "`{}` is missing",
+                    manager.backend().database_path()
+                ));
+                return Ok(());
+            }
+            Err(error) => {
+                forgotten(&format!("failed to {}", one_line(&error)));
+                return Ok(());
+            }
         };
         let ours = ours(&receipt.standing).packages;
         let is_wished = |name: &str| driver.packages.iter().any(|wish| wish.name == name);
@@ -173,14 +351,18 @@ impl Session {
             })
             .collect();
         let record = Record::Proven {
-            desired: Box::new(Desired::clone(desired)),
+            desired: Box::new(wanted),
             driver: exact,
         };
-        // Names must stay as they are, and nothing secret may be in them: then there is no way back.
-        let text = serde_json::to_string(&record).unwrap_or_default();
-        if !self.tools.events.secrets().are_in(&text) {
-            (ledger.journal.append(record)).map_err(EngineError::Unfinished)?;
+        let text = serde_json::to_string(&record)
+            .map_err(|error| EngineError::Unfinished(JournalError::Encode(error)))?;
+        if self.tools.events.secrets().are_in(&text) {
+            forgotten(
+                "the value of a secret occurs in what is wanted, and the journal has no secrets",
+            );
+            return Ok(());
         }
+        (ledger.journal.append(record)).map_err(EngineError::Unfinished)?;
         Ok(())
     }
 
@@ -220,11 +402,22 @@ impl Session {
         if !driver.rollback || !is_replaced(&receipt, proven) {
             return Ok(false);
         }
-        let to = version(&proven.driver).map_or_else(|| "before".to_owned(), |one| one.to_string());
+        let to = version_in_words(proven);
         let from = (driver.version.as_ref()).map_or_else(
             || format!("of branch {}", driver.branch),
             ToString::to_string,
         );
+        if let Err(error) = proven.desired() {
+            let error = not_understood(&error);
+            self.tools.note(
+                notes,
+                format!(
+                    "the driver {from} has failed its proof ({why}), and there is no way back to \
+                     {to}: {error}"
+                ),
+            );
+            return Ok(false);
+        }
         self.tools.note(
             notes,
             format!("the driver {from} has failed its proof ({why}); the run goes back to {to}"),
@@ -250,9 +443,9 @@ impl Session {
         ) {
             return Ok(exit);
         }
-        let proven = matches!(exit, Exit::Ok | Exit::Partial);
+        let proven = has_passed(exit, jobs);
         let GoingBack { from, to, why } = back;
-        if !proven && failed_proof(jobs).is_none() {
+        if !proven && failed_proof(jobs).is_none() && !is_gone(jobs) {
             self.tools.note(
                 notes,
                 format!("the next run goes on with the way back to driver {to}"),

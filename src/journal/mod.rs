@@ -12,6 +12,7 @@ use std::sync::Arc;
 use camino::{Utf8Path, Utf8PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub use read::{History, Torn, parse};
 pub use receipt::{Awaited, Ended, GoingBack, Proven, Receipt, Run, Standing, Unfinished, fold};
@@ -19,7 +20,7 @@ pub use store::Journal;
 
 use crate::{
     change::{Change, Undo},
-    config::desired::{Desired, PackageWish},
+    config::desired::PackageWish,
     error::Report,
     event::Summary,
     exit::Exit,
@@ -170,10 +171,11 @@ pub enum Record {
         /// Whether this program reboots the machine and resumes by itself.
         automatic: bool,
     },
-    /// A run has ended well: the driver has passed every proof.
+    /// The driver has passed every proof.
     Proven {
-        /// What was wanted, and is there.
-        desired: Box<Desired>,
+        /// What was wanted: a `Desired` of the version that wrote it. It is understood where it is needed,
+        /// not where the journal is read, so that another `Desired` does not make old journals unreadable.
+        desired: Box<Value>,
         /// The packages of the driver, with their exact versions.
         driver: Vec<PackageWish>,
     },

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{Line, Policy, Record, Request, SCHEMA};
 use crate::{
@@ -24,8 +25,12 @@ pub struct Receipt {
     pub instance_id: Option<String>,
     /// A reboot that, according to the journal, has not happened yet.
     pub awaited: Option<Awaited>,
-    /// The number of reboots awaited since the last run that ended well.
+    /// The number of reboots awaited since the last run that ended well, or since a driver failed its
+    /// proof.
     pub reboots: u32,
+    /// The same number, where a driver that failed its proof does not end the count.
+    #[serde(default)]
+    pub reboots_in_all: u32,
     /// Boots in a row in which an `install` made no progress and did not finish.
     #[serde(default)]
     pub unfinished: Vec<Unfinished>,
@@ -70,10 +75,20 @@ pub struct Awaited {
 pub struct Proven {
     /// The sequence number of its record: changes with a higher one came later.
     pub seq: u64,
-    /// What was wanted.
-    pub desired: Desired,
+    /// What was wanted, as the version that recorded it wrote it.
+    pub desired: Value,
     /// The packages of the driver, with their exact versions.
     pub driver: Vec<PackageWish>,
+}
+
+impl Proven {
+    /// What was wanted, as this version understands it.
+    ///
+    /// # Errors
+    /// When another version wrote something else.
+    pub fn desired(&self) -> Result<Desired, serde_json::Error> {
+        Desired::deserialize(&self.desired)
+    }
 }
 
 /// A driver that has failed its proof.
@@ -160,6 +175,7 @@ pub fn fold(lines: &[Line]) -> Receipt {
         instance_id: None,
         awaited: None,
         reboots: 0,
+        reboots_in_all: 0,
         unfinished: Vec::new(),
         gave_up: None,
         proven: None,
@@ -226,7 +242,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
         Record::Proven { desired, driver } => {
             receipt.proven = Some(Proven {
                 seq: line.seq,
-                desired: (**desired).clone(),
+                desired: Value::clone(desired),
                 driver: driver.clone(),
             });
         }
@@ -236,7 +252,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
                 to: to.clone(),
                 why: why.clone(),
             });
-            // The boots and reboots so far were for the driver that failed.
+            // The boots and reboots so far were for the driver that failed; their sum has a bound, too.
             receipt.unfinished.clear();
             receipt.reboots = 0;
         }
@@ -297,6 +313,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
             automatic,
         } => {
             receipt.reboots += 1;
+            receipt.reboots_in_all += 1;
             receipt.awaited = Some(Awaited {
                 boot_id: boot_id.clone(),
                 why: why.clone(),
@@ -319,6 +336,7 @@ fn step(receipt: &mut Receipt, standing: &mut BTreeMap<u64, Standing>, line: &Li
             let is_done = *exit == Exit::Ok.code() || (is_install && *exit == Exit::Partial.code());
             if is_done {
                 receipt.reboots = 0;
+                receipt.reboots_in_all = 0;
                 receipt.awaited = None;
             }
         }

@@ -3,7 +3,10 @@
 use std::io::{self, Write};
 
 use super::{Style, human::outcomes, style::Ink, words::things};
-use crate::engine::{Current, Status};
+use crate::{
+    engine::{Current, Status},
+    journal::GoingBack,
+};
 
 /// The width of the column of labels, with the gap behind it: the longest is `last run`.
 const TEXT: usize = 10;
@@ -42,6 +45,12 @@ pub fn write(to: &mut dyn Write, status: &Status, style: Style) -> io::Result<()
                 run.tool,
                 when(run.started)
             ),
+        ));
+    }
+    if let Some(GoingBack { from, to, why }) = &status.going_back {
+        lines.push((
+            "way back",
+            format!("from driver {from}, which has failed its proof ({why}), to {to}"),
         ));
     }
     if status.gave_up.is_none() && status.unfinished_boots > 0 {
@@ -169,4 +178,54 @@ fn progress(current: &Current) -> Vec<(&'static str, String)> {
 /// A time to the second.
 fn when(at: jiff::Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::document;
+
+    fn text(status: &Status) -> String {
+        let mut out = Vec::new();
+        write(&mut out, status, Style::default()).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_status_without_any_run() {
+        let none = Status {
+            current: None,
+            last: None,
+            awaited_reboot: None,
+            reboot_due: false,
+            reboots: 0,
+            unfinished_boots: 0,
+            gave_up: None,
+            going_back: None,
+            request: None,
+            changes_standing: 0,
+            steps_standing: Vec::new(),
+            interrupted: false,
+        };
+        assert_eq!(text(&none), "nothing was run on this machine yet\n");
+        let document = serde_json::to_value(document::status(&none)).unwrap();
+        assert_eq!(document["status"]["changes-standing"], 0);
+        // While a driver that failed is replaced by the one before, this is said.
+        let back = Status {
+            going_back: Some(GoingBack {
+                from: "595.91.07".to_owned(),
+                to: "580.178.04".to_owned(),
+                why: "NVML fails".to_owned(),
+            }),
+            ..none
+        };
+        assert_eq!(
+            text(&back),
+            "nothing was run on this machine yet\n\n\
+         way back  from driver 595.91.07, which has failed its proof (NVML fails), to\n          \
+         580.178.04\n"
+        );
+        let document = serde_json::to_value(document::status(&back)).unwrap();
+        assert_eq!(document["status"]["going-back"]["to"], "580.178.04");
+    }
 }

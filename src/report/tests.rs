@@ -1,9 +1,9 @@
 //! The exact texts of the reports.
 
-use super::{Style, document, error, human, lines::JsonLines, plain::Plain, status, terminal};
+use super::{Style, document, error, human, lines::JsonLines, plain::Plain, terminal};
 use crate::{
     check::{Finding, Verdict},
-    engine::{ChangeReport, Mode, Reboot, RunReport, Status, StepReport},
+    engine::{ChangeReport, Mode, Reboot, RunReport, StepReport},
     error::Report,
     event::{Envelope, Event, Outcome, SCHEMA, StepTitle, Subscriber, Summary},
     exit::Exit,
@@ -415,29 +415,6 @@ fn an_error_with_its_causes_and_hint() {
          \n\
          hint: wait, or pass `--lock-timeout 600`\n"
     );
-}
-
-#[test]
-fn a_status_without_any_run() {
-    let none = Status {
-        current: None,
-        last: None,
-        awaited_reboot: None,
-        reboot_due: false,
-        reboots: 0,
-        unfinished_boots: 0,
-        gave_up: None,
-        request: None,
-        changes_standing: 0,
-        steps_standing: Vec::new(),
-        interrupted: false,
-    };
-    assert_eq!(
-        text(|to| status::write(to, &none, Style::default())),
-        "nothing was run on this machine yet\n"
-    );
-    let document = serde_json::to_value(document::status(&none)).unwrap();
-    assert_eq!(document["status"]["changes-standing"], 0);
 }
 
 /// A short run, as events.

@@ -40,7 +40,7 @@ async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
         return Ok(KernelState::default());
     };
     let kernel = match &asked.answer {
-        Some(Answer::Move { way, kernel, .. }) => {
+        Some(Answer::Install { way, kernel, .. }) => {
             to_install(cx, wish, &asked, *way, kernel).await?
         }
         _ => Vec::new(),
@@ -183,12 +183,14 @@ fn answer(
                     .as_ref()
                     .map_or_else(String::new, ToString::to_string)
             );
+            let new_lists = (!asked.certain).then_some(Change::RefreshRepositories);
+            let reboot = Change::Reboot { why: why.clone() };
             Assessment::Needs {
-                why: why.clone(),
-                changes: vec![Change::Reboot { why }],
+                why,
+                changes: new_lists.into_iter().chain([reboot]).collect(),
             }
         }
-        Answer::Move {
+        Answer::Install {
             kernel,
             other_series,
             ..
@@ -229,7 +231,15 @@ fn answer(
             }
             Assessment::Needs { why, changes }
         }
-        Answer::Refused(refused) => refusal(refused, asked, wish, desired),
+        Answer::Refused(refused) => match refusal(refused, asked, wish, desired) {
+            (why, hint) if asked.certain => Assessment::Blocked { why, hint },
+            (why, hint) => Assessment::BlockedByOldLists {
+                why,
+                hint: format!(
+                    "`install` asks again with new package lists; if they say the same: {hint}"
+                ),
+            },
+        },
     }
 }
 
@@ -259,7 +269,13 @@ fn unbooted(asked: &Asked) -> String {
     })
 }
 
-fn refusal(refused: &Refused, asked: &Asked, wish: &KernelWish, desired: &Desired) -> Assessment {
+/// Why nothing helps, and what a person can do.
+fn refusal(
+    refused: &Refused,
+    asked: &Asked,
+    wish: &KernelWish,
+    desired: &Desired,
+) -> (String, String) {
     let by_kernel: Vec<PackageWish> = (wish.ways.first().into_iter())
         .flat_map(|way| way.by_kernel().cloned().collect::<Vec<_>>())
         .collect();
@@ -284,6 +300,7 @@ fn refusal(refused: &Refused, asked: &Asked, wish: &KernelWish, desired: &Desire
             .filter_map(|kernel| asked.other_module.get(kernel).cloned()),
     );
     whys.extend(refused.closed.iter().cloned());
+    whys.extend(asked.ruled_out.iter().cloned());
     if whys.is_empty() {
         whys.push("there is no way to a driver module".to_owned());
     }
@@ -308,7 +325,7 @@ fn refusal(refused: &Refused, asked: &Asked, wish: &KernelWish, desired: &Desire
             commands.upgrade_kernel
         ),
     };
-    Assessment::Blocked { why, hint }
+    (why, hint)
 }
 
 #[async_trait]
@@ -415,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_names_the_kernel_brings_the_driver_and_tells_its_cost() {
+    fn an_installation_names_the_kernel_brings_the_driver_and_tells_its_cost() {
         let (why, changes) = needs(&state(&[NEW]), &want());
         assert!(
             why.ends_with("of the same series can have it: 1 reboot"),
@@ -486,6 +503,36 @@ mod tests {
         );
         older.stream = Some("580-open".into());
         assert_eq!(needs(&older, &want).1, [Change::RefreshRepositories]);
+    }
+
+    #[test]
+    fn lists_of_an_earlier_day_refuse_nothing_and_reboot_nothing() {
+        let mut older = state(&[]);
+        older.asked.certain = false;
+        let Assessment::BlockedByOldLists { hint, .. } = decide(&older, &want()) else {
+            panic!("new lists may have a module");
+        };
+        assert!(hint.starts_with("`install` asks again"), "{hint}");
+        older.asked.certain = true;
+        assert!(matches!(
+            decide(&older, &want()),
+            Assessment::Blocked { .. }
+        ));
+        // The kernel of the next boot can have a module, by these lists.
+        let mut next = state(&[NEW]);
+        let kernels = &mut next.asked.question.kernels;
+        kernels.next = NEW.parse().ok();
+        kernels.installed.extend(NEW.parse().ok());
+        next.asked.answer = Some(next.asked.question.answer());
+        assert!(matches!(
+            &needs(&next, &want()).1[..],
+            [Change::Reboot { .. }]
+        ));
+        next.asked.certain = false;
+        assert!(matches!(
+            &needs(&next, &want()).1[..],
+            [Change::RefreshRepositories, Change::Reboot { .. }]
+        ));
     }
 
     #[test]

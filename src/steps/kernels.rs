@@ -8,7 +8,12 @@ use super::{
     wishes::{Packages, compare},
 };
 use crate::{
-    compat::kernels::{Answer, Kernels, Question, Way},
+    compat::{
+        kernel::strongest,
+        kernels::{Answer, Kernels, Question, Way},
+        matrix::Matrix,
+        ruling::{Judgement, Offer, Ruling},
+    },
     config::{
         desired::{Desired, KernelWish, ModuleWay, PackageWish},
         kernel::{for_kernel, names_kernel},
@@ -16,6 +21,7 @@ use crate::{
     facts::SecureBoot,
     model::version::{DriverVersion, KernelVersion},
     step::{Cx, StepError},
+    tools::packages::Backend,
 };
 
 /// Why a module that is compiled here would not be loaded.
@@ -34,6 +40,8 @@ pub(super) struct Asked {
     pub(super) without_lists: bool,
     /// Kernels whose packaged module is of another version than the libraries, in words.
     pub(super) other_module: BTreeMap<KernelVersion, String>,
+    /// Why kernels are not installed for which a module could be compiled, by the matrix.
+    pub(super) ruled_out: BTreeSet<String>,
     pub(super) installed: Packages,
 }
 
@@ -79,6 +87,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         certain: true,
         without_lists: false,
         other_module: BTreeMap::new(),
+        ruled_out: BTreeSet::new(),
         installed: installed.clone(),
     };
     // The packages of one way can be a part of those of another one, never of one before it.
@@ -137,6 +146,10 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             found.kernels.retain(|kernel| !other.contains_key(kernel));
             asked.other_module.extend(other);
         }
+        if way.dkms.is_some() {
+            let judged = Judged::of(cx, way, &lists, &asked.question.kernels);
+            asked.ruled_out.extend(judged.rule_out(&mut found.kernels));
+        }
         if several && way.dkms.is_some() && is_unsigned(cx)? {
             found.closed = Some(UNSIGNED.to_owned());
         }
@@ -153,6 +166,57 @@ fn is_unsigned(cx: &Cx<'_>) -> Result<bool, StepError> {
         return Ok(false);
     }
     Ok(cx.facts.secure_boot == SecureBoot::Enabled && cx.state.loaded_driver()?.is_none())
+}
+
+/// What the matrix says about compiling the driver's module for kernels that could be installed. The pick
+/// of the driver has judged those of the machine; what is packaged has been compiled by its vendor.
+struct Judged<'a> {
+    matrix: Option<&'a Matrix>,
+    arch: Option<&'a str>,
+    offer: Option<Offer>,
+    needed: Vec<KernelVersion>,
+}
+
+impl<'a> Judged<'a> {
+    fn of(cx: &Cx<'a>, way: &ModuleWay, lists: &Lists, kernels: &Kernels) -> Self {
+        let offer = (cx.desired.driver.as_ref()).and_then(|driver| {
+            let picked = driver.version.clone();
+            let version = picked.or_else(|| lists.driver(packages::backend(cx), way))?;
+            Some(Offer {
+                version,
+                flavour: driver.flavour,
+            })
+        });
+        Self {
+            matrix: cx.matrix,
+            arch: cx.facts.kernel.arch.as_deref(),
+            offer,
+            needed: kernels.needed(),
+        }
+    }
+
+    fn ruling(&self, kernel: &KernelVersion) -> Option<Ruling> {
+        strongest(self.matrix?, kernel, self.arch, self.offer.as_ref()?)
+    }
+
+    /// Takes kernels out against which more is said than against the kernels of the machine. Returns
+    /// why.
+    fn rule_out(&self, kernels: &mut BTreeSet<KernelVersion>) -> BTreeSet<String> {
+        let rank = |kernel: &KernelVersion| {
+            let judgement = self.ruling(kernel).map(|ruling| ruling.judgement);
+            judgement.filter(|judgement| *judgement >= Judgement::Against)
+        };
+        let now = self.needed.iter().filter_map(rank).max();
+        let mut whys = BTreeSet::new();
+        kernels.retain(|kernel| {
+            let stays = self.needed.contains(kernel) || rank(kernel) <= now;
+            if !stays {
+                whys.extend(self.ruling(kernel).map(|ruling| ruling.text));
+            }
+            stays
+        });
+        whys
+    }
 }
 
 /// What the package lists and the database say about packages of kernels.
@@ -251,13 +315,7 @@ impl Lists {
         way: &ModuleWay,
         kernels: &BTreeSet<KernelVersion>,
     ) -> Result<BTreeMap<KernelVersion, String>, StepError> {
-        let backend = packages::backend(cx);
-        let libraries = way.common().find_map(|wish| {
-            let wanted = wish.version.as_deref()?;
-            let mut versions = self.versions.get(&wish.name)?.iter();
-            let version = versions.find(|version| backend.matches(wanted, version))?;
-            DriverVersion::from_package(version).ok()
-        });
+        let libraries = self.driver(packages::backend(cx), way);
         let modules: BTreeMap<String, &KernelVersion> = (kernels.iter())
             .flat_map(|kernel| {
                 let of_kernel = (way.packages.iter())
@@ -280,6 +338,16 @@ impl Lists {
             })
         });
         Ok(differs.collect())
+    }
+
+    /// The version of the driver that this way would install.
+    fn driver(&self, backend: &dyn Backend, way: &ModuleWay) -> Option<DriverVersion> {
+        way.common().find_map(|wish| {
+            let wanted = wish.version.as_deref()?;
+            let mut versions = self.versions.get(&wish.name)?.iter();
+            let version = versions.find(|version| backend.matches(wanted, version))?;
+            DriverVersion::from_package(version).ok()
+        })
     }
 
     fn has(&self, name: &str) -> bool {
@@ -310,7 +378,7 @@ impl Lists {
 pub(super) fn chosen(answer: &Answer, kernels: &Kernels) -> Option<(usize, Vec<KernelVersion>)> {
     match answer {
         Answer::Here { way } => Some((*way, kernels.needed())),
-        Answer::Boot { way, kernel } | Answer::Move { way, kernel, .. } => {
+        Answer::Boot { way, kernel } | Answer::Install { way, kernel, .. } => {
             Some((*way, vec![kernel.clone()]))
         }
         Answer::Unknown | Answer::Refused(_) => None,
@@ -338,7 +406,7 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
     if let Some(driver) = &mut desired.driver {
         driver.packages = wish.packages(&way.packages, &kernels);
         // A packaged module needs its kernel, which no transaction brings unless it names it.
-        if let (Some(Answer::Move { .. }), Some(image)) = (&asked.answer, &wish.image) {
+        if let (Some(Answer::Install { .. }), Some(image)) = (&asked.answer, &wish.image) {
             let images = wish.packages(std::slice::from_ref(image), &kernels);
             driver.packages.extend(images);
         }
@@ -346,4 +414,41 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
         driver.module.clone_from(&way.module);
     }
     Ok((desired != *cx.desired).then_some(desired))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Judged, Offer};
+    use crate::model::gpu::Flavour;
+
+    #[test]
+    fn a_kernel_on_which_the_driver_is_known_not_to_build_is_not_installed() {
+        let matrix = crate::steps::fixtures::matrix();
+        let kernel = |text: &str| text.parse().expect("a kernel");
+        // `[[kernel-report]]`, OPEN-RESIZE.
+        let (old, newer, broken) = ("6.1.0-44-amd64", "6.1.0-55-amd64", "6.1.0-56-amd64");
+        let judged = |version: &str, needed: &str| Judged {
+            matrix: Some(&matrix),
+            arch: Some("x86_64"),
+            offer: Some(Offer {
+                version: version.parse().expect("a version"),
+                flavour: Flavour::Open,
+            }),
+            needed: vec![kernel(needed)],
+        };
+        let all = || [old, newer, broken].map(kernel).into();
+        let mut kernels: std::collections::BTreeSet<_> = all();
+        let whys = judged("535.261.03", old).rule_out(&mut kernels);
+        assert_eq!(kernels, [old, newer].map(kernel).into());
+        assert!(
+            whys.iter().any(|why| why.contains("pci_resize_resource")),
+            "{whys:?}"
+        );
+        // A release that has the fix, and a machine that runs such a kernel: its build is the proof.
+        for (version, needed) in [("535.309.01", old), ("535.261.03", broken)] {
+            let mut kernels: std::collections::BTreeSet<_> = all();
+            assert!(judged(version, needed).rule_out(&mut kernels).is_empty());
+            assert_eq!(kernels, all());
+        }
+    }
 }

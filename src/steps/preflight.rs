@@ -352,9 +352,9 @@ mod tests {
 
     fn blocked(state: &PreflightState) -> (String, String) {
         match decide(state, &desired(), &facts()) {
-            Assessment::Blocked { why, hint } | Assessment::BlockedNow { why, hint, .. } => {
-                (why, hint)
-            }
+            Assessment::Blocked { why, hint }
+            | Assessment::BlockedByOldLists { why, hint }
+            | Assessment::BlockedNow { why, hint, .. } => (why, hint),
             other => panic!("must be blocked: {other:?}"),
         }
     }

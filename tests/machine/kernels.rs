@@ -10,6 +10,7 @@ use crate::{
     dpkg, kernel,
     machine::{Machine, Ran},
     scenarios::{in_parallel, told},
+    way_back::forget,
 };
 
 /// A machine with Ubuntu that runs a kernel: of the archive, or of an image older than what the archive
@@ -268,6 +269,21 @@ fn another_series_and_every_new_kernel_need_consent() {
         "{}",
         told(&ran)
     );
+}
+
+#[test]
+fn lists_that_an_image_was_made_with_refuse_nothing_before_new_ones_were_asked() {
+    let machine = ubuntu("24.04", "6.8.0-1044-aws", "lists = true");
+    // The lists know no kernel that came after the image.
+    forget(&machine.fakes.files, |part| {
+        part.starts_with("Package: linux-") && part.contains("-aws")
+    });
+    let plan = machine.run(&["plan", "--format", "json"]);
+    assert_eq!(plan.exit, 5, "{}", told(&plan));
+    let hint = "`install` asks again with new package lists";
+    assert!(plan.out.contains(hint), "{}", told(&plan));
+    let wrong = ends(&machine, &[], "6.8.0-1060-aws", How::Packaged, 1);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -24,3 +24,4 @@ mod told;
 mod undo;
 mod units;
 mod upgrade;
+mod way_back;

@@ -142,8 +142,9 @@ and `plan` says what it found and how many reboots it costs:
    reboot.
 2. A newer kernel of the same series and flavour that has one: it is installed with its module and with the metapackages
    of the series, where the archive has them, and the machine reboots once.
-3. A module that is compiled here, with the headers of exactly these kernels: no reboot. With Secure Boot and without a
-   key that the machine trusts, this way is closed.
+3. A module that is compiled here, with the headers of exactly these kernels: no reboot. Where they are gone, with those
+   of a newer kernel of the same series, which is installed: one reboot. With Secure Boot and without a key that the
+   machine trusts, this way is closed.
 4. A kernel of another series, only with `driver.kernel = \"any\"`: one reboot.
 
 `driver.kernel = \"stay\"` installs no kernel. With `--reboot` the run reboots by itself and continues; without it, it ends

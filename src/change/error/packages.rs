@@ -70,6 +70,18 @@ pub enum PackageError {
         /// What it would do, one entry per action, as `would …`.
         reasons: Vec<String>,
     },
+    /// The transaction would change packages that somebody else holds.
+    #[error(
+        "approve the package transaction: {} must change with it, and somebody holds {}",
+        .packages.join(", "),
+        match .packages.len() { 1 => "it", _ => "them" }
+    )]
+    HeldByOthers {
+        /// Which packages.
+        packages: Vec<String>,
+        /// The command that releases their holds.
+        unhold: String,
+    },
     /// The transaction would install another kernel.
     #[error(
         "approve the package transaction: it would install another kernel: {}",
@@ -140,6 +152,7 @@ impl Report for PackageError {
     fn exit(&self) -> Exit {
         match self {
             Self::Refused { .. }
+            | Self::HeldByOthers { .. }
             | Self::NoVersion { .. }
             | Self::NotOffered { .. }
             | Self::NewKernel { .. }
@@ -157,6 +170,7 @@ impl Report for PackageError {
             Self::HalfDone { .. } => Fault::Interrupted.reason(),
             Self::NoVersion { .. } | Self::NotOffered { .. } => Fault::NotFound.reason(),
             Self::Refused { .. } => "transaction-refused",
+            Self::HeldByOthers { .. } => Fault::Held.reason(),
             Self::NewKernel { .. } => "new-kernel",
             Self::OtherBranch { .. } => "driver-branch",
             Self::OtherModule { .. } => "driver-module-version",
@@ -188,6 +202,11 @@ impl Report for PackageError {
                 "nothing was changed; name what may happen in `packages.may-remove` or \
                  `packages.may-upgrade`, or bring the machine up to date first",
             ),
+            Self::HeldByOthers { unhold, .. } => {
+                return Some(format!(
+                    "release the hold (`{unhold}`), or keep the driver as it is; nothing was changed"
+                ));
+            }
             Self::NewKernel { install, .. } => {
                 return Some(format!(
                     "install that kernel yourself (`{install}`), reboot, and run the command again; \

@@ -24,7 +24,8 @@ pub(super) struct Approved<'p> {
     pub held: BTreeSet<String>,
     /// The transaction is a removal: nothing may be installed.
     pub only_removals: bool,
-    /// Packages that the plan moves to another version or removes. Their holds are this program's.
+    /// Packages that the plan moves to another version or removes, over holds of this program. What others
+    /// hold is not among them.
     pub moving: BTreeSet<String>,
 }
 
@@ -49,30 +50,32 @@ pub(super) fn choose(
     let Some(offer) = offer else {
         return Err(none("the package lists do not know the package".to_owned()));
     };
-    if let Some(candidate) = &offer.candidate
-        && backend.matches(wanted, candidate)
-    {
-        return Ok(candidate.clone());
+    preferred(backend, offer, &|version| backend.matches(wanted, version)).ok_or_else(|| {
+        none(if offer.versions.is_empty() {
+            "no version is offered".to_owned()
+        } else {
+            let all: Vec<&str> = offer.versions.iter().map(|(v, _)| v.as_str()).collect();
+            format!("offered: {}", all.join(", "))
+        })
+    })
+}
+
+/// The candidate if it fits, otherwise the newest version of the highest priority among those that fit.
+pub(super) fn preferred(
+    backend: &dyn Backend,
+    offer: &Offer,
+    fits: &dyn Fn(&str) -> bool,
+) -> Option<String> {
+    if let Some(candidate) = offer.candidate.as_ref().filter(|one| fits(one)) {
+        return Some(candidate.clone());
     }
-    offer
-        .versions
-        .iter()
+    (offer.versions.iter())
         // A negative priority prevents the installation.
-        .filter(|(version, priority)| *priority >= 0 && backend.matches(wanted, version))
+        .filter(|(version, priority)| *priority >= 0 && fits(version))
         .max_by(|(a, a_priority), (b, b_priority)| {
-            a_priority
-                .cmp(b_priority)
-                .then_with(|| backend.compare(a, b))
+            (a_priority.cmp(b_priority)).then_with(|| backend.compare(a, b))
         })
         .map(|(version, _)| version.clone())
-        .ok_or_else(|| {
-            none(if offer.versions.is_empty() {
-                "no version is offered".to_owned()
-            } else {
-                let all: Vec<&str> = offer.versions.iter().map(|(v, _)| v.as_str()).collect();
-                format!("offered: {}", all.join(", "))
-            })
-        })
 }
 
 /// The actions of a simulation that the plan does not approve, each as `would …`.
@@ -90,6 +93,9 @@ pub(super) fn objections(
     let mut reasons = Vec::new();
     for action in actions {
         match action {
+            Action::Remove { name, version } if approved.named.contains(name.as_str()) => {
+                reasons.push(format!("would remove {name} {version}, which is wanted"));
+            }
             _ if approved.moving.contains(action.name()) && !approved.only_removals => {}
             Action::Remove { name, version, .. } => {
                 if approved.held.contains(name) {
@@ -262,6 +268,7 @@ mod tests {
                 .iter()
                 .map(|(version, priority)| ((*version).to_owned(), *priority))
                 .collect(),
+            only_installed: None,
         }
     }
 
@@ -288,6 +295,16 @@ mod tests {
                 expected
             );
         }
+        // Of equal offers it is the newest, and never one that a preference excludes.
+        let equal = offer(
+            Some("2"),
+            &[("2", 500), ("1.2", 500), ("1.1", 500), ("1.3", -1)],
+        );
+        let fits = |version: &str| version.starts_with("1.");
+        assert_eq!(
+            preferred(APT.backend(), &equal, &fits).as_deref(),
+            Some("1.2")
+        );
         let pinned = offer(Some("2"), &[("2", 500), ("1.2", 100), ("1.1", 600)]);
         assert_eq!(
             choose(APT.backend(), &wish(Some("1.*")), Some(&pinned)).unwrap(),
@@ -433,14 +450,14 @@ mod tests {
     #[test]
     fn only_actions_that_the_plan_approves_pass() {
         let approved = Approved {
-            named: ["docker.io"].into(),
+            named: ["docker.io", "moby"].into(),
             removing: vec!["busybox-*"],
             upgrading: vec!["libc6*"],
             held: ["containerd", "podman", "libcuda1"]
                 .map(str::to_owned)
                 .into(),
             only_removals: false,
-            moving: ["libcuda1".to_owned()].into(),
+            moving: ["libcuda1", "docker.io"].map(str::to_owned).into(),
         };
         for (action, objection) in [
             (install("runc", None, "1"), None),
@@ -452,8 +469,13 @@ mod tests {
                 Some("would upgrade gcc from 1 to 2"),
             ),
             (
-                install("docker.io", Some("2"), "1"),
-                Some("would downgrade docker.io from 2 to 1"),
+                install("moby", Some("2"), "1"),
+                Some("would downgrade moby from 2 to 1"),
+            ),
+            // Not even what may move is removed where it is wanted.
+            (
+                remove("docker.io"),
+                Some("would remove docker.io 1, which is wanted"),
             ),
             (
                 install("containerd", Some("1"), "2"),

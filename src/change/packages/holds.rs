@@ -1,6 +1,9 @@
 //! Holds: they keep packages from being upgraded in the background.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use super::inventory::{held, unreadable};
 use crate::{
@@ -8,6 +11,25 @@ use crate::{
     model::pattern,
     tools::packages::{Mark, Package},
 };
+
+/// The holds of this program, as far as they are known: those of earlier runs, and of this one.
+#[derive(Debug, Default)]
+pub(in crate::change) struct Holds(Mutex<BTreeSet<String>>);
+
+impl Holds {
+    pub(in crate::change) fn add(&self, names: impl IntoIterator<Item = String>) {
+        self.set().extend(names);
+    }
+
+    pub(super) fn names(&self) -> BTreeSet<String> {
+        self.set().clone()
+    }
+
+    fn set(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        // A panic in another thread cannot leave half a name.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Installed packages that match and are not held.
 fn to_hold(database: &[Package], patterns: &[String]) -> Vec<String> {
@@ -102,6 +124,7 @@ impl Applier {
                 return Ok(());
             }
             self.mark(Mark::Hold, &names, sink).await?;
+            self.holds.add(names);
             match to_hold(&self.database().await?, patterns).first() {
                 None => Ok(()),
                 Some(name) => Err(PackageError::NotVerified {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    approval::{choose, guarded, same_version},
+    approval::{choose, guarded, preferred, same_version},
     names,
     run::Attempts,
 };
@@ -221,8 +221,7 @@ impl Applier {
             DriverVersion::from_package(version).is_ok_and(|version| wanted.contains(&version))
         };
         let best = |offer: Offer| {
-            let fitting = offer.versions.into_iter().filter(|(one, _)| fits(one));
-            let (version, _) = fitting.max_by_key(|(_, priority)| *priority)?;
+            let version = preferred(self.backend, &offer, &fits)?;
             Some((offer.name, version))
         };
         let offers = transactions.parse_offers(&answer);
@@ -288,6 +287,7 @@ impl Applier {
             let work = self.work(&resolved, removing).await?;
             let Some(work) = work else { return Ok(()) };
             self.guard(&work.actions, wishes).await?;
+            self.moving(&work.actions, removing).await?;
             return self.check_space(&work.request()).await;
         }
         let request = TransactionRequest::Install {

@@ -27,6 +27,7 @@ mod undo;
 mod withdraw;
 
 pub use effects::{Effects, Inventory, Unclaimed};
+pub(super) use holds::Holds;
 pub(super) use lists::Lists;
 pub use lists::Wanted;
 pub use withdraw::Withdrawn;
@@ -103,11 +104,7 @@ impl Applier {
         named: &[&str],
         removing: &[String],
     ) -> Result<(), ChangeError> {
-        let moving = if removing.is_empty() {
-            BTreeSet::new()
-        } else {
-            self.moving(actions, removing)?
-        };
+        let moving = self.moving(actions, removing).await?;
         let approved = Approved {
             named: named.iter().copied().collect(),
             removing: removing
@@ -124,12 +121,16 @@ impl Applier {
     }
 
     /// What a transaction that replaces packages may move and remove: these, and the parts of the driver
-    /// that this program has installed, which follow them.
-    fn moving(
+    /// that this program has installed, which follow them. The holds of this program are no obstacle;
+    /// what somebody else holds stays.
+    async fn moving(
         &self,
         actions: &[Action],
         replaced: &[String],
     ) -> Result<BTreeSet<String>, ChangeError> {
+        if replaced.is_empty() {
+            return Ok(BTreeSet::new());
+        }
         let brought = self.brought()?;
         let follows = |action: &&Action| {
             let (Action::Remove { name, version }
@@ -145,7 +146,21 @@ impl Applier {
         };
         let following = actions.iter().filter(follows).map(Action::name);
         let named = replaced.iter().map(String::as_str);
-        Ok(named.chain(following).map(str::to_owned).collect())
+        let moving: BTreeSet<String> = named.chain(following).map(str::to_owned).collect();
+        let ours = self.holds.names();
+        let of_others: Vec<String> = (held(&self.database().await?).into_iter())
+            .filter(|name| moving.contains(name) && !ours.contains(name))
+            .filter(|name| actions.iter().any(|action| changes(action, name)))
+            .collect();
+        if of_others.is_empty() {
+            return Ok(moving);
+        }
+        let unhold = self.backend.commands().unhold;
+        Err(PackageError::HeldByOthers {
+            unhold: unhold.replace("NAME", &of_others.join(" ")),
+            packages: of_others,
+        }
+        .into())
     }
 
     fn refuse(&self, actions: &[Action], approved: &Approved<'_>) -> Result<(), ChangeError> {
@@ -191,6 +206,14 @@ impl Applier {
             Err(second) => (fault, self.with_error(text, &second)),
         };
         Err(failed(fault, Some(text).filter(|text| !text.is_empty()), source).into())
+    }
+}
+
+/// Whether an action removes a package or changes its version.
+fn changes(action: &Action, package: &str) -> bool {
+    match action {
+        Action::Remove { name, .. } => name == package,
+        Action::Install { name, from, to } => name == package && from.as_ref() != Some(to),
     }
 }
 

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     change::{Change, Undo},
     error::Report,
+    exit::Exit,
     host::fake::diff,
 };
 
@@ -17,12 +18,17 @@ with_each_manager! {
     what_is_not_to_be_replaced_stays_at_its_version
     the_undo_names_the_version_before
     parts_of_the_driver_that_it_has_installed_may_follow
+    what_somebody_else_holds_blocks_the_move_that_it_must_follow
+    what_is_wanted_is_not_removed_by_what_it_follows
 }
 
 /// A driver with a library of its own name, both held; the archive has the next one.
 pub(super) async fn driver(kind: Kind) -> (TestMachine, Archive) {
-    let machine = TestMachine::with(kind);
+    let mut machine = TestMachine::with(kind);
     let archive = Archive::on(&machine);
+    machine.applier = machine
+        .applier
+        .holding(["driver", "library-1"].map(str::to_owned));
     archive.offer("library-1", Offered::new("535.1", &[]));
     archive.offer("driver", Offered::new("535.1", &["library-1"]));
     archive.write(&machine.fakes.files);
@@ -137,4 +143,58 @@ async fn parts_of_the_driver_that_it_has_installed_may_follow(kind: Kind) {
         error.to_string().contains("would remove podman 4"),
         "{error}"
     );
+}
+
+/// The library follows the driver, and a person has held it.
+async fn what_somebody_else_holds_blocks_the_move_that_it_must_follow(kind: Kind) {
+    let (mut machine, archive) = driver(kind).await;
+    machine.applier = machine.restarted().holding(["driver".to_owned()]);
+    archive.offer(
+        "driver",
+        Offered {
+            conflicts: &["library-1"],
+            ..Offered::new("580.1", &[])
+        },
+    );
+    let before = machine.snapshot();
+    let change = install("580.*", &["driver"]);
+    let refused = machine.applier.rehearse(&change).await.unwrap_err();
+    let error = machine.apply(&change).await.unwrap_err();
+    for error in [refused, error] {
+        assert_eq!(
+            (error.exit(), error.reason()),
+            (Exit::Blocked, "package-held")
+        );
+        assert!(error.to_string().contains("library-1"), "{error}");
+        assert!(!error.to_string().contains("driver,"), "{error}");
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("library-1"), "{hint}");
+    }
+    assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
+}
+
+/// Both are wanted, and the archive's new driver excludes the library.
+async fn what_is_wanted_is_not_removed_by_what_it_follows(kind: Kind) {
+    let (machine, archive) = driver(kind).await;
+    archive.offer(
+        "driver",
+        Offered {
+            conflicts: &["library-1"],
+            ..Offered::new("580.1", &[])
+        },
+    );
+    let before = machine.snapshot();
+    let change = Change::InstallPackages {
+        packages: vec![wish("driver", Some("580.*")), wish("library-1", None)],
+        removing: vec!["driver".to_owned()],
+    };
+    let error = machine.apply(&change).await.unwrap_err();
+    assert_eq!(error.reason(), "transaction-refused");
+    assert!(
+        error
+            .to_string()
+            .contains("library-1 535.1, which is wanted"),
+        "{error}"
+    );
+    assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
 }

@@ -220,6 +220,7 @@ impl Transactions for Tiny {
                 name: name.to_owned(),
                 candidate: Some(version.to_owned()),
                 versions: vec![(version.to_owned(), 0)],
+                only_installed: None,
             })
             .collect()
     }

@@ -16,3 +16,4 @@ mod stream;
 mod survey;
 mod unattended;
 mod undo;
+mod way_back;

@@ -10,7 +10,8 @@ use crate::{
     engine::{EngineError, request, status},
     error::Report,
     exit::Exit,
-    journal::Request,
+    journal::{Journal, Record, Request},
+    model::secret::Secrets,
     step::Assessment,
 };
 
@@ -173,6 +174,41 @@ async fn reboots_that_do_not_help_end() {
         "3 reboots have not helped: nouveau must go"
     );
     assert!(report.steps[0].hint.is_some());
+}
+
+#[tokio::test]
+async fn reboots_for_drivers_that_fail_one_after_another_end_too() {
+    let mut rig = Rig::new([module()]);
+    let back = Record::GoingBack {
+        from: "2".to_owned(),
+        to: "1".to_owned(),
+        why: "it fails".to_owned(),
+    };
+    let over = Record::WentBack { proven: true };
+    let mut records = [
+        back.clone(),
+        over.clone(),
+        back.clone(),
+        over.clone(),
+        back,
+        over,
+    ]
+    .into_iter();
+    for boot in 1..=6 {
+        rig.options.boot_id = Some(format!("boot-{boot}"));
+        let report = rig.install().await.unwrap();
+        assert_eq!(report.exit, Exit::RebootRequired, "boot {boot}");
+        let (journal, _) = Journal::open(&rig.fakes.host(), "test", &Secrets::default()).unwrap();
+        journal.append(records.next().unwrap()).unwrap();
+    }
+    rig.options.boot_id = Some("boot-7".to_owned());
+    let report = rig.install().await.unwrap();
+    assert_eq!(report.exit, Exit::StepFailed);
+    assert_eq!(
+        why(&report, "module"),
+        "6 reboots for drivers that failed their proof have not helped: nouveau must go"
+    );
+    assert_eq!(report.steps[0].reason, Some("reboot-loop"));
 }
 
 #[tokio::test]

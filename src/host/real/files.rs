@@ -265,12 +265,12 @@ impl Folder {
     }
 
     /// Renames a finished temporary file into place; it is gone afterwards in any case.
-    fn settle(&self, temporary: &str, name: &str, ready: io::Result<()>) -> io::Result<()> {
-        let settled = ready.and_then(|()| {
+    fn put_in_place(&self, temporary: &str, name: &str, ready: io::Result<()>) -> io::Result<()> {
+        let renamed = ready.and_then(|()| {
             renameat(&self.0, temporary, &self.0, name)?;
             Ok(())
         });
-        if let Err(error) = settled {
+        if let Err(error) = renamed {
             // The first error is reported; a leftover is recognised by its name.
             return match unlinkat(&self.0, temporary, UnlinkatFlags::NoRemoveDir) {
                 Ok(()) | Err(Errno::ENOENT) => Err(error),
@@ -300,7 +300,7 @@ impl Folder {
             file.set_permissions(Permissions::from_mode(mode))?;
             file.sync_all()
         })();
-        self.settle(&temporary, name, ready)
+        self.put_in_place(&temporary, name, ready)
     }
 
     fn append(&self, name: &str, content: &[u8], mode: u32) -> io::Result<()> {
@@ -334,7 +334,7 @@ impl Folder {
         let ((), temporary) = self.temporary(name, |name| {
             Ok(symlinkat(target.as_std_path(), &self.0, name)?)
         })?;
-        self.settle(&temporary, name, Ok(()))
+        self.put_in_place(&temporary, name, Ok(()))
     }
 
     fn chown(&self, name: &str, uid: u32, gid: u32) -> io::Result<()> {

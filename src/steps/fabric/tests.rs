@@ -62,6 +62,7 @@ fn why(assessment: Assessment) -> String {
         Assessment::Satisfied { why }
         | Assessment::Needs { why, .. }
         | Assessment::Blocked { why, .. }
+        | Assessment::BlockedByOldLists { why, .. }
         | Assessment::BlockedNow { why, .. } => why,
         other => panic!("{other:?}"),
     }

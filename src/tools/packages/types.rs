@@ -108,6 +108,18 @@ pub struct Offer {
     pub candidate: Option<String>,
     /// Versions with their priorities.
     pub versions: Vec<(String, i32)>,
+    /// One of these versions that is installed and that no repository offers any more: once it is removed,
+    /// it is gone.
+    pub only_installed: Option<String>,
+}
+
+impl Offer {
+    /// Whether a repository offers exactly this version.
+    #[must_use]
+    pub fn has(&self, version: &str) -> bool {
+        self.versions.iter().any(|(one, _)| one == version)
+            && self.only_installed.as_deref() != Some(version)
+    }
 }
 
 /// The lowest versions of other packages that a package accepts.

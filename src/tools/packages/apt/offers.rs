@@ -39,17 +39,38 @@ pub fn parse(text: &str) -> Vec<Offer> {
         if let Some(version) = words.strip_prefix("Candidate: ") {
             offer.candidate = some(version);
         } else if let Some((version, priority)) = version_line(line) {
+            if line.starts_with(INSTALLED) {
+                offer.only_installed = Some(version.clone());
+            }
             offer.versions.push((version, priority));
+        } else if let Some(source) = source_line(words)
+            && source != DATABASE
+            && offer.versions.last().map(|(version, _)| version) == offer.only_installed.as_ref()
+        {
+            offer.only_installed = None;
         }
     }
     found
+}
+
+/// The mark of the installed version.
+const INSTALLED: &str = " *** ";
+
+/// The "source" of what is installed.
+const DATABASE: &str = "/var/lib/dpkg/status";
+
+/// `PRIORITY SOURCE …`: where a version comes from.
+fn source_line(words: &str) -> Option<&str> {
+    let (priority, source) = words.split_once(' ')?;
+    priority.parse::<i32>().ok()?;
+    source.split_whitespace().next()
 }
 
 /// ` *** VERSION PRIORITY` or five blanks, the version and its priority; the lines of the sources
 /// that offer it are further to the right and begin with a number.
 fn version_line(line: &str) -> Option<(String, i32)> {
     let rest = line
-        .strip_prefix(" *** ")
+        .strip_prefix(INSTALLED)
         .or_else(|| line.strip_prefix("     "))?;
     if rest.starts_with(' ') {
         return None;
@@ -113,5 +134,18 @@ linux-headers-6.1.0-1-amd64:
             ]
         );
         assert!(offers[2].versions.is_empty() && offers[2].candidate.is_none());
+    }
+
+    #[test]
+    fn what_is_only_installed_is_not_offered() {
+        let offers = parse(TEXT);
+        assert!(offers[0].has("5.2.15-2+b13") && !offers[0].has("5.2.15-2+b8"));
+        let offered = TEXT.replace(
+            "        100 /var/lib/dpkg/status",
+            "        500 http://debian.example.org/debian bookworm/main amd64 Packages\n        \
+             100 /var/lib/dpkg/status",
+        );
+        assert!(parse(&offered)[0].has("5.2.15-2+b8"));
+        assert!(!offers[1].has("535.1"));
     }
 }
