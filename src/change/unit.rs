@@ -114,7 +114,13 @@ impl Applier {
                 what: what.to_owned(),
                 source,
             })?;
-        if systemctl::parse_needs_reload(&output.stdout) {
+        let folder = systemctl::drop_in_folder(unit);
+        let names = self.host.files.list(&folder)?;
+        let drop_ins: Vec<_> = (names.iter())
+            .filter(|name| name.ends_with(".conf"))
+            .map(|name| folder.join(name))
+            .collect();
+        if systemctl::parse_needs_reload(&output.stdout, &drop_ins) {
             self.tool(
                 "make systemd reload its units",
                 &systemctl::daemon_reload(),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use camino::Utf8PathBuf;
+
 use super::fabric;
 use crate::host::{Cmd, Query};
 
@@ -112,21 +114,41 @@ pub fn parse_command(text: &str) -> Option<&str> {
     Some(rest.split_once(" ; ignore_errors=")?.0)
 }
 
-/// Asks whether files of a unit changed since systemd read them. A unit that systemd does
-/// not know yet is looked up on the disk when it is asked for by name, so it needs no reload.
+/// Where an administrator, and this program, add drop-ins to a unit.
+#[must_use]
+pub fn drop_in_folder(unit: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("/etc/systemd/system/{unit}.d"))
+}
+
+/// Asks whether files of a unit changed since systemd read them, and which drop-ins it has read. A
+/// unit that systemd does not know yet is looked up on the disk when it is asked for by name, so it
+/// needs no reload.
 #[must_use]
 pub fn needs_reload(unit: &str) -> Query {
     Query::new(
         "systemctl",
-        ["show", "--property=NeedDaemonReload", "--", unit],
+        [
+            "show",
+            "--property=NeedDaemonReload,DropInPaths",
+            "--",
+            unit,
+        ],
     )
 }
 
-/// Reads the answer to [`needs_reload`].
+/// Reads the answer to [`needs_reload`]. `drop_ins` are those on the disk. For a unit that it knows,
+/// systemd does not notice a folder of drop-ins that is new: it looks for them in a list of paths
+/// from its last look (`unit_need_daemon_reload` and `unit_path_cache`; seen with systemd 252).
 #[must_use]
-pub fn parse_needs_reload(text: &str) -> bool {
-    text.lines()
-        .any(|line| line.trim() == "NeedDaemonReload=yes")
+pub fn parse_needs_reload(text: &str, drop_ins: &[Utf8PathBuf]) -> bool {
+    let changed = text
+        .lines()
+        .any(|line| line.trim() == "NeedDaemonReload=yes");
+    let read: Vec<&str> = (text.lines())
+        .filter_map(|line| line.strip_prefix("DropInPaths="))
+        .flat_map(str::split_whitespace)
+        .collect();
+    changed || drop_ins.iter().any(|one| !read.contains(&one.as_str()))
 }
 
 /// A verb on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
@@ -169,13 +191,25 @@ pub fn last_words(unit: &str) -> Query {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_command, parse_needs_reload, parse_show};
+    use super::{drop_in_folder, parse_command, parse_needs_reload, parse_show};
 
     #[test]
     fn a_reload_is_asked_for_in_so_many_words() {
-        assert!(parse_needs_reload("NeedDaemonReload=yes\n"));
-        assert!(!parse_needs_reload("NeedDaemonReload=no\n"));
-        assert!(!parse_needs_reload(""));
+        assert!(parse_needs_reload("NeedDaemonReload=yes\n", &[]));
+        assert!(!parse_needs_reload("NeedDaemonReload=no\n", &[]));
+        assert!(!parse_needs_reload("", &[]));
+    }
+
+    #[test]
+    fn a_drop_in_that_systemd_has_not_read_needs_a_reload() {
+        let ours = [drop_in_folder("a.service").join("50-gpu-bootstrap.conf")];
+        let text = "NeedDaemonReload=no\nDropInPaths=/usr/lib/systemd/system/a.service.d/10.conf\n";
+        assert!(parse_needs_reload(text, &ours));
+        let text = format!(
+            "NeedDaemonReload=no\nDropInPaths=/usr/lib/x.conf {}\n",
+            ours[0]
+        );
+        assert!(!parse_needs_reload(&text, &ours));
     }
 
     #[test]

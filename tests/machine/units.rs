@@ -184,6 +184,13 @@ fn show(files: &FakeFiles, unit: &str, properties: &str) -> Output {
             "Id" => unit,
             // Unit files of packages: the package scripts made systemd read them.
             "NeedDaemonReload" => "no",
+            "DropInPaths" => {
+                let folder = format!("{ETC}/{unit}.d");
+                let paths = list(files, &folder).into_iter();
+                let paths: Vec<String> = paths.map(|name| format!("{folder}/{name}")).collect();
+                said.push_str(&format!("DropInPaths={}\n", paths.join(" ")));
+                continue;
+            }
             other => panic!("the simulated systemctl knows no property `{other}`"),
         };
         said.push_str(&format!("{property}={value}\n"));

@@ -97,6 +97,31 @@ async fn a_restart_is_undone_only_where_the_unit_still_runs() {
     ));
 }
 
+/// A folder of drop-ins that is new is nothing that systemd notices for a unit that it knows.
+#[tokio::test]
+async fn a_unit_is_restarted_with_a_drop_in_that_was_just_written() {
+    let machine = TestMachine::new();
+    machine.units.put("a.service", "static", "active");
+    let write = Change::WriteFile {
+        path: "/etc/systemd/system/a.service.d/50-gpu-bootstrap.conf".into(),
+        content: "[Service]\n".into(),
+        mode: 0o644,
+    };
+    machine.apply(&write).await.unwrap();
+    machine.fakes.exec.clear_log();
+    let restart = Change::RestartUnit {
+        unit: "a.service".into(),
+    };
+    machine.apply(&restart).await.unwrap();
+    let lines = machine.fakes.exec.lines();
+    let at = |wanted: &str| lines.iter().position(|line| line == wanted);
+    let reload = at("systemctl daemon-reload");
+    assert!(
+        reload.is_some() && reload < at("systemctl restart -- a.service"),
+        "{lines:?}"
+    );
+}
+
 /// A Docker with a running container, which knows the runtime after this many questions.
 fn docker(machine: &TestMachine, after: usize, live_restore: bool, default: &'static str) {
     machine.units.put("docker.service", "enabled", "active");
