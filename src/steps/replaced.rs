@@ -8,7 +8,7 @@ use super::{
     words,
 };
 use crate::{
-    config::desired::{Desired, DriverWish, PackageWish},
+    config::desired::{Desired, DriverWish, KernelWish, PackageWish},
     facts::detection::{carries_driver, is_driver_part},
     model::{
         pattern,
@@ -68,10 +68,16 @@ pub(super) fn others(
         .filter(of_others)
         .collect();
     let held = |name: &str| (desired.hold.patterns.iter()).any(|one| pattern::matches(one, name));
+    // Modules that are packaged for a kernel have the kernel's version, and the branch in their name.
+    let of_kernel = |name: &str| {
+        let mut names = branches.iter().map(|branch| format!("-nvidia-{branch}-"));
+        name.starts_with("linux-") && names.any(|part| name.contains(&part))
+    };
     (there.installed.iter())
         .filter(|(name, _)| carries_driver(name) || held(name))
-        .filter(|(_, package)| {
+        .filter(|(name, package)| {
             branch_of(&package.version).is_some_and(|branch| branches.contains(&branch))
+                || of_kernel(name)
         })
         .map(|(name, package)| (name.clone(), package.version.clone()))
         .collect()
@@ -90,8 +96,20 @@ pub(super) fn outdated(driver: &DriverWish, desired: &Desired, there: &There<'_>
     // Package names of both flavours differ in one word; what needs the module of one flavour alone
     // goes with it.
     let neutral = |name: &str| name.replace("-open", "").replace("-latest", "");
-    let is_twin =
-        |name: &String| (driver.packages.iter()).any(|wish| neutral(&wish.name) == neutral(name));
+    // Modules that are packaged for other kernels, and what keeps them at the newest one, too.
+    let of_kernels: Vec<String> = (desired.kernel.iter())
+        .flat_map(KernelWish::module_patterns)
+        .collect();
+    let is_open = |name: &str| name.contains("-open");
+    let is_twin = |name: &String| {
+        let wishes = driver.packages.iter().map(|wish| wish.name.as_str());
+        let patterns = of_kernels.iter().map(String::as_str);
+        let same = |wish: &str| neutral(wish) == neutral(name);
+        wishes.into_iter().any(same)
+            || patterns.into_iter().any(|one| {
+                is_open(one) != is_open(name) && pattern::matches(&neutral(one), &neutral(name))
+            })
+    };
     let more = (there.installed.iter())
         .filter(|(name, _)| there.ours.packages.contains(*name) && !wished(name))
         .filter(|(name, package)| {
@@ -185,7 +203,7 @@ mod tests {
     use super::{There, instead_of, not_asked, others, outdated};
     use crate::{
         change::Change,
-        config::desired::Desired,
+        config::desired::{Desired, KernelWish, ModuleWay},
         state::{Origin, Ours},
         step::Assessment,
         steps::{
@@ -288,6 +306,46 @@ mod tests {
         let mut same = ours(&["nvidia-smi=535.1.1-1", "libnvidia-ml1=535.1.1-1"]);
         same.origin = Some(Origin::Vendor);
         assert!(replaced(&same, &want).is_empty());
+    }
+
+    /// Seen with apt: what is not named as replaced it would remove all the same, and that is refused.
+    #[test]
+    fn modules_that_are_packaged_for_a_kernel_go_with_their_branch_and_flavour() {
+        let modules = [
+            "linux-modules-nvidia-580-server-open-6.8.0-1059-aws=6.8.0-1059.62",
+            "linux-modules-nvidia-580-server-open-aws-6.8=6.8.0-1059.62",
+        ];
+        let names = modules.map(|one| one.split('=').next().expect("a name").to_owned());
+        let mut want = desired();
+        want.hold.patterns.push("linux-modules-nvidia-*".into());
+        let mut installed = modules.to_vec();
+        installed.push("libnvidia-compute-580-server=580.173.02-0ubuntu0.24.04.1");
+        want.driver.as_mut().expect("a driver").branch = "595".parse().expect("a branch");
+        let mut moved = replaced(&ours(&installed), &want);
+        assert_eq!(moved.remove(0), "libnvidia-compute-580-server");
+        assert_eq!(moved, names);
+        // The other flavour of the same branch.
+        let driver = want.driver.as_mut().expect("a driver");
+        driver.branch = "580".parse().expect("a branch");
+        driver.packages = wishes(&[
+            "linux-modules-nvidia-580-server-6.8.0-1059-aws",
+            "libnvidia-compute-580-server=580.*",
+        ]);
+        want.kernel = Some(KernelWish {
+            consent: Default::default(),
+            arch: "x86_64".into(),
+            image: None,
+            beside: Vec::new(),
+            follow: Vec::new(),
+            ways: vec![ModuleWay {
+                packages: wishes(&["linux-modules-nvidia-580-server-{kernel}"]),
+                headers: Vec::new(),
+                follow: Vec::new(),
+                dkms: None,
+                module: "nvidia".into(),
+            }],
+        });
+        assert_eq!(replaced(&ours(&installed), &want), names);
     }
 
     #[test]
