@@ -49,6 +49,8 @@ pub struct Device {
     pub chip: Option<Chip>,
     /// The NVML values that differ from the model's; absent if the device is not a GPU.
     pub nvml: Option<toml::Table>,
+    /// What its vital product data contain.
+    pub vpd: Option<String>,
     /// The sources of the numbers.
     pub source: String,
 }

@@ -6,10 +6,18 @@ mount --bind "$here/pci/devices" /sys/bus/pci/devices
 mount --bind "$here/pci/drivers" /sys/bus/pci/drivers
 mount --bind "$here/osrelease" /proc/sys/kernel/osrelease
 mount --bind "$here/version" /proc/version
+if [ -e "$here/kernel" ]; then
+    # Nothing is loaded yet: "$here/kernel" loads what is asked for.
+    mkdir -p /run/testbed-kernel/module
+    [ ! -d "$here/firmware" ] || mount -t overlay -o "lowerdir=$here/firmware:/sys/firmware" testbed /sys/firmware
+    [ ! -d "$here/class" ] || mount -t overlay -o "lowerdir=$here/class:/sys/class" testbed /sys/class
+    "$here/kernel" nvml
+    exit 0
+fi
 [ -d "$here/driver" ] || exit 0
 mount --bind "$here/driver/proc" /proc/driver
 mount -t overlay -o "lowerdir=$here/driver/module:/sys/module" testbed /sys/module
 [ ! -e /proc/modules ] || mount --bind "$here/driver/modules" /proc/modules
-while read -r path major minor; do
+while read -r path major minor _; do
     [ -e "$path" ] || mknod -m 666 "$path" c "$major" "$minor"
 done <"$here/driver/nodes"

@@ -19,7 +19,9 @@ use crate::repo::table::Packages;
 use crate::server::PROXY;
 use crate::sh::Cmd;
 use crate::tables::{Machines, Root};
-use crate::{almalinux, disk_image, image, lock, modules, needs, qemu, repo, rootfs, toolkit};
+use crate::{
+    almalinux, disk_image, image, lock, modules, needs, qemu, repo, rootfs, toolkit, ubuntu,
+};
 
 /// Programs that are compiled from the repository.
 const PRODUCT: &str = "gpu-bootstrap";
@@ -47,6 +49,8 @@ pub struct Assets {
     repositories: repo::Repositories,
     /// By root filesystem, what machines that stand in for AlmaLinux are served instead.
     served: BTreeMap<String, Served>,
+    /// The same for Ubuntu.
+    ubuntu: BTreeMap<String, repo::Repositories>,
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
@@ -58,9 +62,10 @@ pub struct Assets {
 impl Assets {
     /// The repositories for machines of a root filesystem.
     pub fn repositories(&self, root: &str) -> &repo::Repositories {
-        match self.served.get(root) {
-            Some(served) => &served.repositories,
-            None => &self.repositories,
+        match (self.served.get(root), self.ubuntu.get(root)) {
+            (Some(served), _) => &served.repositories,
+            (None, Some(repositories)) => repositories,
+            (None, None) => &self.repositories,
         }
     }
 
@@ -78,6 +83,9 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
     let packages = Packages::load(&bed.here("packages.toml"))?;
     let rpms = Rpms::load(&bed.here("rpms"))?;
     let numbers = releases(machines, &wanted.roots)?;
+    let ubuntus: Vec<_> = (machines.ubuntu.iter())
+        .filter(|(name, _)| wanted.roots.contains(*name))
+        .collect();
     thread::scope(|scope| {
         let repositories = scope.spawn(|| {
             timed("container toolkit, compiled and packed", || {
@@ -94,7 +102,15 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
                     })?;
                     served.insert(number.clone(), one);
                 }
-                anyhow::Ok((repositories, served))
+                let mut ubuntu = BTreeMap::new();
+                for (name, row) in &ubuntus {
+                    let packages = Packages::load(&bed.here(&row.packages))?;
+                    let one = timed(&format!("the same for {name}"), || {
+                        repo::build(bed, &packages, &toolkit, &mirror)
+                    })?;
+                    ubuntu.insert((*name).clone(), one);
+                }
+                anyhow::Ok((repositories, served, ubuntu))
             })
         });
         let compiled = scope.spawn(|| match compile {
@@ -109,7 +125,17 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
         });
         let image = scope.spawn(|| timed("probe image", || image::build(bed)));
         let (mut roots, mut carrying) = (BTreeMap::new(), Vec::new());
+        for (name, row) in &ubuntus {
+            let spec = machines.root(&row.from)?;
+            let root = timed(&format!("root filesystem {name}"), || {
+                ubuntu::build(bed, name, spec)
+            })?;
+            roots.insert((*name).clone(), root);
+        }
         for name in &wanted.roots {
+            if machines.ubuntu.contains_key(name) {
+                continue;
+            }
             let spec = machines.root(name)?;
             if numbers.contains_key(name) {
                 continue;
@@ -134,7 +160,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             roots.insert(name.clone(), disk);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
-        let (repositories, served) = repositories.join().map_err(joined)??;
+        let (repositories, served, ubuntu) = repositories.join().map_err(joined)??;
         for (name, number) in &numbers {
             let spec = machines.root(name)?;
             let root = timed(&format!("root filesystem {name}"), || {
@@ -153,6 +179,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             roots,
             modules: carried,
             repositories,
+            ubuntu,
             served: (numbers.iter())
                 .map(|(name, number)| (name.clone(), served[number].clone()))
                 .collect(),
@@ -169,6 +196,9 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
 fn releases(machines: &Machines, roots: &BTreeSet<String>) -> Result<BTreeMap<String, String>> {
     let mut releases = BTreeMap::new();
     for name in roots {
+        if machines.ubuntu.contains_key(name) {
+            continue;
+        }
         if let Some(number) = &machines.root(name)?.almalinux {
             releases.insert(name.clone(), number.clone());
         }

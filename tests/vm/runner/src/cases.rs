@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::net::Line;
 use crate::serve::Serving;
-use crate::tables::{Kind, MachineSpec, Machines};
+use crate::tables::{MachineSpec, Machines};
 
 /// The configuration that `--on` replaces by the one of the other machine.
 const DEFAULT_CONFIG: &str = "debian-12.toml";
@@ -289,13 +289,9 @@ pub fn fit(cases: &[Case], machines: &Machines, configs: &Path) -> Result<()> {
                 spec.configs
             );
         }
-        let known = match spec.kind {
-            Kind::Image => machines.images.contains_key(&spec.root),
-            Kind::Container | Kind::Vm => machines.roots.contains_key(&spec.root),
-        };
-        if !known {
+        if !machines.has_root(spec) {
             bail!(
-                "machine `{}`: machines.toml has no root `{}`",
+                "machine `{}`: machines.toml has no root `{}`, or no kernel for it",
                 case.machine,
                 spec.root
             );

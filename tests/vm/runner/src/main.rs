@@ -12,6 +12,7 @@ mod disk_image;
 mod documents;
 mod group;
 mod image;
+mod kernel;
 mod lock;
 mod machine;
 mod modules;
@@ -34,6 +35,7 @@ mod snapshot;
 mod stop;
 mod tables;
 mod toolkit;
+mod ubuntu;
 mod units;
 mod watch;
 

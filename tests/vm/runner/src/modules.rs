@@ -4,6 +4,7 @@
 //! administrator would write it, that takes them instead of compiling. DKMS itself still adds,
 //! builds, signs and installs. For another version or kernel the override compiles as usual.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -102,6 +103,9 @@ fn compile(
         root: name.into(),
         config: None,
         configs: String::new(),
+        kernel: None,
+        secure_boot: false,
+        dmi: BTreeMap::new(),
         pci: Vec::new(),
         faults: toml::Table::new(),
         key: String::new(),

@@ -71,6 +71,9 @@ fn write_function(dir: &Path, function: &Function, driver: Option<&str>) -> Resu
         fs::write(at.join(name), text)?;
     }
     fs::write(at.join("config"), config_space(function))?;
+    if let Some(vpd) = &model.vpd {
+        fs::write(at.join("vpd"), vpd)?;
+    }
     if let Some(name) = driver {
         let driver_dir = dir.join("drivers").join(name);
         fs::create_dir_all(&driver_dir)?;

@@ -11,6 +11,10 @@ use crate::out;
 /// The exit code of ssh if the connection ends before the command does.
 const CONNECTION_LOST: i32 = 255;
 
+/// The exit codes of a script in a container that goes down.
+const ENDED: i32 = 128 + 15;
+const KILLED: i32 = 128 + 9;
+
 /// The interval between two polls of something on this host.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -84,6 +88,7 @@ fn ride(
     let script = format!("holds() {{\n{script}\n}}\nuntil holds; do sleep {pause}; done");
     loop {
         if !machine.is_on() {
+            machine.choose_kernel()?;
             machine.power_on()?;
             if let Err(error) = machine.wait_for_entry() {
                 // A kernel may panic before anybody can enter.
@@ -104,7 +109,7 @@ fn ride(
             _ if done.late || Instant::now() > end => {
                 bail!("it does not hold in time\n{}", done.output_tail(40));
             }
-            CONNECTION_LOST => {}
+            CONNECTION_LOST | ENDED | KILLED => {}
             _ => bail!("it gave up: {}\n{}", done.verdict(), done.output_tail(40)),
         }
         let left = end.saturating_duration_since(Instant::now());

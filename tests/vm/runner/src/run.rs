@@ -15,7 +15,9 @@ use crate::server::Server;
 use crate::sh::Done;
 use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
-use crate::{almalinux, documents, modules, out, power, seed, simulation, units, watch};
+use crate::{
+    almalinux, documents, kernel, modules, out, power, seed, simulation, ubuntu, units, watch,
+};
 
 /// What a case needs to run.
 pub struct Stage<'a> {
@@ -128,6 +130,11 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
     .context("cannot link the stand-in's inventory")?;
     if let Some(served) = stage.assets.served(&spec.root) {
         almalinux::configure(&machine.root(), served)?;
+    }
+    if let Some(kernel) = &spec.kernel {
+        let (root, nvml) = (machine.root(), &stage.assets.nvml);
+        ubuntu::configure(&root, kernel, stage.assets.repositories(&spec.root))?;
+        kernel::prepare(&root, kernel, stage.machines, spec, nvml)?;
     }
     let server = Server::start(&machine, stage.assets.repositories(&spec.root))?;
     if let Some(name) = &case.config {

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use crate::{out, stop};
@@ -217,8 +218,21 @@ fn wait(child: &mut Child, group: Pid, end: Instant) -> Result<(std::process::Ex
             kill_group(group);
             return Ok((child.wait().context("cannot wait for a child")?, true));
         }
+        resume(group);
         thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// Continues a program that was stopped. A machine that goes down stops its processes before it ends them,
+/// and `nsenter` stops with the one that it waits for: without it the machine would never be down.
+fn resume(program: Pid) {
+    let stopped = waitid(
+        Id::Pid(program),
+        WaitPidFlag::WNOHANG | WaitPidFlag::WSTOPPED,
+    );
+    if matches!(stopped, Ok(WaitStatus::Stopped(..))) {
+        let _ = kill(program, Signal::SIGCONT);
     }
 }
 

@@ -71,18 +71,28 @@ pub fn show_kernel(root: &Path, kernel: &str) -> Result<()> {
     write(&here.join("version"), &proc_version(root, kernel)?)
 }
 
-/// The kernel that the boot loader of a machine that stands in for AlmaLinux would start: the saved
-/// entry of GRUB. `None` for Debian's.
+/// The kernel that the boot loader would start: on a machine that stands in for AlmaLinux the saved
+/// entry of GRUB, for Ubuntu the first one of its menu. `None` for Debian's.
 pub fn saved_kernel(root: &Path) -> Result<Option<String>> {
-    let path = root.join("boot/grub2/grubenv");
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(text
-            .lines()
-            .find_map(|line| line.strip_prefix("saved_entry=testbed-"))
-            .map(String::from)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    for (file, before) in [
+        ("boot/grub2/grubenv", "saved_entry=testbed-"),
+        ("boot/grub/grub.cfg", "\tlinux\t/boot/vmlinuz-"),
+    ] {
+        let path = root.join(file);
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                let entry = text.lines().find_map(|line| line.strip_prefix(before));
+                return Ok(entry
+                    .and_then(|entry| entry.split(' ').next())
+                    .map(String::from));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", path.display()));
+            }
+        }
     }
+    Ok(None)
 }
 
 /// The content of `/proc/version` for the kernel on the disk. It names the compiler that modules
@@ -208,44 +218,7 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
              GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n"
         ),
     )?;
-    // With 1, NVIDIA's container hook mounts a file over this one in the container's own /proc,
-    // where the bed cannot simulate it. An administrator who manages the device nodes sets 0.
-    write(
-        &dir.join("proc/nvidia/params"),
-        "ModifyDeviceFiles: 0\nDeviceFileMode: 438\n",
-    )?;
-    // Numbers: kernel-open/common/inc/nv-chardev-numbers.h there.
-    let mut nodes = String::from("/dev/nvidiactl 195 255\n/dev/nvidia-modeset 195 254\n");
-    // nvidia-uvm takes a free major number (`alloc_chrdev_region`, kernel-open/nvidia-uvm/uvm.c
-    // there). 511 is the first that the kernel assigns when its small numbers are taken
-    // (`find_dynamic_major`, fs/char_dev.c of Linux).
-    nodes.push_str("/dev/nvidia-uvm 511 0\n/dev/nvidia-uvm-tools 511 1\n");
-    let gpus = functions
-        .iter()
-        .filter(|function| function.device.is_nvidia_gpu());
-    for (minor, gpu) in gpus.enumerate() {
-        writeln!(nodes, "/dev/nvidia{minor} 195 {minor}")?;
-        write(
-            &dir.join("proc/nvidia/gpus")
-                .join(gpu.address.as_str())
-                .join("information"),
-            &format!(
-                "Bus Location: \t {}\nDevice Minor: \t {minor}\n",
-                gpu.address
-            ),
-        )?;
-    }
-    // What the driver lists, and where NVIDIA's own scripts look for switches: ubuntu24.04/nvidia-driver
-    // of github:NVIDIA/gpu-driver-container.
-    for switch in functions.iter().filter(|one| one.device.is_nvswitch()) {
-        write(
-            &dir.join("proc/nvidia-nvswitch/devices")
-                .join(switch.address.as_str())
-                .join("information"),
-            "(simulated by the test bed)\n",
-        )?;
-    }
-    write(&dir.join("nodes"), &nodes)?;
+    write(&dir.join("nodes"), &devices(&dir.join("proc"), functions)?)?;
     // O: built outside the kernel's tree; E: not signed with a key that the kernel knows; P: its
     // licence is not compatible with the GPL (Linux,
     // Documentation/admin-guide/tainted-kernels.rst). The licence of the open flavour is "Dual
@@ -273,6 +246,52 @@ fn kernel_side(dir: &Path, driver: &Driver, functions: &[Function]) -> Result<()
     .map(|(name, size, users)| format!("{name} {size} {users} Live 0x0000000000000000 ({taint})\n"))
     .collect();
     write(&dir.join("modules"), &modules)
+}
+
+/// What the driver shows of its devices below `proc`. Returns the device nodes, each with the module
+/// that it belongs to.
+pub(crate) fn devices(proc: &Path, functions: &[Function]) -> Result<String> {
+    // With 1, NVIDIA's container hook mounts a file over this one in the container's own /proc,
+    // where the bed cannot simulate it. An administrator who manages the device nodes sets 0.
+    write(
+        &proc.join("nvidia/params"),
+        "ModifyDeviceFiles: 0\nDeviceFileMode: 438\n",
+    )?;
+    // Numbers: kernel-open/common/inc/nv-chardev-numbers.h there.
+    let mut nodes =
+        String::from("/dev/nvidiactl 195 255 nvidia\n/dev/nvidia-modeset 195 254 nvidia_modeset\n");
+    // nvidia-uvm takes a free major number (`alloc_chrdev_region`, kernel-open/nvidia-uvm/uvm.c
+    // there). 511 is the first that the kernel assigns when its small numbers are taken
+    // (`find_dynamic_major`, fs/char_dev.c of Linux).
+    nodes.push_str("/dev/nvidia-uvm 511 0 nvidia_uvm\n/dev/nvidia-uvm-tools 511 1 nvidia_uvm\n");
+    let gpus = functions
+        .iter()
+        .filter(|function| function.device.is_nvidia_gpu());
+    for (minor, gpu) in gpus.enumerate() {
+        writeln!(nodes, "/dev/nvidia{minor} 195 {minor} nvidia")?;
+        write(
+            &proc
+                .join("nvidia/gpus")
+                .join(gpu.address.as_str())
+                .join("information"),
+            &format!(
+                "Bus Location: \t {}\nDevice Minor: \t {minor}\n",
+                gpu.address
+            ),
+        )?;
+    }
+    // What the driver lists, and where NVIDIA's own scripts look for switches: ubuntu24.04/nvidia-driver
+    // of github:NVIDIA/gpu-driver-container.
+    for switch in functions.iter().filter(|one| one.device.is_nvswitch()) {
+        write(
+            &proc
+                .join("nvidia-nvswitch/devices")
+                .join(switch.address.as_str())
+                .join("information"),
+            "(simulated by the test bed)\n",
+        )?;
+    }
+    Ok(nodes)
 }
 
 /// Overwrites the real library by the stand-in, and keeps the real one beside it.
@@ -341,6 +360,20 @@ fn answering(functions: &[Function]) -> impl Iterator<Item = (&Function, &toml::
 
 /// The stand-in's inventory, made from the same table as the bus.
 fn inventory(version: &str, cuda: &str, spec: &MachineSpec) -> Result<String> {
+    let mut table = toml::Table::from_iter([
+        ("driver-version".to_string(), version.into()),
+        ("cuda-version".to_string(), cuda.into()),
+        ("gpu".to_string(), gpus(spec)),
+    ]);
+    // Left out if there is no fault, so that a case can append its own table.
+    if !spec.faults.is_empty() {
+        table.insert("faults".to_string(), spec.faults.clone().into());
+    }
+    toml::to_string(&table).context("cannot write the stand-in's inventory")
+}
+
+/// The GPUs of the inventory.
+pub(crate) fn gpus(spec: &MachineSpec) -> toml::Value {
     let gpus: Vec<toml::Value> = answering(&spec.functions)
         .map(|(function, answers)| {
             let mut gpu = answers.clone();
@@ -356,20 +389,11 @@ fn inventory(version: &str, cuda: &str, spec: &MachineSpec) -> Result<String> {
             toml::Value::Table(gpu)
         })
         .collect();
-    let mut table = toml::Table::from_iter([
-        ("driver-version".to_string(), version.into()),
-        ("cuda-version".to_string(), cuda.into()),
-        ("gpu".to_string(), toml::Value::Array(gpus)),
-    ]);
-    // Left out if there is no fault, so that a case can append its own table.
-    if !spec.faults.is_empty() {
-        table.insert("faults".to_string(), spec.faults.clone().into());
-    }
-    toml::to_string(&table).context("cannot write the stand-in's inventory")
+    toml::Value::Array(gpus)
 }
 
 /// What `nvidia-smi -L` prints.
-fn listing(functions: &[Function]) -> String {
+pub(crate) fn listing(functions: &[Function]) -> String {
     answering(functions)
         .enumerate()
         .map(|(index, (function, answers))| {
@@ -425,13 +449,13 @@ fn find_module(modules: &Path) -> Result<PathBuf> {
     bail!("no nvidia module was built below {}", modules.display())
 }
 
-fn program(path: &Path, script: &str) -> Result<()> {
+pub(crate) fn program(path: &Path, script: &str) -> Result<()> {
     write(path, script)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
         .with_context(|| format!("cannot make {} executable", path.display()))
 }
 
-fn write(path: &Path, text: &str) -> Result<()> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }

@@ -16,6 +16,9 @@ pub struct Machines {
     /// The newest CUDA version of each driver branch, for NVML's answers.
     pub cuda_of_branch: BTreeMap<String, String>,
     pub roots: BTreeMap<String, Root>,
+    /// Root filesystems that stand in for Ubuntu.
+    #[serde(default)]
+    pub ubuntu: BTreeMap<String, Ubuntu>,
     /// Disks of machines of the kind `image`.
     #[serde(default)]
     pub images: BTreeMap<String, Image>,
@@ -55,6 +58,16 @@ pub struct Root {
     /// key the distribution's default applies, with most modules.
     #[serde(default)]
     pub initramfs: Vec<String>,
+}
+
+/// A root filesystem of Debian's programs that stands in for Ubuntu.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Ubuntu {
+    /// Debian's root filesystem, without a kernel.
+    pub from: String,
+    /// The table of its repositories and packages.
+    pub packages: String,
 }
 
 /// A disk with a boot loader and cloud-init.
@@ -102,6 +115,14 @@ pub struct MachineSpec {
     /// The directory below `configs` with the configurations of cases on this machine.
     #[serde(default)]
     pub configs: String,
+    /// The kernel that a machine which stands in for Ubuntu has, of the table of its packages.
+    pub kernel: Option<String>,
+    /// Such a machine shows firmware with Secure Boot, and its kernel refuses unsigned modules.
+    #[serde(default)]
+    pub secure_boot: bool,
+    /// What the firmware of such a machine says about it: `sys_vendor` and the like.
+    #[serde(default)]
+    pub dmi: BTreeMap<String, String>,
     /// The devices on its bus, by place.
     #[serde(default)]
     pub pci: Vec<Place>,
@@ -170,6 +191,18 @@ impl Machines {
             .with_context(|| format!("machines.toml has no CUDA version for branch {branch}"))
     }
 
+    /// Whether a machine has its root filesystem.
+    pub fn has_root(&self, spec: &MachineSpec) -> bool {
+        match spec.kind {
+            Kind::Image => self.images.contains_key(&spec.root),
+            Kind::Vm => self.roots.contains_key(&spec.root),
+            Kind::Container => match self.ubuntu.get(&spec.root) {
+                Some(ubuntu) => spec.kernel.is_some() && self.roots.contains_key(&ubuntu.from),
+                None => self.roots.contains_key(&spec.root),
+            },
+        }
+    }
+
     /// A root filesystem by name.
     pub fn root(&self, name: &str) -> Result<&Root> {
         self.roots
@@ -201,11 +234,7 @@ mod tests {
     fn the_table_of_the_repository_parses() {
         let machines = machines();
         for (name, machine) in &machines.machines {
-            let known = match machine.kind {
-                Kind::Image => machines.images.contains_key(&machine.root),
-                Kind::Container | Kind::Vm => machines.roots.contains_key(&machine.root),
-            };
-            assert!(known, "{name}");
+            assert!(machines.has_root(machine), "{name}");
             if let Some(config) = &machine.config {
                 let file = Path::new(env!("CARGO_MANIFEST_DIR"))
                     .join("../configs")

@@ -146,7 +146,13 @@ impl Machine {
         let in_memory = spec.kind == Kind::Container && available_memory()? >= MEMORY;
         let kernel = match spec.kind {
             Kind::Image => image::parcel(root, &dir)?,
-            Kind::Container | Kind::Vm => lay(name, &group, root, &dir, in_memory)?,
+            Kind::Container | Kind::Vm => {
+                lay(name, &group, root, &dir, in_memory)?;
+                match &spec.kernel {
+                    Some(kernel) => kernel.clone(),
+                    None => crate::rootfs::kernel(&root.join("root"))?,
+                }
+            }
         };
         let net = Net::create(&claim.run, &group, &dir.join("slirp.log"))?;
         let frame = Frame {
@@ -161,7 +167,10 @@ impl Machine {
         };
         let body: Box<dyn Body + Send> = match spec.kind {
             Kind::Container => {
-                simulation::prepare(&frame.root(), &frame.kernel, &spec.functions)?;
+                // A machine with a kernel of its own gets it later.
+                if spec.kernel.is_none() {
+                    simulation::prepare(&frame.root(), &frame.kernel, &spec.functions)?;
+                }
                 Box::new(Container::default())
             }
             Kind::Vm => Box::new(Vm::new(bed, spec, Mould::prepare(&frame)?)?),
@@ -407,9 +416,8 @@ impl Machine {
     }
 }
 
-/// Makes a machine's root directory from the root filesystem in `root`, under its own name; returns
-/// its kernel version.
-fn lay(name: &str, group: &Group, root: &Path, dir: &Path, in_memory: bool) -> Result<String> {
+/// Makes a machine's root directory from the root filesystem in `root`, under its own name.
+fn lay(name: &str, group: &Group, root: &Path, dir: &Path, in_memory: bool) -> Result<()> {
     let options = match in_memory {
         true => format!("size={MEMORY},mode=755"),
         false => String::new(),
@@ -426,8 +434,7 @@ fn lay(name: &str, group: &Group, root: &Path, dir: &Path, in_memory: bool) -> R
     Cmd::new(group.inside(Part::Support, &layers.map(String::from)))
         .ok()
         .context("cannot lay a machine's changes over the root filesystem")?;
-    fs::write(dir.join("root/etc/hostname"), format!("{name}\n")).context("cannot name it")?;
-    crate::rootfs::kernel(&root.join("root"))
+    fs::write(dir.join("root/etc/hostname"), format!("{name}\n")).context("cannot name it")
 }
 
 /// The memory in bytes that programs can use without swapping, within the limit of a container

@@ -21,6 +21,8 @@ use crate::sh::Cmd;
 
 /// The repository whose packages `toolkit.rs` builds.
 const TOOLKIT: &str = "toolkit";
+/// The directory of packages that no repository has, in one of each kernel.
+const GONE: &str = "gone";
 /// Where the server listens, in the network of each machine.
 pub const PORT: u16 = 8077;
 /// A part of the recipe: a change of these files may change the result.
@@ -53,6 +55,16 @@ impl Repositories {
             values.insert(format!("{name}-fingerprint"), fingerprint.clone());
         }
         values
+    }
+
+    /// The public key of a repository without armour.
+    pub fn key(&self, name: &str) -> PathBuf {
+        self.root.with_file_name("keys").join(name)
+    }
+
+    /// The directory of packages of a kernel that no repository has any more.
+    pub fn gone(&self, kernel: &str) -> PathBuf {
+        self.root.with_file_name(GONE).join(kernel)
     }
 
     /// The names that a machine must resolve to the server's address.
@@ -143,9 +155,11 @@ fn make(bed: &Bed, dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path
     let files = (table.repositories.iter()).map(|(name, place)| (name.as_str(), &*place.key));
     let keys = keys(dir, &gpg, files)?;
     for (name, place) in &table.repositories {
-        let pool = pool(&www, place);
-        fs::create_dir_all(&pool).context("cannot make a folder")?;
+        for pool in place.pools() {
+            fs::create_dir_all(join(&www, place, &pool)).context("cannot make a folder")?;
+        }
         if name == TOOLKIT {
+            let pool = join(&www, place, ".");
             for entry in fs::read_dir(toolkit).context("cannot read the packages")? {
                 let entry = entry.context("cannot read the packages")?;
                 fs::copy(entry.path(), pool.join(entry.file_name()))
@@ -162,7 +176,11 @@ fn make(bed: &Bed, dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path
     let work = dir.join("work");
     for package in &table.packages {
         let place = &table.repositories[&package.repository];
-        let pool = pool(&www, place);
+        let pool = match &package.gone {
+            Some(kernel) => dir.join(GONE).join(kernel),
+            None => join(&www, place, &place.pool(package)),
+        };
+        fs::create_dir_all(&pool).context("cannot make a folder")?;
         for version in &package.versions {
             fs::create_dir_all(&work).context("cannot make a folder")?;
             stand_in::build(package, version, &source, &work, &pool)
@@ -207,13 +225,10 @@ impl Gpg {
     }
 }
 
-/// The directory of a repository's packages.
-fn pool(www: &Path, place: &Place) -> PathBuf {
+/// A directory of a repository's packages.
+fn join(www: &Path, place: &Place, pool: &str) -> PathBuf {
     // Without a trailing `.`, which cannot be created as a directory.
-    www.join(&place.path)
-        .join(place.pool())
-        .components()
-        .collect()
+    www.join(&place.path).join(pool).components().collect()
 }
 
 /// The user id of a key.
@@ -271,15 +286,12 @@ fn sign(dir: &Path, gpg: &Gpg, work: &Path, name: &str, place: &Place) -> Result
     gpg.bash(SIGN)
         .env("ROOT", dir.join("www").join(&place.path).to_string_lossy())
         .env("WORK", work.to_string_lossy())
-        .env("POOL", place.pool())
-        .env("RELEASE", place.release())
-        .env("LISTS", place.lists())
         .env("NAME", owner(name))
         .env("STRANGER", owner(STRANGER))
         .env("ORIGIN", &place.origin)
         .env("LABEL", &place.label)
-        .env("SUITE", place.suite.as_deref().unwrap_or_default())
-        .env("COMPONENT", place.component.as_deref().unwrap_or_default())
+        .env("SUITES", place.suites.join(" "))
+        .env("COMPONENTS", place.components.join(" "))
         .env("WRONG_KEY", faults(WRONG_KEY).to_string_lossy())
         .env("HALF_SYNCED", faults(HALF_SYNCED).to_string_lossy())
         .ok()?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::table::{Dkms, File, Package, upstream};
+use super::table::{Dkms, File, Modules, Package, upstream};
 use crate::cases::fill;
 use crate::sh::Cmd;
 
@@ -78,6 +78,10 @@ MODULE_VERSION("{{upstream}}");
 MODULE_DESCRIPTION("stand-in of the gpu-bootstrap test bed");
 "#;
 
+/// What ends a signed module (Linux, `include/linux/module_signature.h`). Before it is the description of
+/// a signature, here of an empty one.
+const SIGNED: &[u8] = b"~Module signature appended~\n";
+
 /// The sources of stand-ins beside their row in the table.
 pub struct Source<'a> {
     /// Public keys without armour, by repository.
@@ -106,7 +110,11 @@ pub fn build(
     values.insert("version", version.into());
     values.insert("upstream", upstream.into());
     values.insert("branch", branch.into());
-    values.insert("name", package.name.clone());
+    for (key, value) in &package.values {
+        values.insert(key, value.clone());
+    }
+    let name = fill(&package.name, &values)?;
+    values.insert("name", name.clone());
     let tree = Tree {
         root: work,
         values: &values,
@@ -120,8 +128,15 @@ pub fn build(
     if let Some(dkms) = &package.dkms {
         tree.dkms(dkms)?;
     }
+    if let Some(modules) = &package.modules {
+        tree.modules(modules)?;
+    }
+    for (path, target) in &package.links {
+        std::os::unix::fs::symlink(tree.fill(target)?, tree.place(&tree.fill(path)?)?)
+            .context("cannot make a link")?;
+    }
     tree.put(
-        &format!("usr/share/doc/{}/README.stand-in", package.name),
+        &format!("usr/share/doc/{name}/README.stand-in"),
         "644",
         "A stand-in of the gpu-bootstrap test bed.\n",
     )?;
@@ -254,6 +269,40 @@ impl Tree<'_> {
         self.put(&format!("{source}/Makefile"), "644", &makefile)
     }
 
+    /// Object files that `depmod` and `modinfo` read as modules. Each but the first uses the first.
+    fn modules(&self, modules: &Modules) -> Result<()> {
+        let (at, licence) = (self.fill(&modules.at)?, self.fill(&modules.licence)?);
+        let version = self.fill(&modules.version)?;
+        for (index, name) in modules.names.iter().enumerate() {
+            let first = modules.names[0].replace('-', "_");
+            let symbol = format!("stand_in_of_{first}");
+            let uses = match index {
+                0 => format!(
+                    "char {symbol};\n\
+                     char exports[] __attribute__((section(\"__ksymtab_strings\"))) = \"{symbol}\";\n"
+                ),
+                _ => format!("extern char {symbol};\nchar *uses = &{symbol};\n"),
+            };
+            let text = format!(
+                "{uses}char information[] __attribute__((section(\".modinfo\"))) = \
+                 \"license={licence}\\0version={version}\\0name={}\\0\
+                 description=stand-in of the gpu-bootstrap test bed\";\n",
+                name.replace('-', "_")
+            );
+            let file = self.place(&format!("{at}/{name}.ko"))?;
+            let path = file.to_string_lossy().into_owned();
+            Cmd::new(["gcc", "-c", "-o", &path, "-x", "c", "-"])
+                .stdin(text)
+                .ok()
+                .context("cannot compile a module")?;
+            let mut bytes = fs::read(&file).context("cannot read a module")?;
+            bytes.extend_from_slice(&[0; 12]);
+            bytes.extend_from_slice(SIGNED);
+            fs::write(&file, bytes).context("cannot write a module")?;
+        }
+        Ok(())
+    }
+
     fn control(&self, package: &Package) -> Result<()> {
         let mut text = self.fill("Package: {{name}}\nVersion: {{version}}\n")?;
         writeln!(text, "Architecture: {}", package.architecture)?;
@@ -287,7 +336,7 @@ impl Tree<'_> {
 
     fn scripts(&self, package: &Package) -> Result<()> {
         let mut postinst = self.fill(&package.scripts.postinst)?;
-        let (mut prerm, mut postrm) = (String::new(), String::new());
+        let (mut prerm, mut postrm) = (String::new(), self.fill(&package.scripts.postrm)?);
         if let Some(dkms) = &package.dkms {
             let more = [("dkms", dkms.name.as_str())];
             postinst.push_str(&self.fill_with(DKMS_POSTINST, &more)?);

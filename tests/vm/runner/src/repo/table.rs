@@ -12,8 +12,11 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields)]
 pub struct Packages {
     pub repositories: BTreeMap<String, Place>,
+    /// After [`Packages::load`] there are no packages `of` kernels, but those of each kernel.
     #[serde(rename = "package")]
     pub packages: Vec<Package>,
+    #[serde(rename = "kernel", default)]
+    kernels: Vec<Kernel>,
 }
 
 /// A repository: its address and its layout.
@@ -26,9 +29,11 @@ pub struct Place {
     pub path: String,
     /// The path of its public key on the server.
     pub key: String,
-    /// With a component: the layout of Debian's archive. Without: flat.
-    pub suite: Option<String>,
-    pub component: Option<String>,
+    /// With suites and components: the layout of Debian's archive. Without: flat.
+    #[serde(default)]
+    pub suites: Vec<String>,
+    #[serde(default)]
+    pub components: Vec<String>,
     pub origin: String,
     pub label: String,
     /// Where these facts come from, for the reader of the table.
@@ -41,8 +46,15 @@ pub struct Place {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Package {
     pub repository: String,
+    /// Its suite and component; the first ones of the repository if it does not say so.
+    pub suite: Option<String>,
+    pub component: Option<String>,
+    /// May contain `{{branch}}` and `{{upstream}}`.
     pub name: String,
+    #[serde(default)]
     pub versions: Vec<String>,
+    /// It stands for a package of each kernel.
+    pub of: Option<Of>,
     #[serde(default = "amd64")]
     pub architecture: String,
     #[serde(default)]
@@ -70,6 +82,8 @@ pub struct Package {
     pub units: Vec<String>,
     /// Modules that DKMS builds.
     pub dkms: Option<Dkms>,
+    /// Modules that it brings.
+    pub modules: Option<Modules>,
     /// Additional actions of the maintainer scripts.
     #[serde(default)]
     pub scripts: Scripts,
@@ -79,9 +93,68 @@ pub struct Package {
     /// Real files of Debian's packages: path here = path there.
     #[serde(default)]
     pub from_debian: BTreeMap<String, String>,
+    /// Links: path = target.
+    #[serde(default)]
+    pub links: BTreeMap<String, String>,
     /// Where these facts come from, for the reader of the table.
     #[serde(rename = "source")]
     pub _source: String,
+    /// The kernel of an older image, if it is a package of one: no repository has it any more.
+    #[serde(skip)]
+    pub gone: Option<String>,
+    /// What its texts may contain because of its kernel.
+    #[serde(skip)]
+    pub values: BTreeMap<&'static str, String>,
+}
+
+/// Of what in an archive's kernel a package is.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Of {
+    /// Its image and its modules.
+    Image,
+    /// Its headers.
+    Headers,
+    /// The driver's modules for it.
+    Driver,
+    /// What is the same for all of the driver's modules for it.
+    Signatures,
+    /// The metapackages of a series that it is the newest kernel of.
+    Series,
+    /// The same of the driver's modules.
+    DriverSeries,
+}
+
+/// A kernel of an archive, which stands for its packages.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Kernel {
+    /// `6.8.0-1059-aws`.
+    release: String,
+    /// Of all its packages.
+    version: String,
+    /// Without a suite the archive has none of its packages: it is the kernel of an older image.
+    suite: Option<String>,
+    /// What the archive does not have of it, or no longer.
+    #[serde(default)]
+    without: Vec<Of>,
+    /// The driver's modules: `580-server-open` = the driver's version.
+    #[serde(default)]
+    drivers: BTreeMap<String, String>,
+    /// The series of which it is the newest kernel, or was when the image was made: `aws-6.8`.
+    #[serde(default)]
+    newest_of: Vec<String>,
+}
+
+/// Compiled modules.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Modules {
+    /// The directory.
+    pub at: String,
+    pub licence: String,
+    pub version: String,
+    pub names: Vec<String>,
 }
 
 /// Modules that DKMS builds on the machine.
@@ -100,6 +173,8 @@ pub struct Dkms {
 pub struct Scripts {
     #[serde(default)]
     pub postinst: String,
+    #[serde(default)]
+    pub postrm: String,
 }
 
 /// The content of a file.
@@ -126,8 +201,16 @@ impl Packages {
     pub fn load(path: &Path) -> Result<Packages> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let table: Packages =
+        let mut table: Packages =
             toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
+        let (of_kernels, mut all): (Vec<Package>, Vec<Package>) =
+            (table.packages.into_iter()).partition(|package| package.of.is_some());
+        for kernel in &table.kernels {
+            for package in &of_kernels {
+                all.extend(kernel.package(package)?);
+            }
+        }
+        table.packages = all;
         for package in &table.packages {
             package
                 .check(&table)
@@ -157,32 +240,97 @@ impl Package {
         if self.versions.is_empty() {
             bail!("it has no version");
         }
+        let place = &table.repositories[&self.repository];
+        for (own, all) in [
+            (&self.suite, &place.suites),
+            (&self.component, &place.components),
+        ] {
+            if let Some(own) = own
+                && !all.contains(own)
+            {
+                bail!("its repository has no `{own}`");
+            }
+        }
         Ok(())
     }
 }
 
+impl Kernel {
+    /// What a package is for this kernel: none, one, or one for each driver or series.
+    fn package(&self, template: &Package) -> Result<Vec<Package>> {
+        let Some(of) = template.of.filter(|of| !self.without.contains(of)) else {
+            return Ok(Vec::new());
+        };
+        let (abi, flavour) = (self.release.rsplit_once('-')).context("a kernel has a flavour")?;
+        let drivers: Vec<_> = self.drivers.iter().map(Some).collect();
+        let series: Vec<_> = self.newest_of.iter().map(Some).collect();
+        let (drivers, series) = match of {
+            Of::Image | Of::Headers => (vec![None], vec![None]),
+            Of::Signatures if drivers.is_empty() => return Ok(Vec::new()),
+            Of::Signatures => (vec![None], vec![None]),
+            Of::Driver => (drivers, vec![None]),
+            Of::Series => (vec![None], series),
+            Of::DriverSeries => (drivers, series),
+        };
+        let mut found = Vec::new();
+        for driver in &drivers {
+            for series in &series {
+                let mut package = Package {
+                    versions: vec![self.version.clone()],
+                    suite: self.suite.clone(),
+                    gone: self.suite.is_none().then(|| self.release.clone()),
+                    of: None,
+                    ..template.clone()
+                };
+                let values = &mut package.values;
+                values.insert("kernel", self.release.clone());
+                values.insert("abi", abi.into());
+                values.insert("flavour", flavour.into());
+                if let Some((driver, version)) = driver {
+                    let branch = driver.split('-').next().unwrap_or_default();
+                    values.insert("driver", (*driver).clone());
+                    values.insert("driver-version", (*version).clone());
+                    values.insert("driver-branch", branch.into());
+                    values.insert("server", driver.trim_end_matches("-open").into());
+                    let licence = match driver.ends_with("-open") {
+                        true => "Dual MIT/GPL",
+                        false => "NVIDIA",
+                    };
+                    values.insert("licence", licence.into());
+                }
+                if let Some(series) = series {
+                    values.insert("series", (*series).clone());
+                }
+                found.push(package);
+            }
+        }
+        Ok(found)
+    }
+}
+
 impl Place {
-    /// The directory of the packages, below its path.
-    pub fn pool(&self) -> String {
-        match (&self.suite, &self.component) {
+    /// The directories of packages, below its path.
+    pub fn pools(&self) -> Vec<String> {
+        let of = |suite: &String| -> Vec<String> {
+            (self.components.iter())
+                .map(|component| format!("dists/{suite}/pool/{component}/amd64"))
+                .collect()
+        };
+        match self.suites.is_empty() {
+            true => vec![".".into()],
+            false => self.suites.iter().flat_map(of).collect(),
+        }
+    }
+
+    /// The directory of a package, below its path.
+    pub fn pool(&self, package: &Package) -> String {
+        let first = |own: &Option<String>, all: &[String]| own.clone().or(all.first().cloned());
+        match (
+            first(&package.suite, &self.suites),
+            first(&package.component, &self.components),
+        ) {
             (Some(suite), Some(component)) => format!("dists/{suite}/pool/{component}/amd64"),
             _ => ".".into(),
-        }
-    }
-
-    /// The directory of `Release`, below its path.
-    pub fn release(&self) -> String {
-        match &self.suite {
-            Some(suite) => format!("dists/{suite}"),
-            None => ".".into(),
-        }
-    }
-
-    /// The directory of the package lists, below that of `Release`.
-    pub fn lists(&self) -> String {
-        match &self.component {
-            Some(component) => format!("{component}/binary-amd64"),
-            None => ".".into(),
         }
     }
 }

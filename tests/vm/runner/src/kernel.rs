@@ -1,0 +1,84 @@
+//! A kernel that loads modules at any time, as far as programs can see: for machines on which the product
+//! installs a driver and uses it in the same boot. The program `files/kernel.sh` in the machine does it; here
+//! is what it shows.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::simulation::{INSIDE, devices, gpus, listing, program, write};
+use crate::tables::{MachineSpec, Machines};
+use crate::{pci, simulation};
+
+const KERNEL: &str = include_str!("../files/kernel.sh");
+const SMI: &str = include_str!("../files/nvidia-smi.sh");
+
+/// The UEFI variable that says whether Secure Boot is on: four bytes of attributes, then the value.
+const SECURE_BOOT: &str = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
+
+/// Writes it into the root of a machine before its first boot; `kernel` is the version of its kernel package.
+pub fn prepare(
+    root: &Path,
+    kernel: &str,
+    machines: &Machines,
+    spec: &MachineSpec,
+    nvml: &Path,
+) -> Result<()> {
+    simulation::prepare(root, kernel, &spec.functions)?;
+    let here = root.join(INSIDE.trim_start_matches('/'));
+    program(&here.join("kernel"), KERNEL)?;
+    program(&here.join("nvidia-smi"), SMI)?;
+    write(&here.join("gpus"), &listing(&spec.functions))?;
+    pci::fabricate(&here.join("pci-bound"), &spec.functions, true)?;
+    write(
+        &here.join("nodes"),
+        &devices(&here.join("proc"), &spec.functions)?,
+    )?;
+    fs::copy(nvml, here.join("nvml.so")).context("cannot copy the stand-in NVML")?;
+    let cuda: String = (machines.cuda_of_branch.iter())
+        .map(|(branch, cuda)| format!("{branch} {cuda}\n"))
+        .collect();
+    write(&here.join("cuda"), &cuda)?;
+    inventory(&here, spec)?;
+    if spec.secure_boot {
+        let variables = here.join("firmware/efi/efivars");
+        fs::create_dir_all(&variables).context("cannot make a folder")?;
+        fs::write(variables.join(SECURE_BOOT), [6, 0, 0, 0, 1])
+            .context("cannot write a variable")?;
+    }
+    for (name, text) in &spec.dmi {
+        write(&here.join("class/dmi/id").join(name), &format!("{text}\n"))?;
+    }
+    // A container has no udev, which starts what the driver's rules want.
+    write(
+        &root.join("usr/lib/systemd/system/testbed-nvidia.target"),
+        "[Unit]\nDescription=The driver is loaded (the test bed)\nWants=nvidia-persistenced.service\n",
+    )?;
+    write(
+        &root.join("usr/lib/systemd/system/systemd-modules-load.service.d/testbed.conf"),
+        "[Service]\nExecStart=\nExecStart=/usr/lib/testbed/kernel at-boot\n",
+    )
+}
+
+/// The GPUs that NVML lists. Those behind switches have joined no fabric before the fabric manager runs.
+fn inventory(here: &Path, spec: &MachineSpec) -> Result<()> {
+    let mut list = gpus(spec);
+    let told = |list: &toml::Value| {
+        let table = toml::Table::from_iter([("gpu".to_string(), list.clone())]);
+        toml::to_string(&table).context("cannot write the stand-in's inventory")
+    };
+    write(&here.join("gpus.toml"), &told(&list)?)?;
+    let switches =
+        (spec.functions.iter()).any(|one| one.device.is_nvswitch() || one.device.vpd.is_some());
+    if !switches {
+        return Ok(());
+    }
+    for gpu in list.as_array_mut().into_iter().flatten() {
+        let fabric = toml::Table::from_iter([("state".to_string(), "in-progress".into())]);
+        if let Some(gpu) = gpu.as_table_mut() {
+            gpu.insert("fabric".into(), fabric.into());
+        }
+    }
+    write(&here.join("gpus-outside.toml"), &told(&list)?)
+}

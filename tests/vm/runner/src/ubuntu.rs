@@ -1,0 +1,118 @@
+//! Root filesystems that stand in for Ubuntu: Debian's programs, real apt and dpkg, and the archive of the
+//! table `ubuntu.toml`. README.md says what of it is real.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::bed::Bed;
+use crate::repo::{PORT, Repositories};
+use crate::rootfs;
+use crate::sh::Cmd;
+use crate::tables::Root;
+
+const ROOT: &str = include_str!("../files/ubuntu-root.sh");
+
+/// The archive in the table of repositories.
+const ARCHIVE: &str = "ubuntu";
+
+/// The file of its key, as in Ubuntu.
+const KEYRING: &str = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
+
+/// Installs packages into the root `$1`, in which nothing runs. What is not complete is thrown away.
+const INSTALL: &str = r#"
+cd "$1" && shift
+mkdir run/packages
+cp -- "$@" run/packages
+mount -t proc proc proc
+mount --bind /dev dev
+LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive chroot . /bin/sh -c 'dpkg --force-unsafe-io -i /run/packages/*.deb'
+rm -r run/packages
+"#;
+
+/// Returns the directory with the root filesystem, in its subdirectory `root`: Debian's of the row `spec`, with
+/// what makes it Ubuntu, and without a kernel.
+pub fn build(bed: &Bed, name: &str, spec: &Root) -> Result<PathBuf> {
+    let base = rootfs::build(bed, spec)?;
+    let recipe = format!("{} {ROOT}", base.display());
+    bed.cached(name, &recipe, Some(rootfs::MAX_AGE), |dir| {
+        let (from, to) = (base.join("root"), dir.join("root"));
+        Cmd::new([
+            "/bin/sh",
+            "-euc",
+            ROOT,
+            "sh",
+            &from.to_string_lossy(),
+            &to.to_string_lossy(),
+        ])
+        .deadline(Duration::from_secs(600))
+        .ok()
+        .context("cannot make Debian look like Ubuntu")?;
+        Ok(())
+    })
+}
+
+/// Writes the archive's sources and key into the root of a machine before its first boot, and installs its
+/// kernel.
+pub fn configure(root: &Path, kernel: &str, repositories: &Repositories) -> Result<()> {
+    let (place, _) = (repositories.places.get(ARCHIVE)).context("there is no archive")?;
+    let sources = format!(
+        "Types: deb\nURIs: http://{}:{PORT}/{}/\nSuites: {}\nComponents: {}\nSigned-By: /{KEYRING}\n",
+        place.host,
+        place.path,
+        place.suites.join(" "),
+        place.components.join(" ")
+    );
+    fs::write(root.join("etc/apt/sources.list.d/ubuntu.sources"), sources)
+        .context("cannot write the sources")?;
+    fs::copy(repositories.key(ARCHIVE), root.join(KEYRING)).context("cannot copy the key")?;
+    let mut packages = kernel_packages(&repositories.gone(kernel), "")?;
+    for pool in place.pools() {
+        if packages.is_empty() {
+            let pool = repositories.root.join(&place.path).join(pool);
+            packages = kernel_packages(&pool, &format!("-{kernel}_"))?;
+        }
+    }
+    if packages.is_empty() {
+        bail!("no suite has the kernel {kernel}");
+    }
+    install(root, &packages).with_context(|| format!("cannot install the kernel {kernel}"))
+}
+
+/// The packages of a directory that belong to an image with a kernel: all of them, or its image and its modules
+/// by the `end` of their name.
+fn kernel_packages(dir: &Path, end: &str) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.context("cannot read a folder")?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let wanted = [format!("linux-image{end}"), format!("linux-modules{end}")];
+        if wanted.iter().any(|start| name.starts_with(start)) || end.is_empty() {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+fn install(root: &Path, packages: &[PathBuf]) -> Result<()> {
+    let mut argv = [
+        "unshare",
+        "--mount",
+        "--propagation=private",
+        "/bin/sh",
+        "-euc",
+        INSTALL,
+        "sh",
+        &root.to_string_lossy(),
+    ]
+    .map(String::from)
+    .to_vec();
+    argv.extend(packages.iter().map(|path| path.to_string_lossy().into()));
+    Cmd::new(argv).ok().map(drop)
+}
