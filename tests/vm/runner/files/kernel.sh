@@ -59,7 +59,7 @@ nvml() {
     } >"$here/standin-nvml.toml"
 }
 
-# A module that the kernel accepts: FILE OPTIONS
+# Loads a module, or refuses it: FILE OPTIONS
 insert() {
     file=$1 && shift
     name=$(basename "$file" .ko | tr - _)

@@ -72,19 +72,20 @@ pub fn show_kernel(root: &Path, kernel: &str) -> Result<()> {
 }
 
 /// The kernel that the boot loader would start: on a machine that stands in for AlmaLinux the saved
-/// entry of GRUB, for Ubuntu the first one of its menu. `None` for Debian's.
+/// entry of GRUB, for Ubuntu the entry that is to be started once, or the first one of its menu.
+/// `None` for Debian's.
 pub fn saved_kernel(root: &Path) -> Result<Option<String>> {
     for (file, before) in [
         ("boot/grub2/grubenv", "saved_entry=testbed-"),
+        ("boot/grub/grubenv", "next_entry=gnulinux-"),
         ("boot/grub/grub.cfg", "\tlinux\t/boot/vmlinuz-"),
     ] {
         let path = root.join(file);
         match fs::read_to_string(&path) {
             Ok(text) => {
                 let entry = text.lines().find_map(|line| line.strip_prefix(before));
-                return Ok(entry
-                    .and_then(|entry| entry.split(' ').next())
-                    .map(String::from));
+                let entry = entry.and_then(|entry| entry.split(' ').next());
+                return Ok(entry.map(|entry| entry.trim_end_matches("-advanced-1").to_string()));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -485,6 +486,26 @@ mod tests {
                 "{modules}"
             );
         }
+    }
+
+    #[test]
+    fn the_boot_loader_starts_the_first_entry_or_the_one_that_was_chosen() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| write(&dir.path().join("boot").join(name), text);
+        let chosen = || saved_kernel(dir.path()).unwrap();
+        assert_eq!(chosen(), None);
+        let menu = "menuentry 'x' {\n\tlinux\t/boot/vmlinuz-6.8.0-2-aws root=UUID=1\n}\n\
+                    menuentry 'y' {\n\tlinux\t/boot/vmlinuz-6.8.0-1-aws root=UUID=1\n}\n";
+        put("grub/grub.cfg", menu).unwrap();
+        assert_eq!(chosen().as_deref(), Some("6.8.0-2-aws"));
+        put(
+            "grub/grubenv",
+            "next_entry=gnulinux-6.8.0-1-aws-advanced-1\n",
+        )
+        .unwrap();
+        assert_eq!(chosen().as_deref(), Some("6.8.0-1-aws"));
+        put("grub2/grubenv", "saved_entry=testbed-5.14.0-1.el9.x86_64\n").unwrap();
+        assert_eq!(chosen().as_deref(), Some("5.14.0-1.el9.x86_64"));
     }
 
     #[test]

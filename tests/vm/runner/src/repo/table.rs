@@ -358,6 +358,40 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_of_ubuntu_stands_for_its_packages() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ubuntu.toml");
+        let table = Packages::load(&path).unwrap();
+        let names = |kernel: &str| -> Vec<String> {
+            (table.packages.iter())
+                .filter(|one| one.values.get("kernel").is_some_and(|of| of == kernel))
+                .map(|one| crate::cases::fill(&one.name, &one.values).unwrap())
+                .collect()
+        };
+        let newest = names("6.8.0-1060-aws");
+        for name in [
+            "linux-image-6.8.0-1060-aws",
+            "linux-headers-6.8.0-1060-aws",
+            "linux-image-aws-6.8",
+            "linux-modules-nvidia-580-server-open-6.8.0-1060-aws",
+            "linux-modules-nvidia-580-server-open-aws-6.8",
+        ] {
+            assert!(newest.iter().any(|one| one == name), "{name}: {newest:?}");
+        }
+        // The kernel of an old image: no repository has it.
+        let gone = |kernel: &str| {
+            (table.packages.iter()).all(|one| {
+                one.values.get("kernel").is_none_or(|of| of != kernel) || one.gone.is_some()
+            })
+        };
+        assert!(gone("6.8.0-1044-aws") && !gone("6.8.0-1060-aws"));
+        assert!(
+            !names("6.8.0-1044-aws")
+                .iter()
+                .any(|name| name.contains("nvidia"))
+        );
+    }
+
+    #[test]
     fn versions_have_parts() {
         assert_eq!(upstream("5:20.10.24-1~debian.12~bookworm"), "20.10.24");
         assert_eq!(upstream("580.178.04-1"), "580.178.04");
