@@ -68,11 +68,14 @@ pub fn configure(root: &Path, kernel: &str, repositories: &Repositories) -> Resu
     fs::write(root.join("etc/apt/sources.list.d/ubuntu.sources"), sources)
         .context("cannot write the sources")?;
     fs::copy(repositories.key(ARCHIVE), root.join(KEYRING)).context("cannot copy the key")?;
-    let mut packages = kernel_packages(&repositories.gone(kernel), "")?;
-    for pool in place.pools() {
-        if packages.is_empty() {
+    let mut packages = debs(&repositories.gone(kernel), |_| true)?;
+    if packages.is_empty() {
+        let own = ["linux-image", "linux-modules"].map(|part| format!("{part}-{kernel}_"));
+        for pool in place.pools() {
             let pool = repositories.root.join(&place.path).join(pool);
-            packages = kernel_packages(&pool, &format!("-{kernel}_"))?;
+            packages.extend(debs(&pool, |name| {
+                own.iter().any(|start| name.starts_with(start))
+            })?);
         }
     }
     if packages.is_empty() {
@@ -81,9 +84,8 @@ pub fn configure(root: &Path, kernel: &str, repositories: &Repositories) -> Resu
     install(root, &packages).with_context(|| format!("cannot install the kernel {kernel}"))
 }
 
-/// The packages of a directory that belong to an image with a kernel: all of them, or its image and its modules
-/// by the `end` of their name.
-fn kernel_packages(dir: &Path, end: &str) -> Result<Vec<PathBuf>> {
+/// The packages of a directory whose names are wanted; none if it does not exist.
+fn debs(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
@@ -91,9 +93,7 @@ fn kernel_packages(dir: &Path, end: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.context("cannot read a folder")?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let wanted = [format!("linux-image{end}"), format!("linux-modules{end}")];
-        if wanted.iter().any(|start| name.starts_with(start)) || end.is_empty() {
+        if wanted(&path.file_name().unwrap_or_default().to_string_lossy()) {
             found.push(path);
         }
     }
