@@ -80,7 +80,7 @@ impl Assets {
 pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -> Result<Assets> {
     needs::ensure(&machines.toolkit.go)?;
     let mirror = rootfs::mirror()?;
-    let packages = Packages::load(&bed.here("packages.toml"))?;
+    let packages = Packages::load(&[bed.here("packages.toml")])?;
     let rpms = Rpms::load(&bed.here("rpms"))?;
     let numbers = releases(machines, &wanted.roots)?;
     let ubuntus: Vec<_> = (machines.ubuntu.iter())
@@ -104,7 +104,9 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
                 }
                 let mut ubuntu = BTreeMap::new();
                 for (name, row) in &ubuntus {
-                    let packages = Packages::load(&bed.here(&row.packages))?;
+                    let files: Vec<PathBuf> =
+                        row.packages.iter().map(|name| bed.here(name)).collect();
+                    let packages = Packages::load(&files)?;
                     let one = timed(&format!("the same for {name}"), || {
                         repo::build(bed, &packages, &toolkit, &mirror)
                     })?;

@@ -66,8 +66,8 @@ pub struct Root {
 pub struct Ubuntu {
     /// Debian's root filesystem, without a kernel.
     pub from: String,
-    /// The table of its repositories and packages.
-    pub packages: String,
+    /// The files of the table of its repositories and packages.
+    pub packages: Vec<String>,
 }
 
 /// A disk with a boot loader and cloud-init.

@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn a_package_with_a_module_is_marked_as_a_stand_in() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packages.toml");
-        let table = Packages::load(&path).unwrap();
+        let table = Packages::load(&[path]).unwrap();
         let package = table
             .packages
             .iter()

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -197,12 +197,16 @@ fn plain() -> String {
 }
 
 impl Packages {
-    /// Reads and checks the table.
-    pub fn load(path: &Path) -> Result<Packages> {
-        let text =
-            fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    /// Reads and checks the table, which may have several files.
+    pub fn load(files: &[PathBuf]) -> Result<Packages> {
+        let mut text = String::new();
+        for path in files {
+            text += &fs::read_to_string(path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            text.push('\n');
+        }
         let mut table: Packages =
-            toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
+            toml::from_str(&text).with_context(|| format!("{files:?} is not valid"))?;
         let (of_kernels, mut all): (Vec<Package>, Vec<Package>) =
             (table.packages.into_iter()).partition(|package| package.of.is_some());
         for kernel in &table.kernels {
@@ -343,12 +347,14 @@ pub fn upstream(version: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
     fn the_table_of_the_repository_is_valid() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packages.toml");
-        let table = Packages::load(&path).unwrap();
+        let table = Packages::load(&[path]).unwrap();
         // The newest branch must be in the repository, so that a pin has an effect.
         let driver = table
             .packages
@@ -359,8 +365,9 @@ mod tests {
 
     #[test]
     fn a_kernel_of_ubuntu_stands_for_its_packages() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ubuntu.toml");
-        let table = Packages::load(&path).unwrap();
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let files = ["ubuntu.toml", "ubuntu-nvidia.toml"].map(|name| here.join(name));
+        let table = Packages::load(&files).unwrap();
         let names = |kernel: &str| -> Vec<String> {
             (table.packages.iter())
                 .filter(|one| one.values.get("kernel").is_some_and(|of| of == kernel))
