@@ -159,15 +159,15 @@ impl Applier {
         // An old version that goes is one of the half installed packages, or was left beside the same
         // version by a repair that was interrupted, too.
         let half_done = self.half_done().await?.packages;
-        let comes_again = |action: &&Action| {
-            match action {
-            Action::Remove { name, version } => (actions.iter()).any(|other| {
-                matches!(other, Action::Install { name: new, to, .. } if new == name && to == version)
-            }),
-            Action::Install { .. } => false,
-        }
+        let comes = |id: &str, version: &str| {
+            (actions.iter()).any(|action| {
+                matches!(action, Action::Install { name, to, .. } if name == id && to == version)
+            })
         };
-        let doubled = (actions.iter().filter(comes_again)).map(|action| action.name().to_owned());
+        let doubled = actions.iter().filter_map(|action| match action {
+            Action::Remove { name, version } if comes(name, version) => Some(name.clone()),
+            _ => None,
+        });
         let old: Vec<String> = (half_done.into_iter())
             .filter(|package| package.needs_repair())
             .map(|package| package.id)
