@@ -337,6 +337,7 @@ mod tests {
             image: None,
             beside: Vec::new(),
             follow: Vec::new(),
+            refused: vec![],
             ways: vec![ModuleWay {
                 packages: wishes(&["linux-modules-nvidia-580-server-{kernel}"]),
                 headers: Vec::new(),
