@@ -90,6 +90,11 @@ fn verdict(report: &RunReport) -> (Ink, String) {
             .find(|step| step.outcome == Outcome::Failed)
         {
             Some(step) => (Ink::Bad, format!("not ready: {} failed", step.title)),
+            // Nothing fails any more, and yet it is not what was asked for.
+            None if exit == Exit::StepFailed => (
+                Ink::Bad,
+                "not as wanted: the driver that failed is gone, the one before works".to_owned(),
+            ),
             None => (Ink::Bad, format!("not ready: exit status {}", exit.code())),
         },
     }
