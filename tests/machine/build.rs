@@ -195,7 +195,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         files.put("/var/lib/rpm/rpmdb.sqlite", "");
         files.put_folder("/var/lib/dnf", 0o755);
         for wish in &about.packages {
-            with_needs(fakes, &state, state.archive.newest(wish));
+            with_needs(fakes, &state, wished(&state, wish));
         }
     } else {
         packages(about, fakes, &state);
@@ -264,6 +264,14 @@ fn put_gpu(fakes: &Fakes, address: &str, id: &str) {
     fakes.files.put(&format!("{folder}/numa_node"), "-1\n");
 }
 
+/// The package of the archive that `NAME` or `NAME=VERSION` means.
+fn wished<'s>(state: &'s State, wish: &str) -> &'s crate::archive::Package {
+    match wish.split_once('=') {
+        Some((name, version)) => state.archive.package(name, version),
+        None => state.archive.newest(wish),
+    }
+}
+
 fn packages(about: &Description, fakes: &Fakes, state: &State) {
     let files = &fakes.files;
     let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the keys of tests");
@@ -294,10 +302,7 @@ fn packages(about: &Description, fakes: &Fakes, state: &State) {
     }
     dpkg::write(files, &database);
     for wish in &about.packages {
-        let package = match wish.split_once('=') {
-            Some((name, version)) => state.archive.package(name, version),
-            None => state.archive.newest(wish),
-        };
+        let package = wished(state, wish);
         with_needs(fakes, state, package);
     }
     let mut database = dpkg::read(files);

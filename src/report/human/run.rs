@@ -174,6 +174,29 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
 mod tests {
     use super::*;
 
+    fn report(mode: Mode, exit: Exit) -> RunReport {
+        RunReport {
+            mode,
+            run: "1".to_owned(),
+            exit,
+            steps: Vec::new(),
+            findings: Vec::new(),
+            notes: Vec::new(),
+            reboot: None,
+            left: Vec::new(),
+            seconds: 1.0,
+        }
+    }
+
+    #[test]
+    fn a_run_that_went_back_to_the_driver_before_says_so_first() {
+        let (_, said) = verdict(&report(Mode::Install, Exit::StepFailed));
+        assert_eq!(
+            said,
+            "not as wanted: the driver that failed is gone, the one before works"
+        );
+    }
+
     #[test]
     fn who_could_not_undo_everything_is_sent_back_to_the_same_command() {
         for (mode, verdict, next) in [
@@ -189,15 +212,8 @@ mod tests {
             ),
         ] {
             let report = RunReport {
-                mode,
-                run: "1".to_owned(),
-                exit: Exit::Partial,
-                steps: Vec::new(),
-                findings: Vec::new(),
-                notes: Vec::new(),
-                reboot: None,
                 left: vec!["`/etc/a`: it was changed".to_owned()],
-                seconds: 1.0,
+                ..report(mode, Exit::Partial)
             };
             let mut said = Vec::new();
             run(&mut said, &report, Style::default()).unwrap();
