@@ -45,7 +45,7 @@ struct FabricState {
     unit: Result<Option<UnitState>, String>,
     /// The loaded driver.
     driver: Option<DriverVersion>,
-    /// What NVML says of the GPUs, by index; `None` for one that says nothing of a fabric. `Err` has why
+    /// What NVML says of the GPUs that know a fabric, by index; `None` for one that fails. `Err` has why
     /// nothing is known.
     gpus: Result<Vec<(u32, Option<GpuFabric>)>, String>,
 }
@@ -86,6 +86,7 @@ async fn detect(subject: &Subject<'_>) -> Result<FabricState, StepError> {
         None => Err("no driver is loaded".to_owned()),
         Some(_) => match state.nvml().await {
             Nvml::Ready(view) => Ok((view.devices.iter())
+                .filter(|gpu| gpu.fabric.is_some() || gpu.error.is_some())
                 .map(|gpu| (gpu.index, gpu.fabric.clone()))
                 .collect()),
             Nvml::NotAsked { why } => Err(why.clone()),
@@ -221,7 +222,7 @@ fn joined(state: &FabricState) -> Finding {
         Ok(gpus) => gpus,
         Err(why) => return say(Verdict::Skip, why.clone()),
     };
-    if gpus.iter().all(|(_, gpu)| gpu.is_none()) {
+    if gpus.is_empty() {
         // Before Hopper they have none: the fabric manager alone tells.
         return say(
             Verdict::Skip,
@@ -445,7 +446,7 @@ mod tests {
         }
         // Before Hopper, NVML knows none.
         let older = FabricState {
-            gpus: Ok((0..8).map(|index| (index, None)).collect()),
+            gpus: Ok(Vec::new()),
             ..state()
         };
         assert_eq!(joined(&older).status, Verdict::Skip);

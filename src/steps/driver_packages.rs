@@ -50,7 +50,7 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
     let found = cx.state.driver().await.clone();
     let build = match (&driver.dkms, &found.package_version) {
         (Some(module), Some(version)) if !kernels_without_module.is_empty() => {
-            last_build(cx, module, version)?
+            last_build(cx, module, version)
         }
         _ => None,
     };
@@ -66,14 +66,15 @@ async fn detect(cx: &Cx<'_>) -> Result<DriverPackagesState, StepError> {
 }
 
 /// The end of the log of DKMS's last build. The scripts of some packages ignore that it failed.
-fn last_build(
-    cx: &Cx<'_>,
-    module: &str,
-    version: &DriverVersion,
-) -> Result<Option<String>, StepError> {
+fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<String> {
     let path = dkms::log_path(module, &version.to_string());
-    let log = cx.host.files().read_text(&path)?.unwrap_or_default();
-    Ok((dkms::telling_line(&log)).map(|line| format!("`{path}` says: {line}")))
+    match cx.host.files().read(&path) {
+        // A compiler quotes with characters that a power cut can tear.
+        Ok(Some(log)) => dkms::telling_line(&String::from_utf8_lossy(&log))
+            .map(|line| format!("`{path}` says: {line}")),
+        Ok(None) => None,
+        Err(error) => Some(format!("its log cannot be read: {error}")),
+    }
 }
 
 /// Whether a driver that did not come as packages is kept: then nothing is compiled for it.

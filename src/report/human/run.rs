@@ -90,14 +90,33 @@ fn verdict(report: &RunReport) -> (Ink, String) {
             .find(|step| step.outcome == Outcome::Failed)
         {
             Some(step) => (Ink::Bad, format!("not ready: {} failed", step.title)),
-            // Nothing fails any more, and yet it is not what was asked for.
-            None if exit == Exit::StepFailed => (
+            None if went_back(report) => (
                 Ink::Bad,
                 "not as wanted: the driver that failed is gone, the one before works".to_owned(),
             ),
-            None => (Ink::Bad, format!("not ready: exit status {}", exit.code())),
+            None => match report
+                .steps
+                .iter()
+                .find(|step| step.outcome == Outcome::Blocked)
+            {
+                Some(step) => (Ink::Bad, format!("not ready: {} is blocked", step.title)),
+                None => (Ink::Bad, format!("not ready: exit status {}", exit.code())),
+            },
         },
     }
+}
+
+/// Whether all that was decided is done, and yet it is not what was asked for: then the run has taken the
+/// driver back.
+fn went_back(report: &RunReport) -> bool {
+    let is_done = |step: &StepReport| {
+        matches!(
+            step.outcome,
+            Outcome::Changed | Outcome::Satisfied | Outcome::NotApplicable
+        )
+    };
+    let install = report.mode == Mode::Install && report.exit == Exit::StepFailed;
+    install && !report.steps.is_empty() && report.steps.iter().all(is_done)
 }
 
 /// The verdict on an `install` that has done all that is wanted.
@@ -173,6 +192,7 @@ pub fn troubles(to: &mut dyn Write, report: &RunReport, style: Style) -> io::Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::id::StepId;
 
     fn report(mode: Mode, exit: Exit) -> RunReport {
         RunReport {
@@ -189,12 +209,38 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_went_back_to_the_driver_before_says_so_first() {
-        let (_, said) = verdict(&report(Mode::Install, Exit::StepFailed));
+    fn a_run_that_did_not_get_what_was_asked_for_says_why_first() {
+        let of = |outcomes: &[Outcome]| {
+            let step = |outcome: &Outcome| StepReport {
+                id: StepId::new("a.step"),
+                title: "A step".to_owned(),
+                outcome: *outcome,
+                why: String::new(),
+                hint: None,
+                causes: Vec::new(),
+                reason: None,
+                seconds: 0.0,
+                changes: Vec::new(),
+            };
+            verdict(&RunReport {
+                steps: outcomes.iter().map(step).collect(),
+                ..report(Mode::Install, Exit::StepFailed)
+            })
+            .1
+        };
         assert_eq!(
-            said,
+            of(&[Outcome::Changed, Outcome::Satisfied]),
             "not as wanted: the driver that failed is gone, the one before works"
         );
+        assert_eq!(
+            of(&[Outcome::Changed, Outcome::Blocked]),
+            "not ready: A step is blocked"
+        );
+        assert_eq!(
+            of(&[Outcome::Changed, Outcome::NotRun]),
+            "not ready: exit status 6"
+        );
+        assert_eq!(of(&[]), "not ready: exit status 6");
     }
 
     #[test]

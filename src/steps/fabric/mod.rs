@@ -122,12 +122,10 @@ async fn detect(cx: &Cx<'_>) -> Result<FabricState, StepError> {
     Ok(state)
 }
 
-/// GPUs that fail, and GPUs that say nothing of a fabric beside others that do. Before Hopper, none says
-/// anything.
+/// GPUs that fail. One that knows no fabric, as before Hopper or in a slot of its own, is none of them.
 fn silent(devices: &[NvmlDevice]) -> Option<String> {
-    let knows = devices.iter().any(|gpu| gpu.fabric.is_some());
     let silent: Vec<u32> = (devices.iter())
-        .filter(|gpu| gpu.error.is_some() || (knows && gpu.fabric.is_none()))
+        .filter(|gpu| gpu.error.is_some() && gpu.fabric.is_none())
         .map(|gpu| gpu.index)
         .collect();
     (!silent.is_empty()).then(|| format!("{} gave no answer to NVML", words::indices(&silent)))

@@ -181,10 +181,11 @@ fn gpus_that_say_nothing_of_their_fabric_have_not_joined() {
     let done = || Some(gpu(FabricProgress::Completed, 0));
     for (devices, said) in [
         (vec![device(0, done(), None), device(1, done(), None)], None),
-        // Before Hopper, no GPU knows a fabric.
+        // Before Hopper, and in a slot of its own, no GPU knows a fabric.
         (vec![device(0, None, None), device(1, None, None)], None),
+        (vec![device(0, done(), None), device(1, None, None)], None),
         (
-            vec![device(0, done(), None), device(1, None, None)],
+            vec![device(0, done(), None), device(1, None, Some("lost"))],
             Some("GPU 1 gave no answer to NVML"),
         ),
         (

@@ -30,7 +30,7 @@ const RESOLVE_DEADLINE: Duration = Duration::from_secs(180);
 const FAIL_IF_LOCKED: &str = "--setopt=exit_on_lock=1";
 
 /// Options of every command, `dnf.conf(5)`.
-const OPTIONS: [&str; 8] = [
+const OPTIONS: [&str; 9] = [
     FAIL_IF_LOCKED,
     // The newest allowed version of each requested package, or an error: never quietly an older
     // one, and never without one of the requested packages.
@@ -38,6 +38,8 @@ const OPTIONS: [&str; 8] = [
     "--setopt=strict=1",
     // Packages of one vendor are not replaced by those of another.
     "--setopt=allow_vendor_change=0",
+    // A new kernel takes none away: the default of three would remove the oldest one.
+    "--setopt=installonly_limit=0",
     // Unneeded packages are not ours to remove.
     "--setopt=clean_requirements_on_remove=0",
     // A repository that fails is a warning; this program decides whether it is needed.
