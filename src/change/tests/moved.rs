@@ -43,6 +43,19 @@ pub(super) async fn driver(kind: Kind) -> (TestMachine, Archive) {
     (machine, archive)
 }
 
+/// The same, and the next driver excludes the library of the old one.
+async fn excluding(kind: Kind) -> (TestMachine, Archive) {
+    let (machine, archive) = driver(kind).await;
+    archive.offer(
+        "driver",
+        Offered {
+            conflicts: &["library-1"],
+            ..Offered::new("580.1", &[])
+        },
+    );
+    (machine, archive)
+}
+
 pub(super) fn install(version: &str, replaced: &[&str]) -> Change {
     Change::InstallPackages {
         packages: vec![wish("driver", Some(version))],
@@ -114,14 +127,7 @@ async fn the_undo_names_the_version_before(kind: Kind) {
 
 /// The module of the other flavour is removed by the package manager itself, with what needs it alone.
 async fn parts_of_the_driver_that_it_has_installed_may_follow(kind: Kind) {
-    let (machine, archive) = driver(kind).await;
-    archive.offer(
-        "driver",
-        Offered {
-            conflicts: &["library-1"],
-            ..Offered::new("580.1", &[])
-        },
-    );
+    let (machine, archive) = excluding(kind).await;
     machine.apply(&install("580.*", &["driver"])).await.unwrap();
     assert_eq!(installed(&archive), ["driver 580.1"]);
     // What is no part of a driver does not follow.
@@ -147,15 +153,8 @@ async fn parts_of_the_driver_that_it_has_installed_may_follow(kind: Kind) {
 
 /// The library follows the driver, and a person has held it.
 async fn what_somebody_else_holds_blocks_the_move_that_it_must_follow(kind: Kind) {
-    let (mut machine, archive) = driver(kind).await;
+    let (mut machine, _) = excluding(kind).await;
     machine.applier = machine.restarted().holding(["driver".to_owned()]);
-    archive.offer(
-        "driver",
-        Offered {
-            conflicts: &["library-1"],
-            ..Offered::new("580.1", &[])
-        },
-    );
     let before = machine.snapshot();
     let change = install("580.*", &["driver"]);
     let refused = machine.applier.rehearse(&change).await.unwrap_err();
@@ -175,14 +174,7 @@ async fn what_somebody_else_holds_blocks_the_move_that_it_must_follow(kind: Kind
 
 /// Both are wanted, and the archive's new driver excludes the library.
 async fn what_is_wanted_is_not_removed_by_what_it_follows(kind: Kind) {
-    let (machine, archive) = driver(kind).await;
-    archive.offer(
-        "driver",
-        Offered {
-            conflicts: &["library-1"],
-            ..Offered::new("580.1", &[])
-        },
-    );
+    let (machine, _) = excluding(kind).await;
     let before = machine.snapshot();
     let change = Change::InstallPackages {
         packages: vec![wish("driver", Some("580.*")), wish("library-1", None)],

@@ -96,9 +96,11 @@ pub fn parse_keys(text: &str) -> BTreeSet<String> {
     text.lines().filter(is_key).map(str::to_owned).collect()
 }
 
-/// The last parts of the names of packages of a kernel of which only one version is installed. All
-/// others provide `installonlypkg(kernel)` or `installonlypkg(kernel-module)`: a further version of them
-/// is installed beside the older one, and taking the older one for a leftover would remove a kernel.
+/// The last parts of the names of packages of a kernel of which only one version is installed. The
+/// others that `kernel.spec` of RHEL 9 makes provide `installonlypkg(kernel)` or
+/// `installonlypkg(kernel-module)`: a further version of them is installed beside the older one, and
+/// taking the older one for a leftover would remove a kernel. Packages of other sources whose names begin
+/// in the same way were not looked at; of these, too, an older version is never taken for a leftover.
 const SINGLE: [&str; 11] = [
     "abi-stablelists",
     "abi-whitelists",

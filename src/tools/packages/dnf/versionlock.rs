@@ -103,8 +103,8 @@ impl HoldList for Versionlock {
 
     fn needs(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
         Ok((!is_enabled(files)?).then_some(
-            "dnf's plugin versionlock is not installed, or it is disabled (package \
-             `python3-dnf-plugin-versionlock`)",
+            "dnf's plugin versionlock is not installed (package `python3-dnf-plugin-versionlock`), \
+             or it is disabled (`enabled` in `/etc/dnf/plugins/versionlock.conf`)",
         ))
     }
 
