@@ -203,7 +203,7 @@ impl Applier {
                 self.install(packages, removing, &undo, sink).await?;
             }
             Change::RepairPackages => self.repair(&undo, sink).await?,
-            Change::HoldPackages { patterns } => self.hold(patterns, sink).await?,
+            Change::HoldPackages { patterns } => self.hold(patterns, &undo, sink).await?,
             Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
             Change::RestartUnit { unit } => self.restart_unit(unit, sink).await?,
             Change::ReloadDocker {
@@ -301,14 +301,7 @@ impl Applier {
                 self.restore_stream(module, stream, before.as_deref(), *existed, sink)
                     .await
             }
-            Undo::Unhold {
-                before,
-                held,
-                entries,
-            } => match entries {
-                Some(entries) => self.remove_entries(entries, sink).await,
-                None => self.unhold(before, held.as_deref(), sink).await,
-            },
+            Undo::Unhold { .. } => self.revert_hold(undo, sink).await,
             Undo::RestoreUnit {
                 unit,
                 enabled,

@@ -69,6 +69,10 @@ pub enum Undo {
         /// versions, and where they are marks.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         entries: Option<Vec<String>>,
+        /// The name of the record of what is really held, which exists from the moment on in which it is
+        /// known; `None` once this undo is exact, and in journals of earlier versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        record: Option<String>,
     },
     /// Restore the state of a unit.
     RestoreUnit {

@@ -465,6 +465,7 @@ mod tests {
             before: vec![],
             held: None,
             entries: None,
+            record: None,
         };
         let newest_first = vec![
             standing(6, "docker", restart()),

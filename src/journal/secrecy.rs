@@ -189,6 +189,7 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
             before,
             held,
             entries,
+            record: _,
         } => {
             let known = held.iter().chain(entries);
             names.extend(strs(before).chain(known.flat_map(|names| strs(names))));
@@ -413,6 +414,7 @@ mod tests {
                     before: vec!["docker.io".to_owned()],
                     held: None,
                     entries: None,
+                    record: None,
                 },
             ),
             intent(

@@ -5,6 +5,8 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::inventory::{held, unreadable};
 use crate::{
     change::{Applier, ChangeError, PackageError, Reverted, Sink, Undo},
@@ -29,6 +31,21 @@ impl Holds {
         // A panic in another thread cannot leave half a name.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The ending of the name of a record of holds.
+const ENDING: &str = ".held";
+
+/// What a change holds, on disk right before it does: others may have upgraded or held packages since its
+/// undo was captured, and this program may be killed before the journal has the exact one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Held {
+    /// Layout of this document.
+    schema: u32,
+    packages: Vec<String>,
+    /// What is added to the list of holds; `None` if there is no list.
+    entries: Option<Vec<String>>,
 }
 
 /// Installed packages that match and are not held.
@@ -57,8 +74,8 @@ impl Applier {
             .join("\n"))
     }
 
-    /// What is to be held is known before: if this program is killed, the command that holds it may end
-    /// after the next run has looked.
+    /// What is to be held is known only when no other package manager works any more; until then this is
+    /// what would be held now.
     pub(in crate::change) async fn capture_hold(
         &self,
         patterns: &[String],
@@ -69,6 +86,7 @@ impl Applier {
             before: held(&database).into_iter().collect(),
             entries: self.new_entries(&database, &ours)?,
             held: Some(ours),
+            record: Some(self.new_record(ENDING)?),
         })
     }
 
@@ -91,38 +109,91 @@ impl Applier {
         Ok(Some(entries))
     }
 
+    /// The exact undo: what the record says; without a record nothing was held. If this program was killed,
+    /// the command that holds may end after the next run has looked, so the machine is not asked.
     pub(in crate::change) async fn refine_hold(&self, undo: Undo) -> Result<Undo, ChangeError> {
         match undo {
-            // The entries of the list are known exactly.
             Undo::Unhold {
                 before,
-                held: ours,
+                record: Some(name),
+                ..
+            } => Ok(match self.held_by(&name)? {
+                Some(Held {
+                    packages, entries, ..
+                }) => Undo::Unhold {
+                    before,
+                    held: Some(packages),
+                    entries,
+                    record: None,
+                },
+                None => Undo::Nothing {
+                    why: "no package was held".to_owned(),
+                },
+            }),
+            // An earlier version had no record.
+            Undo::Unhold {
+                before,
+                held: None,
                 entries: None,
+                record: None,
             } => {
                 let known: BTreeSet<String> = before.iter().cloned().collect();
-                let mut all = held(&self.database().await?);
-                all.extend(ours.into_iter().flatten());
+                let all = held(&self.database().await?);
                 Ok(Undo::Unhold {
                     held: Some(all.difference(&known).cloned().collect()),
                     before,
                     entries: None,
+                    record: None,
                 })
             }
             other => Ok(other),
         }
     }
 
+    fn held_by(&self, name: &str) -> Result<Option<Held>, ChangeError> {
+        let path = self.record_path(name, ENDING);
+        (self.host.files.read(&path)?)
+            .map(|text| serde_json::from_slice(&text))
+            .transpose()
+            .map_err(|error| unreadable(&format!("read `{path}`"), error))
+    }
+
+    fn record_held(
+        &self,
+        undo: &Undo,
+        database: &[Package],
+        names: &[String],
+    ) -> Result<(), ChangeError> {
+        const WHAT: &str = "record what is held";
+        let Undo::Unhold {
+            record: Some(name), ..
+        } = undo
+        else {
+            return Err(unreadable(WHAT, "its undo is of another kind"));
+        };
+        let held = Held {
+            schema: 1,
+            packages: names.to_vec(),
+            entries: self.new_entries(database, names)?,
+        };
+        let text = serde_json::to_vec(&held).map_err(|error| unreadable(WHAT, error))?;
+        Ok((self.host.files).write(&self.record_path(name, ENDING), &text, 0o600)?)
+    }
+
     pub(in crate::change) async fn hold(
         &self,
         patterns: &[String],
+        undo: &Undo,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         self.transactions()?;
         self.exclusively(sink, async {
-            let names = to_hold(&self.database().await?, patterns);
+            let database = self.database().await?;
+            let names = to_hold(&database, patterns);
             if names.is_empty() {
                 return Ok(());
             }
+            self.record_held(undo, &database, &names)?;
             self.mark(Mark::Hold, &names, sink).await?;
             self.holds.add(names);
             match to_hold(&self.database().await?, patterns).first() {
@@ -167,16 +238,34 @@ impl Applier {
             .collect();
         let text = files.read_text(list.path())?.unwrap_or_default();
         let text = match mark {
-            Mark::Hold => list.with(&text, &packages),
+            Mark::Hold => list.with(&text, &packages, &self.holds.names()),
             _ => list.without(&text, &list.entries(&packages)),
         };
         files.write(list.path(), text.as_bytes(), 0o644)?;
         self.restore_labels(&[list.path()], sink).await
     }
 
+    /// Releases the holds of a change.
+    pub(in crate::change) async fn revert_hold(
+        &self,
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        match self.refine_hold(undo.clone()).await? {
+            Undo::Unhold {
+                entries: Some(entries),
+                ..
+            } => self.remove_entries(&entries, sink).await,
+            Undo::Unhold { before, held, .. } => self.unhold(&before, held.as_deref(), sink).await,
+            _ => Ok(Reverted::Nothing {
+                why: "no package was held".to_owned(),
+            }),
+        }
+    }
+
     /// Removes from the list of holds exactly what a change has added to it: the packages may have other
     /// versions by now, and others may have locked these.
-    pub(in crate::change) async fn remove_entries(
+    async fn remove_entries(
         &self,
         entries: &[String],
         sink: &dyn Sink,
@@ -207,7 +296,7 @@ impl Applier {
         })
     }
 
-    pub(in crate::change) async fn unhold(
+    pub(super) async fn unhold(
         &self,
         before: &[String],
         ours: Option<&[String]>,

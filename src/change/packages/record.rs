@@ -65,23 +65,28 @@ impl Applier {
     /// The undo of a transaction that has not started. No inventory is taken yet: packages that
     /// another package manager installs until the start would count as ours.
     pub(in crate::change) fn capture_packages(&self) -> Result<Undo, ChangeError> {
+        Ok(Undo::Packages {
+            transaction: self.new_record(ENDING)?,
+            effects: None,
+        })
+    }
+
+    /// A name that no record with this ending has.
+    pub(super) fn new_record(&self, ending: &str) -> Result<String, ChangeError> {
         let now = self.host.clock.now().strftime("%Y%m%dT%H%M%S.%9f");
         // A clock that stands still, or was set back, must not give two transactions one name.
         for n in 1_u32.. {
             let name = format!("{now}-{n}");
-            if self
-                .host
-                .files
-                .stat(&self.transaction_path(&name))?
-                .is_none()
-            {
-                return Ok(Undo::Packages {
-                    transaction: name,
-                    effects: None,
-                });
+            if (self.host.files.stat(&self.record_path(&name, ending))?).is_none() {
+                return Ok(name);
             }
         }
         Err(unreadable("name the transaction", "all names are taken"))
+    }
+
+    /// The file of a record.
+    pub(super) fn record_path(&self, name: &str, ending: &str) -> Utf8PathBuf {
+        self.state.join(FOLDER).join(format!("{name}{ending}"))
     }
 
     /// One attempt at an approved command, with its record.
@@ -210,7 +215,7 @@ impl Applier {
     }
 
     fn transaction_path(&self, name: &str) -> Utf8PathBuf {
-        self.state.join(FOLDER).join(format!("{name}{ENDING}"))
+        self.record_path(name, ENDING)
     }
 
     fn transaction(&self, name: &str) -> Result<Option<Transaction>, ChangeError> {

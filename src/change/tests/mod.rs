@@ -7,6 +7,7 @@ mod dnf;
 mod exact;
 mod faults;
 mod files;
+mod holds;
 mod kinds;
 mod kit;
 mod leftovers;

@@ -400,6 +400,7 @@ async fn only_own_holds_are_released(kind: Kind) {
                 Kind::Dnf => Some(vec!["docker.io-0:20.10.24.*".into()]),
                 _ => None,
             },
+            record: None,
         }
     );
 }

@@ -27,7 +27,6 @@ with_each_manager! {
     an_interrupted_transaction_is_undone_and_later_changes_of_others_stay
     an_unknown_result_does_not_count_as_the_state_before
     an_undo_stopped_during_a_wait_completes_in_the_next_run
-    a_hold_whose_command_outlived_the_run_is_released
 }
 
 const LOCKED: &str = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812";
@@ -386,19 +385,4 @@ async fn the_record_of_an_earlier_version_is_read_and_undone() {
     assert!(apt.installed.lock().unwrap().remove("vim").is_some());
     apt.write(&machine.fakes.files);
     assert_eq!(diff(&before, &machine.snapshot()), Vec::<String>::new());
-}
-
-async fn a_hold_whose_command_outlived_the_run_is_released(kind: Kind) {
-    let (machine, apt) = docker(kind);
-    machine.apply(&install(&["docker.io"])).await.unwrap();
-    let hold = Change::HoldPackages {
-        patterns: vec!["docker*".into()],
-    };
-    let undo = machine.applier.capture(&hold).await.unwrap();
-    // The run was killed, the next one looks, and only then does the command end.
-    let undo = (machine.applier.reconcile(&undo, &machine.sink).await).unwrap();
-    machine.apply(&hold).await.unwrap();
-    let reverted = machine.applier.revert(&undo, &machine.sink).await.unwrap();
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    assert!(!apt.installed.lock().unwrap()["docker.io"].held);
 }

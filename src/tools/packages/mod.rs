@@ -342,8 +342,9 @@ pub trait HoldList: Debug + Send + Sync {
     /// When an existing file cannot be read.
     fn needs(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError>;
 
-    /// The list with holds on the installed versions of these packages.
-    fn with(&self, text: &str, packages: &[&Package]) -> String;
+    /// The list with holds on the installed versions of these packages. Of those that are called so in
+    /// `ours`, this program's holds on other versions go.
+    fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String;
 
     /// The entries of such holds.
     fn entries(&self, packages: &[&Package]) -> Vec<String>;

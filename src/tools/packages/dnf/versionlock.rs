@@ -1,6 +1,8 @@
 //! Holds: the list of the plugin `versionlock`, which keeps installed packages at their version.
 //! The list is edited as a file, because the plugin's own command leaves comments behind.
 
+use std::collections::BTreeSet;
+
 use camino::Utf8Path;
 
 use super::generation;
@@ -108,12 +110,14 @@ impl HoldList for Versionlock {
         ))
     }
 
-    fn with(&self, text: &str, packages: &[&Package]) -> String {
+    fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String {
         // An entry of an earlier version would allow that version, too. Of a kernel several are installed.
+        // What others have written stays: no undo would bring it back.
         let mut text: String = (text.split_inclusive('\n'))
             .filter(|line| {
                 !packages.iter().any(|package| {
-                    !package.name.starts_with("kernel")
+                    ours.contains(&package.id)
+                        && !package.name.starts_with("kernel")
                         && version_in(line.trim(), &package.name).is_some()
                         && line.trim() != entry_of(package)
                 })
@@ -158,12 +162,17 @@ mod tests {
             (there.iter()).filter(|one| one.name == name).collect()
         };
         let list = "nvidia-driver-cuda-3:580.178.04-1.el9.*\nnvidia-driver-cuda-libs-3:580.178.04-1.el9.*\n";
+        let ours = BTreeSet::from(["nvidia-driver-cuda".to_owned(), "kernel".to_owned()]);
         assert_eq!(
-            Versionlock.with(list, &of("nvidia-driver-cuda")),
+            Versionlock.with(list, &of("nvidia-driver-cuda"), &ours),
             "nvidia-driver-cuda-libs-3:580.178.04-1.el9.*\nnvidia-driver-cuda-3:580.95.05-1.el9.*\n"
         );
         let kernel = "kernel-0:5.14.0-503.el9.*\n";
-        assert!(Versionlock.with(kernel, &of("kernel")).starts_with(kernel));
+        let with = Versionlock.with(kernel, &of("kernel"), &ours);
+        assert!(with.starts_with(kernel));
+        // Somebody else has locked that version.
+        let with = Versionlock.with(list, &of("nvidia-driver-cuda"), &BTreeSet::new());
+        assert!(with.starts_with(list), "{with}");
     }
 
     fn held(list: &str, plugin: Option<&str>) -> Vec<String> {
@@ -209,7 +218,8 @@ mod tests {
         let packages = packages();
         let both = [&packages[0], &packages[2]];
         let theirs = "# mine\n*nvidia*\nbash-0:5.1.8-9.el9.*";
-        let with = Versionlock.with(theirs, &both);
+        let nobody = BTreeSet::new();
+        let with = Versionlock.with(theirs, &both, &nobody);
         assert_eq!(
             with,
             format!(
@@ -217,10 +227,11 @@ mod tests {
                  kernel-0:5.14.0-570.17.1.el9_6.*\n"
             )
         );
-        assert_eq!(Versionlock.with(&with, &both), with);
+        assert_eq!(Versionlock.with(&with, &both, &nobody), with);
         let ours = Versionlock.entries(&both);
         assert_eq!(Versionlock.without(&with, &ours), format!("{theirs}\n"));
-        assert_eq!(Versionlock.without(&Versionlock.with("", &both), &ours), "");
+        let alone = Versionlock.with("", &both, &nobody);
+        assert_eq!(Versionlock.without(&alone, &ours), "");
         // What somebody has locked since, at another version, stays.
         let since = format!("{with}nvidia-driver-cuda-3:580.178.04-1.el9.*\n");
         assert_eq!(
@@ -235,7 +246,11 @@ mod tests {
             let packages = packages();
             let all: Vec<&Package> = packages.iter().collect();
             let ours = Versionlock.entries(&all);
-            let _ = (Versionlock.with(&text, &all), Versionlock.without(&text, &ours));
+            let nobody = BTreeSet::new();
+            let _ = (
+                Versionlock.with(&text, &all, &nobody),
+                Versionlock.without(&text, &ours),
+            );
             let _ = entries(&text).any(|entry| locks(entry, &packages[0]));
         }
     }
