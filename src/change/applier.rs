@@ -257,6 +257,9 @@ impl Applier {
                 )),
             });
         }
+        if let Undo::RestoreStream { .. } = undo {
+            return self.reconcile_stream(undo, sink).await;
+        }
         self.restore_emptied_files(undo)?;
         self.refine(undo.clone()).await
     }

@@ -74,6 +74,36 @@ impl Applier {
         .into())
     }
 
+    /// A run that was killed between its two commands, or whose second one failed, leaves no stream
+    /// enabled: the one before is enabled again at once. Later nobody could tell this from a reset by a
+    /// person.
+    pub(in crate::change) async fn reconcile_stream(
+        &self,
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<Undo, ChangeError> {
+        let Undo::RestoreStream {
+            module,
+            stream,
+            before: Some(before),
+            ..
+        } = undo
+        else {
+            return Ok(undo.clone());
+        };
+        let streams = self.streams()?;
+        // A command may have outlived the run.
+        self.wait_for_locks(sink).await?;
+        if before == stream || streams.enabled(&*self.host.files, module)?.is_some() {
+            return Ok(undo.clone());
+        }
+        self.exclusively(sink, self.move_stream(module, Some(before), sink))
+            .await?;
+        Ok(Undo::Nothing {
+            why: format!("stream {before} of module {module} is enabled again"),
+        })
+    }
+
     pub(in crate::change) async fn restore_stream(
         &self,
         module: &str,
@@ -84,9 +114,8 @@ impl Applier {
     ) -> Result<Reverted, ChangeError> {
         let streams = self.streams()?;
         let now = streams.enabled(&*self.host.files, module)?;
-        // A run that was killed between its two commands leaves no stream enabled.
-        let is_between = now.is_none() && before.is_some();
-        if !(is_between || now.as_deref() == Some(stream)) || before == Some(stream) {
+        // A person may have reset the module since.
+        if now.as_deref() != Some(stream) || before == Some(stream) {
             return Ok(Reverted::Nothing {
                 why: format!("stream {stream} of module {module} is not enabled by this program"),
             });

@@ -19,6 +19,9 @@ use crate::{
     model::secret::Secret,
 };
 
+/// The file of a module without a stream.
+const RESET: &str = "[nvidia-driver]\nname=nvidia-driver\nstream=\nprofiles=\nstate=\n";
+
 fn stream(stream: &str) -> Change {
     Change::EnableStream {
         module: "nvidia-driver".into(),
@@ -59,12 +62,29 @@ async fn the_stream_from_before_comes_back_after_a_kill_between_reset_and_enable
     let path = "/etc/dnf/modules.d/nvidia-driver.module";
     let before = machine.fakes.files.text(path);
     let interrupted = machine.applier.capture(&stream("595-open")).await.unwrap();
-    let reset = "[nvidia-driver]\nname=nvidia-driver\nstream=\nprofiles=\nstate=\n";
-    machine.fakes.files.put(path, reset);
+    machine.fakes.files.put(path, RESET);
+    // The next run looks first.
+    let restarted = machine.restarted();
+    let interrupted = restarted.reconcile(&interrupted, &machine.sink).await;
+    let interrupted = interrupted.unwrap();
+    assert_eq!(machine.fakes.files.text(path), before);
     let second = machine.apply(&stream("595-open")).await.unwrap();
     machine.revert(&second).await;
     machine.revert(&interrupted).await;
     assert_eq!(machine.fakes.files.text(path), before);
+}
+
+#[tokio::test]
+async fn a_module_that_somebody_has_reset_since_stays_reset() {
+    let (machine, _) = docker(Kind::Dnf);
+    machine.fakes.files.put_folder("/etc/dnf/modules.d", 0o755);
+    machine.apply(&stream("580-open")).await.unwrap();
+    let undo = machine.apply(&stream("595-open")).await.unwrap();
+    let path = "/etc/dnf/modules.d/nvidia-driver.module";
+    machine.fakes.files.put(path, RESET);
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+    assert_eq!(machine.fakes.files.text(path), RESET);
 }
 
 #[tokio::test]
