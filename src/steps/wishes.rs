@@ -100,10 +100,12 @@ impl Comparison {
     /// What to do about held packages.
     #[must_use]
     pub fn held_hint(&self, manager: Manager) -> String {
-        format!(
-            "release the hold (`{}`), or configure the held version",
-            manager.backend().commands().unhold
-        )
+        let backend = manager.backend();
+        let unhold = backend.commands().unhold;
+        let place = (backend.hold_list())
+            .map(|list| format!(" with its entry in `{}`", list.path()))
+            .unwrap_or_default();
+        format!("release the hold (`{unhold}`{place}), or configure the held version")
     }
 }
 

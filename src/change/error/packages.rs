@@ -79,8 +79,8 @@ pub enum PackageError {
     HeldByOthers {
         /// Which packages.
         packages: Vec<String>,
-        /// The command that releases their holds.
-        unhold: String,
+        /// The command that releases their holds, and what it changes, as a part of a sentence.
+        release: String,
     },
     /// The transaction would install another kernel.
     #[error(
@@ -202,9 +202,9 @@ impl Report for PackageError {
                 "nothing was changed; name what may happen in `packages.may-remove` or \
                  `packages.may-upgrade`, or bring the machine up to date first",
             ),
-            Self::HeldByOthers { unhold, .. } => {
+            Self::HeldByOthers { release, .. } => {
                 return Some(format!(
-                    "release the hold (`{unhold}`), or keep the driver as it is; nothing was changed"
+                    "release the hold ({release}), or keep the driver as it is; nothing was changed"
                 ));
             }
             Self::NewKernel { install, .. } => {

@@ -43,7 +43,9 @@ use crate::{
     config::desired::PackageWish,
     host::{Query, exec::tail},
     model::secret::without_logins,
-    tools::packages::{Action, Fault, HalfDone, Settings, TransactionRequest, Transactions},
+    tools::packages::{
+        Action, Fault, HalfDone, Package, Settings, TransactionRequest, Transactions,
+    },
 };
 
 /// Seconds that the package manager itself waits for its locks. Short, because this program waits
@@ -148,19 +150,42 @@ impl Applier {
         let named = replaced.iter().map(String::as_str);
         let moving: BTreeSet<String> = named.chain(following).map(str::to_owned).collect();
         let ours = self.holds.names();
-        let of_others: Vec<String> = (held(&self.database().await?).into_iter())
-            .filter(|name| moving.contains(name) && !ours.contains(name))
-            .filter(|name| actions.iter().any(|action| changes(action, name)))
+        let database = self.database().await?;
+        let of_others: Vec<&Package> = (database.iter())
+            .filter(|package| package.held && !ours.contains(&package.id))
+            .filter(|package| moving.contains(&package.id) && changes(actions, &database, package))
             .collect();
         if of_others.is_empty() {
             return Ok(moving);
         }
-        let unhold = self.backend.commands().unhold;
         Err(PackageError::HeldByOthers {
-            unhold: unhold.replace("NAME", &of_others.join(" ")),
-            packages: of_others,
+            release: self.release(&of_others)?,
+            packages: (of_others.into_iter())
+                .map(|package| package.id.clone())
+                .collect(),
         }
         .into())
+    }
+
+    /// How a person releases the holds of packages. An entry of a list may be a pattern, which only the
+    /// list shows.
+    fn release(&self, packages: &[&Package]) -> Result<String, ChangeError> {
+        let Some(list) = self.backend.hold_list() else {
+            let unhold = self.backend.commands().unhold;
+            let names: Vec<&str> = packages.iter().map(|one| one.id.as_str()).collect();
+            return Ok(format!("`{}`", unhold.replace("NAME", &names.join(" "))));
+        };
+        let text = self.host.files.read_text(list.path())?.unwrap_or_default();
+        let holding: BTreeSet<&str> = (packages.iter())
+            .flat_map(|package| list.holding(&text, package))
+            .collect();
+        let entries: Vec<String> = (holding.iter().map(|entry| format!("`{entry}`"))).collect();
+        Ok(format!(
+            "`{}`, which takes {} out of `{}`",
+            list.release(&holding),
+            entries.join(", "),
+            list.path()
+        ))
     }
 
     fn refuse(&self, actions: &[Action], approved: &Approved<'_>) -> Result<(), ChangeError> {
@@ -209,12 +234,23 @@ impl Applier {
     }
 }
 
-/// Whether an action removes a package or changes its version.
-fn changes(action: &Action, package: &str) -> bool {
-    match action {
-        Action::Remove { name, .. } => name == package,
-        Action::Install { name, from, to } => name == package && from.as_ref() != Some(to),
-    }
+/// Whether actions remove a package or change its version. An interrupted transaction leaves an old
+/// version, or the same one a second time, beside a package that is installed once more: its removal
+/// changes nothing that somebody holds.
+fn changes(actions: &[Action], database: &[Package], package: &Package) -> bool {
+    let stays = || {
+        actions.iter().any(|action| {
+            let Action::Install { name, from, to } = action else {
+                return false;
+            };
+            let same = |other: &Package| other.id == *name && other.name == package.name;
+            from.as_ref() == Some(to) && database.iter().any(same)
+        })
+    };
+    actions.iter().any(|action| match action {
+        Action::Remove { name, .. } => *name == package.id && !stays(),
+        Action::Install { name, from, to } => *name == package.id && from.as_ref() != Some(to),
+    })
 }
 
 /// The names of the wanted packages.

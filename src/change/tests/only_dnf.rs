@@ -269,6 +269,38 @@ async fn a_repair_that_was_interrupted_may_remove_what_it_has_doubled() {
 }
 
 #[tokio::test]
+async fn a_pattern_of_somebody_does_not_stop_a_repair_and_is_named_where_it_stops_a_move() {
+    const LIST: &str = "/etc/dnf/plugins/versionlock.list";
+    let (machine, archive) = docker(Kind::Dnf);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
+    machine.fakes.files.put(LIST, "run*\n");
+    archive.write(&machine.fakes.files);
+    let own = archive.clone();
+    machine.fakes.exec.on("dnf", move |cmd, files| {
+        let has = |word: &str| cmd.args.iter().any(|arg| arg == word);
+        let mut output = own.dnf(cmd, files);
+        if has("--assumeno") && has("reinstall") {
+            let twice = row("runc", Some("1.1.5"), None);
+            output.stdout = format!("Dependencies resolved.\n{twice}\n{}", output.stdout);
+        }
+        output
+    });
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    // A new version of it is another matter.
+    let (mut machine, _) = moved::driver(Kind::Dnf).await;
+    machine.applier = machine.restarted();
+    machine.fakes.files.put(LIST, "driver*\nlib*\n");
+    let change = moved::install("580.*", &["driver"]);
+    let error = machine.apply(&change).await.unwrap_err();
+    assert_eq!(error.reason(), "package-held");
+    let hint = error.hint().unwrap();
+    for part in ["`dnf versionlock delete 'driver*'`", "`driver*`", LIST] {
+        assert!(hint.contains(part), "{hint}");
+    }
+}
+
+#[tokio::test]
 async fn a_manager_without_streams_says_so() {
     let machine = TestMachine::new();
     let error = machine

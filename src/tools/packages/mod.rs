@@ -346,6 +346,12 @@ pub trait HoldList: Debug + Send + Sync {
     /// `ours`, this program's holds on other versions go.
     fn with(&self, text: &str, packages: &[&Package], ours: &BTreeSet<String>) -> String;
 
+    /// The entries of the list that hold a package, those of others, too.
+    fn holding<'t>(&self, text: &'t str, package: &Package) -> Vec<&'t str>;
+
+    /// The command that takes exactly these entries out of the list, for hints.
+    fn release(&self, entries: &BTreeSet<&str>) -> String;
+
     /// The entries of such holds.
     fn entries(&self, packages: &[&Package]) -> Vec<String>;
 

@@ -261,7 +261,8 @@ pub enum Removals {
 /// What a person types, or where a person looks, with one package manager: for hints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Commands {
-    /// Releases the hold of a package.
+    /// Releases the hold of a package; `NAME` stands for the package, `ENTRY` for an entry of
+    /// [`super::HoldList`].
     pub unhold: &'static str,
     /// Removes downloaded packages.
     pub clean: &'static str,

@@ -104,7 +104,10 @@ pub fn hint(fault: Fault) -> Option<&'static str> {
              this release and architecture (`dnf repoquery --showduplicates NAME`, `dnf module \
              list`)"
         }
-        Fault::Held => "release the hold with `dnf versionlock delete`, if nobody else needs it",
+        Fault::Held => {
+            "if nobody else needs the hold, release it with `dnf versionlock delete 'ENTRY'` \
+             (`dnf versionlock list` shows the entries)"
+        }
         Fault::Unmet => {
             "read dnf's messages about dependencies above; the usual cause is a mix of packages \
              from two repositories"

@@ -253,7 +253,7 @@ impl Backend for Dnf {
 
     fn commands(&self) -> Commands {
         Commands {
-            unhold: "dnf versionlock delete NAME",
+            unhold: "dnf versionlock delete 'ENTRY'",
             clean: "dnf clean packages",
             reinstall: "dnf reinstall NAME",
             upgrade_kernel: "dnf upgrade kernel",

@@ -136,6 +136,17 @@ impl HoldList for Versionlock {
         text
     }
 
+    fn holding<'t>(&self, text: &'t str, package: &Package) -> Vec<&'t str> {
+        (entries(text).filter(|entry| locks(entry, package))).collect()
+    }
+
+    /// The plugin compares its arguments with entries, and only then as patterns with names: the entry
+    /// itself always fits (`_match` in `versionlock.py` of dnf-plugins-core).
+    fn release(&self, entries: &BTreeSet<&str>) -> String {
+        let quoted: Vec<String> = entries.iter().map(|entry| format!("'{entry}'")).collect();
+        format!("dnf versionlock delete {}", quoted.join(" "))
+    }
+
     fn entries(&self, packages: &[&Package]) -> Vec<String> {
         packages.iter().map(|package| entry_of(package)).collect()
     }
