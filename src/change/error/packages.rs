@@ -63,6 +63,8 @@ pub enum PackageError {
     NotOffered {
         /// The package with its version.
         package: String,
+        /// The command that brings it to a version that is offered.
+        command: Option<String>,
     },
     /// The transaction would do something that the plan does not approve.
     #[error("approve the package transaction: it {}", .reasons.join("; it "))]
@@ -214,10 +216,17 @@ impl Report for PackageError {
                      kernel"
                 ));
             }
-            Self::NotOffered { .. } => Some(
-                "nothing was changed; bring this package to a version that is offered with the \
-                 package manager's own command, and run the command again",
-            ),
+            Self::NotOffered { command, .. } => {
+                let with = (command.as_ref()).map_or_else(
+                    || "the package manager's own command".to_owned(),
+                    |command| format!("`{command}`"),
+                );
+                return Some(format!(
+                    "nothing was changed; bring this package to a version that is offered with \
+                     {with}, and run `gpu-bootstrap install` again: it completes the other packages, \
+                     which are recorded"
+                ));
+            }
             Self::OtherBranch { .. } => Some(
                 "the archive replaced that branch by a newer one: set `driver.branch` to the branch \
                  that it has",

@@ -101,6 +101,7 @@ impl Applier {
         let Undo::Packages { transaction, .. } = undo else {
             return Err(unreadable(what, "its undo is of another kind"));
         };
+        self.forget_removed().await?;
         self.record_start(transaction, actions).await?;
         let ran = self.run_once(what, cmd, stages(actions), sink).await;
         if ran.as_ref().is_err_and(may_still_run) {

@@ -5,7 +5,7 @@ use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
     error::Report,
     host::Cmd,
-    tools::packages::{Action, Fault, TransactionRequest},
+    tools::packages::{Action, Fault, Package, TransactionRequest},
 };
 
 impl Applier {
@@ -66,6 +66,8 @@ impl Applier {
         let Some(query) = transactions.unfinished() else {
             return Ok(());
         };
+        // The next transaction, also one of a person, is the last one then.
+        self.record_begun().await?;
         let mut attempts = Attempts::new();
         loop {
             let answer = self.ask("look at the last transaction", &query).await?;
@@ -130,6 +132,24 @@ impl Applier {
         Ok(self.host.files.write(&path, text.as_bytes(), 0o600)?)
     }
 
+    /// Removes from the record what it says about packages that are not installed any more.
+    pub(super) async fn forget_removed(&self) -> Result<(), ChangeError> {
+        let (files, record) = (&self.host.files, self.backend.failed_scripts_record());
+        let Some(path) = record else {
+            return Ok(());
+        };
+        let Some(before) = files.read_text(&path)? else {
+            return Ok(());
+        };
+        let now = self.backend.of_installed(&before, &self.database().await?);
+        if now.is_empty() {
+            files.remove(&path)?;
+        } else if now != before {
+            files.write(&path, now.as_bytes(), 0o600)?;
+        }
+        Ok(())
+    }
+
     async fn install_again(
         &self,
         packages: &[String],
@@ -151,8 +171,15 @@ impl Applier {
             .collect();
         let is_offered = |package: &&String| offered.iter().any(|spec| package.starts_with(spec));
         if let Some(package) = packages.iter().find(|package| !is_offered(package)) {
+            let database = self.database().await?;
+            let is_it = |one: &&Package| {
+                let spec = transactions.at_version(&one.name, &one.version);
+                one.is_there() && package.starts_with(&spec)
+            };
             return Err(PackageError::NotOffered {
                 package: package.clone(),
+                command: (database.iter().find(is_it))
+                    .and_then(|one| transactions.to_offered_command(one)),
             }
             .into());
         }

@@ -217,7 +217,7 @@ impl Applier {
             self.wait_before_retry(&mut attempts, error, sink).await?;
             self.approve_removal(packages, along).await?;
         }
-        Ok(())
+        self.forget_removed().await
     }
 
     /// Simulates a removal and refuses it if it would remove anything but the packages and `along`.

@@ -142,13 +142,51 @@ async fn a_version_that_left_the_mirror_is_named_before_anything_is_installed_ag
     let error = machine.apply(&Change::RepairPackages).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("no repository offers `runc-"), "{text}");
-    assert!(
-        error
-            .hint()
-            .is_some_and(|hint| hint.starts_with("nothing was changed"))
-    );
-    let there = apt.installed.lock().unwrap();
-    assert!(there.len() == before && there["docker.io"].half);
+    let hint = error.hint().unwrap();
+    assert!(hint.starts_with("nothing was changed"), "{hint}");
+    assert!(hint.contains("`dnf distro-sync runc`"), "{hint}");
+    {
+        let mut there = apt.installed.lock().unwrap();
+        assert!(there.len() == before && there["docker.io"].half);
+        // A person follows it. After this transaction neither dnf's history nor its lock shows what the
+        // interrupted one had begun.
+        there.values_mut().for_each(|package| package.half = false);
+        there.get_mut("runc").unwrap().version = "1.1.4".to_owned();
+    }
+    apt.write(&machine.fakes.files);
+    let plan = machine.restarted().preview(&Change::RepairPackages).await;
+    assert_eq!(plan.unwrap().as_deref(), Some("~ docker.io"));
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_an_undo_has_removed_is_not_half_done_when_it_is_installed_again() {
+    let (machine, apt) = docker(Kind::Dnf);
+    *apt.failing.lock().unwrap() = vec!["docker.io"];
+    let change = install(&["docker.io"]);
+    let undo = machine.applier.capture(&change).await.unwrap();
+    let applied = machine.applier.apply(&change, undo.clone(), &machine.sink);
+    assert_eq!(applied.await.unwrap_err().reason(), "package-script");
+    let undo = machine.applier.reconcile(&undo, &machine.sink).await;
+    machine.revert(&undo.unwrap()).await;
+    // A person installs the same version, or this program does.
+    machine.apply(&change).await.unwrap();
+    let plan = machine.restarted().preview(&Change::RepairPackages).await;
+    assert_eq!(plan.unwrap().as_deref(), Some(""));
+}
+
+#[tokio::test]
+async fn a_package_that_others_removed_is_not_half_done_when_it_is_installed_again() {
+    let (machine, apt) = docker(Kind::Dnf);
+    *apt.failing.lock().unwrap() = vec!["docker.io"];
+    let change = install(&["docker.io"]);
+    machine.apply(&change).await.unwrap_err();
+    for name in ["docker.io", "runc"] {
+        apt.installed.lock().unwrap().remove(name);
+    }
+    apt.write(&machine.fakes.files);
+    machine.apply(&change).await.unwrap();
 }
 
 #[tokio::test]

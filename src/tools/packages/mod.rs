@@ -139,6 +139,12 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
+    /// The lines of [`Backend::failed_scripts_record`] whose packages are installed. What was removed since
+    /// says nothing about a later installation.
+    fn of_installed(&self, record: &str, _installed: &[Package]) -> String {
+        record.to_owned()
+    }
+
     /// The name of a package without its architecture, by [`Package::id`].
     fn bare_name<'n>(&self, id: &'n str) -> &'n str {
         id
@@ -485,6 +491,12 @@ pub trait Transactions: Debug + Send + Sync {
     /// of this manager's command line.
     fn parse_unfinished(&self, _text: &str, _installed: &[Package]) -> Vec<String> {
         Vec::new()
+    }
+
+    /// The command that brings an installed package to a version that is offered, for hints; `None` if
+    /// this manager never has to install a version once more.
+    fn to_offered_command(&self, _package: &Package) -> Option<String> {
+        None
     }
 
     /// Holds packages, releases them, or marks them as automatically installed.

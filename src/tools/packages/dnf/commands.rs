@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::{
     host::{Cmd, Query},
     model::secret::Secret,
-    tools::packages::{Mark, Settings, TransactionRequest},
+    tools::packages::{Mark, Package, Settings, TransactionRequest},
 };
 
 use super::generation;
@@ -238,6 +238,18 @@ pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
     let first = ["-y", FAIL_IF_LOCKED, NO_REPOSITORY];
     let args = owned(&first).chain(owned(&words));
     Cmd::new("dnf", args.chain(packages.iter().cloned())).deadline(RESOLVE_DEADLINE)
+}
+
+/// The command that moves a package to the newest version that is offered, also to an older one, for
+/// hints: `dnf(8)`, distro-sync. A lock would keep the version that is not offered.
+#[must_use]
+pub fn to_offered(package: &Package) -> String {
+    let options = if package.held {
+        format!("{NO_LOCKS} ")
+    } else {
+        String::new()
+    };
+    format!("dnf {options}distro-sync {}", package.name)
 }
 
 /// A command line for people, without the options that every command has.

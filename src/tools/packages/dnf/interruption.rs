@@ -46,6 +46,13 @@ pub fn with_failed_scripts(record: &str, installed: &[Package]) -> Vec<Package> 
         .collect()
 }
 
+/// The lines of the record that name an installed package.
+#[must_use]
+pub fn of_installed(record: &str, installed: &[Package]) -> String {
+    let is_there = |line: &&str| !with_failed_scripts(line, installed).is_empty();
+    (record.split_inclusive('\n').filter(is_there)).collect()
+}
+
 fn with_architecture(package: &Package) -> String {
     format!(
         "{}-{}.{}",
@@ -110,6 +117,10 @@ mod tests {
         let found = with_failed_scripts(record, &installed);
         assert_eq!(found, [installed[0].clone()]);
         assert!(with_failed_scripts("", &installed).is_empty());
+        // The line of a package that is gone says nothing about its next installation.
+        let first = record.split_inclusive('\n').next().unwrap();
+        assert_eq!(of_installed(record, &installed), first);
+        assert_eq!(of_installed(record, &installed[1..]), "");
     }
 
     #[test]

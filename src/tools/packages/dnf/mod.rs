@@ -113,6 +113,10 @@ impl Backend for Dnf {
         Some(interruption::failed_scripts_record())
     }
 
+    fn of_installed(&self, record: &str, installed: &[Package]) -> String {
+        interruption::of_installed(record, installed)
+    }
+
     async fn automatic(
         &self,
         host: Reader<'_>,
@@ -344,6 +348,10 @@ impl Transactions for Dnf {
 
     fn parse_unfinished(&self, text: &str, installed: &[Package]) -> Vec<String> {
         interruption::to_complete(&history::unfinished(text), installed)
+    }
+
+    fn to_offered_command(&self, package: &Package) -> Option<String> {
+        Some(commands::to_offered(package))
     }
 
     fn mark(&self, mark: Mark, packages: &[String]) -> Cmd {
