@@ -14,7 +14,9 @@ use crate::{
     check::{Finding, Verdict},
     checks,
     config::error::{ConfigError, ResolveError},
-    engine::{self, Audit, Cancel, NoVerbs, Options, Session, Tools, Unresolvable},
+    engine::{
+        self, Audit, Cancel, EngineError, Instead, NoVerbs, Options, Session, Tools, Unresolvable,
+    },
     error::{Report as _, one_line},
     exit::Exit,
     facts::Facts,
@@ -84,6 +86,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         machine::scope(args.root.as_deref())
     };
     let mut ground = prepare::ground(world, host, request, scope)?;
+    let mut back = None;
     let desired = match (!text_only).then(|| ground.resolve(world, &*named.files)) {
         None => Err(Unresolvable {
             why: "only the output of lspci is known, so nothing can be wanted of the machine"
@@ -94,7 +97,21 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         Some(resolved) => match resolved {
             Ok(resolution) => {
                 warnings.extend(resolution.warnings);
-                Ok(resolution.desired)
+                Ok(
+                    match engine::wanted_instead(&ground.host, &resolution.desired) {
+                        Ok(Some(Instead { desired, back: way })) => {
+                            back = Some(way);
+                            desired
+                        }
+                        // That the journal cannot be read was said.
+                        Ok(None) | Err(EngineError::Journal(_)) => resolution.desired,
+                        Err(error) => {
+                            let hint = error.hint().unwrap_or_default();
+                            warnings.push(format!("failed to {}: {hint}", one_line(&error)));
+                            resolution.desired
+                        }
+                    },
+                )
             }
             Err(error) if error.is_of_the_machine() => Err(unresolvable(&error)),
             Err(error) => return Err(error.into()),
@@ -121,6 +138,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         checks: checks::all(),
         matrix: Arc::clone(&ground.matrix),
         desired,
+        back,
         prepared,
     };
     let session = Session::audit(tools, steps::all(), ground.state(), audit)?;

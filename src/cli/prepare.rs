@@ -440,9 +440,11 @@ impl Target {
     /// See [`engine::wanted_instead`].
     pub(super) fn go_back(&mut self) -> Result<bool, EngineError> {
         let desired = &mut self.resolution.desired;
-        let instead = engine::wanted_instead(&self.ground.host, &desired.packages)?;
+        let instead = engine::wanted_instead(&self.ground.host, desired)?;
         let goes_back = instead.is_some();
-        *desired = instead.unwrap_or_else(|| desired.clone());
+        if let Some(instead) = instead {
+            *desired = instead.desired;
+        }
         Ok(goes_back)
     }
 

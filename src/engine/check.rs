@@ -17,6 +17,7 @@ use crate::{
     error::{causes, one_line},
     exit::Exit,
     facts::Facts,
+    journal::GoingBack,
     model::id::{Id, stands_for},
     step::{Assessment, StepError},
 };
@@ -87,7 +88,7 @@ impl Session {
                 self.inner.state().facts(),
                 audit.prepared,
             )),
-            (None, Some(desired)) if asked => Some(resolved(desired)),
+            (None, Some(desired)) if asked => Some(resolved(desired, audit.back.as_ref())),
             _ => None,
         }
     }
@@ -146,7 +147,7 @@ impl Session {
     }
 }
 
-fn resolved(desired: &Desired) -> Finding {
+fn resolved(desired: &Desired, back: Option<&GoingBack>) -> Finding {
     let driver = match &desired.driver {
         Some(driver) => format!(
             "driver branch {}, {} modules",
@@ -155,7 +156,22 @@ fn resolved(desired: &Desired) -> Finding {
         None => "no driver".to_owned(),
     };
     let why = format!("profile `{}`, {driver}", desired.profile);
-    Finding::new(RESOLVABLE, RESOLVABLE_TITLE, Verdict::Pass, why)
+    let Some(GoingBack {
+        from,
+        to,
+        why: failed,
+    }) = back
+    else {
+        return Finding::new(RESOLVABLE, RESOLVABLE_TITLE, Verdict::Pass, why);
+    };
+    let why = format!(
+        "driver {from} has failed its proof ({failed}), and the way back to {to} has not ended: until \
+         then that driver is wanted ({why})"
+    );
+    Finding {
+        remedy: Some("run `gpu-bootstrap install`, which goes on with the way back".to_owned()),
+        ..Finding::new(RESOLVABLE, RESOLVABLE_TITLE, Verdict::Warn, why)
+    }
 }
 
 /// Where nothing can be wanted. A machine without an NVIDIA GPU needs no preparation, unless this

@@ -6,6 +6,7 @@ use crate::{
     exit::Exit,
     host::FilesError,
     journal::{Awaited, JournalError},
+    model::version::DriverVersion,
 };
 
 /// The most reboots without a complete run. After that, another reboot will not help.
@@ -50,6 +51,8 @@ pub enum EngineError {
     WayBack {
         /// That driver.
         to: String,
+        /// Its version, where it is known.
+        named: Option<DriverVersion>,
         /// What is not understood.
         source: serde_json::Error,
     },
@@ -113,11 +116,16 @@ impl Report for EngineError {
             Self::Busy { .. } => {
                 Some("wait for it; run `gpu-bootstrap status` to follow it".to_owned())
             }
-            Self::WayBack { .. } => Some(
-                "use the version of gpu-bootstrap that recorded it, or run `gpu-bootstrap uninstall`, \
-                 which forgets the way back, and install again"
-                    .to_owned(),
-            ),
+            Self::WayBack { named, .. } => {
+                let set = (named.as_ref()).map_or_else(
+                    || "driver.branch=BRANCH".to_owned(),
+                    |version| format!("driver.version={version}"),
+                );
+                Some(format!(
+                    "name the driver that you want, as with `gpu-bootstrap install --set {set}`: then \
+                     this way back is given up; or use the version of gpu-bootstrap that recorded it"
+                ))
+            }
             Self::RebootFirst { awaited, reboots } => Some(if awaited.automatic {
                 format!(
                     "the machine reboots automatically in a moment ({reboots} of {MOST_REBOOTS}); \

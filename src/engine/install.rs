@@ -39,20 +39,7 @@ impl Session {
         self.announce(Mode::Install);
         let mut notes = Vec::new();
         self.look_back(&journal, &history, &mut notes);
-        if let Some(GoingBack { from, to, why }) = journal.receipt().going_back {
-            let note =
-                format!("driver {from} has failed its proof ({why}): this run goes back to {to}");
-            self.tools.note(&mut notes, note);
-        }
-        let before = journal.receipt();
-        let reboots = Reboots {
-            since: before.reboots,
-            // The way back is never too long because others were.
-            in_all: match before.going_back {
-                Some(_) => 0,
-                None => before.reboots_in_all,
-            },
-        };
+        let mut before = journal.receipt();
         let ledger = Ledger {
             journal,
             verbs: self.tools.verbs.clone(),
@@ -65,6 +52,22 @@ impl Session {
         if known {
             self.begin(&ledger)?;
         }
+        if self.give_up_way_back(&ledger, &mut notes)? {
+            before.going_back = None;
+        }
+        if let Some(GoingBack { from, to, why }) = &before.going_back {
+            let note =
+                format!("driver {from} has failed its proof ({why}): this run goes back to {to}");
+            self.tools.note(&mut notes, note);
+        }
+        let reboots = Reboots {
+            since: before.reboots,
+            // The way back is never too long because others were.
+            in_all: match before.going_back {
+                Some(_) => 0,
+                None => before.reboots_in_all,
+            },
+        };
         for note in ledger.reconcile().await? {
             self.tools.note(&mut notes, note);
         }

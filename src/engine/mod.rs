@@ -56,7 +56,7 @@ pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, policy, status};
 pub use uninstall::uninstall;
 pub use verbs::{Failure, NoVerbs, Verbs};
-pub use way_back::wanted_instead;
+pub use way_back::{Instead, wanted_instead};
 
 use crate::{
     check::Check,
@@ -64,7 +64,7 @@ use crate::{
     config::desired::Desired,
     event::{Event, StepTitle},
     host::{Clock, Host},
-    journal::{Policy, Request},
+    journal::{GoingBack, Policy, Request},
     model::{
         id::{Id, stands_for},
         paths::RUN,
@@ -126,6 +126,8 @@ pub struct Audit {
     pub matrix: Arc<Matrix>,
     /// What is wanted, or why nothing can be wanted on this machine: the steps are not assessed then.
     pub desired: Result<Desired, Unresolvable>,
+    /// The way back that the machine is on: then what is wanted is not what the settings say.
+    pub back: Option<GoingBack>,
     /// This program has prepared the machine before.
     pub prepared: bool,
 }
@@ -153,6 +155,7 @@ struct Examination {
     checks: Vec<Box<dyn Check>>,
     matrix: Arc<Matrix>,
     unresolvable: Option<Unresolvable>,
+    back: Option<GoingBack>,
     prepared: bool,
 }
 
@@ -290,6 +293,7 @@ impl Session {
             mut checks,
             matrix,
             desired,
+            back,
             prepared,
         } = audit;
         let known = (steps.iter().map(|step| step.id()))
@@ -323,6 +327,7 @@ impl Session {
             checks,
             matrix,
             unresolvable,
+            back,
             prepared,
         };
         let ordered = (steps, graph);

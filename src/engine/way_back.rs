@@ -25,21 +25,68 @@ const PROOFS: [StepId; 3] = [
     steps::VALIDATION_DEVICES,
 ];
 
-/// What is wanted while the machine goes back to an earlier driver; `None` if it does not. How packages
-/// are changed is as now: the journal has no secrets.
+/// What is wanted while the machine goes back to an earlier driver; `None` if it does not, or if the
+/// settings give the way back up. How packages are changed is as in the settings: the journal has no
+/// secrets.
 ///
 /// # Errors
 /// When the journal cannot be read, or another version of this program recorded what was proven.
-pub fn wanted_instead(host: &Host, policy: &PackagePolicy) -> Result<Option<Desired>, EngineError> {
+pub fn wanted_instead(host: &Host, settings: &Desired) -> Result<Option<Instead>, EngineError> {
     let receipt = fold(&Journal::read(host)?.lines);
-    let (Some(back), Some(proven)) = (receipt.going_back, receipt.proven) else {
+    let given_up = given_up(&receipt, settings).is_some();
+    let (Some(back), Some(proven), false) = (receipt.going_back, receipt.proven, given_up) else {
         return Ok(None);
     };
-    let before = proven.desired().map_err(|source| EngineError::WayBack {
-        to: back.to,
-        source,
-    })?;
-    Ok(Some(again(before, proven.driver, policy)))
+    match proven.desired() {
+        Ok(before) => Ok(Some(Instead {
+            desired: again(before, proven.driver, &settings.packages),
+            back,
+        })),
+        Err(source) => Err(EngineError::WayBack {
+            named: version(&proven.driver),
+            to: back.to,
+            source,
+        }),
+    }
+}
+
+/// What is wanted until the way back has ended.
+pub struct Instead {
+    /// The driver that was proven last, and all that was wanted with it.
+    pub desired: Desired,
+    /// The way back.
+    pub back: GoingBack,
+}
+
+/// Why the settings give up a way back that has begun; `None` if there is none, or if it goes on.
+fn given_up(receipt: &Receipt, settings: &Desired) -> Option<&'static str> {
+    let (back, proven) = (receipt.going_back.as_ref()?, receipt.proven.as_ref()?);
+    let driver = settings.driver.as_ref()?;
+    if !driver.rollback {
+        return Some("`driver.rollback` is false");
+    }
+    // Where nobody understands what was wanted, a person may name a driver. The one that has failed was
+    // mostly named, too.
+    let another = driver.asked && is_another(driver, &back.from);
+    (another && proven.desired().is_err())
+        .then_some("another version of this program recorded it, and the settings name a driver")
+}
+
+/// The driver of a wish, as a way back names it.
+fn in_words(driver: &DriverWish) -> String {
+    (driver.version.as_ref()).map_or_else(
+        || format!("of branch {}", driver.branch),
+        ToString::to_string,
+    )
+}
+
+/// Whether a wish cannot mean the driver that has failed, which is written by [`in_words`].
+fn is_another(driver: &DriverWish, failed: &str) -> bool {
+    match (&driver.version, failed.parse::<DriverVersion>()) {
+        (Some(wanted), Ok(failed)) => *wanted != failed,
+        (None, Ok(failed)) => driver.branch != failed.branch(),
+        (_, Err(_)) => failed != format!("of branch {}", driver.branch),
+    }
 }
 
 /// What was proven, with every package of the driver in the version that was proven.
@@ -52,6 +99,8 @@ fn again(before: Desired, exact: Vec<PackageWish>, policy: &PackagePolicy) -> De
             packages: others.chain(exact.iter().cloned()).collect(),
             // Nobody has to ask for it once more.
             asked: true,
+            // What the settings say about it decides whether it begins and whether it goes on.
+            rollback: true,
             ..wish
         }
     });
@@ -146,6 +195,12 @@ fn is_gone(jobs: &[Job]) -> bool {
         .any(|end| end.reason == Some(Fault::NotFound.reason()))
 }
 
+/// What is said of a way back that the settings give up.
+fn words_of_end(back: &GoingBack, why: &str) -> String {
+    let GoingBack { from, to, .. } = back;
+    format!("the way back from driver {from} to {to} is given up: {why}")
+}
+
 /// Whether the driver of a run has passed its proof, however the run has ended: what runs on top of it may
 /// have failed. Before a reboot, and when somebody stopped the run, nothing is proven.
 fn has_passed(exit: Exit, jobs: &[Job]) -> bool {
@@ -191,12 +246,17 @@ impl Session {
     pub(super) async fn way_back_in_words(&self, jobs: &[Job]) -> Option<String> {
         // That the journal cannot be read is noted where the leftovers are looked for.
         let receipt = fold(&Journal::read(&self.inner.host).ok()?.lines);
-        if let Some(GoingBack { from, to, why }) = receipt.going_back {
-            return Some(format!(
-                "driver {from} has failed its proof ({why}): `install` goes back to {to}"
-            ));
-        }
         let desired = self.inner.desired.as_ref().filter(|one| !one.image)?;
+        let given_up = given_up(&receipt, desired);
+        match (&receipt.going_back, given_up) {
+            (Some(GoingBack { from, to, why }), None) => {
+                return Some(format!(
+                    "driver {from} has failed its proof ({why}): `install` goes back to {to}"
+                ));
+            }
+            (Some(back), Some(why)) => return Some(words_of_end(back, why)),
+            (None, _) => {}
+        }
         let driver = desired.driver.as_ref()?;
         let manager = desired.packages.manager;
         let changes = || {
@@ -402,11 +462,7 @@ impl Session {
         if !driver.rollback || !is_replaced(&receipt, proven) {
             return Ok(false);
         }
-        let to = version_in_words(proven);
-        let from = (driver.version.as_ref()).map_or_else(
-            || format!("of branch {}", driver.branch),
-            ToString::to_string,
-        );
+        let (to, from) = (version_in_words(proven), in_words(driver));
         if let Err(error) = proven.desired() {
             let error = not_understood(&error);
             self.tools.note(
@@ -423,6 +479,24 @@ impl Session {
             format!("the driver {from} has failed its proof ({why}); the run goes back to {to}"),
         );
         (ledger.journal.append(Record::GoingBack { from, to, why }))
+            .map_err(EngineError::Unfinished)?;
+        Ok(true)
+    }
+
+    /// Ends a way back that the settings give up. Returns whether they do.
+    pub(super) fn give_up_way_back(
+        &self,
+        ledger: &Ledger,
+        notes: &mut Vec<String>,
+    ) -> Result<bool, EngineError> {
+        let receipt = ledger.journal.receipt();
+        let settings = self.inner.desired.as_ref();
+        let why = settings.and_then(|settings| given_up(&receipt, settings));
+        let (Some(why), Some(back)) = (why, &receipt.going_back) else {
+            return Ok(false);
+        };
+        self.tools.note(notes, words_of_end(back, why));
+        (ledger.journal.append(Record::WentBack { proven: false }))
             .map_err(EngineError::Unfinished)?;
         Ok(true)
     }
@@ -445,10 +519,16 @@ impl Session {
         }
         let proven = has_passed(exit, jobs);
         let GoingBack { from, to, why } = back;
-        if !proven && failed_proof(jobs).is_none() && !is_gone(jobs) {
+        let is_over = proven
+            || failed_proof(jobs).is_some()
+            || is_gone(jobs);
+        if !is_over {
             self.tools.note(
                 notes,
-                format!("the next run goes on with the way back to driver {to}"),
+                format!(
+                    "the next run goes on with the way back to driver {to}; with `driver.rollback = \
+                     false` it gives it up"
+                ),
             );
             return Ok(exit);
         }

@@ -41,6 +41,7 @@ async fn a_whole_check_reads_each_part_of_the_state_once() {
         checks: checks::all(),
         matrix: fixtures::matrix(),
         desired: Ok(desired),
+        back: None,
         prepared: true,
     };
     let session = Session::audit(tools, steps::all(), state, audit).unwrap();

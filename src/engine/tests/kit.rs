@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::failures::{Refused, Unreachable, broken};
-pub use super::reading::{outcome, outcomes, why};
+pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
 use crate::{
     change::{
         Change, ChangeError, FileAfter, FileBefore, Lock, Reverted, Saved, Sink, Undo,
@@ -27,6 +27,7 @@ use crate::{
         Host, Reader,
         fake::{self, Fakes},
     },
+    journal::GoingBack,
     model::{
         id::{Id, StepId},
         secret::Secrets,
@@ -159,19 +160,6 @@ impl Step for Small {
 
 pub fn exists(host: Reader<'_>, path: &str) -> bool {
     host.files().exists(Utf8Path::new(path)).unwrap()
-}
-
-pub fn satisfied(why: &str) -> Assessment {
-    Assessment::Satisfied {
-        why: why.to_owned(),
-    }
-}
-
-pub fn blocked(why: &str) -> Assessment {
-    Assessment::Blocked {
-        why: why.to_owned(),
-        hint: "get another machine".to_owned(),
-    }
 }
 
 pub fn needs(changes: Vec<Change>) -> Assessment {
@@ -441,6 +429,9 @@ pub struct Rig {
     pub image: bool,
     /// The machine has no GPU, so no driver is wanted.
     pub no_gpu: bool,
+    /// What the settings say further.
+    pub settings: fn(&mut Desired),
+    pub back: Option<GoingBack>,
     pub unresolvable: Option<Unresolvable>,
     pub prepared: bool,
     pub facts: Facts,
@@ -483,6 +474,8 @@ impl Rig {
             },
             image: false,
             no_gpu: false,
+            settings: |_| {},
+            back: None,
             unresolvable: None,
             prepared: false,
             facts: fixtures::facts(),
@@ -556,6 +549,7 @@ impl Rig {
         if self.no_gpu {
             (desired.driver, desired.toolkit) = (None, None);
         }
+        (self.settings)(&mut desired);
         let state = fixtures::state(&tools.host, self.facts.clone());
         let audit = Audit {
             checks: (self.checks)(),
@@ -564,6 +558,7 @@ impl Rig {
                 Some(why) => Err(why.clone()),
                 None => Ok(desired),
             },
+            back: self.back.clone(),
             prepared: self.prepared,
         };
         Session::audit(tools, steps, state, audit)

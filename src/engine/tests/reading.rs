@@ -1,9 +1,23 @@
-//! What reports say about steps.
+//! Answers of steps, and what reports say about them.
 
 use crate::{
     engine::{RunReport, StepReport},
     event::Outcome,
+    step::Assessment,
 };
+
+pub fn satisfied(why: &str) -> Assessment {
+    Assessment::Satisfied {
+        why: why.to_owned(),
+    }
+}
+
+pub fn blocked(why: &str) -> Assessment {
+    Assessment::Blocked {
+        why: why.to_owned(),
+        hint: "get another machine".to_owned(),
+    }
+}
 
 /// `id outcome` of every step.
 pub fn outcomes(report: &RunReport) -> Vec<String> {

@@ -1,14 +1,19 @@
 //! What is remembered for the way back, and what is said where there is none.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::kit::{Rig, file, fixed, satisfied};
 use crate::{
-    engine::wanted_instead,
+    check::Verdict,
+    config::desired::{Desired, DriverWish, PackageWish},
+    engine::{check::RESOLVABLE, wanted_instead},
     error::Report,
     exit::Exit,
-    journal::{Journal, Record, fold},
-    model::secret::{Secret, Secrets},
+    journal::{GoingBack, Journal, Record, fold},
+    model::{
+        secret::{Secret, Secrets},
+        version::Branch,
+    },
     steps::fixtures,
 };
 
@@ -56,29 +61,109 @@ async fn a_driver_is_proven_although_something_on_top_of_it_failed() {
     assert_eq!(remembered(&rig).await, (true, String::new()));
 }
 
-#[test]
-fn a_way_back_that_another_version_recorded_is_refused_with_a_remedy() {
-    let rig = proven();
-    let host = rig.fakes.host();
-    let (journal, _) = Journal::open(&host, "test", &Secrets::default()).unwrap();
+/// The journal says that the machine goes back to a driver, from one that has failed.
+fn goes_back(rig: &Rig, desired: Value) {
+    let (journal, _) = Journal::open(&rig.fakes.host(), "test", &Secrets::default()).unwrap();
+    let driver = PackageWish {
+        name: "nvidia-kernel-dkms".to_owned(),
+        version: Some("535.261.03-1".to_owned()),
+    };
     let records = [
         Record::Proven {
-            desired: Box::new(json!({ "of-a-later-version": true })),
-            driver: vec![],
+            desired: Box::new(desired),
+            driver: vec![driver],
         },
         Record::GoingBack {
-            from: "2".to_owned(),
-            to: "1".to_owned(),
+            from: "of branch 550".to_owned(),
+            to: "535.261.03".to_owned(),
             why: "it fails".to_owned(),
         },
     ];
     for record in records {
         journal.append(record).unwrap();
     }
-    let error = wanted_instead(&host, &fixtures::desired().packages).unwrap_err();
-    assert_eq!(
-        (error.exit(), error.reason()),
-        (Exit::Blocked, "way-back-unknown")
-    );
-    assert!(error.hint().unwrap().contains("gpu-bootstrap uninstall"));
+}
+
+/// Whether the journal still knows of a way back.
+fn is_on_it(rig: &Rig) -> bool {
+    let lines = Journal::read(&rig.fakes.host()).unwrap().lines;
+    fold(&lines).going_back.is_some()
+}
+
+fn settings(change: impl Fn(&mut DriverWish)) -> Desired {
+    let mut desired = fixtures::desired();
+    let driver = desired.driver.as_mut().unwrap();
+    (driver.rollback, driver.asked) = (true, false);
+    change(driver);
+    desired
+}
+
+#[test]
+fn a_way_back_that_another_version_recorded_is_refused_until_the_settings_name_a_driver() {
+    let rig = proven();
+    goes_back(&rig, json!({ "of-a-later-version": true }));
+    let host = rig.fakes.host();
+    let failed = |driver: &mut DriverWish| (driver.asked, driver.branch) = (true, Branch(550));
+    for refused in [settings(|_| {}), settings(failed)] {
+        let error = wanted_instead(&host, &refused).err().unwrap();
+        assert_eq!(
+            (error.exit(), error.reason()),
+            (Exit::Blocked, "way-back-unknown")
+        );
+        let hint = error.hint().unwrap();
+        assert!(
+            hint.contains("install --set driver.version=535.261.03"),
+            "{hint}"
+        );
+    }
+    let named = settings(|driver| driver.asked = true);
+    assert_ne!(named.driver.as_ref().unwrap().branch, Branch(550));
+    assert!(wanted_instead(&host, &named).unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_run_ends_a_way_back_that_the_settings_give_up() {
+    let mut rig = proven();
+    goes_back(&rig, json!({ "of-a-later-version": true }));
+    rig.settings = |desired| desired.driver.as_mut().unwrap().asked = true;
+    let plan = rig.plan().await.notes.join("\n");
+    assert!(plan.contains("535.261.03 is given up"), "{plan}");
+    assert!(is_on_it(&rig));
+    let report = rig.install().await.unwrap();
+    let notes = report.notes.join("\n");
+    assert!(notes.contains("535.261.03 is given up"), "{notes}");
+    assert_eq!(report.exit, Exit::Ok, "{notes}");
+    assert!(!is_on_it(&rig));
+}
+
+#[tokio::test]
+async fn a_way_back_that_is_understood_goes_on_unless_no_driver_is_to_be_rolled_back() {
+    let mut rig = proven();
+    let before = settings(|driver| driver.rollback = false);
+    goes_back(&rig, serde_json::to_value(&before).unwrap());
+    let host = rig.fakes.host();
+    let named = settings(|driver| driver.asked = true);
+    let instead = wanted_instead(&host, &named).unwrap().unwrap();
+    // What was wanted then does not decide about this way back.
+    assert!(instead.desired.driver.unwrap().rollback);
+    let kept = settings(|driver| driver.rollback = false);
+    assert!(wanted_instead(&host, &kept).unwrap().is_none());
+    rig.settings = |desired| desired.driver.as_mut().unwrap().rollback = false;
+    rig.install().await.unwrap();
+    assert!(!is_on_it(&rig));
+}
+
+#[tokio::test]
+async fn a_check_says_that_a_way_back_has_not_ended() {
+    let mut rig = proven();
+    rig.back = Some(GoingBack {
+        from: "550.1".to_owned(),
+        to: "535.2".to_owned(),
+        why: "NVML fails".to_owned(),
+    });
+    let report = rig.check().await;
+    let finding = (report.findings.iter()).find(|one| one.id == RESOLVABLE);
+    let finding = finding.unwrap();
+    assert_eq!(finding.status, Verdict::Warn);
+    assert!(finding.why.contains("the way back to 535.2"), "{finding:?}");
 }
