@@ -141,7 +141,10 @@ impl Session {
 
         self.remember(&ledger, exit, &jobs, &mut notes).await?;
         let exit = match &back {
-            Some(back) => self.end_way_back(&ledger, back, exit, &jobs, &mut notes)?,
+            Some(back) => {
+                self.end_way_back(&ledger, back, exit, &jobs, &mut notes)
+                    .await?
+            }
             None => {
                 self.turn_back(&ledger, exit, &jobs, &mut notes)?;
                 exit

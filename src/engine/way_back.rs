@@ -188,8 +188,9 @@ fn failed_proof(jobs: &[Job]) -> Option<String> {
         })
 }
 
-/// Whether the way back ended because no repository offers a package any more: waiting does not help.
-fn is_gone(jobs: &[Job]) -> bool {
+/// Whether a package could not be found. The packages of several steps are one transaction, so it need not
+/// be one of the driver's.
+fn lacks_a_package(jobs: &[Job]) -> bool {
     (jobs.iter().filter(|job| PROOFS.contains(&job.id)))
         .filter_map(|job| job.ended.as_ref())
         .any(|end| end.reason == Some(Fault::NotFound.reason()))
@@ -503,7 +504,7 @@ impl Session {
 
     /// The end of the way back. However well it went, the run has not done what was asked. If something
     /// else than a proof has failed, as a download, the next run goes on with it.
-    pub(super) fn end_way_back(
+    pub(super) async fn end_way_back(
         &self,
         ledger: &Ledger,
         back: &GoingBack,
@@ -521,7 +522,7 @@ impl Session {
         let GoingBack { from, to, why } = back;
         let is_over = proven
             || failed_proof(jobs).is_some()
-            || is_gone(jobs);
+            || (lacks_a_package(jobs) && self.is_gone(ledger, notes).await);
         if !is_over {
             self.tools.note(
                 notes,
@@ -543,5 +544,40 @@ impl Session {
         );
         (ledger.journal.append(Record::WentBack { proven })).map_err(EngineError::Unfinished)?;
         Ok(if proven { Exit::StepFailed } else { exit })
+    }
+
+    /// Whether no repository offers a package of the proven driver any more that would have to be
+    /// installed: waiting does not help.
+    async fn is_gone(&self, ledger: &Ledger, notes: &mut Vec<String>) -> bool {
+        let Some(proven) = ledger.journal.receipt().proven else {
+            return false;
+        };
+        let Some(desired) = &self.inner.desired else {
+            return false;
+        };
+        let manager = desired.packages.manager;
+        self.inner.begin_epoch();
+        let why = match self.inner.state().database(manager).await {
+            Ok(database) => {
+                let is_there = |one: &&PackageWish| {
+                    (database.iter().flat_map(|all| all.iter())).any(|package| {
+                        package.id == one.name && one.version.as_ref() == Some(&package.version)
+                    })
+                };
+                let missing: Vec<&PackageWish> =
+                    (proven.driver.iter().filter(|one| !is_there(one))).collect();
+                if missing.is_empty() {
+                    return false;
+                }
+                match self.not_offered(manager, &missing).await {
+                    Ok(gone) => return !gone.is_empty(),
+                    Err(why) => why,
+                }
+            }
+            Err(error) => format!("failed to {}", one_line(&error)),
+        };
+        let note = format!("whether the driver's packages are still offered is not known: {why}");
+        self.tools.note(notes, note);
+        false
     }
 }
