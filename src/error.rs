@@ -15,6 +15,10 @@ pub trait Report: std::error::Error + Send + Sync + 'static {
     fn passes(&self) -> bool {
         false
     }
+    /// Whether newer package lists may lead to another answer.
+    fn depends_on_lists(&self) -> bool {
+        false
+    }
 }
 
 /// More words of an error, below its own line.

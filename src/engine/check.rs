@@ -8,6 +8,7 @@ use super::{
     Session, Unresolvable,
     job::Job,
     result::{Mode, RunReport},
+    survey::hint_by_old_lists,
 };
 use crate::{
     change::Change,
@@ -276,9 +277,13 @@ fn of_step(job: &Job) -> Option<Finding> {
             (!expected.is_empty()).then(|| would(expected)),
             Some(format!("see `{upstream}`")),
         ),
-        Assessment::Blocked { why, hint }
-        | Assessment::BlockedByOldLists { why, hint }
-        | Assessment::BlockedNow { why, hint, .. } => {
+        Assessment::BlockedByOldLists { why, hint } => finding(
+            Verdict::Fail,
+            why,
+            None,
+            Some(hint_by_old_lists(Mode::Check, hint)),
+        ),
+        Assessment::Blocked { why, hint } | Assessment::BlockedNow { why, hint, .. } => {
             finding(Verdict::Fail, why, None, Some(hint.clone()))
         }
         Assessment::AwaitingBoot { why } => finding(

@@ -81,9 +81,14 @@ impl Session {
                 if let Err(failure) = self.tools.verbs.rehearse(change).await {
                     let mut words = vec![failure.to_string()];
                     words.extend(causes(&*failure));
-                    job.answer = Some(Ok(Assessment::Blocked {
-                        why: format!("failed to {}", words.join(": ")),
-                        hint: failure.hint().unwrap_or_default(),
+                    let why = format!("failed to {}", words.join(": "));
+                    let hint = failure.hint().unwrap_or_default();
+                    let by_old_lists =
+                        failure.depends_on_lists() && !self.inner.state().lists_are_new();
+                    job.answer = Some(Ok(if by_old_lists {
+                        Assessment::BlockedByOldLists { why, hint }
+                    } else {
+                        Assessment::Blocked { why, hint }
                     }));
                     break;
                 }
@@ -104,7 +109,7 @@ impl Session {
         let tools = &self.tools;
         let patience = Patience::new(&tools.options);
         let mut waits = Waits::default();
-        let mut asked_anew = false;
+        let (mut asked_anew, mut stay_old) = (false, false);
         loop {
             let mut jobs = self.survey().await;
             self.find_left_over(&mut jobs, standing);
@@ -115,6 +120,9 @@ impl Session {
                 () = self.rehearse(Mode::Install, &mut jobs) => {}
             }
             self.conclude(Mode::Install, &mut jobs);
+            if stay_old {
+                jobs.iter_mut().for_each(say_that_lists_stay_old);
+            }
             if let Some(step) = only_by_old_lists(&jobs).filter(|_| !asked_anew)
                 && tools.cancel.exit().is_none()
             {
@@ -139,7 +147,7 @@ impl Session {
                                 () = self.inner.host.clock.sleep(pause) => {}
                             }
                         } else {
-                            asked_anew = true;
+                            (asked_anew, stay_old) = (true, true);
                             self.tools.note(notes, message);
                         }
                         self.inner.begin_epoch();
@@ -236,12 +244,12 @@ impl Session {
                             Some(up) => {
                                 End::new(Outcome::WouldChange, format!("after `{up}`: {why}"))
                             }
-                            None => conclusion(answer),
+                            None => conclusion(mode, answer),
                         }
                     }
                     (answer, _) => match jobs[at].why_left_over() {
                         Some(why) => End::new(Outcome::WouldChange, why),
-                        None => conclusion(answer),
+                        None => conclusion(mode, answer),
                     },
                 },
                 (None, _) => End::new(Outcome::NotRun, "it was not asked".to_owned()),
@@ -306,7 +314,32 @@ const fn stands_in_the_way(outcome: Outcome) -> bool {
     )
 }
 
-fn conclusion(answer: &Answer) -> End {
+/// What helps a step that only older package lists refuse.
+pub(super) fn hint_by_old_lists(mode: Mode, hint: &str) -> String {
+    let first = match mode {
+        // It asks again as soon as nothing else is in the way.
+        Mode::Install | Mode::Uninstall => {
+            "these are the words of package lists that may be old, and new ones are downloaded when \
+             nothing else blocks the run"
+        }
+        Mode::Check | Mode::Plan => "`install` asks again with new package lists",
+    };
+    format!("{first}; if they say the same: {hint}")
+}
+
+/// The same where the lists could not be downloaded.
+fn say_that_lists_stay_old(job: &mut Job) {
+    if let Some(Ok(Assessment::BlockedByOldLists { hint, .. })) = &job.answer
+        && let Some(end) = &mut job.ended
+    {
+        end.hint = Some(format!(
+            "solve first why new package lists cannot be downloaded (see the notes), and run the \
+             command again; if new lists say the same: {hint}"
+        ));
+    }
+}
+
+fn conclusion(mode: Mode, answer: &Answer) -> End {
     match answer {
         Ok(Assessment::Satisfied { why }) => End::new(Outcome::Satisfied, why.clone()),
         Ok(Assessment::NotApplicable { why }) => End::new(Outcome::NotApplicable, why.clone()),
@@ -315,11 +348,12 @@ fn conclusion(answer: &Answer) -> End {
         Ok(Assessment::After { upstream, why, .. }) => {
             End::new(Outcome::WouldChange, format!("after `{upstream}`: {why}"))
         }
-        Ok(
-            Assessment::Blocked { why, hint }
-            | Assessment::BlockedByOldLists { why, hint }
-            | Assessment::BlockedNow { why, hint, .. },
-        ) => End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone())),
+        Ok(Assessment::BlockedByOldLists { why, hint }) => {
+            End::new(Outcome::Blocked, why.clone()).hint(Some(hint_by_old_lists(mode, hint)))
+        }
+        Ok(Assessment::Blocked { why, hint } | Assessment::BlockedNow { why, hint, .. }) => {
+            End::new(Outcome::Blocked, why.clone()).hint(Some(hint.clone()))
+        }
         Err(error) => End::could_not_look(error),
     }
 }

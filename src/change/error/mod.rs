@@ -138,6 +138,10 @@ impl Report for ChangeError {
         }
     }
 
+    fn depends_on_lists(&self) -> bool {
+        matches!(self, Self::Packages(error) if error.depends_on_lists())
+    }
+
     fn hint(&self) -> Option<String> {
         match self {
             Self::Probe(error) => error.hint(),

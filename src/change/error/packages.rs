@@ -189,6 +189,16 @@ impl Report for PackageError {
         }
     }
 
+    fn depends_on_lists(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused { .. }
+                | Self::NewKernel { .. }
+                | Self::OtherBranch { .. }
+                | Self::OtherModule { .. }
+        )
+    }
+
     fn hint(&self) -> Option<String> {
         if let Self::NoSpace { clean, .. } = self {
             return Some(format!(

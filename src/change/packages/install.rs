@@ -229,7 +229,7 @@ impl Applier {
     }
 
     /// Refuses before the first change of a run what [`Guard`](crate::config::desired::Guard)
-    /// excludes, and packages that do not fit on a filesystem. Other obstacles may be gone when it is
+    /// excludes, what the plan does not approve, and packages that do not fit on a filesystem. Other obstacles may be gone when it is
     /// their turn: the lists can be too old, or a repository may be missing, until earlier changes
     /// are applied. Then nothing is known, and the transaction itself is judged again.
     pub(in crate::change) async fn rehearse_install(
@@ -279,22 +279,29 @@ impl Applier {
         removing: &[String],
     ) -> Result<(), ChangeError> {
         let resolved = self.resolve(wishes).await?;
-        let packages = self.to_install(&resolved).await?;
-        if packages.is_empty() {
+        let Some(work) = self.work(&resolved, removing).await? else {
             return Ok(());
-        }
-        if !removing.is_empty() || wishes.iter().any(|wish| carries_driver(&wish.name)) {
-            let work = self.work(&resolved, removing).await?;
-            let Some(work) = work else { return Ok(()) };
-            self.guard(&work.actions, wishes).await?;
-            self.moving(&work.actions, removing).await?;
-            return self.check_space(&work.request()).await;
-        }
-        let request = TransactionRequest::Install {
-            packages: &packages,
-            removing: &[],
         };
-        self.check_space(&request).await
+        self.guard(&work.actions, wishes).await?;
+        // What is half done is repaired first, and then a simulation shows something else.
+        if self.half_done().await?.is_empty() {
+            self.approve_part(&work.actions, wishes, removing).await?;
+        }
+        self.check_space(&work.request()).await
+    }
+
+    /// Approves what becomes a part of a transaction: what other steps want may be upgraded, because they
+    /// name it there.
+    async fn approve_part(
+        &self,
+        actions: &[Action],
+        wishes: &[PackageWish],
+        removing: &[String],
+    ) -> Result<(), ChangeError> {
+        let wanted = self.wanted.iter().flat_map(|wanted| &wanted.packages);
+        let beside: Vec<&str> = wanted.map(|wish| wish.name.as_str()).collect();
+        self.approve_beside(actions, &names(wishes), removing, &beside)
+            .await
     }
 
     /// Refuses what [`Guard`](crate::config::desired::Guard) excludes.
@@ -352,7 +359,7 @@ impl Applier {
             );
         }
         let actions = &work.actions;
-        self.approve(actions, &names(wishes), removing).await?;
+        self.approve_part(actions, wishes, removing).await?;
         self.check_space(&work.request()).await?;
         Ok(Action::describe(actions))
     }

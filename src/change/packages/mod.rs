@@ -106,6 +106,17 @@ impl Applier {
         named: &[&str],
         removing: &[String],
     ) -> Result<(), ChangeError> {
+        self.approve_beside(actions, named, removing, &[]).await
+    }
+
+    /// The same, where these packages may be upgraded, too.
+    async fn approve_beside(
+        &self,
+        actions: &[Action],
+        named: &[&str],
+        removing: &[String],
+        beside: &[&str],
+    ) -> Result<(), ChangeError> {
         let moving = self.moving(actions, removing).await?;
         let approved = Approved {
             named: named.iter().copied().collect(),
@@ -114,7 +125,9 @@ impl Applier {
                 .chain(&self.policy.may_remove)
                 .map(String::as_str)
                 .collect(),
-            upgrading: self.policy.may_upgrade.iter().map(String::as_str).collect(),
+            upgrading: (self.policy.may_upgrade.iter().map(String::as_str))
+                .chain(beside.iter().copied())
+                .collect(),
             held: held(&self.database().await?),
             only_removals: false,
             moving,

@@ -17,6 +17,7 @@ mod network;
 mod only_dnf;
 mod packages;
 mod record;
+mod rehearsal;
 mod space;
 mod system;
 mod tiny;

@@ -44,6 +44,29 @@ impl Report for Refused {
     }
 }
 
+/// What newer package lists may allow.
+#[derive(Debug, thiserror::Error)]
+#[error("approve the package transaction: it would remove bash")]
+pub struct ByLists;
+
+impl Report for ByLists {
+    fn exit(&self) -> Exit {
+        Exit::Blocked
+    }
+
+    fn reason(&self) -> &'static str {
+        "transaction-refused"
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("name it".to_owned())
+    }
+
+    fn depends_on_lists(&self) -> bool {
+        true
+    }
+}
+
 /// What does not pass by itself.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]

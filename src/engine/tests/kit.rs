@@ -40,6 +40,7 @@ use crate::{
 pub const WANTS: &str = "/etc/systemd/system/multi-user.target.wants";
 
 type Hook = Box<dyn FnMut(&Change) + Send>;
+type Rehearsal = Box<dyn FnMut(&Change) -> Result<(), Failure> + Send>;
 type Decide = Arc<dyn Fn(Reader<'_>) -> Result<Assessment, StepError> + Send + Sync>;
 
 /// A step made of a closure.
@@ -205,6 +206,8 @@ pub struct FileVerbs {
     pub fails: Mutex<Option<String>>,
     /// A change whose summary contains this is refused.
     pub refuses: Mutex<Option<String>>,
+    /// Called before the first change.
+    pub rehearsal: Mutex<Rehearsal>,
     /// What a change left cannot be told.
     pub blind: Mutex<bool>,
     /// How many more package transactions fail for a reason that passes.
@@ -259,8 +262,8 @@ impl Verbs for FileVerbs {
         }
     }
 
-    async fn rehearse(&self, _: &Change) -> Result<(), Failure> {
-        Ok(())
+    async fn rehearse(&self, change: &Change) -> Result<(), Failure> {
+        (self.rehearsal.lock().unwrap())(change)
     }
 
     async fn capture(&self, change: &Change) -> Result<Undo, Failure> {
@@ -457,6 +460,7 @@ impl Rig {
                 log: Mutex::default(),
                 fails: Mutex::default(),
                 refuses: Mutex::default(),
+                rehearsal: Mutex::new(Box::new(|_| Ok(()))),
                 blind: Mutex::default(),
                 late: Mutex::default(),
                 waits: Mutex::default(),

@@ -7,6 +7,7 @@ mod journal;
 mod kit;
 mod leaving;
 mod leftover;
+mod lists;
 mod memory;
 mod random;
 mod reading;

@@ -1,0 +1,45 @@
+//! What is refused before the first change of a run.
+
+use super::{
+    archive::{Kind, Offered},
+    packages::{docker, install},
+    with_each_manager,
+};
+use crate::{error::Report, exit::Exit};
+
+with_each_manager! {
+    what_the_plan_does_not_approve_is_refused_before_the_first_change
+}
+
+/// Of any package, also where no driver comes and nothing is replaced.
+async fn what_the_plan_does_not_approve_is_refused_before_the_first_change(kind: Kind) {
+    let (mut machine, archive) = docker(kind);
+    archive.have("podman", "4");
+    archive.write(&machine.fakes.files);
+    archive.offer(
+        "docker.io",
+        Offered {
+            conflicts: &["podman"],
+            ..Offered::new("20.10.24", &["runc"])
+        },
+    );
+    let change = install(&["docker.io"]);
+    let error = machine.applier.rehearse(&change).await.unwrap_err();
+    assert_eq!(
+        (error.exit(), error.reason()),
+        (Exit::Blocked, "transaction-refused")
+    );
+    assert!(
+        error.to_string().contains("would remove podman 4"),
+        "{error}"
+    );
+    assert!(error.depends_on_lists());
+    // What is half done is repaired first.
+    (archive.installed.lock().unwrap().get_mut("bash").unwrap()).half = true;
+    archive.write(&machine.fakes.files);
+    machine.applier.rehearse(&change).await.unwrap();
+    (archive.installed.lock().unwrap().get_mut("bash").unwrap()).half = false;
+    archive.write(&machine.fakes.files);
+    machine.applier.policy.may_remove = vec!["podman".into()];
+    machine.applier.rehearse(&change).await.unwrap();
+}
