@@ -13,6 +13,14 @@ status=$(systemctl show -P ExecMainStatus "$unit")
 [ "$(systemctl show -P ExecMainCode "$unit")" = 1 ] || status=$((status + 128))
 "#;
 
+/// Exits with the exit code of the last run in the journal `$journal`. The unit of a run that ends well, or
+/// has gone back to an earlier driver, is gone with its status, so only the run itself can tell.
+const BY_RECORD: &str = r#"ended=$(grep -E '"kind":"run-(started|finished)"' "$journal" | tail -n 1 |
+    sed -n 's/.*"kind":"run-finished","exit":\([0-9]*\).*/\1/p')
+[ -n "$ended" ] || { echo "the last run has no end in $journal" >&2; exit 99; }
+exit "$ended"
+"#;
+
 /// The product's unit: after a successful run it removes its own file.
 const RESUMED: &str = r#"unit=gpu-bootstrap-resume.service
 until journalctl -q -b -u "$unit" -o cat | grep -q . || [ ! -e "/etc/systemd/system/$unit" ]; do sleep 0.5; done
@@ -23,9 +31,9 @@ until systemctl show -P ActiveState "$unit" | grep -qxE 'inactive|failed'; do sl
 pub fn script(step: &Step) -> Option<Cow<'_, str>> {
     if step.resumed {
         return Some(Cow::Owned(format!(
-            "{RESUMED}{END}[ -e \"/etc/systemd/system/$unit\" ] || exit 0\n\
-             [ \"$status\" != 0 ] || {{ echo \"$unit is still there\" >&2; exit 99; }}\n\
-             exit \"$status\"\n"
+            "{RESUMED}{END}if [ -e \"/etc/systemd/system/$unit\" ]; then\n    \
+             [ \"$status\" != 0 ] || {{ echo \"$unit is still there\" >&2; exit 99; }}\n    \
+             exit \"$status\"\nfi\njournal=/var/lib/gpu-bootstrap/journal.jsonl\n{BY_RECORD}"
         )));
     }
     if let Some(unit) = &step.join {
@@ -85,6 +93,29 @@ mod tests {
     fn only_steps_that_run_something_have_a_script() {
         assert_eq!(script(&step("run = 'true'")).unwrap(), "true");
         assert!(script(&step("unchanged = true")).is_none());
+    }
+
+    #[test]
+    fn a_run_whose_unit_is_gone_ends_as_its_own_record_says() {
+        let record = |kind: &str| format!("{{\"run\":\"1\",\"record\":{{\"kind\":\"{kind}}}}}\n");
+        let started = record("run-started\",\"tool\":\"0\"");
+        let ended = |exit: u8| record(&format!("run-finished\",\"exit\":{exit},\"summary\":{{}}"));
+        let dir = tempfile::tempdir().unwrap();
+        let journal = dir.path().join("journal.jsonl");
+        for (text, expected) in [
+            (format!("{started}{}", ended(0)), 0),
+            (format!("{started}{}{started}{}", ended(8), ended(6)), 6),
+            // It was killed, or has not ended.
+            (format!("{started}{}{started}", ended(0)), 99),
+            (String::new(), 99),
+        ] {
+            std::fs::write(&journal, &text).unwrap();
+            let script = format!("journal={}\n{BY_RECORD}", journal.display());
+            let bash = std::process::Command::new("bash")
+                .args(["-c", &script])
+                .output();
+            assert_eq!(bash.unwrap().status.code(), Some(expected), "{text}");
+        }
     }
 
     #[test]
