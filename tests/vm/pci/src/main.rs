@@ -23,7 +23,7 @@ struct Cli {
 enum Command {
     /// Open a socket for each function, say `ready`, and answer until SIGTERM
     Serve {
-        /// The table of devices and machines
+        /// The table of machines; `devices.toml` is beside it
         #[arg(long, value_name = "FILE")]
         machines: PathBuf,
         /// The machine whose functions are served

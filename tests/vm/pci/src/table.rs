@@ -1,4 +1,4 @@
-//! The catalogue of devices in `machines.toml`, and their places in a machine. The bus of a
+//! The catalogue of devices in `devices.toml`, and their places in a machine of `machines.toml`. The bus of a
 //! container, the functions of QEMU and the inventory of the stand-in NVML are all made from these
 //! rows.
 
@@ -108,10 +108,19 @@ pub struct Function {
     pub nvml: Option<toml::Table>,
 }
 
-/// The parts of `machines.toml` that define the bus; the rest has other readers.
+/// The catalogue, beside the table of machines.
+const CATALOGUE: &str = "devices.toml";
+
+/// `devices.toml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Catalogue {
+    devices: BTreeMap<String, Device>,
+}
+
+/// The part of `machines.toml` that defines the bus; the rest has other readers.
 #[derive(Debug, Deserialize)]
 struct Table {
-    devices: BTreeMap<String, Device>,
     machines: BTreeMap<String, Machine>,
 }
 
@@ -121,19 +130,36 @@ struct Machine {
     pci: Vec<Place>,
 }
 
-/// The functions of one machine of `path`.
+/// The catalogue beside the table of machines `path`. A device that is described wrongly is refused, wherever
+/// it is used.
+pub fn catalogue(path: &Path) -> Result<BTreeMap<String, Device>> {
+    let path = path.with_file_name(CATALOGUE);
+    let parse = |text: &str| -> Result<BTreeMap<String, Device>> {
+        let table: Catalogue = toml::from_str(text)?;
+        for (name, device) in &table.devices {
+            (device.check()).with_context(|| format!("[devices.{name}]"))?;
+        }
+        Ok(table.devices)
+    };
+    parse(&read(&path)?).with_context(|| format!("{} is not right", path.display()))
+}
+
+/// The functions of one machine of the table `path`.
 pub fn functions_of(path: &Path, machine: &str) -> Result<Vec<Function>> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let parse = || -> Result<Vec<Function>> {
-        let table: Table = toml::from_str(&text)?;
+    let devices = catalogue(path)?;
+    let parse = |text: &str| -> Result<Vec<Function>> {
+        let table: Table = toml::from_str(text)?;
         let Some(row) = table.machines.get(machine) else {
             let names: Vec<&str> = table.machines.keys().map(String::as_str).collect();
             bail!("no [machines.{machine}]; there are {}", names.join(", "));
         };
-        functions(&table.devices, &row.pci).with_context(|| format!("[machines.{machine}]"))
+        functions(&devices, &row.pci).with_context(|| format!("[machines.{machine}]"))
     };
-    parse().with_context(|| format!("{} is not right", path.display()))
+    parse(&read(path)?).with_context(|| format!("{} is not right", path.display()))
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 /// Looks up the device at each place.
@@ -153,9 +179,6 @@ pub fn functions(devices: &BTreeMap<String, Device>, places: &[Place]) -> Result
                 place.device
             )
         })?;
-        device
-            .check()
-            .with_context(|| format!("[devices.{}]", place.device))?;
         let nvml = device.nvml.as_ref().filter(|_| !place.silent).map(|model| {
             let mut answers = model.clone();
             answers.extend(place.nvml.clone());
@@ -357,15 +380,16 @@ mod tests {
         source = "made up"
     "#;
 
-    fn parse(text: &str) -> Result<Vec<Function>> {
+    fn parse(devices: &str, machines: &str) -> Result<Vec<Function>> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("machines.toml");
-        fs::write(&path, text).unwrap();
+        fs::write(dir.path().join("devices.toml"), devices).unwrap();
+        fs::write(&path, machines).unwrap();
         functions_of(&path, "m")
     }
 
-    fn refused(text: &str) -> String {
-        format!("{:#}", parse(text).unwrap_err())
+    fn refused(devices: &str, machines: &str) -> String {
+        format!("{:#}", parse(devices, machines).unwrap_err())
     }
 
     #[test]
@@ -380,12 +404,10 @@ mod tests {
 
     #[test]
     fn a_place_overrides_the_values_of_its_device() {
-        let text = format!(
-            "{DEVICE}\n[[machines.m.pci]]\naddress = '0000:18:00.0'\ndevice = 'gpu'\n\
-             nvml = {{ name = 'of the place' }}\n\
-             [[machines.m.pci]]\naddress = '0000:2a:00.0'\ndevice = 'gpu'\nsilent = true\n"
-        );
-        let functions = parse(&text).unwrap();
+        let text = "[[machines.m.pci]]\naddress = '0000:18:00.0'\ndevice = 'gpu'\n\
+             nvml = { name = 'of the place' }\n\
+             [[machines.m.pci]]\naddress = '0000:2a:00.0'\ndevice = 'gpu'\nsilent = true\n";
+        let functions = parse(DEVICE, text).unwrap();
         let answers = functions[0].nvml.as_ref().unwrap();
         assert_eq!(answers["name"].as_str(), Some("of the place"));
         assert_eq!(answers["minor"].as_integer(), Some(3));
@@ -414,8 +436,8 @@ mod tests {
             (DEVICE.replace("name = \"a GPU\"", "nmae = 1"), "nmae"),
         ];
         for (text, expected) in cases {
-            let message = refused(&format!("{text}\n{place}"));
-            assert!(message.contains("machines.toml"), "{message}");
+            let message = refused(&text, place);
+            assert!(message.contains("devices.toml"), "{message}");
             assert!(message.contains(expected), "{expected}: {message}");
         }
         let places = [
@@ -438,7 +460,8 @@ mod tests {
             ),
         ];
         for (place, expected) in places {
-            let message = refused(&format!("{DEVICE}\n{place}"));
+            let message = refused(DEVICE, &place);
+            assert!(message.contains("machines.toml"), "{message}");
             assert!(message.contains(expected), "{expected}: {message}");
         }
     }

@@ -13,7 +13,7 @@ use vfio_user::Client;
 
 const CONFIG: u32 = 7;
 
-const TABLE: &str = r#"
+const DEVICES: &str = r#"
     [devices.gpu]
     name = "a GPU"
     id = "10de:2330"
@@ -35,7 +35,9 @@ const TABLE: &str = r#"
     class = "068000"
     bars = [{ index = 0, mib = 32 }]
     source = "made up"
+"#;
 
+const MACHINES: &str = r#"
     [machines.two]
     pci = [
         { address = "0000:18:00.0", device = "gpu" },
@@ -76,7 +78,8 @@ impl Bench {
 
 fn start(dir: &Path) -> anyhow::Result<Serving> {
     let table = dir.join("machines.toml");
-    std::fs::write(&table, TABLE).unwrap();
+    std::fs::write(dir.join("devices.toml"), DEVICES).unwrap();
+    std::fs::write(&table, MACHINES).unwrap();
     serve::start(dir, &table::functions_of(&table, "two")?, &channel().0)
 }
 

@@ -1,4 +1,5 @@
-//! `machines.toml`: the machines that the bed can build, and what they are made from.
+//! `machines.toml`: the machines that the bed can build, and what they are made from. Their devices are in
+//! `devices.toml`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +23,8 @@ pub struct Machines {
     /// Disks of machines of the kind `image`.
     #[serde(default)]
     pub images: BTreeMap<String, Image>,
-    /// The catalogue of PCI devices.
+    /// The catalogue of PCI devices, set by [`Machines::load`].
+    #[serde(skip)]
     pub devices: BTreeMap<String, Device>,
     pub machines: BTreeMap<String, MachineSpec>,
 }
@@ -167,13 +169,15 @@ impl Kind {
 
 impl Machines {
     pub fn load(path: &Path) -> Result<Machines> {
+        let devices = table::catalogue(path)?;
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Self::parse(&text).with_context(|| format!("{} is not valid", path.display()))
+        Self::parse(&text, devices).with_context(|| format!("{} is not valid", path.display()))
     }
 
-    fn parse(text: &str) -> Result<Machines> {
+    fn parse(text: &str, devices: BTreeMap<String, Device>) -> Result<Machines> {
         let mut table: Machines = toml::from_str(text)?;
+        table.devices = devices;
         for (name, machine) in &mut table.machines {
             machine.key = name.clone();
             machine.functions = table::functions(&table.devices, &machine.pci)
