@@ -8,73 +8,18 @@
 use strict;
 use warnings;
 use POSIX qw(SA_NOCLDSTOP SIGCHLD WNOHANG);
+require "/usr/lib/testbed/journal.pl";
 
-# Both stay on the current processor. Cases that run at the same time may share one, but need not.
-if (!$ENV{LOOKS_ON}) {
-    $ENV{LOOKS_ON} = 1;
-    open(my $stat, "<", "/proc/self/stat") or die "/proc/self/stat: $!";
-    my $processor = (split / /, (<$stat> =~ s/.*\) //sr))[36];
-    exec("taskset", "--cpu-list", $processor, "chrt", "--fifo", "10", $0, @ARGV) or die "taskset: $!";
-}
+Journal::on_one_processor(@ARGV);
 
-my ($parent, $folder) = ("/var/lib", "/var/lib/gpu-bootstrap");
-my $journal = "$folder/journal.jsonl";
-# System calls of x86-64, and their flags: inotify_init1(2), asm/unistd_64.h.
-die "the numbers of system calls are x86-64's\n" if (POSIX::uname())[4] ne "x86_64";
-my ($inotify_init1, $inotify_add_watch) = (294, 254);
-my ($nonblock, $cloexec) = (0x800, 0x80000);
-my ($modify, $moved_to, $create) = (0x2, 0x80, 0x100);
 # More kills, more tries for one record, or more seconds for one run mean that something hangs.
 my ($most, $tries, $seconds) = (250, 3, 300);
 my $said = "/root/killed.log";
 
-my ($offset, @names, %kills, %tried);
-$offset = 0;
-
-# The names of the records since the last call.
-sub fresh {
-    open(my $file, "<", $journal) or return ();
-    # The product removed an incomplete last line.
-    $offset = 0, @names = () if -s $file < $offset;
-    seek($file, $offset, 0);
-    my @fresh;
-    while (my $line = <$file>) {
-        last if $line !~ /\n\z/;
-        $offset += length $line;
-        my ($kind) = $line =~ /"record":\{"kind":"([a-z-]+)"/ or die "no record: $line";
-        my $about = "";
-        if ($kind eq "intent") {
-            ($about) = $line =~ /"change":(.*?),"undo":\{/ or die "no change: $line";
-        } elsif ($line =~ /"record":\{"kind":"[a-z-]+","intent":(\d+)/) {
-            ($about) = $names[$1] =~ /^intent (.*)/s;
-        }
-        push @names, "$kind $about";
-        push @fresh, $names[-1];
-    }
-    return @fresh;
-}
-
-my $writes = syscall($inotify_init1, $nonblock | $cloexec);
-die "inotify: $!" if $writes < 0;
-open(my $told, "<&=", $writes) or die "inotify: $!";
-
-# Called repeatedly: the directory may be removed and created again.
-sub watch {
-    my ($path) = @_;
-    return syscall($inotify_add_watch, $writes, $path, $modify | $moved_to | $create) >= 0;
-}
-
-# Waits a moment for a write or for the end of the run; returns whether there was a write.
-sub written {
-    my $ready = "";
-    vec($ready, $writes, 1) = 1;
-    return select($ready, undef, undef, 0.1) > 0;
-}
+my (%kills, %tried);
 
 sub short { my ($name) = @_; return length $name > 100 ? substr($name, 0, 100) . "..." : $name }
 
-watch($parent) or die "cannot watch $parent: $!";
-watch($folder);
 # The end of the child interrupts the wait, SIGSTOP does not.
 POSIX::sigaction(SIGCHLD, POSIX::SigAction->new(sub { }, POSIX::SigSet->new, SA_NOCLDSTOP))
     or die "sigaction: $!";
@@ -83,8 +28,8 @@ my $pid;
 END { local $?; kill(KILL => $pid) if $pid }
 
 # Records of earlier runs do not count.
-fresh();
-my $before = @names;
+Journal::fresh();
+my $before = Journal::names();
 my $count = 0;
 RUN: while (1) {
     die "killed $count times, and no run ends\n" if $count >= $most;
@@ -95,21 +40,19 @@ RUN: while (1) {
     }
     my $end = time + $seconds;
     while (1) {
-        my $stopped = written();
+        my $stopped = Journal::written();
         if ($stopped) {
             kill(STOP => $pid);
-            # The events only say that there was a write; the journal is read below.
-            sysread($told, my $events, 65536);
-            watch($folder);
+            Journal::noted();
         }
-        my @fresh = fresh();
+        my @fresh = Journal::fresh();
         my $last = $fresh[-1];
         if (defined $last && !$kills{$last} && ($tried{$last}++ < $tries)) {
             kill(KILL => $pid);
             waitpid($pid, 0);
             undef $pid;
             # Records that it wrote before the signal arrived count, too.
-            my @more = fresh();
+            my @more = Journal::fresh();
             $last = $more[-1] if @more;
             $kills{$last}++;
             $count++;
@@ -132,6 +75,7 @@ RUN: while (1) {
         kill(CONT => $pid) if $stopped;
     }
 }
+my @names = Journal::names();
 my %written = map { $_ => 1 } @names[$before .. $#names];
 my @missed = grep { !$kills{$_} } sort keys %written;
 my %kinds;

@@ -18,6 +18,10 @@ pub const PROGRAMS: &str = "programs";
 /// built.
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// An entry of the cache that no run has used for this long is removed when a run starts, if another of its kind
+/// was used since.
+const UNUSED: Duration = Duration::from_secs(3 * 24 * 3600);
+
 /// The directories of one run of the bed.
 #[derive(Clone, Debug)]
 pub struct Bed {
@@ -96,6 +100,67 @@ impl Bed {
         self.hold(path, entry)
     }
 
+    /// Removes what no run has used for days: recipes change, and nothing would ask for the old entries again. The
+    /// last one of each kind stays, because it may be of the recipe that is current. What another bed uses or builds
+    /// at this moment stays, too.
+    pub fn prune(&self) -> Result<()> {
+        for kind in self.kinds()? {
+            let lock = self.cache.join(format!("{kind}.lock"));
+            let lock =
+                File::open(&lock).with_context(|| format!("cannot open {}", lock.display()))?;
+            if !lock::try_take(&lock)? {
+                continue;
+            }
+            let mut used = Vec::new();
+            for (path, rest) in self.named(&kind)? {
+                if is_key(&rest) {
+                    used.push((last_use(&path)?, path));
+                } else if let Some(key) = rest.strip_suffix(".recipe")
+                    && is_key(key)
+                    && !self.cache.join(format!("{kind}-{key}")).exists()
+                {
+                    remove_file(&path)?;
+                }
+            }
+            used.sort();
+            used.pop();
+            let old: Vec<PathBuf> = (used.into_iter())
+                .filter(|(time, _)| time.elapsed().is_ok_and(|unused| unused > UNUSED))
+                .map(|(_, path)| path)
+                .collect();
+            self.discard(&kind, |entry| old.iter().any(|path| path == entry))?;
+        }
+        Ok(())
+    }
+
+    /// The kinds of entries: each has a lock.
+    fn kinds(&self) -> Result<Vec<String>> {
+        let mut kinds = Vec::new();
+        for entry in fs::read_dir(&self.cache).context("cannot read the cache")? {
+            let name = entry.context("cannot read the cache")?.file_name();
+            kinds.extend(
+                name.to_string_lossy()
+                    .strip_suffix(".lock")
+                    .map(String::from),
+            );
+        }
+        Ok(kinds)
+    }
+
+    /// What belongs to a kind by its name, with the rest of the name.
+    fn named(&self, kind: &str) -> Result<Vec<(PathBuf, String)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.cache).context("cannot read the cache")? {
+            let path = entry.context("cannot read the cache")?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let rest = (name.strip_prefix(kind)).and_then(|rest| rest.strip_prefix('-'));
+            if let Some(rest) = rest.map(String::from) {
+                found.push((path, rest));
+            }
+        }
+        Ok(found)
+    }
+
     /// Removes every entry of `kind` that no bed uses, except `keep`.
     pub fn discard_others(&self, kind: &str, keep: &Path) -> Result<()> {
         let _turn = lock::take(&self.cache.join(format!("{kind}.lock")), kind)?;
@@ -105,38 +170,31 @@ impl Bed {
     /// Removes the outdated entries of `kind` that no bed uses, and those that were never
     /// completed. The caller holds the lock of that kind.
     fn discard(&self, kind: &str, outdated: impl Fn(&Path) -> bool) -> Result<()> {
-        for entry in fs::read_dir(&self.cache).context("cannot read the cache")? {
-            let path = entry.context("cannot read the cache")?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let Some(key) = name
-                .strip_prefix(kind)
-                .and_then(|rest| rest.strip_prefix('-'))
-            else {
-                continue;
-            };
+        for (path, key) in self.named(kind)? {
             if key.strip_suffix(".partial").is_some_and(is_key) {
                 remove_tree(&path)?;
             }
-            if !is_key(key) || !outdated(&path) {
+            if !is_key(&key) || !outdated(&path) {
                 continue;
             }
             if let Some(entry) = open(&path)?
                 && lock::try_take(&entry)?
             {
                 remove_tree(&path)?;
-                match fs::remove_file(recipe_of(&path)) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                        return Err(error).context("cannot remove a recipe");
-                    }
-                    _ => {}
-                }
+                remove_file(&recipe_of(&path))?;
             }
         }
         Ok(())
     }
 
-    /// Locks an entry for as long as this process lives.
+    /// Locks an entry for as long as this process lives, and notes its use.
     fn hold(&self, path: PathBuf, entry: File) -> Result<PathBuf> {
+        File::options()
+            .append(true)
+            .create(true)
+            .open(recipe_of(&path))
+            .and_then(|recipe| recipe.set_modified(SystemTime::now()))
+            .context("cannot note the use of an entry")?;
         entry
             .lock_shared()
             .with_context(|| format!("cannot lock {}", path.display()))?;
@@ -148,7 +206,25 @@ impl Bed {
     }
 }
 
-/// The file that tells a person what an entry was made from.
+/// When an entry was last used. It cannot be the time of the entry itself, which is the time of its making.
+fn last_use(path: &Path) -> Result<SystemTime> {
+    let recipe = fs::metadata(recipe_of(path)).and_then(|recipe| recipe.modified());
+    match recipe {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(SystemTime::UNIX_EPOCH),
+        time => time.with_context(|| format!("cannot ask for the use of {}", path.display())),
+    }
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The file that tells a person what an entry was made from. Its time is that of the entry's last use.
 fn recipe_of(path: &Path) -> PathBuf {
     PathBuf::from(format!("{}.recipe", path.display()))
 }
@@ -297,6 +373,40 @@ mod tests {
         assert!(old.exists(), "nothing was built");
         make("c");
         assert!(young.exists() && !old.exists() && !broken_off.exists());
+    }
+
+    #[test]
+    fn what_no_run_has_used_for_days_is_removed_but_the_last_of_its_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |bed: &Bed, kind: &str, recipe: &str| {
+            bed.cached(kind, recipe, None, |_| Ok(())).unwrap()
+        };
+        let unused = |path: &Path| {
+            let time = SystemTime::now() - UNUSED - Duration::from_secs(1);
+            let recipe = File::options().append(true).open(recipe_of(path)).unwrap();
+            recipe.set_modified(time).unwrap();
+        };
+        let first = bed(dir.path());
+        let [old, young, only] = [("root", "a"), ("root", "b"), ("qemu", "a")]
+            .map(|(kind, recipe)| make(&first, kind, recipe));
+        drop(first);
+        let other = bed(dir.path());
+        let held = make(&other, "root", "c");
+        for path in [&old, &held, &only] {
+            unused(path);
+        }
+        let orphan = dir.path().join(".cache/vm/root-0123456789abcdef.recipe");
+        fs::write(&orphan, "").unwrap();
+        bed(dir.path()).prune().unwrap();
+        assert!(!old.exists() && !recipe_of(&old).exists() && !orphan.exists());
+        assert!(young.exists() && held.exists() && only.exists());
+        drop(other);
+        let building = lock::take(&dir.path().join(".cache/vm/root.lock"), "root").unwrap();
+        bed(dir.path()).prune().unwrap();
+        assert!(held.exists(), "somebody builds one of this kind");
+        drop(building);
+        bed(dir.path()).prune().unwrap();
+        assert!(!held.exists() && young.exists());
     }
 
     #[test]

@@ -16,6 +16,9 @@ use crate::tables::{MachineSpec, Machines};
 /// The configuration that `--on` replaces by the one of the other machine.
 const DEFAULT_CONFIG: &str = "debian-12.toml";
 
+/// Mebibytes of a disk that no case fills; only written data takes space.
+const ROOMY: u64 = 16 << 10;
+
 /// The whole table.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,6 +58,9 @@ pub struct Case {
     /// A file of the repository that cloud-init gets as user-data, on a NoCloud seed disk. Without
     /// it the machine has no data source, and cloud-init does nothing.
     pub user_data: Option<PathBuf>,
+    /// Mebibytes of a container's disk of its own. Without this key a container has one, of
+    /// [`ROOMY`], only if a step cuts the power.
+    pub disk_mib: Option<u64>,
     /// About how many seconds it takes, if a minute or more: the longest case starts first.
     #[serde(default)]
     pub takes: u64,
@@ -163,12 +169,30 @@ pub struct Step {
     pub cut_when: Option<String>,
     /// Cuts the power during the next boot, when the console prints this text.
     pub cut_at_console: Option<String>,
+    /// Runs this command repeatedly. While it runs, the power is cut after a record of the journal that no run
+    /// before has written, until a run ends by itself with status 0.
+    pub cut_at_records: Option<String>,
+    /// One such cut comes after about this many new records. With 1 each new record is cut at.
+    #[serde(default = "one")]
+    pub every: u32,
     /// Compares the machine with its state after `before`; the two must be equal.
     #[serde(default)]
     pub unchanged: bool,
 }
 
+impl Case {
+    /// Mebibytes of the disk of its own that its container has.
+    pub fn disk(&self) -> Option<u64> {
+        (self.disk_mib).or_else(|| self.run.iter().any(Step::cuts).then_some(ROOMY))
+    }
+}
+
 impl Step {
+    /// Whether it cuts the power.
+    fn cuts(&self) -> bool {
+        self.cut_when.is_some() || self.cut_at_console.is_some() || self.cut_at_records.is_some()
+    }
+
     /// Whether a check needs its standard output or standard error.
     pub fn is_read(&self) -> bool {
         !(self.stdout.is_empty() && self.stderr.is_empty())
@@ -189,8 +213,7 @@ impl Step {
     /// would always hold.
     fn ignored(&self) -> Vec<&'static str> {
         let run = self.run.is_some() || self.join.is_some() || self.resumed;
-        let waits =
-            self.until.is_some() || self.cut_when.is_some() || self.cut_at_console.is_some();
+        let waits = self.until.is_some() || self.cuts();
         [
             ("`exit`", self.exit != 0, run),
             ("`stdout`", !self.stdout.is_empty(), run),
@@ -211,6 +234,7 @@ impl Step {
                 (run || waits) && self.within.is_none(),
             ),
             ("`within`", self.within.is_some(), run || waits),
+            ("`every`", self.every != one(), self.cut_at_records.is_some()),
             (
                 "`reboots`",
                 self.reboots != 0,
@@ -236,6 +260,10 @@ pub enum Boot {
 
 fn yes() -> bool {
     true
+}
+
+fn one() -> u32 {
+    1
 }
 
 fn ten_minutes() -> u64 {
@@ -289,6 +317,12 @@ pub fn fit(cases: &[Case], machines: &Machines, configs: &Path) -> Result<()> {
                 spec.configs
             );
         }
+        if !spec.kind.is_emulated() && case.run.iter().any(|step| step.cut_at_console.is_some()) {
+            bail!(
+                "case `{}`: the console of a container says nothing; `cut-when` can cut during its boot, too",
+                case.name
+            );
+        }
         if !machines.has_root(spec) {
             bail!(
                 "machine `{}`: machines.toml has no root `{}`, or no kernel for it",
@@ -333,6 +367,9 @@ fn read(file: &Path) -> Result<Vec<Case>> {
 }
 
 fn check(case: &Case) -> Result<()> {
+    if case.run.iter().any(|step| step.every == 0) {
+        bail!("`every` counts from 1");
+    }
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     // The name becomes a host name and a directory.
     if case.name.is_empty() || case.name.len() > 40 || !case.name.chars().all(plain) {
@@ -349,12 +386,13 @@ fn check(case: &Case) -> Result<()> {
             step.until.is_some(),
             step.cut_when.is_some(),
             step.cut_at_console.is_some(),
+            step.cut_at_records.is_some(),
             step.unchanged,
         ];
         if kinds.iter().filter(|kind| **kind).count() != 1 {
             bail!(
                 "step `{}` needs one of `run`, `join`, `resumed`, `boot`, `server`, `line`, `until`, \
-                 `cut-when`, `cut-at-console` and `unchanged`",
+                 `cut-when`, `cut-at-console`, `cut-at-records` and `unchanged`",
                 step.title
             );
         }
@@ -450,6 +488,18 @@ mod tests {
     }
 
     #[test]
+    fn a_container_whose_power_is_cut_has_a_disk_of_its_own() {
+        let disk = |text: &str| {
+            let head = "name = 'one'\nabout = ''\nmachine = 'm'\n";
+            let case: Case = toml::from_str(&format!("{head}{text}")).unwrap();
+            case.disk()
+        };
+        assert_eq!(disk("run = [{ title = 't', run = '' }]"), None);
+        assert_eq!(disk("run = [{ title = 't', cut-when = '' }]"), Some(ROOMY));
+        assert_eq!(disk("disk-mib = 9\nrun = []"), Some(9));
+    }
+
+    #[test]
     fn a_case_that_is_defined_twice_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let case = "[[case]]\nname = \"one\"\nabout = \"\"\nmachine = \"m\"\nrun = []\n";
@@ -470,6 +520,7 @@ mod tests {
             "run = ''\nexit = 3\nstdout = ['x']\njson = { '/a' = 1 }\nshow = true\ndeadline = 9",
             "run = ''\ndid = 'plan'\nstdout = ['x']",
             "until = ''\nreboots = 1\ndeadline = 9",
+            "cut-at-records = ''\nevery = 2\ndeadline = 9",
             "resumed = true\nexit = 3\ndeadline = 9",
             "join = 'u'\nwithin = 9",
             "join = 'u'\nstdout = ['x']\nonly-queries = true",
@@ -484,6 +535,7 @@ mod tests {
             ("run = ''\ndeadline = 9\nwithin = 9", "`deadline`"),
             ("line = 'up'\nwithin = 9", "`within`"),
             ("run = ''\nreboots = 1", "`reboots`"),
+            ("cut-when = ''\nevery = 2", "`every`"),
             ("run = ''\ndid = 'plan'\nfails = []", "`fails`"),
             ("unchanged = true\nexit = 1", "`exit`"),
             (

@@ -15,7 +15,7 @@ use nix::sys::statvfs::statvfs;
 
 use crate::bed::{Bed, remove_tree};
 use crate::group::Group;
-use crate::{lock, net, out, stop};
+use crate::{lock, loops, net, out, stop};
 
 /// systemd-nspawn does not always remove its files here.
 const NSPAWN: &str = "/run/systemd/nspawn";
@@ -149,18 +149,28 @@ fn destroy(id: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
         remove_tree(&nspawn.join("propagate").join(id)),
     ];
     if let Some(disk) = disk {
-        // A systemd-nspawn that was killed leaves this file, named after the machine's root.
-        if let Ok(root) = fs::metadata(disk.join("root")) {
-            let lock = nspawn.join(format!("locks/inode-{}:{}", root.dev(), root.ino()));
-            results.push(remove_file(&lock));
-        }
+        results.push(forget_nspawn(&disk.join("root")));
         results.push(unmount(&disk.join("root")));
+        // A loop device disappears with its mount, and its file lies in the layer.
+        results.push(loops::released(disk));
         results.push(unmount(&disk.join("layer")));
         // Removing the directories also detaches the mounts on them in other namespaces, such as
         // that of a QEMU that was started meanwhile: the kernel does this.
         results.push(remove_tree(disk));
     }
     all(results)
+}
+
+/// Removes the file that a systemd-nspawn which was killed leaves; it is named after the machine's root.
+pub fn forget_nspawn(root: &Path) -> Result<()> {
+    match fs::metadata(root) {
+        Ok(root) => {
+            let name = format!("locks/inode-{}:{}", root.dev(), root.ino());
+            remove_file(&Path::new(NSPAWN).join(name))
+        }
+        // It was not made.
+        Err(_) => Ok(()),
+    }
 }
 
 /// Unmounts a machine's directory and all mounts below it.

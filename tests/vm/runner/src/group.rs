@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -75,24 +75,41 @@ impl Group {
             .find_map(|text| used(&text))
     }
 
+    /// Ends every process of these parts.
+    pub fn end(&self, parts: &[Part]) -> Result<()> {
+        let dirs: Vec<PathBuf> = (self.dirs.iter())
+            .flat_map(|dir| parts.iter().map(|part| dir.join(PARTS[*part as usize])))
+            .collect();
+        match end(&dirs).first() {
+            None => Ok(()),
+            Some(pid) => bail!("process {pid} does not end"),
+        }
+    }
+
     /// Ends every process of the machine and removes the groups.
     pub fn destroy(&self) -> Result<()> {
-        let end = Instant::now() + Duration::from_secs(10);
-        loop {
-            let pids: Vec<i32> = self.dirs.iter().flat_map(|dir| processes(dir)).collect();
-            if pids.is_empty() || Instant::now() > end {
-                break;
-            }
-            for pid in pids {
-                // The process may have ended since; the next round shows it.
-                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+        // A group whose processes do not end cannot be removed.
+        end(&self.dirs);
         for dir in &self.dirs {
             remove_groups(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
         }
         Ok(())
+    }
+}
+
+/// Ends every process of the groups; returns those that are left after a while.
+fn end(dirs: &[PathBuf]) -> Vec<i32> {
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let pids: Vec<i32> = dirs.iter().flat_map(|dir| processes(dir)).collect();
+        if pids.is_empty() || Instant::now() > end {
+            return pids;
+        }
+        for pid in pids {
+            // The process may have ended since; the next round shows it.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        thread::sleep(Duration::from_millis(20));
     }
 }
 

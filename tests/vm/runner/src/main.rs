@@ -14,6 +14,7 @@ mod group;
 mod image;
 mod kernel;
 mod lock;
+mod loops;
 mod machine;
 mod modules;
 mod needs;
@@ -87,7 +88,8 @@ enum Verb {
     Test(How),
     /// Lists the machines and the cases.
     List,
-    /// Removes what a bed left behind that was ended without a chance to clean up.
+    /// Removes what a bed left behind that was ended without a chance to clean up, and what no run has used for
+    /// days.
     Clean,
     /// Serves a folder over HTTP; used inside the namespaces of machines.
     Serve(Order),
@@ -197,7 +199,10 @@ fn run() -> Result<ExitCode> {
                 ));
             }
         }
-        Verb::Clean => claim::clean_stale(&bed)?,
+        Verb::Clean => {
+            claim::clean_stale(&bed)?;
+            bed.prune()?;
+        }
         Verb::Demo { keep } => {
             let cases = chosen(&cases, &[DEMO.to_string()], true)?;
             return demo(&bed, &machines, cases[0], keep);
@@ -221,10 +226,13 @@ fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes what earlier runs left; a part that cannot be removed does no harm.
+/// Removes what earlier runs left, and what no run uses any more; a part that cannot be removed does no harm.
 fn tidy(bed: &Bed) {
     if let Err(error) = claim::clean_stale(bed) {
         out::say(format!("remains of an earlier run: {error:#}"));
+    }
+    if let Err(error) = bed.prune() {
+        out::say(format!("what no run has used for days: {error:#}"));
     }
 }
 

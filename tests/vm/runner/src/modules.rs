@@ -113,7 +113,7 @@ fn compile(
     };
     // Another package may be compiled at the same time.
     let machine = format!("module-builder-{package}");
-    let mut machine = Machine::create(bed, &machine, &builder, root)?;
+    let mut machine = Machine::create(bed, &machine, &builder, root, None)?;
     machine.boot()?;
     machine
         .exec(script)

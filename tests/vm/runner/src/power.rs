@@ -1,7 +1,7 @@
 //! Waits for a machine that reboots by itself, and cuts its power at a chosen moment.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
@@ -26,6 +26,18 @@ const WITHIN: &str = "3";
 /// The same for a moment that soon passes.
 const MOMENT: &str = "0.5";
 
+/// The same in a container, where a poll costs little.
+const NATIVE_MOMENT: &str = "0.02";
+
+/// The exit code of `cut-at-record` after it has shut down the filesystem.
+const CUT: i32 = 42;
+
+/// More cuts mean that nothing gets further.
+const MOST_CUTS: usize = 250;
+
+/// Names the seed of the moments, for a run that repeats another one.
+const SEED: &str = "TESTBED_SEED";
+
 /// Waits until `script` succeeds in the machine, which must have rebooted by itself `reboots` times
 /// by then.
 pub fn until(machine: &mut Machine, script: &str, reboots: u32, limit: Duration) -> Result<String> {
@@ -43,7 +55,11 @@ pub fn cut_when(
     reboots: u32,
     limit: Duration,
 ) -> Result<String> {
-    ride(machine, script, MOMENT, reboots, limit)?;
+    let pause = match machine.spec().kind.is_emulated() {
+        true => MOMENT,
+        false => NATIVE_MOMENT,
+    };
+    ride(machine, script, pause, reboots, limit)?;
     machine.cut()?;
     Ok("cut".into())
 }
@@ -55,6 +71,7 @@ pub fn cut_at_console(machine: &mut Machine, text: &str, limit: Duration) -> Res
     if machine.is_on() && machine.wait_for_end(limit)? != End::Reboot {
         bail!("it turned itself off instead of rebooting");
     }
+    machine.choose_kernel()?;
     machine.power_on()?;
     while !machine.console()?.contains(text) {
         if let Some(how) = machine.ended()? {
@@ -70,6 +87,94 @@ pub fn cut_at_console(machine: &mut Machine, text: &str, limit: Duration) -> Res
     }
     machine.cut()?;
     Ok("cut".into())
+}
+
+/// Turns a machine on whose power was cut, and waits until it has started its units.
+pub fn wake(machine: &mut Machine, limit: Duration) -> Result<()> {
+    if machine.is_on() {
+        return Ok(());
+    }
+    machine.choose_kernel()?;
+    machine.boot()?;
+    machine.settle(limit)
+}
+
+/// Runs `command` repeatedly, and cuts the power while it runs, each time after a record of the journal that is
+/// new: about each `every`th. It ends when a run ends by itself with status 0.
+pub fn cut_at_records(
+    machine: &mut Machine,
+    command: &str,
+    every: u32,
+    limit: Duration,
+) -> Result<String> {
+    let end = Instant::now() + limit;
+    let seed = Random::seed()?;
+    let mut random = Random(seed);
+    let mut names: Vec<String> = Vec::new();
+    loop {
+        wake(machine, limit)?;
+        let pass = random.below(2 * every - 1);
+        let delay = match random.below(4) {
+            0 | 1 => 0,
+            2 => random.below(300),
+            _ => random.below(4000),
+        };
+        let script = format!("exec /usr/lib/testbed/cut-at-record {pass} {delay} {command}");
+        let left = end.saturating_duration_since(Instant::now());
+        let done = (machine.exec(&script))
+            .stdin(names.join("\n") + "\n")
+            .deadline(left)
+            .run()?;
+        let told = || format!("{} cuts, seed {seed}", names.len());
+        match done.code {
+            _ if done.late => bail!("no run ends in time ({})\n{}", told(), done.output_tail(40)),
+            0 if names.is_empty() => bail!("no record was cut at ({})", told()),
+            0 => return Ok(told()),
+            CUT if names.len() < MOST_CUTS => {}
+            CUT => bail!("no run ends by itself ({})", told()),
+            _ => bail!(
+                "a run that was not cut {} ({})\n{}",
+                done.verdict(),
+                told(),
+                done.output_tail(60)
+            ),
+        }
+        machine.cut()?;
+        let name = done.stdout.trim_end();
+        out::say(format!(
+            "  cut {:>3}, {delay:>4} ms after {}",
+            names.len() + 1,
+            name.chars().take(100).collect::<String>()
+        ));
+        names.push(name.to_string());
+    }
+}
+
+/// Numbers that a seed determines (Marsaglia's xorshift64*), so that a run can be repeated.
+struct Random(u64);
+
+impl Random {
+    /// The one that a person names, or another one each time.
+    fn seed() -> Result<u64> {
+        match std::env::var(SEED) {
+            Ok(text) => text.parse().with_context(|| format!("{SEED} is no number")),
+            Err(_) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                Ok(u64::from(now.context("the clock is wrong")?.subsec_nanos()))
+            }
+        }
+    }
+
+    /// A number below `limit`, which is at least 1.
+    fn below(&mut self, limit: u32) -> u32 {
+        // 0 would stay 0.
+        self.0 |= 1;
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let drawn = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+        u32::try_from(drawn % u64::from(limit)).unwrap_or_default()
+    }
 }
 
 /// Waits until `script` succeeds, polling every `pause` seconds. It turns the machine on whenever
@@ -120,5 +225,22 @@ fn ride(
             End::Reboot => seen += 1,
             End::Off => bail!("it turned itself off"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_determines_the_moments() {
+        let drawn = |seed: u64| -> Vec<u32> {
+            let mut random = Random(seed);
+            (0..20).map(|_| random.below(7)).collect()
+        };
+        assert_eq!(drawn(5), drawn(5));
+        assert_ne!(drawn(5), drawn(7));
+        assert!(drawn(0).iter().all(|number| *number < 7));
+        assert!((0..7).all(|number| drawn(9).contains(&number)));
     }
 }

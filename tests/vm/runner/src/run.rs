@@ -108,7 +108,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
         .roots
         .get(&spec.root)
         .with_context(|| format!("no root {}", spec.root))?;
-    let machine = Machine::create(stage.bed, &case.name, spec, root)?;
+    let machine = Machine::create(stage.bed, &case.name, spec, root, case.disk())?;
     if case.compile == Compile::Never {
         for modules in stage.assets.modules.get(&spec.root).into_iter().flatten() {
             modules::carry(&machine.root(), modules)?;
@@ -193,7 +193,7 @@ impl Running<'_> {
         let limit =
             (step.within).map_or_else(|| self.stage.deadline(step.deadline), Duration::from_secs);
         let result = if let Some(script) = units::script(step) {
-            self.command(step, &script, limit)
+            power::wake(&mut self.machine, limit).and_then(|()| self.command(step, &script, limit))
         } else if let Some(boot) = step.boot {
             self.reboot(boot)
         } else if let Some(serving) = &step.server {
@@ -215,8 +215,12 @@ impl Running<'_> {
         } else if let Some(text) = &step.cut_at_console {
             fill(text, &self.values)
                 .and_then(|text| power::cut_at_console(&mut self.machine, &text, limit))
+        } else if let Some(command) = &step.cut_at_records {
+            fill(command, &self.values).and_then(|command| {
+                power::cut_at_records(&mut self.machine, &command, step.every, limit)
+            })
         } else {
-            self.unchanged()
+            power::wake(&mut self.machine, limit).and_then(|()| self.unchanged())
         };
         self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
         result.map(drop)

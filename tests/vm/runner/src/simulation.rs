@@ -22,11 +22,15 @@ const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
 /// Programs for cases, described in README.md.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 12] = [
     (
         "kill-at-every-record",
         include_str!("../files/kill-at-every-record.pl"),
     ),
+    ("cut-at-record", include_str!("../files/cut-at-record.pl")),
+    ("journal.pl", include_str!("../files/journal.pl")),
+    ("leave-free", include_str!("../files/leave-free.sh")),
+    ("started", include_str!("../files/started.sh")),
     ("state", include_str!("../files/state.sh")),
     ("hold-lock", include_str!("../files/hold-lock.pl")),
     ("add-non-free", include_str!("../files/add-non-free.sh")),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::disk::Disk;
 use super::{Body, End, Ended, Frame, PATH, TURN};
 use crate::group::Part;
 use crate::sh::daemon;
@@ -16,8 +17,9 @@ use crate::sh::daemon;
 const REBOOT: i32 = 133;
 
 /// See the module.
-#[derive(Default)]
 pub struct Container {
+    /// Without one its root is a layer over a directory of the host.
+    disk: Option<Disk>,
     booted: Option<Booted>,
 }
 
@@ -28,6 +30,9 @@ struct Booted {
 
 impl Body for Container {
     fn power_on(&mut self, frame: &Frame) -> Result<()> {
+        if let Some(disk) = &self.disk {
+            disk.sync()?;
+        }
         let argv = [
             "systemd-nspawn",
             "--quiet",
@@ -100,10 +105,13 @@ impl Body for Container {
         how(status).map(Some)
     }
 
-    fn cut(&mut self, _: &Frame) -> Result<()> {
-        bail!(
-            "the power of a container cannot be cut: it has no kernel of its own that would lose data"
-        )
+    fn cut(&mut self, frame: &Frame) -> Result<()> {
+        let disk = self.disk.as_ref().context("it has no disk of its own")?;
+        disk.cut(frame)?;
+        if let Some(mut booted) = self.booted.take() {
+            booted.nspawn.wait().context("cannot wait for a machine")?;
+        }
+        Ok(())
     }
 
     fn enter(&self, _: &Frame, environment: &[String], script: &str) -> Vec<String> {
@@ -124,6 +132,10 @@ impl Body for Container {
 }
 
 impl Container {
+    pub fn new(disk: Option<Disk>) -> Container {
+        Container { disk, booted: None }
+    }
+
     fn way_in(&self) -> Vec<String> {
         // 0 is not a process: entering a machine that is off fails, as it must.
         let init = self.booted.as_ref().and_then(|booted| booted.init);

@@ -3,6 +3,7 @@
 //! runs.
 
 mod container;
+pub mod disk;
 mod image;
 mod monitor;
 mod mould;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use self::container::Container;
+use self::disk::Disk;
 use self::image::Image;
 use self::mould::Mould;
 use self::vm::Vm;
@@ -30,12 +32,15 @@ use crate::{out, simulation};
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// Where the changes of a machine lie: with `$2` in memory, in a tmpfs with these options.
+const PLACE: &str = r#"
+mkdir "$1/layer" "$1/root"
+[ -z "$2" ] || mount -t tmpfs -o "$2" testbed "$1/layer"
+"#;
+
 /// A machine's changes lie in their own layer over its root filesystem, so nothing is copied.
 /// `/var/lib` is the exception, because the layers of containers cannot lie on such a filesystem.
-/// With `$3` all of it lies in memory, in a tmpfs with these options.
 const LAYERS: &str = r#"
-mkdir "$2/layer" "$2/root"
-[ -z "$3" ] || mount -t tmpfs -o "$3" testbed "$2/layer"
 mkdir "$2/layer/changes" "$2/layer/work"
 cp -a --reflink=auto -- "$1/root/var/lib" "$2/layer/lib"
 mount -t overlay -o "lowerdir=$1/root,upperdir=$2/layer/changes,workdir=$2/layer/work" testbed "$2/root"
@@ -138,16 +143,24 @@ impl Machine {
     }
 
     /// Makes a machine from the root filesystem that `rootfs` built in `root`, which is not
-    /// changed.
-    pub fn create(bed: &Bed, name: &str, spec: &MachineSpec, root: &Path) -> Result<Machine> {
+    /// changed. A container gets a disk of its own of this size in mebibytes, if it says one.
+    pub fn create(
+        bed: &Bed,
+        name: &str,
+        spec: &MachineSpec,
+        root: &Path,
+        mib: Option<u64>,
+    ) -> Result<Machine> {
         let claim = Claim::take(bed, name)?;
         let (dir, group) = (claim.dir.clone(), claim.group.clone());
         // An emulated machine needs its root directory only until its disk is made.
         let in_memory = spec.kind == Kind::Container && available_memory()? >= MEMORY;
+        let mut disk = None;
         let kernel = match spec.kind {
             Kind::Image => image::parcel(root, &dir)?,
             Kind::Container | Kind::Vm => {
-                lay(name, &group, root, &dir, in_memory)?;
+                let mib = mib.filter(|_| spec.kind == Kind::Container);
+                disk = lay(name, &group, root, &dir, in_memory, mib)?;
                 match &spec.kernel {
                     Some(kernel) => kernel.clone(),
                     None => crate::rootfs::kernel(&root.join("root"))?,
@@ -171,7 +184,7 @@ impl Machine {
                 if spec.kernel.is_none() {
                     simulation::prepare(&frame.root(), &frame.kernel, &spec.functions)?;
                 }
-                Box::new(Container::default())
+                Box::new(Container::new(disk))
             }
             Kind::Vm => Box::new(Vm::new(bed, spec, Mould::prepare(&frame)?)?),
             Kind::Image => Box::new(Vm::new(bed, spec, Image::prepare(bed, &frame)?)?),
@@ -416,25 +429,36 @@ impl Machine {
     }
 }
 
-/// Makes a machine's root directory from the root filesystem in `root`, under its own name.
-fn lay(name: &str, group: &Group, root: &Path, dir: &Path, in_memory: bool) -> Result<()> {
+/// Makes a machine's root directory from the root filesystem in `root`, under its own name: on a disk of its own
+/// of this size, or as a layer.
+fn lay(
+    name: &str,
+    group: &Group,
+    root: &Path,
+    dir: &Path,
+    in_memory: bool,
+    mib: Option<u64>,
+) -> Result<Option<Disk>> {
     let options = match in_memory {
         true => format!("size={MEMORY},mode=755"),
         false => String::new(),
     };
-    let layers = [
-        "/bin/sh",
-        "-euc",
-        LAYERS,
-        "sh",
-        &root.to_string_lossy(),
-        &dir.to_string_lossy(),
-        &options,
-    ];
-    Cmd::new(group.inside(Part::Support, &layers.map(String::from)))
-        .ok()
-        .context("cannot lay a machine's changes over the root filesystem")?;
-    fs::write(dir.join("root/etc/hostname"), format!("{name}\n")).context("cannot name it")
+    let shell = |script: &str, arguments: [&str; 2]| {
+        let argv = ["/bin/sh", "-euc", script, "sh", arguments[0], arguments[1]];
+        Cmd::new(group.inside(Part::Support, &argv.map(String::from))).ok()
+    };
+    let [from, to] = [root, dir].map(|path| path.to_string_lossy());
+    shell(PLACE, [&to, &options]).context("cannot make the place of a machine's changes")?;
+    let disk = match mib {
+        Some(mib) => Some(Disk::make(group, &root.join("root"), dir, mib)?),
+        None => {
+            shell(LAYERS, [&from, &to])
+                .context("cannot lay a machine's changes over the root filesystem")?;
+            None
+        }
+    };
+    fs::write(dir.join("root/etc/hostname"), format!("{name}\n")).context("cannot name it")?;
+    Ok(disk)
 }
 
 /// The memory in bytes that programs can use without swapping, within the limit of a container

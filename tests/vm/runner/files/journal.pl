@@ -1,0 +1,83 @@
+# Part of the test bed: the records of the product's journal, and a notice of each write to it, for the programs
+# that kill a run or cut its power at a record. A record is named by its kind and its change.
+use strict;
+use warnings;
+use POSIX ();
+
+package Journal;
+
+my ($parent, $folder) = ("/var/lib", "/var/lib/gpu-bootstrap");
+my $journal = "$folder/journal.jsonl";
+# System calls of x86-64, and their flags: inotify_init1(2), asm/unistd_64.h.
+die "the numbers of system calls are x86-64's\n" if (POSIX::uname())[4] ne "x86_64";
+my ($inotify_init1, $inotify_add_watch) = (294, 254);
+my ($nonblock, $cloexec) = (0x800, 0x80000);
+my ($modify, $moved_to, $create) = (0x2, 0x80, 0x100);
+
+my ($offset, @names) = (0);
+
+# Puts this program and what it starts on the current processor, on which it has the higher priority: so it
+# notices each write before the next one. Cases that run at the same time may share a processor, but need not.
+sub on_one_processor {
+    my @arguments = @_;
+    return if $ENV{LOOKS_ON};
+    $ENV{LOOKS_ON} = 1;
+    open(my $stat, "<", "/proc/self/stat") or die "/proc/self/stat: $!";
+    my $processor = (split / /, (<$stat> =~ s/.*\) //sr))[36];
+    exec("taskset", "--cpu-list", $processor, "chrt", "--fifo", "10", $0, @arguments) or die "taskset: $!";
+}
+
+# The names of the records since the last call.
+sub fresh {
+    open(my $file, "<", $journal) or return ();
+    # The product removed an incomplete last line.
+    $offset = 0, @names = () if -s $file < $offset;
+    seek($file, $offset, 0);
+    my @fresh;
+    while (my $line = <$file>) {
+        last if $line !~ /\n\z/;
+        $offset += length $line;
+        my ($kind) = $line =~ /"record":\{"kind":"([a-z-]+)"/ or die "no record: $line";
+        my $about = "";
+        if ($kind eq "intent") {
+            ($about) = $line =~ /"change":(.*?),"undo":\{/ or die "no change: $line";
+        } elsif ($line =~ /"record":\{"kind":"[a-z-]+","intent":(\d+)/) {
+            ($about) = $names[$1] =~ /^intent (.*)/s;
+        }
+        push @names, "$kind $about";
+        push @fresh, $names[-1];
+    }
+    return @fresh;
+}
+
+# All names so far.
+sub names { return @names }
+
+my $writes = syscall($inotify_init1, $nonblock | $cloexec);
+die "inotify: $!" if $writes < 0;
+open(my $told, "<&=", $writes) or die "inotify: $!";
+
+sub add {
+    my ($path) = @_;
+    return syscall($inotify_add_watch, $writes, $path, $modify | $moved_to | $create) >= 0;
+}
+
+# Called repeatedly: the directory may be removed and created again.
+sub watch { add($folder) }
+
+# Waits a moment for a write or for a signal; returns whether there was a write.
+sub written {
+    my $ready = "";
+    vec($ready, $writes, 1) = 1;
+    return select($ready, undef, undef, 0.1) > 0;
+}
+
+# The events only say that there was a write; `fresh` reads the journal.
+sub noted {
+    sysread($told, my $events, 65536);
+    watch();
+}
+
+add($parent) or die "cannot watch $parent: $!";
+watch();
+1;

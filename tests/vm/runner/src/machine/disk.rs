@@ -1,0 +1,91 @@
+//! A container's disk of its own: ext4 in a sparse file, mounted through a loop device. Its power can be cut:
+//! the filesystem is shut down as xfstests does it (`godown`), nothing more reaches the file, and the next
+//! mount replays the journal. It can also be full without the host's disk being full.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nix::mount::{MntFlags, umount2};
+
+use super::Frame;
+use crate::group::{Group, Part};
+use crate::sh::Cmd;
+use crate::{claim, loops};
+
+/// The disk's file in the machine's layer.
+const FILE: &str = "disk.img";
+
+/// EXT4_GOING_FLAGS_NOLOGFLUSH of Linux, fs/ext4/ext4.h: the journal is not flushed before.
+const NO_LOG_FLUSH: u32 = 2;
+
+// EXT4_IOC_SHUTDOWN there: `_IOR('X', 125, __u32)`.
+nix::ioctl_read!(ext4_shutdown, b'X', 125, u32);
+
+/// See the module.
+pub struct Disk {
+    image: PathBuf,
+    root: PathBuf,
+}
+
+impl Disk {
+    /// Makes a disk of this size with the content of the root filesystem `from`, and mounts it as the machine's
+    /// root, below `dir`.
+    pub fn make(group: &Group, from: &Path, dir: &Path, mib: u64) -> Result<Disk> {
+        let disk = Disk {
+            image: dir.join("layer").join(FILE),
+            root: dir.join("root"),
+        };
+        super::sparse(&disk.image, mib << 20)?;
+        let [from, image] = [from, &disk.image].map(|path| path.to_string_lossy());
+        let argv = [
+            "mke2fs", "-q", "-t", "ext4", "-L", "root", "-d", &from, &image,
+        ];
+        Cmd::new(group.inside(Part::Support, &argv.map(String::from)))
+            .ok()
+            .context("cannot make a disk")?;
+        disk.mount(group)?;
+        Ok(disk)
+    }
+
+    /// Mounting replays the journal. The loop device disappears with the mount.
+    fn mount(&self, group: &Group) -> Result<()> {
+        let [image, root] = [&self.image, &self.root].map(|path| path.to_string_lossy());
+        let argv = ["mount", "-o", "loop", &image, &root].map(String::from);
+        Cmd::new(group.inside(Part::Support, &argv))
+            .ok()
+            .context("cannot mount a disk")
+            .map(drop)
+    }
+
+    /// Writes what the bed has changed while the machine was off: those files are no part of what a power cut may
+    /// take away.
+    pub fn sync(&self) -> Result<()> {
+        let root = self.open()?;
+        nix::unistd::syncfs(&root).context("cannot sync a disk")
+    }
+
+    fn open(&self) -> Result<File> {
+        File::open(&self.root).with_context(|| format!("cannot open {}", self.root.display()))
+    }
+
+    /// Cuts the power of everything that uses the disk, and makes the disk usable for the next boot. The order is
+    /// that of a real cut: after the first step no byte reaches the disk, whatever the processes still do.
+    pub fn cut(&self, frame: &Frame) -> Result<()> {
+        let root = self.open()?;
+        let mut how = NO_LOG_FLUSH;
+        // SAFETY: the descriptor is open, and the kernel reads one u32 at the address, which is that of `how`.
+        unsafe { ext4_shutdown(root.as_raw_fd(), &raw mut how) }
+            .context("cannot shut down a filesystem")?;
+        drop(root);
+        frame.group.end(&[Part::Machine, Part::Exec])?;
+        claim::forget_nspawn(&self.root)?;
+        umount2(&self.root, MntFlags::MNT_DETACH).context("cannot unmount a disk")?;
+        // Also detaches the mount in namespaces that were made from the host's meanwhile: the kernel does this.
+        fs::remove_dir(&self.root).context("cannot remove a mount point")?;
+        fs::create_dir(&self.root).context("cannot make a mount point")?;
+        loops::released(&frame.dir)?;
+        self.mount(&frame.group)
+    }
+}
