@@ -59,6 +59,7 @@ fn help_of_every_command() {
         "status",
         "facts",
         "compat",
+        "probe",
         "completions",
     ] {
         let name = if command.is_empty() {

@@ -46,6 +46,8 @@ pub enum Command {
     Facts(Facts),
     /// Show which driver supports which GPU, CUDA version and kernel
     Compat(Compat),
+    /// Compute on every GPU, on the host or in a container; change nothing
+    Probe(Output),
     /// Print the completions of a shell, for its folder of completions
     Completions(Completions),
     /// Count this boot, for a run that continues by itself
@@ -54,6 +56,9 @@ pub enum Command {
     /// Print the view of NVML, for the process that started this one with a deadline
     #[command(hide = true)]
     NvmlView,
+    /// Call CUDA, for the process that started this one with deadlines
+    #[command(hide = true)]
+    CudaWork(CudaWork),
     /// Print what a container sees, for the container probe
     #[command(hide = true)]
     ContainerProbe,
@@ -85,6 +90,15 @@ pub struct Output {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
+}
+
+/// What the hidden subcommand for CUDA does.
+#[derive(Debug, Args)]
+pub struct CudaWork {
+    /// `start`, `compute` or `peers`
+    pub task: String,
+    /// The devices
+    pub uuids: Vec<String>,
 }
 
 /// How much is shown to people.

@@ -11,6 +11,7 @@ mod machine;
 mod plan;
 mod prepare;
 mod print;
+mod probe;
 mod status;
 mod uninstall;
 pub mod world;
@@ -81,6 +82,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         Command::Status(args) => status::run(world, &args),
         Command::Facts(args) => facts::run(world, &args).await,
         Command::Compat(args) => compat::run(world, &args),
+        Command::Probe(args) => probe::run(world, args).await,
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(
@@ -93,6 +95,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         }
         Command::BootGuard => guard::run(world).await,
         Command::NvmlView => print::json(&mut world.out, &real::nvml_view()).map(|()| Exit::Ok),
+        Command::CudaWork(args) => probe::work(world, &args),
         Command::ContainerProbe => {
             let view = container_view::look(&*world.host.files).map_err(|error| {
                 Failure::caused(

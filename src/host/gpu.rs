@@ -1,9 +1,10 @@
-//! NVML as states with a name: it may be absent, of another version, empty or hung.
+//! NVML as states with a name: it may be absent, of another version, empty or hung. And what asks it.
 
 use async_trait::async_trait;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::cuda::CudaView;
 use crate::model::pci::{PciAddress, PciId};
 
 /// The view of NVML, or the reason why there is none.
@@ -124,9 +125,13 @@ pub struct MigDevice {
     pub uuid: Option<String>,
 }
 
-/// Queries NVML.
+/// Asks the driver's libraries.
 #[async_trait]
 pub trait Gpu: Send + Sync {
-    /// The inventory now, or the state that prevents one. Bounded in time; never fails.
+    /// NVML's inventory now, or the state that prevents one. Bounded in time; never fails.
     async fn survey(&self) -> Nvml;
+
+    /// Computes through CUDA on the devices with these UUIDs (`GPU-…`, `MIG-…`), each in a process of
+    /// its own, and copies between the GPUs. Bounded in time; a fault is data.
+    async fn compute(&self, devices: &[String]) -> CudaView;
 }

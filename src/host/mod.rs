@@ -2,6 +2,7 @@
 //! tool is in `tools`, which runs it through `Exec`.
 
 pub mod clock;
+pub mod cuda;
 pub mod digest;
 pub mod exec;
 pub mod fake;
@@ -20,6 +21,7 @@ pub mod trusted;
 use std::sync::Arc;
 
 pub use clock::Clock;
+pub use cuda::{CudaCause, CudaDevice, CudaFault, CudaPeer, CudaStart, CudaView, CudaWork};
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
 pub use gpu::{FabricProgress, Gpu, GpuFabric, MigDevice, Nvml, NvmlDevice, NvmlView};
@@ -35,7 +37,7 @@ pub struct Host {
     pub exec: Arc<dyn Exec>,
     /// HTTP GET.
     pub http: Arc<dyn Http>,
-    /// NVML, queried in a child process with a deadline.
+    /// NVML and CUDA, called in child processes with deadlines.
     pub gpu: Arc<dyn Gpu>,
     /// Memory and processes.
     pub system: Arc<dyn System>,

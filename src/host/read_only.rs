@@ -11,8 +11,8 @@ use super::files::Room;
 use super::real::RealClock;
 use super::system::ProcFiles;
 use super::{
-    Cmd, Exec, ExecError, Files, FilesError, Gpu, Host, Http, HttpError, Nvml, Output, ReadFiles,
-    Stat,
+    Cmd, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Http, HttpError, Nvml, Output,
+    ReadFiles, Stat,
 };
 
 /// Files that can be read and not written.
@@ -143,5 +143,9 @@ impl Gpu for Refusing {
         Nvml::NotAsked {
             why: self.why.to_owned(),
         }
+    }
+
+    async fn compute(&self, _: &[String]) -> CudaView {
+        CudaView::not_asked(self.why)
     }
 }

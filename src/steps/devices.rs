@@ -8,9 +8,11 @@ use super::{DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PERSISTENCE, words};
 use crate::{
     config::desired::Desired,
     facts::Facts,
-    host::Nvml,
+    host::{Nvml, ReadFiles},
     model::{id::StepId, version::DriverVersion},
+    state::State,
     step::{Assessment, Cx, Step, StepError},
+    tools::probe::ProbeLayer,
 };
 
 /// How long NVML of a healthy machine may be too slow: the first start of many GPUs without
@@ -20,8 +22,9 @@ const SLOW_NVML: Duration = Duration::from_secs(180);
 /// See the module.
 pub struct Devices;
 
+/// The GPUs as the bus, the driver, NVML and `/dev` show them.
 #[derive(Debug, Clone)]
-struct DevicesState {
+pub struct DevicesState {
     loaded: Option<DriverVersion>,
     /// The driver that is bound to each GPU that this machine uses itself.
     bound: Vec<(String, Option<String>)>,
@@ -32,37 +35,255 @@ struct DevicesState {
     nodes: Vec<u32>,
 }
 
-async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
-    let (mut bound, mut reserved) = (Vec::new(), Vec::new());
-    for gpu in &cx.facts.gpus {
-        let address = gpu.pci_address.to_string();
-        if cx.state.is_reserved(gpu.pci_address)? {
-            reserved.push(address);
+impl DevicesState {
+    /// Looks. NVML is asked in a child that may hang on a sick GPU; without a driver, or if it need
+    /// not be asked, it has nothing to say.
+    ///
+    /// # Errors
+    /// When something that is there cannot be read.
+    pub async fn read(
+        files: &dyn ReadFiles,
+        state: &State,
+        ask_nvml: bool,
+    ) -> Result<Self, StepError> {
+        let (mut bound, mut reserved) = (Vec::new(), Vec::new());
+        for gpu in &state.facts().gpus {
+            let address = gpu.pci_address.to_string();
+            if state.is_reserved(gpu.pci_address)? {
+                reserved.push(address);
+            } else {
+                let driver = state.bound_driver(gpu.pci_address)?.map(str::to_owned);
+                bound.push((address, driver));
+            }
+        }
+        let mut nodes: Vec<u32> = (files.list("/dev".into())?.iter())
+            .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
+            .collect();
+        nodes.sort_unstable();
+        let loaded = state.loaded_driver()?.cloned();
+        let nvml = if loaded.is_some() && ask_nvml {
+            state.nvml().await.clone()
         } else {
-            let driver = cx.state.bound_driver(gpu.pci_address)?.map(str::to_owned);
-            bound.push((address, driver));
+            Nvml::DriverNotLoaded
+        };
+        Ok(Self {
+            loaded,
+            bound,
+            reserved,
+            nvml,
+            nodes,
+        })
+    }
+
+    /// The module that is loaded.
+    #[must_use]
+    pub fn loaded(&self) -> Option<&DriverVersion> {
+        self.loaded.as_ref()
+    }
+
+    /// The view of NVML.
+    #[must_use]
+    pub fn nvml(&self) -> &Nvml {
+        &self.nvml
+    }
+
+    /// How many GPUs this machine uses itself.
+    #[must_use]
+    pub fn gpus(&self) -> usize {
+        self.bound.len()
+    }
+
+    /// Addresses of the GPUs that are reserved for virtual machines.
+    #[must_use]
+    pub fn reserved(&self) -> &[String] {
+        &self.reserved
+    }
+
+    /// Leaves only the GPUs that NVML lists: a container sees the whole bus, and may have a part of
+    /// the GPUs. If it has other nodes, those count.
+    pub fn narrow_to_container(&mut self) {
+        let Nvml::Ready(view) = &self.nvml else {
+            return;
+        };
+        if view.devices.len() == self.nodes.len() {
+            let listed = |address: &str| {
+                (view.devices.iter().filter_map(|device| device.pci_address))
+                    .any(|at| at.to_string() == address)
+            };
+            self.bound.retain(|(address, _)| listed(address));
         }
     }
-    let mut nodes: Vec<u32> = (cx.host.files())
-        .list("/dev".into())?
-        .iter()
-        .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
-        .collect();
-    nodes.sort_unstable();
-    let loaded = cx.state.loaded_driver()?.cloned();
-    // NVML is asked in a child that may hang on a sick GPU; without a driver it has nothing to say.
-    let nvml = if loaded.is_some() && cx.desired.driver.is_some() {
-        cx.state.nvml().await.clone()
-    } else {
-        Nvml::DriverNotLoaded
+}
+
+/// A difference between the views of the GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disagreement {
+    /// The lowest layer that it concerns.
+    pub layer: ProbeLayer,
+    /// The compared values.
+    pub why: String,
+    /// What to do.
+    pub hint: String,
+    /// What may heal it.
+    pub heals: Heals,
+}
+
+/// What may heal a disagreement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heals {
+    /// Only a person.
+    Person,
+    /// The packages, the module or a reboot.
+    Run,
+    /// Also time, so long.
+    Time(Duration),
+}
+
+/// Compares the views of the GPUs while a driver is loaded. `reinstall` is the command that installs
+/// a package again, if the package manager is known.
+///
+/// # Errors
+/// The first disagreement.
+pub fn agree(
+    state: &DevicesState,
+    loaded: &DriverVersion,
+    reinstall: Option<&str>,
+) -> Result<(), Disagreement> {
+    let gpus = state.bound.len();
+    let differ = |layer, why: String, hint: &str| Disagreement {
+        layer,
+        why,
+        hint: hint.into(),
+        heals: Heals::Run,
     };
-    Ok(DevicesState {
-        loaded,
-        bound,
-        reserved,
-        nvml,
-        nodes,
-    })
+    let nvml = |why: String, hint: &str| Err(differ(ProbeLayer::Nvml, why, hint));
+    for (address, driver) in &state.bound {
+        match driver.as_deref() {
+            Some("nvidia") => {}
+            Some(other) => {
+                return Err(Disagreement {
+                    heals: Heals::Person,
+                    ..differ(
+                        ProbeLayer::Driver,
+                        format!("GPU {address} is bound to `{other}`, not to `nvidia`"),
+                        "reboot: only at boot another driver leaves the GPU to `nvidia`",
+                    )
+                });
+            }
+            None => {
+                return Err(differ(
+                    ProbeLayer::Driver,
+                    format!("no driver is bound to GPU {address}"),
+                    "run `dmesg | grep NVRM`: the GPU may need another branch or flavour, or be \
+                     broken",
+                ));
+            }
+        }
+    }
+    let view = match &state.nvml {
+        Nvml::Ready(view) => view,
+        Nvml::NotLoadable { why } => {
+            let command = reinstall.map_or_else(String::new, |command| format!(" (`{command}`)"));
+            return nvml(
+                format!("`libnvidia-ml.so.1` cannot be opened: {why}"),
+                &format!("reinstall the driver's library package{command}, then run `ldconfig`"),
+            );
+        }
+        Nvml::VersionMismatch => {
+            return nvml(
+                format!("NVML and the loaded module {loaded} are of different versions"),
+                "reboot: the library was upgraded while the old module was loaded",
+            );
+        }
+        Nvml::DriverNotLoaded => {
+            return nvml(
+                format!("module {loaded} is loaded, but NVML says that none is"),
+                "run `ls -l /dev/nvidiactl` to check that it exists and who may open it",
+            );
+        }
+        Nvml::NoDevices => {
+            return nvml(
+                format!(
+                    "{} on the bus, none initialised by the driver",
+                    words::gpus(gpus)
+                ),
+                "run `dmesg | grep NVRM`: the firmware or the GPU failed to start",
+            );
+        }
+        Nvml::Hung { after_seconds } => {
+            return Err(Disagreement {
+                heals: Heals::Time(SLOW_NVML),
+                ..differ(
+                    ProbeLayer::Nvml,
+                    format!("NVML did not answer within {after_seconds} s"),
+                    "a GPU or its firmware hangs: run `dmesg | grep -i xid`, reboot, and have the \
+                     machine replaced if it happens again",
+                )
+            });
+        }
+        Nvml::NotAsked { why } => {
+            return nvml(
+                format!("NVML was not asked: {why}"),
+                "run this on the machine itself",
+            );
+        }
+        Nvml::Failed { code, why } => {
+            let code = code.map_or_else(String::new, |code| format!(" (code {code})"));
+            return nvml(
+                format!("NVML failed{code}: {why}"),
+                "run `dmesg | grep NVRM` for the driver's messages",
+            );
+        }
+    };
+    if view.driver_version != loaded.as_str() {
+        return nvml(
+            format!(
+                "NVML has version {}, but the loaded module has version {loaded}",
+                view.driver_version
+            ),
+            "reboot: the library was upgraded while the old module was loaded",
+        );
+    }
+    if let Some(device) = view.devices.iter().find(|device| device.error.is_some()) {
+        return nvml(
+            format!(
+                "GPU {} does not answer: {}",
+                device.index,
+                device.error.as_deref().unwrap_or_default()
+            ),
+            "reset or power-cycle the machine; have it replaced if that does not help",
+        );
+    }
+    if view.devices.len() != gpus {
+        return nvml(
+            format!(
+                "{} on the bus, NVML lists {}",
+                words::gpus(gpus),
+                view.devices.len()
+            ),
+            "run `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
+        );
+    }
+    let missing: Vec<String> = view
+        .devices
+        .iter()
+        .map(|device| device.minor.unwrap_or(device.index))
+        .filter(|minor| !state.nodes.contains(minor))
+        .map(|minor| format!("`/dev/nvidia{minor}`"))
+        .collect();
+    if !missing.is_empty() {
+        return Err(differ(
+            ProbeLayer::DeviceNodes,
+            format!("{} missing", missing.join(", ")),
+            "run `nvidia-modprobe -c 0 -u` to create the device nodes; a udev rule of the driver \
+             package should have done it",
+        ));
+    }
+    Ok(())
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
+    DevicesState::read(cx.host.files(), cx.state, cx.desired.driver.is_some()).await
 }
 
 fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment {
@@ -91,132 +312,31 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
             why: "all GPUs are reserved for virtual machines".into(),
         };
     }
-    let gpus = state.bound.len();
-    // The packages, the module or a reboot may heal it.
-    let blocked = |why: String, hint: &str| Assessment::BlockedNow {
-        why,
-        hint: hint.into(),
-        passes: None,
-    };
-    for (address, driver) in &state.bound {
-        match driver.as_deref() {
-            Some("nvidia") => {}
-            Some(other) => {
-                return Assessment::Blocked {
-                    why: format!("GPU {address} is bound to `{other}`, not to `nvidia`"),
-                    hint: "reboot: only at boot another driver leaves the GPU to `nvidia`".into(),
-                };
-            }
-            None => {
-                return blocked(
-                    format!("no driver is bound to GPU {address}"),
-                    "run `dmesg | grep NVRM`: the GPU may need another branch or flavour, or be \
-                     broken",
-                );
-            }
-        }
-    }
-    let view = match &state.nvml {
-        Nvml::Ready(view) => view,
-        Nvml::NotLoadable { why } => {
-            return blocked(
-                format!("`libnvidia-ml.so.1` cannot be opened: {why}"),
-                &format!(
-                    "reinstall the driver's library package (`{}`), then run `ldconfig`",
-                    desired.packages.manager.backend().commands().reinstall
-                ),
-            );
-        }
-        Nvml::VersionMismatch => {
-            return blocked(
-                format!("NVML and the loaded module {loaded} are of different versions"),
-                "reboot: the library was upgraded while the old module was loaded",
-            );
-        }
-        Nvml::DriverNotLoaded => {
-            return blocked(
-                format!("module {loaded} is loaded, but NVML says that none is"),
-                "run `ls -l /dev/nvidiactl` to check that it exists and who may open it",
-            );
-        }
-        Nvml::NoDevices => {
-            return blocked(
-                format!(
-                    "{} on the bus, none initialised by the driver",
-                    words::gpus(gpus)
-                ),
-                "run `dmesg | grep NVRM`: the firmware or the GPU failed to start",
-            );
-        }
-        Nvml::Hung { after_seconds } => {
-            return Assessment::BlockedNow {
-                why: format!("NVML did not answer within {after_seconds} s"),
-                hint: "a GPU or its firmware hangs: run `dmesg | grep -i xid`, reboot, and have \
-                       the machine replaced if it happens again"
-                    .into(),
-                passes: Some(SLOW_NVML),
-            };
-        }
-        Nvml::NotAsked { why } => {
-            return Assessment::NotApplicable {
-                why: format!("NVML was not asked: {why}"),
-            };
-        }
-        Nvml::Failed { code, why } => {
-            let code = code.map_or_else(String::new, |code| format!(" (code {code})"));
-            return blocked(
-                format!("NVML failed{code}: {why}"),
-                "run `dmesg | grep NVRM` for the driver's messages",
-            );
-        }
-    };
-    if view.driver_version != loaded.as_str() {
-        return blocked(
-            format!(
-                "NVML has version {}, but the loaded module has version {loaded}",
-                view.driver_version
-            ),
-            "reboot: the library was upgraded while the old module was loaded",
-        );
-    }
-    if let Some(device) = view.devices.iter().find(|device| device.error.is_some()) {
-        return blocked(
-            format!(
-                "GPU {} does not answer: {}",
-                device.index,
-                device.error.as_deref().unwrap_or_default()
-            ),
-            "reset or power-cycle the machine; have it replaced if that does not help",
-        );
-    }
-    if view.devices.len() != gpus {
-        return blocked(
-            format!(
-                "{} on the bus, NVML lists {}",
-                words::gpus(gpus),
-                view.devices.len()
-            ),
-            "run `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
-        );
-    }
-    let missing: Vec<String> = view
-        .devices
-        .iter()
-        .map(|device| device.minor.unwrap_or(device.index))
-        .filter(|minor| !state.nodes.contains(minor))
-        .map(|minor| format!("`/dev/nvidia{minor}`"))
-        .collect();
-    if !missing.is_empty() {
-        return blocked(
-            format!("{} missing", missing.join(", ")),
-            "run `nvidia-modprobe -c 0 -u` to create the device nodes; a udev rule of the driver \
-             package should have done it",
-        );
+    let reinstall = desired.packages.manager.backend().commands().reinstall;
+    if let Err(differ) = agree(state, loaded, Some(reinstall)) {
+        let asked = !matches!(state.nvml, Nvml::NotAsked { .. });
+        let Disagreement {
+            layer, why, hint, ..
+        } = differ;
+        return match differ.heals {
+            _ if layer == ProbeLayer::Nvml && !asked => Assessment::NotApplicable { why },
+            Heals::Person => Assessment::Blocked { why, hint },
+            Heals::Run => Assessment::BlockedNow {
+                why,
+                hint,
+                passes: None,
+            },
+            Heals::Time(passes) => Assessment::BlockedNow {
+                why,
+                hint,
+                passes: Some(passes),
+            },
+        };
     }
     Assessment::Satisfied {
         why: format!(
             "{} on the bus, bound to nvidia {loaded}, listed by NVML, with device nodes{}",
-            words::gpus(gpus),
+            words::gpus(state.bound.len()),
             match state.reserved.as_slice() {
                 [] => String::new(),
                 some => format!("; reserved for virtual machines: {}", some.join(", ")),

@@ -6,7 +6,7 @@ mod autoload;
 mod cdi;
 mod container;
 mod deny;
-mod devices;
+pub(crate) mod devices;
 mod driver_packages;
 mod fabric;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! NVML as the test says.
+//! NVML and CUDA as the test says.
 
 use std::sync::{
     Arc, Mutex,
@@ -8,12 +8,13 @@ use std::sync::{
 use async_trait::async_trait;
 
 use super::locked;
-use crate::host::{Gpu, Nvml};
+use crate::host::{CudaCause, CudaFault, CudaView, Gpu, Nvml};
 
-/// NVML with a settable answer; at first the library is absent.
+/// NVML and CUDA with settable answers; at first the libraries are absent.
 #[derive(Clone)]
 pub struct FakeGpu {
     answer: Arc<Mutex<Nvml>>,
+    cuda: Arc<Mutex<CudaView>>,
     surveys: Arc<AtomicUsize>,
 }
 
@@ -22,6 +23,13 @@ impl Default for FakeGpu {
         Self {
             answer: Arc::new(Mutex::new(Nvml::NotLoadable {
                 why: "libnvidia-ml.so.1: cannot open shared object file".to_owned(),
+            })),
+            cuda: Arc::new(Mutex::new(CudaView {
+                start: Err(CudaFault::new(CudaCause::NotLoadable {
+                    why: "libcuda.so.1: cannot open shared object file".to_owned(),
+                })),
+                devices: Vec::new(),
+                peers: None,
             })),
             surveys: Arc::default(),
         }
@@ -32,6 +40,11 @@ impl FakeGpu {
     /// Sets what NVML says from now on.
     pub fn set(&self, answer: Nvml) {
         *locked(&self.answer) = answer;
+    }
+
+    /// Sets what CUDA says from now on.
+    pub fn set_cuda(&self, answer: CudaView) {
+        *locked(&self.cuda) = answer;
     }
 
     /// How often NVML was asked.
@@ -46,5 +59,9 @@ impl Gpu for FakeGpu {
     async fn survey(&self) -> Nvml {
         self.surveys.fetch_add(1, Ordering::Relaxed);
         locked(&self.answer).clone()
+    }
+
+    async fn compute(&self, _: &[String]) -> CudaView {
+        locked(&self.cuda).clone()
     }
 }

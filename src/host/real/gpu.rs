@@ -1,5 +1,5 @@
 //! NVML, asked in a child process: a sick GPU can make a call hang for ever, and a library of
-//! another version can crash. Then only the child hangs or crashes.
+//! another version can crash. Then only the child hangs or crashes. CUDA is in `cuda`.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -13,9 +13,12 @@ use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v3_t, nvmlReturn_t,
 };
 
+use super::cuda::{Asking, Patience};
+use super::ourselves::Ourselves;
 use crate::host::exec::tail;
 use crate::host::{
-    Cmd, Exec, ExecError, FabricProgress, Gpu, GpuFabric, MigDevice, Nvml, NvmlDevice, NvmlView,
+    CudaView, Exec, ExecError, FabricProgress, Gpu, GpuFabric, MigDevice, Nvml, NvmlDevice,
+    NvmlView,
 };
 use crate::model::pci::PciId;
 
@@ -24,9 +27,6 @@ pub const NVML_VIEW: &str = "nvml-view";
 
 /// Healthy nodes with many GPUs and without persistence have been seen to need most of this.
 const DEADLINE: Duration = Duration::from_secs(30);
-
-/// This executable, also if a newer version was put in its place meanwhile.
-const OURSELVES: &str = "/proc/self/exe";
 
 /// The name that the driver's packages install on every distribution.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -39,22 +39,30 @@ const DRIVER_TRACES: [&str; 4] = [
     "/dev/dxg",
 ];
 
-/// NVML of this machine.
+/// NVML and CUDA of this machine.
 #[derive(Clone)]
 pub struct RealGpu {
     exec: Arc<dyn Exec>,
-    program: String,
+    program: Ourselves,
     deadline: Duration,
+    patience: Patience,
 }
 
 impl RealGpu {
-    /// Starts its child, this same executable, by these means.
+    /// Starts its children, this same executable, by these means.
     #[must_use]
     pub fn new(exec: Arc<dyn Exec>) -> Self {
+        Self::of(exec, Ourselves::of_process(), Patience::default())
+    }
+
+    /// Starts another program, and waits for CUDA's calls so long: for tests.
+    #[must_use]
+    pub fn of(exec: Arc<dyn Exec>, program: Ourselves, patience: Patience) -> Self {
         Self {
             exec,
-            program: OURSELVES.to_owned(),
+            program,
             deadline: DEADLINE,
+            patience,
         }
     }
 }
@@ -62,7 +70,8 @@ impl RealGpu {
 #[async_trait]
 impl Gpu for RealGpu {
     async fn survey(&self) -> Nvml {
-        let cmd = Cmd::new(&self.program, [NVML_VIEW]).deadline(self.deadline);
+        let cmd = self.program.command([NVML_VIEW.to_owned()]);
+        let cmd = cmd.deadline(self.deadline);
         let output = match self.exec.run(&cmd, &mut |_, _| {}).await {
             Ok(output) => output,
             Err(ExecError::Deadline { after, .. }) => {
@@ -84,6 +93,16 @@ impl Gpu for RealGpu {
                 "the process that asks NVML printed no answer: {error}"
             ))
         })
+    }
+
+    async fn compute(&self, devices: &[String]) -> CudaView {
+        let asking = Asking {
+            exec: &*self.exec,
+            program: &self.program,
+            patience: self.patience,
+            until: tokio::time::Instant::now() + self.patience.whole,
+        };
+        asking.view(devices).await
     }
 }
 
@@ -338,6 +357,7 @@ fn code(error: &NvmlError) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::Cmd;
     use crate::host::exec::Status;
     use crate::host::fake::{FakeExec, FakeFiles, failed as exits, ok};
 
@@ -345,7 +365,7 @@ mod tests {
         answer: impl FnMut(&Cmd, &FakeFiles) -> Result<crate::host::Output, ExecError> + Send + 'static,
     ) -> Nvml {
         let exec = FakeExec::new(&FakeFiles::new());
-        exec.on_result(OURSELVES, answer);
+        exec.on_result("/proc/self/exe", answer);
         let nvml = RealGpu::new(Arc::new(exec.clone())).survey().await;
         assert_eq!(exec.lines(), ["/proc/self/exe nvml-view"]);
         nvml
@@ -393,8 +413,12 @@ mod tests {
     async fn a_child_that_really_hangs_is_ended() {
         let gpu = RealGpu {
             // Called as `yes nvml-view`: it goes on for ever.
-            program: "yes".to_owned(),
+            program: Ourselves {
+                program: "yes".to_owned(),
+                ..Ourselves::of_process()
+            },
             deadline: Duration::from_secs(1),
+            patience: Patience::default(),
             exec: Arc::new(crate::host::real::RealExec::default()),
         };
         assert_eq!(gpu.survey().await, Nvml::Hung { after_seconds: 1 });

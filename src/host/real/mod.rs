@@ -1,20 +1,24 @@
 //! The machine this process runs on.
 
 mod clock;
+mod cuda;
 mod exec;
 mod files;
 pub mod gpu;
 mod http;
 mod lines;
 mod lock;
+mod ourselves;
 mod system;
 mod work;
 
 pub use clock::RealClock;
+pub use cuda::{CUDA_WORK, CudaTask, Patience, cuda_work};
 pub use exec::RealExec;
 pub use files::RealFiles;
 pub use gpu::{NVML_VIEW, RealGpu, nvml_view};
 pub use http::{HttpProxy, RealHttp};
+pub use ourselves::Ourselves;
 pub use system::RealSystem;
 
 use std::sync::Arc;

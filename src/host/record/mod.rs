@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use recorder::{Recording, record};
 
 use super::files::Room;
-use super::{Cmd, ExecError, FilesError, Nvml, Output, Stat};
+use super::{Cmd, CudaView, ExecError, FilesError, Nvml, Output, Stat};
 
 /// The version of the format. It only grows.
 const SCHEMA: u32 = 1;
@@ -65,6 +65,8 @@ struct Manifest {
     rooms: BTreeMap<Utf8PathBuf, Answer<Room>>,
     commands: Vec<Command>,
     nvml: Option<Nvml>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cuda: Option<CudaView>,
 }
 
 /// An answer of the operating system.

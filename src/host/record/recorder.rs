@@ -16,7 +16,8 @@ use crate::host::os::failed;
 use crate::host::real::RealFiles;
 use crate::host::system::ProcFiles;
 use crate::host::{
-    Cmd, Exec, ExecError, Files, FilesError, Gpu, Host, Kind, Nvml, Output, ReadFiles, Stat,
+    Cmd, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Kind, Nvml, Output, ReadFiles,
+    Stat,
 };
 use crate::model::secret::Secrets;
 
@@ -371,6 +372,13 @@ impl Gpu for Recorder<dyn Gpu> {
         let answer = self.inner.survey().await;
         let mut state = self.recording.state();
         state.manifest.nvml.get_or_insert_with(|| answer.clone());
+        answer
+    }
+
+    async fn compute(&self, devices: &[String]) -> CudaView {
+        let answer = self.inner.compute(devices).await;
+        let mut state = self.recording.state();
+        state.manifest.cuda.get_or_insert_with(|| answer.clone());
         answer
     }
 }

@@ -14,7 +14,9 @@ use crate::host::files::Room;
 use crate::host::read_only::{ReadOnly, Refusing};
 use crate::host::real::RealFiles;
 use crate::host::system::ProcFiles;
-use crate::host::{Cmd, Exec, ExecError, FilesError, Gpu, Host, Nvml, Output, ReadFiles, Stat};
+use crate::host::{
+    Cmd, CudaView, Exec, ExecError, FilesError, Gpu, Host, Nvml, Output, ReadFiles, Stat,
+};
 
 /// Why nothing can be changed.
 const WHY: &str = "a recorded machine cannot be changed";
@@ -224,5 +226,10 @@ impl Gpu for Replay {
             code: None,
             why: UNKNOWN.to_owned(),
         })
+    }
+
+    async fn compute(&self, _: &[String]) -> CudaView {
+        let known = self.0.manifest.cuda.clone();
+        known.unwrap_or_else(|| CudaView::not_asked(UNKNOWN))
     }
 }

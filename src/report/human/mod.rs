@@ -2,12 +2,14 @@
 
 mod check;
 mod plan;
+mod probe;
 mod run;
 
 use std::io::{self, Write};
 
 pub use check::check;
 pub use plan::plan;
+pub use probe::probe;
 pub use run::{run, troubles};
 
 use super::{Style, style::Ink};

@@ -6,13 +6,10 @@
 
 mod api;
 mod call;
-pub mod faults;
-pub mod gpu;
-pub mod inventory;
-mod mig;
-pub mod model;
 mod pointer;
 mod state;
+
+pub use standin_inventory::{faults, gpu, inventory, mig, model};
 
 /// The names of all exported functions.
 pub fn symbols() -> impl Iterator<Item = &'static str> {

@@ -95,7 +95,8 @@ fn start(library: &mut Option<Library>, symbol: &str) -> Result<Answer, Fault> {
 
 impl Library {
     fn load() -> Result<Self, Unusable> {
-        let inventory = Inventory::read(&inventory::path())?;
+        let inventory = Inventory::read(&inventory::path("libnvidia-ml.so"))?;
+        inventory.check_nvml(crate::symbols())?;
         let mut settings: Vec<Settings> = inventory.gpus.iter().map(Settings::of).collect();
         if let Some(path) = inventory.state_file.as_deref().filter(|path| path.exists()) {
             let mut kept: BTreeMap<String, Settings> = inventory::toml_file(path)?;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::call::Code;
+use crate::code::Code;
+use crate::cuda::CudaFaults;
 
 /// The table `[faults]`.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -28,6 +29,8 @@ pub struct Faults {
     pub gpu_lost: Vec<usize>,
     /// Indices of GPUs whose handle is refused with 16.
     pub reset_required: Vec<usize>,
+    /// Of CUDA's driver API.
+    pub cuda: CudaFaults,
 }
 
 /// A fault of one call.
@@ -44,7 +47,7 @@ const INIT: &str = "init";
 
 impl Faults {
     /// The fault of a function, whatever it is asked about.
-    pub(crate) fn on(&self, symbol: &str) -> Option<Fault> {
+    pub fn on(&self, symbol: &str) -> Option<Fault> {
         find(&self.hang, &self.returns, symbol).or_else(|| {
             self.missing_symbols
                 .iter()
@@ -54,7 +57,7 @@ impl Faults {
     }
 
     /// The fault of the initialisation.
-    pub(crate) fn on_init(&self, symbol: &str) -> Option<Fault> {
+    pub fn on_init(&self, symbol: &str) -> Option<Fault> {
         if self.hang.iter().any(|name| name == INIT) {
             return Some(Fault::Hang);
         }
@@ -71,7 +74,7 @@ impl Faults {
     }
 
     /// How many of the GPUs NVML lists.
-    pub(crate) fn visible(&self, gpus: usize) -> usize {
+    pub fn visible(&self, gpus: usize) -> usize {
         if self.no_devices {
             return 0;
         }
@@ -79,7 +82,7 @@ impl Faults {
     }
 
     /// The code with which a GPU's handle is refused.
-    pub(crate) fn on_handle(&self, gpu: usize) -> Option<Code> {
+    pub fn on_handle(&self, gpu: usize) -> Option<Code> {
         if self.gpu_lost.contains(&gpu) {
             return Some(Code::GPU_IS_LOST);
         }
@@ -89,7 +92,7 @@ impl Faults {
     }
 
     /// Every function named here.
-    pub(crate) fn named(&self) -> impl Iterator<Item = &str> {
+    pub fn named(&self) -> impl Iterator<Item = &str> {
         let listed = self.hang.iter().chain(&self.missing_symbols);
         listed
             .chain(self.returns.keys())
@@ -99,11 +102,7 @@ impl Faults {
 }
 
 /// The fault of a function in a list of hanging functions and a table of return codes.
-pub(crate) fn find(
-    hang: &[String],
-    returns: &BTreeMap<String, u32>,
-    symbol: &str,
-) -> Option<Fault> {
+pub fn find(hang: &[String], returns: &BTreeMap<String, u32>, symbol: &str) -> Option<Fault> {
     if hang.iter().any(|name| name == symbol) {
         return Some(Fault::Hang);
     }

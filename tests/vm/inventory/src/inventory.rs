@@ -74,9 +74,30 @@ impl fmt::Display for Unusable {
 
 impl std::error::Error for Unusable {}
 
-/// The file that the environment names.
-pub fn path() -> PathBuf {
-    std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from)
+/// The name of the file in the folder of a library, for a program that clears the environment of its
+/// children.
+pub const BESIDE: &str = "standin-nvml.toml";
+
+/// The file that the environment names; without one the file beside the library that has the name
+/// `library`, then [`DEFAULT_PATH`].
+pub fn path(library: &str) -> PathBuf {
+    (std::env::var_os(VARIABLE).map(PathBuf::from))
+        .or_else(|| beside(library))
+        .unwrap_or_else(|| PathBuf::from(DEFAULT_PATH))
+}
+
+/// The file in the folder from which this process has mapped the library, `proc_pid_maps(5)`.
+fn beside(library: &str) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let mapped = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let mut found = mapped.filter_map(|path| {
+        let (folder, name) = path.rsplit_once('/')?;
+        let file = Path::new(folder).join(BESIDE);
+        (name.starts_with(library) && file.exists()).then_some(file)
+    });
+    found.next()
 }
 
 impl Inventory {
@@ -117,15 +138,38 @@ impl Inventory {
     }
 
     /// `(12, 2)` of `12.2`.
-    pub(crate) fn cuda(&self) -> Option<(u32, u32)> {
+    pub fn cuda(&self) -> Option<(u32, u32)> {
         gpu::two_numbers(&self.cuda_version, '.', 10)
     }
 
     /// `(580, 82)` of `580.82.07`; a version of another form counts as an old driver.
-    pub(crate) fn driver(&self) -> (u32, u32) {
+    pub fn driver(&self) -> (u32, u32) {
         let mut parts = self.driver_version.split('.');
         let mut number = || parts.next().and_then(|part| part.parse().ok());
         (number().unwrap_or(0), number().unwrap_or(0))
+    }
+
+    /// Checks the functions of NVML that faults name.
+    ///
+    /// # Errors
+    /// If one is not among `symbols`.
+    pub fn check_nvml(&self, symbols: impl Iterator<Item = &'static str>) -> Result<(), Unusable> {
+        let of_gpus = (self.gpus.iter()).flat_map(|gpu| gpu.hang.iter().chain(gpu.returns.keys()));
+        let named = self.faults.named().chain(of_gpus.map(String::as_str));
+        known(symbols, named)
+    }
+
+    /// Checks the functions of CUDA's driver API that faults name.
+    ///
+    /// # Errors
+    /// If one is not among `symbols`.
+    pub fn check_cuda(&self, symbols: impl Iterator<Item = &'static str>) -> Result<(), Unusable> {
+        let faults = &self.faults.cuda;
+        let of_all = faults.hang.iter().chain(faults.returns.keys());
+        let of_gpus =
+            (self.gpus.iter()).flat_map(|gpu| gpu.cuda.hang.iter().chain(gpu.cuda.returns.keys()));
+        let named = of_all.chain(&faults.crash).chain(of_gpus);
+        known(symbols, named.map(String::as_str))
     }
 
     /// Checks that need the whole inventory.
@@ -139,15 +183,6 @@ impl Inventory {
                 }
             }
         }
-        let known: BTreeSet<&str> = crate::symbols().collect();
-        let of_gpus = self
-            .gpus
-            .iter()
-            .flat_map(|gpu| gpu.hang.iter().chain(gpu.returns.keys()));
-        let mut named = self.faults.named().chain(of_gpus.map(String::as_str));
-        if let Some(unknown) = named.find(|name| !known.contains(name)) {
-            return Err(Unusable(format!("no function is named `{unknown}`")));
-        }
         let faulty = self.faults.gpu_lost.iter();
         let mut faulty = faulty.chain(&self.faults.reset_required);
         if let Some(absent) = faulty.find(|index| **index >= self.gpus.len()) {
@@ -159,8 +194,20 @@ impl Inventory {
     }
 }
 
+/// Checks the names of functions that faults give.
+fn known<'n>(
+    known: impl Iterator<Item = &'static str>,
+    mut named: impl Iterator<Item = &'n str>,
+) -> Result<(), Unusable> {
+    let known: BTreeSet<&str> = known.collect();
+    match named.find(|name| !known.contains(name)) {
+        Some(unknown) => Err(Unusable(format!("no function is named `{unknown}`"))),
+        None => Ok(()),
+    }
+}
+
 /// Reads a TOML file as the given type.
-pub(crate) fn toml_file<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Unusable> {
+pub fn toml_file<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Unusable> {
     toml::from_str(&text_of(path)?).map_err(|source| in_file(path, &source))
 }
 

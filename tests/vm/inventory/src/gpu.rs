@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cuda::GpuCuda;
 use crate::faults::{self, Fault};
 
 /// Declares the tables of a GPU: every key is optional, and unknown keys are errors.
@@ -288,6 +289,9 @@ pub struct Gpu {
     pub returns: BTreeMap<String, u32>,
     /// What every function returns for this GPU, once it has a handle.
     pub fails_with: Option<u32>,
+    /// What CUDA does with it.
+    #[serde(default)]
+    pub cuda: GpuCuda,
 }
 
 fn no_subsystem() -> String {
@@ -300,20 +304,20 @@ fn a_version() -> String {
 
 impl Gpu {
     /// The fault of a function for this GPU.
-    pub(crate) fn fault(&self, symbol: &str) -> Option<Fault> {
+    pub fn fault(&self, symbol: &str) -> Option<Fault> {
         faults::find(&self.hang, &self.returns, symbol).or_else(|| {
             let code = self.fails_with.filter(|code| *code != 0)?;
-            Some(Fault::Return(crate::call::Code(code)))
+            Some(Fault::Return(crate::code::Code(code)))
         })
     }
 
     /// `(major, minor)`, checked when the inventory was read.
-    pub(crate) fn capability(&self) -> (u32, u32) {
+    pub fn capability(&self) -> (u32, u32) {
         two_numbers(&self.compute_capability, '.', 10).unwrap_or_default()
     }
 
     /// `nvmlDeviceArchitecture_t`.
-    pub(crate) fn architecture(&self) -> u32 {
+    pub fn architecture(&self) -> u32 {
         match self.capability() {
             (3, _) => 2,
             (5, _) => 3,
@@ -329,17 +333,17 @@ impl Gpu {
     }
 
     /// Ampere or newer: rows are remapped; older GPUs retire pages.
-    pub(crate) fn remaps_rows(&self) -> bool {
+    pub fn remaps_rows(&self) -> bool {
         self.capability() >= (8, 0)
     }
 
     /// Hopper or newer: thermal limits are reported as the remaining margin.
-    pub(crate) fn has_margin(&self) -> bool {
+    pub fn has_margin(&self) -> bool {
         self.capability() >= (9, 0)
     }
 
     /// The architecture's generation of PCI Express.
-    pub(crate) fn pcie_generation(&self) -> u32 {
+    pub fn pcie_generation(&self) -> u32 {
         match self.capability() {
             (..=7, _) => 3,
             (8, _) => 4,
@@ -348,17 +352,17 @@ impl Gpu {
     }
 
     /// Domain, bus and device; the function of a GPU is 0.
-    pub(crate) fn address(&self) -> (u32, u32, u32) {
+    pub fn address(&self) -> (u32, u32, u32) {
         address(&self.pci_address).unwrap_or_default()
     }
 
     /// Device above vendor, as NVML packs them.
-    pub(crate) fn packed(id: &str) -> u32 {
+    pub fn packed(id: &str) -> u32 {
         two_numbers(id, ':', 16).map_or(0, |(vendor, device)| (device << 16) | vendor)
     }
 
     /// Bytes in use.
-    pub(crate) fn used_bytes(&self) -> u64 {
+    pub fn used_bytes(&self) -> u64 {
         let running: u64 = self
             .processes
             .iter()
@@ -369,7 +373,7 @@ impl Gpu {
 }
 
 /// Two numbers around a separator.
-pub(crate) fn two_numbers(text: &str, separator: char, radix: u32) -> Option<(u32, u32)> {
+pub fn two_numbers(text: &str, separator: char, radix: u32) -> Option<(u32, u32)> {
     let (left, right) = text.split_once(separator)?;
     Some((
         u32::from_str_radix(left, radix).ok()?,
@@ -378,7 +382,7 @@ pub(crate) fn two_numbers(text: &str, separator: char, radix: u32) -> Option<(u3
 }
 
 /// The 16 bytes of a UUID.
-pub(crate) fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
+pub fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.chars().filter(|character| *character != '-').collect();
     if digits.len() != 32 {
         return None;
@@ -389,7 +393,7 @@ pub(crate) fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
 }
 
 /// Domain, bus and device of `0000:18:00.0`.
-pub(crate) fn address(text: &str) -> Option<(u32, u32, u32)> {
+pub fn address(text: &str) -> Option<(u32, u32, u32)> {
     let (domain, rest) = text.split_once(':')?;
     let (place, function) = rest.split_once('.')?;
     let (bus, device) = two_numbers(place, ':', 16)?;

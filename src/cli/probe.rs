@@ -1,0 +1,241 @@
+//! `probe`: bottom up to the first layer that fails, and no further. It reads no configuration, needs
+//! no root, and works in a container, too.
+
+use std::sync::Arc;
+
+use camino::Utf8Path;
+
+use super::{
+    Failure,
+    args::{CudaWork, Format, Output},
+    machine, matrix, print,
+    world::World,
+};
+use crate::{
+    compat::matrix::Matrix,
+    exit::Exit,
+    facts::Facts,
+    host::{Nvml, ReadFiles, real},
+    report::human,
+    state::State,
+    steps::devices::{self, DevicesState},
+    tools::probe::{self, LayerFault, Layers, ProbeDocument, ProbeLayer, ProbedDevice, count},
+};
+
+/// systemd makes it at boot, `sd_booted(3)`. A container of an application has none.
+const BOOTED: &str = "/run/systemd/system";
+
+pub(super) async fn run(world: &mut World<'_>, output: Output) -> Result<Exit, Failure> {
+    let document = document(world).await?;
+    match output.format {
+        Format::Json => print::json(&mut world.out, &document)?,
+        Format::Human => {
+            let style = world.out_style();
+            print::show(&mut world.out, |to| human::probe(to, &document, style))?;
+        }
+    }
+    Ok(if document.passed {
+        Exit::Ok
+    } else {
+        Exit::Drift
+    })
+}
+
+/// The hidden subcommand: one task of CUDA in this process.
+pub(super) fn work(world: &mut World<'_>, args: &CudaWork) -> Result<Exit, Failure> {
+    let Some(task) = real::CudaTask::of(&args.task, &args.uuids) else {
+        return Err(Failure::new(
+            Exit::Usage,
+            "usage",
+            "failed to understand the task for CUDA",
+            None,
+        ));
+    };
+    real::cuda_work(&task, &mut world.out).map_err(|error| {
+        Failure::caused(
+            Exit::Internal,
+            "output",
+            "failed to write to standard output",
+            error,
+            None,
+        )
+    })?;
+    Ok(Exit::Ok)
+}
+
+async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure> {
+    let begin = world.host.clock.monotonic();
+    let matrix = matrix(world)?;
+    let scope = machine::scope(None);
+    let facts = Arc::new(machine::facts(&world.host, &matrix, scope));
+    let state = State::new(world.host.clone(), scope, Arc::clone(&facts));
+    let files = &*world.host.files;
+    let mut seen = DevicesState::read(files, &state, true)
+        .await
+        .map_err(|error| {
+            Failure::caused(
+                Exit::Internal,
+                "machine-unreadable",
+                "failed to look at the GPUs",
+                error,
+                None,
+            )
+        })?;
+    let in_container = !is_machine(files)?;
+    if in_container {
+        seen.narrow_to_container();
+    }
+    let mut layers = Layers::default();
+    let mut listed: Vec<ProbedDevice> = Vec::new();
+    let (mut driver, mut cuda, mut peers) = (None, None, Vec::new());
+    lower(&mut layers, &seen, &facts);
+    if !layers.failed() && !in_container {
+        instance_type(&mut layers, &facts, &matrix);
+    } else if !layers.failed() {
+        layers.skip(
+            ProbeLayer::InstanceType,
+            "a container may have a part of the GPUs",
+        );
+    }
+    if let (false, Nvml::Ready(view)) = (layers.failed(), seen.nvml()) {
+        driver = Some(view.driver_version.clone());
+        listed = probe::devices(view);
+        if listed.is_empty() {
+            layers.fail(no_device());
+        } else {
+            let uuids: Vec<String> = listed.iter().map(|one| one.uuid.clone()).collect();
+            let view = world.host.gpu.compute(&uuids).await;
+            probe::judge(&mut layers, &mut listed, &view);
+            cuda = view.start.ok().map(|start| start.version);
+            peers = view.peers.and_then(Result::ok).unwrap_or_default();
+        }
+    }
+    let mut document = layers.document();
+    if document.passed {
+        document.why = format!("{} compute", probe::devices_for_people(&listed));
+    }
+    document.driver_version = driver.or_else(|| seen.loaded().map(ToString::to_string));
+    document.cuda_version = cuda;
+    document.devices = listed;
+    document.peers = peers;
+    document.seconds = (world.host.clock.monotonic() - begin).as_secs_f64();
+    Ok(document)
+}
+
+/// Whether this is a machine, and not a container of an application.
+fn is_machine(files: &dyn ReadFiles) -> Result<bool, Failure> {
+    let found = files.stat(Utf8Path::new(BOOTED)).map_err(|error| {
+        Failure::caused(
+            Exit::Internal,
+            "machine-unreadable",
+            "failed to look whether this is a container",
+            error,
+            None,
+        )
+    })?;
+    Ok(found.is_some())
+}
+
+/// From the bus to NVML, by the rules of `validation.devices`.
+fn lower(layers: &mut Layers, seen: &DevicesState, facts: &Facts) {
+    let fail = |layer, why: &str, remedy: &str| LayerFault {
+        layer,
+        why: why.to_owned(),
+        remedy: remedy.to_owned(),
+    };
+    let gpus = seen.gpus();
+    let fault = match seen.loaded() {
+        _ if facts.gpus.is_empty() => {
+            let unread = facts.unknown.iter().find(|one| one.fact == "gpus");
+            let why = unread.map_or("no NVIDIA GPU is on the PCI bus", |one| one.why.as_str());
+            Some(fail(
+                ProbeLayer::Pci,
+                why,
+                "compare the instance type with your provider's list, and run `lspci -d 10de:`",
+            ))
+        }
+        _ if gpus == 0 && !seen.reserved().is_empty() => Some(fail(
+            ProbeLayer::Pci,
+            "all GPUs are reserved for virtual machines",
+            "run the probe in a virtual machine that has one of them",
+        )),
+        _ if gpus == 0 => Some(fail(
+            ProbeLayer::DeviceNodes,
+            "this container has no GPU",
+            "start it with GPUs: `--gpus all`, a CDI device `nvidia.com/gpu=all`, or a limit \
+             `nvidia.com/gpu` of its pod",
+        )),
+        None => Some(fail(
+            ProbeLayer::Driver,
+            "the kernel module `nvidia` is not loaded",
+            "run `gpu-bootstrap check` on the host; it names the cause",
+        )),
+        Some(loaded) => devices::agree(seen, loaded, None)
+            .err()
+            .map(|differ| LayerFault {
+                layer: differ.layer,
+                why: differ.why,
+                remedy: differ.hint,
+            }),
+    };
+    let first = fault.as_ref().map(|fault| fault.layer);
+    let version = seen.loaded().map(ToString::to_string).unwrap_or_default();
+    for (layer, why) in [
+        (ProbeLayer::Pci, count(gpus)),
+        (ProbeLayer::Driver, format!("bound to nvidia {version}")),
+        (ProbeLayer::DeviceNodes, format!("of {}", count(gpus))),
+        (ProbeLayer::Nvml, format!("lists {}", count(gpus))),
+    ] {
+        if first.is_none_or(|first| layer < first) {
+            layers.pass(layer, why);
+        }
+    }
+    if let Some(fault) = fault {
+        layers.fail(fault);
+    }
+}
+
+/// The GPUs that the provider sells with this type.
+fn instance_type(layers: &mut Layers, facts: &Facts, matrix: &Matrix) {
+    let layer = ProbeLayer::InstanceType;
+    let cloud = &facts.cloud;
+    let (Some(provider), Some(name)) = (&cloud.provider, &cloud.instance_type) else {
+        return layers.skip(layer, "no instance type is known");
+    };
+    // A type with a part of a GPU promises none.
+    let row = matrix.instance_type(provider, name);
+    let promised = row.map(|row| row.gpus).filter(|gpus| *gpus > 0);
+    let found = facts.gpus.len();
+    match promised {
+        None => layers.skip(
+            layer,
+            format!("the matrix does not know how many GPUs {name} has"),
+        ),
+        Some(promised) if promised as usize == found => {
+            layers.pass(layer, format!("{name} has {}", count(found)));
+        }
+        Some(promised) => layers.fail(LayerFault {
+            layer,
+            why: format!(
+                "{name} has {}, and {} on the bus",
+                count(promised as usize),
+                match found {
+                    1 => "1 is".to_owned(),
+                    n => format!("{n} are"),
+                }
+            ),
+            remedy: "stop the instance and start it again, which moves it to another host"
+                .to_owned(),
+        }),
+    }
+}
+
+fn no_device() -> LayerFault {
+    LayerFault {
+        layer: ProbeLayer::Cuda,
+        why:
+            "there is no device on which a program can compute: GPUs in MIG mode have no MIG device"
+                .to_owned(),
+        remedy: "make MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or end MIG mode".to_owned(),
+    }
+}

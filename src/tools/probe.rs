@@ -1,0 +1,393 @@
+//! The document of `probe`: how far a node works, layer by layer, and what its GPUs computed. A
+//! container prints it, too, and the container probe reads it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::cuda;
+use crate::host::{CudaCause, CudaFault, CudaPeer, CudaView, CudaWork, NvmlView};
+use crate::model::pci::PciAddress;
+
+/// The version of the document.
+pub const SCHEMA: u32 = 1;
+
+/// The layers, bottom up. Nothing works above the first one that fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProbeLayer {
+    /// GPUs on the PCI bus.
+    Pci,
+    /// They are bound to the driver, which is loaded.
+    Driver,
+    /// `/dev/nvidiaN`.
+    DeviceNodes,
+    /// NVML lists them.
+    Nvml,
+    /// They are as many as the instance type promises.
+    InstanceType,
+    /// CUDA starts, and lists the devices that NVML lists.
+    Cuda,
+    /// Each device copies and computes right.
+    Compute,
+    /// GPUs copy to each other right.
+    Peers,
+}
+
+impl ProbeLayer {
+    /// All, bottom up.
+    pub const ALL: [Self; 8] = [
+        Self::Pci,
+        Self::Driver,
+        Self::DeviceNodes,
+        Self::Nvml,
+        Self::InstanceType,
+        Self::Cuda,
+        Self::Compute,
+        Self::Peers,
+    ];
+}
+
+impl fmt::Display for ProbeLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pci => "PCI",
+            Self::Driver => "driver",
+            Self::DeviceNodes => "device nodes",
+            Self::Nvml => "NVML",
+            Self::InstanceType => "instance type",
+            Self::Cuda => "CUDA",
+            Self::Compute => "compute",
+            Self::Peers => "peers",
+        })
+    }
+}
+
+/// How a layer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LayerStatus {
+    /// It works.
+    Pass,
+    /// It does not: nothing above it was tried.
+    Fail,
+    /// It does not concern this machine.
+    Skip,
+    /// A lower layer fails.
+    NotReached,
+}
+
+/// One layer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct LayerResult {
+    /// Which.
+    pub layer: ProbeLayer,
+    /// How it is.
+    pub status: LayerStatus,
+    /// The compared values, or why it was not tried.
+    pub why: String,
+}
+
+/// One device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ProbedDevice {
+    /// NVML's UUID: `GPU-…` or `MIG-…`.
+    pub uuid: String,
+    /// NVML's index of the GPU.
+    pub index: u32,
+    /// The MIG device of the GPU; `None` for a whole GPU.
+    #[serde(default)]
+    pub mig_index: Option<u32>,
+    /// Place of the GPU on the bus.
+    pub pci_address: Option<PciAddress>,
+    /// What CUDA says about it, and its figures; `None` if it did not get there.
+    pub work: Option<CudaWork>,
+    /// What went wrong.
+    pub fault: Option<String>,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+/// The result of a probe.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ProbeDocument {
+    /// The version of the document.
+    pub schema: u32,
+    /// All layers work.
+    pub passed: bool,
+    /// The first layer that fails.
+    pub failed_layer: Option<ProbeLayer>,
+    /// What is proven, or what is wrong.
+    pub why: String,
+    /// What to do.
+    pub remedy: Option<String>,
+    /// The driver, by NVML.
+    pub driver_version: Option<String>,
+    /// The newest CUDA version of the driver, by CUDA.
+    pub cuda_version: Option<String>,
+    /// All layers, bottom up.
+    pub layers: Vec<LayerResult>,
+    /// The devices that NVML lists: a GPU, or each of its MIG devices.
+    pub devices: Vec<ProbedDevice>,
+    /// The ways between GPUs.
+    pub peers: Vec<CudaPeer>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// A layer that fails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerFault {
+    /// Which.
+    pub layer: ProbeLayer,
+    /// The compared values.
+    pub why: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// Collects the layers, bottom up.
+#[derive(Debug, Default)]
+pub struct Layers {
+    results: Vec<LayerResult>,
+    fault: Option<LayerFault>,
+}
+
+impl Layers {
+    /// A layer that works, with the compared values.
+    pub fn pass(&mut self, layer: ProbeLayer, why: impl Into<String>) {
+        self.add(layer, LayerStatus::Pass, why.into());
+    }
+
+    /// A layer that does not concern this machine.
+    pub fn skip(&mut self, layer: ProbeLayer, why: impl Into<String>) {
+        self.add(layer, LayerStatus::Skip, why.into());
+    }
+
+    /// The first layer that fails.
+    pub fn fail(&mut self, fault: LayerFault) {
+        self.add(fault.layer, LayerStatus::Fail, fault.why.clone());
+        self.fault.get_or_insert(fault);
+    }
+
+    fn add(&mut self, layer: ProbeLayer, status: LayerStatus, why: String) {
+        self.results.push(LayerResult { layer, status, why });
+    }
+
+    /// Whether one has failed.
+    #[must_use]
+    pub fn failed(&self) -> bool {
+        self.fault.is_some()
+    }
+
+    /// The document, without what NVML and CUDA told.
+    #[must_use]
+    pub fn document(mut self) -> ProbeDocument {
+        for layer in ProbeLayer::ALL {
+            if !self.results.iter().any(|known| known.layer == layer) {
+                let why = "a lower layer fails".to_owned();
+                self.add(layer, LayerStatus::NotReached, why);
+            }
+        }
+        self.results.sort_by_key(|result| result.layer);
+        let fault = self.fault;
+        ProbeDocument {
+            schema: SCHEMA,
+            passed: fault.is_none(),
+            failed_layer: fault.as_ref().map(|fault| fault.layer),
+            why: fault
+                .as_ref()
+                .map_or_else(String::new, |fault| fault.why.clone()),
+            remedy: fault.map(|fault| fault.remedy),
+            driver_version: None,
+            cuda_version: None,
+            layers: self.results,
+            devices: Vec::new(),
+            peers: Vec::new(),
+            seconds: 0.0,
+        }
+    }
+}
+
+/// The devices on which programs compute, by NVML: GPUs, and in MIG mode their MIG devices. A GPU in
+/// MIG mode without any has none.
+#[must_use]
+pub fn devices(nvml: &NvmlView) -> Vec<ProbedDevice> {
+    let mut found = Vec::new();
+    for gpu in &nvml.devices {
+        let device = |uuid: &Option<String>, mig_index| {
+            Some(ProbedDevice {
+                uuid: uuid.clone()?,
+                index: gpu.index,
+                mig_index,
+                pci_address: gpu.pci_address,
+                work: None,
+                fault: None,
+                remedy: None,
+            })
+        };
+        if gpu.mig == Some(true) {
+            let parts = gpu.mig_devices.iter();
+            found.extend(parts.filter_map(|part| device(&part.uuid, Some(part.index))));
+        } else {
+            found.extend(device(&gpu.uuid, None));
+        }
+    }
+    found
+}
+
+/// The name of a device for people.
+#[must_use]
+pub fn label(device: &ProbedDevice) -> String {
+    match device.mig_index {
+        None => format!("GPU {} ({})", device.index, device.uuid),
+        Some(part) => format!("MIG device {}:{part} ({})", device.index, device.uuid),
+    }
+}
+
+/// What CUDA's answers mean for the upper layers. The devices are those of [`devices`].
+pub fn judge(layers: &mut Layers, devices: &mut [ProbedDevice], view: &CudaView) {
+    let start = match &view.start {
+        Ok(start) => start,
+        Err(fault) => return layers.fail(of_fault(ProbeLayer::Cuda, None, fault)),
+    };
+    if let Some(fault) = other_devices(devices, &start.uuids) {
+        return layers.fail(fault);
+    }
+    layers.pass(
+        ProbeLayer::Cuda,
+        format!("CUDA {} starts and lists what NVML lists", start.version),
+    );
+    let mut first = None;
+    let mut wrong = Vec::new();
+    for device in &mut *devices {
+        let done = view.devices.iter().find(|done| done.uuid == device.uuid);
+        let result = done.map(|done| &done.result);
+        match result {
+            Some(Ok(work)) => device.work = Some(work.clone()),
+            Some(Err(fault)) => {
+                device.fault = Some(cuda::why(fault));
+                device.remedy = Some(cuda::remedy(fault));
+                wrong.push(label(device));
+                first.get_or_insert_with(|| {
+                    of_fault(ProbeLayer::Compute, Some(&label(device)), fault)
+                });
+            }
+            None => {
+                let fault = CudaFault::new(CudaCause::Failed {
+                    why: "it was not asked".to_owned(),
+                });
+                first.get_or_insert_with(|| {
+                    of_fault(ProbeLayer::Compute, Some(&label(device)), &fault)
+                });
+            }
+        }
+    }
+    if let Some(mut fault) = first {
+        if wrong.len() > 1 {
+            fault.why += &format!("; also {}", wrong[1..].join(", "));
+        }
+        return layers.fail(fault);
+    }
+    layers.pass(
+        ProbeLayer::Compute,
+        format!("{} copied and computed right", devices_for_people(devices)),
+    );
+    match &view.peers {
+        None => layers.skip(ProbeLayer::Peers, "there are no two GPUs"),
+        Some(Err(fault)) => {
+            let names: Vec<String> = (devices.iter())
+                .filter(|device| fault.devices.contains(&device.uuid))
+                .map(label)
+                .collect();
+            let names = (!names.is_empty()).then(|| names.join(" and "));
+            layers.fail(of_fault(ProbeLayer::Peers, names.as_deref(), fault));
+        }
+        Some(Ok(peers)) => {
+            let direct = peers.iter().filter(|peer| peer.gb_s.is_some()).count();
+            if direct == 0 {
+                let why = "no GPU can use another one's memory directly";
+                layers.skip(ProbeLayer::Peers, why);
+            } else {
+                let all = peers.len();
+                let why =
+                    format!("{direct} of {all} ways between GPUs are direct and copied right");
+                layers.pass(ProbeLayer::Peers, why);
+            }
+        }
+    }
+}
+
+fn of_fault(layer: ProbeLayer, device: Option<&str>, fault: &CudaFault) -> LayerFault {
+    let why = cuda::why(fault);
+    LayerFault {
+        layer,
+        why: device.map_or_else(|| why.clone(), |device| format!("{device}: {why}")),
+        remedy: cuda::remedy(fault),
+    }
+}
+
+/// CUDA and NVML must list the same devices. In MIG mode CUDA lists one device at most, and each
+/// process sees its own: there the devices are compared one by one.
+fn other_devices(devices: &[ProbedDevice], uuids: &[String]) -> Option<LayerFault> {
+    if devices.iter().any(|device| device.mig_index.is_some()) {
+        return None;
+    }
+    let plain = |uuid: &str| uuid.trim_start_matches("GPU-").to_ascii_lowercase();
+    let nvml: BTreeSet<String> = devices.iter().map(|device| plain(&device.uuid)).collect();
+    let cuda: BTreeSet<String> = uuids.iter().map(|uuid| plain(uuid)).collect();
+    if nvml == cuda {
+        return None;
+    }
+    let only = |these: &BTreeSet<String>, those: &BTreeSet<String>| {
+        let mut only: Vec<String> = these
+            .difference(those)
+            .map(|uuid| format!("GPU-{uuid}"))
+            .collect();
+        if only.is_empty() {
+            only.push("no other one".to_owned());
+        }
+        only.join(", ")
+    };
+    Some(LayerFault {
+        layer: ProbeLayer::Cuda,
+        why: format!(
+            "CUDA lists {}, NVML {}; only CUDA: {}; only NVML: {}",
+            count(cuda.len()),
+            count(nvml.len()),
+            only(&cuda, &nvml),
+            only(&nvml, &cuda)
+        ),
+        remedy: cuda::remedy(&CudaFault::new(CudaCause::OtherDevices {
+            found: Vec::new(),
+        })),
+    })
+}
+
+/// How many devices, for people.
+#[must_use]
+pub fn count(devices: usize) -> String {
+    match devices {
+        1 => "1 GPU".to_owned(),
+        n => format!("{n} GPUs"),
+    }
+}
+
+/// How many devices of each kind, for people.
+#[must_use]
+pub fn devices_for_people(devices: &[ProbedDevice]) -> String {
+    let parts = devices.iter().filter(|one| one.mig_index.is_some()).count();
+    let mig = match parts {
+        1 => "1 MIG device".to_owned(),
+        n => format!("{n} MIG devices"),
+    };
+    match devices.len() - parts {
+        0 => mig,
+        gpus if parts == 0 => count(gpus),
+        gpus => format!("{} and {mig}", count(gpus)),
+    }
+}

@@ -1,0 +1,380 @@
+//! `probe` on nodes whose CUDA is the stand-in library: the same `dlopen`, children and deadlines as
+//! on a machine, and each fault in the library.
+
+mod node;
+
+use std::time::Duration;
+
+use gpu_bootstrap::{
+    host::{Nvml, fake::FakeGpu},
+    tools::probe::{LayerStatus, ProbeDocument, ProbeLayer},
+};
+use node::{Node, Ran, gpus};
+
+/// Two GPUs without a fault of their own.
+fn two(faults: &str) -> Node {
+    Node::new(&format!("{}\n{faults}", gpus(2, |_| "")))
+}
+
+fn document(ran: &Ran) -> ProbeDocument {
+    serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}", ran.out))
+}
+
+/// The probe fails with this first line, and with advice that has these words.
+fn fails(node: &Node, first_line: &str, advice: &str) -> Ran {
+    let ran = node.probe(&[]);
+    assert_eq!(ran.exit, 4, "{}", ran.out);
+    assert!(ran.first_line().contains(first_line), "{}", ran.out);
+    let fix = ran.out.lines().nth(1).unwrap_or_default();
+    assert!(
+        fix.trim_start().starts_with("fix: ") && fix.contains(advice),
+        "{}",
+        ran.out
+    );
+    assert!(ran.took < Duration::from_secs(60), "{:?}", ran.took);
+    ran
+}
+
+#[test]
+fn healthy_gpus_compute_and_copy_to_each_other() {
+    let ran = two("").probe(&[]);
+    assert_eq!(ran.exit, 0, "{}", ran.out);
+    assert_eq!(ran.first_line(), "passed: 2 GPUs compute");
+    for words in [
+        "PCI            pass         2 GPUs",
+        "CUDA           pass         CUDA 12.2 starts and lists what NVML lists",
+        "compute        pass         2 GPUs copied and computed right",
+        "peers          pass         2 of 2 ways between GPUs are direct and copied right",
+        "instance type  skip         no instance type is known",
+        "NVIDIA H100 80GB HBM3",
+        "between GPUs: 2 of 2 ways are direct, ",
+    ] {
+        assert!(ran.out.contains(words), "no `{words}` in:\n{}", ran.out);
+    }
+}
+
+#[test]
+fn the_document_has_the_figures_of_each_gpu() {
+    let document = document(&two("").probe(&["--format", "json"]));
+    assert!(document.passed && document.failed_layer.is_none());
+    assert_eq!(document.driver_version.as_deref(), Some("535.261.03"));
+    assert_eq!(document.cuda_version.as_deref(), Some("12.2"));
+    let layers: Vec<ProbeLayer> = document.layers.iter().map(|one| one.layer).collect();
+    assert_eq!(layers, ProbeLayer::ALL);
+    assert_eq!(document.devices.len(), 2);
+    for device in &document.devices {
+        let work = device.work.as_ref().expect("it computed");
+        assert_eq!(work.uuid, device.uuid);
+        assert_eq!(work.pci_address, device.pci_address);
+        assert_eq!(work.compute_capability, "9.0");
+        assert_eq!(work.memory_bytes, 80 << 30);
+        assert_eq!(
+            (work.clock_mhz, work.memory_clock_mhz),
+            (Some(1980), Some(2619))
+        );
+        for figure in [
+            work.to_device_gb_s,
+            work.from_device_gb_s,
+            work.on_device_gb_s,
+        ] {
+            assert!(figure > 0.0 && figure.is_finite(), "{figure}");
+        }
+    }
+    let pairs: Vec<_> = (document.peers.iter())
+        .map(|peer| (&peer.from, &peer.to, peer.gb_s.is_some()))
+        .collect();
+    let (first, second) = (&document.devices[0].uuid, &document.devices[1].uuid);
+    assert_eq!(pairs, [(second, first, true), (first, second, true)]);
+}
+
+#[test]
+fn gpus_without_direct_access_are_no_fault() {
+    let node = Node::new(&gpus(2, |_| "[gpu.cuda]\npeers = false"));
+    let ran = node.probe(&[]);
+    assert_eq!(ran.exit, 0, "{}", ran.out);
+    let words = "peers          skip         no GPU can use another one's memory directly";
+    assert!(ran.out.contains(words), "{}", ran.out);
+}
+
+#[test]
+fn each_mig_device_computes_and_the_gpu_in_mig_mode_does_not() {
+    let mig = "[gpu.mig]\nenabled = true\ndevices = [{ profile = \"1g.10gb\" }, { profile = \"3g.40gb\" }]";
+    let node = Node::new(&gpus(2, |index| if index == 1 { mig } else { "" }));
+    let ran = node.probe(&["--format", "json"]);
+    let document = document(&ran);
+    assert!(document.passed, "{}", ran.out);
+    assert_eq!(document.why, "1 GPU and 2 MIG devices compute");
+    let seen: Vec<_> = (document.devices.iter())
+        .map(|device| (device.index, device.mig_index, &device.uuid[..4]))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (0, None, "GPU-"),
+            (1, Some(0), "MIG-"),
+            (1, Some(1), "MIG-")
+        ]
+    );
+    assert!(document.devices.iter().all(|device| device.work.is_some()));
+}
+
+#[test]
+fn mig_mode_without_mig_devices_is_no_place_to_compute() {
+    let node = Node::new(&gpus(1, |_| "[gpu.mig]\nenabled = true"));
+    fails(
+        &node,
+        "failed at the layer CUDA: there is no device",
+        "nvidia-smi mig -cgi",
+    );
+}
+
+#[test]
+fn each_result_of_the_start_is_named_with_its_cause() {
+    for (code, cause, advice) in [
+        (
+            802,
+            "CUDA_ERROR_SYSTEM_NOT_READY): the fabric of NVSwitches",
+            "nvidia-fabricmanager",
+        ),
+        (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)", "reboot"),
+        (999, "CUDA_ERROR_UNKNOWN): an internal error", "nvidia-uvm"),
+        (100, "CUDA_ERROR_NO_DEVICE)", "/dev/nvidia*"),
+        (3, "CUDA_ERROR_NOT_INITIALIZED)", "dmesg"),
+        (4, "CUDA_ERROR_DEINITIALIZED)", "again"),
+        (34, "CUDA_ERROR_STUB_LIBRARY)", "stubs"),
+        (4711, "which this program does not know", "look up 4711"),
+    ] {
+        let node = two(&format!("[faults.cuda]\nreturns = {{ cuInit = {code} }}"));
+        let line = format!("failed at the layer CUDA: `cuInit` returned {code}");
+        let ran = fails(&node, &line, advice);
+        assert!(ran.first_line().contains(cause), "{}", ran.out);
+        assert!(
+            ran.out.contains("compute        not reached"),
+            "{}",
+            ran.out
+        );
+    }
+}
+
+#[test]
+fn a_missing_library_is_named() {
+    let node = two("");
+    std::fs::remove_file(node.libraries().join("libcuda.so.1")).expect("it was there");
+    let line = "failed at the layer CUDA: `libcuda.so.1` cannot be opened: libcuda.so.1: ";
+    fails(&node, line, "NVIDIA_DRIVER_CAPABILITIES");
+}
+
+#[test]
+fn a_library_without_a_function_is_too_old() {
+    let node = two("");
+    let library = node.libraries().join("libcuda.so.1");
+    let mut bytes = std::fs::read(&library).expect("it is there");
+    // The names are in the table of symbols; another letter hides one.
+    let name = b"cuMemHostAlloc\0";
+    let places: Vec<usize> = (bytes.windows(name.len()).enumerate())
+        .filter(|(_, window)| window == name)
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at] = b'x';
+    }
+    std::fs::write(&library, bytes).expect("it is written");
+    let ran = node.probe(&[]);
+    assert_eq!(ran.exit, 4, "{}", ran.out);
+    let line = "`libcuda.so.1` has no function `cuMemHostAlloc`";
+    assert!(ran.first_line().contains(line), "{}", ran.out);
+}
+
+#[test]
+fn a_call_that_hangs_at_the_start_is_named_and_ended() {
+    let node = two("[faults.cuda]\nhang = [\"cuInit\"]");
+    let line = "failed at the layer CUDA: `cuInit` did not return within 6 s";
+    let ran = fails(&node, line, "hangs");
+    assert!(ran.took < Duration::from_secs(15), "{:?}", ran.took);
+}
+
+#[test]
+fn one_gpu_of_eight_that_hangs_leaves_the_results_of_the_others() {
+    let hang = "[gpu.cuda]\nhang = [\"cuCtxSynchronize\"]";
+    let node = Node::new(&gpus(8, |index| if index == 3 { hang } else { "" }));
+    let ran = node.probe(&["--format", "json"]);
+    assert_eq!(ran.exit, 4, "{}", ran.out);
+    let document = document(&ran);
+    assert_eq!(document.failed_layer, Some(ProbeLayer::Compute));
+    let start = "GPU 3 (GPU-00000000-0000-4000-8000-000000001b00): `cuCtxSynchronize` did not \
+                 return within ";
+    assert!(document.why.starts_with(start), "{}", document.why);
+    for device in &document.devices {
+        assert_eq!(device.work.is_some(), device.index != 3, "{device:?}");
+        assert_eq!(device.fault.is_some(), device.index == 3, "{device:?}");
+    }
+    assert!(ran.took < Duration::from_secs(60), "{:?}", ran.took);
+}
+
+#[test]
+fn one_gpu_of_two_that_fails_is_named_with_its_call() {
+    let faults = "[gpu.cuda]\nreturns = { cuMemAlloc_v2 = 2 }";
+    let node = Node::new(&gpus(2, |index| if index == 1 { faults } else { "" }));
+    let line = "failed at the layer compute: GPU 1 (GPU-00000000-0000-4000-8000-000000001900): \
+                `cuMemAlloc_v2` returned 2 (CUDA_ERROR_OUT_OF_MEMORY)";
+    fails(&node, line, "nvidia-smi");
+}
+
+#[test]
+fn several_gpus_that_fail_are_all_named() {
+    let faults = "[gpu.cuda]\nreturns = { cuDevicePrimaryCtxRetain = 46 }";
+    let ran = Node::new(&gpus(3, |index| if index == 0 { "" } else { faults })).probe(&[]);
+    let line = ran.first_line();
+    assert!(line.contains("compute: GPU 1 ("), "{line}");
+    assert!(line.contains("; also GPU 2 ("), "{line}");
+}
+
+#[test]
+fn a_wrong_result_of_the_kernel_is_found() {
+    let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncomputes-wrong = true"));
+    let line = "compute: GPU 0 (GPU-00000000-0000-4000-8000-000000001800): the GPU computed \
+                another result than the CPU, first in number 32768";
+    fails(&node, line, "out of service");
+}
+
+#[test]
+fn one_wrong_bit_of_memory_is_found() {
+    let node = Node::new(&gpus(1, |_| "[gpu.cuda]\ncorrupts-memory = true"));
+    let line =
+        "what was read back from the GPU differs from what was written, first at byte 8388608";
+    fails(&node, line, "out of service");
+}
+
+#[test]
+fn a_wrong_copy_between_gpus_names_both() {
+    let faults = "[gpu.cuda]\ncorrupts-peers = true";
+    let node = Node::new(&gpus(2, |index| if index == 1 { faults } else { "" }));
+    let ran = fails(
+        &node,
+        "failed at the layer peers: GPU 0 (",
+        "out of service",
+    );
+    let line = ran.first_line();
+    assert!(
+        line.contains(" and GPU 1 (") && line.contains("first at byte 8388608"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_copy_between_gpus_that_hangs_names_both() {
+    let faults = "[gpu.cuda]\nhang = [\"cuMemcpyPeer\"]";
+    let node = Node::new(&gpus(3, |index| if index == 1 { faults } else { "" }));
+    let ran = node.probe(&[]);
+    let line = ran.first_line();
+    let start = "failed at the layer peers: GPU 0 (";
+    assert!(
+        line.starts_with(start) && line.contains(" and GPU 1 ("),
+        "{}",
+        ran.out
+    );
+    assert!(
+        line.contains("`cuMemcpyPeer` did not return within 6 s"),
+        "{line}"
+    );
+}
+
+#[test]
+fn another_uuid_than_that_of_nvml_is_found() {
+    let other = "[gpu.cuda]\nuuid = \"GPU-deadbeef-0000-0000-0000-000000000000\"";
+    let node = Node::new(&gpus(2, |index| if index == 1 { other } else { "" }));
+    let line = "failed at the layer CUDA: CUDA lists 2 GPUs, NVML 2 GPUs; only CUDA: \
+                GPU-deadbeef-0000-0000-0000-000000000000; only NVML: \
+                GPU-00000000-0000-4000-8000-000000001900";
+    fails(&node, line, "of one driver");
+}
+
+#[test]
+fn a_library_that_crashes_is_named_with_its_call() {
+    let node = two("[faults.cuda]\ncrash = [\"cuModuleLoadData\"]");
+    let line = "`cuModuleLoadData` ended the process, which was ended by signal 6";
+    fails(&node, line, "libcuda.so.1");
+}
+
+#[test]
+fn what_is_wrong_below_cuda_stops_the_probe_there() {
+    let node = two("");
+    node.fakes
+        .files
+        .take("/sys/bus/pci/devices/0000:19:00.0/driver");
+    fails(
+        &node,
+        "failed at the layer driver: no driver is bound to GPU 0000:19:00.0",
+        "NVRM",
+    );
+    let node = two("");
+    node.fakes.files.take("/dev/nvidia1");
+    fails(
+        &node,
+        "failed at the layer device nodes: `/dev/nvidia1` missing",
+        "nvidia-modprobe",
+    );
+    let node = two("");
+    node.fakes.files.take("/sys/module/nvidia");
+    node.fakes.files.take("/proc/driver");
+    fails(
+        &node,
+        "failed at the layer driver: the kernel module `nvidia` is not loaded",
+        "check",
+    );
+    let ran = Node::new("").probe(&[]);
+    assert_eq!(
+        ran.first_line(),
+        "failed at the layer PCI: no NVIDIA GPU is on the PCI bus"
+    );
+    let hung = FakeGpu::default();
+    hung.set(Nvml::Hung { after_seconds: 30 });
+    let ran = two("").probe_with(hung, &["--format", "json"]);
+    let document = document(&ran);
+    assert_eq!(document.failed_layer, Some(ProbeLayer::Nvml));
+    assert_eq!(document.why, "NVML did not answer within 30 s");
+    let reached =
+        |layer: &&gpu_bootstrap::tools::probe::LayerResult| layer.status != LayerStatus::NotReached;
+    assert_eq!(document.layers.iter().filter(reached).count(), 4);
+}
+
+#[test]
+fn fewer_gpus_than_the_instance_type_promises_are_found() {
+    let node = two("");
+    for (name, value) in [
+        ("sys_vendor", "Amazon EC2"),
+        ("bios_vendor", "Amazon EC2"),
+        ("product_name", "p5.48xlarge"),
+    ] {
+        let path = format!("/sys/class/dmi/id/{name}");
+        node.fakes.files.put(&path, format!("{value}\n"));
+    }
+    let line = "failed at the layer instance type: p5.48xlarge has 8 GPUs, and 2 are on the bus";
+    fails(&node, line, "another host");
+}
+
+#[test]
+fn a_container_with_a_part_of_the_gpus_is_judged_by_its_part() {
+    let node = two("");
+    node.fakes.files.take("/run/systemd");
+    let ran = node.probe(&[]);
+    assert_eq!(ran.exit, 0, "{}", ran.out);
+    // NVML lists the GPU whose node is there.
+    let one = Node::new(&gpus(1, |_| ""));
+    one.fakes.files.take("/run/systemd");
+    let other = "/sys/bus/pci/devices/0000:2a:00.0";
+    for (name, value) in [
+        ("vendor", "0x10de"),
+        ("device", "0x2330"),
+        ("class", "0x030200"),
+    ] {
+        one.fakes
+            .files
+            .put(&format!("{other}/{name}"), format!("{value}\n"));
+    }
+    let ran = one.probe(&[]);
+    assert_eq!(ran.first_line(), "passed: 1 GPU compute", "{}", ran.out);
+    one.fakes.files.put_folder("/run/systemd/system", 0o755);
+    assert_eq!(one.probe(&[]).exit, 4);
+}

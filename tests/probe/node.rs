@@ -1,0 +1,236 @@
+//! A node whose files and NVML are in memory, and whose CUDA is the stand-in library, opened by child
+//! processes of the real program.
+
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use gpu_bootstrap::{
+    cli::{self, World},
+    host::{
+        CudaView, Gpu, MigDevice, Nvml, NvmlDevice, NvmlView,
+        fake::{self, FakeGpu, Fakes},
+        real::{Ourselves, Patience, RealExec, RealGpu},
+    },
+    model::secret::{Hiding, Secrets},
+};
+use standin_inventory::inventory::Inventory;
+
+const DRIVER: &str = "535.261.03";
+
+/// How long the tests wait for a call: a busy machine must not look like one that hangs.
+const CALL: Duration = Duration::from_secs(6);
+
+/// A node, and the folder with its library.
+pub struct Node {
+    pub fakes: Fakes,
+    inventory: Inventory,
+    folder: tempfile::TempDir,
+}
+
+/// What a command line did.
+#[derive(Debug)]
+pub struct Ran {
+    pub exit: u8,
+    pub out: String,
+    pub took: Duration,
+}
+
+impl Ran {
+    pub fn first_line(&self) -> &str {
+        self.out.lines().next().unwrap_or_default()
+    }
+}
+
+/// The `[[gpu]]` of so many H100, each followed by what `more` says about it.
+pub fn gpus(count: usize, more: impl Fn(usize) -> &'static str) -> String {
+    let gpu = |index| {
+        format!(
+            "[[gpu]]\npci-address = \"0000:{:02x}:00.0\"\npci-id = \"10de:2330\"\n{}\n",
+            0x18 + index,
+            more(index)
+        )
+    };
+    (0..count).map(gpu).collect()
+}
+
+/// The library that was built with this test.
+fn library() -> PathBuf {
+    let mut folder = std::env::current_exe().expect("a test has a path");
+    while folder.pop() {
+        let library = folder.join("libstandin_cuda.so");
+        if library.exists() {
+            return library;
+        }
+    }
+    panic!("libstandin_cuda.so is not beside the test");
+}
+
+impl Node {
+    /// A node with this inventory, below the lines about its versions.
+    pub fn new(inventory: &str) -> Self {
+        let text = format!("driver-version = \"{DRIVER}\"\ncuda-version = \"12.2\"\n{inventory}");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        fs::write(folder.path().join("standin-nvml.toml"), &text)
+            .expect("the inventory is written");
+        fs::copy(library(), folder.path().join("libcuda.so.1")).expect("the library is copied");
+        let inventory = Inventory::parse(&text).expect("an inventory");
+        let (_, fakes) = fake::host();
+        let files = &fakes.files;
+        files.put_folder("/run/systemd/system", 0o755);
+        files.put_folder("/sys/bus/pci/devices", 0o755);
+        files.put("/sys/module/nvidia/version", format!("{DRIVER}\n"));
+        files.put("/sys/module/nvidia/initstate", "live\n");
+        files.put(
+            "/proc/driver/nvidia/version",
+            format!("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER}  x\n"),
+        );
+        files.put_device("/dev/nvidiactl", 195, 255);
+        for (index, gpu) in (0_u32..).zip(&inventory.gpus) {
+            let folder = format!("/sys/bus/pci/devices/{}", gpu.pci_address);
+            for (name, value) in [
+                ("vendor", "0x10de"),
+                ("device", "0x2330"),
+                ("subsystem_vendor", "0x10de"),
+                ("subsystem_device", "0x16c1"),
+                ("class", "0x030200"),
+            ] {
+                files.put(&format!("{folder}/{name}"), format!("{value}\n"));
+            }
+            files.put_link(
+                &format!("{folder}/driver"),
+                "../../../bus/pci/drivers/nvidia",
+            );
+            files.put_device(&format!("/dev/nvidia{index}"), 195, index);
+        }
+        Self {
+            fakes,
+            inventory,
+            folder,
+        }
+    }
+
+    /// The folder of the library.
+    pub fn libraries(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn nvml(&self) -> Nvml {
+        let device = |(index, gpu): (usize, &standin_inventory::gpu::Gpu)| {
+            let index = u32::try_from(index).expect("few GPUs");
+            let parts = (0_u32..).zip(&gpu.mig.devices);
+            NvmlDevice {
+                index,
+                uuid: Some(gpu.uuid.clone()),
+                name: Some(gpu.name.clone()),
+                pci_address: gpu.pci_address.parse().ok(),
+                pci_id: gpu.pci_id.parse().ok(),
+                minor: Some(index),
+                memory_bytes: Some(gpu.memory_mib << 20),
+                compute_capability: Some(gpu.compute_capability.clone()),
+                persistence: Some(true),
+                mig: Some(gpu.mig.enabled),
+                mig_devices: (parts.filter(|_| gpu.mig.enabled))
+                    .map(|(index, part)| MigDevice {
+                        index,
+                        uuid: Some(part.uuid.clone()),
+                    })
+                    .collect(),
+                fabric: None,
+                error: None,
+            }
+        };
+        Nvml::Ready(NvmlView {
+            driver_version: DRIVER.to_owned(),
+            cuda_version: Some("12.2".to_owned()),
+            devices: self.inventory.gpus.iter().enumerate().map(device).collect(),
+        })
+    }
+
+    /// Runs `probe` with these arguments.
+    pub fn probe(&self, args: &[&str]) -> Ran {
+        let nvml = FakeGpu::default();
+        nvml.set(self.nvml());
+        self.probe_with(nvml, args)
+    }
+
+    /// The same, with other answers of NVML.
+    pub fn probe_with(&self, nvml: FakeGpu, args: &[&str]) -> Ran {
+        let mut host = self.fakes.host();
+        let program = Ourselves {
+            program: env!("CARGO_BIN_EXE_gpu-bootstrap").to_owned(),
+            prefix: Vec::new(),
+            env: vec![(
+                "LD_LIBRARY_PATH".to_owned(),
+                self.libraries().display().to_string(),
+            )],
+        };
+        let patience = Patience {
+            starting: CALL,
+            call: CALL,
+            whole: Duration::from_secs(50),
+        };
+        host.gpu = Arc::new(Both {
+            nvml,
+            cuda: RealGpu::of(Arc::new(RealExec::default()), program, patience),
+        });
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let secrets = Secrets::default();
+        let http = host.http.clone();
+        let mut world = World {
+            host,
+            root: false,
+            vars: Default::default(),
+            out: Hiding::new(&mut out, &secrets),
+            err: Hiding::new(&mut err, &secrets),
+            secrets,
+            out_terminal: false,
+            err_terminal: false,
+            out_width: gpu_bootstrap::report::UNWRAPPED,
+            err_width: gpu_bootstrap::report::UNWRAPPED,
+            exe: "/usr/local/bin/gpu-bootstrap".into(),
+            command: "probe".to_owned(),
+            proxied: Arc::new(move |_, _| http.clone()),
+            talk: Arc::new(|| Box::new(std::io::sink())),
+            drawn: Default::default(),
+        };
+        let line = ["gpu-bootstrap", "probe"].iter().chain(args);
+        let line: Vec<OsString> = line.map(OsString::from).collect();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let begin = Instant::now();
+        let exit = runtime.block_on(cli::run(line, &mut world)).code();
+        let took = begin.elapsed();
+        drop(world);
+        assert!(err.is_empty(), "{}", String::from_utf8_lossy(&err));
+        Ran {
+            exit,
+            out: String::from_utf8(out).expect("text"),
+            took,
+        }
+    }
+}
+
+/// NVML in memory, CUDA for real.
+struct Both {
+    nvml: FakeGpu,
+    cuda: RealGpu,
+}
+
+#[async_trait]
+impl Gpu for Both {
+    async fn survey(&self) -> Nvml {
+        self.nvml.survey().await
+    }
+
+    async fn compute(&self, devices: &[String]) -> CudaView {
+        self.cuda.compute(devices).await
+    }
+}

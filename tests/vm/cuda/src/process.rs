@@ -1,0 +1,299 @@
+//! The state of the library in this process: the devices that it lists, its contexts and its memory.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::sync::{Mutex, PoisonError};
+
+use standin_inventory::gpu::{Gpu, uuid_bytes};
+use standin_inventory::inventory::{self, Inventory, Unusable};
+
+use crate::call::{Answer, Code};
+
+static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
+
+thread_local! {
+    /// The context of this thread.
+    static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// A handle of a context is a number, never dereferenced: this, and the device.
+const CONTEXT: usize = 0xc0de_0000;
+
+/// A device that is listed.
+#[derive(Debug, Clone, Copy)]
+pub struct Listed {
+    /// The place of the GPU in the inventory.
+    gpu: usize,
+    /// Its MIG device.
+    mig: Option<usize>,
+}
+
+/// Memory of a device.
+struct Block {
+    device: usize,
+    bytes: Vec<u8>,
+}
+
+/// The library after the inventory was read.
+pub struct Process {
+    inventory: Inventory,
+    /// After `cuInit`.
+    started: bool,
+    devices: Vec<Listed>,
+    /// By address.
+    memory: BTreeMap<u64, Block>,
+    next: u64,
+    /// Pinned memory of the host, kept for the caller.
+    pinned: Vec<Vec<u64>>,
+    /// The way from one device to the memory of another is open.
+    open: BTreeSet<(usize, usize)>,
+}
+
+/// Gives access to the process; the first call reads the inventory.
+pub fn with<T>(look: impl FnOnce(Answer<&mut Process>) -> T) -> T {
+    // A panic would have ended the process at the C boundary, so a poisoned lock is still valid.
+    let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    if process.is_none() {
+        match Process::load() {
+            Ok(loaded) => *process = Some(loaded),
+            Err(why) => {
+                // If standard error is closed, nobody can read the message; the caller gets a code.
+                let _closed = writeln!(std::io::stderr(), "standin-cuda: {why}");
+                return look(Err(Code::UNKNOWN));
+            }
+        }
+    }
+    look(process.as_mut().ok_or(Code::UNKNOWN))
+}
+
+impl Process {
+    fn load() -> Result<Self, Unusable> {
+        let inventory = Inventory::read(&inventory::path("libcuda.so"))?;
+        inventory.check_cuda(crate::symbols())?;
+        let wanted = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        let devices = visible(&inventory, wanted.as_deref());
+        Ok(Self {
+            inventory,
+            started: false,
+            devices,
+            memory: BTreeMap::new(),
+            // No address of the host, so that a mistake is found.
+            next: 0x7000_0000_0000_0000,
+            pinned: Vec::new(),
+            open: BTreeSet::new(),
+        })
+    }
+
+    pub fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+
+    /// `cuInit`.
+    pub fn start(&mut self) -> Answer {
+        if self.devices.is_empty() {
+            return Err(Code::NO_DEVICE);
+        }
+        self.started = true;
+        Ok(())
+    }
+
+    pub fn devices(&self) -> Answer<&[Listed]> {
+        if self.started {
+            Ok(&self.devices)
+        } else {
+            Err(Code::NOT_INITIALIZED)
+        }
+    }
+
+    /// The device of a handle, which is its index.
+    pub fn listed(&self, raw: i32) -> Answer<usize> {
+        let index = usize::try_from(raw).map_err(|_negative| Code::INVALID_DEVICE)?;
+        (self.devices()?.get(index).is_some())
+            .then_some(index)
+            .ok_or(Code::INVALID_DEVICE)
+    }
+
+    pub fn gpu(&self, device: usize) -> &Gpu {
+        &self.inventory.gpus[self.devices[device].gpu]
+    }
+
+    /// The UUID as text.
+    pub fn uuid(&self, device: usize) -> &str {
+        uuid_of(&self.inventory, self.devices[device])
+    }
+
+    /// The 16 bytes of the UUID.
+    pub fn uuid_bytes(&self, device: usize) -> Answer<[u8; 16]> {
+        let (_, hex) = self.uuid(device).split_once('-').ok_or(Code::UNKNOWN)?;
+        uuid_bytes(hex).ok_or(Code::UNKNOWN)
+    }
+
+    pub fn is_mig(&self, device: usize) -> bool {
+        self.devices[device].mig.is_some()
+    }
+
+    /// The handle of the primary context of a device.
+    pub fn context(&self, device: usize) -> usize {
+        CONTEXT | device
+    }
+
+    /// The device of a context.
+    pub fn of_context(&self, raw: usize) -> Answer<usize> {
+        let device = raw ^ CONTEXT;
+        (device < self.devices.len())
+            .then_some(device)
+            .ok_or(Code::INVALID_CONTEXT)
+    }
+
+    /// The device of the context of this thread.
+    pub fn current(&self) -> Answer<usize> {
+        CURRENT.get().ok_or(Code::INVALID_CONTEXT)
+    }
+
+    pub fn enter(&self, raw: usize) -> Answer {
+        CURRENT.set(Some(self.of_context(raw)?));
+        Ok(())
+    }
+
+    /// Memory of the current device.
+    pub fn allocate(&mut self, bytes: usize) -> Answer<u64> {
+        let device = self.current()?;
+        if bytes as u64 > self.gpu(device).memory_mib << 20 {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        let address = self.next;
+        // A gap, so that what goes beyond the end is found.
+        self.next += (bytes as u64).next_multiple_of(1 << 20) + (1 << 20);
+        let bytes = vec![0; bytes];
+        self.memory.insert(address, Block { device, bytes });
+        Ok(address)
+    }
+
+    /// Pinned memory of the host.
+    pub fn pin(&mut self, bytes: usize) -> Answer<usize> {
+        self.current()?;
+        let mut block = vec![0_u64; bytes.div_ceil(8)];
+        let address = block.as_mut_ptr().expose_provenance();
+        self.pinned.push(block);
+        Ok(address)
+    }
+
+    /// Memory of a device from an address on.
+    pub fn bytes(&mut self, address: u64, count: usize) -> Answer<&mut [u8]> {
+        let (begin, block) =
+            (self.memory.range_mut(..=address).next_back()).ok_or(Code::INVALID_VALUE)?;
+        let from = usize::try_from(address - begin).map_err(|_large| Code::INVALID_VALUE)?;
+        let to = from.checked_add(count).ok_or(Code::INVALID_VALUE)?;
+        block.bytes.get_mut(from..to).ok_or(Code::INVALID_VALUE)
+    }
+
+    /// The device whose memory has the address.
+    pub fn owner(&self, address: u64) -> Answer<usize> {
+        let (_, block) = (self.memory.range(..=address).next_back()).ok_or(Code::INVALID_VALUE)?;
+        Ok(block.device)
+    }
+
+    /// Whether one device can use the memory of another.
+    pub fn reaches(&self, device: usize, peer: usize) -> bool {
+        let both = [device, peer];
+        device != peer
+            && both
+                .iter()
+                .all(|one| self.gpu(*one).cuda.peers && !self.is_mig(*one))
+    }
+
+    /// Opens the memory of another device to the current one.
+    pub fn open(&mut self, peer: usize) -> Answer {
+        let device = self.current()?;
+        if !self.reaches(device, peer) {
+            return Err(Code::PEER_ACCESS_UNSUPPORTED);
+        }
+        if !self.open.insert((device, peer)) {
+            return Err(Code::PEER_ACCESS_ALREADY_ENABLED);
+        }
+        Ok(())
+    }
+}
+
+fn uuid_of(inventory: &Inventory, device: Listed) -> &str {
+    let gpu = &inventory.gpus[device.gpu];
+    match device.mig {
+        Some(part) => &gpu.mig.devices[part].uuid,
+        None => gpu.cuda.uuid.as_deref().unwrap_or(&gpu.uuid),
+    }
+}
+
+/// The devices that a process sees. Without a choice, it sees GPUs; if there are MIG devices, it sees
+/// one of those: <https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>, "Device Enumeration". Up
+/// to the first name that is not known, those that it names are seen.
+fn visible(inventory: &Inventory, wanted: Option<&str>) -> Vec<Listed> {
+    let mut gpus = Vec::new();
+    let mut parts = Vec::new();
+    for (gpu, row) in inventory.gpus.iter().enumerate() {
+        if row.mig.enabled {
+            let of_it = (0..row.mig.devices.len()).map(|mig| Listed {
+                gpu,
+                mig: Some(mig),
+            });
+            parts.extend(of_it);
+        } else {
+            gpus.push(Listed { gpu, mig: None });
+        }
+    }
+    let Some(wanted) = wanted else {
+        return match parts.first() {
+            Some(part) => vec![*part],
+            None => gpus,
+        };
+    };
+    let all: Vec<Listed> = gpus.into_iter().chain(parts).collect();
+    (wanted.split(','))
+        .map_while(|name| {
+            let named = |one: &&Listed| uuid_of(inventory, **one).starts_with(name);
+            all.iter().find(named).copied()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{uuid_of, visible};
+    use standin_inventory::inventory::Inventory;
+
+    const MIXED: &str = r#"
+driver-version = "535.261.03"
+cuda-version = "12.2"
+[[gpu]]
+pci-address = "0000:18:00.0"
+pci-id = "10de:2330"
+[[gpu]]
+pci-address = "0000:2a:00.0"
+pci-id = "10de:2330"
+[gpu.mig]
+enabled = true
+devices = [{ profile = "1g.10gb" }, { profile = "3g.40gb" }]
+"#;
+
+    #[test]
+    fn a_process_sees_what_it_chooses_and_one_mig_device_without_a_choice() {
+        let inventory = Inventory::parse(MIXED).expect("an inventory");
+        let seen = |wanted: Option<&str>| -> Vec<String> {
+            let devices = visible(&inventory, wanted);
+            let names = devices
+                .iter()
+                .map(|one| uuid_of(&inventory, *one).to_owned());
+            names.collect()
+        };
+        let (gpu, part) = (
+            &inventory.gpus[0].uuid,
+            &inventory.gpus[1].mig.devices[1].uuid,
+        );
+        assert_eq!(seen(None), [inventory.gpus[1].mig.devices[0].uuid.clone()]);
+        assert_eq!(seen(Some(gpu)), std::slice::from_ref(gpu));
+        assert_eq!(seen(Some(part)), std::slice::from_ref(part));
+        assert!(seen(Some(&inventory.gpus[1].uuid)).is_empty());
+        let broken = format!("{gpu},GPU-none,{part}");
+        assert_eq!(seen(Some(&broken)), std::slice::from_ref(gpu));
+    }
+}
