@@ -21,7 +21,7 @@ use crate::{
     model::{
         gpu::{Flavour, GpuIdentity},
         text::nearest,
-        version::{Branch, DriverVersion},
+        version::{Branch, DriverVersion, KernelVersion},
     },
 };
 
@@ -347,7 +347,7 @@ impl<'a> DriverInputs<'a> {
         };
         // The best driver for the machine, if the source has it.
         if wish.branch.is_none() {
-            let pick = pick(self.matrix, &wish).map_err(|no_driver| refused(&no_driver))?;
+            let pick = (self.pick_for_kernels(&wish)).map_err(|none| self.refused(&wish, &none))?;
             if offered(&pick) {
                 return Ok(pick);
             }
@@ -368,7 +368,7 @@ impl<'a> DriverInputs<'a> {
                 candidates: wish.version.is_none().then_some(candidates),
                 ..wish.clone()
             };
-            match pick(self.matrix, &narrowed) {
+            match self.pick_for_kernels(&narrowed) {
                 Ok(pick) if offered(&pick) => return Ok(pick),
                 Ok(_) => {}
                 Err(no_driver) => first_failure = first_failure.or(Some(no_driver)),
@@ -385,9 +385,69 @@ impl<'a> DriverInputs<'a> {
                         "choose another `driver.source`, or remove `driver.flavour`",
                     )
                 },
-                |no_driver| refused(&no_driver),
+                |no_driver| self.refused(&wish, &no_driver),
             )
             .into())
+    }
+
+    /// The best driver for the kernels that need one. Where none fits the running kernel, that is the one of
+    /// the next boot alone: the kernel question then answers with a reboot.
+    fn pick_for_kernels(&self, wish: &Wish) -> Result<Pick, Box<NoDriver>> {
+        pick(self.matrix, wish).or_else(|none| {
+            let (Some(running), Some(next), true) =
+                (&wish.kernel, &wish.next_kernel, is_of_kernels(&none))
+            else {
+                return Err(none);
+            };
+            let mut found = match pick(self.matrix, &on_kernel(wish, next)) {
+                Ok(found) => found,
+                Err(_) => return Err(none),
+            };
+            found.warnings.push(format!(
+                "no driver fits kernel {running}, which runs ({}): this one is for kernel {next}, which \
+                 the next boot starts",
+                reasons(&none)
+            ));
+            Ok(found)
+        })
+    }
+
+    /// Refuses the machine because the matrix has no driver for it.
+    fn refused(&self, wish: &Wish, none: &NoDriver) -> Refusal {
+        let is_vgpu = none.reasons.iter().any(|r| r.rule == Rule::Vgpu);
+        let mut hints = none.nearest.clone();
+        if is_of_kernels(none) && !self.image {
+            hints.push(self.other_kernel(wish));
+        }
+        Refusal {
+            reason: if is_vgpu {
+                "vgpu"
+            } else {
+                "driver-incompatible"
+            },
+            why: format!("no driver fits: {}", reasons(none)),
+            hint: (!hints.is_empty()).then(|| hints.join("; ")),
+        }
+    }
+
+    /// Which other kernel would help. Which ones are offered is known only with package lists, and those
+    /// are read later.
+    fn other_kernel(&self, wish: &Wish) -> String {
+        let mut installed = self.facts.kernel.installed.clone();
+        installed.sort();
+        let fits = |kernel: &&KernelVersion| {
+            !self.terms.kernels.contains(kernel)
+                && pick(self.matrix, &on_kernel(wish, kernel)).is_ok()
+        };
+        match installed.iter().rev().find(fits) {
+            Some(kernel) => {
+                format!("boot kernel {kernel}, which is installed and can have a driver")
+            }
+            None => format!(
+                "install a kernel of the distribution (`{}`) and boot it",
+                self.profile.manager.backend().commands().upgrade_kernel
+            ),
+        }
     }
 
     /// The newest version of each branch that the source has: as the profile knows it, or else the
@@ -469,17 +529,23 @@ fn branches(rows: &[&DriverRow]) -> String {
     format!("branch {}", names.join(", "))
 }
 
-/// Refuses the machine because the matrix has no driver for it.
-fn refused(no_driver: &NoDriver) -> Refusal {
-    let reasons: Vec<&str> = no_driver.reasons.iter().map(|r| r.text.as_str()).collect();
-    let is_vgpu = no_driver.reasons.iter().any(|r| r.rule == Rule::Vgpu);
-    Refusal {
-        reason: if is_vgpu {
-            "vgpu"
-        } else {
-            "driver-incompatible"
-        },
-        why: format!("no driver fits: {}", reasons.join("; ")),
-        hint: (!no_driver.nearest.is_empty()).then(|| no_driver.nearest.join("; ")),
+fn reasons(none: &NoDriver) -> String {
+    let texts: Vec<&str> = none.reasons.iter().map(|r| r.text.as_str()).collect();
+    texts.join("; ")
+}
+
+/// Whether nothing but kernels stands against every driver.
+fn is_of_kernels(none: &NoDriver) -> bool {
+    none.reasons
+        .iter()
+        .all(|ruling| ruling.rule == Rule::Kernel)
+}
+
+/// The same wish for a machine that runs this kernel alone.
+fn on_kernel(wish: &Wish, kernel: &KernelVersion) -> Wish {
+    Wish {
+        kernel: Some(kernel.clone()),
+        next_kernel: None,
+        ..wish.clone()
     }
 }

@@ -124,7 +124,7 @@ fn answer(
     let kernels = &asked.question.kernels;
     let has_module = asked.question.ways.iter().any(|way| way.complete);
     if let Some((kernel, row)) = wish.refusal(&kernels.needed())
-        && !has_module
+        && !(has_module || asked.left.is_some())
     {
         return Assessment::Blocked {
             why: format!("kernel {kernel}: {}", row.why),
@@ -175,13 +175,12 @@ fn answer(
             }
         }
         Answer::Boot { kernel, .. } => {
+            let running = kernels.running.as_ref();
             let why = format!(
-                "kernel {}: nobody offers {means}; the next boot starts kernel {kernel}, which can \
-                 have it: {reboots}",
-                kernels
-                    .running
-                    .as_ref()
-                    .map_or_else(String::new, ToString::to_string)
+                "kernel {}: {}; the next boot starts kernel {kernel}, which can have it: {reboots}",
+                running.map_or_else(String::new, ToString::to_string),
+                (asked.left.as_ref())
+                    .map_or_else(|| format!("nobody offers {means}"), |(_, why)| why.clone()),
             );
             let new_lists = (!asked.certain).then_some(Change::RefreshRepositories);
             let reboot = Change::Reboot { why: why.clone() };
@@ -573,6 +572,12 @@ mod tests {
             decide(&there, &want),
             Assessment::Satisfied { .. }
         ));
+        let mut next = state(&[NEW]);
+        next.asked.question.kernels.next = NEW.parse().ok();
+        next.asked.left = Some((OLD.parse().expect("a kernel"), "it is of a vendor".into()));
+        next.asked.answer = Some(next.asked.question.answer());
+        let (why, _) = needs(&next, &want);
+        assert!(why.contains(": it is of a vendor; the next boot"), "{why}");
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub(super) struct Asked {
     pub(super) without_lists: bool,
     /// Kernels whose packaged module is of another version than the libraries, in words.
     pub(super) other_module: BTreeMap<KernelVersion, String>,
+    /// The running kernel, where it cannot have a module and the one of the next boot may: then it needs
+    /// none. With the reason.
+    pub(super) left: Option<(KernelVersion, String)>,
     /// Why kernels are not installed for which a module could be compiled, by the matrix.
     pub(super) ruled_out: BTreeSet<String>,
     pub(super) installed: Packages,
@@ -87,9 +90,12 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         certain: true,
         without_lists: false,
         other_module: BTreeMap::new(),
+        left: left(cx, wish, &needed),
         ruled_out: BTreeSet::new(),
         installed: installed.clone(),
     };
+    let is_left = asked.left.as_ref().map(|(kernel, _)| kernel.clone());
+    let stays = |kernel: &KernelVersion| is_left.as_ref() != Some(kernel);
     // The packages of one way can be a part of those of another one, never of one before it.
     let begun = (wish.ways.iter()).rposition(|way| {
         let common: Vec<PackageWish> = way.common().cloned().collect();
@@ -107,7 +113,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         || (is_first && is_met(&wish.packages(&by_first, &needed)))
     {
         if let Some(way) = asked.question.ways.first_mut() {
-            way.kernels = needed.into_iter().collect();
+            way.kernels = needed.into_iter().filter(|kernel| stays(kernel)).collect();
         }
         asked.answer = Some(asked.question.answer());
         return Ok(Some(asked));
@@ -150,12 +156,42 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             let judged = Judged::of(cx, way, &lists, &asked.question.kernels);
             asked.ruled_out.extend(judged.rule_out(&mut found.kernels));
         }
+        found.kernels.retain(|kernel| stays(kernel));
         if several && way.dkms.is_some() && is_unsigned(cx)? {
             found.closed = Some(UNSIGNED.to_owned());
         }
     }
     asked.answer = Some(asked.question.answer());
     Ok(Some(asked))
+}
+
+/// The running kernel, where the matrix or the profile says that it cannot have a module and says nothing
+/// of that kind about the one of the next boot.
+fn left(
+    cx: &Cx<'_>,
+    wish: &KernelWish,
+    needed: &[KernelVersion],
+) -> Option<(KernelVersion, String)> {
+    let [running, next] = needed else {
+        return None;
+    };
+    let driver = cx.desired.driver.as_ref()?;
+    let why = |kernel: &KernelVersion| {
+        if let Some((_, row)) = wish.refusal(std::slice::from_ref(kernel)) {
+            return Some(row.why.clone());
+        }
+        let matrix = cx.matrix?;
+        let newest = || Some(matrix.branch(driver.branch)?.newest_version.clone());
+        let offer = Offer {
+            version: driver.version.clone().or_else(newest)?,
+            flavour: driver.flavour,
+        };
+        strongest(matrix, kernel, cx.facts.kernel.arch.as_deref(), &offer)
+            .filter(|ruling| ruling.judgement == Judgement::Refuse)
+            .map(|ruling| ruling.text)
+    };
+    let reason = why(running)?;
+    why(next).is_none().then(|| (running.clone(), reason))
 }
 
 /// Whether a module that is compiled here would certainly be rejected. Of a key that signs it the step
@@ -418,8 +454,54 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Judged, Offer};
-    use crate::model::gpu::Flavour;
+    use super::{Judged, Offer, left};
+    use crate::{
+        config::kernel::RefusedKernel,
+        host::fake,
+        model::{gpu::Flavour, version::KernelVersion},
+        step::Cx,
+        steps::fixtures,
+    };
+
+    #[test]
+    fn a_running_kernel_that_cannot_have_a_module_needs_none_if_the_next_boot_starts_another() {
+        let (host, _) = fake::host();
+        let (facts, matrix) = (fixtures::facts(), fixtures::matrix());
+        let state = fixtures::state(&host, facts.clone());
+        let mut desired = fixtures::desired();
+        let driver = desired.driver.as_mut().expect("a driver");
+        driver.version = "535.261.03".parse().ok();
+        let mut wish = desired.kernel.clone().expect("a kernel");
+        wish.refused = vec![RefusedKernel {
+            kernels: "*uek*".into(),
+            why: "it is of a vendor".into(),
+            hint: String::new(),
+        }];
+        let cx = Cx {
+            host: host.reader(),
+            facts: &facts,
+            state: &state,
+            desired: &desired,
+            matrix: Some(&matrix),
+        };
+        let (good, mainline, vendors) = ("6.1.0-44-amd64", "6.19.3", "5.15.0-1.el9uek.x86_64");
+        for (running, next, expected) in [
+            (mainline, good, Some("6.19")),
+            (vendors, good, Some("it is of a vendor")),
+            // The machine would run it from the next boot on.
+            (good, mainline, None),
+            (vendors, mainline, None),
+        ] {
+            let kernel = |text: &str| -> KernelVersion { text.parse().expect("a kernel") };
+            let found = left(&cx, &wish, &[kernel(running), kernel(next)]);
+            assert_eq!(found.is_some(), expected.is_some(), "{running}: {found:?}");
+            if let (Some((kernel, why)), Some(words)) = (found, expected) {
+                assert_eq!(kernel.as_str(), running);
+                assert!(why.contains(words), "{why}");
+            }
+        }
+        assert!(left(&cx, &wish, &["6.19.3".parse().expect("a kernel")]).is_none());
+    }
 
     #[test]
     fn a_kernel_on_which_the_driver_is_known_not_to_build_is_not_installed() {

@@ -135,6 +135,42 @@ fn machines_that_cannot_be_what_is_wanted() {
     insta::assert_snapshot!(all);
 }
 
+/// A kernel of kernel.org runs, on which the distribution's driver does not build.
+#[test]
+fn a_running_kernel_without_a_driver_is_left_for_the_one_of_the_next_boot() {
+    let kernel = |text: &str| Some(text.parse().unwrap());
+    let machine = |next: &str, installed: &[&str]| {
+        let mut machine = Machine::debian().set("driver.source=distribution");
+        let found = &mut machine.facts.kernel;
+        (found.running, found.next_boot) = (kernel("6.19.3"), kernel(next));
+        found.installed = installed.iter().filter_map(|one| kernel(one)).collect();
+        machine
+    };
+    let debian = "6.1.0-44-amd64";
+    let driver = machine(debian, &[debian, "6.19.3"])
+        .resolution()
+        .desired
+        .driver;
+    let warnings = driver.unwrap().warnings.join("\n");
+    assert!(
+        warnings.contains("no driver fits kernel 6.19.3, which runs")
+            && warnings.contains("6.1.0-44-amd64, which the next boot starts"),
+        "{warnings}"
+    );
+    // The boot loader would start it again: the refusal says which kernel helps.
+    let hint = |machine: &Machine| refused(machine).hint().unwrap();
+    let there = hint(&machine("6.19.3", &[debian, "6.19.3"]));
+    assert!(
+        there.contains("boot kernel 6.1.0-44-amd64, which is installed"),
+        "{there}"
+    );
+    let none = hint(&machine("6.19.3", &["6.19.3"]));
+    assert!(
+        none.contains("install a kernel of the distribution (`"),
+        "{none}"
+    );
+}
+
 /// Any input gives an error or a resolution, and never a panic.
 #[test]
 fn garbage_does_not_panic() {
