@@ -1,17 +1,68 @@
 //! `plan`: what `install` would do, with diffs.
 
+use std::collections::BTreeSet;
+
 use super::{
     Session,
     job::Job,
     result::{ChangeReport, Mode, RunReport},
 };
-use crate::{change::Change, error::one_line, event::Outcome, exit::Exit, step::Assessment};
+use crate::{
+    change::Change, config::desired::PackageWish, error::one_line, event::Outcome, exit::Exit,
+    model::id::StepId, step::Assessment,
+};
+
+/// The packages that the plan has listed so far. Several steps may want the same ones, and one transaction
+/// installs them: they are listed with the first of these steps.
+#[derive(Debug, Default)]
+struct Listed {
+    packages: Vec<(PackageWish, StepId)>,
+    /// What happens to packages, without versions.
+    actions: BTreeSet<String>,
+}
+
+impl Listed {
+    /// What is new in a change. The error is the step with which all of it is listed.
+    fn rest(&mut self, step: &StepId, change: &Change) -> Result<Change, StepId> {
+        let Change::InstallPackages { packages, removing } = change else {
+            return Ok(change.clone());
+        };
+        let first = |wish: &PackageWish| self.packages.iter().find(|(known, _)| known == wish);
+        let rest: Vec<PackageWish> = (packages.iter())
+            .filter(|wish| first(wish).is_none())
+            .cloned()
+            .collect();
+        if rest.is_empty() {
+            return match packages.first().and_then(first) {
+                Some((_, first)) if removing.is_empty() => Err(first.clone()),
+                _ => Ok(change.clone()),
+            };
+        }
+        let listed = rest.iter().map(|wish| (wish.clone(), step.clone()));
+        self.packages.extend(listed);
+        Ok(Change::InstallPackages {
+            packages: rest,
+            removing: removing.clone(),
+        })
+    }
+
+    /// The lines of a simulation that are new.
+    fn rest_of_simulation(&mut self, text: &str) -> Option<String> {
+        let is_new = |line: &&str| match line.split(' ').collect::<Vec<_>>()[..] {
+            [sign @ ("+" | "-" | "~"), name, ..] => self.actions.insert(format!("{sign} {name}")),
+            _ => true,
+        };
+        let lines: Vec<&str> = text.lines().filter(is_new).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+}
 
 impl Session {
     /// Previews every change that is wanted.
     pub(super) async fn planned(&self, jobs: Vec<Job>) -> RunReport {
         let mut notes = Vec::new();
         let mut steps = Vec::with_capacity(jobs.len());
+        let mut listed = Listed::default();
         for (at, job) in jobs.iter().enumerate() {
             let upstream_pending = self.inner.graph.up[at].iter().any(|up| {
                 jobs[*up]
@@ -30,21 +81,36 @@ impl Session {
                 _ => (&[][..], false),
             };
             let mut reports = Vec::with_capacity(changes.len());
+            let mut comes_with = None;
             for change in changes {
-                let diff = if known {
+                let rest = match listed.rest(&job.id, change) {
+                    Ok(rest) => rest,
+                    Err(first) => {
+                        comes_with = Some(first);
+                        continue;
+                    }
+                };
+                let mut diff = if known {
                     self.preview(job, change, upstream_pending, &mut notes)
                         .await
                 } else {
                     None
                 };
+                if let Change::InstallPackages { .. } = change {
+                    diff = diff.and_then(|text| listed.rest_of_simulation(&text));
+                }
                 reports.push(ChangeReport {
-                    kind: change.kind(),
-                    summary: change.summary(),
+                    kind: rest.kind(),
+                    summary: rest.summary(),
                     diff,
                 });
             }
             reports.extend(job.undos());
-            steps.push(job.report(reports));
+            let mut step = job.report(reports);
+            if let Some(first) = comes_with {
+                step.why.push_str(&format!("; `{first}` installs all of it"));
+            }
+            steps.push(step);
         }
         self.emit_ends(&jobs);
         let any = |outcome| steps.iter().any(|step| step.outcome == outcome);
@@ -96,5 +162,28 @@ impl Session {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Listed;
+
+    #[test]
+    fn what_happens_to_a_package_is_shown_once() {
+        let mut listed = Listed::default();
+        let mut rest = |text: &str| listed.rest_of_simulation(text);
+        assert_eq!(
+            rest("+ one 1\n- two 2").as_deref(),
+            Some("+ one 1\n- two 2")
+        );
+        assert_eq!(
+            rest("+ one 1\n+ two 3\n~ four 1 -> 2").as_deref(),
+            Some("+ two 3\n~ four 1 -> 2")
+        );
+        assert_eq!(rest("- two 2"), None);
+        let sentence = "cannot be simulated yet: the package lists do not know it";
+        assert_eq!(rest(sentence).as_deref(), Some(sentence));
+        assert_eq!(rest(sentence).as_deref(), Some(sentence));
     }
 }

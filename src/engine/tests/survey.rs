@@ -58,6 +58,25 @@ async fn a_plan_tells_what_it_would_do_and_what_it_cannot_know() {
 }
 
 #[tokio::test]
+async fn a_plan_lists_a_package_once_with_the_step_that_needs_it_first() {
+    let rig = Rig::new([
+        packages("a", &["one", "two"]),
+        packages("b", &["two"]).after(&["a"]),
+        packages("c", &["two", "three"]).after(&["a"]),
+    ]);
+    let report = rig.plan().await;
+    let summaries = |at: usize| -> Vec<&str> {
+        let changes = report.steps[at].changes.iter();
+        changes.map(|change| change.summary.as_str()).collect()
+    };
+    let lists = "refresh the package lists";
+    assert_eq!(summaries(0), [lists, "install one, two"]);
+    assert_eq!(summaries(1), [lists]);
+    assert_eq!(summaries(2), [lists, "install three"]);
+    assert_eq!(why(&report, "b"), "not there; `a` installs all of it");
+}
+
+#[tokio::test]
 async fn a_plan_goes_no_further_than_what_is_blocked() {
     let rig = Rig::new([
         fixed("a", blocked("no GPU")),
