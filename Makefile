@@ -2,10 +2,10 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test lint unit release update mutants
+.PHONY: test lint unit ptx release update mutants
 
 # Everything that continuous integration runs.
-test: lint unit release test-machines
+test: lint unit ptx release test-machines
 
 lint:
 	cargo fmt --all --check
@@ -13,6 +13,11 @@ lint:
 
 unit:
 	cargo test --workspace --locked --quiet
+
+# Assembles the probe's kernel for every architecture of the matrix with NVIDIA's ptxas, which comes from PyPI (90 MB, kept
+# in .cache) with fixed hashes. It needs Python 3 with venv.
+ptx:
+	tests/ptx/assemble.sh
 
 # The program for x86_64 machines with glibc 2.28 or newer, as an archive with its SHA-256 in target/release-files. It
 # needs Python 3 with venv; cargo-zigbuild and zig come from PyPI with fixed hashes.
