@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 use standin_inventory::gpu::{Gpu, uuid_bytes};
-use standin_inventory::inventory::{self, Inventory, Unusable};
+use standin_inventory::inventory::{Inventory, Unusable};
 
 use crate::call::{Answer, Code};
 
@@ -69,7 +69,7 @@ pub fn with<T>(look: impl FnOnce(Answer<&mut Process>) -> T) -> T {
 
 impl Process {
     fn load() -> Result<Self, Unusable> {
-        let inventory = Inventory::read(&inventory::path("libcuda.so"))?;
+        let inventory = Inventory::find("libcuda.so")?;
         inventory.check_cuda(crate::symbols())?;
         let wanted = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let devices = visible(&inventory, wanted.as_deref());

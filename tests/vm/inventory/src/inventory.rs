@@ -78,35 +78,51 @@ impl std::error::Error for Unusable {}
 /// children.
 pub const BESIDE: &str = "standin-nvml.toml";
 
-/// The file that the environment names; without one the file beside the library that has the name
-/// `library`, then [`DEFAULT_PATH`].
-pub fn path(library: &str) -> PathBuf {
-    (std::env::var_os(VARIABLE).map(PathBuf::from))
-        .or_else(|| beside(library))
-        .unwrap_or_else(|| PathBuf::from(DEFAULT_PATH))
+/// The two parts of the line behind which a library's own file has an inventory. They are one line only
+/// there, never in the program.
+const APPENDED: [&str; 2] = ["\n# inventory of the ", "stand-in\n"];
+
+/// The files of the library that this process has mapped, `proc_pid_maps(5)`.
+fn mapped(library: &str) -> Vec<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths = (maps.lines()).filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let of_it = paths.filter(|path| {
+        let name = path.rsplit('/').next();
+        name.is_some_and(|name| name.starts_with(library))
+    });
+    of_it.map(PathBuf::from).collect()
 }
 
-/// The file in the folder from which this process has mapped the library, `proc_pid_maps(5)`.
-fn beside(library: &str) -> Option<PathBuf> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let mapped = maps
-        .lines()
-        .filter_map(|line| line.find('/').map(|at| &line[at..]));
-    let mut found = mapped.filter_map(|path| {
-        let (folder, name) = path.rsplit_once('/')?;
-        let file = Path::new(folder).join(BESIDE);
-        (name.starts_with(library) && file.exists()).then_some(file)
-    });
-    found.next()
+/// The inventory that was appended to a file; the last one counts.
+fn appended(path: &Path) -> Option<String> {
+    let bytes = std::fs::read(path).ok()?;
+    let line = APPENDED.concat();
+    let at = bytes
+        .windows(line.len())
+        .rposition(|window| window == line.as_bytes())?;
+    String::from_utf8(bytes[at + line.len()..].to_vec()).ok()
 }
 
 impl Inventory {
-    /// Reads a file.
+    /// Reads the file that the environment names; without one the file beside the library whose name
+    /// begins with `library`, then [`DEFAULT_PATH`], then what is appended to the library itself: a
+    /// container has nothing of the machine but the libraries.
     ///
     /// # Errors
     /// If it cannot be read, or as [`Inventory::parse`].
-    pub fn read(path: &Path) -> Result<Self, Unusable> {
-        Self::parse(&text_of(path)?).map_err(|source| in_file(path, &source))
+    pub fn find(library: &str) -> Result<Self, Unusable> {
+        let default = PathBuf::from(DEFAULT_PATH);
+        let libraries = mapped(library);
+        let beside = (libraries.iter()).map(|path| path.with_file_name(BESIDE));
+        let named = std::env::var_os(VARIABLE).map(PathBuf::from);
+        let mut others = beside.chain([default.clone()]).filter(|path| path.exists());
+        if let Some(path) = named.or_else(|| others.next()) {
+            return Self::parse(&text_of(&path)?).map_err(|source| in_file(&path, &source));
+        }
+        match libraries.iter().find_map(|path| appended(path)) {
+            Some(text) => Self::parse(&text),
+            None => Err(in_file(&default, &"it is not there")),
+        }
     }
 
     /// Parses, completes and validates.

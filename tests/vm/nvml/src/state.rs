@@ -95,7 +95,7 @@ fn start(library: &mut Option<Library>, symbol: &str) -> Result<Answer, Fault> {
 
 impl Library {
     fn load() -> Result<Self, Unusable> {
-        let inventory = Inventory::read(&inventory::path("libnvidia-ml.so"))?;
+        let inventory = Inventory::find("libnvidia-ml.so")?;
         inventory.check_nvml(crate::symbols())?;
         let mut settings: Vec<Settings> = inventory.gpus.iter().map(Settings::of).collect();
         if let Some(path) = inventory.state_file.as_deref().filter(|path| path.exists()) {

@@ -3,7 +3,7 @@
 # dependencies, options and denials for the kernel that the machine shows; what it would load appears where
 # the kernel would show it. All of it is gone at the next boot.
 #   modprobe, rmmod ARGUMENTS   what the programs of these names do
-#   nvml                        makes the installed NVML library the stand-in
+#   nvml                        makes the installed libraries of the driver the stand-ins
 #   joined                      lets the GPUs join the fabric, for the fabric manager
 #   at-boot                     what systemd-modules-load does
 set -eu
@@ -35,10 +35,23 @@ show() {
     mountpoint -q /proc/modules || mount --bind "$now/modules" /proc/modules
 }
 
+# Puts a stand-in at the place of a library, with the inventory at its end for containers: NAME STAND-IN
+stand_in() {
+    for library in /usr/lib/x86_64-linux-gnu/"$1".so.*.*; do
+        [ -f "$library" ] && [ ! -L "$library" ] || continue
+        {
+            cat "$here/$2"
+            printf '\n# inventory of the stand-in\n'
+            cat "$here/standin-nvml.toml"
+        } >"$now/library"
+        cmp -s "$now/library" "$library" || cp "$now/library" "$library"
+        rm "$now/library"
+    done
+}
+
 nvml() {
     for library in /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*.*; do
         [ -f "$library" ] && [ ! -L "$library" ] || continue
-        cmp -s "$here/nvml.so" "$library" || cp "$here/nvml.so" "$library"
         version=${library##*.so.}
     done
     [ -n "${version-}" ] || return 0
@@ -57,6 +70,8 @@ nvml() {
             printf '[faults]\nversion-mismatch = true\n'
         fi
     } >"$here/standin-nvml.toml"
+    stand_in libnvidia-ml nvml.so
+    stand_in libcuda cuda.so
 }
 
 # Loads a module, or refuses it: FILE OPTIONS

@@ -18,6 +18,7 @@ use crate::repo::rpm::table::Rpms;
 use crate::repo::table::Packages;
 use crate::server::PROXY;
 use crate::sh::Cmd;
+use crate::simulation::StandIns;
 use crate::tables::{Machines, Root};
 use crate::{
     almalinux, disk_image, image, lock, modules, needs, qemu, repo, rootfs, toolkit, ubuntu,
@@ -26,6 +27,7 @@ use crate::{
 /// Programs that are compiled from the repository.
 const PRODUCT: &str = "gpu-bootstrap";
 const NVML: &str = "libstandin_nvml.so";
+const CUDA: &str = "libstandin_cuda.so";
 
 /// What the chosen cases need.
 #[derive(Clone, Debug, Default)]
@@ -54,7 +56,7 @@ pub struct Assets {
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
-    pub nvml: PathBuf,
+    pub stand_ins: StandIns,
     /// Holds the programs; `None` where none were compiled.
     _programs: Option<Claim>,
 }
@@ -116,7 +118,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             })
         });
         let compiled = scope.spawn(|| match compile {
-            true => timed("gpu-bootstrap and the stand-in NVML, compiled", || {
+            true => timed("gpu-bootstrap and the stand-in libraries, compiled", || {
                 programs(bed).map(Some)
             }),
             false => Ok(None),
@@ -188,7 +190,10 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             image: image.join().map_err(joined)??,
             mirror: mirror.clone(),
             product: bed.programs.join(PRODUCT),
-            nvml: bed.programs.join(NVML),
+            stand_ins: StandIns {
+                nvml: bed.programs.join(NVML),
+                cuda: bed.programs.join(CUDA),
+            },
             _programs: programs,
         })
     })
@@ -279,7 +284,7 @@ fn programs(bed: &Bed) -> Result<Claim> {
         .deadline(Duration::from_secs(1800))
         .ok()?;
     let claim = Claim::take(bed, PROGRAMS)?;
-    for name in [PRODUCT, NVML, "vm-pci"] {
+    for name in [PRODUCT, NVML, CUDA, "vm-pci"] {
         let (from, to) = (target.join("debug").join(name), bed.programs.join(name));
         fs::copy(&from, &to)
             .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::simulation::{INSIDE, devices, gpus, listing, program, write};
+use crate::simulation::{INSIDE, StandIns, devices, gpus, listing, program, write};
 use crate::tables::{MachineSpec, Machines};
 use crate::{pci, simulation};
 
@@ -23,7 +23,7 @@ pub fn prepare(
     kernel: &str,
     machines: &Machines,
     spec: &MachineSpec,
-    nvml: &Path,
+    stand_ins: &StandIns,
 ) -> Result<()> {
     simulation::prepare(root, kernel, &spec.functions)?;
     let here = root.join(INSIDE.trim_start_matches('/'));
@@ -35,7 +35,8 @@ pub fn prepare(
         &here.join("nodes"),
         &devices(&here.join("proc"), &spec.functions)?,
     )?;
-    fs::copy(nvml, here.join("nvml.so")).context("cannot copy the stand-in NVML")?;
+    fs::copy(&stand_ins.nvml, here.join("nvml.so")).context("cannot copy the stand-in NVML")?;
+    fs::copy(&stand_ins.cuda, here.join("cuda.so")).context("cannot copy the stand-in CUDA")?;
     let cuda: String = (machines.cuda_of_branch.iter())
         .map(|(branch, cuda)| format!("{branch} {cuda}\n"))
         .collect();

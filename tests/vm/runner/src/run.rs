@@ -114,7 +114,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
             modules::carry(&machine.root(), modules)?;
             if spec.kind == Kind::Vm {
                 let version = modules::version(modules)?;
-                let nvml = &stage.assets.nvml;
+                let nvml = &stage.assets.stand_ins.nvml;
                 simulation::stand_in(&machine.root(), &version, stage.machines, spec, nvml)?;
             }
         }
@@ -132,9 +132,9 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
         almalinux::configure(&machine.root(), served)?;
     }
     if let Some(kernel) = &spec.kernel {
-        let (root, nvml) = (machine.root(), &stage.assets.nvml);
+        let (root, stand_ins) = (machine.root(), &stage.assets.stand_ins);
         ubuntu::configure(&root, kernel, stage.assets.repositories(&spec.root))?;
-        kernel::prepare(&root, kernel, stage.machines, spec, nvml)?;
+        kernel::prepare(&root, kernel, stage.machines, spec, stand_ins)?;
     }
     let server = Server::start(&machine, stage.assets.repositories(&spec.root))?;
     if let Some(name) = &case.config {
@@ -282,10 +282,10 @@ impl Running<'_> {
                     &kernel,
                     self.stage.machines,
                     spec,
-                    &self.stage.assets.nvml,
+                    &self.stage.assets.stand_ins,
                 )?;
                 format!(
-                    "simulated: {} module {} loaded, stand-ins for NVML, nvidia-smi and the persistence daemon",
+                    "simulated: {} module {} loaded, stand-ins for NVML, CUDA, nvidia-smi and the persistence daemon",
                     driver.flavour, driver.version
                 )
             }

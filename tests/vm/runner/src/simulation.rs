@@ -15,6 +15,9 @@ use crate::pci;
 use crate::sh::Cmd;
 use crate::tables::{MachineSpec, Machines};
 
+/// Before an inventory at the end of a stand-in library, `../../cuda/README.md`.
+const APPENDED: &str = "\n# inventory of the stand-in\n";
+
 /// The directory inside a machine.
 pub const INSIDE: &str = "/usr/lib/testbed";
 
@@ -117,6 +120,15 @@ fn proc_version(root: &Path, kernel: &str) -> Result<String> {
     ))
 }
 
+/// The libraries that stand in for those of the driver.
+#[derive(Clone, Debug)]
+pub struct StandIns {
+    /// For `libnvidia-ml.so.1`.
+    pub nvml: PathBuf,
+    /// For `libcuda.so.1`.
+    pub cuda: PathBuf,
+}
+
 /// A driver that is simulated as loaded.
 #[derive(Clone, Debug)]
 pub struct Driver {
@@ -127,14 +139,14 @@ pub struct Driver {
 }
 
 /// Simulates the driver installed in `root` as loaded for the next boot. Its version is that of the
-/// module that was really built for the machine's kernel. `nvml` overwrites the real libnvidia-ml
-/// in place, so that dpkg removes it like its own file.
+/// module that was really built for the machine's kernel. The stand-ins overwrite the real libraries
+/// in place, so that dpkg removes them like its own files.
 pub fn load_driver(
     root: &Path,
     kernel: &str,
     machines: &Machines,
     spec: &MachineSpec,
-    nvml: &Path,
+    stand_ins: &StandIns,
 ) -> Result<Driver> {
     let functions = &spec.functions;
     let module = find_module(&root.join("usr/lib/modules").join(kernel))?;
@@ -158,12 +170,10 @@ pub fn load_driver(
     crate::bed::remove_tree(&here.join("driver"))?;
     pci::fabricate(&here.join("pci"), functions, true)?;
     kernel_side(&here.join("driver"), &driver, functions)?;
-    library_side(root, &here, &driver.version, nvml)?;
     let cuda = machines.cuda_of(&driver.version)?;
-    write(
-        &here.join("standin-nvml.toml"),
-        &inventory(&driver.version, cuda, spec)?,
-    )?;
+    let inventory = inventory(&driver.version, cuda, spec)?;
+    write(&here.join("standin-nvml.toml"), &inventory)?;
+    library_side(root, &here, &driver.version, stand_ins, &inventory)?;
     write(&here.join("gpus"), &listing(functions))?;
     programs(root, &here)?;
     // The refresh unit of NVIDIA's toolkit looks for the modules of `uname -r`, which is the host's
@@ -299,9 +309,15 @@ pub(crate) fn devices(proc: &Path, functions: &[Function]) -> Result<String> {
     Ok(nodes)
 }
 
-/// Overwrites the real library by the stand-in, and keeps the real one beside it.
-fn library_side(root: &Path, here: &Path, version: &str, nvml: &Path) -> Result<()> {
-    let name = format!("libnvidia-ml.so.{version}");
+/// Overwrites the real libraries by the stand-ins, and keeps the real ones beside the inventory. In
+/// a container there is nothing but the libraries, so they have the inventory at their end, too.
+fn library_side(
+    root: &Path,
+    here: &Path,
+    version: &str,
+    stand_ins: &StandIns,
+    inventory: &str,
+) -> Result<()> {
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
     let places = [
         libraries.join("nvidia/current"),
@@ -309,17 +325,27 @@ fn library_side(root: &Path, here: &Path, version: &str, nvml: &Path) -> Result<
         // Where AlmaLinux has them.
         root.join("usr/lib64"),
     ];
-    let Some(real) = places
-        .iter()
-        .map(|dir| dir.join(&name))
-        .find(|path| path.is_file())
-    else {
-        bail!(
-            "the driver's packages left no {name} in {}",
-            libraries.display()
-        );
-    };
-    replace(here, &real, nvml)
+    for (name, with) in [
+        ("libnvidia-ml.so", &stand_ins.nvml),
+        ("libcuda.so", &stand_ins.cuda),
+    ] {
+        let name = format!("{name}.{version}");
+        let mut paths = places.iter().map(|dir| dir.join(&name));
+        let Some(real) = paths.find(|path| path.is_file()) else {
+            bail!(
+                "the driver's packages left no {name} in {}",
+                libraries.display()
+            );
+        };
+        replace(here, &real, with)?;
+        let mut file = fs::OpenOptions::new()
+            .append(true)
+            .open(&real)
+            .with_context(|| format!("cannot open {}", real.display()))?;
+        std::io::Write::write_all(&mut file, format!("{APPENDED}{inventory}").as_bytes())
+            .with_context(|| format!("cannot write {}", real.display()))?;
+    }
+    Ok(())
 }
 
 /// Replaces the programs that use the hardware through private interfaces: `nvidia-smi`, and the
