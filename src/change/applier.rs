@@ -230,6 +230,8 @@ impl Applier {
         }
         let undo = self.refine(undo).await?;
         self.restore_labels(&written(&undo), sink).await?;
+        // What is recorded as made must survive a power cut.
+        self.host.files.sync_system()?;
         Ok(match change {
             Change::RunProbe { .. } => Self::undo_of_successful_probe(undo),
             _ => undo,
@@ -245,6 +247,7 @@ impl Applier {
     pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
         // A run that was interrupted in the middle of a transaction left timers paused.
         self.resume_paused().await?;
+        self.host.files.sync_system()?;
         if let Undo::Packages {
             transaction,
             effects: None,
@@ -269,6 +272,12 @@ impl Applier {
     /// # Errors
     /// When it failed; the change is still in effect then.
     pub async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+        let reverted = self.undo(undo, sink).await?;
+        self.host.files.sync_system()?;
+        Ok(reverted)
+    }
+
+    async fn undo(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         match undo {
             Undo::Nothing { why } => Ok(Reverted::Nothing { why: why.clone() }),
             Undo::Impossible { what, why } => Ok(Reverted::Left {
@@ -325,7 +334,7 @@ impl Applier {
             Undo::Several { undos } => {
                 let mut endings = Vec::new();
                 for undo in undos {
-                    endings.push(Box::pin(self.revert(undo, sink)).await?);
+                    endings.push(Box::pin(self.undo(undo, sink)).await?);
                 }
                 Ok(Reverted::of(endings))
             }

@@ -241,10 +241,10 @@ impl Applier {
     ) -> Result<Undo, ChangeError> {
         let builds = self.builds(module).await?;
         let there = builds.iter().any(|status| is_installed(status, kernel));
-        Ok(match builds.first() {
-            Some(status) if !there => Undo::RemoveModuleBuild {
+        Ok(match self.version_to_build(&builds, module)? {
+            Some(version) if !there => Undo::RemoveModuleBuild {
                 module: module.to_owned(),
-                version: status.version.clone(),
+                version,
                 kernel: kernel.to_owned(),
             },
             _ => Undo::Nothing {
@@ -257,6 +257,57 @@ impl Applier {
         })
     }
 
+    /// The version that DKMS knows; else the one whose source is there. The scripts of NVIDIA's packages
+    /// for DKMS take the module out of DKMS when a package is installed once more.
+    fn version_to_build(
+        &self,
+        builds: &[dkms::Status],
+        module: &str,
+    ) -> Result<Option<String>, ChangeError> {
+        if let Some(status) = builds.first() {
+            return Ok(Some(status.version.clone()));
+        }
+        let sources = Utf8Path::new(dkms::SOURCES);
+        let mut found = Vec::new();
+        for folder in self.host.files.list(sources)? {
+            if let Some(version) = dkms::version_in(&folder, module)
+                && self
+                    .host
+                    .files
+                    .exists(&sources.join(&folder).join("dkms.conf"))?
+            {
+                found.push(version.to_owned());
+            }
+        }
+        // Of several, none is known to be wanted.
+        Ok(if found.len() == 1 { found.pop() } else { None })
+    }
+
+    /// Whether a power cut has taken away what DKMS has built for a kernel: DKMS does not sync it, and its
+    /// status shows the names only.
+    fn is_torn(&self, status: &dkms::Status, kernel: &str) -> Result<bool, ChangeError> {
+        let files = &self.host.files;
+        let is_empty = |path: &Utf8Path| -> Result<bool, ChangeError> {
+            Ok((files.stat(path)?).is_some_and(|stat| stat.kind == Kind::File && stat.size == 0))
+        };
+        if is_empty(&kmod::list_of(kernel))? {
+            return Ok(true);
+        }
+        let of_kernel = Utf8Path::new(dkms::TREE)
+            .join(&status.module)
+            .join(&status.version)
+            .join(kernel);
+        for architecture in files.list(&of_kernel)? {
+            let built = of_kernel.join(architecture).join("module");
+            for name in files.list(&built)? {
+                if is_empty(&built.join(name))? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     pub(super) async fn build_module(
         &self,
         module: &str,
@@ -264,8 +315,14 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let builds = self.builds(module).await?;
-        if builds.iter().any(|status| is_installed(status, kernel)) {
-            return Ok(());
+        if let Some(status) = builds.iter().find(|status| is_installed(status, kernel)) {
+            if !self.is_torn(status, kernel)? {
+                return Ok(());
+            }
+            let version = &status.version;
+            let what = format!("remove the torn build of `{module}` {version} for {kernel}");
+            self.tool(&what, &dkms::remove(module, version, kernel), sink)
+                .await?;
         }
         let error = |log: Option<String>, source: Option<ExecError>| ModuleError::Build {
             module: module.to_owned(),
@@ -273,7 +330,7 @@ impl Applier {
             log,
             source: source.map(Box::new),
         };
-        let Some(version) = builds.first().map(|status| status.version.clone()) else {
+        let Some(version) = self.version_to_build(&builds, module)? else {
             return Err(error(
                 Some("DKMS does not know the module; its source package is not installed".into()),
                 None,

@@ -318,6 +318,14 @@ pub trait Files: ReadFiles {
     /// The operating system's reason.
     fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError>;
 
+    /// Brings to the disk what other programs have written so far, on every filesystem that holds a part of
+    /// the system: package managers, DKMS and the generators of initial RAM filesystems do not sync all their
+    /// files.
+    ///
+    /// # Errors
+    /// The operating system's reason.
+    fn sync_system(&self) -> Result<(), FilesError>;
+
     /// Takes an exclusive lock on a file (created with mode 0600), without waiting. The content
     /// names the holder. `None`: another process holds it. Dropping the guard releases it.
     ///

@@ -112,6 +112,10 @@ impl<R: ReadFiles> Files for ReadOnly<R> {
         self.refuse("create the folder", path)
     }
 
+    fn sync_system(&self) -> Result<(), FilesError> {
+        self.refuse("sync", Utf8Path::new("/"))
+    }
+
     fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {
         self.refuse("lock", path)
     }

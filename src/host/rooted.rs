@@ -217,6 +217,7 @@ mod tests {
             host.files.remove(path).unwrap_err(),
             host.files.remove_empty_folder(path).unwrap_err(),
             host.files.create_folder(path, 0o755).unwrap_err(),
+            host.files.sync_system().unwrap_err(),
         ];
         for error in errors {
             assert!(crate::error::one_line(&error).contains("`--root` tree"));

@@ -6,7 +6,7 @@ use super::{Read, State, StateError};
 use crate::{
     error::one_line,
     facts::{Scope, reader::FactReader},
-    host::{ExecError, Output, Query, ReadFiles, Reader},
+    host::{ExecError, Kind, Output, Query, ReadFiles, Reader},
     model::{
         gpu::Flavour,
         version::{DriverVersion, KernelVersion},
@@ -36,7 +36,8 @@ impl State {
     }
 
     /// The bootable kernels that do not have the module. `depmod`'s list names all module files of
-    /// a kernel, so one small file is read instead of the whole folder.
+    /// a kernel, so one small file is read instead of the whole folder. An empty file is none: a power
+    /// cut leaves it where nobody has synced the module.
     ///
     /// # Errors
     /// When an existing list cannot be read.
@@ -44,18 +45,29 @@ impl State {
         let read = || -> Read<Vec<(String, String)>> {
             let mut lists = Vec::new();
             for kernel in self.facts.kernel.bootable() {
-                let path = Utf8PathBuf::from(format!("/lib/modules/{kernel}/modules.dep"));
-                let text = self.host.files.read_text(&path)?;
+                let text = self.host.files.read_text(&kmod::list_of(&kernel))?;
                 lists.push((kernel, text.unwrap_or_default()));
             }
             Ok(lists)
         };
         let lists = self.memo.module_lists.get_or_init(read);
         let lists = lists.as_ref().map_err(Clone::clone)?.iter();
-        Ok(lists
-            .filter(|(_, list)| !names(list, module))
-            .map(|(kernel, _)| kernel.clone())
-            .collect())
+        let mut without = Vec::new();
+        for (kernel, list) in lists {
+            let is_there = match file_of(list, module) {
+                Some(file) => !self.is_emptied(&kmod::folder_of(kernel).join(file))?,
+                None => false,
+            };
+            if !is_there {
+                without.push(kernel.clone());
+            }
+        }
+        Ok(without)
+    }
+
+    fn is_emptied(&self, path: &Utf8Path) -> Read<bool> {
+        let stat = self.host.files.stat(path)?;
+        Ok(stat.is_some_and(|stat| stat.kind == Kind::File && stat.size == 0))
     }
 }
 
@@ -149,11 +161,11 @@ fn flavour_of_license(license: &str) -> Option<Flavour> {
     }
 }
 
-/// Whether a `modules.dep` names a file of the module.
-fn names(list: &str, module: &str) -> bool {
+/// The file of the module that a `modules.dep` names.
+fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
     list.lines()
         .filter_map(|line| line.split(':').next())
-        .any(|path| {
+        .find(|path| {
             let name = path.rsplit('/').next().unwrap_or(path);
             name.split_once(".ko")
                 .is_some_and(|(stem, _)| stem == module)
@@ -458,6 +470,11 @@ mod tests {
         );
         assert!(without("nvidia-current").is_empty());
         assert_eq!(without("a"), ["6.1.0-44-amd64"]);
+        let file = "/lib/modules/6.1.0-44-amd64/updates/dkms/nvidia-current.ko.xz";
+        fakes.files.put(file, "");
+        assert_eq!(without("nvidia-current"), ["6.1.0-44-amd64"], "it is empty");
+        fakes.files.put(file, "XZ");
+        assert!(without("nvidia-current").is_empty());
     }
 
     proptest::proptest! {

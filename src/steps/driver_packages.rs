@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverWish},
+    config::desired::{Desired, DriverWish, PackageWish},
     model::{id::StepId, version::DriverVersion},
     state::{FoundDriver, Origin, Ours},
     step::{Assessment, Cx, Step, StepError},
@@ -139,9 +139,11 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
         return answer;
     }
     if !comparison.all_met() {
+        let mut changes = install(&driver.packages, outdated);
+        changes.extend(builds_beside(driver, desired, state));
         return Assessment::Needs {
             why: comparison.unmet_text(),
-            changes: install(&driver.packages, outdated),
+            changes,
         };
     }
     if let Some(change) = streams::change(driver, state.stream.as_deref()) {
@@ -167,18 +169,38 @@ fn answer(state: &DriverPackagesState, desired: &Desired, driver: &DriverWish) -
                 state.kernels_without_module.join(", "),
                 (state.build.as_ref()).map_or(String::new(), |said| format!("; {said}"))
             ),
-            changes: state
-                .kernels_without_module
-                .iter()
-                .map(|kernel| Change::BuildModule {
-                    module: module.clone(),
-                    kernel: kernel.clone(),
-                })
-                .collect(),
+            changes: builds(module, state).collect(),
         };
     }
     Assessment::Satisfied {
         why: comparison.met_text(),
+    }
+}
+
+/// The module for each kernel that has none.
+fn builds(module: &str, state: &DriverPackagesState) -> impl Iterator<Item = Change> {
+    (state.kernels_without_module.iter()).map(|kernel| Change::BuildModule {
+        module: module.to_owned(),
+        kernel: kernel.clone(),
+    })
+}
+
+/// The same beside an installation that does not bring the module, because its package is there: an earlier
+/// run was interrupted. All packages from which DKMS compiles say so in their names.
+fn builds_beside(
+    driver: &DriverWish,
+    desired: &Desired,
+    state: &DriverPackagesState,
+) -> Vec<Change> {
+    let sources: Vec<PackageWish> = (driver.packages.iter())
+        .filter(|wish| wish.name.contains("dkms"))
+        .cloned()
+        .collect();
+    let is_there = !sources.is_empty()
+        && compare(desired.packages.manager, &sources, &state.installed).all_met();
+    match (&driver.dkms, is_there) {
+        (Some(module), true) => builds(module, state).collect(),
+        _ => Vec::new(),
     }
 }
 
@@ -343,6 +365,15 @@ mod tests {
             decide(&state(&INSTALLED, &[]), &want),
             Assessment::Satisfied { .. }
         ));
+        let kernel = ["6.1.0-44-amd64"];
+        for (installed, last) in [(&INSTALLED[..1], true), (&INSTALLED[1..], false)] {
+            let Assessment::Needs { changes, .. } = decide(&state(installed, &kernel), &want)
+            else {
+                panic!("a package is missing");
+            };
+            let builds = matches!(changes.last(), Some(Change::BuildModule { .. }));
+            assert_eq!(builds, last, "{installed:?}");
+        }
         let mut failed = state(&INSTALLED, &["6.1.0-44-amd64"]);
         failed.build = Some("the log says: error".to_owned());
         let Assessment::Needs { why, .. } = decide(&failed, &want) else {

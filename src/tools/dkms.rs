@@ -19,6 +19,17 @@ pub const FIRST_TO_SIGN: &str = "3.0.4";
 /// The tree in which DKMS keeps what it builds: `MODULE/VERSION`, with a link `source` in each.
 pub const TREE: &str = "/var/lib/dkms";
 
+/// Where packages put the source of modules: `MODULE-VERSION`, with a `dkms.conf` in each.
+pub const SOURCES: &str = "/usr/src";
+
+/// The version that the name of a folder of [`SOURCES`] has for a module.
+#[must_use]
+pub fn version_in<'n>(folder: &'n str, module: &str) -> Option<&'n str> {
+    let version = folder.strip_prefix(module)?.strip_prefix('-')?;
+    // The source of `nvidia-fs` is none of `nvidia`.
+    (version.starts_with(|first: char| first.is_ascii_digit())).then_some(version)
+}
+
 /// One line of `dkms status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {

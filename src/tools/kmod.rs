@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use camino::Utf8PathBuf;
+
 use crate::host::Cmd;
 
 /// What is loaded.
@@ -12,6 +14,18 @@ const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Where files name modules that are loaded at every boot, `modules-load.d(5)`.
 pub const AT_BOOT: &str = "/etc/modules-load.d";
+
+/// Where a kernel's modules are.
+#[must_use]
+pub fn folder_of(kernel: &str) -> Utf8PathBuf {
+    Utf8PathBuf::from(format!("/lib/modules/{kernel}"))
+}
+
+/// The list that `depmod` makes of them.
+#[must_use]
+pub fn list_of(kernel: &str) -> Utf8PathBuf {
+    folder_of(kernel).join("modules.dep")
+}
 
 /// The modules that such a file names.
 #[must_use]

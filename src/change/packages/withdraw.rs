@@ -69,7 +69,10 @@ impl Applier {
                 .await
         };
         match (withdrawn.await, self.hold_again(&held, sink).await) {
-            (Ok(withdrawn), Ok(())) => Ok(withdrawn),
+            (Ok(withdrawn), Ok(())) => {
+                self.host.files.sync_system()?;
+                Ok(withdrawn)
+            }
             (Ok(_), Err(error)) => Err(error),
             (Err(error), again) => {
                 if let Err(second) = again {

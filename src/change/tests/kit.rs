@@ -111,11 +111,19 @@ impl TestMachine {
         // The undo is the one that the journal would store.
         let text = serde_json::to_string(&undo).unwrap();
         assert_eq!(serde_json::from_str::<Undo>(&text).unwrap(), undo);
-        self.applier.apply(change, undo, &self.sink).await
+        let applied = self.applier.apply(change, undo, &self.sink).await;
+        let is_safe = applied.is_err() || !self.fakes.files.is_unsynced();
+        assert!(is_safe, "a power cut takes `{}` away", change.summary());
+        applied
     }
 
     pub(super) async fn revert(&self, undo: &Undo) -> Reverted {
-        self.applier.revert(undo, &self.sink).await.unwrap()
+        let reverted = self.applier.revert(undo, &self.sink).await.unwrap();
+        assert!(
+            !self.fakes.files.is_unsynced(),
+            "a power cut brings it back"
+        );
+        reverted
     }
 
     /// Applies, checks that something changed, undoes, and checks that nothing is left.

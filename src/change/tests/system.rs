@@ -432,6 +432,76 @@ async fn only_a_build_that_was_not_there_before_is_undone() {
     }
 }
 
+/// What DKMS keeps of a build.
+const BUILT: &str = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/module/nvidia.ko";
+
+/// A machine on which DKMS builds `nvidia` 580.95.05 from its source; its status shows what is built.
+fn machine_with_dkms(status: &'static str) -> TestMachine {
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .files
+        .put("/usr/src/nvidia-580.95.05/dkms.conf", "x");
+    machine
+        .fakes
+        .files
+        .put("/usr/src/nvidia-fs-2.1/dkms.conf", "x");
+    machine.fakes.files.put("/usr/src/nvidia-470/README", "x");
+    machine.fakes.exec.on("dkms", move |cmd, files| {
+        match &*cmd.args[0] {
+            "status" if files.text("/status") == "built" => {
+                return ok("nvidia/580.95.05, 6.1.0, x86_64: installed\n");
+            }
+            "status" => return ok(status),
+            "remove" => files.put("/status", "removed"),
+            _ => {
+                files.put(BUILT, "ELF");
+                files.put("/status", "built");
+            }
+        }
+        ok("")
+    });
+    machine.fakes.files.put("/status", "");
+    machine
+}
+
+fn build_nvidia() -> Change {
+    Change::BuildModule {
+        module: "nvidia".into(),
+        kernel: "6.1.0".into(),
+    }
+}
+
+#[tokio::test]
+async fn a_build_of_which_a_power_cut_left_empty_files_is_made_again() {
+    for (file, torn) in [
+        (BUILT, true),
+        ("/lib/modules/6.1.0/modules.dep", true),
+        (
+            "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/log/make.log",
+            false,
+        ),
+    ] {
+        let machine = machine_with_dkms("nvidia/580.95.05, 6.1.0, x86_64: installed\n");
+        machine.fakes.files.put(BUILT, "ELF");
+        machine.fakes.files.put(file, "");
+        machine.apply(&build_nvidia()).await.unwrap();
+        let lines = machine.fakes.exec.lines();
+        let built = lines.iter().any(|line| line.starts_with("dkms install"));
+        assert_eq!(built, torn, "{file}: {lines:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_module_that_a_package_took_out_of_dkms_is_built_from_its_source() {
+    let machine = machine_with_dkms("");
+    let undo = machine.apply(&build_nvidia()).await.unwrap();
+    let lines = machine.fakes.exec.lines();
+    let wanted = "dkms install -m nvidia -v 580.95.05 -k 6.1.0";
+    assert!(lines.iter().any(|line| line == wanted), "{lines:#?}");
+    assert!(!undo.is_nothing());
+}
+
 #[tokio::test]
 async fn a_failed_build_shows_the_compilers_words() {
     let machine = TestMachine::new();

@@ -51,6 +51,8 @@ struct State {
     faults: Vec<(Utf8PathBuf, Damage, Errno)>,
     locks: BTreeSet<Utf8PathBuf>,
     mutations: u64,
+    /// A command has changed something since the last sync.
+    unsynced: bool,
     kill_at: Option<u64>,
     dead: bool,
     hook: Option<Hook>,
@@ -73,6 +75,7 @@ impl FakeFiles {
                 faults: Vec::new(),
                 locks: BTreeSet::new(),
                 mutations: 0,
+                unsynced: false,
                 kill_at: None,
                 dead: false,
                 hook: None,
@@ -236,6 +239,13 @@ impl FakeFiles {
         locked(&self.state).mutations
     }
 
+    /// Whether a command has changed something since the last [`Files::sync_system`]: a power cut may take
+    /// that away.
+    #[must_use]
+    pub fn is_unsynced(&self) -> bool {
+        locked(&self.state).unsynced
+    }
+
     /// The tree now.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
@@ -259,6 +269,7 @@ impl FakeFiles {
             let mut state = locked(&self.state);
             state.alive()?;
             state.mutations += 1;
+            state.unsynced |= matches!(mutation, Mutation::Run(_));
             if state.kill_at.is_some_and(|at| state.mutations >= at) {
                 state.dead = true;
                 return state.alive();
@@ -517,6 +528,17 @@ impl Files for FakeFiles {
         self.mutate("create the folder", path, |state| {
             state.tree.make_folders(path, mode).map(drop)
         })
+    }
+
+    fn sync_system(&self) -> Result<(), FilesError> {
+        let root = Utf8Path::new("/");
+        let mut state = locked(&self.state);
+        state
+            .alive()
+            .and_then(|()| state.fault(root, Damage::Syncs))
+            .map_err(os::failed("sync", root))?;
+        state.unsynced = false;
+        Ok(())
     }
 
     fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {

@@ -3,6 +3,7 @@
 //! A writing method opens the parent folder once and does everything relative to it, so that a
 //! folder that is swapped meanwhile cannot redirect the write.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -14,7 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
 use nix::sys::statvfs::statvfs;
-use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, syncfs, unlinkat};
 
 use super::lock::Lock;
 use crate::host::files::{Disk, Room, unfinished};
@@ -29,6 +30,18 @@ const LOCK_FLAGS: OFlag = OFlag::O_RDWR
     .union(OFlag::O_CREAT)
     .union(OFlag::O_NOFOLLOW)
     .union(OFlag::O_NONBLOCK);
+
+/// Folders of the system that may lie on filesystems of their own.
+const SYSTEM: [&str; 8] = [
+    "/",
+    "/boot",
+    "/boot/efi",
+    "/etc",
+    "/opt",
+    "/usr",
+    "/usr/lib/modules",
+    "/var/lib",
+];
 
 /// The files of this machine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -110,6 +123,23 @@ impl Files for RealFiles {
 
     fn create_folder(&self, path: &Utf8Path, mode: u32) -> Result<(), FilesError> {
         create_folders(path, mode).map_err(failed("create the folder", path))
+    }
+
+    fn sync_system(&self) -> Result<(), FilesError> {
+        let mut synced = BTreeSet::new();
+        for path in SYSTEM.map(Utf8Path::new) {
+            let folder = match File::open(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                folder => folder.map_err(failed("sync", path))?,
+            };
+            let about = folder.metadata().map_err(failed("sync", path))?;
+            if synced.insert(about.dev()) {
+                syncfs(&folder)
+                    .map_err(io::Error::from)
+                    .map_err(failed("sync", path))?;
+            }
+        }
+        Ok(())
     }
 
     fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {

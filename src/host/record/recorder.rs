@@ -328,6 +328,10 @@ impl Files for Recorder<dyn Files> {
         self.inner.create_folder(path, mode)
     }
 
+    fn sync_system(&self) -> Result<(), FilesError> {
+        self.inner.sync_system()
+    }
+
     fn try_lock(&self, path: &Utf8Path) -> Result<Option<Box<dyn Send + Sync>>, FilesError> {
         self.inner.try_lock(path)
     }

@@ -25,12 +25,13 @@ const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
 /// Programs for cases, described in README.md.
-const PROGRAMS: [(&str, &str); 12] = [
+const PROGRAMS: [(&str, &str); 13] = [
     (
         "kill-at-every-record",
         include_str!("../files/kill-at-every-record.pl"),
     ),
     ("cut-at-record", include_str!("../files/cut-at-record.pl")),
+    ("emptied", include_str!("../files/emptied.sh")),
     ("journal.pl", include_str!("../files/journal.pl")),
     ("leave-free", include_str!("../files/leave-free.sh")),
     ("started", include_str!("../files/started.sh")),
