@@ -25,9 +25,11 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit
     }
     let (events, reporter) = prepare::events(target.host(), &world.secrets, Vec::new())?;
     let tools = target.tools(world, events, Cancel::new());
-    let report = target.session(tools)?.plan().await;
+    let session = target.session(tools)?;
+    let report = session.plan().await;
     reporter.finish();
-    let driver = target.resolution.desired.driver.as_ref();
+    let driver = session.driver().await;
+    let driver = driver.as_ref();
     let style = world.out_style().verbose(args.detail.verbose);
     match args.output.format {
         Format::Json => {

@@ -188,6 +188,9 @@ pub struct DriverWish {
     pub assumed: bool,
     /// Where the packages come from, by the profile's name for it: `distribution` or `nvidia`.
     pub source: String,
+    /// Another source, which has modules in a way that this one has not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alternative: Option<OtherSource>,
     /// The module stream to enable first, such as `nvidia-driver:580-open`, where the package
     /// manager has streams.
     pub stream: Option<String>,
@@ -226,6 +229,16 @@ pub struct DriverWish {
     /// How that service is set up; `None` where nothing is needed, or the source does not have it.
     #[serde(default)]
     pub fabric_service: Option<FabricService>,
+}
+
+/// Another source of the driver for this machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct OtherSource {
+    /// The profile's name for it.
+    pub source: String,
+    /// Its modules are compiled on the machine; otherwise they are packaged, and signed by their vendor.
+    pub compiled: bool,
 }
 
 /// A key that signs kernel modules, which the machine must trust already.

@@ -7,17 +7,17 @@ use crate::{
         ruling::Rule,
     },
     config::{
-        desired::{DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, SigningKey},
+        desired::{DriverWish, ModuleOption, ModuleWay, OtherSource, PackageWish, Pin, SigningKey},
         error::{Refusal, ResolveError},
         fabric,
         file::DriverConfig,
-        kernel::template,
+        kernel::{for_its_kernel, template},
         layers::Layers,
         profile::{At, DriverRow, FabricRow, Profile, Release},
         template::Terms,
         values::Build,
     },
-    facts::Facts,
+    facts::{Facts, Os},
     model::{
         gpu::{Flavour, GpuIdentity},
         text::nearest,
@@ -71,11 +71,17 @@ impl<'a> DriverInputs<'a> {
             Some(pick.branch),
             fabric,
         );
-        let ways: Vec<ModuleWay> = (fitting.iter())
+        let mut ways: Vec<ModuleWay> = (fitting.iter())
             // What is added to the machine serves every way.
             .filter(|other| (other.repositories.iter()).all(|one| row.repositories.contains(one)))
             .map(|row| self.way(row, beside, &pick))
             .collect();
+        let other_branches = self.other_branches(&rows, row, &pick);
+        ways.extend(
+            other_branches
+                .iter()
+                .map(|pick| self.way(row, beside, pick)),
+        );
         let packages = self.terms.for_kernels(&ways[0].packages);
         let pin = (!row.pin.is_empty()).then(|| Pin {
             name: "driver".into(),
@@ -92,6 +98,18 @@ impl<'a> DriverInputs<'a> {
                 Build::Dkms => "compiled on the machine by DKMS",
             }
         ));
+        if !other_branches.is_empty() {
+            let others: Vec<String> = (other_branches.iter())
+                .map(|pick| pick.branch.to_string())
+                .collect();
+            reasons.push(format!(
+                "`{}` has modules of few branches for a kernel: where it has none of {}, the next \
+                 of {} that it has is taken",
+                row.source,
+                pick.branch,
+                others.join(", ")
+            ));
+        }
         let mut warnings = pick.warnings;
         match pick.fabric {
             // The GPUs of one node work without it.
@@ -122,6 +140,7 @@ impl<'a> DriverInputs<'a> {
                 flavour: pick.flavour,
                 assumed: pick.assumed,
                 source: row.source.clone(),
+                alternative: self.alternative(&fitting),
                 stream: (row.stream.as_ref()).map(|stream| stream.replace("{branch}", &branch)),
                 packages,
                 dkms: row.dkms.clone(),
@@ -154,11 +173,15 @@ impl<'a> DriverInputs<'a> {
                 name: self.terms.driver_template(&package.name, pick.branch)?,
                 version: match package.at {
                     At::Version => Some(pattern(version, pick.branch)),
+                    At::Kernel => Some(for_its_kernel(&pattern(version, pick.branch))),
                     At::Branch => Some(pattern(None, pick.branch)),
                     At::Any => None,
                 },
             })
         });
+        let at_version = (row.packages.iter()).filter(|package| package.at == At::Version);
+        let beside_it =
+            at_version.filter_map(|one| self.terms.driver_template(&one.name, pick.branch));
         let follow = (row.follow.iter())
             .filter_map(|text| Some(template(&self.terms.driver_template(text, pick.branch)?)));
         ModuleWay {
@@ -170,7 +193,61 @@ impl<'a> DriverInputs<'a> {
             follow: follow.collect(),
             dkms: row.dkms.clone(),
             module: row.module.clone(),
+            branch: row.is_rolling().then_some(pick.branch),
+            beside: match row.is_rolling() {
+                true => beside_it.collect(),
+                false => Vec::new(),
+            },
         }
+    }
+
+    /// The further branches that the matrix accepts, in its order, where only the package lists tell which
+    /// branches the source has for a kernel. What else depends on the branch must be the same.
+    fn other_branches(&self, rows: &[&DriverRow], row: &DriverRow, first: &Pick) -> Vec<Pick> {
+        let wish = self.wish();
+        if !row.is_rolling() || wish.branch.is_some() {
+            return Vec::new();
+        }
+        let mut left = self.candidates(rows, Some(first.flavour));
+        left.retain(|version| version.branch() != first.branch);
+        let mut found = Vec::new();
+        while !left.is_empty() {
+            let narrowed = Wish {
+                flavour: Some(first.flavour),
+                candidates: Some(left.clone()),
+                ..wish.clone()
+            };
+            let Ok(next) = pick(self.matrix, &narrowed) else {
+                break;
+            };
+            left.retain(|version| version.branch() != next.branch);
+            let options = |pick: &Pick| self.options(row, pick.branch, pick.flavour);
+            if row.branches.contains(&next.branch)
+                && next.fabric == first.fabric
+                && options(&next) == options(first)
+            {
+                found.push(next);
+            }
+        }
+        found
+    }
+
+    /// Another source, which has modules in a way that this one has not: packaged, or compiled here.
+    fn alternative(&self, fitting: &[&DriverRow]) -> Option<OtherSource> {
+        let build = fitting.first()?.build;
+        if fitting.iter().any(|row| row.build != build) {
+            return None;
+        }
+        let other = (self.profile.driver.iter()).find(|row| {
+            row.source != fitting[0].source
+                && row.flavour == fitting[0].flavour
+                && row.build != build
+                && self.served(row)
+        })?;
+        Some(OtherSource {
+            source: other.source.clone(),
+            compiled: other.build == Build::Dkms,
+        })
     }
 
     /// The fabric that GPUs need on this machine for certain: its switches were seen, or its boards
@@ -250,7 +327,9 @@ impl<'a> DriverInputs<'a> {
     }
 
     fn served(&self, row: &DriverRow) -> bool {
+        let is_for = |os: &Os| row.os_ids.is_empty() || row.os_ids.contains(&os.id);
         row.releases.contains(&self.release.version_id)
+            && self.facts.os.as_ref().is_none_or(is_for)
             && (row.architectures.is_empty() || row.architectures.contains(&self.terms.arch))
     }
 

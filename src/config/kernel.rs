@@ -6,8 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     compat::kernels::Consent,
-    model::{packages::PackageWish, pattern, version::KernelVersion},
+    model::{
+        packages::PackageWish,
+        pattern,
+        version::{Branch, KernelVersion},
+    },
 };
+
+/// Stands between a version and a kernel where the build for exactly this kernel is wanted, whose version
+/// only the files of the package tell: `610.* for 5.14.0-687.12.1.el9_8.x86_64`.
+const FOR: &str = " for ";
 
 /// How a kernel is installed. The texts are `NAME` or `NAME=VERSION`, with the placeholders
 /// `{kernel}`, `{kernel-version}`, `{variant}`, `{abi}`, `{flavour}` and `{series}`.
@@ -79,6 +87,12 @@ pub struct ModuleWay {
     pub dkms: Option<String>,
     /// The module's file name.
     pub module: String,
+    /// The branch of its packages, where it is not known before the package lists are asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<Branch>,
+    /// Packages that are wanted in the version of the build that [`built_for`] finds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<String>,
 }
 
 impl KernelWish {
@@ -104,6 +118,15 @@ impl KernelWish {
             let is_it = |one: &&RefusedKernel| pattern::matches(&one.kernels, kernel.as_str());
             Some((kernel, self.refused.iter().find(is_it)?))
         })
+    }
+
+    /// Whether the ways are of several branches: then the package lists decide on the branch.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        let mut branches = self.ways.iter().filter_map(|way| way.branch);
+        branches
+            .next()
+            .is_some_and(|first| branches.any(|one| one != first))
     }
 
     /// Shell patterns over the names of packages with a driver module for one kernel, which have the
@@ -135,6 +158,24 @@ impl ModuleWay {
         (self.packages.iter().chain(&self.headers)).filter(|wish| names_kernel(wish))
     }
 
+    /// Wants packages in exactly these versions.
+    pub fn fix(&mut self, exact: &[PackageWish]) {
+        for wish in &mut self.packages {
+            let Some(one) = exact.iter().find(|one| one.name == wish.name) else {
+                continue;
+            };
+            wish.version = match (built_for(wish).is_some(), &one.version) {
+                (true, Some(version)) => Some(for_its_kernel(version)),
+                (_, version) => version.clone(),
+            };
+        }
+    }
+
+    /// The packages whose builds are each for one kernel.
+    pub fn built(&self) -> impl Iterator<Item = &PackageWish> {
+        (self.packages.iter()).filter(|wish| built_for(wish).is_some())
+    }
+
     /// What this way needs for all kernels together.
     pub fn common(&self) -> impl Iterator<Item = &PackageWish> {
         (self.packages.iter().chain(&self.headers)).filter(|wish| !names_kernel(wish))
@@ -153,6 +194,18 @@ pub(super) fn template(text: &str) -> PackageWish {
             version: None,
         },
     }
+}
+
+/// The version of the build that is for a kernel, with the placeholder for it.
+pub(super) fn for_its_kernel(version: &str) -> String {
+    format!("{version}{FOR}{{kernel}}")
+}
+
+/// The pattern over versions and the kernel of a wish for the build for one kernel; `None` for any other
+/// wish.
+#[must_use]
+pub fn built_for(wish: &PackageWish) -> Option<(&str, &str)> {
+    wish.version.as_deref()?.split_once(FOR)
 }
 
 /// Whether a package differs from kernel to kernel.
@@ -253,6 +306,11 @@ mod tests {
                 "kernel{variant}-devel-matched={kernel-version}",
                 "5.14.0-570.12.1.el9_6.x86_64",
                 "kernel-devel-matched=5.14.0-570.12.1.el9_6",
+            ),
+            (
+                "kmod-nvidia-open=610.* for {kernel}",
+                "5.14.0-570.12.1.el9_6.x86_64",
+                "kmod-nvidia-open=610.* for 5.14.0-570.12.1.el9_6.x86_64",
             ),
             (
                 "kernel{variant}-devel-matched={kernel-version}",

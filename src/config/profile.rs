@@ -16,14 +16,12 @@ use crate::{
     },
     facts::Os,
     host::ReadFiles,
-    model::{
-        gpu::Flavour,
-        packages::Signed,
-        version::{Branch, DriverVersion},
-    },
+    model::packages::Signed,
 };
 
-pub use crate::config::rows::{At, FabricRow, PackageRow, RefusedRelease, RuntimeRow, ToolkitRow};
+pub use crate::config::rows::{
+    At, DriverRow, FabricRow, PackageRow, RefusedRelease, RuntimeRow, ToolkitRow,
+};
 
 /// The schema version of profile files.
 pub const SCHEMA: u32 = 1;
@@ -231,6 +229,10 @@ pub struct RepositoryRow {
     pub components: Vec<String>,
     /// Where the key is fetched; `{url}` stands for the address.
     pub key_url: Option<String>,
+    /// dnf: key files of the distribution whose keys sign here, too; their fingerprints are named like
+    /// all others.
+    #[serde(default)]
+    pub key_files: Vec<String>,
     /// Fingerprints of acceptable keys; none where they are not known.
     #[serde(default)]
     pub fingerprints: Vec<Fingerprint>,
@@ -243,52 +245,6 @@ pub struct RepositoryRow {
     pub refused: Option<String>,
     /// Where this was read and how far it can be trusted.
     #[serde(rename = "source")]
-    pub citation: String,
-}
-
-/// A set of driver packages.
-#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct DriverRow {
-    /// `distribution` or `nvidia`.
-    pub source: String,
-    /// `version-id`s of the releases.
-    pub releases: Vec<String>,
-    /// Architectures; all of the release where none is named.
-    #[serde(default)]
-    pub architectures: Vec<String>,
-    /// Branches, preferred first.
-    pub branches: Vec<Branch>,
-    /// What the release carried when this was read, for a row of one branch.
-    pub newest: Option<DriverVersion>,
-    /// Kernel module flavour.
-    pub flavour: Flavour,
-    /// Compiled on the machine or packaged.
-    pub build: Build,
-    /// Kernel flavours for which there are packaged modules; any where none is named.
-    #[serde(default)]
-    pub kernel_flavours: Vec<String>,
-    /// The DKMS name of the module.
-    pub dkms: Option<String>,
-    /// The module's file name.
-    pub module: String,
-    /// dnf: module stream.
-    pub stream: Option<String>,
-    /// Repositories needed.
-    #[serde(default)]
-    pub repositories: Vec<String>,
-    /// Packages.
-    pub packages: Vec<PackageRow>,
-    /// Packages that keep the modules at the newest kernel of a series: as in
-    /// [`KernelRow::follow`].
-    #[serde(default)]
-    pub follow: Vec<String>,
-    /// Patterns over package names whose version is pinned to the branch, where several branches
-    /// share the names.
-    #[serde(default)]
-    pub pin: Vec<String>,
-    /// Where this was read and how far it can be trusted.
-    #[serde(rename = "facts")]
     pub citation: String,
 }
 
@@ -510,6 +466,12 @@ impl Profile {
             if row.newest.is_some() && row.branches.len() != 1 {
                 return Err(format!(
                     "driver set `{}` {}: `newest` belongs to a row of one branch",
+                    row.source, row.flavour
+                ));
+            }
+            if row.build == Build::Dkms && row.is_rolling() {
+                return Err(format!(
+                    "driver set `{}` {}: `at = \"kernel\"` belongs to `build = \"precompiled\"`",
                     row.source, row.flavour
                 ));
             }

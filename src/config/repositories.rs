@@ -122,6 +122,9 @@ impl RepositoryInputs<'_> {
             key_url: None,
             fingerprints: Vec::new(),
             keyring: config.keyring.clone().map(AbsolutePath::into_inner),
+            key_files: (row.key_files.iter())
+                .map(|path| self.terms.fill(path).into())
+                .collect(),
             priority: config.priority.or(row.priority),
             packages: Vec::new(),
             signed: row.signed,
@@ -267,6 +270,7 @@ impl RepositoryInputs<'_> {
                 .flatten(),
             fingerprints,
             keyring: config.keyring.clone().map(AbsolutePath::into_inner),
+            key_files: Vec::new(),
             priority: config.priority,
             packages: Vec::new(),
             signed: Signed::default(),

@@ -183,7 +183,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         },
         hold: hold(profile, &config),
     };
-    desired.packages.guard.driver = desired.driver.as_ref().map(|driver| driver.branch);
+    // Where only the package lists tell the branch, the wishes name exact versions instead.
+    desired.packages.guard.driver = (desired.driver.as_ref())
+        .filter(|_| !desired.kernel.as_ref().is_some_and(KernelWish::is_open))
+        .map(|driver| driver.branch);
     desired.packages.guard.modules = (desired.kernel.iter())
         .flat_map(KernelWish::module_patterns)
         .collect();

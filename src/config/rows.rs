@@ -3,7 +3,14 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::{compat::matrix::Fabric, config::desired::RuntimeKind, model::version::Branch};
+use crate::{
+    compat::matrix::Fabric,
+    config::{desired::RuntimeKind, values::Build},
+    model::{
+        gpu::Flavour,
+        version::{Branch, DriverVersion},
+    },
+};
 
 /// A package and what its version follows.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
@@ -25,8 +32,69 @@ pub enum At {
     Version,
     /// The driver's branch.
     Branch,
+    /// As `version`; and of that version, the build whose files are for the kernel. The name of such a
+    /// package does not name the kernel.
+    Kernel,
     /// Nothing of the driver's.
     Any,
+}
+
+/// A set of driver packages.
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct DriverRow {
+    /// `distribution` or `nvidia`.
+    pub source: String,
+    /// `version-id`s of the releases.
+    pub releases: Vec<String>,
+    /// The `ID`s of the systems that it is for; all of the profile where none is named.
+    #[serde(default)]
+    pub os_ids: Vec<String>,
+    /// Architectures; all of the release where none is named.
+    #[serde(default)]
+    pub architectures: Vec<String>,
+    /// Branches, preferred first.
+    pub branches: Vec<Branch>,
+    /// What the release carried when this was read, for a row of one branch.
+    pub newest: Option<DriverVersion>,
+    /// Kernel module flavour.
+    pub flavour: Flavour,
+    /// Compiled on the machine or packaged.
+    pub build: Build,
+    /// Kernel flavours for which there are packaged modules; any where none is named.
+    #[serde(default)]
+    pub kernel_flavours: Vec<String>,
+    /// The DKMS name of the module.
+    pub dkms: Option<String>,
+    /// The module's file name.
+    pub module: String,
+    /// dnf: module stream.
+    pub stream: Option<String>,
+    /// Repositories needed.
+    #[serde(default)]
+    pub repositories: Vec<String>,
+    /// Packages.
+    pub packages: Vec<PackageRow>,
+    /// Packages that keep the modules at the newest kernel of a series: as in
+    /// [`KernelRow::follow`](crate::config::kernel::KernelRow::follow).
+    #[serde(default)]
+    pub follow: Vec<String>,
+    /// Patterns over package names whose version is pinned to the branch, where several branches
+    /// share the names.
+    #[serde(default)]
+    pub pin: Vec<String>,
+    /// Where this was read and how far it can be trusted.
+    #[serde(rename = "facts")]
+    pub citation: String,
+}
+
+impl DriverRow {
+    /// Whether its builds are each for one kernel: which branches there are for a kernel is known only
+    /// when the package lists are asked.
+    #[must_use]
+    pub fn is_rolling(&self) -> bool {
+        self.packages.iter().any(|package| package.at == At::Kernel)
+    }
 }
 
 /// A release that is not served, for a reason of its own.

@@ -33,7 +33,7 @@ impl Session {
     /// on purpose is its answer, but a look that ended with an error is no pass. What nobody may ask
     /// below `--root` is skipped.
     pub(super) async fn findings(&self, jobs: Vec<Job>) -> RunReport {
-        let mut findings: Vec<Finding> = self.resolvable().into_iter().collect();
+        let mut findings: Vec<Finding> = self.resolvable().await.into_iter().collect();
         let mut blind = jobs
             .iter()
             .any(|job| matches!(&job.answer, Some(Err(error)) if error.not_asked().is_none()));
@@ -80,10 +80,11 @@ impl Session {
     }
 
     /// Whether a state can be wanted on this machine.
-    fn resolvable(&self) -> Option<Finding> {
+    async fn resolvable(&self) -> Option<Finding> {
         let audit = self.audit.as_ref()?;
         let asked = self.tools.options.wants(RESOLVABLE.as_str());
-        match (&audit.unresolvable, &self.inner.desired) {
+        let desired = self.inner.wanted(&self.inner.state()).await;
+        match (&audit.unresolvable, &desired) {
             (Some(why), _) => Some(unresolvable(
                 why,
                 self.inner.state().facts(),

@@ -61,7 +61,7 @@ pub use way_back::{Instead, wanted_instead};
 use crate::{
     check::Check,
     compat::matrix::Matrix,
-    config::desired::Desired,
+    config::desired::{Desired, DriverWish},
     event::{Event, StepTitle},
     host::{Clock, Host},
     journal::{GoingBack, Policy, Request},
@@ -378,6 +378,12 @@ impl Session {
     /// Looks, and tells what `install` would do; changes nothing and leaves no trace.
     pub async fn plan(&self) -> RunReport {
         self.look(Mode::Plan).await
+    }
+
+    /// The driver that is wanted, as far as the package lists decide on it.
+    pub async fn driver(&self) -> Option<DriverWish> {
+        let desired = self.inner.wanted(&self.inner.state()).await?;
+        desired.driver.clone()
     }
 
     async fn look(&self, mode: Mode) -> RunReport {

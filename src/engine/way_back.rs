@@ -91,12 +91,18 @@ fn is_another(driver: &DriverWish, failed: &str) -> bool {
 
 /// What was proven, with every package of the driver in the version that was proven.
 fn again(before: Desired, exact: Vec<PackageWish>, policy: &PackagePolicy) -> Desired {
+    // What was wanted leaves the branch open where the package lists decided on it.
+    let rolling = (before.kernel.iter())
+        .flat_map(|kernel| &kernel.ways)
+        .any(|way| way.branch.is_some());
+    let branch = (version(&exact).filter(|_| rolling)).map(|version| version.branch());
     let driver = before.driver.map(|wish| {
         let others = (wish.packages.iter())
             .filter(|wish| !exact.iter().any(|one| one.name == wish.name))
             .cloned();
         DriverWish {
             packages: others.chain(exact.iter().cloned()).collect(),
+            branch: branch.unwrap_or(wish.branch),
             // Nobody has to ask for it once more.
             asked: true,
             // What the settings say about it decides whether it begins and whether it goes on.
@@ -106,12 +112,8 @@ fn again(before: Desired, exact: Vec<PackageWish>, policy: &PackagePolicy) -> De
     });
     // The kernel decides later which of these are wanted.
     let kernel = before.kernel.map(|mut kernel| {
-        let wishes = kernel.ways.iter_mut().flat_map(|way| &mut way.packages);
-        for wish in wishes {
-            if let Some(one) = exact.iter().find(|one| one.name == wish.name) {
-                wish.version.clone_from(&one.version);
-            }
-        }
+        (kernel.ways).retain(|way| way.branch == branch);
+        kernel.ways.iter_mut().for_each(|way| way.fix(&exact));
         kernel
     });
     let guard = before.packages.guard;
@@ -451,11 +453,10 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Result<bool, EngineError> {
         let receipt = ledger.journal.receipt();
-        let driver = self
-            .inner
-            .desired
-            .as_ref()
-            .and_then(|desired| desired.driver.as_ref());
+        // The package lists can have decided on the branch.
+        let settled = self.inner.settled();
+        let desired = settled.get().or(self.inner.desired.as_ref());
+        let driver = desired.and_then(|desired| desired.driver.as_ref());
         let (Some(driver), Some(proven), None) = (driver, &receipt.proven, &receipt.going_back)
         else {
             return Ok(false);

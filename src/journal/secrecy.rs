@@ -99,6 +99,7 @@ fn names_of_change(change: &Change) -> Vec<&str> {
                     key_url,
                     fingerprints: _,
                     keyring,
+                    key_files,
                     priority: _,
                     packages: _,
                     signed: _,
@@ -109,6 +110,7 @@ fn names_of_change(change: &Change) -> Vec<&str> {
             .chain(strs(components))
             .chain(key_url.as_deref())
             .chain(keyring.as_deref().map(camino::Utf8Path::as_str))
+            .chain(key_files.iter().map(|path| path.as_str()))
             .collect(),
         Change::InstallPackages { packages, removing } => packages
             .iter()

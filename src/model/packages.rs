@@ -25,6 +25,10 @@ pub struct Repository {
     /// Fingerprints of acceptable keys, 40 hex digits; or `sha256:` and the digest of an acceptable
     /// key file, without its lines that begin with `Version`. Empty only without `key-url`.
     pub fingerprints: Vec<String>,
+    /// Key files that are already on the machine, and whose keys sign here, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<String>")]
+    pub key_files: Vec<Utf8PathBuf>,
     /// A keyring already on the machine, for components of the distribution's own archive.
     #[schemars(with = "Option<String>")]
     pub keyring: Option<Utf8PathBuf>,

@@ -6,14 +6,15 @@ use async_trait::async_trait;
 use super::{
     KERNEL_DENY, REPOSITORIES, SECURE_BOOT,
     driver_packages::adopts,
+    kernel_refusal::{refusal, unbooted},
     kernels::{Asked, ask, chosen},
     packages, streams, words,
 };
 use crate::{
     change::{Change, Lock},
-    compat::kernels::{Answer, Consent, Refused},
+    compat::kernels::Answer,
     config::{
-        desired::{Desired, DriverWish, KernelWish, PackageWish},
+        desired::{Desired, DriverWish, KernelWish, ModuleWay, PackageWish},
         kernel::for_kernel,
     },
     model::{id::StepId, version::KernelVersion},
@@ -145,8 +146,12 @@ fn answer(
     let reboots = words_of_cost(answer.reboots(kernels.image));
     let way = chosen(answer, kernels).and_then(|(way, _)| wish.ways.get(way));
     let means = match way {
-        Some(way) if way.dkms.is_some() => "headers to compile the module",
-        _ => "a packaged driver module",
+        Some(way) if way.dkms.is_some() => "headers to compile the module".to_owned(),
+        Some(ModuleWay {
+            branch: Some(branch),
+            ..
+        }) => format!("a packaged driver module of branch {branch}"),
+        _ => "a packaged driver module".to_owned(),
     };
     let needed = list(&kernels.needed());
     match answer {
@@ -249,79 +254,6 @@ fn list(kernels: &[KernelVersion]) -> String {
     names.join(" and ")
 }
 
-/// Says which kernel is installed and newer than the one that the boot loader starts.
-fn unbooted(asked: &Asked) -> String {
-    let kernels = &asked.question.kernels;
-    let Some(base) = kernels.base() else {
-        return String::new();
-    };
-    let newer = (kernels.installed.iter())
-        .filter(|kernel| kernel.flavour() == base.flavour() && **kernel > base)
-        .max();
-    newer.map_or_else(String::new, |kernel| {
-        format!("; kernel {kernel} is installed, but the boot loader starts {base}")
-    })
-}
-
-/// Why nothing helps, and what a person can do.
-fn refusal(
-    refused: &Refused,
-    asked: &Asked,
-    wish: &KernelWish,
-    desired: &Desired,
-) -> (String, String) {
-    let by_kernel: Vec<PackageWish> = (wish.ways.first().into_iter())
-        .flat_map(|way| way.by_kernel().cloned().collect::<Vec<_>>())
-        .collect();
-    let without: Vec<KernelVersion> = (refused.without.iter())
-        .filter(|kernel| !asked.other_module.contains_key(kernel))
-        .cloned()
-        .collect();
-    let lacking: Vec<String> = (wish.packages(&by_kernel, &without).into_iter())
-        .map(|one| match one.version {
-            Some(version) => format!("{} {version}", one.name),
-            None => one.name,
-        })
-        .collect();
-    let mut whys = Vec::new();
-    if !lacking.is_empty() {
-        whys.push(format!("no repository offers {}", lacking.join(", ")));
-    }
-    whys.extend(
-        refused
-            .without
-            .iter()
-            .filter_map(|kernel| asked.other_module.get(kernel).cloned()),
-    );
-    whys.extend(refused.closed.iter().cloned());
-    whys.extend(asked.ruled_out.iter().cloned());
-    if whys.is_empty() {
-        whys.push("there is no way to a driver module".to_owned());
-    }
-    let why = format!("{}{}", whys.join("; "), unbooted(asked));
-    let commands = desired.packages.manager.backend().commands();
-    let own = |kernel: &KernelVersion| commands.install_kernel.replace("KERNEL", kernel.as_str());
-    let archive = "the archive keeps such packages only for its newest kernels";
-    let hint = match &refused.with {
-        Some((consent @ Consent::Series, kernel)) => format!(
-            "{archive}: set `driver.kernel = \"{consent}\"`, or upgrade the kernel to {kernel} \
-             (`{}`), reboot, and run the command again",
-            own(kernel)
-        ),
-        Some((consent, kernel)) => format!(
-            "{archive}: with `driver.kernel = \"{consent}\"` kernel {kernel} of another series is \
-             installed; or upgrade the kernel yourself (`{}`), reboot, and run the command again",
-            own(kernel)
-        ),
-        None => format!(
-            "{archive}: upgrade the kernel (`{}` or your cloud's flavour), reboot, and run the \
-             command again; a kernel that is newer than all packaged modules gets one in days",
-            commands.upgrade_kernel
-        ),
-    };
-    (why, hint)
-}
-
 #[async_trait]
 impl Step for KernelRelease {
     fn id(&self) -> StepId {
@@ -383,6 +315,8 @@ mod tests {
                     follow: vec![],
                     dkms: None,
                     module: "nvidia".into(),
+                    branch: None,
+                    beside: vec![],
                 }],
             }),
             ..desired()

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
+    builds::Builds,
     packages,
     wishes::{Packages, compare},
 };
@@ -16,7 +17,7 @@ use crate::{
     },
     config::{
         desired::{Desired, KernelWish, ModuleWay, PackageWish},
-        kernel::{for_kernel, names_kernel},
+        kernel::{built_for, for_kernel, names_kernel},
     },
     facts::SecureBoot,
     model::version::{DriverVersion, KernelVersion},
@@ -46,6 +47,8 @@ pub(super) struct Asked {
     /// Why kernels are not installed for which a module could be compiled, by the matrix.
     pub(super) ruled_out: BTreeSet<String>,
     pub(super) installed: Packages,
+    /// Builds of packages that are each for one kernel.
+    pub(super) builds: Builds,
 }
 
 /// Asks the question; `None` where no driver is wanted.
@@ -62,11 +65,15 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         image: cx.desired.image,
     };
     let needed = kernels.needed();
+    let (backend, mut builds) = (
+        packages::backend(cx),
+        Builds::installed(cx, wish, &installed).await?,
+    );
     let is_met =
         |wishes: &[PackageWish]| compare(cx.desired.packages.manager, wishes, &installed).all_met();
     let complete = |way: &ModuleWay| {
         let all = [
-            wish.packages(&way.packages, &needed),
+            builds.settled(backend, way, wish.packages(&way.packages, &needed)),
             wish.packages(&way.headers, &needed),
         ];
         all.iter().all(|wishes| is_met(wishes))
@@ -93,6 +100,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
         left: left(cx, wish, &needed),
         ruled_out: BTreeSet::new(),
         installed: installed.clone(),
+        builds: builds.clone(),
     };
     let is_left = asked.left.as_ref().map(|(kernel, _)| kernel.clone());
     let stays = |kernel: &KernelVersion| is_left.as_ref() != Some(kernel);
@@ -104,14 +112,12 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     if let Some(begun) = begun {
         asked.question.ways[begun].begun = true;
     }
-    let first = wish.ways.first();
-    let by_first: Vec<PackageWish> = (first.into_iter())
-        .flat_map(|way| way.by_kernel().cloned().collect::<Vec<_>>())
-        .collect();
+    let is_first_met = wish.ways.first().is_none_or(|way| {
+        let by_kernel: Vec<PackageWish> = way.by_kernel().cloned().collect();
+        is_met(&builds.settled(backend, way, wish.packages(&by_kernel, &needed)))
+    });
     let is_first = begun.is_none_or(|begun| begun == 0);
-    if asked.question.ways.iter().any(|way| way.complete)
-        || (is_first && is_met(&wish.packages(&by_first, &needed)))
-    {
+    if asked.question.ways.iter().any(|way| way.complete) || (is_first && is_first_met) {
         if let Some(way) = asked.question.ways.first_mut() {
             way.kernels = needed.into_iter().filter(|kernel| stays(kernel)).collect();
         }
@@ -120,16 +126,22 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
     }
     asked.certain = cx.state.lists_are_new();
     let Some(lists) = Lists::read(cx, wish, &asked.question.kernels, &installed).await? else {
-        asked.without_lists = packages::backend(cx).transactions().is_none();
+        asked.without_lists = backend.transactions().is_none();
         return Ok(Some(asked));
     };
+    builds.add_offered(cx, wish).await?;
     asked.question.images = match &wish.image {
         Some(image) => lists.kernels(image),
         None => BTreeSet::new(),
     };
     let several = wish.ways.len() > 1;
     for (way, found) in wish.ways.iter().zip(&mut asked.question.ways) {
-        let mut kernels = way.by_kernel().map(|template| lists.kernels(template));
+        let without = builds.complete_alone(backend, way);
+        asked.other_module.extend(without);
+        let mut kernels = way.by_kernel().map(|template| match built_for(template) {
+            Some(_) => builds.kernels(backend, template),
+            None => lists.kernels(template),
+        });
         found.kernels = match kernels.next() {
             Some(first) => kernels.fold(first, |all, more| &all & &more),
             // It needs nothing of the kernel.
@@ -148,6 +160,11 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             }
             found.closed = (!missing.is_empty())
                 .then(|| format!("no repository offers {}", missing.join(", ")));
+            if way.built().next().is_some() {
+                let served = builds.together(backend, way, &needed);
+                (found.kernels)
+                    .retain(|kernel| !needed.contains(kernel) || served.contains(kernel));
+            }
             let other = lists.other_modules(cx, way, &found.kernels).await?;
             found.kernels.retain(|kernel| !other.contains_key(kernel));
             asked.other_module.extend(other);
@@ -161,6 +178,7 @@ pub(super) async fn ask(cx: &Cx<'_>) -> Result<Option<Asked>, StepError> {
             found.closed = Some(UNSIGNED.to_owned());
         }
     }
+    asked.builds = builds;
     asked.answer = Some(asked.question.answer());
     Ok(Some(asked))
 }
@@ -440,7 +458,8 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
     let mut desired = cx.desired.clone();
     desired.headers = wish.packages(&way.headers, &kernels);
     if let Some(driver) = &mut desired.driver {
-        driver.packages = wish.packages(&way.packages, &kernels);
+        let packages = wish.packages(&way.packages, &kernels);
+        driver.packages = asked.builds.settled(packages::backend(cx), way, packages);
         // A packaged module needs its kernel, which no transaction brings unless it names it.
         if let (Some(Answer::Install { .. }), Some(image)) = (&asked.answer, &wish.image) {
             let images = wish.packages(std::slice::from_ref(image), &kernels);
@@ -448,6 +467,10 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
         }
         driver.dkms.clone_from(&way.dkms);
         driver.module.clone_from(&way.module);
+        if let Some(branch) = way.branch {
+            driver.branch = branch;
+            desired.packages.guard.driver = Some(branch);
+        }
     }
     Ok((desired != *cx.desired).then_some(desired))
 }

@@ -3,6 +3,7 @@
 
 mod arrived;
 mod autoload;
+mod builds;
 mod cdi;
 mod container;
 mod deny;
@@ -13,6 +14,7 @@ mod fabric;
 pub(crate) mod fixtures;
 mod headers;
 mod holds;
+mod kernel_refusal;
 mod kernel_release;
 mod kernels;
 mod module;

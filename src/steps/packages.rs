@@ -123,6 +123,21 @@ pub(super) async fn offered_versions(
     Ok(found)
 }
 
+/// The files of every version of these packages that is offered; none where the lists do not tell.
+pub(super) async fn contents(
+    cx: &Cx<'_>,
+    names: &[&str],
+) -> Result<Vec<packages::Contents>, StepError> {
+    let Some(transactions) = backend(cx).transactions() else {
+        return Ok(Vec::new());
+    };
+    let Some(query) = transactions.contents(names) else {
+        return Ok(Vec::new());
+    };
+    let output = cx.host.query(&query).await?.success(query.cmd())?;
+    Ok(transactions.parse_contents(&output.stdout))
+}
+
 /// The lowest versions of others that these packages accept; none where this package manager is not asked.
 pub(super) async fn lower_bounds(
     cx: &Cx<'_>,

@@ -114,11 +114,17 @@ pub(super) fn outdated(driver: &DriverWish, desired: &Desired, there: &There<'_>
         .filter(|(name, _)| there.ours.packages.contains(*name) && !wished(name))
         .filter(|(name, package)| {
             let is_part = carries_driver(name) || is_driver_part(name);
-            (is_part && is_old(&package.version)) || is_twin(name)
+            (is_part && is_old(&package.version)) || is_twin(name) || is_module(name)
         })
         .map(|(name, _)| name.clone());
     names.extend(more.collect::<Vec<_>>());
     names
+}
+
+/// Whether a package of an RPM system carries the driver's module, compiled or to be compiled: there is one
+/// of them at a time.
+fn is_module(name: &str) -> bool {
+    name.starts_with("kmod-nvidia-") || (name.starts_with("nvidia-") && name.ends_with("-kmod"))
 }
 
 /// Refuses to go back to an older driver that no setting names.
@@ -344,6 +350,8 @@ mod tests {
                 follow: Vec::new(),
                 dkms: None,
                 module: "nvidia".into(),
+                branch: None,
+                beside: vec![],
             }],
         });
         assert_eq!(replaced(&ours(&installed), &want), names);

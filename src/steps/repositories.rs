@@ -23,6 +23,8 @@ pub struct Repositories;
 struct OnDisk {
     source: Option<String>,
     keyring: Keyring,
+    /// Those of the distribution's key files that hold no accepted key.
+    key_files: Vec<Utf8PathBuf>,
     priority: Option<String>,
     /// The file of the administrator that already configures it correctly.
     theirs: Option<Utf8PathBuf>,
@@ -43,6 +45,13 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
             None => None,
         };
         let source = files.read_text(&backend.source(repository).0)?;
+        let mut key_files = Vec::new();
+        for path in &repository.key_files {
+            let bytes = files.read(path)?.unwrap_or_default();
+            if !repository::has_accepted_key(repository, &bytes) {
+                key_files.push(path.clone());
+            }
+        }
         state.repositories.push(OnDisk {
             theirs: match &source {
                 None => repository::configured_elsewhere(backend, files, repository)?,
@@ -52,6 +61,7 @@ fn detect(cx: &Cx<'_>) -> Result<RepositoriesState, StepError> {
             keyring: keyring.map_or(Keyring::Unusable, |bytes| {
                 repository::judge(repository, &bytes)
             }),
+            key_files,
             priority: match backend.priority(repository) {
                 Some((path, _)) => files.read_text(&path)?,
                 None => None,
@@ -79,6 +89,11 @@ fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Opti
     }
     if let Some((path, _)) = missing_priority(backend, repository, found) {
         return Some(no_priority(&path, name));
+    }
+    if let Some(path) = found.key_files.first() {
+        return Some(format!(
+            "the key file `{path}` of {name} is missing, or has none of the keys that the profile names"
+        ));
     }
     backend.keyring_path(repository)?;
     match &found.keyring {
@@ -245,6 +260,7 @@ mod tests {
                 .map(|repository| OnDisk {
                     source: Some(apt().source(repository).1),
                     keyring: Keyring::Accepted,
+                    key_files: vec![],
                     priority: apt().priority(repository).map(|(_, text)| text),
                     theirs: None,
                 })

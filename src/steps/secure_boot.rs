@@ -8,7 +8,7 @@ use camino::Utf8Path;
 use super::{PREFLIGHT, driver_packages::adopts, packages, words};
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, SigningKey},
+    config::desired::{Desired, DriverWish, SigningKey},
     facts::{Facts, SecureBoot as State},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
@@ -140,13 +140,22 @@ fn decide(state: &SecureBootState, facts: &Facts, desired: &Desired) -> Assessme
                     "Secure Boot is on, and the module `{module}` would be compiled here, with a \
                      signature that this machine does not trust"
                 ),
-                hint: "use a source of signed modules (Ubuntu's archive, AlmaLinux 9 and 10); or \
-                       an image in which a signing key of yours is enrolled, and name it in \
-                       `driver.mok-key` and `driver.mok-certificate`; or an instance without \
-                       Secure Boot"
-                    .into(),
+                hint: format!(
+                    "use a source of signed modules ({}); or an image in which a signing key of \
+                     yours is enrolled, and name it in `driver.mok-key` and \
+                     `driver.mok-certificate`; or an instance without Secure Boot",
+                    signed_source(driver)
+                ),
             },
         },
+    }
+}
+
+/// Where signed modules come from: on this machine, if its profile knows such a source.
+fn signed_source(driver: &DriverWish) -> String {
+    match driver.alternative.as_ref().filter(|other| !other.compiled) {
+        Some(other) => format!("`driver.source = \"{}\"`", other.source),
+        None => "Ubuntu's archive, AlmaLinux 9 and 10".to_owned(),
     }
 }
 

@@ -7,7 +7,7 @@ use gpu_bootstrap::config::{
 };
 use gpu_bootstrap::error::Report as _;
 use gpu_bootstrap::facts::PciFact;
-use gpu_bootstrap::model::pattern;
+use gpu_bootstrap::model::{pattern, version::Branch};
 
 use super::machine::{B200, H100, Machine, T4, V100};
 
@@ -500,6 +500,58 @@ fn boards_of_racks_get_imex() {
         "{driver:?}"
     );
     assert_eq!(driver.fabric_service.unwrap().unit, None);
+}
+
+#[test]
+fn modules_of_almalinux_leave_the_branch_to_the_package_lists_unless_a_setting_names_it() {
+    let with = |text: &str| {
+        let text = format!("driver.source = \"distribution\"\n{text}");
+        Machine::new("almalinux", "9.8", "x86_64", &[T4]).config(&text)
+    };
+    let desired = with("").resolution().desired;
+    let kernel = desired.kernel.as_ref().unwrap();
+    let branches: Vec<u32> = (kernel.ways.iter())
+        .map(|way| way.branch.expect("a branch").0)
+        .collect();
+    assert_eq!(branches[..2], [580, 595], "the order is that of the matrix");
+    assert!(branches.contains(&615));
+    // Nothing is guarded that the lists decide.
+    assert_eq!(desired.packages.guard.driver, None);
+    let wanted = desired.driver.unwrap().packages[0].clone();
+    assert_eq!(wanted.name, "kmod-nvidia-open");
+    let version = "580.* for 5.14.0-570.12.1.el9_6.x86_64";
+    assert_eq!(wanted.version.as_deref(), Some(version));
+
+    let desired = with("driver.branch = 610").resolution().desired;
+    assert_eq!(desired.kernel.unwrap().ways.len(), 1);
+    assert_eq!(desired.packages.guard.driver, Some(Branch(610)));
+    let keys = |release: &str| {
+        let machine = Machine::new("almalinux", release, "aarch64", &[H100]);
+        let machine = machine.config("driver.source = \"distribution\"");
+        let all = machine.resolution().desired.repositories;
+        repository(&all, "almalinux-nvidia").key_files.clone()
+    };
+    assert_eq!(keys("10.1"), ["/etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-10"]);
+}
+
+#[test]
+fn modules_of_almalinux_are_for_its_own_kernels_alone() {
+    let distribution = "driver.source = \"distribution\"";
+    let mut rocky = Machine::new("almalinux", "9.6", "x86_64", &[H100]).config(distribution);
+    let os = rocky.facts.os.as_mut().unwrap();
+    (os.id, os.id_like) = ("rocky".into(), vec!["rhel".into()]);
+    let error = rocky.load().expect_err("no modules for Rocky");
+    assert!(error.to_string().contains("no driver packages"), "{error}");
+    let old = Machine::new("almalinux", "8.10", "x86_64", &[H100]).config(distribution);
+    assert!(old.load().is_err());
+    // Where they are, a source whose module is compiled names them, and the other way round.
+    let alternative = |text: &str| {
+        let machine = Machine::new("almalinux", "9.6", "x86_64", &[H100]).config(text);
+        let other = machine.resolution().desired.driver.unwrap().alternative;
+        other.map(|other| (other.source, other.compiled))
+    };
+    assert_eq!(alternative(""), Some(("distribution".into(), false)));
+    assert_eq!(alternative(distribution), Some(("nvidia".into(), true)));
 }
 
 #[test]

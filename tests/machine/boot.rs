@@ -3,7 +3,7 @@
 use gpu_bootstrap::{host::fake::FakeFiles, model::version::KernelVersion};
 
 use crate::{
-    dpkg, kernel,
+    dpkg, kernel, rpm,
     state::{exists, list, text},
 };
 
@@ -13,7 +13,11 @@ pub const CHOSEN: &str = "/etc/default/grub.d/chosen.cfg";
 /// Installs a kernel as its package does, and makes GRUB's menu anew. What is there stays.
 pub fn install(files: &FakeFiles, release: &str) {
     if !exists(files, &format!("/boot/vmlinuz-{release}")) {
-        kernel::put(files, release, "initrd.img-KERNEL", &[]);
+        let image = match rpm::is_used(files) {
+            true => "initramfs-KERNEL.img",
+            false => "initrd.img-KERNEL",
+        };
+        kernel::put(files, release, image, &[]);
     }
     update_grub(files);
 }

@@ -193,6 +193,11 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     };
     if about.rpm.is_some() {
         files.put("/var/lib/rpm/rpmdb.sqlite", "");
+        let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the keys of tests");
+        files.put(
+            "/etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9",
+            keys[0].armoured.clone(),
+        );
         files.put_folder("/var/lib/dnf", 0o755);
         for wish in &about.packages {
             with_needs(fakes, &state, wished(&state, wish));

@@ -1,24 +1,22 @@
-//! Simulates `dnf` 4 and `rpm` on the files of the machine. What they install is kept as the simulated
+//! Simulates `dnf` 4 on the files of the machine. What it installs is kept as the simulated
 //! `dpkg` keeps it, in a place that belongs to no package manager.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
 use gpu_bootstrap::{
     host::{
-        Cmd, ExecError, Output, ReadFiles,
+        Cmd, ExecError, Output,
         exec::Status,
         fake::{FakeFiles, failed, ok},
     },
-    tools::{
-        openpgp,
-        packages::{Backend, Manager, SourceEntry},
-    },
+    tools::packages::{Backend, Manager, SourceEntry},
 };
 
 use crate::{
     archive::{Package, Repo, field},
     dpkg,
-    state::{State, exists, list, text},
+    rpm::trusts,
+    state::{State, list, text},
 };
 
 const CACHE: &str = "/var/cache/dnf";
@@ -81,6 +79,9 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
     let words: Vec<&str> = line.words.iter().map(String::as_str).collect();
     Ok(match words[..] {
         ["makecache"] => refresh(files, state),
+        ["repoquery", format, ref names @ ..] if format.contains("%{files}") => {
+            contents(files, state, names)
+        }
         ["repoquery", format, ref names @ ..] => query(files, format, names),
         ["history", "info", "last"] => ok(history(files)),
         ["module", verb, name] => module(files, verb, name),
@@ -221,6 +222,20 @@ fn query(files: &FakeFiles, format: &str, names: &[&str]) -> Output {
                 false => format!("0:{version}"),
             };
             said.push_str(&format!("{name}\t{version}\tx86_64\n"));
+        }
+    }
+    ok(said)
+}
+
+fn contents(files: &FakeFiles, state: &State, names: &[&str]) -> Output {
+    let mut said = String::new();
+    for name in names {
+        for (version, _) in offers(files, name) {
+            let package = state.archive.package(name, &version);
+            said.push_str(&format!(
+                "{name}\t{version}\tx86_64\t{}\n\n",
+                package.files.join("\n")
+            ));
         }
     }
     ok(said)
@@ -527,56 +542,4 @@ fn with_dependents(files: &FakeFiles, state: &State, names: &[&str]) -> Vec<Stri
         }
         going.extend(more);
     }
-}
-
-// --- rpm --------------------------------------------------------------------------------------
-
-/// `rpm`.
-pub fn rpm(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
-    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
-    let database = dpkg::read(files);
-    let listed = |names: &[&str], what: &str| -> String {
-        let one = |name: &&str| dpkg::info(files, name, what).unwrap_or_default();
-        names.iter().map(one).collect()
-    };
-    let names: Vec<&str> = database.keys().map(String::as_str).collect();
-    match args[..] {
-        ["-qa", "--qf", format] if format.starts_with("[%{FILENAMES}") => {
-            ok(listed(&names, "list"))
-        }
-        ["-qa", "--qf", _] => {
-            let lines = database
-                .iter()
-                .map(|(name, entry)| line(name, &entry.version, &entry.maintainer));
-            ok(lines.collect::<String>() + &state.rpm)
-        }
-        ["-qa", "gpg-pubkey", ..] => {
-            ok(text(files, "/var/lib/rpm/simulated-keys").unwrap_or_default())
-        }
-        ["-e", "--allmatches", "--", ..] => {
-            files.take("/var/lib/rpm/simulated-keys");
-            ok("")
-        }
-        ["-q", "--qf", _, "--", ref names @ ..] => ok(listed(names, "list")),
-        ["-q", "--scripts", "--", ref names @ ..] => ok(listed(names, "postinst")),
-        _ => panic!("the simulated rpm knows no `{}`", cmd.line()),
-    }
-}
-
-fn line(name: &str, version: &str, packager: &str) -> String {
-    let (epoch, rest) = version.split_once(':').unwrap_or(("(none)", version));
-    let (version, release) = rest.split_once('-').expect("a release");
-    format!("{name}\tx86_64\t{epoch}\t{version}\t{release}\t(none)\t{packager}\n")
-}
-
-/// Whether the machine is one of rpm's.
-pub fn is_used(files: &FakeFiles) -> bool {
-    exists(files, "/var/lib/rpm")
-}
-
-/// Whether a key file has the key of a repository: dnf verifies what it downloads with it.
-fn trusts(files: &FakeFiles, path: &str, key: &str) -> bool {
-    let bytes = files.read(path.into()).expect("a key can be read");
-    let keys = bytes.and_then(|bytes| openpgp::parse(&bytes).ok());
-    keys.is_some_and(|keys| keys.iter().any(|found| found.fingerprint == *key))
 }

@@ -17,7 +17,7 @@ use crate::{
 
 /// Where the database is: on a machine with rpm its format is private, so any will do.
 fn place(files: &FakeFiles, with_dpkg: &str, with_rpm: &str) -> String {
-    match crate::dnf::is_used(files) {
+    match crate::rpm::is_used(files) {
         true => with_rpm.to_owned(),
         false => with_dpkg.to_owned(),
     }
@@ -134,6 +134,9 @@ pub fn leave(files: &FakeFiles, state: &State, name: &str, version: &str, new: &
     if let Some(module) = old.and_then(|old| old.dkms.as_ref()) {
         kernel::dkms_remove(files, module);
     }
+    if let Some((release, _)) = old.and_then(|old| old.module.as_ref()) {
+        boot::take_packaged(files, release);
+    }
     let listed = info(files, name, "list").unwrap_or_default();
     let stays = |path: &str| {
         new.files.iter().any(|one| one == path)
@@ -248,11 +251,11 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
             &format!("{user}:x:{number}:{number}::/nonexistent:/usr/sbin/nologin"),
         );
     }
-    if let Some(release) = kernel_of(&package.name) {
-        boot::install(files, release);
+    if let Some(release) = kernel_of(&package.name, &package.version) {
+        boot::install(files, &release);
     }
     if let Some((release, version)) = &package.module {
-        boot::put_packaged(files, release, version, package.name.contains("-open-"));
+        boot::put_packaged(files, release, version, package.name.contains("-open"));
     }
     if package.dkms.is_some() {
         kernel::build_all(files, state)?;
@@ -267,10 +270,14 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
 }
 
 /// The kernel that a package brings.
-fn kernel_of(package: &str) -> Option<&str> {
+fn kernel_of(package: &str, version: &str) -> Option<String> {
+    if package == "kernel-core" {
+        return Some(format!("{version}.x86_64"));
+    }
     package
         .strip_prefix("linux-image-")
         .filter(|release| release.starts_with(|c: char| c.is_ascii_digit()))
+        .map(str::to_owned)
 }
 
 /// Removes a package; with `purge` its configuration, too.
@@ -293,8 +300,8 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
         if let Some((release, _)) = &package.module {
             boot::take_packaged(files, release);
         }
-        if let Some(release) = kernel_of(name) {
-            boot::remove(files, release);
+        if let Some(release) = kernel_of(name, &entry.version) {
+            boot::remove(files, &release);
         }
         let listed = text(files, &format!("{}/{name}.list", folder(files))).unwrap_or_default();
         for path in listed

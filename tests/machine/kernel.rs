@@ -443,7 +443,10 @@ pub fn load(files: &FakeFiles, state: &State, module: &str) -> Output {
         now.push("nvidia".to_owned());
         files.put("/sys/module/nvidia/version", format!("{version}\n"));
         let is_open = (dpkg::read(files).iter()).any(|(name, entry)| {
-            let has_module = name.starts_with("linux-modules-nvidia-") || name.contains("dkms");
+            let has_module = ["linux-modules-nvidia-", "kmod-nvidia-"]
+                .iter()
+                .any(|start| name.starts_with(start))
+                || name.contains("dkms");
             entry.there() && name.contains("-open") && has_module
         });
         let flavour = match is_open {

@@ -24,7 +24,7 @@ use crate::{
     build::{Description, build},
     containers, dnf, dpkg,
     gpu::{MachineClock, MachineGpu, MachineHttp},
-    kernel,
+    kernel, rpm,
     state::{Shared, State, exists, list, lock, text},
     units,
 };
@@ -330,7 +330,7 @@ impl Machine {
         }
         if self.about.rpm.is_some() {
             let state = self.state.clone();
-            (self.fakes.exec).on("rpm", move |cmd, files| dnf::rpm(cmd, files, &lock(&state)));
+            (self.fakes.exec).on("rpm", move |cmd, files| rpm::rpm(cmd, files, &lock(&state)));
             let state = self.state.clone();
             (self.fakes.exec).on_result("dnf", move |cmd, files| {
                 dnf::dnf(cmd, files, &mut lock(&state))

@@ -17,6 +17,7 @@ mod kernels;
 mod machine;
 mod properties;
 mod root;
+mod rpm;
 mod scenarios;
 mod screens;
 mod state;

@@ -132,6 +132,7 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         self.transactions()?;
         self.check_conflict(repository)?;
+        self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
             (None, Some(url)) => match self.fetch_keyring(repository, url).await {
                 // A request to stop does not count either; the engine has received it, too.
@@ -152,6 +153,7 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         self.transactions()?;
         self.check_conflict(repository)?;
+        self.check_key_files(repository)?;
         match (&repository.keyring, &repository.key_url) {
             (Some(keyring), _) => {
                 if !self.host.files.exists(keyring)? {
@@ -215,6 +217,28 @@ impl Applier {
             true => kept.iter().flat_map(|key| key.armoured.bytes()).collect(),
             false => kept.iter().flat_map(|key| key.binary.clone()).collect(),
         })
+    }
+
+    /// A key file of the distribution is used as it is. Which further keys are in it is the
+    /// distribution's decision.
+    fn check_key_files(&self, repository: &Repository) -> Result<(), ChangeError> {
+        for path in &repository.key_files {
+            let Some(bytes) = self.host.files.read(path)? else {
+                let why = format!("the distribution's key file `{path}` is missing");
+                return Err(incomplete(repository, why).into());
+            };
+            if !has_accepted_key(repository, &bytes) {
+                let keys = openpgp::parse(&bytes).unwrap_or_default();
+                return Err(RepositoryError::KeyMismatch {
+                    repository: repository.name.clone(),
+                    url: path.to_string(),
+                    found: keys.into_iter().map(|key| key.fingerprint).collect(),
+                    accepted: repository.fingerprints.clone(),
+                }
+                .into());
+            }
+        }
+        Ok(())
     }
 
     /// A package manager may refuse all work if two entries contradict each other.
@@ -350,6 +374,13 @@ pub fn judge(repository: &Repository, bytes: &[u8]) -> Keyring {
     }
 }
 
+/// Whether a key file contains a key that the repository accepts.
+#[must_use]
+pub fn has_accepted_key(repository: &Repository, bytes: &[u8]) -> bool {
+    let keys = openpgp::parse(bytes).unwrap_or_default();
+    keys.iter().any(|key| accepts(repository, &key.fingerprint))
+}
+
 /// Whether the repository accepts a key.
 #[must_use]
 pub fn accepts(repository: &Repository, fingerprint: &str) -> bool {
@@ -378,6 +409,7 @@ mod tests {
             key_url: Some("https://example.org/key".into()),
             fingerprints: vec!["aa".repeat(20)],
             keyring: None,
+            key_files: vec![],
             signed: crate::model::packages::Signed::Packages,
             priority: None,
             packages: vec![],

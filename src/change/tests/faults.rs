@@ -228,6 +228,7 @@ async fn a_stop_ends_the_download_of_a_key() {
             key_url: Some("https://example.org/key".into()),
             fingerprints: vec!["AA".repeat(20)],
             keyring: None,
+            key_files: vec![],
             signed: crate::model::packages::Signed::Packages,
             priority: None,
             packages: vec![],

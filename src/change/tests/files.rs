@@ -292,6 +292,7 @@ fn repository(fingerprint: &str) -> Repository {
         key_url: Some(URL.into()),
         fingerprints: vec![fingerprint.into()],
         keyring: None,
+        key_files: vec![],
         signed: crate::model::packages::Signed::Packages,
         priority: Some(600),
         packages: vec!["toolkit".into()],

@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize};
 
 pub use fault::Fault;
 pub use types::{
-    Action, ArchiveError, Commands, Condition, Estimate, Further, HalfDone, LowerBounds, Manifest,
-    Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure, TransactionRequest,
+    Action, ArchiveError, Commands, Condition, Contents, Estimate, Further, HalfDone, LowerBounds,
+    Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
+    TransactionRequest,
 };
 
 use crate::{
@@ -385,6 +386,17 @@ pub trait Transactions: Debug + Send + Sync {
 
     /// Parses the answer to [`Transactions::offers`].
     fn parse_offers(&self, text: &str) -> Vec<Offer>;
+
+    /// Queries the files of every version of these packages that is offered; `None` if this manager's
+    /// lists do not contain them.
+    fn contents(&self, _names: &[&str]) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Transactions::contents`].
+    fn parse_contents(&self, _text: &str) -> Vec<Contents> {
+        Vec::new()
+    }
 
     /// Queries which versions of others the candidates of these packages accept; `None` if this manager
     /// is not asked.

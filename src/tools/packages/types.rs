@@ -223,6 +223,17 @@ pub enum TransactionRequest<'p> {
     Fix,
 }
 
+/// The files of one version of a package that is offered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// The package.
+    pub name: String,
+    /// The version.
+    pub version: String,
+    /// Its files and folders.
+    pub paths: Vec<Utf8PathBuf>,
+}
+
 /// What a transaction downloads and unpacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Estimate {

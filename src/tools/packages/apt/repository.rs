@@ -97,6 +97,7 @@ mod tests {
             key_url: Some("https://example.org/key".into()),
             fingerprints: vec![],
             keyring: None,
+            key_files: vec![],
             signed: crate::model::packages::Signed::Packages,
             priority: Some(600),
             packages: vec![

@@ -61,6 +61,10 @@ const NO_REPOSITORY: &str = "--disablerepo=*";
 /// Without the plugin that locks versions: what a move does to each package is approved.
 const NO_LOCKS: &str = "--disableplugin=versionlock";
 
+/// Lists of files, of which some packages tell which kernel they are for. dnf of AlmaLinux 10 does not
+/// download them by itself; an older dnf does, and warns that it does not know the option.
+const FILE_LISTS: &str = "--setopt=optional_metadata_types=filelists";
+
 fn owned(words: &[&str]) -> impl Iterator<Item = String> {
     words.iter().map(|word| (*word).to_owned())
 }
@@ -147,7 +151,7 @@ fn transaction(settings: &Settings, first: &[&str], request: &TransactionRequest
 pub fn refresh(settings: &Settings) -> Cmd {
     let mut args = vec!["-y".to_owned()];
     args.extend(options(settings));
-    args.extend(owned(&["--refresh", "makecache"]));
+    args.extend(owned(&[FILE_LISTS, "--refresh", "makecache"]));
     environment(settings, Cmd::new("dnf", args))
         .deadline(REFRESH_DEADLINE)
         .silence(Duration::from_secs(180))
@@ -187,6 +191,7 @@ pub fn offers(format: &str, names: &[&str]) -> Query {
     args.extend(owned(&AS_REFRESHED));
     args.extend(owned(&[
         "--setopt=*.skip_if_unavailable=1",
+        FILE_LISTS,
         "repoquery",
         "--showduplicates",
         "--qf",

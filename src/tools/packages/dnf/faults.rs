@@ -110,7 +110,9 @@ pub fn hint(fault: Fault) -> Option<&'static str> {
         }
         Fault::Unmet => {
             "read dnf's messages about dependencies above; the usual cause is a mix of packages \
-             from two repositories"
+             from two repositories, or a package of EPEL that needs one of `crb`, which is \
+             disabled before release 10 (`dnf config-manager --set-enabled crb`; release 8 calls \
+             it `powertools`)"
         }
         Fault::Interrupted => {
             "rpm's database is damaged: run `rpm --rebuilddb`, then `gpu-bootstrap install` again"

@@ -23,9 +23,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 use rpm_version::rpm_evr_compare;
 
 use super::{
-    Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Fault, Further, HalfDone,
-    HoldList, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
-    Streams, TransactionRequest, Transactions,
+    Action, ArchiveError, Backend, Commands, Contents, DatabaseError, Estimate, Fault, Further,
+    HalfDone, HoldList, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry,
+    SourceFailure, Streams, TransactionRequest, Transactions,
 };
 use crate::{
     host::{Cmd, FilesError, Output, Query, ReadFiles, Reader},
@@ -279,6 +279,14 @@ impl Transactions for Dnf {
 
     fn parse_offers(&self, text: &str) -> Vec<Offer> {
         offers::parse(text)
+    }
+
+    fn contents(&self, names: &[&str]) -> Option<Query> {
+        Some(offers::contents(names))
+    }
+
+    fn parse_contents(&self, text: &str) -> Vec<Contents> {
+        offers::parse_contents(text)
     }
 
     fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query {

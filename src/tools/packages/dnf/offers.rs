@@ -1,10 +1,18 @@
 //! `dnf repoquery`: what the repositories offer, from the metadata that is there.
 
+use camino::Utf8PathBuf;
+
 use super::commands;
-use crate::{host::Query, tools::packages::Offer};
+use crate::{
+    host::Query,
+    tools::packages::{Contents, Offer},
+};
 
 /// One line per version: dnf replaces `\t` and `\n` itself.
 const FORMAT: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\n";
+
+/// As [`FORMAT`], with a further field of one path per line.
+const FORMAT_OF_CONTENTS: &str = "%{name}\\t%{epoch}:%{version}-%{release}\\t%{arch}\\t%{files}\\n";
 
 /// Packages of these architectures do not stand for the machine's own ones.
 const NOT_NATIVE: [&str; 6] = ["src", "nosrc", "i386", "i486", "i586", "i686"];
@@ -13,6 +21,43 @@ const NOT_NATIVE: [&str; 6] = ["src", "nosrc", "i386", "i486", "i586", "i686"];
 #[must_use]
 pub fn versions(names: &[&str]) -> Query {
     commands::offers(FORMAT, names)
+}
+
+/// Queries the files of every version of packages.
+#[must_use]
+pub fn contents(names: &[&str]) -> Query {
+    commands::offers(FORMAT_OF_CONTENTS, names)
+}
+
+/// Parses the answer to [`contents`].
+#[must_use]
+pub fn parse_contents(text: &str) -> Vec<Contents> {
+    let mut found: Vec<Contents> = Vec::new();
+    // Lines of a package that does not count.
+    let mut skipped = true;
+    for line in text.lines() {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let path = match fields[..] {
+            [name, version, architecture, path] => {
+                skipped = name.is_empty() || NOT_NATIVE.contains(&architecture);
+                if skipped {
+                    continue;
+                }
+                found.push(Contents {
+                    name: name.to_owned(),
+                    version: version.strip_prefix("0:").unwrap_or(version).to_owned(),
+                    paths: Vec::new(),
+                });
+                path
+            }
+            [path] => path,
+            _ => continue,
+        };
+        if let (Some(last), true, false) = (found.last_mut(), path.starts_with('/'), skipped) {
+            last.paths.push(Utf8PathBuf::from(path));
+        }
+    }
+    found
 }
 
 /// Parses the answer to [`versions`]. The newest version is the candidate; a package of a repository
@@ -55,7 +100,7 @@ pub fn parse(text: &str) -> Vec<Offer> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{parse, parse_contents};
 
     #[test]
     fn the_newest_version_is_the_candidate() {
@@ -85,9 +130,26 @@ mod tests {
         );
     }
 
+    /// The answer of dnf 4.14 to a repository with two builds of a package.
+    #[test]
+    fn the_files_of_each_build_are_its_own() {
+        let text = "kmod-x\t3:610.43.02-2.el9\tx86_64\t/lib/modules/5.14.0-687.12.1.el9_8.x86_64/extra\n\
+                    /lib/modules/5.14.0-687.12.1.el9_8.x86_64/extra/x.ko\n\n\
+                    kmod-x\t0:1-1.el9\tsrc\t/x.spec\n\
+                    /y.spec\n\n\
+                    kmod-x\t0:615.71.09-1.el9\tx86_64\t\n";
+        let found = parse_contents(text);
+        let told: Vec<(&str, usize)> = (found.iter())
+            .map(|one| (one.version.as_str(), one.paths.len()))
+            .collect();
+        assert_eq!(told, [("3:610.43.02-2.el9", 2), ("615.71.09-1.el9", 0)]);
+        assert!(found[0].paths[1].as_str().ends_with("/x.ko"));
+    }
+
     proptest::proptest! {
         #[test]
         fn any_text_is_read_without_panic(text in "(.|\t|\n)*") {
+            let _ = parse_contents(&text);
             let _ = parse(&text);
         }
     }

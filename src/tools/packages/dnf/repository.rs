@@ -36,8 +36,11 @@ pub fn source(repository: &Repository) -> (Utf8PathBuf, String) {
          repo_gpgcheck={metadata}\n"
     );
     // Only a file: a key that dnf downloads by itself would be trusted without a look at it.
-    if let Some(keyring) = keyring_path(repository) {
-        text.push_str(&format!("gpgkey=file://{keyring}\n"));
+    let keys: Vec<String> = (keyring_path(repository).iter().chain(&repository.key_files))
+        .map(|path| format!("file://{path}"))
+        .collect();
+    if !keys.is_empty() {
+        text.push_str(&format!("gpgkey={}\n", keys.join(" ")));
     }
     if let Some(priority) = repository.priority {
         text.push_str(&format!("priority={priority}\n"));
@@ -60,6 +63,7 @@ mod tests {
             key_url: Some("https://example.org/key".into()),
             fingerprints: vec![],
             keyring: None,
+            key_files: vec![],
             priority: None,
             packages: vec![],
             signed: Signed::Packages,
@@ -96,6 +100,17 @@ mod tests {
         };
         assert_eq!(of(Signed::Metadata), (false, true));
         assert_eq!(of(Signed::Both), (true, true));
+    }
+
+    #[test]
+    fn a_key_of_the_distribution_can_sign_beside_the_vendors() {
+        let (_, text) = source(&Repository {
+            key_files: vec!["/etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9".into()],
+            ..repository()
+        });
+        let keys = "gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-gpu-bootstrap-nvidia \
+                    file:///etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9";
+        assert!(text.lines().any(|line| line == keys), "{text}");
     }
 
     #[test]

@@ -270,7 +270,7 @@ impl Tree<'_> {
     }
 
     /// Object files that `depmod` and `modinfo` read as modules. Each but the first uses the first.
-    fn modules(&self, modules: &Modules) -> Result<()> {
+    pub(super) fn modules(&self, modules: &Modules) -> Result<()> {
         let (at, licence) = (self.fill(&modules.at)?, self.fill(&modules.licence)?);
         let version = self.fill(&modules.version)?;
         for (index, name) in modules.names.iter().enumerate() {

@@ -104,6 +104,9 @@ pub fn write(
     if let Some(dkms) = &package.dkms {
         tree.dkms(dkms)?;
     }
+    if let Some(modules) = &package.modules {
+        tree.modules(modules)?;
+    }
     if let Some(name) = &package.from_toolkit {
         unpack(work.toolkit, name, &root)?;
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::cases::fill;
-use crate::repo::table::{Dkms, File, Place};
+use crate::repo::table::{Dkms, File, Modules, Place};
 
 /// The whole table.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -66,6 +66,9 @@ pub struct Repository {
     pub key: Option<String>,
     /// The repository with whose key it is signed, if not with its own.
     pub key_of: Option<String>,
+    /// The releases that have it; all if absent.
+    #[serde(default)]
+    pub releases: Vec<String>,
     /// Its id in the machine's `/etc/yum.repos.d`, if it is there from the start.
     pub id: Option<String>,
     /// Whether it is enabled there.
@@ -133,6 +136,8 @@ pub struct Package {
     pub units: Vec<String>,
     /// Modules that DKMS builds.
     pub dkms: Option<Dkms>,
+    /// Modules that it brings.
+    pub modules: Option<Modules>,
     /// Additional actions of the scripts, by their names in a spec file.
     #[serde(default)]
     pub scripts: BTreeMap<String, String>,
@@ -181,7 +186,7 @@ impl Rpms {
     /// Reads and checks the table, of which each file of the folder has a part.
     pub fn load(folder: &Path) -> Result<Rpms> {
         let mut table = Rpms::default();
-        for name in ["almalinux.toml", "vendors.toml"] {
+        for name in ["almalinux.toml", "vendors.toml", "modules.toml"] {
             let path = folder.join(name);
             let text = fs::read_to_string(&path)
                 .with_context(|| format!("cannot read {}", path.display()))?;
@@ -245,7 +250,13 @@ impl Rpms {
             };
             anyhow::Ok((name.clone(), place))
         };
-        self.repositories.iter().map(filled).collect()
+        (self.repositories.iter())
+            .filter(|(_, repository)| {
+                repository.releases.is_empty()
+                    || repository.releases.iter().any(|one| one == number)
+            })
+            .map(filled)
+            .collect()
     }
 }
 

@@ -1,0 +1,474 @@
+//! Packages whose builds are each for one kernel, which neither their name nor their version tells: their
+//! files do. Such a module counts for exactly that kernel. RPM systems link it into the folders of other
+//! kernels, too (`weak-updates`); such a link can lead nowhere, so none is relied on.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use camino::Utf8Path;
+
+use super::{packages, wishes::Packages};
+use crate::{
+    config::{
+        desired::{KernelWish, ModuleWay, PackageWish},
+        kernel::built_for,
+    },
+    model::version::{DriverVersion, KernelVersion},
+    state::StateError,
+    step::{Cx, StepError},
+    tools::packages::Backend,
+};
+
+/// One build of a package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Build {
+    version: String,
+    kernels: BTreeSet<KernelVersion>,
+}
+
+/// Which kernels builds are for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Builds {
+    /// By package, preferred first: the installed build, then the newest.
+    known: BTreeMap<String, Vec<Build>>,
+    /// The versions of packages that are wanted beside such a build, offered or installed.
+    beside: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// The kernel that a file belongs to, if it is the driver's module: `/lib/modules/KERNEL/extra/nvidia.ko.xz`.
+fn kernel_of(path: &Utf8Path, module: &str) -> Option<KernelVersion> {
+    let path = path.strip_prefix("/usr").unwrap_or(path);
+    let below = path
+        .strip_prefix("/lib/modules")
+        .or(path.strip_prefix("lib/modules"));
+    let below = below.ok()?;
+    let mut parts = below.components();
+    let kernel = parts.next()?;
+    let file = below.file_name()?;
+    let is_module = (file.strip_prefix(module)).is_some_and(|rest| {
+        rest == ".ko" || rest.strip_prefix(".ko.").is_some_and(|end| !end.is_empty())
+    });
+    let is_link = parts.any(|part| part.as_str() == "weak-updates");
+    (is_module && !is_link).then(|| kernel.as_str().parse().ok())?
+}
+
+/// The names of packages of which builds are wanted, and of what is wanted beside them.
+fn names(wish: &KernelWish) -> (BTreeSet<&str>, BTreeSet<&str>) {
+    let built = wish.ways.iter().flat_map(ModuleWay::built);
+    let built: BTreeSet<&str> = built.map(|one| one.name.as_str()).collect();
+    let beside = (wish.ways.iter().filter(|way| way.built().next().is_some()))
+        .flat_map(|way| way.beside.iter().map(String::as_str));
+    (built, beside.collect())
+}
+
+fn module_of<'w>(wish: &'w KernelWish, name: &str) -> &'w str {
+    let way = (wish.ways.iter()).find(|way| way.built().any(|one| one.name == name));
+    way.map_or("nvidia", |way| way.module.as_str())
+}
+
+impl Builds {
+    /// Those that are installed.
+    pub(super) async fn installed(
+        cx: &Cx<'_>,
+        wish: &KernelWish,
+        installed: &Packages,
+    ) -> Result<Self, StepError> {
+        let mut found = Self::default();
+        let (built, beside) = names(wish);
+        let there = |name: &&str| installed.get(*name).filter(|package| package.complete);
+        for name in built {
+            let Some(package) = there(&name) else {
+                continue;
+            };
+            let only = BTreeSet::from([name.to_owned()]);
+            let manifest = packages::backend(cx).manifest(cx.host, &only).await;
+            let paths = manifest.map_err(StateError::from)?.paths;
+            let module = module_of(wish, name);
+            let build = Build {
+                version: package.version.clone(),
+                kernels: paths
+                    .iter()
+                    .filter_map(|one| kernel_of(one, module))
+                    .collect(),
+            };
+            found.known.insert(name.to_owned(), vec![build]);
+        }
+        for name in beside {
+            if let Some(package) = there(&name) {
+                let versions = found.beside.entry(name.to_owned()).or_default();
+                versions.insert(package.version.clone());
+            }
+        }
+        Ok(found)
+    }
+
+    /// Adds those that repositories offer, by the package lists that are there.
+    pub(super) async fn add_offered(
+        &mut self,
+        cx: &Cx<'_>,
+        wish: &KernelWish,
+    ) -> Result<(), StepError> {
+        let (built, beside) = names(wish);
+        if built.is_empty() {
+            return Ok(());
+        }
+        let built: Vec<&str> = built.into_iter().collect();
+        let mut offered: BTreeMap<String, Vec<Build>> = BTreeMap::new();
+        for contents in packages::contents(cx, &built).await? {
+            let module = module_of(wish, &contents.name);
+            let kernels = contents
+                .paths
+                .iter()
+                .filter_map(|one| kernel_of(one, module));
+            offered.entry(contents.name).or_default().push(Build {
+                version: contents.version,
+                kernels: kernels.collect(),
+            });
+        }
+        let beside: Vec<&str> = beside.into_iter().collect();
+        for (name, versions) in packages::offered_versions(cx, &beside).await? {
+            self.beside.entry(name).or_default().extend(versions);
+        }
+        for (name, builds) in offered {
+            self.add(packages::backend(cx), &name, builds);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, backend: &dyn Backend, name: &str, mut builds: Vec<Build>) {
+        builds.sort_by(|a, b| match backend.compare(&b.version, &a.version) {
+            // The same one can be in several repositories.
+            Ordering::Equal => b.kernels.len().cmp(&a.kernels.len()),
+            order => order,
+        });
+        let known = self.known.entry(name.to_owned()).or_default();
+        for build in builds {
+            if !known.iter().any(|one| one.version == build.version) {
+                known.push(build);
+            }
+        }
+    }
+
+    /// Forgets builds beside which a package of this way cannot be had in the driver's version. Returns
+    /// what is said about such a build, by kernel, where none is left for it.
+    pub(super) fn complete_alone(
+        &mut self,
+        backend: &dyn Backend,
+        way: &ModuleWay,
+    ) -> BTreeMap<KernelVersion, String> {
+        let mut lost: BTreeMap<KernelVersion, String> = BTreeMap::new();
+        for template in way.built() {
+            let Some((pattern, _)) = built_for(template) else {
+                continue;
+            };
+            let beside = &self.beside;
+            let lacks = |build: &Build| {
+                let version = DriverVersion::from_package(&build.version).ok()?;
+                let fits = format!("{version}-*");
+                (way.beside.iter()).find_map(|name| {
+                    let mut versions = beside.get(name).into_iter().flatten();
+                    let has = versions.any(|one| backend.matches(&fits, one));
+                    (!has).then(|| format!("no repository offers {name} {version}"))
+                })
+            };
+            let Some(builds) = self.known.get_mut(&template.name) else {
+                continue;
+            };
+            builds.retain(|build| {
+                let why = (backend.matches(pattern, &build.version))
+                    .then(|| lacks(build))
+                    .flatten();
+                let Some(why) = why else { return true };
+                for kernel in &build.kernels {
+                    let text = format!("{} {}: {why}", template.name, build.version);
+                    lost.entry(kernel.clone()).or_insert(text);
+                }
+                false
+            });
+            let builds = &*builds;
+            lost.retain(|kernel, _| {
+                let is_for = |build: &Build| {
+                    build.kernels.contains(kernel) && backend.matches(pattern, &build.version)
+                };
+                !builds.iter().any(is_for)
+            });
+        }
+        lost
+    }
+
+    /// The kernels for which there is a build of a wish.
+    pub(super) fn kernels(
+        &self,
+        backend: &dyn Backend,
+        template: &PackageWish,
+    ) -> BTreeSet<KernelVersion> {
+        let Some((pattern, _)) = built_for(template) else {
+            return BTreeSet::new();
+        };
+        let known = self.known.get(&template.name).into_iter().flatten();
+        (known.filter(|build| backend.matches(pattern, &build.version)))
+            .flat_map(|build| build.kernels.iter().cloned())
+            .collect()
+    }
+
+    /// Of several kernels that need a module, those which one build serves: only one can be installed. The
+    /// kernel of the next boot, the last one, goes first.
+    pub(super) fn together(
+        &self,
+        backend: &dyn Backend,
+        way: &ModuleWay,
+        needed: &[KernelVersion],
+    ) -> BTreeSet<KernelVersion> {
+        let mut all: BTreeSet<KernelVersion> = needed.iter().cloned().collect();
+        let Some(last) = needed.last() else {
+            return all;
+        };
+        for template in way.built() {
+            let Some((pattern, _)) = built_for(template) else {
+                continue;
+            };
+            let serving = self.find(backend, &template.name, pattern, last);
+            all.retain(|kernel| {
+                kernel == last || serving.is_none_or(|one| one.kernels.contains(kernel))
+            });
+        }
+        all
+    }
+
+    fn find(
+        &self,
+        backend: &dyn Backend,
+        name: &str,
+        pattern: &str,
+        kernel: &KernelVersion,
+    ) -> Option<&Build> {
+        let mut known = self.known.get(name).into_iter().flatten();
+        known.find(|build| {
+            build.kernels.contains(kernel) && backend.matches(pattern, &build.version)
+        })
+    }
+
+    /// Wishes of a way with the versions of the builds for their kernels, and what is wanted beside them in
+    /// the same version. A wish for which there is no build stays as it is.
+    pub(super) fn settled(
+        &self,
+        backend: &dyn Backend,
+        way: &ModuleWay,
+        wishes: Vec<PackageWish>,
+    ) -> Vec<PackageWish> {
+        let mut module: Option<String> = None;
+        let mut settled: Vec<PackageWish> = Vec::new();
+        for wish in wishes {
+            let found = built_for(&wish).and_then(|(pattern, kernel)| {
+                self.find(backend, &wish.name, pattern, &kernel.parse().ok()?)
+            });
+            let wish = match found {
+                Some(build) => {
+                    module.get_or_insert_with(|| build.version.clone());
+                    PackageWish {
+                        version: Some(build.version.clone()),
+                        ..wish
+                    }
+                }
+                None => wish,
+            };
+            if !settled.contains(&wish) {
+                settled.push(wish);
+            }
+        }
+        let Some((module, driver)) = module.and_then(|module| {
+            DriverVersion::from_package(&module)
+                .ok()
+                .map(|one| (module, one))
+        }) else {
+            return settled;
+        };
+        for wish in &mut settled {
+            if way.beside.contains(&wish.name) {
+                // What is made together with the module has its release, too.
+                let same = (self.beside.get(&wish.name)).is_some_and(|all| all.contains(&module));
+                wish.version = Some(if same {
+                    module.clone()
+                } else {
+                    format!("{driver}-*")
+                });
+            }
+        }
+        settled
+    }
+
+    /// What there is, in words; `None` where no such package is wanted or known.
+    pub(super) fn in_words(&self) -> Option<String> {
+        let one = |name: &String, build: &Build| {
+            let kernels: Vec<&str> = build.kernels.iter().map(KernelVersion::as_str).collect();
+            match kernels.is_empty() {
+                true => format!(
+                    "of {name} {} it is not known which kernel it is for",
+                    build.version
+                ),
+                false => format!("{name} {} is for {}", build.version, kernels.join(" and ")),
+            }
+        };
+        let all: Vec<String> = (self.known.iter())
+            // The newest ones tell enough.
+            .flat_map(|(name, builds)| builds.iter().take(3).map(move |build| one(name, build)))
+            .collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Build, Builds, kernel_of};
+    use crate::{
+        config::{desired::ModuleWay, kernel::for_kernel},
+        model::version::KernelVersion,
+        steps::wishes::fixtures::wishes,
+        tools::packages::{Backend, Manager},
+    };
+
+    const OLD: &str = "5.14.0-687.12.1.el9_8.x86_64";
+    const NEW: &str = "5.14.0-687.15.1.el9_8.x86_64";
+
+    fn dnf() -> &'static dyn Backend {
+        Manager::Dnf.backend()
+    }
+
+    fn kernel(text: &str) -> KernelVersion {
+        text.parse().expect("a kernel")
+    }
+
+    fn way(branch: u16) -> ModuleWay {
+        ModuleWay {
+            packages: wishes(&[
+                &format!("kmod-nvidia-open={branch}.* for {{kernel}}"),
+                &format!("nvidia-open-kmod={branch}.*"),
+                &format!("nvidia-driver-cuda={branch}.*"),
+                "nvidia-persistenced",
+            ]),
+            headers: vec![],
+            follow: vec![],
+            dkms: None,
+            module: "nvidia".into(),
+            branch: None,
+            beside: vec!["nvidia-open-kmod".into(), "nvidia-driver-cuda".into()],
+        }
+    }
+
+    fn build(version: &str, kernels: &[&str]) -> Build {
+        Build {
+            version: version.into(),
+            kernels: kernels.iter().map(|one| kernel(one)).collect(),
+        }
+    }
+
+    fn builds() -> Builds {
+        let mut builds = Builds::default();
+        builds.add(
+            dnf(),
+            "kmod-nvidia-open",
+            vec![
+                build("3:610.43.02-2.el9", &[OLD]),
+                build("3:615.71.09-1.el9", &[NEW]),
+                build("3:615.71.09-2.el9", &[OLD]),
+            ],
+        );
+        for (name, versions) in [
+            (
+                "nvidia-open-kmod",
+                &["3:610.43.02-2.el9", "3:615.71.09-1.el9"][..],
+            ),
+            (
+                "nvidia-driver-cuda",
+                &["3:610.43.02-1.el9", "3:615.71.09-1.el9"],
+            ),
+        ] {
+            let versions = versions.iter().map(ToString::to_string).collect();
+            builds.beside.insert(name.into(), versions);
+        }
+        builds
+    }
+
+    #[test]
+    fn a_module_belongs_to_the_kernel_in_whose_folder_it_is() {
+        for (path, expected) in [
+            (
+                format!("/lib/modules/{OLD}/extra/nvidia-open/nvidia.ko"),
+                Some(OLD),
+            ),
+            (
+                format!("/usr/lib/modules/{OLD}/extra/nvidia.ko.xz"),
+                Some(OLD),
+            ),
+            (
+                format!("/lib/modules/{OLD}/weak-updates/nvidia-open/nvidia.ko"),
+                None,
+            ),
+            (format!("/lib/modules/{OLD}/extra/nvidia-uvm.ko"), None),
+            (format!("/lib/modules/{OLD}/extra/nvidia.kox"), None),
+            (format!("/lib/modules/{OLD}"), None),
+            ("/usr/share/licenses/nvidia.ko".to_owned(), None),
+        ] {
+            let found = kernel_of(path.as_str().into(), "nvidia");
+            assert_eq!(found, expected.map(kernel), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_build_for_the_kernel_is_wanted_and_the_libraries_of_its_version() {
+        let settled = |branch: u16, running: &str| -> Vec<String> {
+            let way = way(branch);
+            let filled = (way.packages.iter())
+                .map(|one| for_kernel(one, &kernel(running), "x86_64"))
+                .collect();
+            let told = |one: crate::config::desired::PackageWish| one.version.unwrap_or_default();
+            (builds().settled(dnf(), &way, filled).into_iter())
+                .map(told)
+                .collect()
+        };
+        assert_eq!(
+            settled(610, OLD),
+            ["3:610.43.02-2.el9", "3:610.43.02-2.el9", "610.43.02-*", ""]
+        );
+        assert_eq!(settled(615, NEW)[0], "3:615.71.09-1.el9");
+        // Without a build nothing is settled.
+        assert_eq!(
+            settled(610, NEW)[..2],
+            [format!("610.* for {NEW}"), "610.*".to_owned()]
+        );
+    }
+
+    #[test]
+    fn only_kernels_with_a_build_of_the_branch_can_have_a_module() {
+        let of = |branch| {
+            let way = way(branch);
+            let template = way.packages[0].clone();
+            builds().kernels(dnf(), &template)
+        };
+        assert_eq!(of(610), [kernel(OLD)].into());
+        assert_eq!(of(615), [kernel(OLD), kernel(NEW)].into());
+        assert!(of(580).is_empty());
+        // One build at a time: the kernel of the next boot goes first.
+        let both = [kernel(OLD), kernel(NEW)];
+        assert_eq!(
+            builds().together(dnf(), &way(615), &both),
+            [kernel(NEW)].into()
+        );
+    }
+
+    #[test]
+    fn a_build_whose_libraries_nobody_offers_is_no_way() {
+        let mut builds = builds();
+        let only = ["3:610.43.02-1.el9".to_owned()].into();
+        builds.beside.insert("nvidia-driver-cuda".into(), only);
+        assert!(builds.complete_alone(dnf(), &way(610)).is_empty());
+        let lost = builds.complete_alone(dnf(), &way(615));
+        assert_eq!(lost.len(), 2, "{lost:?}");
+        let why =
+            "kmod-nvidia-open 3:615.71.09-1.el9: no repository offers nvidia-driver-cuda 615.71.09";
+        assert_eq!(lost[&kernel(NEW)], why);
+        assert!(builds.kernels(dnf(), &way(615).packages[0]).is_empty());
+    }
+}

@@ -1,0 +1,104 @@
+//! Why no kernel of the machine can have a driver module, and what a person can do.
+
+use super::kernels::Asked;
+use crate::{
+    compat::kernels::{Consent, Refused},
+    config::desired::{Desired, KernelWish, ModuleWay, PackageWish},
+    model::version::KernelVersion,
+};
+
+/// Says which kernel is installed and newer than the one that the boot loader starts.
+pub(super) fn unbooted(asked: &Asked) -> String {
+    let kernels = &asked.question.kernels;
+    let Some(base) = kernels.base() else {
+        return String::new();
+    };
+    let newer = (kernels.installed.iter())
+        .filter(|kernel| kernel.flavour() == base.flavour() && **kernel > base)
+        .max();
+    newer.map_or_else(String::new, |kernel| {
+        format!("; kernel {kernel} is installed, but the boot loader starts {base}")
+    })
+}
+
+/// Why nothing helps, and what a person can do.
+pub(super) fn refusal(
+    refused: &Refused,
+    asked: &Asked,
+    wish: &KernelWish,
+    desired: &Desired,
+) -> (String, String) {
+    // Ways of several branches differ in nothing else.
+    let branches: Vec<String> = (wish.ways.iter())
+        .filter_map(|way| way.branch.map(|branch| branch.to_string()))
+        .collect();
+    let by_kernel: Vec<PackageWish> = (wish.ways.first().into_iter())
+        .flat_map(|way| way.by_kernel().cloned().collect::<Vec<_>>())
+        .collect();
+    let without: Vec<KernelVersion> = (refused.without.iter())
+        .filter(|kernel| !asked.other_module.contains_key(kernel))
+        .cloned()
+        .collect();
+    let lacking: Vec<String> = (wish.packages(&by_kernel, &without).into_iter())
+        .map(|one| match one.version {
+            Some(version) => format!("{} {version}", one.name),
+            None => one.name,
+        })
+        .collect();
+    let mut whys = Vec::new();
+    if !lacking.is_empty() && !branches.is_empty() {
+        let names: Vec<&str> = (wish.ways.first().into_iter().flat_map(ModuleWay::built))
+            .map(|one| one.name.as_str())
+            .collect();
+        let kernels: Vec<&str> = without.iter().map(KernelVersion::as_str).collect();
+        whys.push(format!(
+            "no repository offers {} of branch {} for {}",
+            names.join(" and "),
+            branches.join(" or "),
+            kernels.join(" and ")
+        ));
+    } else if !lacking.is_empty() {
+        whys.push(format!("no repository offers {}", lacking.join(", ")));
+    }
+    whys.extend(
+        refused
+            .without
+            .iter()
+            .filter_map(|kernel| asked.other_module.get(kernel).cloned()),
+    );
+    whys.extend(asked.builds.in_words());
+    whys.extend(refused.closed.iter().cloned());
+    whys.extend(asked.ruled_out.iter().cloned());
+    if whys.is_empty() {
+        whys.push("there is no way to a driver module".to_owned());
+    }
+    let why = format!("{}{}", whys.join("; "), unbooted(asked));
+    let commands = desired.packages.manager.backend().commands();
+    let own = |kernel: &KernelVersion| commands.install_kernel.replace("KERNEL", kernel.as_str());
+    let archive = "the archive keeps such packages only for its newest kernels";
+    let hint = match &refused.with {
+        Some((consent @ Consent::Series, kernel)) => format!(
+            "{archive}: set `driver.kernel = \"{consent}\"`, or upgrade the kernel to {kernel} \
+             (`{}`), reboot, and run the command again",
+            own(kernel)
+        ),
+        Some((consent, kernel)) => format!(
+            "{archive}: with `driver.kernel = \"{consent}\"` kernel {kernel} of another series is \
+             installed; or upgrade the kernel yourself (`{}`), reboot, and run the command again",
+            own(kernel)
+        ),
+        None => format!(
+            "{archive}: upgrade the kernel (`{}` or your cloud's flavour), reboot, and run the \
+             command again; a kernel that is newer than all packaged modules gets one in days",
+            commands.upgrade_kernel
+        ),
+    };
+    let elsewhere = (desired.driver.as_ref())
+        .and_then(|driver| driver.alternative.as_ref())
+        .filter(|other| other.compiled)
+        .map(|other| {
+            let source = &other.source;
+            format!("; or set `driver.source = \"{source}\"`, whose module is compiled here")
+        });
+    (why, hint + &elsewhere.unwrap_or_default())
+}
