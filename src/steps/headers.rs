@@ -88,7 +88,7 @@ impl Step for Headers {
                 why: "the existing driver is adopted, so no kernel module is compiled here".into(),
             });
         }
-        Ok(decide(&detect(cx).await?, cx.desired))
+        packages::unless_half_done(cx, decide(&detect(cx).await?, cx.desired)).await
     }
 }
 

@@ -279,7 +279,7 @@ impl Step for KernelRelease {
                 why: "the existing driver is adopted, with its kernel".into(),
             });
         }
-        Ok(decide(&detect(cx).await?, cx.desired))
+        packages::unless_half_done(cx, decide(&detect(cx).await?, cx.desired)).await
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 
 use super::wishes::{Package, Packages};
 use crate::{
-    step::{Cx, StepError},
+    step::{Assessment, Cx, StepError},
     tools::packages::{self, Backend},
 };
 
@@ -76,6 +76,35 @@ pub(super) async fn half_done(cx: &Cx<'_>) -> Result<Vec<String>, StepError> {
         (half_done.packages.iter()).map(|package| format!("{} {}", package.name, package.version));
     let program = (half_done.interrupted).map(|program| format!("{program} was interrupted"));
     Ok(packages.chain(program).collect())
+}
+
+/// What an answer about packages is worth while some of them are half done: what stands in the way may be
+/// gone when they are repaired, as a kernel whose scripts have not yet told the boot loader of it. So it
+/// does not stop the repair.
+pub(super) async fn unless_half_done(
+    cx: &Cx<'_>,
+    answer: Assessment,
+) -> Result<Assessment, StepError> {
+    let is_half_done = !half_done(cx).await?.is_empty();
+    Ok(if is_half_done {
+        passing(answer)
+    } else {
+        answer
+    })
+}
+
+/// An answer that is asked for again once an earlier step has made its changes.
+fn passing(answer: Assessment) -> Assessment {
+    match answer {
+        Assessment::Blocked { why, hint } | Assessment::BlockedByOldLists { why, hint } => {
+            Assessment::BlockedNow {
+                why,
+                hint,
+                passes: None,
+            }
+        }
+        answer => answer,
+    }
 }
 
 /// The names of packages in the lists that begin so; none if the package manager has no quick way.

@@ -258,6 +258,9 @@ impl Applier {
             attachment: None,
             source: Box::new(self.short(source, cmd)),
         })?;
+        // A manager's own record says by now that the transaction has ended, and a power cut must not leave
+        // that record without the files.
+        self.host.files.sync_system()?;
         Ok(Output {
             status: output.status,
             stdout: without_logins(&output.stdout).into_owned(),

@@ -102,10 +102,12 @@ pub fn telling_line(text: &str) -> Option<&str> {
 /// The class of a failure, by its output.
 #[must_use]
 pub fn fault(text: &str) -> Fault {
-    if dkms::log_named_in(text).is_some() {
-        return Fault::Build;
+    match sign_in(text).map_or(Fault::Other, |(_, fault)| fault) {
+        // A compiler that cannot write is no fault of the module.
+        Fault::NoSpace => Fault::NoSpace,
+        _ if dkms::log_named_in(text).is_some() => Fault::Build,
+        fault => fault,
     }
-    sign_in(text).map_or(Fault::Other, |(_, fault)| fault)
 }
 
 /// What the user can do about a failure, if apt has a command for it.
@@ -251,6 +253,10 @@ mod tests {
             ),
             (
                 "E: You don't have enough free space in /var/cache/apt/archives/.",
+                Fault::NoSpace,
+            ),
+            (
+                "Consult /var/lib/dkms/nvidia/580.95.05/build/make.log for more information.\ndpkg: unrecoverable fatal error, aborting:\n unable to flush /var/lib/dpkg/updates/tmp.i after padding: No space left on device",
                 Fault::NoSpace,
             ),
             (

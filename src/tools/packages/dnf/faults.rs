@@ -89,10 +89,12 @@ pub fn telling_line(text: &str) -> Option<&str> {
 /// The class of a failure, by its output.
 #[must_use]
 pub fn fault(text: &str) -> Fault {
-    if dkms::log_named_in(text).is_some() {
-        return Fault::Build;
+    match sign_in(text).map_or(Fault::Other, |(_, fault)| fault) {
+        // A compiler that cannot write is no fault of the module.
+        Fault::NoSpace => Fault::NoSpace,
+        _ if dkms::log_named_in(text).is_some() => Fault::Build,
+        fault => fault,
     }
-    sign_in(text).map_or(Fault::Other, |(_, fault)| fault)
 }
 
 /// What the user can do about a failure, if dnf has a command for it.
@@ -318,6 +320,11 @@ mod tests {
             (
                 "Error: Error downloading packages:\n  huge-1-1.x86_64: Download failed: Curl \
                  error (23): Failed writing received data to disk/application for http://x/a.rpm\n",
+                Fault::NoSpace,
+            ),
+            (
+                "Consult /var/lib/dkms/nvidia/580.95.05/build/make.log for more information.\n\
+                 [Errno 28] No space left on device\n",
                 Fault::NoSpace,
             ),
             (

@@ -1,7 +1,14 @@
 #!/bin/sh
-# Part of the test bed: fills the filesystem of a directory with one file, so that this many MiB stay free.
+# Part of the test bed: leave-free FOLDER MIB fills the filesystem of a folder with one file, so that about
+# this much stays free. With 0 nothing does, not even what root alone may use.
 set -eu
+file=$1/filled-by-the-bed
 free=$(df --output=avail -B 1M "$1" | tail -n 1)
-[ "$free" -gt "$2" ]
-fallocate -l "$((free - $2))M" "$1/filled-by-the-bed"
+if [ "$2" = 0 ]; then
+    [ "$free" -lt 2 ] || fallocate -l "$((free - 1))M" "$file"
+    cat /dev/zero >>"$file" 2>/dev/null || true
+else
+    [ "$free" -gt "$2" ]
+    fallocate -l "$((free - $2))M" "$file"
+fi
 df -h "$1"
