@@ -229,9 +229,10 @@ impl Applier {
     }
 
     /// Refuses before the first change of a run what [`Guard`](crate::config::desired::Guard)
-    /// excludes, what the plan does not approve, and packages that do not fit on a filesystem. Other obstacles may be gone when it is
-    /// their turn: the lists can be too old, or a repository may be missing, until earlier changes
-    /// are applied. Then nothing is known, and the transaction itself is judged again.
+    /// excludes, what the plan does not approve, and packages that do not fit on a filesystem. Other
+    /// obstacles may be gone when it is their turn: the lists can be too old, or a repository may be
+    /// missing, until earlier changes are applied. Then nothing is known, and the transaction itself is
+    /// judged again.
     pub(in crate::change) async fn rehearse_install(
         &self,
         wishes: &[PackageWish],
