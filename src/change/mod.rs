@@ -166,6 +166,10 @@ pub enum Probe {
         gpus: usize,
         /// The driver version whose libraries the container must see.
         driver: String,
+        /// UUIDs of the devices (GPUs or MIG devices) that must compute in the container. Without any the
+        /// container only shows what it sees: NVML has told none, or an older version has planned this.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        uuids: Vec<String>,
         /// The time limit in seconds.
         timeout_seconds: u64,
     },

@@ -30,7 +30,6 @@ use crate::{
     config::{layers, network},
     exit::Exit,
     host::{ReadFiles as _, real, trusted::Trusted},
-    tools::container_view,
 };
 
 /// The matrix of the administrator, which replaces the built-in one.
@@ -96,18 +95,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         Command::BootGuard => guard::run(world).await,
         Command::NvmlView => print::json(&mut world.out, &real::nvml_view()).map(|()| Exit::Ok),
         Command::CudaWork(args) => probe::work(world, &args),
-        Command::ContainerProbe => {
-            let view = container_view::look(&*world.host.files).map_err(|error| {
-                Failure::caused(
-                    Exit::Internal,
-                    "container-unreadable",
-                    "failed to inspect this container",
-                    error,
-                    None,
-                )
-            })?;
-            print::json(&mut world.out, &view).map(|()| Exit::Ok)
-        }
+        Command::ContainerProbe => probe::in_container(world).await,
     }
 }
 

@@ -18,7 +18,8 @@ use crate::{
     host::{Nvml, ReadFiles, real},
     report::human,
     state::State,
-    steps::devices::{self, DevicesState},
+    steps::devices::{self, DevicesState, Disagreement},
+    tools::container_view,
     tools::probe::{self, LayerFault, Layers, ProbeDocument, ProbeLayer, ProbedDevice, count},
 };
 
@@ -63,6 +64,22 @@ pub(super) fn work(world: &mut World<'_>, args: &CudaWork) -> Result<Exit, Failu
     Ok(Exit::Ok)
 }
 
+/// The hidden subcommand of the container probe: what this container sees, and how far it works.
+pub(super) async fn in_container(world: &mut World<'_>) -> Result<Exit, Failure> {
+    let mut view = container_view::look(&*world.host.files).map_err(|error| {
+        Failure::caused(
+            Exit::Internal,
+            "container-unreadable",
+            "failed to inspect this container",
+            error,
+            None,
+        )
+    })?;
+    view.probe = Some(document(world).await?);
+    print::json(&mut world.out, &view)?;
+    Ok(Exit::Ok)
+}
+
 async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure> {
     let begin = world.host.clock.monotonic();
     let matrix = matrix(world)?;
@@ -70,32 +87,31 @@ async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure> {
     let facts = Arc::new(machine::facts(&world.host, &matrix, scope));
     let state = State::new(world.host.clone(), scope, Arc::clone(&facts));
     let files = &*world.host.files;
-    let mut seen = DevicesState::read(files, &state, true)
-        .await
-        .map_err(|error| {
-            Failure::caused(
-                Exit::Internal,
-                "machine-unreadable",
-                "failed to look at the GPUs",
-                error,
-                None,
-            )
-        })?;
     let in_container = !is_machine(files)?;
-    if in_container {
-        seen.narrow_to_container();
-    }
+    let seen = if in_container {
+        DevicesState::of_container(files, &state).await
+    } else {
+        DevicesState::read(files, &state, true).await
+    };
+    let seen = seen.map_err(|error| {
+        Failure::caused(
+            Exit::Internal,
+            "machine-unreadable",
+            "failed to look at the GPUs",
+            error,
+            None,
+        )
+    })?;
     let mut layers = Layers::default();
     let mut listed: Vec<ProbedDevice> = Vec::new();
     let (mut driver, mut cuda, mut peers) = (None, None, Vec::new());
-    lower(&mut layers, &seen, &facts);
-    if !layers.failed() && !in_container {
-        instance_type(&mut layers, &facts, &matrix);
-    } else if !layers.failed() {
-        layers.skip(
-            ProbeLayer::InstanceType,
-            "a container may have a part of the GPUs",
-        );
+    if in_container {
+        container(&mut layers, &seen);
+    } else {
+        bus(&mut layers, &seen, &facts);
+        if !layers.failed() {
+            instance_type(&mut layers, &facts, &matrix);
+        }
     }
     if let (false, Nvml::Ready(view)) = (layers.failed(), seen.nvml()) {
         driver = Some(view.driver_version.clone());
@@ -137,61 +153,96 @@ fn is_machine(files: &dyn ReadFiles) -> Result<bool, Failure> {
 }
 
 /// From the bus to NVML, by the rules of `validation.devices`.
-fn lower(layers: &mut Layers, seen: &DevicesState, facts: &Facts) {
-    let fail = |layer, why: &str, remedy: &str| LayerFault {
-        layer,
-        why: why.to_owned(),
-        remedy: remedy.to_owned(),
-    };
+fn bus(layers: &mut Layers, seen: &DevicesState, facts: &Facts) {
     let gpus = seen.gpus();
-    let fault = match seen.loaded() {
-        _ if facts.gpus.is_empty() => {
-            let unread = facts.unknown.iter().find(|one| one.fact == "gpus");
-            let why = unread.map_or("no NVIDIA GPU is on the PCI bus", |one| one.why.as_str());
-            Some(fail(
-                ProbeLayer::Pci,
-                why,
-                "compare the instance type with your provider's list, and run `lspci -d 10de:`",
-            ))
-        }
-        _ if gpus == 0 && !seen.reserved().is_empty() => Some(fail(
+    let fault = if facts.gpus.is_empty() {
+        let unread = facts.unknown.iter().find(|one| one.fact == "gpus");
+        let why = unread.map_or("no NVIDIA GPU is on the PCI bus", |one| one.why.as_str());
+        let remedy =
+            "compare the instance type with your provider's list, and run `lspci -d 10de:`";
+        Some(fault(ProbeLayer::Pci, why, remedy))
+    } else if gpus == 0 {
+        Some(fault(
             ProbeLayer::Pci,
             "all GPUs are reserved for virtual machines",
             "run the probe in a virtual machine that has one of them",
-        )),
-        _ if gpus == 0 => Some(fail(
+        ))
+    } else if let Some(loaded) = seen.loaded() {
+        devices::agree(seen, loaded, None).err().map(disagreement)
+    } else {
+        Some(fault(
+            ProbeLayer::Driver,
+            "the kernel module `nvidia` is not loaded",
+            "run `gpu-bootstrap check`; it names the cause",
+        ))
+    };
+    let version = seen.loaded().map(ToString::to_string).unwrap_or_default();
+    let passes = [
+        (ProbeLayer::Pci, count(gpus)),
+        (ProbeLayer::Driver, format!("bound to nvidia {version}")),
+        (ProbeLayer::DeviceNodes, format!("of {}", count(gpus))),
+        (ProbeLayer::Nvml, format!("lists {}", count(gpus))),
+    ];
+    below(layers, passes, fault);
+}
+
+/// In a container: it sees another bus than its GPUs, and the module of the host.
+fn container(layers: &mut Layers, seen: &DevicesState) {
+    let why = "a container is judged by its device nodes";
+    for layer in [
+        ProbeLayer::Pci,
+        ProbeLayer::Driver,
+        ProbeLayer::InstanceType,
+    ] {
+        layers.skip(layer, why);
+    }
+    let nodes = seen.nodes();
+    let fault = match seen.loaded() {
+        _ if nodes == 0 => Some(fault(
             ProbeLayer::DeviceNodes,
             "this container has no GPU",
             "start it with GPUs: `--gpus all`, a CDI device `nvidia.com/gpu=all`, or a limit \
              `nvidia.com/gpu` of its pod",
         )),
-        None => Some(fail(
-            ProbeLayer::Driver,
-            "the kernel module `nvidia` is not loaded",
-            "run `gpu-bootstrap check` on the host; it names the cause",
-        )),
-        Some(loaded) => devices::agree(seen, loaded, None)
-            .err()
-            .map(|differ| LayerFault {
-                layer: differ.layer,
-                why: differ.why,
-                remedy: differ.hint,
-            }),
+        Some(loaded) => devices::agree(seen, loaded, None).err().map(disagreement),
+        None => Some(disagreement(devices::unready(seen, None))),
     };
-    let first = fault.as_ref().map(|fault| fault.layer);
-    let version = seen.loaded().map(ToString::to_string).unwrap_or_default();
-    for (layer, why) in [
-        (ProbeLayer::Pci, count(gpus)),
-        (ProbeLayer::Driver, format!("bound to nvidia {version}")),
-        (ProbeLayer::DeviceNodes, format!("of {}", count(gpus))),
-        (ProbeLayer::Nvml, format!("lists {}", count(gpus))),
-    ] {
-        if first.is_none_or(|first| layer < first) {
+    let passes = [
+        (ProbeLayer::DeviceNodes, format!("of {}", count(nodes))),
+        (ProbeLayer::Nvml, format!("lists {}", count(nodes))),
+    ];
+    below(layers, passes, fault);
+}
+
+/// Everything passes up to the first fault.
+fn below(
+    layers: &mut Layers,
+    passes: impl IntoIterator<Item = (ProbeLayer, String)>,
+    fault: Option<LayerFault>,
+) {
+    for (layer, why) in passes {
+        if fault.as_ref().is_none_or(|fault| layer < fault.layer) {
             layers.pass(layer, why);
         }
     }
     if let Some(fault) = fault {
         layers.fail(fault);
+    }
+}
+
+fn fault(layer: ProbeLayer, why: &str, remedy: &str) -> LayerFault {
+    LayerFault {
+        layer,
+        why: why.to_owned(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+fn disagreement(differ: Disagreement) -> LayerFault {
+    LayerFault {
+        layer: differ.layer,
+        why: differ.why,
+        remedy: differ.hint,
     }
 }
 

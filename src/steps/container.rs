@@ -1,5 +1,5 @@
-//! `validation.container`: a container sees the GPUs and the driver's libraries. This
-//! probe needs everything below it, so it comes last.
+//! `validation.container`: a container sees the GPUs and the driver's libraries, and computes on them.
+//! This probe needs everything below it, so it comes last.
 
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
@@ -12,8 +12,10 @@ use crate::{
     change::{Change, Lock, Probe},
     config::desired::{Desired, RuntimeKind, RuntimeWish},
     facts::{Facts, GpuFact},
+    host::{Nvml, NvmlView},
     model::{id::StepId, paths, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
+    tools::probe,
 };
 
 /// See the module.
@@ -25,6 +27,8 @@ struct ContainerState {
     installed: Packages,
     /// The GPUs that containers can use.
     gpus: Vec<GpuFact>,
+    /// UUIDs of the devices that compute, by NVML; `None` if it does not answer.
+    uuids: Option<Vec<String>>,
     /// The record of the last probe.
     record: Option<String>,
 }
@@ -34,12 +38,28 @@ async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
         Some(wish) => cx.host.files().read_text(&record_path(wish.kind))?,
         None => None,
     };
+    let loaded = cx.state.loaded_driver()?.cloned();
+    // As in `validation.devices`: without a driver it has nothing to say.
+    let uuids = if loaded.is_some() && cx.desired.driver.is_some() {
+        match cx.state.nvml().await {
+            Nvml::Ready(view) => Some(computing(view)),
+            _ => None,
+        }
+    } else {
+        None
+    };
     Ok(ContainerState {
-        loaded: cx.state.loaded_driver()?.cloned(),
+        loaded,
+        uuids,
         installed: packages::installed(cx).await?,
         gpus: words::usable(cx)?.into_iter().cloned().collect(),
         record,
     })
+}
+
+fn computing(view: &NvmlView) -> Vec<String> {
+    let devices = probe::devices(view).into_iter();
+    devices.map(|device| device.uuid).collect()
 }
 
 fn record_path(kind: RuntimeKind) -> Utf8PathBuf {
@@ -85,7 +105,26 @@ fn inputs(
     if let Some(image) = &desired.validation.image {
         lines.push(format!("image={image}"));
     }
+    for uuid in state.uuids.iter().flatten() {
+        lines.push(format!("{DEVICE}{uuid}"));
+    }
     lines.join("\n") + "\n"
+}
+
+/// Begins the line of a device in a record.
+const DEVICE: &str = "device=";
+
+/// Whether a record is of these inputs. What NVML does not tell now is no difference: another step names
+/// that.
+fn is_of(record: &str, inputs: &str, uuids_known: bool) -> bool {
+    let lines = |text: &str| -> Vec<String> {
+        (text
+            .lines()
+            .filter(|line| uuids_known || !line.starts_with(DEVICE)))
+        .map(str::to_owned)
+        .collect()
+    };
+    lines(record) == lines(inputs)
 }
 
 fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessment {
@@ -120,7 +159,8 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
         };
     };
     let inputs = inputs(state, wish, desired, facts, loaded);
-    if state.record.as_deref() == Some(&inputs) {
+    let known = state.uuids.is_some();
+    if (state.record.as_ref()).is_some_and(|record| is_of(record, &inputs, known)) {
         return Assessment::Satisfied {
             why: format!(
                 "a container saw {} with driver {loaded}, and nothing has changed since",
@@ -139,6 +179,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
                 image: desired.validation.image.clone(),
                 gpus: state.gpus.len(),
                 driver: loaded.to_string(),
+                uuids: state.uuids.clone().unwrap_or_default(),
                 timeout_seconds: desired.validation.timeout_seconds,
             },
             record: record_path(wish.kind),
@@ -216,6 +257,7 @@ mod tests {
             loaded: "535.261.03".parse().ok(),
             installed: packages(&["docker.io=20.10.24", "nvidia-container-toolkit=1.20.0-1"]),
             gpus: facts.gpus.clone(),
+            uuids: Some(vec!["GPU-a".into(), "GPU-b".into()]),
             record: None,
         };
         let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
@@ -234,5 +276,17 @@ mod tests {
             panic!("must be proven again");
         };
         assert_eq!(why, "since the last probe: package=docker.io 26.1.5");
+        // Another MIG layout is proven again; what NVML does not tell is no difference.
+        state.installed = packages(&["docker.io=20.10.24", "nvidia-container-toolkit=1.20.0-1"]);
+        state.uuids = Some(vec!["GPU-a".into(), "MIG-c".into()]);
+        let Assessment::Needs { why, .. } = decide(&state, &want, &facts) else {
+            panic!("must be proven again");
+        };
+        assert_eq!(why, "since the last probe: device=MIG-c");
+        state.uuids = None;
+        assert!(matches!(
+            decide(&state, &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
     }
 }

@@ -33,6 +33,8 @@ pub struct DevicesState {
     nvml: Nvml,
     /// Minor numbers of `/dev/nvidiaN`.
     nodes: Vec<u32>,
+    /// Where the GPUs were counted, for people.
+    place: &'static str,
 }
 
 impl DevicesState {
@@ -56,10 +58,7 @@ impl DevicesState {
                 bound.push((address, driver));
             }
         }
-        let mut nodes: Vec<u32> = (files.list("/dev".into())?.iter())
-            .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
-            .collect();
-        nodes.sort_unstable();
+        let nodes = nodes(files)?;
         let loaded = state.loaded_driver()?.cloned();
         let nvml = if loaded.is_some() && ask_nvml {
             state.nvml().await.clone()
@@ -72,6 +71,36 @@ impl DevicesState {
             reserved,
             nvml,
             nodes,
+            place: "on the bus",
+        })
+    }
+
+    /// Looks in a container, which may have a part of the GPUs: those that have a node there. What it
+    /// sees of the bus and of the kernel is not about them.
+    ///
+    /// # Errors
+    /// When something that is there cannot be read.
+    pub async fn of_container(files: &dyn ReadFiles, state: &State) -> Result<Self, StepError> {
+        let nodes = nodes(files)?;
+        let nvml = match nodes[..] {
+            [] => Nvml::NoDevices,
+            _ => state.nvml().await.clone(),
+        };
+        let loaded = match &nvml {
+            Nvml::Ready(view) => view.driver_version.parse().ok(),
+            _ => None,
+        };
+        let bound = nodes.iter().map(|minor| {
+            let node = format!("/dev/nvidia{minor}");
+            (node, Some("nvidia".to_owned()))
+        });
+        Ok(Self {
+            loaded,
+            bound: bound.collect(),
+            reserved: Vec::new(),
+            nvml,
+            nodes,
+            place: "in `/dev`",
         })
     }
 
@@ -93,26 +122,20 @@ impl DevicesState {
         self.bound.len()
     }
 
-    /// Addresses of the GPUs that are reserved for virtual machines.
+    /// How many GPUs have a node in `/dev`.
     #[must_use]
-    pub fn reserved(&self) -> &[String] {
-        &self.reserved
+    pub fn nodes(&self) -> usize {
+        self.nodes.len()
     }
+}
 
-    /// Leaves only the GPUs that NVML lists: a container sees the whole bus, and may have a part of
-    /// the GPUs. If it has other nodes, those count.
-    pub fn narrow_to_container(&mut self) {
-        let Nvml::Ready(view) = &self.nvml else {
-            return;
-        };
-        if view.devices.len() == self.nodes.len() {
-            let listed = |address: &str| {
-                (view.devices.iter().filter_map(|device| device.pci_address))
-                    .any(|at| at.to_string() == address)
-            };
-            self.bound.retain(|(address, _)| listed(address));
-        }
-    }
+/// Minor numbers of `/dev/nvidiaN`.
+fn nodes(files: &dyn ReadFiles) -> Result<Vec<u32>, StepError> {
+    let mut nodes: Vec<u32> = (files.list("/dev".into())?.iter())
+        .filter_map(|name| name.strip_prefix("nvidia")?.parse().ok())
+        .collect();
+    nodes.sort_unstable();
+    Ok(nodes)
 }
 
 /// A difference between the views of the GPUs.
@@ -182,58 +205,7 @@ pub fn agree(
     }
     let view = match &state.nvml {
         Nvml::Ready(view) => view,
-        Nvml::NotLoadable { why } => {
-            let command = reinstall.map_or_else(String::new, |command| format!(" (`{command}`)"));
-            return nvml(
-                format!("`libnvidia-ml.so.1` cannot be opened: {why}"),
-                &format!("reinstall the driver's library package{command}, then run `ldconfig`"),
-            );
-        }
-        Nvml::VersionMismatch => {
-            return nvml(
-                format!("NVML and the loaded module {loaded} are of different versions"),
-                "reboot: the library was upgraded while the old module was loaded",
-            );
-        }
-        Nvml::DriverNotLoaded => {
-            return nvml(
-                format!("module {loaded} is loaded, but NVML says that none is"),
-                "run `ls -l /dev/nvidiactl` to check that it exists and who may open it",
-            );
-        }
-        Nvml::NoDevices => {
-            return nvml(
-                format!(
-                    "{} on the bus, none initialised by the driver",
-                    words::gpus(gpus)
-                ),
-                "run `dmesg | grep NVRM`: the firmware or the GPU failed to start",
-            );
-        }
-        Nvml::Hung { after_seconds } => {
-            return Err(Disagreement {
-                heals: Heals::Time(SLOW_NVML),
-                ..differ(
-                    ProbeLayer::Nvml,
-                    format!("NVML did not answer within {after_seconds} s"),
-                    "a GPU or its firmware hangs: run `dmesg | grep -i xid`, reboot, and have the \
-                     machine replaced if it happens again",
-                )
-            });
-        }
-        Nvml::NotAsked { why } => {
-            return nvml(
-                format!("NVML was not asked: {why}"),
-                "run this on the machine itself",
-            );
-        }
-        Nvml::Failed { code, why } => {
-            let code = code.map_or_else(String::new, |code| format!(" (code {code})"));
-            return nvml(
-                format!("NVML failed{code}: {why}"),
-                "run `dmesg | grep NVRM` for the driver's messages",
-            );
-        }
+        unready => return Err(unready_nvml(unready, state, reinstall)),
     };
     if view.driver_version != loaded.as_str() {
         return nvml(
@@ -257,8 +229,9 @@ pub fn agree(
     if view.devices.len() != gpus {
         return nvml(
             format!(
-                "{} on the bus, NVML lists {}",
+                "{} {}, NVML lists {}",
                 words::gpus(gpus),
+                state.place,
                 view.devices.len()
             ),
             "run `dmesg | grep -i -e xid -e NVRM`: a GPU fell off the bus or was not initialised",
@@ -280,6 +253,73 @@ pub fn agree(
         ));
     }
     Ok(())
+}
+
+/// Why NVML lists nothing, while a driver is loaded. `reinstall` is as in [`agree`].
+#[must_use]
+pub fn unready(state: &DevicesState, reinstall: Option<&str>) -> Disagreement {
+    unready_nvml(&state.nvml, state, reinstall)
+}
+
+fn unready_nvml(nvml: &Nvml, state: &DevicesState, reinstall: Option<&str>) -> Disagreement {
+    // A container that NVML does not answer does not know the version.
+    let module = match &state.loaded {
+        Some(loaded) => format!("module {loaded}"),
+        None => "module".to_owned(),
+    };
+    let gpus = state.bound.len();
+    let mut heals = Heals::Run;
+    let (why, hint) = match nvml {
+        Nvml::NotLoadable { why } => {
+            let command = reinstall.map_or_else(String::new, |command| format!(" (`{command}`)"));
+            (
+                format!("`libnvidia-ml.so.1` cannot be opened: {why}"),
+                format!("reinstall the driver's library package{command}, then run `ldconfig`"),
+            )
+        }
+        Nvml::VersionMismatch => (
+            format!("NVML and the loaded {module} are of different versions"),
+            "reboot: the library was upgraded while the old module was loaded".to_owned(),
+        ),
+        Nvml::DriverNotLoaded => (
+            format!("{module} is loaded, but NVML says that none is"),
+            "run `ls -l /dev/nvidiactl` to check that it exists and who may open it".to_owned(),
+        ),
+        Nvml::NoDevices | Nvml::Ready(_) => (
+            format!(
+                "{} {}, none initialised by the driver",
+                words::gpus(gpus),
+                state.place
+            ),
+            "run `dmesg | grep NVRM`: the firmware or the GPU failed to start".to_owned(),
+        ),
+        Nvml::Hung { after_seconds } => {
+            heals = Heals::Time(SLOW_NVML);
+            (
+                format!("NVML did not answer within {after_seconds} s"),
+                "a GPU or its firmware hangs: run `dmesg | grep -i xid`, reboot, and have the \
+                 machine replaced if it happens again"
+                    .to_owned(),
+            )
+        }
+        Nvml::NotAsked { why } => (
+            format!("NVML was not asked: {why}"),
+            "run this on the machine itself".to_owned(),
+        ),
+        Nvml::Failed { code, why } => {
+            let code = code.map_or_else(String::new, |code| format!(" (code {code})"));
+            (
+                format!("NVML failed{code}: {why}"),
+                "run `dmesg | grep NVRM` for the driver's messages".to_owned(),
+            )
+        }
+    };
+    Disagreement {
+        layer: ProbeLayer::Nvml,
+        why,
+        hint,
+        heals,
+    }
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
@@ -389,6 +429,7 @@ mod tests {
                 devices: (0..facts.gpus.len() as u32).map(nvml_device).collect(),
             }),
             nodes: (0..facts.gpus.len() as u32).collect(),
+            place: "on the bus",
         }
     }
 

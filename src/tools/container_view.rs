@@ -1,8 +1,9 @@
-//! What a container sees of GPUs: devices and driver libraries. Our own program runs in the container
-//! and prints them; the container probe reads its output.
+//! What a container sees of GPUs: devices and driver libraries, and what its GPUs compute. Our own
+//! program runs in the container and prints it; the container probe reads its output.
 
 use serde::{Deserialize, Serialize};
 
+use super::probe::ProbeDocument;
 use crate::host::{FilesError, ReadFiles};
 
 /// Folders in which the container toolkit puts driver libraries, by distribution and architecture
@@ -21,13 +22,16 @@ const LIBRARY_FOLDERS: [&str; 7] = [
 pub const LIBRARIES: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 
 /// The view from inside.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ContainerView {
     /// Names below `/dev` that begin with `nvidia`.
     pub devices: Vec<String>,
     /// Paths of the driver's libraries.
     pub libraries: Vec<String>,
+    /// What the probe found there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<ProbeDocument>,
 }
 
 impl ContainerView {
@@ -69,7 +73,11 @@ pub fn look(files: &dyn ReadFiles) -> Result<ContainerView, FilesError> {
             }
         }
     }
-    Ok(ContainerView { devices, libraries })
+    Ok(ContainerView {
+        devices,
+        libraries,
+        probe: None,
+    })
 }
 
 /// A file that a process has mapped.

@@ -6,7 +6,10 @@ use gpu_bootstrap::{
         fake::{FakeFiles, failed, ok},
         files::Kind,
     },
-    tools::container_view::{ContainerView, LIBRARIES},
+    tools::{
+        container_view::{ContainerView, LIBRARIES},
+        probe::{self, Layers, ProbeDocument},
+    },
 };
 use serde_json::{Map, Value, json};
 use toml::Table;
@@ -187,7 +190,18 @@ fn see(files: &FakeFiles, state: &State) -> Output {
                     .any(|library| path.contains(&format!("/{library}.")))
             })
             .collect();
-        ContainerView { devices, libraries }
+        let probe = match gpu::survey(files, state) {
+            Nvml::Ready(view) => Some(ProbeDocument {
+                devices: probe::devices(&view),
+                ..Layers::default().document()
+            }),
+            _ => None,
+        };
+        ContainerView {
+            devices,
+            libraries,
+            probe,
+        }
     };
     if !state.faults.container && view.devices.is_empty() {
         return failed(

@@ -1,7 +1,7 @@
 //! The container probe: this program runs in a container that holds only the program and its
-//! libraries, and prints which devices and driver libraries it sees. No registry is needed.
+//! libraries, computes on the GPUs that it sees, and prints how far that works. No registry is needed.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use camino::Utf8Path;
 
@@ -38,6 +38,7 @@ pub(super) async fn run(
         image,
         gpus,
         driver,
+        uuids,
         timeout_seconds,
     } = probe;
     let root = Root::prepare(host, state)?;
@@ -48,7 +49,8 @@ pub(super) async fn run(
             containerd(host, &root, image.as_deref(), deadline, sink).await?
         }
     };
-    judge(&view, *gpus, driver)
+    judge(&view, *gpus, driver)?;
+    computes(&view, uuids)
 }
 
 fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeError> {
@@ -67,6 +69,33 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeErr
     Err(ProbeError::Blind {
         seen: format!("{} GPUs and {libraries}", view.gpus()),
         expected: format!("{gpus} GPUs and {} of {driver}", LIBRARIES.join(", ")),
+    })
+}
+
+/// Whether the devices computed there, and are those of the host.
+fn computes(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
+    if uuids.is_empty() {
+        return Ok(());
+    }
+    let Some(probe) = &view.probe else {
+        return Err(ProbeError::Silent);
+    };
+    if let Some(layer) = probe.failed_layer {
+        return Err(ProbeError::Layer {
+            layer,
+            why: probe.why.clone(),
+            remedy: probe.remedy.clone(),
+        });
+    }
+    let inside: BTreeSet<&str> = probe.devices.iter().map(|one| one.uuid.as_str()).collect();
+    let outside: BTreeSet<&str> = uuids.iter().map(String::as_str).collect();
+    if inside == outside {
+        return Ok(());
+    }
+    let list = |uuids: BTreeSet<&str>| uuids.into_iter().collect::<Vec<_>>().join(", ");
+    Err(ProbeError::OtherDevices {
+        inside: list(inside),
+        outside: list(outside),
     })
 }
 
@@ -220,15 +249,19 @@ async fn view(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<ContainerView, 
 
 #[cfg(test)]
 mod tests {
-    use super::{ProbeError, judge, run};
+    use super::{ProbeError, computes, judge, run};
     use crate::{
         change::{Probe, Sink},
         config::desired::RuntimeKind,
+        error::Report as _,
         host::{
             Host,
             fake::{self, Fakes, failed, ok},
         },
-        tools::container_view::ContainerView,
+        tools::{
+            container_view::ContainerView,
+            probe::{LayerFault, Layers, ProbeDocument, ProbeLayer, ProbedDevice},
+        },
     };
 
     struct Silent;
@@ -247,6 +280,7 @@ mod tests {
                 "/usr/lib64/libcuda.so.535.261.03".into(),
                 "/usr/lib64/libnvidia-ml.so.535.261.03".into(),
             ],
+            probe: None,
         };
         assert!(judge(&view, 2, "535.261.03").is_ok());
         assert!(judge(&view, 8, "535.261.03").is_err());
@@ -260,6 +294,52 @@ mod tests {
             expected,
             "2 GPUs and libcuda.so, libnvidia-ml.so of 535.261.03"
         );
+    }
+
+    #[test]
+    fn the_devices_of_the_host_must_compute_in_the_container() {
+        let device = |uuid: &str| ProbedDevice {
+            uuid: uuid.into(),
+            index: 0,
+            mig_index: None,
+            pci_address: None,
+            work: None,
+            fault: None,
+            remedy: None,
+        };
+        let probed = |layers: Layers| ContainerView {
+            probe: Some(ProbeDocument {
+                devices: vec![device("GPU-a"), device("MIG-b")],
+                ..layers.document()
+            }),
+            ..ContainerView::default()
+        };
+        let said = |view: &ContainerView, uuids: &[&str]| {
+            let uuids: Vec<String> = uuids.iter().map(|uuid| (*uuid).to_owned()).collect();
+            let result = computes(view, &uuids);
+            result.map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))
+        };
+        let good = probed(Layers::default());
+        assert_eq!(said(&good, &["MIG-b", "GPU-a"]), Ok(()));
+        let (why, _) = said(&good, &["GPU-a", "GPU-c"]).expect_err("other devices");
+        assert_eq!(why, "the container has GPU-a, MIG-b, the host GPU-a, GPU-c");
+        let mut layers = Layers::default();
+        layers.fail(LayerFault {
+            layer: ProbeLayer::Cuda,
+            why: "`cuInit` returned 803".into(),
+            remedy: "make the specification anew".into(),
+        });
+        let (why, hint) = said(&probed(layers), &["GPU-a"]).expect_err("a layer fails");
+        assert_eq!(
+            why,
+            "the container fails at the layer CUDA: `cuInit` returned 803"
+        );
+        assert_eq!(hint, "make the specification anew");
+        // NVML has told no UUIDs: what the container sees must do.
+        let blind = ContainerView::default();
+        assert_eq!(said(&blind, &[]), Ok(()));
+        let (why, _) = said(&blind, &["GPU-a"]).expect_err("nothing computed");
+        assert_eq!(why, "the container printed no result of the probe");
     }
 
     /// A machine on which this program can be packed.
@@ -284,6 +364,7 @@ mod tests {
             image: image.map(str::to_owned),
             gpus: 1,
             driver: "1.2".into(),
+            uuids: Vec::new(),
             timeout_seconds: 60,
         }
     }

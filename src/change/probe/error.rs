@@ -4,6 +4,7 @@ use crate::{
     error::Report,
     exit::Exit,
     host::{ExecError, FilesError},
+    tools::probe::ProbeLayer,
 };
 
 /// Why a probe failed.
@@ -39,6 +40,27 @@ pub enum ProbeError {
         /// What it should.
         expected: String,
     },
+    /// A layer of the probe fails in the container.
+    #[error("the container fails at the layer {layer}: {why}")]
+    Layer {
+        /// Which.
+        layer: ProbeLayer,
+        /// What is wrong.
+        why: String,
+        /// What to do.
+        remedy: Option<String>,
+    },
+    /// The container computes on other devices than those of the host.
+    #[error("the container has {inside}, the host {outside}")]
+    OtherDevices {
+        /// Its UUIDs.
+        inside: String,
+        /// Those of the host.
+        outside: String,
+    },
+    /// The container ran, and said nothing about the GPUs.
+    #[error("the container printed no result of the probe")]
+    Silent,
 }
 
 impl Report for ProbeError {
@@ -52,6 +74,8 @@ impl Report for ProbeError {
             Self::Unknown { .. } | Self::Replaced { .. } => "proof-not-prepared",
             Self::Exec(_) => "container-failed",
             Self::Blind { .. } => "container-sees-no-gpu",
+            Self::Layer { .. } | Self::Silent => "container-cannot-compute",
+            Self::OtherDevices { .. } => "container-has-other-gpus",
         }
     }
 
@@ -63,7 +87,16 @@ impl Report for ProbeError {
             Self::Replaced { .. } => {
                 "run `gpu-bootstrap install` again: it starts with the new library".to_owned()
             }
-            Self::Exec(_) => {
+            Self::Layer {
+                remedy: Some(remedy),
+                ..
+            } => remedy.clone(),
+            Self::OtherDevices { .. } => {
+                "make the CDI specification anew (`nvidia-ctk cdi generate`), and check \
+                 `NVIDIA_VISIBLE_DEVICES` of the image"
+                    .to_owned()
+            }
+            Self::Exec(_) | Self::Layer { .. } | Self::Silent => {
                 "run `gpu-bootstrap check`: it names the faulty layer (driver, CDI or runtime)"
                     .to_owned()
             }

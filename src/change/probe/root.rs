@@ -13,6 +13,11 @@ use crate::{
 const PROGRAM: &str = "/gpu-bootstrap";
 /// The folder of its libraries, which no distribution and no toolkit uses.
 const LIBRARY_FOLDER: &str = "/gpu-bootstrap-lib";
+/// Parts of the C library that the driver's libraries are linked with, and this program perhaps not: in
+/// newer versions they are empty, and must be there all the same.
+const OF_LIBC: [&str; 4] = ["libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"];
+/// The C library beside which they are.
+const LIBC: &str = "libc.so.6";
 /// The hidden subcommand that prints what the container sees.
 const SUBCOMMAND: &str = "container-probe";
 
@@ -64,6 +69,12 @@ impl Root {
                 loader = Some(format!("{LIBRARY_FOLDER}/{name}"));
             }
         }
+        for (name, path) in beside_libc(libraries) {
+            if let Some(content) = host.files.read(&path)? {
+                let place = folder.join(&LIBRARY_FOLDER[1..]).join(name);
+                host.files.write(&place, &content, 0o755)?;
+            }
+        }
         if loader.is_none() && !libraries.is_empty() {
             return Err(unknown("no dynamic loader is mapped"));
         }
@@ -92,6 +103,20 @@ impl Root {
             .map(|place| (self.folder.join(&place[1..]), place))
             .collect()
     }
+}
+
+/// The parts of the C library that are not mapped, where they would be.
+fn beside_libc(libraries: &[Mapped]) -> Vec<(&'static str, Utf8PathBuf)> {
+    let paths: Vec<&Utf8Path> = libraries
+        .iter()
+        .map(|one| Utf8Path::new(&one.path))
+        .collect();
+    let libc = paths.iter().find(|path| path.file_name() == Some(LIBC));
+    let folder = libc.and_then(|path| path.parent());
+    (OF_LIBC.into_iter())
+        .filter(|name| !paths.iter().any(|path| path.file_name() == Some(*name)))
+        .filter_map(|name| Some((name, folder?.join(name))))
+        .collect()
 }
 
 fn unknown(why: &str) -> ProbeError {
@@ -152,5 +177,29 @@ mod tests {
             let content = host.files.read_text(&packed);
             assert_eq!(content.expect("readable").as_deref(), Some("running"));
         }
+    }
+
+    #[test]
+    fn the_driver_finds_the_parts_of_the_c_library_that_this_program_does_not_use() {
+        let (host, fakes) = fake::host();
+        fakes.files.put(
+            "/proc/self/maps",
+            "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n\
+             3-4 r--p 0 fe:01 9 /lib64/ld-linux-x86-64.so.2\n\
+             5-6 r--p 0 fe:01 9 /usr/lib64/libc.so.6\n\
+             7-8 r--p 0 fe:01 9 /usr/lib64/libm.so.6\n",
+        );
+        fakes.files.put("/proc/self/exe", "program");
+        fakes.files.put("/lib64/ld-linux-x86-64.so.2", "loader");
+        for name in ["libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0"] {
+            fakes.files.put(&format!("/usr/lib64/{name}"), name);
+        }
+        let root = Root::prepare(&host, "/state".into()).expect("a root filesystem");
+        let mut packed = (host.files)
+            .list(&root.folder.join("gpu-bootstrap-lib"))
+            .expect("a folder");
+        packed.sort();
+        let all = "ld-linux-x86-64.so.2 libc.so.6 libdl.so.2 libm.so.6 libpthread.so.0";
+        assert_eq!(packed.join(" "), all);
     }
 }

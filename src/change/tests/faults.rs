@@ -187,6 +187,7 @@ async fn a_stop_ends_the_retries_of_a_registry() {
             image: Some("x".into()),
             gpus: 1,
             driver: "1.2".into(),
+            uuids: Vec::new(),
             timeout_seconds: 60,
         },
         record: "/var/lib/gpu-bootstrap/proof".into(),

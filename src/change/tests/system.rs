@@ -559,6 +559,7 @@ async fn a_probe_leaves_its_record_and_no_image() {
                 image: None,
                 gpus: 1,
                 driver: "1.2".into(),
+                uuids: Vec::new(),
                 timeout_seconds: 60,
             },
             record: "/var/lib/gpu-bootstrap/proofs/container-docker".into(),

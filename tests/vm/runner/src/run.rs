@@ -114,8 +114,8 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
             modules::carry(&machine.root(), modules)?;
             if spec.kind == Kind::Vm {
                 let version = modules::version(modules)?;
-                let nvml = &stage.assets.stand_ins.nvml;
-                simulation::stand_in(&machine.root(), &version, stage.machines, spec, nvml)?;
+                let stand_ins = &stage.assets.stand_ins;
+                simulation::stand_in(&machine.root(), &version, stage.machines, spec, stand_ins)?;
             }
         }
     }

@@ -189,26 +189,41 @@ pub fn load_driver(
     Ok(driver)
 }
 
-/// Copies the stand-in NVML into the root of a machine before its first boot, in a directory where
-/// no program searches for it by itself. `version` is the version of the driver that the machine
+/// Copies the stand-ins into the root of a machine before its first boot, in a directory where no
+/// program searches for them by itself. `version` is the version of the driver that the machine
 /// will get.
 pub fn stand_in(
     root: &Path,
     version: &str,
     machines: &Machines,
     spec: &MachineSpec,
-    nvml: &Path,
+    stand_ins: &StandIns,
 ) -> Result<()> {
     let here = root.join(INSIDE.trim_start_matches('/'));
     let cuda = machines.cuda_of(version)?;
-    write(
-        &here.join("standin-nvml.toml"),
-        &inventory(version, cuda, spec)?,
-    )?;
-    let library = here.join("nvml/libnvidia-ml.so.1");
-    fs::create_dir_all(here.join("nvml")).context("cannot make a folder")?;
-    fs::copy(nvml, &library).with_context(|| format!("cannot write {}", library.display()))?;
+    let inventory = inventory(version, cuda, spec)?;
+    write(&here.join("standin-nvml.toml"), &inventory)?;
+    let folder = here.join("libraries");
+    fs::create_dir_all(&folder).context("cannot make a folder")?;
+    for (name, library) in [
+        ("libnvidia-ml.so.1", &stand_ins.nvml),
+        ("libcuda.so.1", &stand_ins.cuda),
+    ] {
+        let place = folder.join(name);
+        fs::copy(library, &place).with_context(|| format!("cannot write {}", place.display()))?;
+        append(&place, &inventory)?;
+    }
     Ok(())
+}
+
+/// Puts the inventory at the end of a stand-in, for containers.
+fn append(library: &Path, inventory: &str) -> Result<()> {
+    let mut file = fs::OpenOptions::new()
+        .append(true)
+        .open(library)
+        .with_context(|| format!("cannot open {}", library.display()))?;
+    std::io::Write::write_all(&mut file, format!("{APPENDED}{inventory}").as_bytes())
+        .with_context(|| format!("cannot write {}", library.display()))
 }
 
 /// Removes the simulated driver, for the next boot.
@@ -339,12 +354,7 @@ fn library_side(
             );
         };
         replace(here, &real, with)?;
-        let mut file = fs::OpenOptions::new()
-            .append(true)
-            .open(&real)
-            .with_context(|| format!("cannot open {}", real.display()))?;
-        std::io::Write::write_all(&mut file, format!("{APPENDED}{inventory}").as_bytes())
-            .with_context(|| format!("cannot write {}", real.display()))?;
+        append(&real, inventory)?;
     }
     Ok(())
 }
