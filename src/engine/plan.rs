@@ -108,7 +108,8 @@ impl Session {
             reports.extend(job.undos());
             let mut step = job.report(reports);
             if let Some(first) = comes_with {
-                step.why.push_str(&format!("; `{first}` installs all of it"));
+                step.why
+                    .push_str(&format!("; `{first}` installs all of it"));
             }
             steps.push(step);
         }

@@ -17,6 +17,7 @@ with_each_manager! {
     what_others_changed_before_the_hold_is_in_its_undo
     a_hold_that_was_not_set_leaves_nothing_to_release
     a_hold_whose_command_outlived_the_run_is_released
+    a_hold_of_somebody_does_not_stop_a_repair
 }
 
 const LIST: &str = "/etc/dnf/plugins/versionlock.list";
@@ -111,4 +112,20 @@ async fn a_hold_whose_command_outlived_the_run_is_released(kind: Kind) {
     }
     machine.revert(&undo).await;
     assert!(held(&machine).await.is_empty());
+}
+
+/// What is installed once more, or configured, keeps its version.
+async fn a_hold_of_somebody_does_not_stop_a_repair(kind: Kind) {
+    let (machine, archive, _) = prepared(kind).await;
+    (archive
+        .installed
+        .lock()
+        .unwrap()
+        .get_mut("docker.io")
+        .unwrap())
+    .half = true;
+    set(&machine, &archive, "docker.io", true);
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    assert!(!archive.installed.lock().unwrap()["docker.io"].half);
+    assert_eq!(held(&machine).await, names(&["docker.io"]));
 }
