@@ -14,7 +14,7 @@ use super::{
     packages::{Holds, Lists, Wanted},
 };
 use crate::{
-    config::desired::PackagePolicy,
+    config::desired::{PackagePolicy, PackageWish},
     host::{Cmd, ExecError, Host, Output, ReadFiles, digest::sha256},
     tools::{kmod, packages::Backend},
 };
@@ -31,6 +31,8 @@ pub struct Applier {
     pub(super) holds: Arc<Holds>,
     /// What the run wants; `None` if any source may be needed.
     pub(super) wanted: Option<Arc<Wanted>>,
+    /// The packages of the proven driver, in exactly their versions.
+    pub(super) proven: Arc<[PackageWish]>,
     pub(super) stop: CancellationToken,
 }
 
@@ -47,6 +49,7 @@ impl Applier {
             lists: Arc::default(),
             holds: Arc::default(),
             wanted: None,
+            proven: Arc::default(),
             stop: CancellationToken::new(),
         }
     }

@@ -425,6 +425,7 @@ impl Target {
         };
         let applier = Applier::new(self.ground.host.clone(), policy, paths::STATE.into());
         let applier = applier.holding(engine::holds(&self.ground.host));
+        let applier = applier.keeping(engine::to_keep(&self.ground.host, desired));
         tools_of(
             applier.wanting(Wanted::of(desired)),
             &self.ground.host,

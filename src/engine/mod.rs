@@ -56,7 +56,7 @@ pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, policy, status};
 pub use uninstall::uninstall;
 pub use verbs::{Failure, NoVerbs, Verbs};
-pub use way_back::{Instead, wanted_instead};
+pub use way_back::{Instead, to_keep, wanted_instead};
 
 use crate::{
     check::Check,

@@ -1,9 +1,11 @@
 //! The way back to an earlier driver: if another one fails its proof, the run wants the driver that was
 //! proven last, in exactly its versions. All the rest is what every run does.
 
+use camino::Utf8Path;
+
 use super::{EngineError, Session, job::Job, ledger::Ledger, ours::ours, resume};
 use crate::{
-    change::{Change, Undo},
+    change::{Change, Undo, packages::kept},
     config::desired::{Desired, DriverWish, Manager, PackagePolicy, PackageWish},
     error::one_line,
     event::Outcome,
@@ -11,10 +13,10 @@ use crate::{
     facts::detection::{carries_driver, is_driver_part},
     host::Host,
     journal::{GoingBack, Journal, JournalError, Proven, Receipt, Record, Standing, fold},
-    model::{id::StepId, version::DriverVersion},
+    model::{id::StepId, paths, text::bytes, version::DriverVersion},
     step::Assessment,
     steps,
-    tools::packages::Fault,
+    tools::packages::{Fault, Settings, TransactionRequest},
 };
 
 /// The steps that show whether a driver works. It counts only after the driver was replaced. What runs on
@@ -87,6 +89,25 @@ fn is_another(driver: &DriverWish, failed: &str) -> bool {
         (None, Ok(failed)) => driver.branch != failed.branch(),
         (_, Err(_)) => failed != format!("of branch {}", driver.branch),
     }
+}
+
+/// The packages of the proven driver, in exactly their versions, whose files are kept before another driver
+/// takes their place; none where no run would go back to it.
+#[must_use]
+pub fn to_keep(host: &Host, desired: &Desired) -> Vec<PackageWish> {
+    if !desired
+        .driver
+        .as_ref()
+        .is_some_and(|driver| driver.rollback)
+    {
+        return Vec::new();
+    }
+    // A journal that cannot be read ends the run before it changes anything.
+    let receipt = Journal::read(host).map(|history| fold(&history.lines));
+    let proven = receipt.ok().filter(|receipt| receipt.going_back.is_none());
+    proven
+        .and_then(|receipt| receipt.proven)
+        .map_or_else(Vec::new, |proven| proven.driver)
 }
 
 /// What was proven, with every package of the driver in the version that was proven.
@@ -294,7 +315,8 @@ impl Session {
         let to = version_in_words(proven);
         Some(match self.not_offered(manager, &replaced).await {
             Ok(gone) if gone.is_empty() => {
-                format!("{fails}, the run goes back to driver {to} (`driver.rollback`)")
+                let kept = self.kept_in_words(manager, &replaced).await;
+                format!("{fails}, the run goes back to driver {to} (`driver.rollback`){kept}")
             }
             Ok(gone) => format!(
                 "{fails}, there is no way back to driver {to}: no repository offers {} any more",
@@ -305,6 +327,46 @@ impl Session {
                  still offered, which is not known: {why}"
             ),
         })
+    }
+
+    /// Where the packages of the driver before are kept, and how much that is, for the end of a sentence.
+    async fn kept_in_words(&self, manager: Manager, packages: &[&PackageWish]) -> String {
+        let Some(transactions) = manager.backend().transactions() else {
+            return String::new();
+        };
+        let specified: Vec<String> = (packages.iter())
+            .filter_map(|one| Some(transactions.at_version(&one.name, one.version.as_deref()?)))
+            .collect();
+        let settings = Settings {
+            lock_timeout_seconds: 0,
+            proxy: None,
+            no_proxy: None,
+            recommends: false,
+        };
+        let query = transactions.estimate(&settings, &TransactionRequest::Reinstall(&specified));
+        let answer = match &query {
+            Some(query) => self.inner.host.reader().query(query).await.ok(),
+            None => None,
+        };
+        let answer = answer.filter(|output| transactions.has_answered(output));
+        let size =
+            answer.map(|output| transactions.parse_estimate(&output.stdout).download_bytes());
+        match size {
+            Some(size) if size > kept::LIMIT => format!(
+                "; its packages, {} in all, are not kept: that is more than {}",
+                bytes(size),
+                bytes(kept::LIMIT)
+            ),
+            Some(size) if size > 0 => format!(
+                "; its packages, {} in all, are kept in `{}` until then",
+                bytes(size),
+                kept::folder(Utf8Path::new(paths::STATE))
+            ),
+            _ => format!(
+                "; its packages are kept in `{}` until then",
+                kept::folder(Utf8Path::new(paths::STATE))
+            ),
+        }
     }
 
     /// Those of the packages that could not be installed again, by the package lists that are there. The
@@ -327,11 +389,12 @@ impl Session {
         let output = asked.and_then(|output| output.success(query.cmd()));
         let output = output.map_err(|error| format!("failed to {}", one_line(&error)))?;
         let offers = transactions.parse_offers(&output.stdout);
+        let kept = kept::read(&*self.inner.host.files, Utf8Path::new(paths::STATE));
+        let kept = kept.map_err(|error| format!("failed to {}", one_line(&error)))?;
         let is_offered = |one: &PackageWish| {
             let version = one.version.as_deref().unwrap_or_default();
-            offers
-                .iter()
-                .any(|offer| offer.name == one.name && offer.has(version))
+            kept.iter().any(|file| file.is(one))
+                || (offers.iter()).any(|offer| offer.name == one.name && offer.has(version))
         };
         Ok((packages.iter())
             .filter(|one| !is_offered(one))
@@ -406,13 +469,23 @@ impl Session {
             is_wished(name)
                 || (ours.contains(name) && (carries_driver(name) || is_driver_part(name)))
         };
-        let exact = (database.iter())
+        let exact: Vec<PackageWish> = (database.iter())
             .filter(|package| package.is_installed() && is_one(&package.id))
             .map(|package| PackageWish {
                 name: package.id.clone(),
                 version: Some(package.version.clone()),
             })
             .collect();
+        // The files of another driver are of no use any more.
+        let there: Vec<PackageWish> = (database.iter())
+            .filter(|package| package.is_installed())
+            .map(|package| PackageWish {
+                name: package.id.clone(),
+                version: Some(package.version.clone()),
+            })
+            .collect();
+        kept::forget(&*self.inner.host.files, Utf8Path::new(paths::STATE), &there)
+            .map_err(|error| EngineError::Unfinished(error.into()))?;
         let record = Record::Proven {
             desired: Box::new(wanted),
             driver: exact,

@@ -8,12 +8,14 @@ use gpu_bootstrap::host::{
 };
 
 use crate::{
+    apt_said::{Transaction, addresses, tell},
     archive::{Package, candidate, offers, version},
     dpkg::{self, Entry},
+    local,
     state::State,
 };
 
-const OPTIONS: [&str; 12] = [
+const OPTIONS: [&str; 13] = [
     "DPkg::Lock::Timeout=",
     "Dpkg::Use-Pty=0",
     "Acquire::Retries=",
@@ -26,6 +28,7 @@ const OPTIONS: [&str; 12] = [
     "APT::Status-Fd=",
     "APT::Update::Error-Mode=any",
     "APT::Get::",
+    "Dir::Cache::archives=",
 ];
 
 /// A parsed command line of `apt-get`.
@@ -41,8 +44,12 @@ struct Line {
     may_change_held: bool,
     ignore_hold: bool,
     no_remove: bool,
+    reinstall: bool,
+    folder: Option<String>,
     verb: String,
     names: Vec<String>,
+    /// Those that are files.
+    local: Vec<String>,
 }
 
 fn parse(cmd: &Cmd) -> Line {
@@ -65,17 +72,22 @@ fn parse(cmd: &Cmd) -> Line {
             "--download-only" => line.download_only = true,
             "--fix-broken" => line.fix = true,
             "--no-remove" => line.no_remove = true,
+            "--reinstall" => line.reinstall = true,
             "--allow-downgrades" => line.may_downgrade = true,
             "--allow-change-held-packages" => line.may_change_held = true,
             "--ignore-hold" => line.ignore_hold = true,
             "--no-install-recommends" | "-oAPT::Install-Recommends=false" => {
                 line.recommends = false;
             }
-            option if option.starts_with("-o") => assert!(
-                OPTIONS.iter().any(|known| option[2..].starts_with(known)),
-                "the simulated apt-get knows no `{option}` in `{}`",
-                cmd.line()
-            ),
+            option if option.starts_with("-o") => {
+                assert!(
+                    OPTIONS.iter().any(|known| option[2..].starts_with(known)),
+                    "the simulated apt-get knows no `{option}` in `{}`",
+                    cmd.line()
+                );
+                let folder = option.strip_prefix("-oDir::Cache::archives=");
+                line.folder = folder.map(str::to_owned).or(line.folder);
+            }
             word if !word.starts_with('-') && line.verb.is_empty() => line.verb = word.to_owned(),
             word => panic!(
                 "the simulated apt-get knows no `{word}` in `{}`",
@@ -95,7 +107,12 @@ pub fn changes(cmd: &Cmd) -> bool {
 
 /// `apt-get`.
 pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, ExecError> {
-    let line = parse(cmd);
+    let mut line = parse(cmd);
+    line.local = (line.names.iter())
+        .filter(|name| name.starts_with('/'))
+        .map(|path| local::meant(files, path))
+        .collect();
+    line.names = (line.names.iter().map(|name| local::meant(files, name))).collect();
     if !line.simulate && !state.faults.only_by_proxy.is_empty() {
         let by = cmd.secret_env.iter().find(|(key, _)| key == "http_proxy");
         assert_eq!(
@@ -137,6 +154,13 @@ pub fn apt_get(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output
         ));
     }
     match line.verb.as_str() {
+        "install" if line.reinstall => Ok(local::reinstall(
+            files,
+            state,
+            &line.names,
+            line.uris,
+            line.folder.as_deref(),
+        )),
         "install" if line.fix => Ok(sub_process(dpkg::configure_pending(files, state, &[]))),
         "install" => install(cmd, files, state, &line),
         "purge" | "remove" => Ok(remove(files, state, &line)),
@@ -172,16 +196,6 @@ fn update(files: &FakeFiles, state: &mut State) -> Output {
     }
 }
 
-/// The changes of a transaction.
-#[derive(Debug, Default)]
-struct Transaction {
-    /// Name, installed version, new version; dependencies come before the packages that need them.
-    installs: Vec<(String, Option<String>, String)>,
-    removes: Vec<(String, String)>,
-    /// The packages that the command line names.
-    asked: Vec<String>,
-}
-
 struct Solver<'s> {
     files: &'s FakeFiles,
     state: &'s State,
@@ -189,6 +203,7 @@ struct Solver<'s> {
     recommends: bool,
     /// The versions that the command line names: they are the candidates.
     named: BTreeMap<String, String>,
+    local: &'s [String],
     chosen: BTreeMap<String, String>,
     order: Vec<String>,
 }
@@ -248,10 +263,13 @@ impl Solver<'_> {
         let target = match wanted {
             Some(version) => {
                 let offered = offers(self.files, name);
-                if offered.is_empty() && now.is_none() {
+                if offered.is_empty() && now.is_none() && self.local.is_empty() {
                     return Err(format!("E: Unable to locate package {name}\n"));
                 }
-                if now.as_deref() != Some(version) && !offered.iter().any(|o| o.version == version)
+                let is_file = self.local.contains(&format!("{name}={version}"));
+                if now.as_deref() != Some(version)
+                    && !is_file
+                    && !offered.iter().any(|o| o.version == version)
                 {
                     return Err(format!(
                         "E: Version '{version}' for '{name}' was not found\n"
@@ -343,6 +361,7 @@ fn solve(files: &FakeFiles, state: &State, line: &Line) -> Result<Transaction, S
             .filter_map(|wish| wish.split_once('='))
             .map(|(name, version)| (name.to_owned(), version.to_owned()))
             .collect(),
+        local: &line.local,
         chosen: BTreeMap::new(),
         order: Vec::new(),
     };
@@ -488,41 +507,6 @@ fn sub_process(mut output: Output) -> Output {
 }
 
 /// The answer of `--print-uris`; every package has the same size.
-fn addresses(state: &State, transaction: &Transaction) -> String {
-    let mut said = format!(
-        "After this operation, {} MB of additional disk space will be used.\n",
-        transaction.installs.len()
-    );
-    for (name, _, to) in &transaction.installs {
-        let repo = &state.archive.package(name, to).repo;
-        let repo = state.archive.repos.iter().find(|other| other.name == *repo);
-        let url = repo.map_or("http://debian.example.org/debian", |repo| &repo.url);
-        let file = format!("pool/{name}.deb' {name}_{to}.deb 100000 MD5Sum:0");
-        said.push_str(&format!("'{}/{file}\n", url.trim_end_matches('/')));
-    }
-    said
-}
-
-fn tell(state: &State, transaction: &Transaction) -> String {
-    let mut said = String::from("NOTE: This is only a simulation!\n");
-    for (name, version) in &transaction.removes {
-        said.push_str(&format!("Remv {name} [{version}]\n"));
-    }
-    for word in ["Inst", "Conf"] {
-        for (name, now, to) in &transaction.installs {
-            let repo = &state.archive.package(name, to).repo;
-            let now = match (word, now) {
-                ("Inst", Some(now)) => format!(" [{now}]"),
-                _ => String::new(),
-            };
-            said.push_str(&format!(
-                "{word} {name}{now} ({to} {repo}:12/stable [amd64])\n"
-            ));
-        }
-    }
-    said
-}
-
 fn remove(files: &FakeFiles, state: &State, line: &Line) -> Output {
     let purge = line.verb == "purge";
     let database = dpkg::read(files);

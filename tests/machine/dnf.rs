@@ -14,7 +14,7 @@ use gpu_bootstrap::{
 
 use crate::{
     archive::{Package, Repo, field},
-    dpkg,
+    dpkg, local,
     rpm::trusts,
     state::{State, list, text},
 };
@@ -34,6 +34,9 @@ struct Line {
     simulate: bool,
     download_only: bool,
     cache_only: bool,
+    folder: Option<String>,
+    /// Packages of all module streams.
+    all_streams: bool,
     words: Vec<String>,
 }
 
@@ -41,12 +44,26 @@ fn parse(cmd: &Cmd) -> Line {
     let mut line = Line::default();
     for arg in &cmd.args {
         match arg.as_str() {
-            "-q" | "-y" | "--" | "--refresh" | "--noautoremove" | "--color=never"
-            | "--disablerepo=*" | "--showduplicates" | "--userinstalled" | "--qf" => {}
+            "-q"
+            | "-y"
+            | "--"
+            | "--refresh"
+            | "--noautoremove"
+            | "--color=never"
+            | "--disablerepo=*"
+            | "--disableplugin=versionlock"
+            | "--showduplicates"
+            | "--userinstalled"
+            | "--qf" => {}
             "--assumeno" => line.simulate = true,
             "--downloadonly" => line.download_only = true,
             "--cacheonly" => line.cache_only = true,
-            option if option.starts_with("--setopt=") => {}
+            option if option.starts_with("--setopt=") => {
+                line.all_streams |= option.contains("module_hotfixes");
+            }
+            option if option.starts_with("--downloaddir=") => {
+                line.folder = option.split_once('=').map(|(_, folder)| folder.to_owned());
+            }
             word if !word.starts_with('-') => line.words.push(word.to_owned()),
             word => panic!("the simulated dnf knows no `{word}` in `{}`", cmd.line()),
         }
@@ -82,7 +99,7 @@ pub fn dnf(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Result<Output, Ex
         ["repoquery", format, ref names @ ..] if format.contains("%{files}") => {
             contents(files, state, names)
         }
-        ["repoquery", format, ref names @ ..] => query(files, format, names),
+        ["repoquery", format, ref names @ ..] => query(files, format, names, line.all_streams),
         ["history", "info", "last"] => ok(history(files)),
         ["module", verb, name] => module(files, verb, name),
         ["mark", "remove", ref names @ ..] => {
@@ -175,6 +192,10 @@ fn fetch(files: &FakeFiles, state: &State, repo: &Repo, id: &str) {
 
 /// The versions in the metadata of enabled streams, newest first, with the names of the repositories.
 pub fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
+    offers_of(files, name, false)
+}
+
+fn offers_of(files: &FakeFiles, name: &str, all_streams: bool) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for file in list(files, CACHE) {
         let Some(id) = file.strip_suffix(".solv") else {
@@ -190,7 +211,7 @@ pub fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
                 text.contains(&format!("stream={stream}\n")) && text.contains("state=enabled")
             };
             if field(paragraph, "Package").as_deref() == Some(name)
-                && (module.is_empty() || enabled())
+                && (all_streams || module.is_empty() || enabled())
             {
                 let version = field(paragraph, "Version").expect("a version");
                 found.push((version, id.to_owned()));
@@ -205,7 +226,7 @@ pub fn compare(a: &str, b: &str) -> Ordering {
     backend().compare(a, b)
 }
 
-fn query(files: &FakeFiles, format: &str, names: &[&str]) -> Output {
+fn query(files: &FakeFiles, format: &str, names: &[&str], all_streams: bool) -> Output {
     if !format.contains("version") {
         let auto = dpkg::auto(files);
         let there = dpkg::read(files).into_keys();
@@ -216,7 +237,7 @@ fn query(files: &FakeFiles, format: &str, names: &[&str]) -> Output {
     }
     let mut said = String::new();
     for name in names {
-        for (version, _) in offers(files, name) {
+        for (version, _) in offers_of(files, name, all_streams) {
             let version = match version.contains(':') {
                 true => version,
                 false => format!("0:{version}"),
@@ -308,6 +329,11 @@ impl Solver<'_> {
 
 /// A package and its version in a specification such as `NAME-3:1.2-3`.
 fn specified(files: &FakeFiles, state: &State, spec: &str) -> Option<(String, String)> {
+    if spec.starts_with('/') {
+        let meant = local::meant(files, spec);
+        let (name, version) = meant.split_once('=')?;
+        return Some((name.to_owned(), version.to_owned()));
+    }
     let offered = |name: &str| offers(files, name).into_iter().map(|(version, _)| version);
     let exact = (state.archive.packages.iter())
         .find(|one| spec == format!("{}-{}", one.name, one.version))
@@ -437,8 +463,10 @@ fn transaction(
             });
         }
         let package = state.archive.package(name, &chosen[name]).clone();
-        if dpkg::installed(files, name).is_none() && !asked.contains(name) {
-            auto.push(name.clone());
+        match dpkg::installed(files, name) {
+            Some(now) => dpkg::leave(files, state, name, &now, &package),
+            None if asked.contains(name) => {}
+            None => auto.push(name.clone()),
         }
         said.push_str(&install(files, state, &package));
     }
@@ -486,6 +514,11 @@ fn reinstall(files: &FakeFiles, state: &State, line: &Line, specs: &[&str]) -> O
             .find(|(name, entry)| bare == format!("{name}-{}", entry.version))
             .unwrap_or_else(|| panic!("{spec} is not installed"));
         table.push_str(&row("Reinstalling", name, &entry.version, "archive"));
+        if let (true, Some(folder)) = (line.download_only, &line.folder) {
+            let bare = entry.version.split(':').next_back().expect("a version");
+            let file = format!("{folder}/{name}-{bare}.x86_64.rpm");
+            files.put(&file, format!("{name}={}", entry.version));
+        }
         if !line.simulate && !line.download_only {
             install(
                 files,

@@ -4,6 +4,7 @@
 
 mod apt;
 mod apt_cache;
+mod apt_said;
 mod archive;
 mod boot;
 mod build;
@@ -14,6 +15,7 @@ mod fabric;
 mod gpu;
 mod kernel;
 mod kernels;
+mod local;
 mod machine;
 mod properties;
 mod root;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     approval::{choose, guarded, preferred, same_version},
+    kept::offered,
     names,
     run::Attempts,
 };
@@ -107,6 +108,8 @@ impl Applier {
             .iter()
             .filter(|action| matches!(action, Action::Install { .. }))
             .count();
+        self.keep(actions, sink).await?;
+        self.check_kept(&work.packages)?;
         let download = transactions.download(&settings, &request);
         if self.keys().await?.is_some() {
             // The download may import keys.
@@ -190,9 +193,9 @@ impl Applier {
     }
 
     fn at_versions(&self, named: &BTreeMap<String, String>) -> Result<Vec<String>, ChangeError> {
-        let transactions = self.transactions()?;
-        let at = |(name, version): (&String, &String)| transactions.at_version(name, version);
-        Ok(named.iter().map(at).collect())
+        let kept = self.kept()?;
+        let at = |(name, version): (&String, &String)| self.specified(&kept, name, version);
+        named.iter().map(at).collect()
     }
 
     /// The packages to replace that are offered in the version of the wanted driver. A package manager does
@@ -224,7 +227,7 @@ impl Applier {
             let version = preferred(self.backend, &offer, &fits)?;
             Some((offer.name, version))
         };
-        let offers = transactions.parse_offers(&answer);
+        let offers = offered(transactions.parse_offers(&answer), &names, &self.kept()?);
         Ok(offers.into_iter().filter_map(best).collect())
     }
 
@@ -449,9 +452,10 @@ impl Applier {
         }
         let transactions = self.transactions()?;
         let names: BTreeSet<&str> = open.iter().map(|wish| wish.name.as_str()).collect();
-        let query = transactions.offers(&names.into_iter().collect::<Vec<_>>());
+        let names: Vec<&str> = names.into_iter().collect();
+        let query = transactions.offers(&names);
         let answer = self.ask("look packages up", &query).await?;
-        let offers = transactions.parse_offers(&answer);
+        let offers = offered(transactions.parse_offers(&answer), &names, &self.kept()?);
         for wish in open {
             let offer = offers.iter().find(|offer| offer.name == wish.name);
             resolved.insert(wish.name.clone(), choose(self.backend, wish, offer)?);
@@ -464,12 +468,12 @@ impl Applier {
         &self,
         resolved: &BTreeMap<String, String>,
     ) -> Result<Vec<String>, ChangeError> {
-        let (installed, transactions) = (self.installed().await?, self.transactions()?);
-        Ok(resolved
+        let (installed, kept) = (self.installed().await?, self.kept()?);
+        resolved
             .iter()
             .filter(|(name, version)| !self.has_version(&installed, name, version))
-            .map(|(name, version)| transactions.at_version(name, version))
-            .collect())
+            .map(|(name, version)| self.specified(&kept, name, version))
+            .collect()
     }
 
     /// Whether a package is installed in this version, by the manager's own rules.

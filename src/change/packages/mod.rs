@@ -14,6 +14,7 @@ mod exclusive;
 mod holds;
 mod install;
 mod inventory;
+pub mod kept;
 mod leftovers;
 mod lists;
 mod record;

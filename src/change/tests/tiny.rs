@@ -256,6 +256,10 @@ impl Transactions for Tiny {
         Cmd::new("tiny", tiny(&["download"], request_words(request)))
     }
 
+    fn fetch(&self, _: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
+        Cmd::new("tiny", tiny(&["fetch", folder.as_str()], packages.to_vec()))
+    }
+
     fn perform(&self, _: &Settings, request: &TransactionRequest<'_>, removals: Removals) -> Cmd {
         let may = match removals {
             Removals::None => "keep-all",

@@ -221,6 +221,12 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
+    /// Whether a downloaded file is a package in this version.
+    fn is_file_of(&self, file: &str, name: &str, version: &str) -> bool {
+        let package = self.downloaded(file);
+        package.is_some_and(|(one, at)| one == self.bare_name(name) && at == version)
+    }
+
     /// Files that are locked while packages or lists change, the outermost first. One whose name
     /// ends with `.pid` is not locked but contains the number of the process that works.
     fn locks(&self) -> &'static [&'static str];
@@ -378,6 +384,11 @@ pub trait Transactions: Debug + Send + Sync {
     /// Queries the versions of packages that are offered.
     fn offers(&self, names: &[&str]) -> Query;
 
+    /// As [`Transactions::offers`], whichever module stream the packages are in.
+    fn offers_of_all_streams(&self, names: &[&str]) -> Query {
+        self.offers(names)
+    }
+
     /// Queries the names of all packages in the lists that begin so, one per line; `None` if this
     /// manager has no quick way.
     fn names(&self, _prefix: &str) -> Option<Query> {
@@ -444,6 +455,15 @@ pub trait Transactions: Debug + Send + Sync {
 
     /// Downloads what a transaction needs.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
+
+    /// Downloads the files of installed packages, each written by [`Transactions::at_version`], into a
+    /// folder.
+    fn fetch(&self, settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd;
+
+    /// The folders that [`Transactions::fetch`] needs in that folder.
+    fn folders_for_downloads(&self) -> &'static [&'static str] {
+        &[]
+    }
 
     /// Performs a transaction that was simulated and approved.
     fn perform(

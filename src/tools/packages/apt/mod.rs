@@ -242,6 +242,15 @@ impl Transactions for Apt {
         commands::download(settings, request)
     }
 
+    fn fetch(&self, settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
+        commands::fetch(settings, packages, folder)
+    }
+
+    /// apt makes it only in its own folder.
+    fn folders_for_downloads(&self) -> &'static [&'static str] {
+        &["partial"]
+    }
+
     fn perform(
         &self,
         settings: &Settings,

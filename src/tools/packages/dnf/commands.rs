@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use camino::Utf8Path;
+
 use crate::{
     host::{Cmd, Query},
     model::secret::Secret,
@@ -30,7 +32,7 @@ const RESOLVE_DEADLINE: Duration = Duration::from_secs(180);
 const FAIL_IF_LOCKED: &str = "--setopt=exit_on_lock=1";
 
 /// Options of every command, `dnf.conf(5)`.
-const OPTIONS: [&str; 9] = [
+const OPTIONS: [&str; 10] = [
     FAIL_IF_LOCKED,
     // The newest allowed version of each requested package, or an error: never quietly an older
     // one, and never without one of the requested packages.
@@ -42,6 +44,8 @@ const OPTIONS: [&str; 9] = [
     "--setopt=installonly_limit=0",
     // Unneeded packages are not ours to remove.
     "--setopt=clean_requirements_on_remove=0",
+    // A file that was kept is verified like a download.
+    "--setopt=localpkg_gpgcheck=1",
     // A repository that fails is a warning; this program decides whether it is needed.
     "--setopt=*.skip_if_unavailable=1",
     "--setopt=*.timeout=30",
@@ -60,6 +64,9 @@ const NO_REPOSITORY: &str = "--disablerepo=*";
 
 /// Without the plugin that locks versions: what a move does to each package is approved.
 const NO_LOCKS: &str = "--disableplugin=versionlock";
+
+/// An installed package stays one when another stream of its module is enabled, dnf.conf(5).
+const ALL_STREAMS: &str = "--setopt=*.module_hotfixes=1";
 
 /// Lists of files, of which some packages tell which kernel they are for. dnf of AlmaLinux 10 does not
 /// download them by itself; an older dnf does, and warns that it does not know the option.
@@ -135,6 +142,9 @@ fn transaction(settings: &Settings, first: &[&str], request: &TransactionRequest
     if matches!(request, TransactionRequest::Move { .. }) {
         args.push(NO_LOCKS.to_owned());
     }
+    if matches!(request, TransactionRequest::Reinstall(_)) {
+        args.push(ALL_STREAMS.to_owned());
+    }
     let (words, script) = words(request);
     args.extend(words);
     let cmd = environment(settings, Cmd::new("dnf", args))
@@ -176,6 +186,17 @@ pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     transaction(settings, &["-y", "--downloadonly"], request)
 }
 
+/// Downloads installed packages once more, into a folder of its own, and checks digests and signatures.
+#[must_use]
+pub fn fetch(settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
+    let folder = format!("--downloaddir={folder}");
+    transaction(
+        settings,
+        &["-y", "--downloadonly", &folder],
+        &TransactionRequest::Reinstall(packages),
+    )
+}
+
 /// Performs a transaction with what was downloaded. `install` never removes a package unless the new one
 /// replaces it, so what the simulation did not remove stays. A removal, also in dnf's shell, takes along
 /// what needs the package: it is simulated once more right before.
@@ -187,8 +208,19 @@ pub fn perform(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
 /// Queries the versions of packages that are offered; see [`super::offers`].
 #[must_use]
 pub fn offers(format: &str, names: &[&str]) -> Query {
+    repoquery(&[], format, names)
+}
+
+/// The same of every module stream.
+#[must_use]
+pub fn offers_of_all_streams(format: &str, names: &[&str]) -> Query {
+    repoquery(&[ALL_STREAMS], format, names)
+}
+
+fn repoquery(options: &[&str], format: &str, names: &[&str]) -> Query {
     let mut args: Vec<String> = owned(&["-q", "--cacheonly"]).collect();
     args.extend(owned(&AS_REFRESHED));
+    args.extend(owned(options));
     args.extend(owned(&[
         "--setopt=*.skip_if_unavailable=1",
         FILE_LISTS,

@@ -204,6 +204,13 @@ impl Backend for Dnf {
         Some(Utf8Path::new(CACHE))
     }
 
+    /// `NAME-VERSION-RELEASE.ARCHITECTURE.rpm`, without the epoch.
+    fn is_file_of(&self, file: &str, name: &str, version: &str) -> bool {
+        let bare = version.split_once(':').map_or(version, |(_, bare)| bare);
+        let start = format!("{}-{bare}.", database::name_in(name));
+        (file.strip_prefix(&start)).is_some_and(|end| end.ends_with("rpm"))
+    }
+
     fn locks(&self) -> &'static [&'static str] {
         &generation::LOCKS
     }
@@ -277,6 +284,10 @@ impl Transactions for Dnf {
         offers::versions(names)
     }
 
+    fn offers_of_all_streams(&self, names: &[&str]) -> Query {
+        offers::versions_of_all_streams(names)
+    }
+
     fn parse_offers(&self, text: &str) -> Vec<Offer> {
         offers::parse(text)
     }
@@ -320,6 +331,10 @@ impl Transactions for Dnf {
 
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
         commands::download(settings, request)
+    }
+
+    fn fetch(&self, settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
+        commands::fetch(settings, packages, folder)
     }
 
     fn perform(

@@ -23,6 +23,12 @@ pub fn versions(names: &[&str]) -> Query {
     commands::offers(FORMAT, names)
 }
 
+/// The same, whichever module stream they are in.
+#[must_use]
+pub fn versions_of_all_streams(names: &[&str]) -> Query {
+    commands::offers_of_all_streams(FORMAT, names)
+}
+
 /// Queries the files of every version of packages.
 #[must_use]
 pub fn contents(names: &[&str]) -> Query {

@@ -1,0 +1,48 @@
+//! What the simulated `apt-get` says about a transaction.
+
+use crate::state::State;
+
+/// The changes of a transaction.
+#[derive(Debug, Default)]
+pub struct Transaction {
+    /// Name, installed version, new version; dependencies come before the packages that need them.
+    pub installs: Vec<(String, Option<String>, String)>,
+    pub removes: Vec<(String, String)>,
+    /// The packages that the command line names.
+    pub asked: Vec<String>,
+}
+
+pub fn addresses(state: &State, transaction: &Transaction) -> String {
+    let mut said = format!(
+        "After this operation, {} MB of additional disk space will be used.\n",
+        transaction.installs.len()
+    );
+    for (name, _, to) in &transaction.installs {
+        let repo = &state.archive.package(name, to).repo;
+        let repo = state.archive.repos.iter().find(|other| other.name == *repo);
+        let url = repo.map_or("http://debian.example.org/debian", |repo| &repo.url);
+        let file = format!("pool/{name}.deb' {name}_{to}.deb 100000 MD5Sum:0");
+        said.push_str(&format!("'{}/{file}\n", url.trim_end_matches('/')));
+    }
+    said
+}
+
+pub fn tell(state: &State, transaction: &Transaction) -> String {
+    let mut said = String::from("NOTE: This is only a simulation!\n");
+    for (name, version) in &transaction.removes {
+        said.push_str(&format!("Remv {name} [{version}]\n"));
+    }
+    for word in ["Inst", "Conf"] {
+        for (name, now, to) in &transaction.installs {
+            let repo = &state.archive.package(name, to).repo;
+            let now = match (word, now) {
+                ("Inst", Some(now)) => format!(" [{now}]"),
+                _ => String::new(),
+            };
+            said.push_str(&format!(
+                "{word} {name}{now} ({to} {repo}:12/stable [amd64])\n"
+            ));
+        }
+    }
+    said
+}
