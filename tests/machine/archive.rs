@@ -14,7 +14,7 @@ use gpu_bootstrap::{
 };
 use serde::Deserialize;
 
-use crate::state::{State, list, text};
+use crate::state::{State, list, on, text};
 
 /// All packages that can be downloaded.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -174,17 +174,19 @@ pub struct Offered {
 pub const LISTS: &str = "/var/lib/apt/lists";
 
 impl Archive {
-    pub fn load(name: &str) -> Self {
+    /// The archive for an architecture; the files tell about `x86_64`.
+    pub fn load(name: &str, arch: &str) -> Self {
         let path = format!(
             "{}/tests/machine/archives/{name}.toml",
             env!("CARGO_MANIFEST_DIR")
         );
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        let text = on(arch, &text);
         let mut found: Self = toml::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}"));
         let of_kernels: Vec<Package> = found.kernels.iter().flat_map(Kernel::packages).collect();
         found.packages.extend(of_kernels);
         for other in found.with.clone() {
-            let other = Self::load(&other);
+            let other = Self::load(&other, arch);
             found.repos.extend(other.repos);
             found.packages.extend(other.packages);
         }

@@ -15,7 +15,7 @@ use crate::{
     containers::merge,
     dpkg::{self, Entry},
     kernel,
-    state::{Faults, State},
+    state::{Faults, State, on},
 };
 
 const GIB: u64 = 1 << 30;
@@ -102,7 +102,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     };
     files.mount("/", writable(about.root_free_gib * GIB));
     for (path, content) in &about.files {
-        files.put(path, content.clone());
+        files.put(path, on(&about.architecture, content));
     }
     for (path, target) in &about.links {
         files.put_link(path, target);
@@ -183,7 +183,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         archive: if about.archive.is_empty() {
             Archive::default()
         } else {
-            Archive::load(&about.archive)
+            Archive::load(&about.archive, &about.architecture)
         },
         faults: Faults::default(),
         secure_boot: about.secure_boot == "enabled",

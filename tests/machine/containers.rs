@@ -27,7 +27,8 @@ const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 const CONTAINERS: &str = "/run/simulated/containers";
 const IMAGES: &str = "/var/lib/docker/simulated-images";
 const CTR_IMAGES: &str = "/var/lib/containerd/simulated-images";
-const LIBRARY_FOLDERS: [&str; 3] = [
+const LIBRARY_FOLDERS: [&str; 4] = [
+    "/usr/lib/aarch64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
     "/usr/lib64",
@@ -463,7 +464,12 @@ pub fn library(files: &FakeFiles) -> Option<String> {
         let path = format!("{folder}/libnvidia-ml.so.1");
         (files.resolve(path.as_str().into())).expect("the library can be looked for")
     };
-    let path = (["/usr/lib/x86_64-linux-gnu", "/usr/lib64"].iter()).find_map(resolved)?;
+    let folders = [
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib64",
+    ];
+    let path = folders.iter().find_map(resolved)?;
     path.file_name()?
         .strip_prefix("libnvidia-ml.so.")
         .map(str::to_owned)

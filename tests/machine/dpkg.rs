@@ -11,7 +11,7 @@ use gpu_bootstrap::host::{
 use crate::{
     archive::{Package, field},
     boot, kernel,
-    state::{State, exists, list, text},
+    state::{State, arch, exists, list, on, text},
     units,
 };
 
@@ -96,7 +96,7 @@ pub fn write(files: &FakeFiles, database: &BTreeMap<String, Entry>) {
             )
         })
         .collect();
-    files.put(&status(files), content);
+    files.put(&status(files), on(&arch(files), &content));
 }
 
 /// The version of an unpacked package.
@@ -124,7 +124,7 @@ pub fn set_auto(files: &FakeFiles, mut names: Vec<String>) {
         .iter()
         .map(|name| format!("Package: {name}\nArchitecture: amd64\nAuto-Installed: 1\n\n"))
         .collect();
-    files.put(&extended(files), content);
+    files.put(&extended(files), on(&arch(files), &content));
 }
 
 /// What goes when a package gets another version: files that the new one lacks, and compiled modules.
@@ -251,7 +251,7 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
             &format!("{user}:x:{number}:{number}::/nonexistent:/usr/sbin/nologin"),
         );
     }
-    if let Some(release) = kernel_of(&package.name, &package.version) {
+    if let Some(release) = kernel_of(&package.name, &package.version, &arch(files)) {
         boot::install(files, &release);
     }
     if let Some((release, version)) = &package.module {
@@ -270,9 +270,9 @@ pub fn configure(files: &FakeFiles, state: &State, package: &Package) -> Result<
 }
 
 /// The kernel that a package brings.
-fn kernel_of(package: &str, version: &str) -> Option<String> {
+fn kernel_of(package: &str, version: &str, arch: &str) -> Option<String> {
     if package == "kernel-core" {
-        return Some(format!("{version}.x86_64"));
+        return Some(format!("{version}.{arch}"));
     }
     package
         .strip_prefix("linux-image-")
@@ -300,7 +300,7 @@ pub fn remove(files: &FakeFiles, state: &State, name: &str, purge: bool) {
         if let Some((release, _)) = &package.module {
             boot::take_packaged(files, release);
         }
-        if let Some(release) = kernel_of(name, &entry.version) {
+        if let Some(release) = kernel_of(name, &entry.version, &arch(files)) {
             boot::remove(files, &release);
         }
         let listed = text(files, &format!("{}/{name}.list", folder(files))).unwrap_or_default();
@@ -374,7 +374,7 @@ pub fn dpkg(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
         ["--audit"] => ok(audit(files)),
-        ["--print-architecture"] => ok("amd64\n"),
+        ["--print-architecture"] => ok(on(&arch(files), "amd64\n")),
         [
             "--force-confdef",
             "--force-confold",

@@ -188,6 +188,52 @@ fn every_cloud_kernel_gets_its_driver_with_at_most_one_reboot() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
+/// Uninstalls, and returns what is left of packages whose names contain one of these words.
+fn left(machine: &Machine, exit: u8, words: &[&str]) -> Vec<String> {
+    let gone = machine.run(&["uninstall", "--format", "json"]);
+    assert_eq!(gone.exit, exit, "{}", told(&gone));
+    let there = dpkg::read(&machine.fakes.files).into_keys();
+    there
+        .filter(|name| words.iter().any(|word| name.contains(word)))
+        .filter(|name| !name.starts_with("linux-"))
+        .collect()
+}
+
+#[test]
+fn grace_hopper_on_arm64_gets_the_packaged_modules_of_nvidias_kernel() {
+    let further = "architecture = 'aarch64'\ngpus = ['10de:2342']";
+    let machine = ubuntu("24.04", "6.8.0-1030-nvidia-64k", further);
+    let kernel = "6.8.0-1046-nvidia-64k";
+    let wrong = ends(&machine, &[], kernel, How::Packaged, 1);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let source = "/etc/apt/sources.list.d/gpu-bootstrap-nvidia-container-toolkit.sources";
+    let text = crate::state::text(&machine.fakes.files, source).expect("a source");
+    assert!(text.contains("Architectures: arm64"), "{text}");
+    // The kernel that runs stays, and `uninstall` says so.
+    assert!(left(&machine, 7, &["nvidia", "docker"]).is_empty());
+}
+
+#[test]
+fn grace_hopper_on_almalinux_takes_nvidias_packages_for_arm_servers() {
+    let kernel = "5.14.0-570.12.1.el9_6.aarch64";
+    let text = format!("architecture = 'aarch64'\nkernel = '{kernel}'\ngpus = ['10de:2342']");
+    let machine = Machine::new(describe(
+        "almalinux-9-l4-archive",
+        text.parse::<Table>().expect("TOML"),
+    ));
+    let before = machine.snapshot();
+    let plan = machine.run(&["plan", "--format", "json"]);
+    assert_eq!(plan.exit, 4, "{}", told(&plan));
+    let wrong = ends(&machine, &[], kernel, How::Compiled, 0);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let source = "/etc/yum.repos.d/gpu-bootstrap-nvidia-cuda.repo";
+    let text = crate::state::text(&machine.fakes.files, source).expect("a source");
+    assert!(text.contains("/rhel9/sbsa/\n"), "{text}");
+    assert!(left(&machine, 0, &["nvidia", "docker", "dkms"]).is_empty());
+    let changed = gpu_bootstrap::host::fake::diff(&before, &machine.snapshot());
+    assert!(changed.is_empty(), "{changed:?}");
+}
+
 #[test]
 fn a_planned_kernel_comes_with_the_metapackages_of_its_series() {
     let machine = ubuntu("24.04", "6.8.0-1045-gcp", "lists = true");

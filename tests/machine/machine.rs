@@ -25,7 +25,7 @@ use crate::{
     containers, dnf, dpkg,
     gpu::{MachineClock, MachineGpu, MachineHttp},
     kernel, rpm,
-    state::{Shared, State, exists, list, lock, text},
+    state::{Shared, State, arch, exists, list, lock, on, text},
     units,
 };
 
@@ -260,6 +260,7 @@ impl Machine {
             "https://nvidia.github.io/libnvidia-container/gpgkey",
             "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub",
             "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/D42D0685.pub",
+            "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/sbsa/D42D0685.pub",
             "https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-9",
             "https://download.docker.com/linux/rhel/gpg",
         ] {
@@ -330,10 +331,18 @@ impl Machine {
         }
         if self.about.rpm.is_some() {
             let state = self.state.clone();
-            (self.fakes.exec).on("rpm", move |cmd, files| rpm::rpm(cmd, files, &lock(&state)));
+            (self.fakes.exec).on("rpm", move |cmd, files| {
+                on_arch(rpm::rpm(cmd, files, &lock(&state)), files)
+            });
             let state = self.state.clone();
             (self.fakes.exec).on_result("dnf", move |cmd, files| {
-                dnf::dnf(cmd, files, &mut lock(&state))
+                let own = Cmd {
+                    args: (cmd.args.iter())
+                        .map(|arg| arg.replace(".aarch64", ".x86_64"))
+                        .collect(),
+                    ..cmd.clone()
+                };
+                Ok(on_arch(dnf::dnf(&own, files, &mut lock(&state))?, files))
             });
             (self.fakes.exec).on("lsinitrd", kernel::lsinitramfs);
             for name in ["dpkg", "apt-get", "apt-cache", "apt-mark", "lsinitramfs"] {
@@ -341,6 +350,14 @@ impl Machine {
             }
         }
         self.fakes.exec.changes_when(changes);
+    }
+}
+
+/// What a program of rpm's prints, which tells about `x86_64`, as it is on this machine.
+fn on_arch(output: Output, files: &FakeFiles) -> Output {
+    Output {
+        stdout: on(&arch(files), &output.stdout),
+        ..output
     }
 }
 

@@ -90,6 +90,25 @@ pub fn text(files: &FakeFiles, path: &str) -> Option<String> {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// The architecture by the kernel's name for it.
+pub fn arch(files: &FakeFiles) -> String {
+    let arch = text(files, "/proc/sys/kernel/arch").unwrap_or_default();
+    arch.trim().to_owned()
+}
+
+/// A text about `x86_64` (or `amd64`) as it is on a machine of this architecture.
+pub fn on(arch: &str, text: &str) -> String {
+    match arch {
+        "aarch64" => (text.replace(
+            "compute/cuda/repos/rhel9/x86_64",
+            "compute/cuda/repos/rhel9/sbsa",
+        ))
+        .replace("x86_64", "aarch64")
+        .replace("amd64", "arm64"),
+        _ => text.to_owned(),
+    }
+}
+
 pub fn exists(files: &FakeFiles, path: &str) -> bool {
     files
         .exists(Utf8Path::new(path))
