@@ -7,7 +7,7 @@ use crate::{
         ruling::Rule,
     },
     config::{
-        desired::{DriverWish, ModuleOption, ModuleWay, OtherSource, PackageWish, Pin, SigningKey},
+        desired::{DriverWish, ModuleOption, ModuleWay, PackageWish, Pin, SigningKey},
         error::{Refusal, ResolveError},
         fabric,
         file::DriverConfig,
@@ -201,55 +201,6 @@ impl<'a> DriverInputs<'a> {
         }
     }
 
-    /// The further branches that the matrix accepts, in its order, where only the package lists tell which
-    /// branches the source has for a kernel. What else depends on the branch must be the same.
-    fn other_branches(&self, rows: &[&DriverRow], row: &DriverRow, first: &Pick) -> Vec<Pick> {
-        let wish = self.wish();
-        if !row.is_rolling() || wish.branch.is_some() {
-            return Vec::new();
-        }
-        let mut left = self.candidates(rows, Some(first.flavour));
-        left.retain(|version| version.branch() != first.branch);
-        let mut found = Vec::new();
-        while !left.is_empty() {
-            let narrowed = Wish {
-                flavour: Some(first.flavour),
-                candidates: Some(left.clone()),
-                ..wish.clone()
-            };
-            let Ok(next) = pick(self.matrix, &narrowed) else {
-                break;
-            };
-            left.retain(|version| version.branch() != next.branch);
-            let options = |pick: &Pick| self.options(row, pick.branch, pick.flavour);
-            if row.branches.contains(&next.branch)
-                && next.fabric == first.fabric
-                && options(&next) == options(first)
-            {
-                found.push(next);
-            }
-        }
-        found
-    }
-
-    /// Another source, which has modules in a way that this one has not: packaged, or compiled here.
-    fn alternative(&self, fitting: &[&DriverRow]) -> Option<OtherSource> {
-        let build = fitting.first()?.build;
-        if fitting.iter().any(|row| row.build != build) {
-            return None;
-        }
-        let other = (self.profile.driver.iter()).find(|row| {
-            row.source != fitting[0].source
-                && row.flavour == fitting[0].flavour
-                && row.build != build
-                && self.served(row)
-        })?;
-        Some(OtherSource {
-            source: other.source.clone(),
-            compiled: other.build == Build::Dkms,
-        })
-    }
-
     /// The fabric that GPUs need on this machine for certain: its switches were seen, or its boards
     /// work only behind the switches of a rack.
     fn seen(&self, fabric: Fabric) -> Fabric {
@@ -287,7 +238,12 @@ impl<'a> DriverInputs<'a> {
     }
 
     /// The options of the modules that the boards or the instance type need.
-    fn options(&self, row: &DriverRow, branch: Branch, flavour: Flavour) -> Vec<ModuleOption> {
+    pub(super) fn options(
+        &self,
+        row: &DriverRow,
+        branch: Branch,
+        flavour: Flavour,
+    ) -> Vec<ModuleOption> {
         let wish = self.wish();
         (self.matrix.module_options.iter())
             .filter(|one| one.is_for(&wish.gpus, wish.instance.as_ref(), branch, flavour))
@@ -326,7 +282,7 @@ impl<'a> DriverInputs<'a> {
         (!of_own).then_some(first.source.as_str())
     }
 
-    fn served(&self, row: &DriverRow) -> bool {
+    pub(super) fn served(&self, row: &DriverRow) -> bool {
         let is_for = |os: &Os| row.os_ids.is_empty() || row.os_ids.contains(&os.id);
         row.releases.contains(&self.release.version_id)
             && self.facts.os.as_ref().is_none_or(is_for)
@@ -386,7 +342,7 @@ impl<'a> DriverInputs<'a> {
         ))
     }
 
-    fn wish(&self) -> Wish {
+    pub(super) fn wish(&self) -> Wish {
         let kernel = &self.terms.kernels;
         let facts = Wish::of(self.facts);
         Wish {
@@ -531,7 +487,11 @@ impl<'a> DriverInputs<'a> {
 
     /// The newest version of each branch that the source has: as the profile knows it, or else the
     /// newest that the matrix knows.
-    fn candidates(&self, rows: &[&DriverRow], flavour: Option<Flavour>) -> Vec<DriverVersion> {
+    pub(super) fn candidates(
+        &self,
+        rows: &[&DriverRow],
+        flavour: Option<Flavour>,
+    ) -> Vec<DriverVersion> {
         rows.iter()
             .filter(|row| flavour.is_none_or(|flavour| row.flavour == flavour))
             .flat_map(|row| {

@@ -3,6 +3,7 @@
 //! [`layers`] reads the settings with their places; [`profile`] describes an operating system;
 //! [`resolve`] joins both with the facts and the matrix; [`load`] reads all files and resolves.
 
+mod alternatives;
 pub mod desired;
 mod driver;
 pub mod error;

@@ -33,6 +33,7 @@ mod uninstall;
 mod units;
 mod verbs;
 mod way_back;
+mod way_back_words;
 
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
