@@ -122,6 +122,7 @@ impl Applier {
             }
             Change::HoldPackages { patterns } => Some(self.preview_hold(patterns).await?),
             Change::RepairPackages => Some(self.preview_repair().await?),
+            Change::ConfigureRuntime { settings } => self.preview_runtime(settings)?,
             _ => None,
         })
     }
@@ -167,6 +168,7 @@ impl Applier {
             Change::HoldPackages { patterns } => self.capture_hold(patterns).await,
             Change::EnableUnit { unit, start } => self.capture_unit(unit, *start).await,
             Change::RestartUnit { unit } => Ok(Self::capture_restart(unit)),
+            Change::ConfigureRuntime { settings } => self.capture_runtime(settings),
             Change::ReloadDocker { unit, runtime, .. } => Ok(Self::capture_docker(unit, runtime)),
             Change::LoadModule { module } => self.capture_load(module),
             Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
@@ -209,6 +211,9 @@ impl Applier {
             Change::HoldPackages { patterns } => self.hold(patterns, &undo, sink).await?,
             Change::EnableUnit { unit, start } => self.enable_unit(unit, *start, sink).await?,
             Change::RestartUnit { unit } => self.restart_unit(unit, sink).await?,
+            Change::ConfigureRuntime { settings } => {
+                self.configure_runtime(settings, &undo, sink).await?;
+            }
             Change::ReloadDocker {
                 unit,
                 runtime,

@@ -42,6 +42,22 @@ impl Change {
                 format!("enable{and_start} `{unit}`")
             }
             Self::RestartUnit { unit } => format!("restart `{unit}`"),
+            Self::ConfigureRuntime { settings } => {
+                let name = settings.kind.name();
+                match &settings.files[..] {
+                    [] => format!("make {name} use its configuration"),
+                    files => {
+                        let paths: Vec<String> = files
+                            .iter()
+                            .map(|file| format!("`{}`", file.path))
+                            .collect();
+                        format!(
+                            "register the nvidia runtime with {name} in {}",
+                            paths.join(", ")
+                        )
+                    }
+                }
+            }
             Self::ReloadDocker { unit, runtime, .. } => {
                 format!("reload `{unit}` so that it knows the runtime {runtime}")
             }
@@ -79,6 +95,7 @@ impl Change {
             Self::HoldPackages { .. } => "hold-packages",
             Self::EnableUnit { .. } => "enable-unit",
             Self::RestartUnit { .. } => "restart-unit",
+            Self::ConfigureRuntime { .. } => "configure-runtime",
             Self::ReloadDocker { .. } => "reload-docker",
             Self::LoadModule { .. } => "load-module",
             Self::RebuildInitramfs { .. } => "rebuild-initramfs",

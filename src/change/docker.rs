@@ -58,6 +58,28 @@ impl Applier {
         })
     }
 
+    /// Docker takes up CDI only when it starts. Where a restart would stop containers, it is left to the
+    /// next one: all else works.
+    pub(super) async fn switch_cdi_on(
+        &self,
+        unit: &str,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let uses_it = |info: Info| info.cdi_folders.is_some_and(|folders| !folders.is_empty());
+        if self.docker_info().await?.is_ok_and(uses_it) {
+            return Ok(());
+        }
+        let containers = self.stopped_by_restart(unit).await?;
+        if containers.is_empty() {
+            return self.bring_up("restart", unit, sink).await;
+        }
+        sink.note(&format!(
+            "docker will use CDI from its next restart on, which would stop the containers {}",
+            containers.join(", ")
+        ));
+        Ok(())
+    }
+
     /// Sends the signal; whether systemd could.
     async fn signal(&self, unit: &str, sink: &dyn Sink) -> Result<bool, ChangeError> {
         let output = self.exec(&systemctl::act("reload", unit), sink).await;

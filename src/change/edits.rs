@@ -1,15 +1,17 @@
-//! What a tool changed in a JSON file, by key. So its change can be undone after an administrator has
+//! What a change did to a JSON or TOML file, by key. So it can be undone after an administrator has
 //! edited the file, too, and the administrator's settings stay.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A key of a JSON file that a change has added, changed or removed.
+use crate::model::document::{Document, DocumentError, Setting};
+
+/// A key of a JSON or TOML file that a change has added, changed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Edit {
-    /// The key: one name, or two where it is inside of an object.
+    /// The key: its name, after those of the objects or tables around it.
     pub key: Vec<String>,
     /// Its value before the change; absent if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -20,30 +22,38 @@ pub struct Edit {
 }
 
 /// The result of taking edits back.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(super) struct TakenBack {
-    /// The content without the edits.
-    pub(super) object: Map<String, Value>,
+    /// The document without the edits.
+    pub(super) document: Document,
     /// Keys that were taken back.
     pub(super) taken: Vec<String>,
     /// Keys that somebody has changed since; they stay.
     pub(super) left: Vec<String>,
 }
 
-/// A text as a JSON object.
-pub(super) fn object(text: &[u8]) -> Option<Map<String, Value>> {
-    serde_json::from_slice(text).ok()
-}
-
-/// An object as the text of a file, in the layout of `nvidia-ctk`: four spaces.
-pub(super) fn text(object: &Map<String, Value>) -> Result<Vec<u8>, serde_json::Error> {
-    let mut text = Vec::new();
-    let layout = serde_json::ser::PrettyFormatter::with_indent(b"    ");
-    object.serialize(&mut serde_json::Serializer::with_formatter(
-        &mut text, layout,
-    ))?;
-    text.push(b'\n');
-    Ok(text)
+/// Sets keys, and says what that has changed. The version of the format is no edit: whoever adds more
+/// to the file relies on it.
+pub(super) fn set(
+    document: &mut Document,
+    settings: &[Setting],
+) -> Result<Vec<Edit>, DocumentError> {
+    let mut edits = Vec::new();
+    for setting in settings {
+        let before = document.get(&setting.key);
+        if before == setting.value {
+            continue;
+        }
+        document.set(setting)?;
+        if setting.key != ["version"] {
+            edits.push(Edit {
+                key: setting.key.clone(),
+                before,
+                after: setting.value.clone(),
+            });
+        }
+    }
+    Ok(edits)
 }
 
 /// The keys that differ. Objects are compared key by key, but what is inside of their values is one
@@ -93,62 +103,41 @@ fn names<'m>(
 }
 
 /// Takes edits back whose keys still have the value of the change.
-pub(super) fn take_back(now: &Map<String, Value>, edits: &[Edit]) -> TakenBack {
+pub(super) fn take_back(now: &Document, edits: &[Edit]) -> Result<TakenBack, DocumentError> {
     let mut back = TakenBack {
-        object: now.clone(),
+        document: now.clone(),
         taken: Vec::new(),
         left: Vec::new(),
     };
     for edit in edits {
-        let Some((name, section)) = edit.key.split_last() else {
-            continue;
-        };
-        let found = match section.first() {
-            None => back.object.get(name),
-            Some(section) => back.object.get(section).and_then(|inside| inside.get(name)),
-        };
-        if found == edit.before.as_ref() {
+        let found = back.document.get(&edit.key);
+        if found == edit.before {
             continue;
         }
-        if found != edit.after.as_ref() {
+        if found != edit.after {
             back.left.push(edit.key.join("."));
             continue;
         }
-        match section.first() {
-            None => set(&mut back.object, name, edit.before.as_ref()),
-            Some(section) => {
-                let inside = (back.object.entry(section.clone()))
-                    .or_insert_with(|| Value::Object(Map::new()));
-                if let Value::Object(inside) = inside {
-                    set(inside, name, edit.before.as_ref());
-                    if inside.is_empty() {
-                        back.object.shift_remove(section);
-                    }
-                }
-            }
-        }
+        back.document.set(&Setting {
+            key: edit.key.clone(),
+            value: edit.before.clone(),
+        })?;
         back.taken.push(edit.key.join("."));
     }
-    back
-}
-
-fn set(object: &mut Map<String, Value>, name: &str, value: Option<&Value>) {
-    match value {
-        Some(value) => {
-            object.insert(name.to_owned(), value.clone());
-        }
-        None => {
-            object.shift_remove(name);
-        }
-    }
+    Ok(back)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::document::Format;
 
     fn json(text: &str) -> Map<String, Value> {
-        object(text.as_bytes()).expect("an object")
+        serde_json::from_str(text).expect("an object")
+    }
+
+    fn document(text: &str) -> Document {
+        Document::parse(Format::Json, text).expect("an object")
     }
 
     const OURS: &str = r#"{"log-driver":"local","runtimes":{"nvidia":{"args":[],"path":"n"}},
@@ -156,32 +145,62 @@ mod tests {
 
     #[test]
     fn edits_are_taken_back_and_other_settings_stay() {
-        let before = json(r#"{"log-driver":"local"}"#);
-        let edits = edits(&before, &json(OURS));
+        let before = r#"{"log-driver":"local"}"#;
+        let edits = edits(&json(before), &json(OURS));
         let keys: Vec<String> = edits.iter().map(|edit| edit.key.join(".")).collect();
         assert_eq!(keys, ["runtimes.nvidia", "default-runtime"]);
-        let back = take_back(&json(OURS), &edits);
-        assert_eq!(back.object, before, "no empty section stays");
-        let theirs = json(
+        let back = take_back(&document(OURS), &edits).unwrap();
+        assert!(
+            back.document.is_like(&document(before)),
+            "no empty section stays"
+        );
+        let theirs = document(
             r#"{"mtu":1400,"runtimes":{"kata":{"path":"k"},"nvidia":{"args":[],"path":"n"}},
                 "default-runtime":"kata"}"#,
         );
-        let back = take_back(&theirs, &edits);
+        let back = take_back(&theirs, &edits).unwrap();
         assert_eq!(back.taken, ["runtimes.nvidia"]);
         assert_eq!(back.left, ["default-runtime"], "somebody chose another one");
         let left = r#"{"mtu":1400,"runtimes":{"kata":{"path":"k"}},"default-runtime":"kata"}"#;
-        assert_eq!(back.object, json(left));
-        assert!(take_back(&before, &edits).taken.is_empty());
+        assert!(back.document.is_like(&document(left)));
+        let nothing = take_back(&document(before), &edits).unwrap();
+        assert!(nothing.taken.is_empty());
     }
 
     #[test]
     fn a_value_that_was_replaced_comes_back() {
-        let before = json(r#"{"runtimes":{"nvidia":{"path":"old"}},"features":[1]}"#);
-        let after = json(r#"{"runtimes":{"nvidia":{"path":"n"}},"features":{"cdi":true}}"#);
-        let edits = edits(&before, &after);
+        let before = r#"{"runtimes":{"nvidia":{"path":"old"}},"features":[1]}"#;
+        let after = r#"{"runtimes":{"nvidia":{"path":"n"}},"features":{"cdi":true}}"#;
+        let edits = edits(&json(before), &json(after));
         assert_eq!(edits.len(), 2);
-        assert_eq!(take_back(&after, &edits).object, before);
-        let edited = json(r#"{"runtimes":{"nvidia":{"path":"x"}},"features":{"cdi":true}}"#);
-        assert_eq!(take_back(&edited, &edits).left, ["runtimes.nvidia"]);
+        let back = take_back(&document(after), &edits).unwrap();
+        assert!(back.document.is_like(&document(before)));
+        let edited = document(r#"{"runtimes":{"nvidia":{"path":"x"}},"features":{"cdi":true}}"#);
+        let back = take_back(&edited, &edits).unwrap();
+        assert_eq!(back.left, ["runtimes.nvidia"]);
+    }
+
+    #[test]
+    fn comments_that_were_added_since_stay() {
+        let toml = |text: &str| Document::parse(Format::Toml, text).expect("TOML");
+        let nvidia = ["plugins", "cri", "runtimes", "nvidia"]
+            .map(str::to_owned)
+            .to_vec();
+        let before = "version = 2\n[grpc]\ngid = 0\n";
+        let mut now = toml(before);
+        let entry = Setting {
+            key: nvidia,
+            value: Some(serde_json::json!({"type": "r"})),
+        };
+        let edits = set(&mut now, &[entry]).unwrap();
+        let back = take_back(&now, &edits).unwrap();
+        assert_eq!(back.document.text(), before);
+        let edited = now.text().replace("gid = 0", "gid = 5 # ours");
+        let back = take_back(&toml(&edited), &edits).unwrap();
+        assert_eq!(
+            back.document.text(),
+            "version = 2\n[grpc]\ngid = 5 # ours\n"
+        );
+        assert!(set(&mut toml(before), &[]).unwrap().is_empty());
     }
 }

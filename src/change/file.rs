@@ -1,10 +1,13 @@
 //! Files: written and removed as a whole; their former content is backed up.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{Applier, ChangeError, Edit, FileAfter, FileBefore, Reverted, Saved, Undo, edits};
-use crate::host::{Kind, Stat, digest::sha256, files::leftovers};
+use crate::{
+    host::{Kind, Stat, digest::sha256, files::leftovers},
+    model::document::{Document, DocumentError, Format},
+};
 
 /// The state of a file now.
 #[derive(Debug, PartialEq, Eq)]
@@ -78,14 +81,9 @@ impl Applier {
         if file.path.extension() != Some("json") {
             return Ok(now);
         }
-        let (Some(before), Some(after)) = (
-            self.object_before(file)?,
-            self.host
-                .files
-                .read(&file.path)?
-                .as_deref()
-                .and_then(edits::object),
-        ) else {
+        let before = self.document_before(file)?.map(|before| before.all());
+        let after = self.document_now(&file.path)?.map(|after| after.all());
+        let (Some(Value::Object(before)), Some(Value::Object(after))) = (before, after) else {
             return Ok(now);
         };
         Ok(FileAfter::Edited {
@@ -94,23 +92,31 @@ impl Applier {
         })
     }
 
-    /// A JSON file before the change, an empty one if there was none; `None` if it was no JSON object.
-    fn object_before(&self, file: &FileBefore) -> Result<Option<Map<String, Value>>, ChangeError> {
+    /// A JSON or TOML file before the change, an empty one if there was none; `None` if it was neither.
+    fn document_before(&self, file: &FileBefore) -> Result<Option<Document>, ChangeError> {
         Ok(match &file.before {
-            None => Some(Map::new()),
+            None => parsed(&file.path, b""),
             Some(saved) if saved.link.is_some() => None,
-            Some(saved) => edits::object(&self.backups.load(&saved.sha256)?),
+            Some(saved) => parsed(&file.path, &self.backups.load(&saved.sha256)?),
         })
     }
 
-    /// Takes the edits of a change back from a JSON file that somebody has edited since.
+    fn document_now(&self, path: &Utf8Path) -> Result<Option<Document>, ChangeError> {
+        let text = self.host.files.read(path)?;
+        Ok(text.and_then(|text| parsed(path, &text)))
+    }
+
+    /// Takes the edits of a change back from a file that somebody has edited since.
     fn take_edits_back(&self, file: &FileBefore, made: &[Edit]) -> Result<Reverted, ChangeError> {
         let (files, path) = (&self.host.files, &file.path);
-        let (content, stat) = (files.read(path)?, files.stat(path)?);
-        let (Some(now), Some(stat)) = (content.as_deref().and_then(edits::object), stat) else {
+        let (Some(now), Some(stat)) = (self.document_now(path)?, files.stat(path)?) else {
             return Ok(self.edited_by_others(file, "changed"));
         };
-        let back = edits::take_back(&now, made);
+        let unreadable = |error: DocumentError| ChangeError::Unreadable {
+            what: format!("edit `{path}`"),
+            why: error.to_string(),
+        };
+        let back = edits::take_back(&now, made).map_err(unreadable)?;
         let mut endings = Vec::new();
         if !back.left.is_empty() {
             endings.push(Reverted::Left {
@@ -121,8 +127,12 @@ impl Applier {
                 ),
             });
         }
-        let before = self.object_before(file)?;
-        if back.left.is_empty() && before.as_ref() == Some(&back.object) {
+        let is_before = match self.document_before(file)? {
+            Some(_) if file.before.is_none() => back.document.is_bare(),
+            Some(before) => before.is_like(&back.document),
+            None => false,
+        };
+        if back.left.is_empty() && is_before {
             return self.put_back(file);
         }
         if back.taken.is_empty() {
@@ -130,11 +140,8 @@ impl Applier {
                 why: format!("`{path}` has nothing of this program"),
             });
         } else {
-            let text = edits::text(&back.object).map_err(|error| ChangeError::Unreadable {
-                what: format!("edit `{path}`"),
-                why: error.to_string(),
-            })?;
-            self.host.files.write(path, &text, stat.mode)?;
+            files.write(path, back.document.text().as_bytes(), stat.mode)?;
+            files.chown(path, stat.uid, stat.gid)?;
             endings.push(Reverted::Done {
                 what: format!(
                     "took {} out of `{path}`, which somebody has edited since",
@@ -322,6 +329,12 @@ impl Applier {
             what: format!("restored `{path}`"),
         })
     }
+}
+
+/// A text as the document that the file's name says; `None` if it is none.
+fn parsed(path: &Utf8Path, text: &[u8]) -> Option<Document> {
+    let text = std::str::from_utf8(text).ok()?;
+    Document::parse(Format::of(path)?, text).ok()
 }
 
 /// Whether a file is as it was before the change.

@@ -16,6 +16,7 @@ mod labels;
 mod module;
 pub mod packages;
 pub mod probe;
+mod runtime;
 #[cfg(test)]
 mod tests;
 mod tool;
@@ -28,7 +29,8 @@ use serde::{Deserialize, Serialize};
 
 pub use applier::Applier;
 pub use edits::Edit;
-pub use error::{ChangeError, ModuleError, PackageError, RepositoryError, STOPPED};
+pub use error::{ChangeError, ModuleError, PackageError, RepositoryError, RuntimeError, STOPPED};
+pub use runtime::RuntimeSettings;
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
 
 use crate::config::desired::{PackageWish, Repository};
@@ -92,6 +94,12 @@ pub enum Change {
     RestartUnit {
         /// The unit.
         unit: String,
+    },
+    /// Set keys in the configuration of a container runtime, and make its daemon use them. A daemon
+    /// that does not work with them gets its former configuration back.
+    ConfigureRuntime {
+        /// What is set, and what the daemon has to know afterwards.
+        settings: RuntimeSettings,
     },
     /// Make Docker read its configuration again, without a stop of its containers, until it knows a
     /// runtime.

@@ -331,6 +331,17 @@ pub enum RuntimeKind {
     Containerd,
 }
 
+impl RuntimeKind {
+    /// Its name, which is that of its client, too.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Containerd => "containerd",
+        }
+    }
+}
+
 /// NVIDIA Container Toolkit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -126,6 +126,16 @@ fn names_of_change(change: &Change) -> Vec<&str> {
         | Change::ReloadDocker { unit: name, .. }
         | Change::LoadModule { module: name }
         | Change::BuildModule { module: name, .. } => vec![name],
+        Change::ConfigureRuntime { settings } => {
+            let files = settings.files.iter();
+            let names = files.flat_map(|file| {
+                let keys = file.settings.iter().flat_map(|setting| strs(&setting.key));
+                keys.chain([file.path.as_str()])
+            });
+            names
+                .chain([settings.unit.as_str(), &settings.runtime])
+                .collect()
+        }
         Change::RunTool { writes, .. } => writes.iter().map(|path| path.as_str()).collect(),
         Change::RunProbe { record, .. } => vec![record.as_str()],
         Change::RefreshRepositories | Change::RepairPackages | Change::Reboot { .. } => Vec::new(),
@@ -154,6 +164,7 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
         | Change::EnableUnit { .. }
         | Change::RestartUnit { .. }
         | Change::ReloadDocker { .. }
+        | Change::ConfigureRuntime { .. }
         | Change::LoadModule { .. }
         | Change::RebuildInitramfs { .. }
         | Change::BuildModule { .. } => Vec::new(),

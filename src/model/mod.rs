@@ -1,5 +1,6 @@
 //! Types of the whole program: versions, PCI ids, names, secrets. No I/O.
 pub mod capability;
+pub mod document;
 pub mod gpu;
 pub mod id;
 pub mod packages;

@@ -1,20 +1,25 @@
 //! The configuration that the daemons of container runtimes run with, from the daemons themselves:
 //! a file on disk does not show whether the daemon has read it.
 
-use camino::{Utf8Path, Utf8PathBuf};
+use std::collections::BTreeMap;
+
+use camino::Utf8Path;
 
 use super::{Read, State, StateError};
 use crate::{
     host::{ExecError, Output, Query},
     model::pattern,
     tools::{
-        containerd::{self, CriConfig},
+        containerd::{
+            self, CriConfig,
+            layout::{ConfigFile, Version},
+        },
         docker,
     },
 };
 
 /// The configuration file that containerd reads first.
-const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
+pub const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
 
 /// The configuration that a daemon runs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +34,12 @@ pub enum Effective {
         runtimes: Vec<String>,
         /// Its default runtime.
         default: Option<String>,
-        /// containerd: its answer has a newer format than its configuration file.
-        migrated: bool,
-        /// Docker: why `nvidia-ctk` cannot read the configuration that Docker reads.
+        /// The programs that run containers, by runtime, where it names them.
+        programs: BTreeMap<String, String>,
+        /// Docker: it forgives flaws of its file that earlier versions do not.
         lenient: bool,
+        /// Docker: it knows CDI, and does not use it.
+        without_cdi: bool,
     },
 }
 
@@ -55,7 +62,7 @@ impl State {
     /// The configuration that containerd runs with.
     ///
     /// # Errors
-    /// As for [`State::docker`], and when its configuration file cannot be read.
+    /// As for [`State::docker`].
     pub async fn containerd(&self) -> Result<&Effective, StateError> {
         let read = || async {
             let Some(output) = self.containerd_dump().await? else {
@@ -65,8 +72,9 @@ impl State {
                 Ok(config) if output.ok() => Effective::Known {
                     runtimes: config.runtimes,
                     default: config.default_runtime,
-                    migrated: config.version > self.containerd_file_version()?,
+                    programs: config.programs,
                     lenient: false,
+                    without_cdi: false,
                 },
                 _ => Effective::Silent(last_words(output)),
             })
@@ -102,33 +110,68 @@ impl State {
         if !is_there {
             return Ok(None);
         }
-        let files = &self.host.files;
-        let Some(text) = files.read_text(Utf8Path::new(CONTAINERD_CONFIG))? else {
-            return Ok(Some(CriConfig {
-                enabled: true,
-                version: 2,
-                ..CriConfig::default()
-            }));
+        let mut config = CriConfig {
+            enabled: true,
+            version: 2,
+            ..CriConfig::default()
         };
-        let mut config = parsed(CONTAINERD_CONFIG, &text)?;
-        for import in std::mem::take(&mut config.imports) {
-            let import = Utf8PathBuf::from(import);
-            let (Some(folder), Some(names)) = (import.parent(), import.file_name()) else {
+        for (at, file) in self.containerd_files()?.into_iter().enumerate() {
+            let Some(text) = &file.text else { continue };
+            let more = parsed(file.path.as_str(), text)?;
+            if at == 0 {
+                config = more;
                 continue;
-            };
-            for name in files.list(folder)? {
-                if !pattern::matches(names, &name) {
-                    continue;
-                }
-                let path = folder.join(&name);
-                let text = files.read_text(&path)?.unwrap_or_default();
-                let more = parsed(path.as_str(), &text)?;
-                config.systemd_cgroup.extend(more.systemd_cgroup);
-                config.runtimes.extend(more.runtimes);
-                config.default_runtime = more.default_runtime.or(config.default_runtime);
             }
+            config.systemd_cgroup.extend(more.systemd_cgroup);
+            config.programs.extend(more.programs);
+            config.runtimes.extend(more.runtimes);
+            config.default_runtime = more.default_runtime.or(config.default_runtime);
         }
         Ok(Some(config))
+    }
+
+    /// The configuration files of containerd: the one that it reads first, whether it exists or not, and
+    /// those that it imports, in their order.
+    ///
+    /// # Errors
+    /// When a file cannot be read or parsed.
+    pub fn containerd_files(&self) -> Result<Vec<ConfigFile>, StateError> {
+        let files = &self.host.files;
+        let mut found = vec![ConfigFile {
+            path: CONTAINERD_CONFIG.into(),
+            text: files.read_text(Utf8Path::new(CONTAINERD_CONFIG))?,
+        }];
+        let mut at = 0;
+        while let Some(ConfigFile { path, text }) = found.get(at).cloned() {
+            at += 1;
+            let Some(text) = text else { continue };
+            for import in parsed(path.as_str(), &text)?.imports {
+                // A relative one is relative to the file that names it.
+                let import = path.parent().unwrap_or(Utf8Path::new("/")).join(import);
+                let (Some(folder), Some(names)) = (import.parent(), import.file_name()) else {
+                    continue;
+                };
+                for name in files.list(folder)? {
+                    let path = folder.join(&name);
+                    // A file that is imported twice is read once.
+                    if pattern::matches(names, &name) && found.iter().all(|one| one.path != path) {
+                        let text = files.read_text(&path)?;
+                        found.push(ConfigFile { path, text });
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The version of containerd; `None` if nothing tells it.
+    pub async fn containerd_version(&self) -> Option<Version> {
+        let found = self.runtimes().await.value.iter();
+        let version = { found }
+            .find(|runtime| runtime.name == "containerd")?
+            .version
+            .as_deref();
+        Version::parse(version?)
     }
 
     /// The answer of `containerd config dump`; `None` if containerd is not installed.
@@ -148,19 +191,6 @@ impl State {
             Err(error) => Err(error.into()),
         }
     }
-
-    /// The version of containerd's configuration file; a missing file is written with version 2.
-    fn containerd_file_version(&self) -> Read<i64> {
-        let text = (self.host.files).read_text(Utf8Path::new(CONTAINERD_CONFIG))?;
-        let Some(text) = text else { return Ok(2) };
-        match containerd::parse_config(&text) {
-            Ok(config) => Ok(config.version),
-            Err(why) => Err(StateError::Unexpected {
-                what: format!("`{CONTAINERD_CONFIG}`"),
-                why,
-            }),
-        }
-    }
 }
 
 fn parsed(what: &str, text: &str) -> Read<CriConfig> {
@@ -174,9 +204,10 @@ fn of_docker(output: &Output) -> Effective {
     match docker::parse_info(&output.stdout) {
         Ok(info) if output.ok() && info.server_errors.is_empty() => Effective::Known {
             lenient: info.is_lenient(),
+            without_cdi: info.needs_cdi() && info.cdi_folders.as_ref().is_none_or(Vec::is_empty),
+            programs: info.programs(),
             runtimes: info.runtimes.into_keys().collect(),
             default: info.default_runtime,
-            migrated: false,
         },
         Ok(info) => {
             let said = info.server_errors.first().cloned();
@@ -265,23 +296,35 @@ mod tests {
         assert_eq!(cgroups, [("nvidia", false), ("runc", true)]);
     }
 
-    #[tokio::test]
-    async fn containerd_shows_a_newer_format_than_its_file_has() {
+    #[test]
+    fn imports_are_read_in_their_order_and_once() {
         let (host, fakes) = fake::host();
-        fakes
-            .exec
-            .on("containerd", |_, _| fake::ok("version = 3\n"));
-        for (file, newer) in [("version = 2\n", true), ("version = 3\n", false)] {
-            fakes.files.put(CONTAINERD_CONFIG, file);
-            let state = state(&host, facts());
-            let found = state.containerd().await.unwrap();
-            assert!(
-                matches!(found, Effective::Known { migrated, .. } if *migrated == newer),
-                "{file}: {found:?}"
-            );
-        }
+        let names = || -> Vec<String> {
+            let files = state(&host, facts()).containerd_files().unwrap();
+            files
+                .into_iter()
+                .map(|file| file.path.into_string())
+                .collect()
+        };
+        assert_eq!(names(), [CONTAINERD_CONFIG]);
+        fakes.files.put(
+            CONTAINERD_CONFIG,
+            "imports = [\"conf.d/*.toml\", \"/etc/containerd/conf.d/b.toml\"]\n",
+        );
+        fakes.files.put(
+            "/etc/containerd/conf.d/b.toml",
+            "imports = [\"../more/c.toml\"]\n",
+        );
+        fakes.files.put("/etc/containerd/conf.d/a.toml", "");
+        fakes.files.put("/etc/containerd/conf.d/a.toml.bak", "[[[");
+        assert_eq!(
+            names()[1..],
+            [
+                "/etc/containerd/conf.d/a.toml",
+                "/etc/containerd/conf.d/b.toml"
+            ]
+        );
         fakes.files.put(CONTAINERD_CONFIG, "[[[");
-        let state = state(&host, facts());
-        assert!(state.containerd().await.is_err());
+        assert!(state(&host, facts()).containerd_files().is_err());
     }
 }

@@ -42,7 +42,7 @@ use crate::{
 };
 
 pub use bus::{is_nova, is_reserved};
-pub use daemons::Effective;
+pub use daemons::{CONTAINERD_CONFIG, Effective};
 pub use driver::{FoundDriver, Origin};
 pub use error::StateError;
 pub use kernel_log::KernelLog;

@@ -1,25 +1,34 @@
 //! `runtime.docker-nvidia`, `runtime.containerd-nvidia`: the runtime knows the nvidia runtime.
-//! What counts is what the daemon says about itself.
+//! What counts is what the daemon says about itself, and for containerd what its files say to it.
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, runtime_packages::wish};
 use crate::{
-    change::{Change, Lock},
+    change::{Change, Lock, RuntimeSettings},
     config::desired::{Desired, RuntimeKind, RuntimeWish},
-    model::id::StepId,
+    model::{
+        document::{Document, FileSettings, Format},
+        id::StepId,
+    },
     state::Effective,
     step::{Assessment, Cx, Step, StepError},
-    tools::{containerd, docker},
+    tools::{
+        containerd::{self, layout},
+        docker,
+    },
 };
 
-/// Where `nvidia-ctk runtime configure` writes.
-const DOCKER_FILES: [&str; 1] = ["/etc/docker/daemon.json"];
-const CONTAINERD_FILES: [&str; 2] = [
-    "/etc/containerd/config.toml",
-    "/etc/containerd/conf.d/99-nvidia.toml",
-];
+/// The name of the runtime.
+const NVIDIA: &str = "nvidia";
+
+/// The toolkit's program, as `nvidia-ctk` names it to Docker and to containerd.
+const PROGRAM: &str = "nvidia-container-runtime";
+const PROGRAM_PATH: &str = "/usr/bin/nvidia-container-runtime";
+
+/// Docker's configuration file.
+const DAEMON_JSON: &str = "/etc/docker/daemon.json";
 
 /// See the module; one value per runtime.
 pub struct RuntimeConfig(pub RuntimeKind);
@@ -30,44 +39,150 @@ struct RuntimeState {
     effective: Effective,
     /// A configuration file that cannot be read.
     broken: Option<Broken>,
+    /// The keys that the files lack.
+    lacking: Vec<FileSettings>,
 }
 
 #[derive(Debug, Clone)]
 struct Broken {
-    path: &'static str,
+    path: Utf8PathBuf,
     why: String,
     /// Whether newer daemons read it all the same.
     forgiven: bool,
 }
 
-async fn detect(cx: &Cx<'_>, kind: RuntimeKind) -> Result<RuntimeState, StepError> {
-    // The first is the one that a person writes.
-    let path = match kind {
-        RuntimeKind::Docker => DOCKER_FILES[0],
-        RuntimeKind::Containerd => CONTAINERD_FILES[0],
-    };
-    let flaw = match (cx.host.files().read_text(Utf8Path::new(path))?, kind) {
-        (None, _) => None,
-        (Some(text), RuntimeKind::Docker) => docker::check_config(&text)
-            .err()
-            .map(|flaw| (flaw.why, flaw.forgiven)),
-        (Some(text), RuntimeKind::Containerd) => {
-            (containerd::check_config(&text).err()).map(|why| (why, false))
+impl RuntimeState {
+    fn of(effective: &Effective, read: Result<Vec<FileSettings>, Broken>) -> Self {
+        let (lacking, broken) = match read {
+            Ok(lacking) => (lacking, None),
+            Err(broken) => (Vec::new(), Some(broken)),
+        };
+        Self {
+            effective: effective.clone(),
+            broken,
+            lacking,
         }
+    }
+
+    /// Whether Docker has to be told to use CDI.
+    fn switches_cdi_on(&self, desired: &Desired) -> bool {
+        desired.cdi.is_some()
+            && matches!(
+                self.effective,
+                Effective::Known {
+                    without_cdi: true,
+                    ..
+                }
+            )
+    }
+}
+
+async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
+    match wish.kind {
+        RuntimeKind::Docker => detect_docker(cx, wish).await,
+        RuntimeKind::Containerd => detect_containerd(cx, wish).await,
+    }
+}
+
+async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
+    let effective = cx.state.docker().await?;
+    let path = Utf8PathBuf::from(DAEMON_JSON);
+    let text = cx.host.files().read_text(&path)?;
+    let flaw = text
+        .as_deref()
+        .and_then(|text| docker::check_config(text).err());
+    let mut state = RuntimeState::of(effective, Ok(Vec::new()));
+    if let Some(flaw) = flaw {
+        state.broken = Some(Broken {
+            path: path.clone(),
+            why: flaw.why,
+            forgiven: flaw.forgiven,
+        });
+    }
+    let Ok(file) = Document::parse(Format::Json, text.as_deref().unwrap_or_default()) else {
+        return Ok(state);
     };
-    let broken = flaw.map(|(why, forgiven)| Broken {
-        path,
+    // What Docker knows already may be said by its command line, and said twice it would not start.
+    let known = match effective {
+        Effective::Known {
+            runtimes, default, ..
+        } => (
+            runtimes.iter().any(|name| name == NVIDIA),
+            default.as_deref() == Some(NVIDIA),
+        ),
+        _ => (false, false),
+    };
+    let entry = ["runtimes", NVIDIA, "path"].map(str::to_owned);
+    let is_program = match file.get(&entry).as_ref().and_then(|path| path.as_str()) {
+        Some(PROGRAM) => true,
+        Some(path) => cx.host.files().exists(Utf8Path::new(path))?,
+        None => false,
+    };
+    let settings = docker::settings(
+        &file,
+        &docker::Runtime {
+            name: NVIDIA,
+            program: PROGRAM,
+            kept: known.0 || is_program,
+            default: wish.nvidia_default && !known.1,
+            cdi: state.switches_cdi_on(cx.desired),
+        },
+    );
+    if !settings.is_empty() {
+        state.lacking = vec![FileSettings { path, settings }];
+    }
+    Ok(state)
+}
+
+async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
+    let effective = cx.state.containerd().await?;
+    let root = Utf8PathBuf::from(crate::state::CONTAINERD_CONFIG);
+    if let Some(text) = cx.host.files().read_text(&root)?
+        && let Err(why) = containerd::check_config(&text)
+    {
+        let broken = Broken {
+            path: root,
+            why,
+            forgiven: false,
+        };
+        return Ok(RuntimeState::of(effective, Err(broken)));
+    }
+    let files = cx.state.containerd_files()?;
+    let kept = match effective {
+        Effective::Known { programs, .. } => match programs.get(NVIDIA) {
+            Some(program) => cx.host.files().exists(Utf8Path::new(program))?,
+            None => false,
+        },
+        _ => false,
+    };
+    // Both must let the same one make the control groups.
+    let cgroup = match cx.state.cri().await {
+        Ok(Some(cri)) => match (
+            cri.systemd_cgroup.get("runc"),
+            cri.systemd_cgroup.get(NVIDIA),
+        ) {
+            (Some(true), _) => Some(true),
+            (runc, Some(_)) => Some(runc.copied().unwrap_or_default()),
+            _ => None,
+        },
+        // The daemon's own words are in `effective`.
+        Ok(None) | Err(_) => None,
+    };
+    let runtime = layout::Runtime {
+        name: NVIDIA,
+        program: PROGRAM_PATH,
+        kept,
+        default: wish.nvidia_default,
+        cdi: cx.desired.cdi.is_some(),
+        systemd_cgroup: cgroup,
+    };
+    let version = cx.state.containerd_version().await;
+    let read = layout::settings(&files, version, &runtime).map_err(|why| Broken {
+        path: root,
         why,
-        forgiven,
+        forgiven: false,
     });
-    let effective = match kind {
-        RuntimeKind::Docker => cx.state.docker().await?,
-        RuntimeKind::Containerd => cx.state.containerd().await?,
-    };
-    Ok(RuntimeState {
-        effective: effective.clone(),
-        broken,
-    })
+    Ok(RuntimeState::of(effective, read))
 }
 
 fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assessment {
@@ -76,102 +191,78 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
             why: "the container toolkit is not configured".into(),
         };
     }
-    let (name, files): (&str, &[&str]) = match wish.kind {
-        RuntimeKind::Docker => ("docker", &DOCKER_FILES),
-        RuntimeKind::Containerd => ("containerd", &CONTAINERD_FILES),
-    };
-    let effective = &state.effective;
+    let name = wish.kind.name();
     // A daemon that runs read it before it was broken, and does not start again.
     if let Some(broken) = &state.broken
-        && (!broken.forgiven || matches!(effective, Effective::Known { lenient: false, .. }))
+        && !(broken.forgiven && matches!(state.effective, Effective::Known { lenient: true, .. }))
     {
-        return refuse(broken, name, &format!("{name} does not start with it"));
+        let Broken { path, why, .. } = broken;
+        return Assessment::Blocked {
+            why: format!("`{path}` cannot be read by {name}: {why}"),
+            hint: format!(
+                "correct `{path}`, or move it away; {name} does not start with it, and existing \
+                 content is never overwritten"
+            ),
+        };
     }
-    let why = match effective {
+    let why = match &state.effective {
         Effective::Absent => format!("{name} is not installed yet"),
+        Effective::Silent(words) if wish.kind == RuntimeKind::Containerd => {
+            return Assessment::Blocked {
+                why: format!("containerd refuses its configuration: {words}"),
+                hint: "correct the file that it names, or move it away, until `containerd config \
+                       dump` succeeds; containerd does not start with it"
+                    .to_owned(),
+            };
+        }
         Effective::Silent(words) => format!("{name} does not answer: {words}"),
         Effective::Known {
             runtimes, default, ..
         } => {
-            let registered = runtimes.iter().any(|runtime| runtime == "nvidia");
-            let is_default = default.as_deref() == Some("nvidia");
+            let registered = runtimes.iter().any(|runtime| runtime == NVIDIA);
+            let is_default = default.as_deref() == Some(NVIDIA);
             let lost = default.as_ref().filter(|name| !runtimes.contains(name));
             if let Some(lost) = lost {
                 // Containers that ask for no GPU could not start.
                 format!("{name} no longer has its default runtime {lost}")
-            } else if registered && (!wish.nvidia_default || is_default) {
-                return Assessment::Satisfied {
-                    why: format!("{name} runs with the runtimes {}", runtimes.join(", ")),
-                };
-            } else if registered {
-                format!(
-                    "the default runtime of {name} is {}, nvidia is wanted",
-                    default.as_deref().unwrap_or("not set")
-                )
-            } else {
+            } else if !registered {
                 format!(
                     "{name} runs without the nvidia runtime ({})",
                     runtimes.join(", ")
                 )
+            } else if wish.nvidia_default && !is_default {
+                format!(
+                    "the default runtime of {name} is {}, nvidia is wanted",
+                    default.as_deref().unwrap_or("not set")
+                )
+            } else if let Some(file) = state.lacking.first() {
+                let keys: Vec<String> = (file.settings.iter())
+                    .map(|setting| setting.key.join("."))
+                    .collect();
+                format!(
+                    "`{}` does not say what is wanted of {}",
+                    file.path,
+                    keys.join(", ")
+                )
+            } else {
+                return Assessment::Satisfied {
+                    why: format!("{name} runs with the runtimes {}", runtimes.join(", ")),
+                };
             }
         }
-    };
-    if let Some(broken) = &state.broken {
-        return refuse(broken, "nvidia-ctk", "the runtime cannot be added to it");
-    }
-    let mut command = vec![
-        "nvidia-ctk".to_owned(),
-        "runtime".to_owned(),
-        "configure".to_owned(),
-        format!("--runtime={name}"),
-    ];
-    // A drop-in takes the place of the whole CRI section before containerd 2.1, so it must be made
-    // from what containerd runs with, runc included. Where containerd shows a newer format than
-    // its file is in, such a drop-in would keep it from starting; those versions merge.
-    // NVIDIA/nvidia-container-toolkit#1222, containerd/containerd#5837, NVIDIA/aicr#1688.
-    let migrated = matches!(effective, Effective::Known { migrated: true, .. });
-    if wish.kind == RuntimeKind::Containerd && !migrated {
-        command.push("--config-source=command".to_owned());
-    }
-    if wish.nvidia_default {
-        command.push("--nvidia-set-as-default".to_owned());
-    }
-    // A daemon that does not answer cannot say whom a restart stops; its containers run all the same
-    // only with `live-restore`.
-    let read_again = match (wish.kind, effective) {
-        (RuntimeKind::Docker, Effective::Known { .. } | Effective::Absent) => {
-            Change::ReloadDocker {
-                unit: wish.unit.clone(),
-                runtime: "nvidia".into(),
-                default: wish.nvidia_default,
-            }
-        }
-        // The containers of containerd do not depend on the daemon.
-        (RuntimeKind::Containerd, _) | (_, Effective::Silent(_)) => Change::RestartUnit {
-            unit: wish.unit.clone(),
-        },
     };
     Assessment::Needs {
         why,
-        changes: vec![
-            Change::RunTool {
-                purpose: format!("register the nvidia runtime with {name}"),
-                command,
-                writes: files.iter().map(Utf8PathBuf::from).collect(),
+        changes: vec![Change::ConfigureRuntime {
+            settings: RuntimeSettings {
+                kind: wish.kind,
+                unit: wish.unit.clone(),
+                files: state.lacking.clone(),
+                runtime: NVIDIA.to_owned(),
+                default: wish.nvidia_default,
+                cdi: state.switches_cdi_on(desired),
             },
-            read_again,
-        ],
-    }
-}
-
-fn refuse(broken: &Broken, reader: &str, consequence: &str) -> Assessment {
-    let Broken { path, why, .. } = broken;
-    Assessment::Blocked {
-        why: format!("`{path}` cannot be read by {reader}: {why}"),
-        hint: format!(
-            "correct `{path}`, or move it away; {consequence}, and existing content is never \
-             overwritten"
-        ),
+        }],
     }
 }
 
@@ -212,16 +303,19 @@ impl Step for RuntimeConfig {
                 why: "this runtime is not configured".into(),
             });
         };
-        Ok(decide(&detect(cx, self.0).await?, wish, cx.desired))
+        Ok(decide(&detect(cx, wish).await?, wish, cx.desired))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::{Broken, Effective, RuntimeConfig, RuntimeState, decide, wish};
     use crate::{
         change::Change,
         config::desired::RuntimeKind,
+        model::document::{FileSettings, Setting},
         step::{Assessment, Step},
         steps::fixtures::desired,
     };
@@ -230,8 +324,9 @@ mod tests {
         intact(Effective::Known {
             runtimes: runtimes.iter().map(ToString::to_string).collect(),
             default: Some(default.to_owned()),
-            migrated: false,
+            programs: BTreeMap::new(),
             lenient: false,
+            without_cdi: false,
         })
     }
 
@@ -239,6 +334,7 @@ mod tests {
         RuntimeState {
             effective,
             broken: None,
+            lacking: Vec::new(),
         }
     }
 
@@ -273,10 +369,7 @@ mod tests {
             panic!("must be registered");
         };
         assert_eq!(why, "docker runs without the nvidia runtime (runc)");
-        assert!(matches!(
-            &changes[..],
-            [Change::RunTool { .. }, Change::ReloadDocker { .. }]
-        ));
+        assert!(matches!(&changes[..], [Change::ConfigureRuntime { .. }]));
         let mut as_default = docker.clone();
         as_default.nvidia_default = true;
         assert!(matches!(
@@ -307,7 +400,7 @@ mod tests {
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         let mut state = known(&["nvidia", "runc"], "runc");
         state.broken = Some(Broken {
-            path: "/etc/docker/daemon.json",
+            path: "/etc/docker/daemon.json".into(),
             why: "expected value at line 3 column 7".into(),
             forgiven: false,
         });
@@ -319,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_docker_forgives_blocks_only_what_must_be_written() {
+    fn what_docker_forgives_does_not_block() {
         let want = desired();
         let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         let flawed = |runtimes: &[&str], newer: bool| {
@@ -328,63 +421,61 @@ mod tests {
                 *lenient = newer;
             }
             state.broken = Some(Broken {
-                path: "/etc/docker/daemon.json",
+                path: "/etc/docker/daemon.json".into(),
                 why: "it is empty".into(),
                 forgiven: true,
             });
             decide(&state, &docker, &want)
         };
-        let blocked_by = |assessment, reader: &str| match assessment {
-            Assessment::Blocked { why, hint } => {
-                assert!(
-                    why.contains(&format!("read by {reader}: it is empty")),
-                    "{why}"
-                );
-                hint
-            }
-            other => panic!("must be blocked: {other:?}"),
-        };
         assert!(matches!(
             flawed(&["nvidia", "runc"], true),
             Assessment::Satisfied { .. }
         ));
-        let hint = blocked_by(flawed(&["runc"], true), "nvidia-ctk");
-        assert!(!hint.contains("does not start"), "{hint}");
-        let hint = blocked_by(flawed(&["nvidia", "runc"], false), "docker");
+        assert!(matches!(flawed(&["runc"], true), Assessment::Needs { .. }));
+        let Assessment::Blocked { why, hint } = flawed(&["nvidia", "runc"], false) else {
+            panic!("must be blocked");
+        };
+        assert!(why.contains("read by docker: it is empty"), "{why}");
         assert!(hint.contains("docker does not start with it"), "{hint}");
-        let mut state = intact(Effective::Absent);
-        state.broken = Some(Broken {
-            path: "/etc/docker/daemon.json",
-            why: "it is empty".into(),
-            forgiven: true,
-        });
-        blocked_by(decide(&state, &docker, &want), "nvidia-ctk");
     }
 
     #[test]
-    fn containerd_is_copied_from_what_it_runs_with_unless_it_migrates() {
+    fn what_the_files_lack_is_told_by_key() {
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let mut state = known(&["nvidia", "runc"], "runc");
+        state.lacking = vec![FileSettings {
+            path: "/etc/docker/daemon.json".into(),
+            settings: vec![Setting {
+                key: vec!["features".into(), "cdi".into()],
+                value: Some(true.into()),
+            }],
+        }];
+        let Assessment::Needs { why, changes } = decide(&state, &docker, &want) else {
+            panic!("must be written");
+        };
+        assert!(
+            why.contains("`/etc/docker/daemon.json`") && why.contains("features.cdi"),
+            "{why}"
+        );
+        let Change::ConfigureRuntime { settings } = &changes[0] else {
+            panic!("a configuration")
+        };
+        assert_eq!(settings.files, state.lacking);
+    }
+
+    #[test]
+    fn a_containerd_that_refuses_its_files_is_not_restarted() {
         let mut want = desired();
         let mut containerd = wish(&want, RuntimeKind::Docker).expect("docker").clone();
         containerd.kind = RuntimeKind::Containerd;
         want.runtimes.push(containerd.clone());
-        for (migrated, copied) in [(false, true), (true, false)] {
-            let state = intact(Effective::Known {
-                runtimes: vec!["runc".into()],
-                default: Some("runc".into()),
-                migrated,
-                lenient: false,
-            });
-            let Assessment::Needs { changes, .. } = decide(&state, &containerd, &want) else {
-                panic!("must be registered");
-            };
-            let Change::RunTool { command, .. } = &changes[0] else {
-                panic!("a tool")
-            };
-            assert!(matches!(&changes[1], Change::RestartUnit { .. }));
-            assert_eq!(
-                command.contains(&"--config-source=command".to_owned()),
-                copied
-            );
-        }
+        let state = intact(Effective::Silent(
+            "failed to load TOML from conf.d/a.toml".into(),
+        ));
+        let Assessment::Blocked { why, .. } = decide(&state, &containerd, &want) else {
+            panic!("must be blocked");
+        };
+        assert!(why.contains("conf.d/a.toml"), "{why}");
     }
 }

@@ -10,6 +10,29 @@ pub const KUBERNETES: &str = "k8s.io";
 /// Big images take minutes.
 pub const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
+/// Asks the daemon for its version: whether it answers over its socket.
+#[must_use]
+pub fn version() -> Query {
+    Query::new("ctr", ["version"])
+}
+
+/// Lists the daemon's plugins, one per line: type, id, platforms, status.
+#[must_use]
+pub fn plugins() -> Query {
+    Query::new("ctr", ["plugins", "list"])
+}
+
+/// The status of the plugin that serves the kubelet, by the answer to [`plugins`]; `None` if it is not
+/// named.
+#[must_use]
+pub fn cri_status(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_it = words.first() == Some(&"io.containerd.grpc.v1") && words.get(1) == Some(&"cri");
+        words.last().copied().filter(|_| is_it)
+    })
+}
+
 /// Lists the names of images.
 #[must_use]
 pub fn images(namespace: &str) -> Query {

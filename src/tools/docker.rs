@@ -1,8 +1,15 @@
 //! Docker's client.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use crate::host::{Cmd, Query};
+use camino::Utf8Path;
+
+use serde_json::{Value, json};
+
+use crate::{
+    host::{Cmd, Query},
+    model::document::{Document, Setting},
+};
 
 /// Big images take minutes.
 const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
@@ -13,7 +20,7 @@ const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
 pub struct Info {
     /// Runtimes by name.
     #[serde(default)]
-    pub runtimes: std::collections::BTreeMap<String, serde_json::Value>,
+    pub runtimes: BTreeMap<String, serde_json::Value>,
     /// The default runtime.
     pub default_runtime: Option<String>,
     /// The daemon's version.
@@ -21,6 +28,9 @@ pub struct Info {
     /// Whether containers keep running when the daemon stops.
     #[serde(default)]
     pub live_restore_enabled: bool,
+    /// The folders from which it takes CDI specifications; none where it does not use them.
+    #[serde(default, rename = "CDISpecDirs")]
+    pub cdi_folders: Option<Vec<String>>,
     /// Why the daemon could not be asked. The client prints a document even then.
     #[serde(default)]
     pub server_errors: Vec<String>,
@@ -30,6 +40,37 @@ pub struct Info {
 #[must_use]
 pub fn info() -> Query {
     Query::new("docker", ["info", "--format", "{{json .}}"])
+}
+
+/// Asks the daemon's program for its version.
+#[must_use]
+pub fn daemon_version() -> Query {
+    Query::new("dockerd", ["--version"])
+}
+
+/// The first Docker that can check a configuration file without starting (moby/moby#42393).
+const VALIDATES: u32 = 23;
+
+/// Whether the daemon's program can check a file, by the answer to [`daemon_version`].
+#[must_use]
+pub fn can_validate(text: &str) -> bool {
+    let version = text.split_whitespace().nth(2).unwrap_or_default();
+    numbers(version).is_some_and(|(major, _)| major >= VALIDATES)
+}
+
+/// Checks a configuration file. The status is not 0 where the daemon would not start with it.
+#[must_use]
+pub fn validate(path: &Utf8Path) -> Query {
+    Query::new(
+        "dockerd",
+        ["--validate".to_owned(), format!("--config-file={path}")],
+    )
+}
+
+/// Major and minor number of a version such as `26.1.5+dfsg1`.
+fn numbers(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// Asks for the names of the running containers, one per line.
@@ -111,12 +152,75 @@ impl Info {
     /// Whether the daemon forgives a [`Flaw`] that can be forgiven.
     #[must_use]
     pub fn is_lenient(&self) -> bool {
-        let major = self.server_version.as_deref().and_then(|version| {
-            let digits = version.split('.').next()?;
-            digits.parse::<u32>().ok()
-        });
-        major.is_some_and(|major| major >= LENIENT)
+        self.numbers().is_some_and(|(major, _)| major >= LENIENT)
     }
+
+    /// Whether the daemon knows CDI, but has to be told to use it: from 25.0 on it does, from 28.2 on
+    /// by itself (<https://docs.docker.com/build/building/cdi/>, release notes of 28.2.0).
+    #[must_use]
+    pub fn needs_cdi(&self) -> bool {
+        self.numbers()
+            .is_some_and(|version| ((25, 0)..(28, 2)).contains(&version))
+    }
+
+    /// The programs that run containers, by runtime.
+    #[must_use]
+    pub fn programs(&self) -> BTreeMap<String, String> {
+        let runtimes = self.runtimes.iter();
+        runtimes
+            .filter_map(|(name, runtime)| {
+                Some((name.clone(), runtime.get("path")?.as_str()?.to_owned()))
+            })
+            .collect()
+    }
+
+    fn numbers(&self) -> Option<(u32, u32)> {
+        self.server_version.as_deref().and_then(numbers)
+    }
+}
+
+/// The keys that make Docker know a runtime; those that the file has already are left out.
+#[must_use]
+pub fn settings(file: &Document, runtime: &Runtime<'_>) -> Vec<Setting> {
+    let mut wanted = Vec::new();
+    let mut want = |key: &[&str], value: Value| {
+        wanted.push(Setting {
+            key: key.iter().map(ToString::to_string).collect(),
+            value: Some(value),
+        });
+    };
+    if !runtime.kept {
+        // As `nvidia-ctk` writes it.
+        want(
+            &["runtimes", runtime.name],
+            json!({"args": [], "path": runtime.program}),
+        );
+    }
+    if runtime.default {
+        want(&["default-runtime"], json!(runtime.name));
+    }
+    let cdi = ["features".to_owned(), "cdi".to_owned()];
+    // Who has switched it off has decided.
+    if runtime.cdi && file.get(&cdi).is_none() {
+        want(&["features", "cdi"], json!(true));
+    }
+    wanted.retain(|setting| file.get(&setting.key) != setting.value);
+    wanted
+}
+
+/// A runtime that Docker has to know.
+#[derive(Debug, Clone, Copy)]
+pub struct Runtime<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The program that takes runc's place.
+    pub program: &'a str,
+    /// Whether the entry that there is stays as it is.
+    pub kept: bool,
+    /// Whether it has to be the default one.
+    pub default: bool,
+    /// Whether CDI has to be switched on.
+    pub cdi: bool,
 }
 
 #[cfg(test)]

@@ -22,7 +22,6 @@ use crate::{
 
 const DAEMON: &str = "/etc/docker/daemon.json";
 const ROOT: &str = "/etc/containerd/config.toml";
-const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 /// Names of the running containers, one per line.
 const CONTAINERS: &str = "/run/simulated/containers";
 const IMAGES: &str = "/var/lib/docker/simulated-images";
@@ -40,6 +39,14 @@ fn daemon_json(files: &FakeFiles) -> Result<Map<String, Value>, String> {
         Some(content) => serde_json::from_str(&content).map_err(|error| {
             format!("unable to configure the Docker daemon with file {DAEMON}: {error}")
         }),
+    }
+}
+
+/// `dockerd`, whose version cannot check a file.
+pub fn dockerd(cmd: &Cmd) -> Output {
+    match &cmd.args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--version"] => ok("Docker version 20.10.24+dfsg1, build 297e128\n"),
+        _ => panic!("the simulated dockerd knows no `{}`", cmd.line()),
     }
 }
 
@@ -218,10 +225,13 @@ pub fn ctr(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     let active = units::active(files, "containerd.service");
     match args[..] {
-        ["--namespace", ..] if !active => failed(
+        ["--namespace", ..] | ["version"] | ["plugins", ..] if !active => failed(
             1,
             "ctr: failed to dial \"/run/containerd/containerd.sock\"\n",
         ),
+        ["version"] => ok("Client:\n  Version:  1.6.20\n\nServer:\n  Version:  1.6.20\n"),
+        ["plugins", "list"] => ok("TYPE                   ID   PLATFORMS    STATUS\n\
+             io.containerd.grpc.v1  cri  linux/amd64  ok\n"),
         ["--namespace", _, "images", "list", "--quiet"] => ok(list(files, CTR_IMAGES)
             .into_iter()
             .map(|name| name.replace('!', "/") + "\n")
@@ -331,21 +341,6 @@ fn runtimes(config: &mut Table) -> Option<&mut Table> {
 pub fn nvidia_ctk(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
-        ["runtime", "configure", runtime, ref rest @ ..] => {
-            let (mut default, mut copied) = (false, false);
-            for flag in rest {
-                match *flag {
-                    "--nvidia-set-as-default" => default = true,
-                    "--config-source=command" => copied = true,
-                    _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
-                }
-            }
-            match runtime {
-                "--runtime=docker" => configure_docker(files, default),
-                "--runtime=containerd" => configure_containerd(files, default, copied),
-                _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
-            }
-        }
         ["cdi", "generate", output] => {
             let path = output
                 .strip_prefix("--output=")
@@ -354,62 +349,6 @@ pub fn nvidia_ctk(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         }
         _ => panic!("the simulated nvidia-ctk knows no `{}`", cmd.line()),
     }
-}
-
-fn configure_docker(files: &FakeFiles, default: bool) -> Output {
-    let mut config = match daemon_json(files) {
-        Ok(config) => config,
-        Err(why) => {
-            return failed(
-                1,
-                format!("unable to load config for runtime docker: {why}\n"),
-            );
-        }
-    };
-    if default {
-        config.insert("default-runtime".into(), json!("nvidia"));
-    }
-    let runtimes = config.entry("runtimes").or_insert_with(|| json!({}));
-    runtimes["nvidia"] = json!({"args": [], "path": "nvidia-container-runtime"});
-    let content = serde_json::to_string_pretty(&Value::Object(config)).expect("JSON");
-    files.put(DAEMON, content);
-    ok("")
-}
-
-/// Without `copied` the drop-in contains nvidia only, and containerd 1.6 then loses runc.
-fn configure_containerd(files: &FakeFiles, default: bool, copied: bool) -> Output {
-    let mut root = toml_of(files, ROOT);
-    root.entry("version").or_insert(toml::Value::Integer(2));
-    let imports = root
-        .entry("imports")
-        .or_insert_with(|| toml::Value::Array(Vec::new()));
-    let import = toml::Value::String("/etc/containerd/conf.d/*.toml".to_owned());
-    if let toml::Value::Array(list) = imports
-        && !list.contains(&import)
-    {
-        list.push(import);
-    }
-    files.put(ROOT, root.to_string());
-    let default = if default {
-        "default_runtime_name = \"nvidia\"\n"
-    } else {
-        ""
-    };
-    let runc = if copied {
-        "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n\
-         runtime_type = \"io.containerd.runc.v2\"\n"
-    } else {
-        ""
-    };
-    files.put(
-        DROP_IN,
-        format!(
-            "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n{default}\
-             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\n\
-             runtime_type = \"io.containerd.runc.v2\"\n{runc}"
-        ),
-    );
-    ok("")
 }
 
 fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {

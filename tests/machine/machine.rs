@@ -270,7 +270,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 21] = [
+        let programs: [(&str, Option<&str>, Program); 22] = [
             ("dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s))),
             ("apt-get", None, apt::apt_get),
             ("apt-cache", None, |c, f, s| {
@@ -307,6 +307,9 @@ impl Machine {
             }),
             ("docker", Some("/usr/bin/docker"), |c, f, s| {
                 Ok(containers::docker(c, f, s))
+            }),
+            ("dockerd", Some("/usr/bin/docker"), |c, _, _| {
+                Ok(containers::dockerd(c))
             }),
             ("containerd", Some("/usr/bin/containerd"), |c, f, _| {
                 Ok(containers::containerd(c, f))
@@ -371,9 +374,9 @@ pub fn changes(cmd: &Cmd) -> bool {
         "docker" => containers::docker_changes(cmd),
         "dkms" => cmd.args.first().is_some_and(|verb| verb != "status"),
         "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
-        "ctr" => !cmd.args.iter().any(|arg| arg == "list"),
+        "ctr" => !cmd.args.iter().any(|arg| arg == "list" || arg == "version"),
         "apt-cache" | "journalctl" | "modinfo" | "lsinitramfs" | "lsinitrd" | "dmesg"
-        | "containerd" => false,
+        | "containerd" | "dockerd" => false,
         _ => true,
     }
 }

@@ -46,6 +46,8 @@ pub struct Faults {
     pub docker: bool,
     /// Docker ignores the signal to read its configuration again.
     pub docker_reload: bool,
+    /// Docker and containerd do not start with the nvidia runtime in their configuration.
+    pub refuse_nvidia: bool,
     /// A container sees no GPU, whatever is configured.
     pub container: bool,
     /// Units that do not start.

@@ -92,8 +92,11 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
     } else {
         match unit {
             "docker.service" if state.faults.docker => Err("the test broke it".to_owned()),
-            "docker.service" => containers::docker_config(files),
-            "containerd.service" => Ok(containers::containerd_merged(files)),
+            "docker.service" => containers::docker_config(files)
+                .and_then(|config| unless_refused(state, config, "docker")),
+            "containerd.service" => {
+                unless_refused(state, containers::containerd_merged(files), "containerd")
+            }
             FABRIC_MANAGER => crate::fabric::start(files),
             "nvidia-persistenced.service" if !exists(files, "/dev/nvidiactl") => {
                 Err("Failed to query NVIDIA devices.".to_owned())
@@ -115,6 +118,15 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
             ))
         }
     }
+}
+
+/// The configuration that a daemon starts with; it does not start with the nvidia runtime if the test
+/// says so.
+fn unless_refused(state: &State, config: String, daemon: &str) -> Result<String, String> {
+    if state.faults.refuse_nvidia && config.contains("nvidia") {
+        return Err(format!("{daemon}: the test lets no nvidia runtime in"));
+    }
+    Ok(config)
 }
 
 pub fn stop(files: &FakeFiles, unit: &str) {

@@ -3,12 +3,14 @@
 mod modules;
 mod packages;
 mod repositories;
+mod runtimes;
 
 use camino::Utf8PathBuf;
 
 pub use modules::ModuleError;
 pub use packages::PackageError;
 pub use repositories::RepositoryError;
+pub use runtimes::RuntimeError;
 
 use super::probe::ProbeError;
 use crate::{
@@ -97,6 +99,9 @@ pub enum ChangeError {
     /// A kernel module could not be loaded, unloaded or built.
     #[error(transparent)]
     Module(#[from] ModuleError),
+    /// A container runtime was not configured.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
     /// A probe failed.
     #[error(transparent)]
     Probe(#[from] ProbeError),
@@ -126,6 +131,7 @@ impl Report for ChangeError {
             Self::WouldStop { .. } => "containers-run",
             Self::DaemonSilent { .. } => "docker-silent",
             Self::Module(error) => error.reason(),
+            Self::Runtime(error) => error.reason(),
             Self::Probe(error) => error.reason(),
         }
     }
@@ -145,6 +151,7 @@ impl Report for ChangeError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Probe(error) => error.hint(),
+            Self::Runtime(error) => error.hint(),
             Self::Files(error) => error.hint(),
             Self::Packages(error) => error.hint(),
             Self::Repository(error) => error.hint(),

@@ -1,10 +1,12 @@
-//! containerd's configuration, as containerd prints it.
+//! containerd: its configuration as it prints it, and its client.
 
 use std::collections::BTreeMap;
 
 use toml::Table;
 
 use crate::host::Query;
+
+pub mod layout;
 
 /// What the CRI plugin is configured with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -16,6 +18,8 @@ pub struct CriConfig {
     /// The runtimes for which systemd makes the control groups, or not, where the configuration
     /// says so.
     pub systemd_cgroup: BTreeMap<String, bool>,
+    /// The programs that run containers, by runtime, where the configuration names them.
+    pub programs: BTreeMap<String, String>,
     /// Other files that belong to it, as patterns.
     pub imports: Vec<String>,
     /// The CRI plugin is not disabled.
@@ -67,6 +71,15 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
             Some((name.clone(), option))
         })
         .collect();
+    let programs = containerd
+        .and_then(|table| table.get("runtimes")?.as_table())
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, runtime)| {
+            let program = runtime.get("options")?.get("BinaryName")?.as_str()?;
+            (!program.is_empty()).then(|| (name.clone(), program.to_owned()))
+        })
+        .collect();
     let imports = root
         .get("imports")
         .and_then(|list| list.as_array())
@@ -86,6 +99,7 @@ pub fn parse_config(text: &str) -> Result<CriConfig, String> {
         runtimes,
         default_runtime,
         systemd_cgroup,
+        programs,
         imports,
         enabled: !disabled,
     })

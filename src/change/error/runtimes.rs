@@ -1,0 +1,78 @@
+//! Why a container runtime was not configured.
+
+use super::ChangeError;
+use crate::{error::Report, exit::Exit};
+
+/// Why a container runtime was not configured.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// Its own program refuses the new configuration.
+    #[error("use the new configuration of {runtime}: {why}")]
+    Refused {
+        /// The runtime.
+        runtime: &'static str,
+        /// What it says.
+        why: String,
+    },
+    /// Its daemon does not answer.
+    #[error("get an answer of {runtime} within {seconds} s: {why}")]
+    Silent {
+        /// The runtime.
+        runtime: &'static str,
+        /// The time limit in seconds.
+        seconds: u64,
+        /// What its client says.
+        why: String,
+    },
+    /// It does not work with the new configuration; the former one is back.
+    #[error("configure {runtime}, which has its former configuration again and works with it")]
+    PutBack {
+        /// The runtime.
+        runtime: &'static str,
+        /// Its unit.
+        unit: String,
+        /// What did not work.
+        source: Box<ChangeError>,
+    },
+    /// It works neither with the new configuration nor with the former one.
+    #[error("configure {runtime}, and put its former configuration back ({then})")]
+    NotPutBack {
+        /// The runtime.
+        runtime: &'static str,
+        /// Its unit.
+        unit: String,
+        /// What did not work.
+        source: Box<ChangeError>,
+        /// What did not work with the former configuration.
+        then: String,
+    },
+}
+
+impl Report for RuntimeError {
+    fn exit(&self) -> Exit {
+        Exit::StepFailed
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Refused { .. } => "configuration-refused",
+            Self::Silent { .. } => "runtime-silent",
+            Self::PutBack { .. } => "configuration-put-back",
+            Self::NotPutBack { .. } => "configuration-not-put-back",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Refused { .. } | Self::Silent { .. } => None,
+            Self::PutBack { unit, .. } => Some(format!(
+                "nothing has changed; see what {unit} says (`journalctl --unit={unit}`), correct its \
+                 configuration, and run the command again"
+            )),
+            Self::NotPutBack { unit, .. } => Some(format!(
+                "see what {unit} says (`journalctl --unit={unit}`), correct its configuration until \
+                 `systemctl restart {unit}` succeeds, and run the command again"
+            )),
+        }
+    }
+}

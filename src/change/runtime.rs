@@ -1,0 +1,402 @@
+//! The configuration of a container runtime, as a transaction: its keys are set, its own program
+//! reads the files before the daemon is touched, the daemon takes them up and has to answer. Where
+//! that fails, the files are as before, and the daemon runs with them.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Afterwards, Applier, ChangeError, FileAfter, Reverted, RuntimeError, Sink, Undo, edits, file,
+};
+use crate::{
+    config::desired::RuntimeKind,
+    error::one_line,
+    host::{ExecError, Output, Query, digest::sha256},
+    model::document::{Document, FileSettings, Format},
+    tools::{
+        containerd::{self, CriConfig},
+        ctr, docker,
+    },
+};
+
+/// What a container runtime has to be configured with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct RuntimeSettings {
+    /// Which one.
+    pub kind: RuntimeKind,
+    /// Its unit.
+    pub unit: String,
+    /// The keys to set; none if the files are right and only the daemon does not know it.
+    pub files: Vec<FileSettings>,
+    /// The name of the runtime that it has to know afterwards.
+    pub runtime: String,
+    /// Whether this has to be the default one.
+    pub default: bool,
+    /// Whether it has to give devices to containers by CDI.
+    pub cdi: bool,
+}
+
+/// The permission bits of a new file.
+const MODE: u32 = 0o644;
+
+/// The time limit for a daemon to answer after it was started.
+const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(30);
+
+/// The pause between two questions to a daemon.
+const POLL: Duration = Duration::from_millis(500);
+
+impl Applier {
+    /// Diffs of the files.
+    pub(super) fn preview_runtime(
+        &self,
+        settings: &RuntimeSettings,
+    ) -> Result<Option<String>, ChangeError> {
+        let mut diffs = String::new();
+        for one in &settings.files {
+            let before = self.host.files.read_text(&one.path)?;
+            let (document, _) = self.with(one)?;
+            diffs.push_str(&file::diff(&one.path, before.as_deref(), &document.text()));
+        }
+        Ok(Some(diffs).filter(|diffs| !diffs.is_empty()))
+    }
+
+    /// The undo knows each key with its value before, so it can leave alone what others edit later.
+    pub(super) fn capture_runtime(&self, settings: &RuntimeSettings) -> Result<Undo, ChangeError> {
+        let mut after = Vec::new();
+        for one in &settings.files {
+            let (document, edits) = self.with(one)?;
+            // A link stays a link: its target is written.
+            let path = (self.host.files.resolve(&one.path)?).unwrap_or_else(|| one.path.clone());
+            let sha256 = sha256(document.text().as_bytes());
+            after.push((path, FileAfter::Edited { sha256, edits }));
+        }
+        let paths: Vec<_> = after.iter().map(|(path, _)| path.clone()).collect();
+        let found = |path: &camino::Utf8Path| {
+            let known = after.iter().find(|(known, _)| known == path);
+            known.map_or(FileAfter::Unknown, |(_, after)| after.clone())
+        };
+        let undo = self.capture_files(&paths, found)?;
+        let Undo::RestoreFiles {
+            files,
+            created_folders,
+            ..
+        } = undo
+        else {
+            return Ok(undo);
+        };
+        let unit = settings.unit.clone();
+        let then = match settings.kind {
+            RuntimeKind::Docker => Afterwards::ReloadDocker {
+                unit,
+                runtime: settings.runtime.clone(),
+            },
+            RuntimeKind::Containerd => Afterwards::RestartUnit { unit },
+        };
+        Ok(Undo::RestoreFiles {
+            files,
+            created_folders,
+            then: vec![then],
+        })
+    }
+
+    pub(super) async fn configure_runtime(
+        &self,
+        settings: &RuntimeSettings,
+        undo: &Undo,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let before = match settings.kind {
+            RuntimeKind::Containerd => self.containerd_config().await?.ok(),
+            RuntimeKind::Docker => None,
+        };
+        for one in &settings.files {
+            self.write_settings(one)?;
+        }
+        if let Err(why) = self.validate(settings, before.as_ref()).await {
+            return Err(self.undo_settings(settings, undo, false, why, sink).await);
+        }
+        match self.take_up(settings, sink).await {
+            Ok(()) => Ok(()),
+            // Nothing is broken: the daemon runs, and containers are in the way.
+            Err(
+                error @ (ChangeError::Stopped { .. }
+                | ChangeError::WouldStop { .. }
+                | ChangeError::DaemonSilent { .. }),
+            ) => Err(error),
+            Err(why) => Err(self.undo_settings(settings, undo, true, why, sink).await),
+        }
+    }
+
+    /// A file with its keys set, and what that changes.
+    fn with(&self, one: &FileSettings) -> Result<(Document, Vec<super::Edit>), ChangeError> {
+        let unreadable = |why: String| ChangeError::Unreadable {
+            what: format!("set keys of `{}`", one.path),
+            why,
+        };
+        let format = Format::of(&one.path)
+            .ok_or_else(|| unreadable("its name says neither JSON nor TOML".to_owned()))?;
+        let text = self.host.files.read_text(&one.path)?.unwrap_or_default();
+        let mut document =
+            Document::parse(format, &text).map_err(|error| unreadable(error.to_string()))?;
+        let edits = edits::set(&mut document, &one.settings)
+            .map_err(|error| unreadable(error.to_string()))?;
+        Ok((document, edits))
+    }
+
+    fn write_settings(&self, one: &FileSettings) -> Result<(), ChangeError> {
+        let files = &self.host.files;
+        let (document, _) = self.with(one)?;
+        let path = files
+            .resolve(&one.path)?
+            .unwrap_or_else(|| one.path.clone());
+        let stat = files.stat(&path)?;
+        if let Some(folder) = path.parent()
+            && files.stat(folder)?.is_none()
+        {
+            files.create_folder(folder, 0o755)?;
+        }
+        let mode = stat.as_ref().map_or(MODE, |stat| stat.mode);
+        files.write(&path, document.text().as_bytes(), mode)?;
+        if let Some(stat) = stat {
+            files.chown(&path, stat.uid, stat.gid)?;
+        }
+        Ok(())
+    }
+
+    /// The runtime's own program reads the files; the daemon is not touched.
+    async fn validate(
+        &self,
+        settings: &RuntimeSettings,
+        before: Option<&CriConfig>,
+    ) -> Result<(), ChangeError> {
+        match settings.kind {
+            RuntimeKind::Docker => self.validate_docker(settings).await,
+            RuntimeKind::Containerd => self.validate_containerd(settings, before).await,
+        }
+    }
+
+    async fn validate_docker(&self, settings: &RuntimeSettings) -> Result<(), ChangeError> {
+        let version = self.answer_of("dockerd", &docker::daemon_version()).await?;
+        let can = (version.as_ref()).is_some_and(|output| docker::can_validate(&output.stdout));
+        for one in settings.files.iter().filter(|_| can) {
+            let output = self
+                .answer_of("dockerd", &docker::validate(&one.path))
+                .await?;
+            if let Some(output) = output.filter(|output| !output.ok()) {
+                return Err(refused(settings, last_lines(&output)).into());
+            }
+        }
+        Ok(())
+    }
+
+    async fn validate_containerd(
+        &self,
+        settings: &RuntimeSettings,
+        before: Option<&CriConfig>,
+    ) -> Result<(), ChangeError> {
+        let after = match self.containerd_config().await? {
+            Ok(config) => config,
+            Err(why) => return Err(refused(settings, why).into()),
+        };
+        let names = |config: &CriConfig| config.runtimes.iter().cloned().collect::<BTreeSet<_>>();
+        let (had, has) = (before.map(names).unwrap_or_default(), names(&after));
+        let lost: Vec<&str> = had.difference(&has).map(String::as_str).collect();
+        let default = after.default_runtime.as_deref();
+        let flaw = if !lost.is_empty() {
+            format!("it would lose the runtime {}", lost.join(", "))
+        } else if !has.contains(&settings.runtime) {
+            format!("it would not know the runtime {}", settings.runtime)
+        } else if settings.default && default != Some(&settings.runtime) {
+            let default = default.unwrap_or("none");
+            format!(
+                "its default runtime would be {default}, not {}",
+                settings.runtime
+            )
+        } else if !after.enabled {
+            "its CRI plugin would be disabled".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(refused(settings, flaw).into())
+    }
+
+    /// The configuration that containerd reads from its files, or why it refuses them.
+    async fn containerd_config(&self) -> Result<Result<CriConfig, String>, ChangeError> {
+        let Some(output) = self
+            .answer_of("containerd", &containerd::config_dump())
+            .await?
+        else {
+            return Ok(Err("containerd is not installed".to_owned()));
+        };
+        if !output.ok() {
+            return Ok(Err(last_lines(&output)));
+        }
+        Ok(containerd::parse_config(&output.stdout))
+    }
+
+    /// Makes the daemon use the files, and waits until it answers with them.
+    async fn take_up(
+        &self,
+        settings: &RuntimeSettings,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        match settings.kind {
+            RuntimeKind::Docker => {
+                self.reload_docker(&settings.unit, &settings.runtime, settings.default, sink)
+                    .await?;
+                if settings.cdi {
+                    self.switch_cdi_on(&settings.unit, sink).await?;
+                }
+                self.answers(settings).await
+            }
+            RuntimeKind::Containerd => {
+                self.restart_unit(&settings.unit, sink).await?;
+                self.answers(settings).await?;
+                self.serves_cri(settings).await
+            }
+        }
+    }
+
+    /// Waits until the daemon answers over its socket.
+    async fn answers(&self, settings: &RuntimeSettings) -> Result<(), ChangeError> {
+        let query = match settings.kind {
+            RuntimeKind::Docker => docker::info(),
+            RuntimeKind::Containerd => ctr::version(),
+        };
+        let clock = &self.host.clock;
+        let started = clock.monotonic();
+        loop {
+            let said = match self.answer_of(settings.kind.name(), &query).await? {
+                // Its client is not installed, so nobody can be asked.
+                None => return Ok(()),
+                Some(output) => output,
+            };
+            let why = match settings.kind {
+                RuntimeKind::Docker => docker::parse_info(&said.stdout)
+                    .err()
+                    .or_else(|| docker::parse_info(&said.stdout).ok()?.server_errors.pop()),
+                RuntimeKind::Containerd => (!said.ok()).then(|| last_lines(&said)),
+            };
+            let Some(why) = why else { return Ok(()) };
+            if clock.monotonic().saturating_sub(started) >= ANSWER_TIME_LIMIT {
+                return Err(RuntimeError::Silent {
+                    runtime: settings.kind.name(),
+                    seconds: ANSWER_TIME_LIMIT.as_secs(),
+                    why,
+                }
+                .into());
+            }
+            self.pause_for(POLL, "wait for the container runtime to answer")
+                .await?;
+        }
+    }
+
+    /// Whether the part of containerd that the kubelet talks to has come up.
+    async fn serves_cri(&self, settings: &RuntimeSettings) -> Result<(), ChangeError> {
+        let Some(output) = self.answer_of("ctr", &ctr::plugins()).await? else {
+            return Ok(());
+        };
+        match ctr::cri_status(&output.stdout) {
+            Some(status) if status != "ok" => Err(RuntimeError::Silent {
+                runtime: settings.kind.name(),
+                seconds: 0,
+                why: format!("its CRI plugin has the status {status}"),
+            }
+            .into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Restores the files, and the daemon if it has seen them; the error says how that ended.
+    async fn undo_settings(
+        &self,
+        settings: &RuntimeSettings,
+        undo: &Undo,
+        seen: bool,
+        why: ChangeError,
+        sink: &dyn Sink,
+    ) -> ChangeError {
+        sink.note(&format!(
+            "{} does not work with its new configuration; the former one is put back",
+            settings.kind.name()
+        ));
+        let back = self.undo_files(settings, undo, seen, sink).await;
+        let runtime = settings.kind.name();
+        match back {
+            Ok(()) => RuntimeError::PutBack {
+                runtime,
+                unit: settings.unit.clone(),
+                source: Box::new(why),
+            }
+            .into(),
+            Err(then) => RuntimeError::NotPutBack {
+                runtime,
+                unit: settings.unit.clone(),
+                source: Box::new(why),
+                then: one_line(&then),
+            }
+            .into(),
+        }
+    }
+
+    async fn undo_files(
+        &self,
+        settings: &RuntimeSettings,
+        undo: &Undo,
+        seen: bool,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        if let Undo::RestoreFiles {
+            files,
+            created_folders,
+            ..
+        } = undo
+            && let Reverted::Left { what, why } = self.restore_files(files, created_folders)?
+        {
+            return Err(ChangeError::Unreadable { what, why });
+        }
+        if seen {
+            // A Docker that still runs has its containers, which a restart would stop.
+            let runs = self.unit_state(&settings.unit).await?.is_active();
+            let verb = match settings.kind {
+                RuntimeKind::Docker if runs => "reload",
+                _ => "restart",
+            };
+            self.bring_up(verb, &settings.unit, sink).await?;
+            self.answers(settings).await?;
+        }
+        Ok(())
+    }
+
+    /// The answer of a program, whatever its exit status; `None` if it is not installed.
+    async fn answer_of(&self, program: &str, query: &Query) -> Result<Option<Output>, ChangeError> {
+        match self.host.reader().query(query).await {
+            Ok(output) => Ok(Some(output)),
+            Err(ExecError::NotFound { .. }) => Ok(None),
+            Err(source) => Err(ChangeError::Tool {
+                what: format!("ask {program}"),
+                source,
+            }),
+        }
+    }
+}
+
+fn refused(settings: &RuntimeSettings, why: String) -> RuntimeError {
+    RuntimeError::Refused {
+        runtime: settings.kind.name(),
+        why,
+    }
+}
+
+/// The last lines of a program's errors.
+fn last_lines(output: &Output) -> String {
+    let said = match output.stderr.trim() {
+        "" => output.stdout.trim(),
+        said => said,
+    };
+    let lines: Vec<&str> = said.lines().collect();
+    lines[lines.len().saturating_sub(3)..].join("\n")
+}

@@ -1,0 +1,465 @@
+//! Which keys of which configuration file make containerd know a runtime.
+//!
+//! Sources: containerd, `docs/cri/config.md` and `docs/PLUGINS.md` (ids of plugins by version);
+//! `cmd/containerd/server/config` (imports, versions, how files are merged: before 2.1 the table of a
+//! plugin in a later file replaces the whole table of an earlier one, containerd/containerd#5837).
+
+use camino::Utf8PathBuf;
+use serde_json::{Map, Value, json};
+
+use crate::model::document::{Document, FileSettings, Format, Setting};
+
+/// A configuration file, as containerd loads it.
+#[derive(Debug, Clone)]
+pub struct ConfigFile {
+    /// Its path.
+    pub path: Utf8PathBuf,
+    /// Its content; `None` if there is no such file.
+    pub text: Option<String>,
+}
+
+/// A runtime that containerd has to know.
+#[derive(Debug, Clone, Copy)]
+pub struct Runtime<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The program that takes runc's place.
+    pub program: &'a str,
+    /// Whether the program that an entry has already stays.
+    pub kept: bool,
+    /// Whether it has to be the default one.
+    pub default: bool,
+    /// Whether containers get devices by CDI.
+    pub cdi: bool,
+    /// Whether systemd makes the control groups of containers; `None` if the files say it.
+    pub systemd_cgroup: Option<bool>,
+}
+
+/// The version of containerd, as far as it matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u32, pub u32);
+
+impl Version {
+    /// Reads the answer to `containerd --version`, for example
+    /// `containerd github.com/containerd/containerd v1.7.24 88bf19b`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        text.split_whitespace().find_map(|word| {
+            let mut numbers = word.trim_start_matches('v').split('.');
+            let major = numbers.next()?.parse().ok()?;
+            Some(Self(major, numbers.next()?.parse().ok()?))
+        })
+    }
+
+    /// The version of the format of a new file: the newest one that this containerd reads.
+    fn format(self) -> i64 {
+        match self {
+            Self(..=1, _) => 2,
+            Self(2, ..=2) => 3,
+            _ => 4,
+        }
+    }
+
+    /// Files are merged key by key, and not by plugin.
+    fn merges(self) -> bool {
+        self >= Self(2, 1)
+    }
+
+    /// The runtimes of a file take the place of those that are built in, so runc has to be named, too
+    /// (seen with 1.6.20 and 1.7.24, not with 2.1.9).
+    fn forgets_runc(self) -> bool {
+        self < Self(2, 0)
+    }
+
+    /// CDI can be used, but has to be switched on.
+    fn needs_cdi(self) -> bool {
+        self == Self(1, 7)
+    }
+}
+
+/// The folders with CDI specifications, containerd's default.
+const CDI_FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+
+/// How containerd calls runc and what takes its place.
+const RUNC: &str = "io.containerd.runc.v2";
+
+/// Keys of a runtime that name its program in another way.
+const PROGRAMS: [&str; 3] = ["runtime_path", "runtime_engine", "runtime_root"];
+
+/// The plugin with the runtimes, in a file with this version of the format.
+fn plugin(format: i64) -> &'static str {
+    match format {
+        ..=1 => "cri",
+        2 => "io.containerd.grpc.v1.cri",
+        _ => "io.containerd.cri.v1.runtime",
+    }
+}
+
+struct Parsed<'a> {
+    file: &'a ConfigFile,
+    document: Document,
+    format: i64,
+    /// The version that has to be written into the file.
+    new_format: Option<i64>,
+}
+
+impl<'a> Parsed<'a> {
+    fn of(file: &'a ConfigFile, newest: i64) -> Result<Self, String> {
+        let text = file.text.as_deref().unwrap_or_default();
+        let document = Document::parse(Format::Toml, text)
+            .map_err(|error| format!("`{}` cannot be read: {error}", file.path))?;
+        let named = document.get(&["version".to_owned()]);
+        // Without one it is the first; a file that says nothing can become one of the newest.
+        let new_format = (named.is_none() && document.is_bare()).then_some(newest);
+        let format = new_format
+            .or_else(|| named.and_then(|version| version.as_i64()))
+            .unwrap_or(1);
+        Ok(Self {
+            file,
+            document,
+            format,
+            new_format,
+        })
+    }
+
+    fn plugin(&self, names: &[&str]) -> Vec<String> {
+        let all = ["plugins", plugin(self.format)]
+            .into_iter()
+            .chain(names.iter().copied());
+        all.map(str::to_owned).collect()
+    }
+
+    fn has(&self, names: &[&str]) -> bool {
+        self.document.get(&self.plugin(names)).is_some()
+    }
+}
+
+/// The keys to set, by file; none if the files say all of it. The first file is the one that
+/// containerd is started with, the others are those that it imports, in their order.
+///
+/// # Errors
+/// Which file cannot be read, and why; in one line.
+pub fn settings(
+    files: &[ConfigFile],
+    version: Option<Version>,
+    runtime: &Runtime<'_>,
+) -> Result<Vec<FileSettings>, String> {
+    let newest = version.map_or(2, Version::format);
+    let files: Vec<Parsed<'_>> = (files.iter())
+        .map(|file| Parsed::of(file, newest))
+        .collect::<Result<_, _>>()?;
+    let mut wanted: Vec<(usize, Setting)> = Vec::new();
+    let merges = version.is_some_and(Version::merges);
+    // The last file with a key is the one whose value counts.
+    let last = |names: &[&str]| files.iter().rposition(|file| file.has(names));
+    let section = if merges { None } else { last(&[]) }.unwrap_or_default();
+    let place = |names: &[&str]| {
+        if merges {
+            last(names).unwrap_or(0)
+        } else {
+            section
+        }
+    };
+    let Some(first) = files.first() else {
+        return Ok(Vec::new());
+    };
+    if let Some(format) = first.new_format {
+        wanted.push((0, set(&["version"], json!(format))));
+    }
+
+    let name = ["containerd", "runtimes", runtime.name];
+    let at = place(&name);
+    let file = &files[at];
+    if version.is_none_or(Version::forgets_runc) && !file.has(&["containerd", "runtimes"]) {
+        let runc = ["containerd", "runtimes", "runc"];
+        wanted.push((
+            at,
+            Setting {
+                key: file.plugin(&runc),
+                value: Some(json!({"runtime_type": RUNC})),
+            },
+        ));
+    }
+    let entry = entry(&files, at, runtime);
+    wanted.push((
+        at,
+        Setting {
+            key: file.plugin(&name),
+            value: Some(entry),
+        },
+    ));
+    if runtime.default {
+        let name = ["containerd", "default_runtime_name"];
+        let at = place(&name);
+        wanted.push((
+            at,
+            Setting {
+                key: files[at].plugin(&name),
+                value: Some(json!(runtime.name)),
+            },
+        ));
+    }
+    if runtime.cdi && version.is_some_and(Version::needs_cdi) {
+        for (name, value) in [
+            ("enable_cdi", json!(true)),
+            ("cdi_spec_dirs", json!(CDI_FOLDERS)),
+        ] {
+            let at = place(&[name]);
+            let there = files[at].document.get(&files[at].plugin(&[name]));
+            // Other folders may be somebody's choice.
+            if name == "cdi_spec_dirs" && there.is_some() {
+                continue;
+            }
+            wanted.push((
+                at,
+                Setting {
+                    key: files[at].plugin(&[name]),
+                    value: Some(value),
+                },
+            ));
+        }
+    }
+    for (at, file) in files.iter().enumerate() {
+        let key = ["disabled_plugins".to_owned()];
+        let Some(Value::Array(names)) = file.document.get(&key) else {
+            continue;
+        };
+        let is_cri = |name: &Value| {
+            (name.as_str()).is_some_and(|name| (1..=3).any(|format| name == plugin(format)))
+        };
+        if names.iter().any(is_cri) {
+            let others: Vec<Value> = names.into_iter().filter(|name| !is_cri(name)).collect();
+            wanted.push((
+                at,
+                Setting {
+                    key: key.to_vec(),
+                    value: Some(others.into()),
+                },
+            ));
+        }
+    }
+
+    let mut settings: Vec<FileSettings> = Vec::new();
+    for (at, file) in files.iter().enumerate() {
+        let is_new = |setting: &Setting| file.document.get(&setting.key) != setting.value;
+        let of_file: Vec<Setting> = (wanted.iter())
+            .filter(|(place, setting)| *place == at && is_new(setting))
+            .map(|(_, setting)| setting.clone())
+            .collect();
+        if !of_file.is_empty() {
+            settings.push(FileSettings {
+                path: file.file.path.clone(),
+                settings: of_file,
+            });
+        }
+    }
+    Ok(settings)
+}
+
+fn set(key: &[&str], value: Value) -> Setting {
+    Setting {
+        key: key.iter().map(ToString::to_string).collect(),
+        value: Some(value),
+    }
+}
+
+/// The runtime's entry: what the file says about runc (an administrator's choices count for all
+/// containers), with the other program. What the entry has already stays.
+fn entry(files: &[Parsed<'_>], at: usize, runtime: &Runtime<'_>) -> Value {
+    let file = &files[at];
+    let object = |name: &str| {
+        let found = file
+            .document
+            .get(&file.plugin(&["containerd", "runtimes", name]));
+        match found {
+            Some(Value::Object(object)) => Some(object),
+            _ => None,
+        }
+    };
+    let present = object(runtime.name);
+    let is_there = present.is_some();
+    let mut entry = present.or_else(|| object("runc")).unwrap_or_default();
+    if !is_there {
+        for name in PROGRAMS {
+            entry.shift_remove(name);
+        }
+    }
+    entry.insert("runtime_type".to_owned(), json!(RUNC));
+    let options = entry
+        .entry("options")
+        .or_insert_with(|| Value::Object(Map::new()));
+    if let Value::Object(options) = options {
+        if !(runtime.kept && options.contains_key("BinaryName")) {
+            options.insert("BinaryName".to_owned(), json!(runtime.program));
+        }
+        if let Some(systemd) = runtime.systemd_cgroup {
+            options.insert("SystemdCgroup".to_owned(), json!(systemd));
+        }
+    }
+    Value::Object(entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NVIDIA: Runtime<'_> = Runtime {
+        name: "nvidia",
+        program: "/usr/bin/nvidia-container-runtime",
+        kept: false,
+        default: false,
+        cdi: true,
+        systemd_cgroup: None,
+    };
+
+    fn file(path: &str, text: &str) -> ConfigFile {
+        ConfigFile {
+            path: path.into(),
+            text: Some(text.to_owned()),
+        }
+    }
+
+    /// The files after the settings, each with its name.
+    fn after(files: &[ConfigFile], version: Version, runtime: &Runtime<'_>) -> String {
+        let settings = settings(files, Some(version), runtime).expect("readable");
+        let mut all = String::new();
+        for one in settings {
+            let before = files.iter().find(|file| file.path == one.path);
+            let text = before
+                .and_then(|file| file.text.clone())
+                .unwrap_or_default();
+            let mut document = Document::parse(Format::Toml, &text).expect("TOML");
+            for setting in &one.settings {
+                document.set(setting).expect("a key that can be set");
+            }
+            all.push_str(&format!("== {}\n{}", one.path, document.text()));
+        }
+        all
+    }
+
+    const ROOT: &str = "/etc/containerd/config.toml";
+    const DROP_IN: &str = "/etc/containerd/conf.d/50-registry.toml";
+
+    #[test]
+    fn each_arrangement_of_files_gets_its_keys() {
+        let absent = ConfigFile {
+            path: ROOT.into(),
+            text: None,
+        };
+        let two = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    \
+            [plugins.\"io.containerd.grpc.v1.cri\".containerd]\n      default_runtime_name = \"runc\"\n      \
+            [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n        \
+            runtime_type = \"io.containerd.runc.v2\" # the team's choice\n        \
+            [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n          \
+            SystemdCgroup = true\n";
+        let three = "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n\n\
+            [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n\
+            runtime_type = 'io.containerd.runc.v2'\nruntime_path = ''\n\n\
+            [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\n\
+            SystemdCgroup = true\n";
+        let mirrors = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n\
+            config_path = \"/etc/containerd/certs.d\"\n";
+        let imports = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n";
+        let docker =
+            "#   Copyright\n\ndisabled_plugins = [\"cri\"]\n\n#root = \"/var/lib/containerd\"\n";
+        let default = Runtime {
+            default: true,
+            ..NVIDIA
+        };
+        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 9] = [
+            ("no file, 1.6", vec![absent.clone()], Version(1, 6), NVIDIA),
+            ("no file, 2.2", vec![absent.clone()], Version(2, 2), NVIDIA),
+            ("no file, 2.3", vec![absent], Version(2, 3), NVIDIA),
+            (
+                "version 2, 1.7, as the default",
+                vec![file(ROOT, two)],
+                Version(1, 7),
+                default,
+            ),
+            (
+                "version 2, 2.1",
+                vec![file(ROOT, two)],
+                Version(2, 1),
+                NVIDIA,
+            ),
+            (
+                "version 3, 2.1",
+                vec![file(ROOT, three)],
+                Version(2, 1),
+                default,
+            ),
+            (
+                "a drop-in takes the place of the section, 1.7",
+                vec![file(ROOT, imports), file(DROP_IN, mirrors)],
+                Version(1, 7),
+                NVIDIA,
+            ),
+            (
+                "a drop-in is merged, 2.1",
+                vec![file(ROOT, imports), file(DROP_IN, mirrors)],
+                Version(2, 1),
+                NVIDIA,
+            ),
+            (
+                "the file of Docker's package, 1.7",
+                vec![file(ROOT, docker)],
+                Version(1, 7),
+                NVIDIA,
+            ),
+        ];
+        let mut all = String::new();
+        for (name, files, version, runtime) in cases {
+            all.push_str(&format!(
+                "#### {name}\n{}\n",
+                after(&files, version, &runtime)
+            ));
+        }
+        insta::assert_snapshot!(all);
+    }
+
+    #[test]
+    fn what_the_files_say_already_is_not_set_again() {
+        for version in [
+            Version(1, 6),
+            Version(1, 7),
+            Version(2, 0),
+            Version(2, 1),
+            Version(2, 3),
+        ] {
+            let root = ConfigFile {
+                path: ROOT.into(),
+                text: None,
+            };
+            let text = after(&[root], version, &NVIDIA);
+            let (_, text) = text.split_once('\n').expect("a name");
+            let again = settings(&[file(ROOT, text)], Some(version), &NVIDIA).expect("readable");
+            assert_eq!(again, [], "{version:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let why = settings(&[file(ROOT, "version = ")], Some(Version(1, 7)), &NVIDIA).unwrap_err();
+        assert!(
+            why.starts_with("`/etc/containerd/config.toml` cannot be read: "),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn versions_are_read() {
+        for (text, version) in [
+            (
+                "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1",
+                Some(Version(1, 6)),
+            ),
+            (
+                "containerd github.com/containerd/containerd/v2 v2.1.4 75cb2b7",
+                Some(Version(2, 1)),
+            ),
+            ("containerd", None),
+        ] {
+            assert_eq!(Version::parse(text), version, "{text}");
+        }
+    }
+}
