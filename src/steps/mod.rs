@@ -18,6 +18,7 @@ mod kernel_refusal;
 mod kernel_release;
 mod kernels;
 mod module;
+mod nodes;
 mod options;
 mod packages;
 mod persistence;
@@ -61,6 +62,8 @@ pub const DRIVER_MODULE: StepId = StepId::new("driver.module");
 pub const DRIVER_PERSISTENCE: StepId = StepId::new("driver.persistence");
 /// The fabric manager, where GPUs need it.
 pub const DRIVER_FABRIC: StepId = StepId::new("driver.fabric");
+/// Device nodes and their links.
+pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
 /// Docker Engine.
 pub const RUNTIME_DOCKER: StepId = StepId::new("runtime.docker");
 /// containerd.
@@ -100,6 +103,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(module::Module),
         Box::new(persistence::Persistence),
         Box::new(fabric::FabricManager),
+        Box::new(nodes::Nodes),
         Box::new(runtime_config::RuntimeConfig(RuntimeKind::Docker)),
         Box::new(runtime_config::RuntimeConfig(RuntimeKind::Containerd)),
         Box::new(devices::Devices),

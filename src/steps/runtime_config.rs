@@ -12,7 +12,7 @@ use crate::{
         document::{Document, FileSettings, Format},
         id::StepId,
     },
-    state::Effective,
+    state::{Effective, StateError},
     step::{Assessment, Cx, Step, StepError},
     tools::{
         containerd::{self, layout},
@@ -147,7 +147,18 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
         };
         return Ok(RuntimeState::of(effective, Err(broken)));
     }
-    let files = cx.state.containerd_files()?;
+    let files = match cx.state.containerd_files() {
+        Ok(files) => files,
+        Err(StateError::Unexpected { what, why }) => {
+            let broken = Broken {
+                path: what.into(),
+                why,
+                forgiven: false,
+            };
+            return Ok(RuntimeState::of(effective, Err(broken)));
+        }
+        Err(error) => return Err(error.into()),
+    };
     let kept = match effective {
         Effective::Known { programs, .. } => match programs.get(NVIDIA) {
             Some(program) => cx.host.files().exists(Utf8Path::new(program))?,

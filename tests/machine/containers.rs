@@ -385,6 +385,30 @@ fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
 }
 
 /// In the form of nvidia-ctk 1.20: with device numbers, and without zeros.
+/// `nvidia-ctk system create-dev-char-symlinks`.
+pub fn link_nodes(files: &FakeFiles) -> String {
+    for name in list(files, "/dev") {
+        let path = format!("/dev/{name}");
+        let stat = files
+            .stat(path.as_str().into())
+            .expect("the node can be looked at");
+        if name.starts_with("nvidia")
+            && let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind)
+        {
+            files.put_link(&format!("/dev/char/{major}:{minor}"), &path);
+        }
+    }
+    String::new()
+}
+
+/// What the unit does when it stops.
+pub fn unlink_nodes(files: &FakeFiles) {
+    for name in list(files, "/dev/char") {
+        files.take(&format!("/dev/char/{name}"));
+    }
+    files.take("/dev/char");
+}
+
 fn device_node(files: &FakeFiles, path: &str) -> String {
     let stat = files.stat(path.into()).expect("a device can be looked at");
     let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind) else {

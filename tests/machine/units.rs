@@ -87,6 +87,12 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
     if file(files, unit).is_none() {
         return Err(format!("Failed to start {unit}: Unit {unit} not found.\n"));
     }
+    let condition = "ConditionPathExists=/proc/driver/nvidia/version";
+    if file(files, unit).is_some_and(|text| text.contains(condition))
+        && !exists(files, "/proc/driver/nvidia/version")
+    {
+        return Ok(());
+    }
     let outcome = if state.faults.units.iter().any(|broken| broken == unit) {
         Err("the test broke it".to_owned())
     } else {
@@ -97,6 +103,7 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
             "containerd.service" => {
                 unless_refused(state, containers::containerd_merged(files), "containerd")
             }
+            "gpu-bootstrap-devices.service" => Ok(containers::link_nodes(files)),
             FABRIC_MANAGER => crate::fabric::start(files),
             "nvidia-persistenced.service" if !exists(files, "/dev/nvidiactl") => {
                 Err("Failed to query NVIDIA devices.".to_owned())
@@ -131,6 +138,9 @@ fn unless_refused(state: &State, config: String, daemon: &str) -> Result<String,
 
 pub fn stop(files: &FakeFiles, unit: &str) {
     files.take(&format!("{RUNNING}/{unit}"));
+    if unit == "gpu-bootstrap-devices.service" {
+        containers::unlink_nodes(files);
+    }
 }
 
 /// All enabled units in the order of their names; a boot starts these.

@@ -1,0 +1,292 @@
+//! `driver.nodes`: each device node of the driver has its link below `/dev/char`, now and after every
+//! boot.
+//!
+//! systemd finds the devices that a container may use by such a link. Without it, a `systemctl
+//! daemon-reload` takes the GPUs from running containers: "Failed to initialize NVML: Unknown Error"
+//! (NVIDIA/nvidia-container-toolkit#48). udev makes no links, because the driver tells it of no devices.
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, words};
+use crate::{
+    change::Change,
+    config::desired::Desired,
+    facts::Facts,
+    host::files::Kind,
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+    tools::{packages::HEADER, systemctl::UnitState},
+};
+
+/// The unit that makes nodes and links.
+pub const UNIT: &str = "gpu-bootstrap-devices.service";
+
+/// Where it is.
+const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-devices.service";
+
+/// The rule that starts it when the driver is loaded later than at boot, or again.
+const RULE_PATH: &str = "/etc/udev/rules.d/71-gpu-bootstrap-devices.rules";
+
+/// Who needs the nodes: the toolkit's own description of devices, container runtimes, the kubelet.
+const USERS: &str = "nvidia-cdi-refresh.service docker.service containerd.service crio.service \
+                     kubelet.service k3s.service k3s-agent.service rke2-agent.service";
+
+/// See the module.
+pub struct Nodes;
+
+#[derive(Debug, Clone, Default)]
+struct NodesState {
+    unit: Option<String>,
+    rule: Option<String>,
+    enabled: bool,
+    active: bool,
+    loaded: bool,
+    /// The number of device nodes.
+    nodes: usize,
+    /// Those without a link.
+    without: Vec<Utf8PathBuf>,
+}
+
+/// The unit loads no module: that is the work of `driver.autoload`, which waits while a run has not
+/// ended.
+fn unit() -> String {
+    format!(
+        "{HEADER}[Unit]\n\
+         Description=Device nodes of the NVIDIA driver, and their links below /dev/char\n\
+         ConditionPathExists=/usr/bin/nvidia-ctk\n\
+         ConditionPathExists=/proc/driver/nvidia/version\n\
+         After=systemd-modules-load.service\n\
+         Before={USERS}\n\
+         \n\
+         [Service]\n\
+         Type=oneshot\n\
+         RemainAfterExit=yes\n\
+         ExecStart=-/usr/bin/nvidia-ctk system create-device-nodes --control-devices\n\
+         ExecStart=/usr/bin/nvidia-ctk system create-dev-char-symlinks\n\
+         ExecStop=/usr/bin/find /dev/char -type l -lname /dev/nvidia* -delete\n\
+         TimeoutStartSec=60\n\
+         StandardInput=null\n\
+         CapabilityBoundingSet=CAP_MKNOD CAP_DAC_OVERRIDE CAP_FOWNER\n\
+         NoNewPrivileges=yes\n\
+         \n\
+         [Install]\n\
+         WantedBy=multi-user.target\n"
+    )
+}
+
+/// A module that is loaded again can have other numbers, so the unit is restarted. Debian calls the
+/// module `nvidia-current`.
+fn rule() -> String {
+    format!(
+        "{HEADER}ACTION==\"add\", SUBSYSTEM==\"module\", KERNEL==\"nvidia|nvidia_current|nvidia_uvm\", \
+         RUN+=\"/usr/bin/systemctl --no-block restart {UNIT}\"\n"
+    )
+}
+
+async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
+    let files = cx.host.files();
+    let unit: Option<UnitState> = cx.state.unit(UNIT).await?;
+    let mut state = NodesState {
+        unit: files.read_text(Utf8Path::new(UNIT_PATH))?,
+        rule: files.read_text(Utf8Path::new(RULE_PATH))?,
+        enabled: unit.as_ref().is_some_and(UnitState::is_enabled),
+        active: unit.as_ref().is_some_and(UnitState::is_active),
+        loaded: cx.state.loaded_driver()?.is_some(),
+        ..NodesState::default()
+    };
+    for folder in ["/dev", "/dev/nvidia-caps"] {
+        let folder = Utf8Path::new(folder);
+        for name in files.list(folder)? {
+            if !name.starts_with("nvidia") {
+                continue;
+            }
+            let path = folder.join(name);
+            let Some(Kind::CharDevice(major, minor)) = files.stat(&path)?.map(|stat| stat.kind)
+            else {
+                continue;
+            };
+            state.nodes += 1;
+            let link = Utf8PathBuf::from(format!("/dev/char/{major}:{minor}"));
+            if files.stat(&link)?.is_none() {
+                state.without.push(path);
+            }
+        }
+    }
+    state.without.sort();
+    Ok(state)
+}
+
+fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
+    if desired.driver.is_none() {
+        return words::no_driver();
+    }
+    if desired.toolkit.is_none() {
+        return Assessment::NotApplicable {
+            why: "the container toolkit, which makes the links, is not configured".into(),
+        };
+    }
+    if facts.gpus.is_empty() && !desired.image {
+        return Assessment::NotApplicable {
+            why: "no NVIDIA GPU is on the PCI bus".into(),
+        };
+    }
+    let (unit, rule) = (unit(), rule());
+    let write = |path: &str, content: &str| Change::WriteFile {
+        path: path.into(),
+        content: content.to_owned(),
+        mode: 0o644,
+    };
+    let mut changes = Vec::new();
+    if state.unit.as_ref() != Some(&unit) {
+        changes.push(write(UNIT_PATH, &unit));
+    }
+    if state.rule.as_ref() != Some(&rule) {
+        changes.push(write(RULE_PATH, &rule));
+    }
+    if !state.enabled || !changes.is_empty() {
+        changes.push(Change::EnableUnit {
+            unit: UNIT.to_owned(),
+            // In an image its conditions are not met, and nothing is started.
+            start: true,
+        });
+        return Assessment::Needs {
+            why: format!("`{UNIT}` does not make them at boot"),
+            changes,
+        };
+    }
+    if desired.image || !state.loaded {
+        return Assessment::Satisfied {
+            why: format!("`{UNIT}` makes them at boot"),
+        };
+    }
+    if let Some(first) = state.without.first() {
+        return Assessment::Needs {
+            why: format!(
+                "{} of {} device nodes have no link below `/dev/char`, for example `{first}`",
+                state.without.len(),
+                state.nodes
+            ),
+            changes: vec![if state.active {
+                Change::RestartUnit {
+                    unit: UNIT.to_owned(),
+                }
+            } else {
+                Change::EnableUnit {
+                    unit: UNIT.to_owned(),
+                    start: true,
+                }
+            }],
+        };
+    }
+    Assessment::Satisfied {
+        why: format!(
+            "{} device nodes have their links below `/dev/char`, and `{UNIT}` makes them at boot",
+            state.nodes
+        ),
+    }
+}
+
+#[async_trait]
+impl Step for Nodes {
+    fn id(&self) -> StepId {
+        super::DRIVER_NODES
+    }
+
+    fn title(&self) -> &'static str {
+        "Device nodes and their links"
+    }
+
+    fn after(&self) -> &[StepId] {
+        const { &[DRIVER_MODULE, TOOLKIT_PACKAGES] }
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NodesState, decide, rule, unit};
+    use crate::{
+        change::Change,
+        step::Assessment,
+        steps::fixtures::{desired, facts},
+    };
+
+    fn made() -> NodesState {
+        NodesState {
+            unit: Some(unit()),
+            rule: Some(rule()),
+            enabled: true,
+            active: true,
+            loaded: true,
+            nodes: 4,
+            without: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_node_without_a_link_is_named_and_the_unit_makes_it() {
+        let (want, facts) = (desired(), facts());
+        assert!(matches!(
+            decide(&made(), &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
+        let state = NodesState {
+            without: vec!["/dev/nvidia0".into()],
+            ..made()
+        };
+        let Assessment::Needs { why, changes } = decide(&state, &want, &facts) else {
+            panic!("a link is missing");
+        };
+        assert!(
+            why.contains("1 of 4") && why.contains("`/dev/nvidia0`"),
+            "{why}"
+        );
+        assert!(matches!(&changes[..], [Change::RestartUnit { .. }]));
+        let stopped = NodesState {
+            active: false,
+            ..state
+        };
+        let Assessment::Needs { changes, .. } = decide(&stopped, &want, &facts) else {
+            panic!("a link is missing");
+        };
+        assert!(matches!(
+            &changes[..],
+            [Change::EnableUnit { start: true, .. }]
+        ));
+    }
+
+    #[test]
+    fn in_an_image_the_unit_waits_for_the_first_boot() {
+        let (mut want, facts) = (desired(), facts());
+        want.image = true;
+        let bare = decide(&NodesState::default(), &want, &facts);
+        let Assessment::Needs { changes, .. } = bare else {
+            panic!("nothing is there");
+        };
+        assert!(matches!(
+            &changes[..],
+            [
+                Change::WriteFile { .. },
+                Change::WriteFile { .. },
+                Change::EnableUnit { .. }
+            ]
+        ));
+        let state = NodesState {
+            loaded: false,
+            ..made()
+        };
+        assert!(matches!(
+            decide(&state, &want, &facts),
+            Assessment::Satisfied { .. }
+        ));
+        want.toolkit = None;
+        assert!(matches!(
+            decide(&made(), &want, &facts),
+            Assessment::NotApplicable { .. }
+        ));
+    }
+}
