@@ -174,8 +174,11 @@ impl Applier {
             Change::RebuildInitramfs { kernels } => Ok(Self::capture_initramfs(kernels)),
             Change::BuildModule { module, kernel } => self.capture_build(module, kernel).await,
             Change::RunTool {
-                purpose, writes, ..
-            } => self.capture_tool(purpose, writes),
+                purpose,
+                writes,
+                repeated,
+                ..
+            } => self.capture_tool(purpose, writes, *repeated),
             Change::RunProbe { probe, record, .. } => self.capture_probe(probe, record).await,
             Change::Reboot { .. } => Ok(Undo::Nothing {
                 why: "a reboot leaves nothing to undo".to_owned(),
@@ -228,6 +231,7 @@ impl Applier {
                 purpose,
                 command,
                 writes,
+                repeated: _,
             } => self.run_tool(purpose, command, writes, sink).await?,
             Change::RunProbe {
                 probe,

@@ -194,7 +194,7 @@ impl Applier {
 
     fn restore_emptied(&self, file: &FileBefore) -> Result<(), ChangeError> {
         self.remove_temporary_files(&file.path)?;
-        if file.after != FileAfter::Unknown {
+        if !matches!(file.after, FileAfter::Unknown | FileAfter::Any) {
             return Ok(());
         }
         let content = match self.host.files.stat(&file.path)? {

@@ -137,6 +137,10 @@ pub enum Change {
         /// The files it writes; they are backed up first and restored by undo.
         #[schemars(with = "Vec<String>")]
         writes: Vec<Utf8PathBuf>,
+        /// A unit of this program runs the tool again at each boot, so the files have another content
+        /// later and are this program's all the same.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        repeated: bool,
     },
     /// Run a probe. Its record stays, so that a later run probes again only if an input changed.
     RunProbe {

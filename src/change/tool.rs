@@ -15,6 +15,7 @@ impl Applier {
         &self,
         purpose: &str,
         writes: &[Utf8PathBuf],
+        repeated: bool,
     ) -> Result<Undo, ChangeError> {
         if writes.is_empty() {
             return Ok(Undo::Impossible {
@@ -26,7 +27,10 @@ impl Applier {
         let files: Vec<Utf8PathBuf> = (writes.iter())
             .map(|path| Ok((self.host.files.resolve(path)?).unwrap_or_else(|| path.clone())))
             .collect::<Result<_, ChangeError>>()?;
-        self.capture_files(&files, |_| FileAfter::Unknown)
+        self.capture_files(&files, |_| match repeated {
+            true => FileAfter::Any,
+            false => FileAfter::Unknown,
+        })
     }
 
     pub(super) async fn run_tool(

@@ -172,6 +172,8 @@ pub enum FileAfter {
     Unknown,
     /// There is no file.
     Absent,
+    /// A file whose content changes with each boot.
+    Any,
     /// A file with this content.
     File {
         /// SHA-256 of the content.
@@ -353,6 +355,7 @@ impl FileAfter {
     #[must_use]
     pub fn is(&self, now: &Self) -> bool {
         match (self, now) {
+            (Self::Any, _) => true,
             (Self::Edited { sha256, .. }, Self::File { sha256: now }) => sha256 == now,
             _ => self == now,
         }

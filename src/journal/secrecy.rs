@@ -229,7 +229,7 @@ fn names_of_file<'u>(file: &'u FileBefore, names: &mut Vec<&'u str>) {
         FileAfter::Edited { edits, .. } => {
             names.extend(edits.iter().flat_map(|edit| strs(&edit.key)));
         }
-        FileAfter::Unknown | FileAfter::Absent | FileAfter::File { .. } => {}
+        FileAfter::Unknown | FileAfter::Any | FileAfter::Absent | FileAfter::File { .. } => {}
     }
 }
 
@@ -369,6 +369,7 @@ mod tests {
                     purpose: text(),
                     command: vec![text()],
                     writes: vec!["/etc/a".into()],
+                    repeated: false,
                 },
                 nothing(),
             ),

@@ -3,8 +3,13 @@
 //! after a boot that assigns another number to nvidia-uvm, whose major number is dynamic.
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
-use super::{DRIVER_MODULE, TOOLKIT_PACKAGES, VALIDATION_DEVICES, words};
+use super::{
+    DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
+    nodes::{self, USERS},
+    words,
+};
 use crate::{
     change::{Change, Lock},
     config::desired::{Cdi as Wish, Desired},
@@ -12,14 +17,27 @@ use crate::{
     host::{Nvml, NvmlView, files::Kind},
     model::{id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
-    tools::cdi::{self, DeviceNode, Spec},
+    tools::{
+        cdi::{self, DeviceNode, Spec},
+        packages::HEADER,
+        systemctl::UnitState,
+    },
 };
+
+/// The unit that makes the specification again at each boot.
+const UNIT: &str = "gpu-bootstrap-cdi.service";
+
+/// Where it is.
+const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-cdi.service";
 
 /// See the module.
 pub struct Cdi;
 
 #[derive(Debug, Clone, Default)]
 struct CdiState {
+    /// The unit's file.
+    unit: Option<String>,
+    enabled: bool,
     /// The specification, or why it is none; `None` where there is no file.
     spec: Option<Result<Spec, String>>,
     loaded: Option<DriverVersion>,
@@ -68,10 +86,41 @@ fn visible(view: &NvmlView) -> Vec<Visible> {
     found
 }
 
+/// The numbers of device nodes can be others at another boot, and when a module is loaded again: then the
+/// unit of the nodes is restarted, and this one with it. Where the specification was not made yet, it is
+/// not this unit's work: `install` makes it, and can undo it.
+fn unit(path: &Utf8Path) -> String {
+    format!(
+        "{HEADER}[Unit]\n\
+         Description=Describe the GPUs for container runtimes (CDI) as they are at this boot\n\
+         ConditionPathExists={path}\n\
+         ConditionPathExists=/usr/bin/nvidia-ctk\n\
+         ConditionPathExists=/proc/driver/nvidia/version\n\
+         After={nodes} nvidia-persistenced.service\n\
+         PartOf={nodes}\n\
+         Before={USERS}\n\
+         \n\
+         [Service]\n\
+         Type=oneshot\n\
+         RemainAfterExit=yes\n\
+         ExecStart=/usr/bin/nvidia-ctk cdi generate --output={path}\n\
+         TimeoutStartSec=300\n\
+         StandardInput=null\n\
+         NoNewPrivileges=yes\n\
+         \n\
+         [Install]\n\
+         WantedBy=multi-user.target\n",
+        nodes = nodes::UNIT,
+    )
+}
+
 async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
     let loaded = cx.state.loaded_driver()?.cloned();
     let text = cx.host.files().read_text(&wish.path)?;
+    let unit = cx.state.unit(UNIT).await?;
     let mut state = CdiState {
+        unit: cx.host.files().read_text(Utf8Path::new(UNIT_PATH))?,
+        enabled: unit.as_ref().is_some_and(UnitState::is_enabled),
         spec: text.as_deref().map(cdi::parse),
         loaded,
         gpus: words::usable(cx)?.len(),
@@ -222,7 +271,24 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
             format!("--output={}", wish.path),
         ],
         writes: vec![wish.path.clone()],
+        repeated: true,
     }];
+    let mut at_boot = Vec::new();
+    let unit = unit(&wish.path);
+    if state.unit.as_ref() != Some(&unit) {
+        at_boot.push(Change::WriteFile {
+            path: UNIT_PATH.into(),
+            content: unit,
+            mode: 0o644,
+        });
+    }
+    if !state.enabled {
+        // The specification is of now; the unit is for later boots.
+        at_boot.push(Change::EnableUnit {
+            unit: UNIT.to_owned(),
+            start: false,
+        });
+    }
     let Some(loaded) = &state.loaded else {
         if desired.image {
             return Assessment::AwaitingBoot {
@@ -237,7 +303,7 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
         return Assessment::After {
             upstream: DRIVER_MODULE,
             why: "the specification needs live GPUs".into(),
-            expected: generate,
+            expected: generate.into_iter().chain(at_boot).collect(),
         };
     };
     let stale = match &state.spec {
@@ -248,7 +314,11 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
     match stale {
         Some(why) => Assessment::Needs {
             why: format!("`{}` {why}", wish.path),
-            changes: generate,
+            changes: generate.into_iter().chain(at_boot).collect(),
+        },
+        None if !at_boot.is_empty() => Assessment::Needs {
+            why: format!("`{UNIT}` does not make `{}` again at boot", wish.path),
+            changes: at_boot,
         },
         None => Assessment::Satisfied {
             why: format!("`{}` names {} and driver {loaded}", wish.path, named(state)),
@@ -269,7 +339,14 @@ impl Step for Cdi {
     /// `nvidia-ctk` asks every GPU: where one does not start, it takes minutes to fail, in words
     /// about the specification.
     fn after(&self) -> &[StepId] {
-        const { &[DRIVER_MODULE, TOOLKIT_PACKAGES, VALIDATION_DEVICES] }
+        const {
+            &[
+                DRIVER_MODULE,
+                DRIVER_NODES,
+                TOOLKIT_PACKAGES,
+                VALIDATION_DEVICES,
+            ]
+        }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -280,8 +357,13 @@ impl Step for Cdi {
         let Some(wish) = &desired.cdi else {
             return desired.driver.is_none();
         };
-        // The specification at an earlier path would name devices for ever that are gone.
-        !matches!(change, Change::RunTool { writes, .. } if !writes.contains(&wish.path))
+        // The specification at an earlier path would name devices for ever that are gone, and a unit for
+        // it would do nothing.
+        match change {
+            Change::RunTool { writes, .. } => writes.contains(&wish.path),
+            Change::WriteFile { content, .. } => *content == unit(&wish.path),
+            _ => true,
+        }
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -295,8 +377,9 @@ impl Step for Cdi {
 
 #[cfg(test)]
 mod tests {
-    use super::{CdiState, Visible, decide, visible};
+    use super::{CdiState, Visible, decide, unit, visible};
     use crate::{
+        change::Change,
         host::{MigDevice, NvmlView, files::Kind},
         step::Assessment,
         steps::fixtures::{desired, facts, nvml_device},
@@ -314,7 +397,10 @@ devices:
 "#;
 
     fn state(loaded: &str) -> CdiState {
+        let path = desired().cdi.map(|wish| wish.path).unwrap_or_default();
         CdiState {
+            unit: Some(unit(&path)),
+            enabled: true,
             spec: Some(parse(SPEC)),
             loaded: loaded.parse().ok(),
             gpus: 1,
@@ -465,6 +551,35 @@ devices:
             let words = format!("`/dev/nvidia-uvm` as device 243:1, which is {told} now");
             assert!(why.contains(&words), "{why}");
         }
+    }
+
+    #[test]
+    fn a_unit_makes_it_again_at_each_boot() {
+        let (want, facts) = (desired(), facts());
+        let bare = CdiState {
+            unit: None,
+            enabled: false,
+            ..state("535.261.03")
+        };
+        let Assessment::Needs { changes, .. } = decide(&bare, &want, &facts) else {
+            panic!("a unit is missing");
+        };
+        assert!(matches!(
+            &changes[..],
+            [
+                Change::WriteFile { .. },
+                Change::EnableUnit { start: false, .. }
+            ]
+        ));
+        let missing = CdiState { spec: None, ..bare };
+        let Assessment::Needs { changes, .. } = decide(&missing, &want, &facts) else {
+            panic!("all of it is missing");
+        };
+        assert!(matches!(
+            &changes[0],
+            Change::RunTool { repeated: true, .. }
+        ));
+        assert_eq!(changes.len(), 3);
     }
 
     #[test]

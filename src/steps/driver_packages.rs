@@ -266,6 +266,7 @@ fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessmen
             purpose: "remove the driver that NVIDIA's installer installed".into(),
             command: vec![RUNFILE_UNINSTALLER.into(), "--silent".into()],
             writes: Vec::new(),
+            repeated: false,
         }];
         changes.extend(install(&driver.packages, Vec::new()));
         return Some(Assessment::Needs {

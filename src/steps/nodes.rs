@@ -28,8 +28,8 @@ const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-devices.service";
 /// The rule that starts it when the driver is loaded later than at boot, or again.
 const RULE_PATH: &str = "/etc/udev/rules.d/71-gpu-bootstrap-devices.rules";
 
-/// Who needs the nodes: the toolkit's own description of devices, container runtimes, the kubelet.
-const USERS: &str = "nvidia-cdi-refresh.service docker.service containerd.service crio.service \
+/// Who needs the nodes: container runtimes, and the kubelet.
+pub(super) const USERS: &str = "docker.service containerd.service crio.service \
                      kubelet.service k3s.service k3s-agent.service rke2-agent.service";
 
 /// See the module.
@@ -57,7 +57,7 @@ fn unit() -> String {
          ConditionPathExists=/usr/bin/nvidia-ctk\n\
          ConditionPathExists=/proc/driver/nvidia/version\n\
          After=systemd-modules-load.service\n\
-         Before={USERS}\n\
+         Before=nvidia-cdi-refresh.service {USERS}\n\
          \n\
          [Service]\n\
          Type=oneshot\n\

@@ -401,6 +401,11 @@ pub fn link_nodes(files: &FakeFiles) -> String {
     String::new()
 }
 
+/// What the unit does that makes the CDI specification again at each boot.
+pub fn describe_again(files: &FakeFiles, state: &State) -> String {
+    generate(files, state, "/etc/cdi/nvidia.yaml").stderr
+}
+
 /// What the unit does when it stops.
 pub fn unlink_nodes(files: &FakeFiles) {
     for name in list(files, "/dev/char") {

@@ -87,10 +87,11 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
     if file(files, unit).is_none() {
         return Err(format!("Failed to start {unit}: Unit {unit} not found.\n"));
     }
-    let condition = "ConditionPathExists=/proc/driver/nvidia/version";
-    if file(files, unit).is_some_and(|text| text.contains(condition))
-        && !exists(files, "/proc/driver/nvidia/version")
-    {
+    let text = file(files, unit).unwrap_or_default();
+    let mut conditions = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("ConditionPathExists="));
+    if !conditions.all(|path| exists(files, path)) {
         return Ok(());
     }
     let outcome = if state.faults.units.iter().any(|broken| broken == unit) {
@@ -103,6 +104,7 @@ pub fn start(files: &FakeFiles, state: &State, unit: &str) -> Result<(), String>
             "containerd.service" => {
                 unless_refused(state, containers::containerd_merged(files), "containerd")
             }
+            "gpu-bootstrap-cdi.service" => Ok(containers::describe_again(files, state)),
             "gpu-bootstrap-devices.service" => Ok(containers::link_nodes(files)),
             FABRIC_MANAGER => crate::fabric::start(files),
             "nvidia-persistenced.service" if !exists(files, "/dev/nvidiactl") => {

@@ -168,6 +168,7 @@ async fn a_tool_may_write_only_the_files_that_it_names() {
         purpose: "register the nvidia runtime with docker".into(),
         command: vec!["nvidia-ctk".into(), "runtime".into(), "configure".into()],
         writes: vec!["/etc/docker/daemon.json".into(), "/etc/other".into()],
+        repeated: false,
     };
     machine.apply_and_undo(&change).await;
     assert!(machine.sink.text().contains("done"));
@@ -176,6 +177,7 @@ async fn a_tool_may_write_only_the_files_that_it_names() {
         purpose: "remove the driver".into(),
         command: vec!["nvidia-ctk".into()],
         writes: vec![],
+        repeated: false,
     };
     let undo = machine.apply(&nothing).await.unwrap();
     assert!(matches!(machine.revert(&undo).await, Reverted::Left { .. }));
@@ -193,6 +195,7 @@ async fn files_of_a_tool_are_synced_before_the_change_counts_as_applied() {
         purpose: "write".into(),
         command: vec!["tool".into()],
         writes: vec!["/etc/tool/new".into(), "/etc/tool/absent".into()],
+        repeated: false,
     };
     let before = machine.fakes.files.mutations();
     machine.apply(&change).await.unwrap();
@@ -206,6 +209,7 @@ async fn a_file_that_an_interrupted_tool_emptied_is_restored() {
         purpose: "register the nvidia runtime with docker".into(),
         command: vec!["nvidia-ctk".into()],
         writes: vec!["/etc/docker/daemon.json".into(), "/etc/new/spec".into()],
+        repeated: false,
     };
     for cut in ["", "\0\0\0"] {
         let machine = TestMachine::new();

@@ -164,6 +164,7 @@ async fn register(machine: &TestMachine) -> Undo {
         purpose: "register".into(),
         command: vec!["nvidia-ctk".into()],
         writes: vec![DAEMON.into()],
+        repeated: false,
     };
     machine.apply(&change).await.unwrap()
 }
