@@ -159,7 +159,10 @@ fn build(
         format!("{file}-modeset"),
     ] {
         content.push_str(&format!("updates/dkms/{name}.ko:\n"));
-        files.put(&format!("/lib/modules/{kernel}/updates/dkms/{name}.ko"), "");
+        files.put(
+            &format!("/lib/modules/{kernel}/updates/dkms/{name}.ko"),
+            "ELF",
+        );
     }
     files.put(&list, content);
     Ok(())
