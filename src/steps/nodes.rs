@@ -201,6 +201,10 @@ impl Step for Nodes {
         const { &[DRIVER_MODULE, TOOLKIT_PACKAGES] }
     }
 
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        desired.driver.is_none() || desired.toolkit.is_some()
+    }
+
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
     }
