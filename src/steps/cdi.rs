@@ -20,7 +20,6 @@ use crate::{
     tools::{
         cdi::{self, DeviceNode, Spec},
         packages::HEADER,
-        systemctl::UnitState,
     },
 };
 
@@ -117,10 +116,9 @@ fn unit(path: &Utf8Path) -> String {
 async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
     let loaded = cx.state.loaded_driver()?.cloned();
     let text = cx.host.files().read_text(&wish.path)?;
-    let unit = cx.state.unit(UNIT).await?;
     let mut state = CdiState {
         unit: cx.host.files().read_text(Utf8Path::new(UNIT_PATH))?,
-        enabled: unit.as_ref().is_some_and(UnitState::is_enabled),
+        enabled: nodes::is_enabled(cx, UNIT)?,
         spec: text.as_deref().map(cdi::parse),
         loaded,
         gpus: words::usable(cx)?.len(),

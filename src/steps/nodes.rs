@@ -86,12 +86,10 @@ fn rule() -> String {
 
 async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
     let files = cx.host.files();
-    let unit: Option<UnitState> = cx.state.unit(UNIT).await?;
     let mut state = NodesState {
         unit: files.read_text(Utf8Path::new(UNIT_PATH))?,
         rule: files.read_text(Utf8Path::new(RULE_PATH))?,
-        enabled: unit.as_ref().is_some_and(UnitState::is_enabled),
-        active: unit.as_ref().is_some_and(UnitState::is_active),
+        enabled: is_enabled(cx, UNIT)?,
         loaded: cx.state.loaded_driver()?.is_some(),
         ..NodesState::default()
     };
@@ -114,7 +112,18 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
         }
     }
     state.without.sort();
+    if state.loaded && !state.without.is_empty() {
+        let unit: Option<UnitState> = cx.state.unit(UNIT).await?;
+        state.active = unit.is_some_and(|unit| unit.is_active());
+    }
     Ok(state)
+}
+
+/// Whether a unit of this program is started at boot, by its link: so it is known of a tree, too, in
+/// which nothing is executed.
+pub(super) fn is_enabled(cx: &Cx<'_>, unit: &str) -> Result<bool, StepError> {
+    let link = Utf8Path::new("/etc/systemd/system/multi-user.target.wants").join(unit);
+    Ok(cx.host.files().stat(&link)?.is_some())
 }
 
 fn decide(state: &NodesState, desired: &Desired, facts: &Facts) -> Assessment {
