@@ -4,7 +4,7 @@ use super::{install::removals, run::Attempts};
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink, Undo},
     error::Report,
-    host::Cmd,
+    host::{Cmd, Kind},
     tools::packages::{Action, Fault, Package, TransactionRequest},
 };
 
@@ -203,8 +203,45 @@ impl Applier {
         self.approve(&actions, &[], &old).await?;
         self.check_space(&request).await?;
         self.download_first(&request, sink).await?;
+        self.remove_emptied(packages, sink).await?;
         let cmd = transactions.perform(&self.settings(), &request, removals(&actions));
         self.attempt(undo, WHAT, &cmd, &actions, sink).await
+    }
+
+    /// Removes configuration files of these packages that a power cut has emptied: the manager takes an empty
+    /// file for one that somebody has changed, and keeps it.
+    async fn remove_emptied(
+        &self,
+        packages: &[String],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let transactions = self.transactions()?;
+        let database = self.database().await?;
+        let names: Vec<&str> = (database.iter())
+            .filter(|package| {
+                let spec = transactions.at_version(&package.name, &package.version);
+                packages.iter().any(|one| one.starts_with(&spec))
+            })
+            .map(|package| package.name.as_str())
+            .collect();
+        let query = match names.is_empty() {
+            true => None,
+            false => transactions.configuration_of(&names),
+        };
+        let Some(query) = query else { return Ok(()) };
+        let answer = self
+            .ask("look at the files of an interrupted transaction", &query)
+            .await?;
+        for path in transactions.parse_configuration(&answer) {
+            let stat = self.host.files.stat(&path)?;
+            if stat.is_some_and(|stat| stat.kind == Kind::File && stat.size == 0) {
+                self.host.files.remove(&path)?;
+                sink.note(&format!(
+                    "removed `{path}`, which a power cut has emptied; its package brings it again"
+                ));
+            }
+        }
+        Ok(())
     }
 
     async fn configure(

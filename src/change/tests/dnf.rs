@@ -11,6 +11,8 @@ use crate::{
 };
 
 pub(super) const OWNED: &str = "/var/lib/rpm/owned";
+/// Files of packages with flags and sizes.
+pub(super) const CONFIGURATION: &str = "/var/lib/rpm/configuration";
 pub(super) const SCRIPTS: &str = "/var/lib/rpm/scripts";
 
 /// What shows that a transaction was interrupted.
@@ -261,6 +263,9 @@ impl Archive {
             ["-e", "--allmatches", "--", ..] => {
                 files.take(KEYS);
                 ok("")
+            }
+            ["-q", "--qf", format, "--", ref names @ ..] if format.contains("FILEFLAGS") => {
+                texts(CONFIGURATION, names)
             }
             ["-q", "--qf", _, "--", ref names @ ..] => texts(OWNED, names),
             ["-q", "--scripts", "--", ref names @ ..] => texts(SCRIPTS, names),

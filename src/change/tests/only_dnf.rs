@@ -7,7 +7,7 @@ use std::sync::{
 
 use super::{
     archive::{Break, Kind},
-    dnf::row,
+    dnf::{CONFIGURATION, row},
     kit::TestMachine,
     moved,
     packages::{docker, install},
@@ -335,6 +335,32 @@ async fn a_pattern_of_somebody_does_not_stop_a_repair_and_is_named_where_it_stop
     let hint = error.hint().unwrap();
     for part in ["`dnf versionlock delete 'driver*'`", "`driver*`", LIST] {
         assert!(hint.contains(part), "{hint}");
+    }
+}
+
+#[tokio::test]
+async fn configuration_that_a_power_cut_has_emptied_comes_again_with_a_repair() {
+    let (machine, archive) = docker(Kind::Dnf);
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
+    archive.write(&machine.fakes.files);
+    let rows =
+        "cn|12|/etc/runc/emptied\nc|12|/etc/runc/changed\nc|0|/etc/runc/empty\n|9|/usr/bin/runc";
+    let files = &machine.fakes.files;
+    files.put(&format!("{CONFIGURATION}/runc"), rows);
+    for (path, content) in [
+        ("/etc/runc/emptied", ""),
+        ("/etc/runc/changed", "by somebody"),
+        ("/etc/runc/empty", ""),
+        ("/usr/bin/runc", ""),
+    ] {
+        files.put(path, content);
+    }
+    machine.apply(&Change::RepairPackages).await.unwrap();
+    let is_there = |path: &str| files.exists(path.into()).unwrap();
+    assert!(!is_there("/etc/runc/emptied"), "rpm would keep it");
+    for path in ["/etc/runc/changed", "/etc/runc/empty", "/usr/bin/runc"] {
+        assert!(is_there(path), "{path}");
     }
 }
 

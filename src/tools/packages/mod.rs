@@ -531,6 +531,17 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
+    /// Queries the configuration files of installed packages with the sizes that they came with; `None` if
+    /// the manager syncs what it writes.
+    fn configuration_of(&self, _names: &[&str]) -> Option<Query> {
+        None
+    }
+
+    /// Parses the answer to [`Transactions::configuration_of`]: those that came with content.
+    fn parse_configuration(&self, _text: &str) -> Vec<Utf8PathBuf> {
+        Vec::new()
+    }
+
     /// Holds packages, releases them, or marks them as automatically installed.
     fn mark(&self, mark: Mark, packages: &[String]) -> Cmd;
 

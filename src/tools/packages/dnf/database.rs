@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use camino::Utf8PathBuf;
 use rpm_version::rpm_evr_compare;
 
 use crate::{
@@ -64,6 +65,27 @@ pub fn owned() -> Query {
 pub fn owned_by(names: &[&str]) -> Query {
     let args = ["-q", "--qf", "[%{FILENAMES}\\n]", "--"];
     Query::new("rpm", args.iter().chain(names).copied())
+}
+
+/// Queries the files of packages with their flags and sizes, one per line.
+#[must_use]
+pub fn configuration_of(names: &[&str]) -> Query {
+    let format = "[%{FILEFLAGS:fflags}|%{FILESIZES}|%{FILENAMES}\\n]";
+    let args = ["-q", "--qf", format, "--"];
+    Query::new("rpm", args.iter().chain(names).copied())
+}
+
+/// The configuration files with content, in the answer to [`configuration_of`]. rpm does not replace such a
+/// file if it has other content, and an empty file counts as that.
+#[must_use]
+pub fn parse_configuration(text: &str) -> Vec<Utf8PathBuf> {
+    text.lines()
+        .filter_map(|line| {
+            let (flags, rest) = line.split_once('|')?;
+            let (size, path) = rest.split_once('|')?;
+            (flags.contains('c') && size != "0").then(|| path.into())
+        })
+        .collect()
 }
 
 /// Queries the scripts of packages.

@@ -377,6 +377,14 @@ impl Transactions for Dnf {
         Some(commands::to_offered(package))
     }
 
+    fn configuration_of(&self, names: &[&str]) -> Option<Query> {
+        Some(database::configuration_of(names))
+    }
+
+    fn parse_configuration(&self, text: &str) -> Vec<Utf8PathBuf> {
+        database::parse_configuration(text)
+    }
+
     fn mark(&self, mark: Mark, packages: &[String]) -> Cmd {
         commands::mark(mark, packages)
     }

@@ -151,6 +151,12 @@ fn destroy(id: &str, run: &Path, disk: Option<&Path>) -> Result<()> {
     if let Some(disk) = disk {
         results.push(forget_nspawn(&disk.join("root")));
         results.push(unmount(&disk.join("root")));
+        // Without its directory the mount is gone from other namespaces, too, such as that of a machine which
+        // is started meanwhile. The root of an emulated machine is no mount, and goes with the rest.
+        match fs::remove_dir(disk.join("root")) {
+            Err(error) if loops::is_used(disk)? => results.push(Err(error.into())),
+            _ => {}
+        }
         // A loop device disappears with its mount, and its file lies in the layer.
         results.push(loops::released(disk));
         results.push(unmount(&disk.join("layer")));

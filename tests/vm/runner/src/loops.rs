@@ -27,6 +27,11 @@ pub fn released(dir: &Path) -> Result<()> {
     }
 }
 
+/// Whether a loop device uses a file below `dir`.
+pub fn is_used(dir: &Path) -> Result<bool> {
+    Ok(!using(Path::new(DEVICES), dir)?.is_empty())
+}
+
 /// The loop devices whose files lie below `dir`.
 fn using(devices: &Path, dir: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
