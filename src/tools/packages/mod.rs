@@ -423,8 +423,7 @@ pub trait Transactions: Debug + Send + Sync {
     /// Resolves a transaction and changes nothing.
     fn simulate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Query;
 
-    /// Whether a command that simulates or estimates a transaction has given an answer, whatever its
-    /// status says.
+    /// Whether a command that simulates or estimates a transaction has given an answer, whatever its status says.
     fn has_answered(&self, output: &Output) -> bool {
         output.ok()
     }
@@ -456,8 +455,7 @@ pub trait Transactions: Debug + Send + Sync {
     /// Downloads what a transaction needs.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
 
-    /// Downloads the files of installed packages, each written by [`Transactions::at_version`], into a
-    /// folder.
+    /// Downloads the files of installed packages, each written by [`Transactions::at_version`], into a folder.
     fn fetch(&self, settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd;
 
     /// The folders that [`Transactions::fetch`] needs in that folder.
@@ -509,8 +507,7 @@ pub trait Transactions: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Configures packages that are unpacked but not configured; `None` if the manager has no such
-    /// state.
+    /// Configures packages that are unpacked but not configured; `None` if the manager has no such state.
     fn configure(&self) -> Option<Cmd>;
 
     /// Queries what an interrupted transaction had begun to install; `None` if the database of
@@ -531,8 +528,7 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
-    /// Queries the configuration files of installed packages with the sizes that they came with; `None` if
-    /// the manager syncs what it writes.
+    /// Queries the configuration files of packages with their sizes there; `None` if the manager syncs them.
     fn configuration_of(&self, _names: &[&str]) -> Option<Query> {
         None
     }
