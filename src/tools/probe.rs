@@ -111,12 +111,24 @@ pub struct ProbedDevice {
     pub remedy: Option<String>,
 }
 
+/// The program that made a document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ProbeTool {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
 /// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ProbeDocument {
     /// The version of the document.
     pub schema: u32,
+    /// The program that made it.
+    pub tool: ProbeTool,
     /// All layers work.
     pub passed: bool,
     /// The first layer that fails.
@@ -197,6 +209,10 @@ impl Layers {
         let fault = self.fault;
         ProbeDocument {
             schema: SCHEMA,
+            tool: ProbeTool {
+                name: env!("CARGO_PKG_NAME").to_owned(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+            },
             passed: fault.is_none(),
             failed_layer: fault.as_ref().map(|fault| fault.layer),
             why: fault
@@ -389,5 +405,174 @@ pub fn devices_for_people(devices: &[ProbedDevice]) -> String {
         0 => mig,
         gpus if parts == 0 => count(gpus),
         gpus => format!("{} and {mig}", count(gpus)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::{CudaDevice, CudaStart, MigDevice, NvmlDevice};
+
+    fn gpu(index: u32) -> NvmlDevice {
+        NvmlDevice {
+            index,
+            uuid: Some(format!("GPU-{index}")),
+            name: None,
+            pci_address: None,
+            pci_id: None,
+            minor: Some(index),
+            memory_bytes: None,
+            compute_capability: None,
+            persistence: None,
+            mig: Some(false),
+            mig_devices: Vec::new(),
+            fabric: None,
+            error: None,
+        }
+    }
+
+    fn nvml(devices: Vec<NvmlDevice>) -> NvmlView {
+        NvmlView {
+            driver_version: "580.95.05".into(),
+            cuda_version: None,
+            devices,
+        }
+    }
+
+    fn work(uuid: &str) -> CudaWork {
+        CudaWork {
+            uuid: uuid.into(),
+            name: "H100".into(),
+            pci_address: None,
+            compute_capability: "9.0".into(),
+            memory_bytes: 80 << 30,
+            multiprocessors: 132,
+            clock_mhz: None,
+            memory_clock_mhz: None,
+            to_device_gb_s: 55.0,
+            from_device_gb_s: 54.0,
+            on_device_gb_s: 1300.0,
+            seconds: 0.4,
+        }
+    }
+
+    /// Two GPUs that compute.
+    fn view() -> CudaView {
+        let uuids = ["GPU-0", "GPU-1"];
+        CudaView {
+            start: Ok(CudaStart {
+                version: "13.0".into(),
+                uuids: vec!["0".into(), "1".into()],
+            }),
+            devices: (uuids.iter())
+                .map(|uuid| CudaDevice {
+                    uuid: (*uuid).into(),
+                    result: Ok(work(uuid)),
+                })
+                .collect(),
+            peers: None,
+        }
+    }
+
+    fn judged(view: &CudaView) -> ProbeDocument {
+        let mut layers = Layers::default();
+        let mut found = devices(&nvml(vec![gpu(0), gpu(1)]));
+        judge(&mut layers, &mut found, view);
+        layers.document()
+    }
+
+    fn returned(call: &str, code: i32) -> CudaFault {
+        CudaFault::in_call(call, CudaCause::Returned { code })
+    }
+
+    #[test]
+    fn nothing_above_the_first_layer_that_fails_is_reached() {
+        let mut layers = Layers::default();
+        layers.pass(ProbeLayer::Pci, "2 GPUs");
+        let fault = |layer, why: &str| LayerFault {
+            layer,
+            why: why.into(),
+            remedy: "mend it".into(),
+        };
+        layers.fail(fault(ProbeLayer::Nvml, "the first"));
+        layers.fail(fault(ProbeLayer::Driver, "the second"));
+        let document = layers.document();
+        assert_eq!(document.failed_layer, Some(ProbeLayer::Nvml));
+        assert_eq!(
+            (&*document.why, document.remedy.as_deref()),
+            ("the first", Some("mend it"))
+        );
+        let order: Vec<ProbeLayer> = document.layers.iter().map(|one| one.layer).collect();
+        assert_eq!(order, ProbeLayer::ALL);
+        let last = document.layers.last().expect("layers");
+        assert_eq!(last.status, LayerStatus::NotReached);
+    }
+
+    #[test]
+    fn the_layers_of_cuda_fail_from_below() {
+        assert!(judged(&view()).passed);
+        let mut broken = view();
+        broken.peers = Some(Err(returned("cuMemcpyPeer", 719)));
+        assert_eq!(judged(&broken).failed_layer, Some(ProbeLayer::Peers));
+        broken.devices[1].result = Err(returned("cuCtxSynchronize", 719));
+        let document = judged(&broken);
+        assert_eq!(document.failed_layer, Some(ProbeLayer::Compute));
+        assert!(
+            document
+                .why
+                .starts_with("GPU 1 (GPU-1): `cuCtxSynchronize` returned 719")
+        );
+        // A device of which nothing is known has not passed.
+        broken.devices.pop();
+        assert_eq!(judged(&broken).failed_layer, Some(ProbeLayer::Compute));
+        broken.start = Err(returned("cuInit", 802));
+        assert_eq!(judged(&broken).failed_layer, Some(ProbeLayer::Cuda));
+    }
+
+    #[test]
+    fn cuda_must_list_the_gpus_that_nvml_lists() {
+        let mut other = view();
+        if let Ok(start) = &mut other.start {
+            start.uuids.pop();
+        }
+        let document = judged(&other);
+        assert_eq!(document.failed_layer, Some(ProbeLayer::Cuda));
+        let words = "CUDA lists 1 GPU, NVML 2 GPUs; only CUDA: no other one; only NVML: GPU-1";
+        assert_eq!(document.why, words);
+    }
+
+    #[test]
+    fn in_mig_mode_the_parts_compute_and_cuda_lists_one_of_them_at_most() {
+        let part = |index| MigDevice {
+            index,
+            uuid: Some(format!("MIG-{index}")),
+        };
+        let split = NvmlDevice {
+            mig: Some(true),
+            mig_devices: vec![part(0), part(2)],
+            ..gpu(1)
+        };
+        let mut found = devices(&nvml(vec![gpu(0), split]));
+        let uuids: Vec<&str> = found.iter().map(|one| one.uuid.as_str()).collect();
+        assert_eq!(uuids, ["GPU-0", "MIG-0", "MIG-2"]);
+        assert_eq!(label(&found[2]), "MIG device 1:2 (MIG-2)");
+        assert_eq!(devices_for_people(&found), "1 GPU and 2 MIG devices");
+        let view = CudaView {
+            start: Ok(CudaStart {
+                version: "13.0".into(),
+                uuids: vec!["0".into()],
+            }),
+            devices: (uuids.iter())
+                .map(|uuid| CudaDevice {
+                    uuid: (*uuid).into(),
+                    result: Ok(work(uuid)),
+                })
+                .collect(),
+            peers: None,
+        };
+        let mut layers = Layers::default();
+        judge(&mut layers, &mut found, &view);
+        assert!(!layers.failed());
+        assert!(found.iter().all(|one| one.work.is_some()));
     }
 }

@@ -109,3 +109,48 @@ fn peers(peers: &[CudaPeer]) -> Option<String> {
         peers.len()
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::probe::{LayerFault, Layers, ProbeLayer};
+
+    fn shown(document: &ProbeDocument) -> String {
+        let mut text = Vec::new();
+        probe(&mut text, document, Style::default()).expect("memory takes every text");
+        String::from_utf8(text).expect("text")
+    }
+
+    #[test]
+    fn the_first_line_names_the_layer_and_the_second_what_to_do() {
+        let mut layers = Layers::default();
+        layers.pass(ProbeLayer::Pci, "2 GPUs");
+        layers.fail(LayerFault {
+            layer: ProbeLayer::Driver,
+            why: "no driver is bound to GPU 0000:18:00.0".into(),
+            remedy: "run `dmesg`".into(),
+        });
+        let text = shown(&layers.document());
+        let lines: Vec<&str> = text.lines().collect();
+        let first = "failed at the layer driver: no driver is bound to GPU 0000:18:00.0";
+        assert_eq!(lines[..2], [first, "  fix: run `dmesg`"]);
+        assert_eq!(lines[3], "  PCI            pass         2 GPUs");
+        assert_eq!(
+            lines[5],
+            "  device nodes   not reached  a lower layer fails"
+        );
+    }
+
+    #[test]
+    fn the_slowest_and_the_fastest_way_between_gpus_are_told() {
+        let peer = |gb_s| CudaPeer {
+            from: "GPU-a".into(),
+            to: "GPU-b".into(),
+            gb_s,
+        };
+        assert_eq!(peers(&[peer(None)]), None);
+        let all = [peer(Some(380.25)), peer(None), peer(Some(12.0))];
+        let line = "between GPUs: 2 of 3 ways are direct, 12.0 to 380.2 GB/s";
+        assert_eq!(peers(&all).as_deref(), Some(line));
+    }
+}

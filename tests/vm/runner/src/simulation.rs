@@ -25,7 +25,7 @@ const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
 /// Programs for cases, described in README.md.
-const PROGRAMS: [(&str, &str); 13] = [
+const PROGRAMS: [(&str, &str); 14] = [
     (
         "kill-at-every-record",
         include_str!("../files/kill-at-every-record.pl"),
@@ -35,6 +35,10 @@ const PROGRAMS: [(&str, &str); 13] = [
     ("journal.pl", include_str!("../files/journal.pl")),
     ("leave-free", include_str!("../files/leave-free.sh")),
     ("started", include_str!("../files/started.sh")),
+    (
+        "tell-containers",
+        include_str!("../files/tell-containers.sh"),
+    ),
     ("state", include_str!("../files/state.sh")),
     ("hold-lock", include_str!("../files/hold-lock.pl")),
     ("add-non-free", include_str!("../files/add-non-free.sh")),
