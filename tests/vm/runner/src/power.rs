@@ -113,12 +113,16 @@ pub fn cut_at_records(
     let mut names: Vec<String> = Vec::new();
     loop {
         wake(machine, limit)?;
-        let pass = random.below(2 * every - 1);
-        let delay = match random.below(4) {
+        let mut pass = random.below(2 * every - 1);
+        let mut delay = match random.below(4) {
             0 | 1 => 0,
             2 => random.below(300),
             _ => random.below(4000),
         };
+        // A short run must be cut, too.
+        if names.is_empty() {
+            (pass, delay) = (pass % every.min(3), 0);
+        }
         let script = format!("exec /usr/lib/testbed/cut-at-record {pass} {delay} {command}");
         let left = end.saturating_duration_since(Instant::now());
         let done = (machine.exec(&script))
@@ -150,7 +154,8 @@ pub fn cut_at_records(
     }
 }
 
-/// Numbers that a seed determines (Marsaglia's xorshift64*), so that a run can be repeated.
+/// Numbers that a seed determines (Marsaglia's xorshift64*): the same are drawn again, at moments that differ a
+/// little.
 struct Random(u64);
 
 impl Random {
