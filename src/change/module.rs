@@ -241,10 +241,10 @@ impl Applier {
     ) -> Result<Undo, ChangeError> {
         let builds = self.builds(module).await?;
         let there = builds.iter().any(|status| is_installed(status, kernel));
-        Ok(match self.version_to_build(&builds, module)? {
-            Some(version) if !there => Undo::RemoveModuleBuild {
+        Ok(match self.versions_to_build(&builds, module)?.as_slice() {
+            [version] if !there => Undo::RemoveModuleBuild {
                 module: module.to_owned(),
-                version,
+                version: version.clone(),
                 kernel: kernel.to_owned(),
             },
             _ => Undo::Nothing {
@@ -257,15 +257,15 @@ impl Applier {
         })
     }
 
-    /// The version that DKMS knows; else the one whose source is there. The scripts of NVIDIA's packages
+    /// The version that DKMS knows; else those whose source is there. The scripts of NVIDIA's packages
     /// for DKMS take the module out of DKMS when a package is installed once more.
-    fn version_to_build(
+    fn versions_to_build(
         &self,
         builds: &[dkms::Status],
         module: &str,
-    ) -> Result<Option<String>, ChangeError> {
+    ) -> Result<Vec<String>, ChangeError> {
         if let Some(status) = builds.first() {
-            return Ok(Some(status.version.clone()));
+            return Ok(vec![status.version.clone()]);
         }
         let sources = Utf8Path::new(dkms::SOURCES);
         let mut found = Vec::new();
@@ -279,20 +279,14 @@ impl Applier {
                 found.push(version.to_owned());
             }
         }
-        // Of several, none is known to be wanted.
-        Ok(if found.len() == 1 { found.pop() } else { None })
+        Ok(found)
     }
 
-    /// Whether a power cut has taken away what DKMS has built for a kernel: DKMS does not sync it, and its
-    /// status shows the names only.
+    /// Whether a power cut or a kill has taken away what DKMS has built for a kernel: DKMS does not sync it,
+    /// its status shows the names only, and it calls a module installed before `depmod` has listed it.
     fn is_torn(&self, status: &dkms::Status, kernel: &str) -> Result<bool, ChangeError> {
-        let files = &self.host.files;
-        let is_empty = |path: &Utf8Path| -> Result<bool, ChangeError> {
-            Ok((files.stat(path)?).is_some_and(|stat| stat.kind == Kind::File && stat.size == 0))
-        };
-        if is_empty(&kmod::list_of(kernel))? {
-            return Ok(true);
-        }
+        let files = &*self.host.files;
+        let list = files.read_text(&kmod::list_of(kernel))?.unwrap_or_default();
         let of_kernel = Utf8Path::new(dkms::TREE)
             .join(&status.module)
             .join(&status.version)
@@ -300,7 +294,13 @@ impl Applier {
         for architecture in files.list(&of_kernel)? {
             let built = of_kernel.join(architecture).join("module");
             for name in files.list(&built)? {
-                if is_empty(&built.join(name))? {
+                // The file's name, not that by which DKMS knows the module, is the one in the list.
+                let Some(file) = kmod::name_of(&name) else {
+                    continue;
+                };
+                if kmod::is_emptied(files, &built.join(&name))?
+                    || !kmod::is_usable(files, kernel, &list, file)?
+                {
                     return Ok(true);
                 }
             }
@@ -330,20 +330,17 @@ impl Applier {
             log,
             source: source.map(Box::new),
         };
-        let Some(version) = self.version_to_build(&builds, module)? else {
-            return Err(error(
-                Some("DKMS does not know the module; its source package is not installed".into()),
-                None,
-            )
-            .into());
+        let versions = self.versions_to_build(&builds, module)?;
+        let [version] = versions.as_slice() else {
+            return Err(error(Some(no_single_version(module, &versions)), None).into());
         };
-        let cmd = dkms::install(module, &version, kernel);
+        let cmd = dkms::install(module, version, kernel);
         let ran = self
             .exec(&cmd, sink)
             .await
             .and_then(|output| output.success(&cmd));
         if let Err(source) = ran {
-            let log = self.log_tail(&dkms::log_path(module, &version))?;
+            let log = self.log_tail(&dkms::log_path(module, version))?;
             return Err(error(log, Some(source)).into());
         }
         if self
@@ -355,7 +352,7 @@ impl Applier {
             Ok(())
         } else {
             // Some versions of DKMS skip a kernel without headers and succeed.
-            let log = self.log_tail(&dkms::log_path(module, &version))?;
+            let log = self.log_tail(&dkms::log_path(module, version))?;
             Err(error(log, None).into())
         }
     }
@@ -390,6 +387,19 @@ impl Applier {
             what: format!("removed `{module}` {version} from {kernel}"),
         })
     }
+}
+
+/// Why it is not known which version of a module to build. Of several, none is known to be wanted.
+fn no_single_version(module: &str, found: &[String]) -> String {
+    if found.is_empty() {
+        return "DKMS does not know the module; its source package is not installed".to_owned();
+    }
+    format!(
+        "DKMS does not know the module, and `{}` has the source of several versions: {}; `dkms add -m \
+         {module} -v VERSION` makes one known",
+        dkms::SOURCES,
+        found.join(", ")
+    )
 }
 
 fn open_handles(others: u64) -> String {

@@ -6,7 +6,7 @@ use super::{Read, State, StateError};
 use crate::{
     error::one_line,
     facts::{Scope, reader::FactReader},
-    host::{ExecError, Kind, Output, Query, ReadFiles, Reader},
+    host::{ExecError, Output, Query, ReadFiles, Reader},
     model::{
         gpu::Flavour,
         version::{DriverVersion, KernelVersion},
@@ -54,20 +54,11 @@ impl State {
         let lists = lists.as_ref().map_err(Clone::clone)?.iter();
         let mut without = Vec::new();
         for (kernel, list) in lists {
-            let is_there = match file_of(list, module) {
-                Some(file) => !self.is_emptied(&kmod::folder_of(kernel).join(file))?,
-                None => false,
-            };
-            if !is_there {
+            if !kmod::is_usable(&*self.host.files, kernel, list, module)? {
                 without.push(kernel.clone());
             }
         }
         Ok(without)
-    }
-
-    fn is_emptied(&self, path: &Utf8Path) -> Read<bool> {
-        let stat = self.host.files.stat(path)?;
-        Ok(stat.is_some_and(|stat| stat.kind == Kind::File && stat.size == 0))
     }
 }
 
@@ -159,17 +150,6 @@ fn flavour_of_license(license: &str) -> Option<Flavour> {
         "NVIDIA" => Some(Flavour::Proprietary),
         _ => None,
     }
-}
-
-/// The file of the module that a `modules.dep` names.
-fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
-    list.lines()
-        .filter_map(|line| line.split(':').next())
-        .find(|path| {
-            let name = path.rsplit('/').next().unwrap_or(path);
-            name.split_once(".ko")
-                .is_some_and(|(stem, _)| stem == module)
-        })
 }
 
 /// The version of the module that `modprobe` would load for a kernel; `None` if there is no such

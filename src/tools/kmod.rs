@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::host::Cmd;
+use crate::host::{Cmd, FilesError, Kind, ReadFiles};
 
 /// What is loaded.
 pub const MODULES: &str = "/proc/modules";
@@ -27,7 +27,48 @@ pub fn list_of(kernel: &str) -> Utf8PathBuf {
     folder_of(kernel).join("modules.dep")
 }
 
-/// The modules that such a file names.
+/// The file of a module that such a list names, from the kernel's folder on.
+#[must_use]
+pub fn file_of<'l>(list: &'l str, module: &str) -> Option<&'l str> {
+    list.lines()
+        .filter_map(|line| line.split(':').next())
+        .find(|path| name_of(path) == Some(module))
+}
+
+/// The name of a module, from the path of its file.
+#[must_use]
+pub fn name_of(path: &str) -> Option<&str> {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    Some(name.split_once(".ko")?.0)
+}
+
+/// Whether `modprobe` finds a kernel's module: its list names the module, and the file is not empty. A power
+/// cut leaves an empty one where nobody has synced the module, and a kill before the end of `depmod` a list
+/// without it. An absolute path in the list stands for itself.
+///
+/// # Errors
+/// When the file cannot be examined.
+pub fn is_usable(
+    files: &dyn ReadFiles,
+    kernel: &str,
+    list: &str,
+    module: &str,
+) -> Result<bool, FilesError> {
+    match file_of(list, module) {
+        Some(file) => Ok(!is_emptied(files, &folder_of(kernel).join(file))?),
+        None => Ok(false),
+    }
+}
+
+/// Whether a path is a file without content.
+///
+/// # Errors
+/// When it cannot be examined.
+pub fn is_emptied(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> {
+    Ok((files.stat(path)?).is_some_and(|stat| stat.kind == Kind::File && stat.size == 0))
+}
+
+/// The modules that a file of [`AT_BOOT`] names.
 #[must_use]
 pub fn named_for_boot(content: &str) -> impl DoubleEndedIterator<Item = &str> {
     content

@@ -433,7 +433,7 @@ async fn only_a_build_that_was_not_there_before_is_undone() {
 }
 
 /// What DKMS keeps of a build.
-const BUILT: &str = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/module/nvidia.ko";
+const BUILT: &str = "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/module/nvidia-current.ko";
 
 /// A machine on which DKMS builds `nvidia` 580.95.05 from its source; its status shows what is built.
 fn machine_with_dkms(status: &'static str) -> TestMachine {
@@ -474,21 +474,44 @@ fn build_nvidia() -> Change {
 
 #[tokio::test]
 async fn a_build_of_which_a_power_cut_left_empty_files_is_made_again() {
-    for (file, torn) in [
-        (BUILT, true),
-        ("/lib/modules/6.1.0/modules.dep", true),
+    const LIST: &str = "/lib/modules/6.1.0/modules.dep";
+    const INSTALLED: &str = "/lib/modules/6.1.0/updates/dkms/nvidia-current.ko.xz";
+    for (file, content, torn) in [
+        (BUILT, "", true),
+        (LIST, "", true),
+        (LIST, "kernel/a.ko:\n", true),
+        (INSTALLED, "", true),
         (
             "/var/lib/dkms/nvidia/580.95.05/6.1.0/x86_64/log/make.log",
+            "",
             false,
         ),
     ] {
         let machine = machine_with_dkms("nvidia/580.95.05, 6.1.0, x86_64: installed\n");
-        machine.fakes.files.put(BUILT, "ELF");
-        machine.fakes.files.put(file, "");
+        // DKMS knows the module by a name that is not that of its file.
+        for (path, content) in [
+            (BUILT, "ELF"),
+            (LIST, "updates/dkms/nvidia-current.ko.xz: kernel/a.ko\n"),
+            (INSTALLED, "XZ"),
+            (file, content),
+        ] {
+            machine.fakes.files.put(path, content);
+        }
         machine.apply(&build_nvidia()).await.unwrap();
         let lines = machine.fakes.exec.lines();
         let built = lines.iter().any(|line| line.starts_with("dkms install"));
-        assert_eq!(built, torn, "{file}: {lines:#?}");
+        assert_eq!(built, torn, "{file}, {content:?}: {lines:#?}");
+    }
+}
+
+#[tokio::test]
+async fn of_several_sources_of_a_module_none_is_built_and_each_is_named() {
+    let machine = machine_with_dkms("");
+    (machine.fakes.files).put("/usr/src/nvidia-535.261.03/dkms.conf", "x");
+    let error = machine.apply(&build_nvidia()).await.unwrap_err();
+    let said = error.to_string();
+    for part in ["535.261.03, 580.95.05", "`dkms add -m nvidia -v VERSION`"] {
+        assert!(said.contains(part), "{said}");
     }
 }
 
