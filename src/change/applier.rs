@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Change, ChangeError, FileAfter, Reverted, Sink, Undo,
+    Afterwards, Change, ChangeError, FileAfter, Reverted, Sink, Undo,
     backup::Backups,
     file,
     labels::written,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::desired::{PackagePolicy, PackageWish},
-    host::{Cmd, ExecError, Host, Output, ReadFiles, digest::sha256},
+    host::{Cmd, ExecError, FilesError, Host, Output, ReadFiles, digest::sha256},
     tools::{kmod, packages::Backend},
 };
 
@@ -243,7 +243,9 @@ impl Applier {
         let undo = self.refine(undo).await?;
         self.restore_labels(&written(&undo), sink).await?;
         // What is recorded as made must survive a power cut.
-        self.host.files.sync_system()?;
+        if is_written_by_tools(change) {
+            self.sync_system().await?;
+        }
         Ok(match change {
             Change::RunProbe { .. } => Self::undo_of_successful_probe(undo),
             _ => undo,
@@ -259,7 +261,10 @@ impl Applier {
     pub async fn reconcile(&self, undo: &Undo, sink: &dyn Sink) -> Result<Undo, ChangeError> {
         // A run that was interrupted in the middle of a transaction left timers paused.
         self.resume_paused().await?;
-        self.host.files.sync_system()?;
+        // The tool that wrote files may have been interrupted before the sync.
+        if undo_writes_by_tools(undo) || !written(undo).is_empty() {
+            self.sync_system().await?;
+        }
         if let Undo::Packages {
             transaction,
             effects: None,
@@ -285,7 +290,9 @@ impl Applier {
     /// When it failed; the change is still in effect then.
     pub async fn revert(&self, undo: &Undo, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         let reverted = self.undo(undo, sink).await?;
-        self.host.files.sync_system()?;
+        if undo_writes_by_tools(undo) {
+            self.sync_system().await?;
+        }
         Ok(reverted)
     }
 
@@ -369,6 +376,19 @@ impl Applier {
         }
     }
 
+    /// Brings to the disk what other programs have written. That may take seconds, so other tasks go on
+    /// meanwhile.
+    pub(super) async fn sync_system(&self) -> Result<(), ChangeError> {
+        let files = Arc::clone(&self.host.files);
+        let synced = tokio::task::spawn_blocking(move || files.sync_system()).await;
+        Ok(synced.map_err(|ended| FilesError::Io {
+            verb: "sync",
+            path: "/".into(),
+            source: ended.into(),
+            disk: None,
+        })??)
+    }
+
     /// Runs a command to its end and passes each output line to the sink.
     pub(super) async fn exec(&self, cmd: &Cmd, sink: &dyn Sink) -> Result<Output, ExecError> {
         self.host
@@ -391,5 +411,51 @@ impl Applier {
                 what: what.to_owned(),
                 source,
             })
+    }
+}
+
+/// Whether a change runs tools that write files without a sync. This program syncs what it writes itself,
+/// and caches, images and the state of daemons are made again.
+fn is_written_by_tools(change: &Change) -> bool {
+    match change {
+        Change::EnableStream { .. }
+        | Change::InstallPackages { .. }
+        | Change::RepairPackages
+        | Change::HoldPackages { .. }
+        | Change::EnableUnit { .. }
+        | Change::RebuildInitramfs { .. }
+        | Change::BuildModule { .. }
+        | Change::RunTool { .. } => true,
+        Change::WriteFile { .. }
+        | Change::AddRepository { .. }
+        | Change::RefreshRepositories
+        | Change::RestartUnit { .. }
+        | Change::ConfigureRuntime { .. }
+        | Change::ReloadDocker { .. }
+        | Change::LoadModule { .. }
+        | Change::RunProbe { .. }
+        | Change::Reboot { .. } => false,
+    }
+}
+
+/// The same of an undo.
+fn undo_writes_by_tools(undo: &Undo) -> bool {
+    match undo {
+        Undo::Packages { .. }
+        | Undo::RestoreStream { .. }
+        | Undo::Unhold { .. }
+        | Undo::RestoreUnit { .. }
+        | Undo::RemoveModuleBuild { .. } => true,
+        Undo::RestoreFiles { then, .. } | Undo::Afterwards { then } => {
+            then.iter().any(|one| match one {
+                Afterwards::RebuildInitramfs { .. } => true,
+                Afterwards::RestartUnit { .. } | Afterwards::ReloadDocker { .. } => false,
+            })
+        }
+        Undo::Several { undos } => undos.iter().any(undo_writes_by_tools),
+        Undo::Nothing { .. }
+        | Undo::Impossible { .. }
+        | Undo::UnloadModule { .. }
+        | Undo::RemoveImage { .. } => false,
     }
 }

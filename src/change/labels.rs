@@ -1,14 +1,14 @@
 //! SELinux: a file that replaces another one has the label of its folder. The policy may want another
 //! one, so it is restored. SELinux itself is left as it is.
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Applier, ChangeError, Sink, Undo};
 use crate::{error::one_line, host::ExecError, tools::selinux};
 
 impl Applier {
-    /// Restores the labels of files that a change has written. A failure is only reported: the files
-    /// are right, and most folders give the right label.
+    /// Restores the labels of files that a change has written, and syncs them. A failure is only reported:
+    /// the files are right, and most folders give the right label.
     pub(super) async fn restore_labels(
         &self,
         paths: &[&Utf8Path],
@@ -20,7 +20,11 @@ impl Applier {
         let cmd = selinux::restore(paths);
         let ran = self.exec(&cmd, sink).await;
         match ran.and_then(|output| output.success(&cmd)) {
-            Ok(_) | Err(ExecError::NotFound { .. }) => {}
+            Ok(_) => {
+                let paths: Vec<Utf8PathBuf> = paths.iter().map(|path| (*path).to_owned()).collect();
+                self.sync(&paths)?;
+            }
+            Err(ExecError::NotFound { .. }) => {}
             Err(error) => sink.note(&format!(
                 "failed to restore SELinux labels: {}",
                 one_line(&error)

@@ -59,7 +59,7 @@ impl Applier {
 
     /// Syncs the files that a tool wrote to disk. Most tools do not, and after a power cut the
     /// journal must not say that the change was applied while the file is lost.
-    fn sync(&self, writes: &[Utf8PathBuf]) -> Result<(), ChangeError> {
+    pub(super) fn sync(&self, writes: &[Utf8PathBuf]) -> Result<(), ChangeError> {
         let files = &self.host.files;
         for path in writes {
             let Some(path) = files.resolve(path)? else {

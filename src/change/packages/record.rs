@@ -103,7 +103,7 @@ impl Applier {
         };
         self.forget_removed().await?;
         self.record_start(transaction, actions).await?;
-        let ran = self.run_once(what, cmd, stages(actions), sink).await;
+        let ran = self.run_and_sync(what, cmd, stages(actions), sink).await;
         if ran.as_ref().is_err_and(may_still_run) {
             return ran;
         }

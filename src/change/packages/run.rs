@@ -50,10 +50,39 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let mut attempts = Attempts::new();
-        while let Err(error) = self.run_once(what, &cmd, 0, sink).await {
+        while let Err(error) = self.run_and_sync(what, &cmd, 0, sink).await {
             self.wait_before_retry(&mut attempts, error, sink).await?;
         }
         Ok(())
+    }
+
+    /// One attempt at a command that writes files of packages. A manager's own record says afterwards that
+    /// the transaction has ended, and a power cut must not leave that record without the files.
+    pub(super) async fn run_and_sync(
+        &self,
+        what: &str,
+        cmd: &Cmd,
+        stages: usize,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let ran = self.run_once(what, cmd, stages, sink).await;
+        self.synced_after(ran, sink).await
+    }
+
+    /// Syncs after a command, also after one that failed; of two errors its own one is returned.
+    async fn synced_after(
+        &self,
+        ran: Result<(), ChangeError>,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        match (ran, self.sync_system().await) {
+            (Ok(()), synced) => synced,
+            (Err(error), Ok(())) => Err(error),
+            (Err(error), Err(second)) => {
+                sink.line(&one_line(&second));
+                Err(error)
+            }
+        }
     }
 
     /// Downloads the package lists; transient failures are retried.
@@ -205,7 +234,8 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         let output = self.run_output(what, cmd, 0, sink).await?;
         let words = format!("{}\n{}", output.stdout, output.stderr);
-        self.check_status(what, cmd, output)?;
+        let ran = self.check_status(what, cmd, output);
+        self.synced_after(ran, sink).await?;
         if let Some(scripts) = self.transactions()?.failed_scripts(&words) {
             sink.note(&format!("while packages were removed: {scripts}"));
         }
@@ -258,9 +288,6 @@ impl Applier {
             attachment: None,
             source: Box::new(self.short(source, cmd)),
         })?;
-        // A manager's own record says by now that the transaction has ended, and a power cut must not leave
-        // that record without the files.
-        self.host.files.sync_system()?;
         Ok(Output {
             status: output.status,
             stdout: without_logins(&output.stdout).into_owned(),

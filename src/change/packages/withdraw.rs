@@ -70,7 +70,7 @@ impl Applier {
         };
         match (withdrawn.await, self.hold_again(&held, sink).await) {
             (Ok(withdrawn), Ok(())) => {
-                self.host.files.sync_system()?;
+                self.sync_system().await?;
                 Ok(withdrawn)
             }
             (Ok(_), Err(error)) => Err(error),

@@ -128,7 +128,8 @@ impl Exec for FakeExec {
                 program: cmd.program.clone(),
             });
         };
-        let refused = if changes.is_some_and(|changes| changes(cmd)) {
+        let changes = changes.is_some_and(|changes| changes(cmd));
+        let refused = if changes {
             self.files.before(&Mutation::Run(cmd.line()))
         } else {
             self.files.alive()
@@ -137,7 +138,11 @@ impl Exec for FakeExec {
             command: cmd.line(),
             why: error.to_string(),
         })?;
-        let output = (locked(&handler))(cmd, &self.files)?;
+        let output = (locked(&handler))(cmd, &self.files);
+        if changes {
+            self.files.after_command();
+        }
+        let output = output?;
         output.hand_out(on_line);
         Ok(output)
     }

@@ -53,6 +53,8 @@ struct State {
     mutations: u64,
     /// A command has changed something since the last sync.
     unsynced: bool,
+    /// Something on a disk was arranged since the last command began.
+    arranged: bool,
     kill_at: Option<u64>,
     dead: bool,
     hook: Option<Hook>,
@@ -62,6 +64,22 @@ impl Default for FakeFiles {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Whether a power cut can harm what is at a path: the kernel's own files are on no disk, and the lists of
+/// packages and their downloads are caches.
+fn is_on_disk(path: &str) -> bool {
+    let elsewhere = [
+        "/proc",
+        "/sys",
+        "/dev",
+        "/run",
+        "/var/cache",
+        "/var/lib/apt/lists",
+    ];
+    !elsewhere
+        .iter()
+        .any(|folder| Utf8Path::new(path).starts_with(folder))
 }
 
 /// Arranging the machine: nothing here meets a fault, a hook or a full disk's error.
@@ -76,6 +94,7 @@ impl FakeFiles {
                 locks: BTreeSet::new(),
                 mutations: 0,
                 unsynced: false,
+                arranged: false,
                 kill_at: None,
                 dead: false,
                 hook: None,
@@ -132,7 +151,10 @@ impl FakeFiles {
     /// # Panics
     /// As [`FakeFiles::put`].
     pub fn put_folder(&self, path: &str, mode: u32) {
-        let done = locked(&self.state).tree.make_folders(path.into(), mode);
+        let mut state = locked(&self.state);
+        state.arranged |= is_on_disk(path);
+        let done = state.tree.make_folders(path.into(), mode);
+        drop(state);
         if let Err(error) = done {
             panic!("cannot arrange the folder {path}: {error}");
         }
@@ -143,14 +165,18 @@ impl FakeFiles {
     /// # Panics
     /// When nothing is there.
     pub fn own(&self, path: &str, uid: u32, gid: u32) {
-        if let Err(error) = locked(&self.state).change_owner(path.into(), uid, gid) {
+        let mut state = locked(&self.state);
+        state.arranged |= is_on_disk(path);
+        if let Err(error) = state.change_owner(path.into(), uid, gid) {
             panic!("cannot arrange the owner of {path}: {error}");
         }
     }
 
     /// Takes away what is at the path and everything below it.
     pub fn take(&self, path: &str) {
-        let tree = &mut locked(&self.state).tree;
+        let mut state = locked(&self.state);
+        state.arranged |= is_on_disk(path);
+        let tree = &mut state.tree;
         if let Ok(real) = tree.real(path.into(), false) {
             let below: Vec<_> = tree
                 .nodes
@@ -252,8 +278,16 @@ impl FakeFiles {
         Snapshot::of(&locked(&self.state).tree)
     }
 
+    /// A command has ended: what it arranged is not on the disk yet.
+    pub(super) fn after_command(&self) {
+        let mut state = locked(&self.state);
+        state.unsynced |= state.arranged;
+    }
+
     fn arrange(&self, path: &str, node: Node, follow: bool) {
-        if let Err(error) = locked(&self.state).place(path.into(), node, follow) {
+        let mut state = locked(&self.state);
+        state.arranged |= is_on_disk(path);
+        if let Err(error) = state.place(path.into(), node, follow) {
             panic!("cannot arrange {path}: {error}");
         }
     }
@@ -269,7 +303,7 @@ impl FakeFiles {
             let mut state = locked(&self.state);
             state.alive()?;
             state.mutations += 1;
-            state.unsynced |= matches!(mutation, Mutation::Run(_));
+            state.arranged = false;
             if state.kill_at.is_some_and(|at| state.mutations >= at) {
                 state.dead = true;
                 return state.alive();
