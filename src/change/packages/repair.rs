@@ -233,8 +233,15 @@ impl Applier {
             .ask("look at the files of an interrupted transaction", &query)
             .await?;
         for path in transactions.parse_configuration(&answer) {
-            let stat = self.host.files.stat(&path)?;
-            if stat.is_some_and(|stat| stat.kind == Kind::File && stat.size == 0) {
+            // The manager gives each file its packaged time before it gives it its name, so a file that a
+            // power cut has emptied has that time. One that a person has emptied has another.
+            let emptied = (self.host.files.stat(&path)?).is_some_and(|stat| {
+                let packaged = format!("|{}|{path}", stat.mtime);
+                stat.kind == Kind::File
+                    && stat.size == 0
+                    && answer.lines().any(|line| line.ends_with(&packaged))
+            });
+            if emptied {
                 self.host.files.remove(&path)?;
                 sink.note(&format!(
                     "removed `{path}`, which a power cut has emptied; its package brings it again"

@@ -1,8 +1,11 @@
 //! Module streams: one is enabled before its packages are installed, and the one from before is
 //! enabled again when they are gone.
 
+use camino::Utf8PathBuf;
+
 use crate::{
     change::{Applier, ChangeError, PackageError, Reverted, Sink, Undo},
+    host::digest::sha256,
     tools::packages::Streams,
 };
 
@@ -104,6 +107,13 @@ impl Applier {
         })
     }
 
+    /// The file that is there while an undo moves a module from one stream to another. The name of a module
+    /// is the configuration's, so it is not used as a name of a file.
+    fn stream_marker(&self, module: &str) -> Utf8PathBuf {
+        self.state
+            .join(format!("stream-{}", sha256(module.as_bytes())))
+    }
+
     pub(in crate::change) async fn restore_stream(
         &self,
         module: &str,
@@ -113,15 +123,21 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let streams = self.streams()?;
-        let now = streams.enabled(&*self.host.files, module)?;
-        // A person may have reset the module since.
-        if now.as_deref() != Some(stream) || before == Some(stream) {
+        let files = &self.host.files;
+        let now = streams.enabled(&**files, module)?;
+        let marker = self.stream_marker(module);
+        // An undo that ended between its two commands has reset the module; without this, a person has.
+        let is_between = now.is_none() && before.is_some() && files.exists(&marker)?;
+        if !(is_between || now.as_deref() == Some(stream)) || before == Some(stream) {
+            files.remove(&marker)?;
             return Ok(Reverted::Nothing {
                 why: format!("stream {stream} of module {module} is not enabled by this program"),
             });
         }
+        files.write(&marker, format!("{module}:{stream}\n").as_bytes(), 0o600)?;
         self.exclusively(sink, self.move_stream(module, before, sink))
             .await?;
+        files.remove(&marker)?;
         let path = streams.path(module);
         // A reset leaves a file without values.
         if before.is_none() && !existed {

@@ -11,7 +11,9 @@ use crate::{
 };
 
 pub(super) const OWNED: &str = "/var/lib/rpm/owned";
-/// Files of packages with flags and sizes.
+/// While this file is there, no module stream can be enabled.
+pub(super) const NO_METADATA: &str = "/var/lib/rpm/no-metadata";
+/// Files of packages with flags, sizes and times.
 pub(super) const CONFIGURATION: &str = "/var/lib/rpm/configuration";
 pub(super) const SCRIPTS: &str = "/var/lib/rpm/scripts";
 
@@ -164,6 +166,9 @@ impl Archive {
         let path = format!("/etc/dnf/modules.d/{module}.module");
         if verb == "enable" && text(files, &path).is_some_and(|text| text.contains("enabled")) {
             return crate::host::fake::failed(1, "Error: It is not possible to switch streams");
+        }
+        if verb == "enable" && text(files, NO_METADATA).is_some() {
+            return crate::host::fake::failed(1, "Error: no metadata of any repository");
         }
         let state = if verb == "enable" { "enabled" } else { "" };
         files.put(

@@ -7,8 +7,8 @@ use std::sync::{
 
 use super::{
     archive::{Break, Kind},
-    dnf::{CONFIGURATION, row},
-    kit::TestMachine,
+    dnf::{CONFIGURATION, NO_METADATA, row},
+    kit::{STATE, TestMachine},
     moved,
     packages::{docker, install},
 };
@@ -72,6 +72,41 @@ async fn the_stream_from_before_comes_back_after_a_kill_between_reset_and_enable
     machine.revert(&second).await;
     machine.revert(&interrupted).await;
     assert_eq!(machine.fakes.files.text(path), before);
+}
+
+#[tokio::test]
+async fn an_undo_that_failed_between_reset_and_enable_is_finished_by_the_next_one() {
+    let (machine, _) = docker(Kind::Dnf);
+    machine.fakes.files.put_folder("/etc/dnf/modules.d", 0o755);
+    machine.apply(&stream("580-open")).await.unwrap();
+    let path = "/etc/dnf/modules.d/nvidia-driver.module";
+    let before = machine.fakes.files.text(path);
+    let undo = machine.apply(&stream("595-open")).await.unwrap();
+    let markers = || {
+        let names = machine.fakes.files.list(STATE.into()).unwrap();
+        names
+            .iter()
+            .filter(|name| name.starts_with("stream-"))
+            .count()
+    };
+    machine.fakes.files.put(NO_METADATA, "");
+    machine
+        .applier
+        .revert(&undo, &machine.sink)
+        .await
+        .unwrap_err();
+    assert_eq!(machine.fakes.files.text(path), RESET);
+    assert_eq!(markers(), 1);
+    machine.fakes.files.take(NO_METADATA);
+    let restarted = machine.restarted();
+    restarted.revert(&undo, &machine.sink).await.unwrap();
+    assert_eq!(machine.fakes.files.text(path), before);
+    assert_eq!(markers(), 0);
+    // From now on a reset is a person's.
+    machine.fakes.files.put(path, RESET);
+    let reverted = restarted.revert(&undo, &machine.sink).await.unwrap();
+    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+    assert_eq!(machine.fakes.files.text(path), RESET);
 }
 
 #[tokio::test]
@@ -344,22 +379,32 @@ async fn configuration_that_a_power_cut_has_emptied_comes_again_with_a_repair() 
     machine.apply(&install(&["docker.io"])).await.unwrap();
     (archive.installed.lock().unwrap().get_mut("runc").unwrap()).half = true;
     archive.write(&machine.fakes.files);
-    let rows =
-        "cn|12|/etc/runc/emptied\nc|12|/etc/runc/changed\nc|0|/etc/runc/empty\n|9|/usr/bin/runc";
     let files = &machine.fakes.files;
-    files.put(&format!("{CONFIGURATION}/runc"), rows);
-    for (path, content) in [
-        ("/etc/runc/emptied", ""),
-        ("/etc/runc/changed", "by somebody"),
-        ("/etc/runc/empty", ""),
-        ("/usr/bin/runc", ""),
+    let mut rows = Vec::new();
+    for (flags, size, path, content) in [
+        ("cn", 12, "/etc/runc/emptied", ""),
+        ("c", 12, "/etc/runc/changed", "by somebody"),
+        ("c", 12, "/etc/runc/emptied-on-purpose", ""),
+        ("c", 0, "/etc/runc/empty", ""),
+        ("", 9, "/usr/bin/runc", ""),
     ] {
         files.put(path, content);
+        let mut time = files.stat(path.into()).unwrap().unwrap().mtime;
+        if path.ends_with("on-purpose") {
+            time -= 86_400;
+        }
+        rows.push(format!("{flags}|{size}|{time}|{path}"));
     }
+    files.put(&format!("{CONFIGURATION}/runc"), rows.join("\n"));
     machine.apply(&Change::RepairPackages).await.unwrap();
     let is_there = |path: &str| files.exists(path.into()).unwrap();
     assert!(!is_there("/etc/runc/emptied"), "rpm would keep it");
-    for path in ["/etc/runc/changed", "/etc/runc/empty", "/usr/bin/runc"] {
+    for path in [
+        "/etc/runc/changed",
+        "/etc/runc/emptied-on-purpose",
+        "/etc/runc/empty",
+        "/usr/bin/runc",
+    ] {
         assert!(is_there(path), "{path}");
     }
 }

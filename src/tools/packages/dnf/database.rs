@@ -67,10 +67,10 @@ pub fn owned_by(names: &[&str]) -> Query {
     Query::new("rpm", args.iter().chain(names).copied())
 }
 
-/// Queries the files of packages with their flags and sizes, one per line.
+/// Queries the files of packages, one per line: flags, size, time of modification, path.
 #[must_use]
 pub fn configuration_of(names: &[&str]) -> Query {
-    let format = "[%{FILEFLAGS:fflags}|%{FILESIZES}|%{FILENAMES}\\n]";
+    let format = "[%{FILEFLAGS:fflags}|%{FILESIZES}|%{FILEMTIMES}|%{FILENAMES}\\n]";
     let args = ["-q", "--qf", format, "--"];
     Query::new("rpm", args.iter().chain(names).copied())
 }
@@ -82,7 +82,8 @@ pub fn parse_configuration(text: &str) -> Vec<Utf8PathBuf> {
     text.lines()
         .filter_map(|line| {
             let (flags, rest) = line.split_once('|')?;
-            let (size, path) = rest.split_once('|')?;
+            let (size, rest) = rest.split_once('|')?;
+            let (_, path) = rest.split_once('|')?;
             (flags.contains('c') && size != "0").then(|| path.into())
         })
         .collect()
