@@ -61,6 +61,9 @@ impl Applier {
         self.transactions()?;
         self.exclusively(sink, async {
             self.check_consistent().await?;
+            let named = removing.iter().map(String::as_str);
+            let named: Vec<&str> = names(wishes).into_iter().chain(named).collect();
+            self.forget_damaged(&named, sink)?;
             let mut resolved = match self.resolve(wishes).await {
                 // Lists as old as the image may not contain the mirror's current versions.
                 Err(ChangeError::Packages(PackageError::NoVersion { .. }))
@@ -108,8 +111,7 @@ impl Applier {
             .iter()
             .filter(|action| matches!(action, Action::Install { .. }))
             .count();
-        self.keep(actions, sink).await?;
-        self.check_kept(&work.packages)?;
+        self.keep(&request, actions, sink).await?;
         let download = transactions.download(&settings, &request);
         if self.keys().await?.is_some() {
             // The download may import keys.

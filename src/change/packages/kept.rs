@@ -9,13 +9,14 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    change::{Applier, ChangeError, Sink},
+    change::{Applier, ChangeError, PackageError, STOPPED, Sink},
     config::desired::PackageWish,
-    host::{Files, FilesError, ReadFiles, digest::sha256, files::Kind},
+    error::{Report, one_line},
+    host::{ExecError, Files, FilesError, ReadFiles, digest::sha256, exec::Status, files::Kind},
     model::text::bytes,
     tools::{
         mounts,
-        packages::{Action, Offer, TransactionRequest},
+        packages::{Action, Offer, Package, TransactionRequest},
     },
 };
 
@@ -64,12 +65,27 @@ pub fn folder(state: &Utf8Path) -> Utf8PathBuf {
 /// # Errors
 /// When an existing file cannot be read.
 pub fn read(files: &dyn ReadFiles, state: &Utf8Path) -> Result<Vec<Kept>, FilesError> {
+    Ok(parsed(files, state)?.unwrap_or_else(|error| {
+        tracing::debug!(%error, "the list of kept package files is torn");
+        Vec::new()
+    }))
+}
+
+/// The list without those whose files are missing.
+fn parsed(
+    files: &dyn ReadFiles,
+    state: &Utf8Path,
+) -> Result<Result<Vec<Kept>, serde_json::Error>, FilesError> {
     let folder = folder(state);
-    let list = files.read(&folder.join(LIST))?.unwrap_or_default();
-    let mut kept: Vec<Kept> = serde_json::from_slice(&list).unwrap_or_default();
+    let Some(list) = files.read(&folder.join(LIST))? else {
+        return Ok(Ok(Vec::new()));
+    };
     let there = files.list(&folder)?;
-    kept.retain(|one| there.contains(&one.file));
-    Ok(kept)
+    let kept = serde_json::from_slice::<Vec<Kept>>(&list);
+    Ok(kept.map(|mut kept| {
+        kept.retain(|one| there.contains(&one.file));
+        kept
+    }))
 }
 
 /// Removes all files but those of these packages.
@@ -77,21 +93,25 @@ pub fn read(files: &dyn ReadFiles, state: &Utf8Path) -> Result<Vec<Kept>, FilesE
 /// # Errors
 /// When a file cannot be removed or written.
 pub fn forget(files: &dyn Files, state: &Utf8Path, but: &[PackageWish]) -> Result<(), FilesError> {
-    let folder = folder(state);
-    if files.stat(&folder)?.is_none() {
-        return Ok(());
-    }
     let mut kept = read(files, state)?;
     kept.retain(|one| but.iter().any(|wish| one.is(wish)));
-    if kept.is_empty() {
-        return remove_all(files, &folder);
+    only(files, &folder(state), &kept)
+}
+
+/// Removes all files of the folder but these, also what was half downloaded.
+fn only(files: &dyn Files, folder: &Utf8Path, kept: &[Kept]) -> Result<(), FilesError> {
+    if files.stat(folder)?.is_none() {
+        return Ok(());
     }
-    for name in files.list(&folder)? {
+    if kept.is_empty() {
+        return remove_all(files, folder);
+    }
+    for name in files.list(folder)? {
         if name != LIST && !kept.iter().any(|one| one.file == name) {
             remove_all(files, &folder.join(name))?;
         }
     }
-    write(files, &folder, &kept)
+    write(files, folder, kept)
 }
 
 fn remove_all(files: &dyn Files, path: &Utf8Path) -> Result<(), FilesError> {
@@ -109,11 +129,17 @@ fn remove_all(files: &dyn Files, path: &Utf8Path) -> Result<(), FilesError> {
 }
 
 fn write(files: &dyn Files, folder: &Utf8Path, kept: &[Kept]) -> Result<(), FilesError> {
-    let list = serde_json::to_vec_pretty(kept).unwrap_or_default();
-    files.write(&folder.join(LIST), &list, 0o600)
+    let path = folder.join(LIST);
+    let list = serde_json::to_vec_pretty(kept).map_err(|error| FilesError::Io {
+        verb: "write",
+        path: path.clone(),
+        source: error.into(),
+        disk: None,
+    })?;
+    files.write(&path, &list, 0o600)
 }
 
-/// Adds what is kept to what repositories offer; their own versions are preferred.
+/// Adds what is kept to what repositories offer. Their candidates stay the preferred versions.
 pub(super) fn offered(mut offers: Vec<Offer>, names: &[&str], kept: &[Kept]) -> Vec<Offer> {
     for one in kept.iter().filter(|one| names.contains(&one.name.as_str())) {
         let version = (one.version.clone(), 0);
@@ -157,6 +183,23 @@ fn replaced(actions: &[Action], proven: &[PackageWish]) -> Vec<PackageWish> {
     }
 }
 
+/// Whether an error of keeping files ends the installation, too: a request to stop, or a package manager
+/// that was killed, whose child processes may continue.
+fn ends_installation(error: &ChangeError) -> bool {
+    match error {
+        ChangeError::Packages(PackageError::Failed { source, .. }) => matches!(
+            **source,
+            ExecError::Deadline { .. }
+                | ExecError::Silent { .. }
+                | ExecError::Failed {
+                    status: Status::Signalled(_),
+                    ..
+                }
+        ),
+        _ => error.reason() == STOPPED,
+    }
+}
+
 impl Applier {
     /// The driver that was proven, in exactly these versions: the files of its packages are kept before they
     /// are replaced.
@@ -170,7 +213,8 @@ impl Applier {
         Ok(read(&*self.host.files, &self.state)?)
     }
 
-    /// How the package manager is asked for a package in a version: for its kept file, if there is one.
+    /// How the package manager is asked for a package in a version: for its kept file, if there is one that
+    /// is what was downloaded.
     pub(super) fn specified(
         &self,
         kept: &[Kept],
@@ -180,50 +224,103 @@ impl Applier {
         let is_it =
             |one: &&Kept| one.name == name && self.backend.compare(&one.version, version).is_eq();
         Ok(match kept.iter().find(is_it) {
-            Some(one) => folder(&self.state).join(&one.file).into_string(),
-            None => self.transactions()?.at_version(name, version),
+            Some(one) if self.damage(one).is_none() => {
+                folder(&self.state).join(&one.file).into_string()
+            }
+            _ => self.transactions()?.at_version(name, version),
         })
     }
 
-    /// Refuses kept files that are not what was downloaded.
-    pub(super) fn check_kept(&self, specified: &[String]) -> Result<(), ChangeError> {
-        let folder = folder(&self.state);
-        let paths: Vec<&Utf8Path> = (specified.iter().map(Utf8Path::new))
-            .filter(|path| path.starts_with(&folder))
-            .collect();
-        if paths.is_empty() {
-            return Ok(());
+    /// Why a kept file cannot be used.
+    fn damage(&self, one: &Kept) -> Option<String> {
+        match self.host.files.read(&folder(&self.state).join(&one.file)) {
+            Ok(content) if content.as_deref().map(sha256).as_deref() == Some(&*one.sha256) => None,
+            Ok(_) => Some("its content is not what was downloaded".to_owned()),
+            Err(error) => Some(format!("failed to {}", one_line(&error))),
         }
-        let kept = self.kept()?;
-        for path in paths {
-            let recorded = kept
-                .iter()
-                .find(|one| Some(one.file.as_str()) == path.file_name());
-            let content = self.host.files.read(path)?.unwrap_or_default();
-            if recorded.is_none_or(|one| one.sha256 != sha256(&content)) {
-                return Err(ChangeError::Backup {
-                    path: path.to_owned(),
-                    why: "its content is not what was downloaded",
-                });
+    }
+
+    /// Forgets kept files of these packages that are not what was downloaded, so that a repository that still
+    /// offers the version is asked for it.
+    pub(super) fn forget_damaged(
+        &self,
+        names: &[&str],
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        let (files, folder) = (&*self.host.files, folder(&self.state));
+        let mut kept = match parsed(files, &self.state)? {
+            Ok(kept) => kept,
+            Err(error) => {
+                sink.note(&format!(
+                    "the package files that were kept for the way back are not used: their list is \
+                     torn: {error}"
+                ));
+                return Ok(only(files, &folder, &[])?);
             }
+        };
+        let before = kept.len();
+        kept.retain(|one| {
+            let why = (names.contains(&one.name.as_str()))
+                .then(|| self.damage(one))
+                .flatten();
+            if let Some(why) = &why {
+                sink.note(&format!(
+                    "the kept file of {} {} is not used: {why}",
+                    one.name, one.version
+                ));
+            }
+            why.is_none()
+        });
+        if kept.len() < before {
+            only(files, &folder, &kept)?;
         }
         Ok(())
     }
 
-    /// Keeps the files of the packages that these actions replace, if they replace the proven driver. That they cannot be kept
-    /// is told, and does not end the installation: `plan` names the way back that there is.
+    /// Keeps the files of the packages that these actions replace, if they replace the proven driver, and if
+    /// there is room for the transaction beside them. That they cannot be kept is told, and does not end the
+    /// installation: `plan` names the way back that there is.
     pub(super) async fn keep(
         &self,
+        request: &TransactionRequest<'_>,
         actions: &[Action],
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let mut kept = self.kept()?;
+        let before = self.kept()?;
+        let why = match self.keep_replaced(before.clone(), actions, sink).await {
+            Ok(false) => return Ok(()),
+            Ok(true) => match self.check_space(request).await {
+                Err(ChangeError::Packages(PackageError::NoSpace { .. })) => {
+                    "the disk has no room for both".to_owned()
+                }
+                checked => return checked,
+            },
+            Err(error) if ends_installation(&error) => return Err(error),
+            Err(error) => format!("failed to {}", one_line(&error)),
+        };
+        sink.note(&format!(
+            "the packages of the driver before are not kept for the way back: {why}"
+        ));
+        // Half a download is of no use, and takes room.
+        if let Err(error) = only(&*self.host.files, &folder(&self.state), &before) {
+            sink.line(&format!("failed to {}", one_line(&error)));
+        }
+        Ok(())
+    }
+
+    /// Whether files were added to those that are kept.
+    async fn keep_replaced(
+        &self,
+        mut kept: Vec<Kept>,
+        actions: &[Action],
+        sink: &dyn Sink,
+    ) -> Result<bool, ChangeError> {
         let all = replaced(actions, &self.proven);
         let missing: Vec<&PackageWish> = (all.iter())
             .filter(|wish| !kept.iter().any(|one| one.is(wish)))
             .collect();
         if missing.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let transactions = self.transactions()?;
         let names: Vec<&str> = missing.iter().map(|wish| wish.name.as_str()).collect();
@@ -254,7 +351,7 @@ impl Applier {
         };
         tell(&gone, "no repository offers it any more");
         if offered.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let specified: Vec<String> = (offered.iter())
             .map(|wish| {
@@ -266,7 +363,7 @@ impl Applier {
         let size = size.map_or(0, |estimate| estimate.download_bytes());
         if let Some(why) = self.no_room(size)? {
             tell(&offered, &why);
-            return Ok(());
+            return Ok(false);
         }
         let folder = folder(&self.state);
         let files = &*self.host.files;
@@ -277,12 +374,17 @@ impl Applier {
         let cmd = transactions.fetch(&self.settings(), &specified, &folder);
         self.run_once("download the packages of the driver before", &cmd, 0, sink)
             .await?;
-        let there = files.list(&folder)?;
-        let mut absent = Vec::new();
+        let (there, database) = (files.list(&folder)?, self.database().await?);
+        let (before, mut absent) = (kept.len(), Vec::new());
         for wish in offered {
             let version = wish.version.clone().unwrap_or_default();
-            let is_it = |file: &&String| self.backend.is_file_of(file, &wish.name, &version);
-            let Some(file) = there.iter().find(is_it) else {
+            let is_it = |one: &&Package| {
+                one.id == wish.name && self.backend.compare(&one.version, &version).is_eq()
+            };
+            let package = database.iter().find(is_it);
+            let is_its =
+                |file: &&String| package.is_some_and(|one| self.backend.is_file_of(file, one));
+            let Some(file) = there.iter().find(is_its) else {
                 absent.push(wish);
                 continue;
             };
@@ -296,7 +398,7 @@ impl Applier {
         }
         tell(&absent, "its repository is a folder of this machine");
         write(files, &folder, &kept)?;
-        Ok(())
+        Ok(kept.len() > before)
     }
 
     /// Why this much is not kept, if it is too much.

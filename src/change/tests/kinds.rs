@@ -59,6 +59,15 @@ impl Kind {
         }
     }
 
+    /// The name of the file of a package.
+    pub(super) fn file_of(self, name: &str, version: &str) -> String {
+        match self {
+            Self::Apt => format!("{name}_{version}_amd64.deb"),
+            Self::Dnf => format!("{name}-{version}.x86_64.rpm"),
+            Self::Tiny => format!("{name}_{version}"),
+        }
+    }
+
     pub(super) fn script_path(self, name: &str) -> String {
         match self {
             Self::Apt => format!("/var/lib/dpkg/info/{name}.postinst"),

@@ -8,6 +8,7 @@ mod exact;
 mod faults;
 mod files;
 mod holds;
+mod kept;
 mod kinds;
 mod kit;
 mod leftovers;

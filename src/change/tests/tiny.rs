@@ -149,6 +149,10 @@ impl Backend for Tiny {
         parts(a).cmp(&parts(b))
     }
 
+    fn is_file_of(&self, file: &str, package: &Package) -> bool {
+        file == format!("{}_{}", package.name, package.version)
+    }
+
     fn locks(&self) -> &'static [&'static str] {
         &[LOCK]
     }
@@ -216,10 +220,12 @@ impl Transactions for Tiny {
     fn parse_offers(&self, text: &str) -> Vec<Offer> {
         text.lines()
             .filter_map(|line| line.split_once(' '))
-            .map(|(name, version)| Offer {
+            .map(|(name, versions)| Offer {
                 name: name.to_owned(),
-                candidate: Some(version.to_owned()),
-                versions: vec![(version.to_owned(), 0)],
+                candidate: versions.split(' ').next().map(str::to_owned),
+                versions: (versions.split(' '))
+                    .map(|version| (version.to_owned(), 0))
+                    .collect(),
                 only_installed: None,
             })
             .collect()

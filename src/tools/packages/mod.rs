@@ -221,11 +221,8 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Whether a downloaded file is a package in this version.
-    fn is_file_of(&self, file: &str, name: &str, version: &str) -> bool {
-        let package = self.downloaded(file);
-        package.is_some_and(|(one, at)| one == self.bare_name(name) && at == version)
-    }
+    /// Whether a downloaded file is that of an installed package, by name, version and architecture.
+    fn is_file_of(&self, file: &str, package: &Package) -> bool;
 
     /// Files that are locked while packages or lists change, the outermost first. One whose name
     /// ends with `.pid` is not locked but contains the number of the process that works.

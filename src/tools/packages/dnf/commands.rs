@@ -69,7 +69,9 @@ const NO_LOCKS: &str = "--disableplugin=versionlock";
 const ALL_STREAMS: &str = "--setopt=*.module_hotfixes=1";
 
 /// Lists of files, of which some packages tell which kernel they are for. dnf of AlmaLinux 10 does not
-/// download them by itself; an older dnf does, and warns that it does not know the option.
+/// download them by itself; an older dnf does, and warns that it does not know the option. A refresh
+/// downloads them always: which packages will be looked into is not known then, and the question itself
+/// must not download anything, because `plan` and `check` ask it.
 const FILE_LISTS: &str = "--setopt=optional_metadata_types=filelists";
 
 fn owned(words: &[&str]) -> impl Iterator<Item = String> {
@@ -221,9 +223,11 @@ fn repoquery(options: &[&str], format: &str, names: &[&str]) -> Query {
     let mut args: Vec<String> = owned(&["-q", "--cacheonly"]).collect();
     args.extend(owned(&AS_REFRESHED));
     args.extend(owned(options));
+    if format.contains("%{files}") {
+        args.push(FILE_LISTS.to_owned());
+    }
     args.extend(owned(&[
         "--setopt=*.skip_if_unavailable=1",
-        FILE_LISTS,
         "repoquery",
         "--showduplicates",
         "--qf",
@@ -372,6 +376,21 @@ mod tests {
             .filter(|arg| *arg != FAIL_IF_LOCKED)
             .collect();
         assert_eq!(simulated[1..].iter().collect::<Vec<_>>(), real);
+    }
+
+    #[test]
+    fn only_a_question_for_files_loads_their_lists() {
+        let has = |query: Query| query.cmd().args.iter().any(|arg| arg == FILE_LISTS);
+        assert!(has(super::super::offers::contents(&["a"])));
+        assert!(!has(super::super::offers::versions(&["a"])));
+        assert!(!has(offers_of_all_streams("%{name}", &["a"])));
+        // They must be there when the question comes.
+        assert!(
+            refresh(&settings())
+                .args
+                .iter()
+                .any(|arg| arg == FILE_LISTS)
+        );
     }
 
     #[test]

@@ -205,10 +205,10 @@ impl Backend for Dnf {
     }
 
     /// `NAME-VERSION-RELEASE.ARCHITECTURE.rpm`, without the epoch.
-    fn is_file_of(&self, file: &str, name: &str, version: &str) -> bool {
+    fn is_file_of(&self, file: &str, package: &Package) -> bool {
+        let version = package.version.as_str();
         let bare = version.split_once(':').map_or(version, |(_, bare)| bare);
-        let start = format!("{}-{bare}.", database::name_in(name));
-        (file.strip_prefix(&start)).is_some_and(|end| end.ends_with("rpm"))
+        file == format!("{}-{bare}.{}.rpm", package.name, package.architecture)
     }
 
     fn locks(&self) -> &'static [&'static str] {
@@ -472,7 +472,7 @@ mod tests {
     use std::cmp::Ordering;
 
     use super::Dnf;
-    use crate::tools::packages::Backend;
+    use crate::tools::packages::{Backend, Condition, Package};
 
     #[test]
     fn rpm_order() {
@@ -489,6 +489,40 @@ mod tests {
             );
         }
         assert_eq!(Dnf.compare("0:1.0-1", "1.0-1"), Ordering::Equal);
+    }
+
+    #[test]
+    fn the_file_of_a_package_is_of_its_architecture() {
+        for (architecture, file, expected) in [
+            ("x86_64", "nvidia-driver-libs-580.1-1.el9.x86_64.rpm", true),
+            ("x86_64", "nvidia-driver-libs-580.1-1.el9.i686.rpm", false),
+            ("i686", "nvidia-driver-libs-580.1-1.el9.i686.rpm", true),
+            ("i686", "nvidia-driver-libs-580.1-1.el9.x86_64.rpm", false),
+            ("noarch", "nvidia-driver-libs-580.1-1.el9.noarch.rpm", true),
+            (
+                "x86_64",
+                "nvidia-driver-libs-580.1-1.el9_4.x86_64.rpm",
+                false,
+            ),
+            ("x86_64", "nvidia-driver-580.1-1.el9.x86_64.rpm", false),
+        ] {
+            let package = Package {
+                name: "nvidia-driver-libs".to_owned(),
+                id: String::new(),
+                architecture: architecture.to_owned(),
+                version: "3:580.1-1.el9".to_owned(),
+                condition: Condition::Installed,
+                held: false,
+                packager: None,
+                vendor: None,
+                installed_bytes: 0,
+            };
+            assert_eq!(
+                Dnf.is_file_of(file, &package),
+                expected,
+                "{architecture} {file}"
+            );
+        }
     }
 
     #[test]
