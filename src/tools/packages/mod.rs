@@ -452,7 +452,7 @@ pub trait Transactions: Debug + Send + Sync {
     /// Downloads what a transaction needs.
     fn download(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Cmd;
 
-    /// Downloads the files of installed packages, each written by [`Transactions::at_version`], into a folder.
+    /// Downloads the files of installed packages, written by [`Transactions::at_version`], into a folder.
     fn fetch(&self, settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd;
 
     /// The folders that [`Transactions::fetch`] needs in that folder.
