@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo};
 use crate::{
+    error::one_line,
     host::{ExecError, Query},
     tools::{
         docker::{self, Info},
@@ -134,8 +135,16 @@ impl Applier {
         if info.live_restore_enabled {
             return Ok(Vec::new());
         }
-        let names = self.ask_docker(&docker::running()).await?;
-        Ok(names.lines().map(str::to_owned).collect())
+        // What is not known may be stopped.
+        let query = docker::running();
+        let answer = self.host.reader().query(&query).await;
+        let output = (answer.and_then(|output| output.success(query.cmd()))).map_err(|error| {
+            ChangeError::DaemonSilent {
+                unit: unit.to_owned(),
+                why: one_line(&error),
+            }
+        })?;
+        Ok(output.stdout.lines().map(str::to_owned).collect())
     }
 
     /// The answer of the client, whatever its exit status.

@@ -102,6 +102,20 @@ fn names<'m>(
     before.keys().chain(new)
 }
 
+/// Whether somebody relies on what was added: containerd before 2.0 forgets its own runc as soon as a file
+/// names another runtime, so whoever has added one since needs the runc beside it.
+fn is_needed_beside(edit: &Edit, document: &Document) -> bool {
+    let Some((name, around)) = edit.key.split_last() else {
+        return false;
+    };
+    let others = document.get(around);
+    let others = others.as_ref().and_then(Value::as_object);
+    edit.before.is_none()
+        && name == "runc"
+        && around.last().is_some_and(|table| table == "runtimes")
+        && others.is_some_and(|all| all.len() > 1)
+}
+
 /// Takes edits back whose keys still have the value of the change.
 pub(super) fn take_back(now: &Document, edits: &[Edit]) -> Result<TakenBack, DocumentError> {
     let mut back = TakenBack {
@@ -109,13 +123,17 @@ pub(super) fn take_back(now: &Document, edits: &[Edit]) -> Result<TakenBack, Doc
         taken: Vec::new(),
         left: Vec::new(),
     };
-    for edit in edits {
+    // The last one first: what an earlier one was made for is gone then.
+    for edit in edits.iter().rev() {
         let found = back.document.get(&edit.key);
         if found == edit.before {
             continue;
         }
         if found != edit.after {
             back.left.push(edit.key.join("."));
+            continue;
+        }
+        if is_needed_beside(edit, &back.document) {
             continue;
         }
         back.document.set(&Setting {
@@ -178,6 +196,27 @@ mod tests {
         let edited = document(r#"{"runtimes":{"nvidia":{"path":"x"}},"features":{"cdi":true}}"#);
         let back = take_back(&edited, &edits).unwrap();
         assert_eq!(back.left, ["runtimes.nvidia"]);
+    }
+
+    #[test]
+    fn runc_stays_beside_a_runtime_that_somebody_has_added() {
+        let toml = |text: &str| Document::parse(Format::Toml, text).expect("TOML");
+        let entry = |name: &str| Setting {
+            key: ["plugins", "cri", "runtimes", name]
+                .map(str::to_owned)
+                .to_vec(),
+            value: Some(serde_json::json!({"type": name})),
+        };
+        let mut now = toml("version = 2\n");
+        let edits = set(&mut now, &[entry("runc"), entry("nvidia")]).unwrap();
+        assert_eq!(
+            take_back(&now, &edits).unwrap().document.text(),
+            "version = 2\n"
+        );
+        now.set(&entry("kata")).unwrap();
+        let back = take_back(&now, &edits).unwrap().document;
+        assert_eq!(back.get(&entry("runc").key), entry("runc").value);
+        assert_eq!(back.get(&entry("nvidia").key), None);
     }
 
     #[test]

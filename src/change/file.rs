@@ -355,9 +355,19 @@ fn is_restored(now: &FileNow, before: Option<&Saved>) -> bool {
 
 /// A unified diff of a file and its new content; `before` is `None` if there is no file.
 pub(super) fn diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String {
+    diff_with(path, before, after, 3)
+}
+
+/// The same without the lines around, for files of others: they may have secrets, which nobody here knows.
+pub(super) fn bare_diff(path: &Utf8Path, before: Option<&str>, after: &str) -> String {
+    diff_with(path, before, after, 0)
+}
+
+fn diff_with(path: &Utf8Path, before: Option<&str>, after: &str, around: usize) -> String {
     let old = before.map_or_else(|| "/dev/null".to_owned(), |_| format!("a{path}"));
     similar::TextDiff::from_lines(before.unwrap_or_default(), after)
         .unified_diff()
+        .context_radius(around)
         .header(&old, &format!("b{path}"))
         .to_string()
 }

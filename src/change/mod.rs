@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 pub use applier::Applier;
 pub use edits::Edit;
 pub use error::{ChangeError, ModuleError, PackageError, RepositoryError, RuntimeError, STOPPED};
-pub use runtime::RuntimeSettings;
+pub use runtime::{RuntimeSettings, unread};
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
 
 use crate::config::desired::{PackageWish, Repository};

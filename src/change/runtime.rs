@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use camino::{Utf8Path, Utf8PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -58,7 +59,11 @@ impl Applier {
         for one in &settings.files {
             let before = self.host.files.read_text(&one.path)?;
             let (document, _) = self.with(one)?;
-            diffs.push_str(&file::diff(&one.path, before.as_deref(), &document.text()));
+            diffs.push_str(&file::bare_diff(
+                &one.path,
+                before.as_deref(),
+                &document.text(),
+            ));
         }
         Ok(Some(diffs).filter(|diffs| !diffs.is_empty()))
     }
@@ -74,7 +79,7 @@ impl Applier {
             after.push((path, FileAfter::Edited { sha256, edits }));
         }
         let paths: Vec<_> = after.iter().map(|(path, _)| path.clone()).collect();
-        let found = |path: &camino::Utf8Path| {
+        let found = |path: &Utf8Path| {
             let known = after.iter().find(|(known, _)| known == path);
             known.map_or(FileAfter::Unknown, |(_, after)| after.clone())
         };
@@ -112,6 +117,10 @@ impl Applier {
             RuntimeKind::Containerd => self.containerd_config().await?.ok(),
             RuntimeKind::Docker => None,
         };
+        // `containerd config dump` shows files, not what the daemon has read: after a kill before the
+        // restart they would look right.
+        let unread = unread(&self.state, settings.kind);
+        self.host.files.write(&unread, b"", 0o600)?;
         for one in &settings.files {
             self.write_settings(one)?;
         }
@@ -119,13 +128,10 @@ impl Applier {
             return Err(self.undo_settings(settings, undo, false, why, sink).await);
         }
         match self.take_up(settings, sink).await {
-            Ok(()) => Ok(()),
-            // Nothing is broken: the daemon runs, and containers are in the way.
-            Err(
-                error @ (ChangeError::Stopped { .. }
-                | ChangeError::WouldStop { .. }
-                | ChangeError::DaemonSilent { .. }),
-            ) => Err(error),
+            Ok(()) => Ok(self.host.files.remove(&unread)?),
+            Err(why) if settings.files.is_empty() => Err(why),
+            Err(why @ ChangeError::DaemonSilent { .. }) => Err(why),
+            // A configuration that a daemon has not taken up may be one with which it does not start.
             Err(why) => Err(self.undo_settings(settings, undo, true, why, sink).await),
         }
     }
@@ -300,10 +306,9 @@ impl Applier {
             return Ok(());
         };
         match ctr::cri_status(&output.stdout) {
-            Some(status) if status != "ok" => Err(RuntimeError::Silent {
+            Some(status) if status != "ok" => Err(RuntimeError::NoCri {
                 runtime: settings.kind.name(),
-                seconds: 0,
-                why: format!("its CRI plugin has the status {status}"),
+                status: status.to_owned(),
             }
             .into()),
             _ => Ok(()),
@@ -326,6 +331,8 @@ impl Applier {
         let back = self.undo_files(settings, undo, seen, sink).await;
         let runtime = settings.kind.name();
         match back {
+            // The daemon has seen nothing of it; or nothing is wrong, and somebody wants to stop.
+            Ok(()) if !seen || matches!(why, ChangeError::Stopped { .. }) => why,
             Ok(()) => RuntimeError::PutBack {
                 runtime,
                 unit: settings.unit.clone(),
@@ -358,6 +365,9 @@ impl Applier {
         {
             return Err(ChangeError::Unreadable { what, why });
         }
+        self.host
+            .files
+            .remove(&unread(&self.state, settings.kind))?;
         if seen {
             // A Docker that still runs has its containers, which a restart would stop.
             let runs = self.unit_state(&settings.unit).await?.is_active();
@@ -382,6 +392,13 @@ impl Applier {
             }),
         }
     }
+}
+
+/// The file that is there from the moment when files of a runtime are written until its daemon has taken
+/// them up.
+#[must_use]
+pub fn unread(state: &Utf8Path, kind: RuntimeKind) -> Utf8PathBuf {
+    state.join(format!("unread-{}", kind.name()))
 }
 
 fn refused(settings: &RuntimeSettings, why: String) -> RuntimeError {

@@ -287,6 +287,25 @@ fn set_toml(
 }
 
 fn replace(old: &mut Item, new: Item) {
+    // Of a table only what differs: the comments in it, and its place, stay.
+    if let Item::Table(new) = &new
+        && let Some(old) = old.as_table_like_mut()
+    {
+        let gone: Vec<String> = (old.iter())
+            .filter(|(name, _)| !new.contains_key(name))
+            .map(|(name, _)| name.to_owned())
+            .collect();
+        for name in gone {
+            old.remove(&name);
+        }
+        for (name, item) in new {
+            match old.get_mut(name) {
+                Some(there) => replace(there, item.clone()),
+                None => drop(old.insert(name, item.clone())),
+            }
+        }
+        return;
+    }
     match (old.as_value_mut(), new) {
         (Some(old), Item::Value(mut new)) => {
             *new.decor_mut() = old.decor().clone();
@@ -455,6 +474,18 @@ mod tests {
             .set(&setting(&["disabled_plugins"], json!(["cri"])))
             .unwrap();
         assert_eq!(document.text(), CONFIG);
+    }
+
+    #[test]
+    fn comments_in_a_table_stay_where_a_value_in_it_changes() {
+        let text = format!(
+            "{CONFIG}[plugins.\"cri\".containerd.runtimes.nvidia] # GPUs\nruntime_type = \"r\"\n\
+             base = \"b\" # theirs, too\n"
+        );
+        let mut document = toml(&text);
+        let entry = json!({"base": "c", "runtime_type": "r"});
+        document.set(&setting(&NVIDIA, entry)).unwrap();
+        assert_eq!(document.text(), text.replace("\"b\" #", "\"c\" #"));
     }
 
     #[test]

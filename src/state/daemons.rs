@@ -1,5 +1,5 @@
-//! The configuration that the daemons of container runtimes run with, from the daemons themselves:
-//! a file on disk does not show whether the daemon has read it.
+//! The configuration that container runtimes run with: Docker tells it itself. containerd's program tells what
+//! its files say, which is what the daemon runs with if it was started since.
 
 use std::collections::BTreeMap;
 

@@ -32,6 +32,10 @@ const RULE_PATH: &str = "/etc/udev/rules.d/71-gpu-bootstrap-devices.rules";
 pub(super) const USERS: &str = "docker.service containerd.service crio.service \
                      kubelet.service k3s.service k3s-agent.service rke2-agent.service";
 
+/// `nvidia-ctk` makes no links for these nodes (NVIDIA/nvidia-container-toolkit, `nodeIsBlocked` in
+/// `cmd/nvidia-ctk/system/create-dev-char-symlinks/existing.go`): containers do not get them.
+const WITHOUT_LINKS: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
+
 /// See the module.
 pub struct Nodes;
 
@@ -49,14 +53,15 @@ struct NodesState {
 }
 
 /// The unit loads no module: that is the work of `driver.autoload`, which waits while a run has not
-/// ended.
+/// ended. The node of a GPU is made when somebody first opens it, so links are made for all that can
+/// come; what this cannot tell (it ends at a gap in the ids of MIG devices) is made for what is there.
 fn unit() -> String {
     format!(
         "{HEADER}[Unit]\n\
          Description=Device nodes of the NVIDIA driver, and their links below /dev/char\n\
          ConditionPathExists=/usr/bin/nvidia-ctk\n\
          ConditionPathExists=/proc/driver/nvidia/version\n\
-         After=systemd-modules-load.service\n\
+         After=systemd-modules-load.service nvidia-persistenced.service\n\
          Before=nvidia-cdi-refresh.service {USERS}\n\
          \n\
          [Service]\n\
@@ -64,6 +69,7 @@ fn unit() -> String {
          RemainAfterExit=yes\n\
          ExecStart=-/usr/bin/nvidia-ctk system create-device-nodes --control-devices\n\
          ExecStart=/usr/bin/nvidia-ctk system create-dev-char-symlinks\n\
+         ExecStart=-/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all\n\
          ExecStop=/usr/bin/find /dev/char -type l -lname /dev/nvidia* -delete\n\
          TimeoutStartSec=60\n\
          StandardInput=null\n\
@@ -96,7 +102,8 @@ async fn detect(cx: &Cx<'_>) -> Result<NodesState, StepError> {
     for folder in ["/dev", "/dev/nvidia-caps"] {
         let folder = Utf8Path::new(folder);
         for name in files.list(folder)? {
-            if !name.starts_with("nvidia") {
+            let is_without = WITHOUT_LINKS.iter().any(|one| name.starts_with(one));
+            if !name.starts_with("nvidia") || is_without {
                 continue;
             }
             let path = folder.join(name);

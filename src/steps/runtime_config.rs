@@ -6,11 +6,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{RUNTIME_CONTAINERD, RUNTIME_DOCKER, TOOLKIT_PACKAGES, runtime_packages::wish};
 use crate::{
-    change::{Change, Lock, RuntimeSettings},
+    change::{Change, Lock, RuntimeSettings, unread},
     config::desired::{Desired, RuntimeKind, RuntimeWish},
     model::{
         document::{Document, FileSettings, Format},
         id::StepId,
+        paths,
     },
     state::{Effective, StateError},
     step::{Assessment, Cx, Step, StepError},
@@ -41,6 +42,12 @@ struct RuntimeState {
     broken: Option<Broken>,
     /// The keys that the files lack.
     lacking: Vec<FileSettings>,
+    /// Whether there is a file that it reads first.
+    configured: bool,
+    /// Whether the daemon has not taken up what an interrupted run has written.
+    unread: bool,
+    /// Whether Docker has to be told to use CDI.
+    cdi: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -61,19 +68,10 @@ impl RuntimeState {
             effective: effective.clone(),
             broken,
             lacking,
+            configured: true,
+            unread: false,
+            cdi: false,
         }
-    }
-
-    /// Whether Docker has to be told to use CDI.
-    fn switches_cdi_on(&self, desired: &Desired) -> bool {
-        desired.cdi.is_some()
-            && matches!(
-                self.effective,
-                Effective::Known {
-                    without_cdi: true,
-                    ..
-                }
-            )
     }
 }
 
@@ -99,9 +97,21 @@ async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, 
             forgiven: flaw.forgiven,
         });
     }
+    state.unread = is_unread(cx, wish.kind)?;
     let Ok(file) = Document::parse(Format::Json, text.as_deref().unwrap_or_default()) else {
         return Ok(state);
     };
+    // Who has switched it off has decided.
+    let decided = file.get(&["features".to_owned(), "cdi".to_owned()]);
+    state.cdi = cx.desired.cdi.is_some()
+        && decided != Some(false.into())
+        && matches!(
+            effective,
+            Effective::Known {
+                without_cdi: true,
+                ..
+            }
+        );
     // What Docker knows already may be said by its command line, and said twice it would not start.
     let known = match effective {
         Effective::Known {
@@ -125,7 +135,7 @@ async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, 
             program: PROGRAM,
             kept: known.0 || is_program,
             default: wish.nvidia_default && !known.1,
-            cdi: state.switches_cdi_on(cx.desired),
+            cdi: state.cdi,
         },
     );
     if !settings.is_empty() {
@@ -193,7 +203,17 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
         why,
         forgiven: false,
     });
-    Ok(RuntimeState::of(effective, read))
+    let mut state = RuntimeState::of(effective, read);
+    // Without any, `containerd config dump` of 1.6 fails, and the daemon starts all the same.
+    state.configured = files.first().is_some_and(|file| file.text.is_some());
+    state.unread = is_unread(cx, wish.kind)?;
+    Ok(state)
+}
+
+/// Whether a run was interrupted before the daemon had taken up what it wrote.
+fn is_unread(cx: &Cx<'_>, kind: RuntimeKind) -> Result<bool, StepError> {
+    let marker = unread(Utf8Path::new(paths::STATE), kind);
+    Ok(cx.host.files().stat(&marker)?.is_some())
 }
 
 fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assessment {
@@ -218,7 +238,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
     }
     let why = match &state.effective {
         Effective::Absent => format!("{name} is not installed yet"),
-        Effective::Silent(words) if wish.kind == RuntimeKind::Containerd => {
+        Effective::Silent(words) if wish.kind == RuntimeKind::Containerd && state.configured => {
             return Assessment::Blocked {
                 why: format!("containerd refuses its configuration: {words}"),
                 hint: "correct the file that it names, or move it away, until `containerd config \
@@ -246,6 +266,8 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
                     "the default runtime of {name} is {}, nvidia is wanted",
                     default.as_deref().unwrap_or("not set")
                 )
+            } else if state.unread {
+                format!("{name} has not taken up the files that an interrupted run has written")
             } else if let Some(file) = state.lacking.first() {
                 let keys: Vec<String> = (file.settings.iter())
                     .map(|setting| setting.key.join("."))
@@ -271,7 +293,7 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
                 files: state.lacking.clone(),
                 runtime: NVIDIA.to_owned(),
                 default: wish.nvidia_default,
-                cdi: state.switches_cdi_on(desired),
+                cdi: state.cdi,
             },
         }],
     }
@@ -346,6 +368,9 @@ mod tests {
             effective,
             broken: None,
             lacking: Vec::new(),
+            configured: true,
+            unread: false,
+            cdi: false,
         }
     }
 
@@ -476,6 +501,24 @@ mod tests {
     }
 
     #[test]
+    fn what_an_interrupted_run_has_written_is_taken_up() {
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let state = RuntimeState {
+            unread: true,
+            ..known(&["nvidia", "runc"], "runc")
+        };
+        let Assessment::Needs { why, changes } = decide(&state, &docker, &want) else {
+            panic!("the daemon has old files");
+        };
+        assert!(why.contains("interrupted"), "{why}");
+        assert!(matches!(
+            &changes[..],
+            [Change::ConfigureRuntime { settings }] if settings.files.is_empty()
+        ));
+    }
+
+    #[test]
     fn a_containerd_that_refuses_its_files_is_not_restarted() {
         let mut want = desired();
         let mut containerd = wish(&want, RuntimeKind::Docker).expect("docker").clone();
@@ -488,5 +531,13 @@ mod tests {
             panic!("must be blocked");
         };
         assert!(why.contains("conf.d/a.toml"), "{why}");
+        let without = RuntimeState {
+            configured: false,
+            ..state
+        };
+        assert!(matches!(
+            decide(&without, &containerd, &want),
+            Assessment::Needs { .. }
+        ));
     }
 }

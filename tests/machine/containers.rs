@@ -126,7 +126,7 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         }
         ["ps", "--format", "{{.Names}}"] => ok(text(files, CONTAINERS).unwrap_or_default()),
         ["rm", "--force", _] => ok(""),
-        ["run", "--rm", "--network=none", "--runtime=nvidia", ..] => {
+        ["run", "--rm", "--pull=never", "--network=none", "--runtime=nvidia", ..] => {
             if has_nvidia(&config) {
                 see(files, state)
             } else {
@@ -384,15 +384,16 @@ fn generate(files: &FakeFiles, state: &State, path: &str) -> Output {
     ok("")
 }
 
-/// In the form of nvidia-ctk 1.20: with device numbers, and without zeros.
-/// `nvidia-ctk system create-dev-char-symlinks`.
+/// `nvidia-ctk system create-dev-char-symlinks`, which leaves out the nodes of switches and of storage.
 pub fn link_nodes(files: &FakeFiles) -> String {
     for name in list(files, "/dev") {
         let path = format!("/dev/{name}");
         let stat = files
             .stat(path.as_str().into())
             .expect("the node can be looked at");
+        let blocked = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
         if name.starts_with("nvidia")
+            && !blocked.iter().any(|one| name.starts_with(one))
             && let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind)
         {
             files.put_link(&format!("/dev/char/{major}:{minor}"), &path);
@@ -414,6 +415,7 @@ pub fn unlink_nodes(files: &FakeFiles) {
     files.take("/dev/char");
 }
 
+/// In the form of nvidia-ctk 1.20: with device numbers, and without zeros.
 fn device_node(files: &FakeFiles, path: &str) -> String {
     let stat = files.stat(path.into()).expect("a device can be looked at");
     let Some(Kind::CharDevice(major, minor)) = stat.map(|stat| stat.kind) else {

@@ -160,10 +160,9 @@ impl Report for ChangeError {
                 Some("do it by hand, and run `gpu-bootstrap check` to audit the machine".to_owned())
             }
             Self::WouldStop { unit, .. } => Some(format!(
-                "a reload did not make docker use its configuration: run `systemctl restart {unit}` \
-                 when the containers may stop, or set `\"live-restore\": true` in \
-                 `/etc/docker/daemon.json` and run `systemctl reload {unit}`; then run the command \
-                 again"
+                "a reload did not make docker use its configuration, so the former one is back: stop \
+                 the containers, or set `\"live-restore\": true` in `/etc/docker/daemon.json` and run \
+                 `systemctl reload {unit}`; then run the command again"
             )),
             Self::DaemonSilent { unit, .. } => Some(format!(
                 "see what `docker info` says; when its containers may stop, run `systemctl restart \

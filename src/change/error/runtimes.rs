@@ -24,6 +24,14 @@ pub enum RuntimeError {
         /// What its client says.
         why: String,
     },
+    /// The part of it that serves the kubelet does not work.
+    #[error("use the CRI plugin of {runtime}, whose status is `{status}`")]
+    NoCri {
+        /// The runtime.
+        runtime: &'static str,
+        /// The status.
+        status: String,
+    },
     /// It does not work with the new configuration; the former one is back.
     #[error("configure {runtime}, which has its former configuration again and works with it")]
     PutBack {
@@ -57,6 +65,7 @@ impl Report for RuntimeError {
         match self {
             Self::Refused { .. } => "configuration-refused",
             Self::Silent { .. } => "runtime-silent",
+            Self::NoCri { .. } => "cri-failed",
             Self::PutBack { .. } => "configuration-put-back",
             Self::NotPutBack { .. } => "configuration-not-put-back",
         }
@@ -64,11 +73,15 @@ impl Report for RuntimeError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Refused { .. } | Self::Silent { .. } => None,
-            Self::PutBack { unit, .. } => Some(format!(
-                "nothing has changed; see what {unit} says (`journalctl --unit={unit}`), correct its \
-                 configuration, and run the command again"
+            Self::Silent { .. } | Self::NoCri { .. } => None,
+            Self::Refused { runtime, .. } => Some(format!(
+                "{runtime} was not restarted, and its files are as before; correct what it names in \
+                 them, and run the command again"
             )),
+            Self::PutBack { unit, source, .. } => source.hint().or(Some(format!(
+                "see what {unit} says (`journalctl --unit={unit}`), correct its \
+                 configuration, and run the command again"
+            ))),
             Self::NotPutBack { unit, .. } => Some(format!(
                 "see what {unit} says (`journalctl --unit={unit}`), correct its configuration until \
                  `systemctl restart {unit}` succeeds, and run the command again"
