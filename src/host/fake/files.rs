@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use super::locked;
 use super::snapshot::Snapshot;
 use super::tree::{Node, Thing, Tree};
+use super::unsynced;
 use crate::host::files::{Disk, Room};
 use crate::host::os;
 use crate::host::{Files, FilesError, ReadFiles, Stat};
@@ -64,22 +65,6 @@ impl Default for FakeFiles {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// Whether a power cut can harm what is at a path: the kernel's own files are on no disk, and the lists of
-/// packages and their downloads are caches.
-fn is_on_disk(path: &str) -> bool {
-    let elsewhere = [
-        "/proc",
-        "/sys",
-        "/dev",
-        "/run",
-        "/var/cache",
-        "/var/lib/apt/lists",
-    ];
-    !elsewhere
-        .iter()
-        .any(|folder| Utf8Path::new(path).starts_with(folder))
 }
 
 /// Arranging the machine: nothing here meets a fault, a hook or a full disk's error.
@@ -152,7 +137,7 @@ impl FakeFiles {
     /// As [`FakeFiles::put`].
     pub fn put_folder(&self, path: &str, mode: u32) {
         let mut state = locked(&self.state);
-        state.arranged |= is_on_disk(path);
+        state.arranged |= unsynced::is_on_disk(path);
         let done = state.tree.make_folders(path.into(), mode);
         drop(state);
         if let Err(error) = done {
@@ -166,7 +151,7 @@ impl FakeFiles {
     /// When nothing is there.
     pub fn own(&self, path: &str, uid: u32, gid: u32) {
         let mut state = locked(&self.state);
-        state.arranged |= is_on_disk(path);
+        state.arranged |= unsynced::is_on_disk(path);
         if let Err(error) = state.change_owner(path.into(), uid, gid) {
             panic!("cannot arrange the owner of {path}: {error}");
         }
@@ -175,7 +160,7 @@ impl FakeFiles {
     /// Takes away what is at the path and everything below it.
     pub fn take(&self, path: &str) {
         let mut state = locked(&self.state);
-        state.arranged |= is_on_disk(path);
+        state.arranged |= unsynced::is_on_disk(path);
         let tree = &mut state.tree;
         if let Ok(real) = tree.real(path.into(), false) {
             let below: Vec<_> = tree
@@ -286,7 +271,7 @@ impl FakeFiles {
 
     fn arrange(&self, path: &str, node: Node, follow: bool) {
         let mut state = locked(&self.state);
-        state.arranged |= is_on_disk(path);
+        state.arranged |= unsynced::is_on_disk(path);
         if let Err(error) = state.place(path.into(), node, follow) {
             panic!("cannot arrange {path}: {error}");
         }

@@ -12,6 +12,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod unsynced;
 
 use std::sync::Arc;
 

@@ -9,6 +9,7 @@ mod http;
 mod lines;
 mod lock;
 mod ourselves;
+mod sync;
 mod system;
 mod work;
 
