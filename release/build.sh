@@ -6,7 +6,8 @@ set -eu
 cd "$(dirname "$0")/.."
 
 glibc=2.28
-largest=$((12 * 1024 * 1024))
+# The wish is 12 MB; what has grown beyond it is the probe, and the editor of TOML files.
+largest=$((13 * 1024 * 1024))
 architecture=${1:-x86_64}
 rust_target=$architecture-unknown-linux-gnu
 out=target/release-files
