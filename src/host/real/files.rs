@@ -13,12 +13,15 @@ use camino::{Utf8Path, Utf8PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat, mkdirat};
-use nix::sys::statvfs::statvfs;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
-use super::{lock::Lock, sync};
-use crate::host::files::{Disk, Room, unfinished};
-use crate::host::os::{self, present, takes_no_more};
+use super::{
+    disk::{failed, room},
+    lock::Lock,
+    sync,
+};
+use crate::host::files::{Room, unfinished};
+use crate::host::os::{self, present};
 use crate::host::{Files, FilesError, ReadFiles, Stat};
 
 /// How often a name for a temporary file is tried.
@@ -145,53 +148,6 @@ fn list(folder: &Utf8Path) -> io::Result<Vec<String>> {
         .collect::<io::Result<Vec<_>>>()?;
     names.sort();
     Ok(names)
-}
-
-/// Adds what was tried on which path, and the filesystem where that is at fault.
-pub(super) fn failed(
-    verb: &'static str,
-    path: &Utf8Path,
-) -> impl FnOnce(io::Error) -> FilesError + use<> {
-    let path = path.to_owned();
-    move |source| {
-        let disk = takes_no_more(&source)
-            .then(|| disk(&path).ok())
-            .flatten()
-            .map(Box::new);
-        FilesError::Io {
-            verb,
-            path,
-            source,
-            disk,
-        }
-    }
-}
-
-/// The filesystem on which a path is or would be.
-fn disk(path: &Utf8Path) -> io::Result<Disk> {
-    let mut there = path
-        .ancestors()
-        .find_map(|at| at.canonicalize_utf8().ok())
-        .ok_or_else(|| os::error(Errno::ENOENT))?;
-    let room = room(&there)?;
-    let device = fs::metadata(&there)?.dev();
-    while let Some(above) = there.parent()
-        && fs::metadata(above)?.dev() == device
-    {
-        there = above.to_owned();
-    }
-    Ok(Disk { mount: there, room })
-}
-
-fn room(path: &Utf8Path) -> io::Result<Room> {
-    for at in path.ancestors() {
-        match statvfs(at.as_std_path()) {
-            Ok(about) => return Ok(os::room(&about)),
-            Err(Errno::ENOENT | Errno::ENOTDIR) => {}
-            Err(errno) => return Err(os::error(errno)),
-        }
-    }
-    Err(os::error(Errno::ENOENT))
 }
 
 /// Makes a folder and its missing parents, each synced into the one above it.

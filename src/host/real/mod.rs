@@ -2,6 +2,7 @@
 
 mod clock;
 mod cuda;
+mod disk;
 mod exec;
 mod files;
 pub mod gpu;

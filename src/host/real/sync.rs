@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::unistd::syncfs;
 
-use super::files::failed;
+use super::disk::failed;
 use crate::host::{FilesError, os::present};
 
 /// Folders that package managers and their tools write, and that may lie on filesystems of their own.
