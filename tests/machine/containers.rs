@@ -126,7 +126,14 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         }
         ["ps", "--format", "{{.Names}}"] => ok(text(files, CONTAINERS).unwrap_or_default()),
         ["rm", "--force", _] => ok(""),
-        ["run", "--rm", "--pull=never", "--network=none", "--runtime=nvidia", ..] => {
+        [
+            "run",
+            "--rm",
+            "--pull=never",
+            "--network=none",
+            "--runtime=nvidia",
+            ..,
+        ] => {
             if has_nvidia(&config) {
                 see(files, state)
             } else {

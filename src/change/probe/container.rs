@@ -133,10 +133,16 @@ async fn docker(
     // The container of an interrupted probe still has the name.
     let clear = Cmd::new("docker", ["rm", "--force", CONTAINER]);
     host.exec.run(&clear, &mut |_, _| {}).await?;
-    let mut args: Vec<String> = ["run", "--rm", "--pull=never", "--network=none", "--runtime=nvidia"]
-        .into_iter()
-        .map(str::to_owned)
-        .collect();
+    let mut args: Vec<String> = [
+        "run",
+        "--rm",
+        "--pull=never",
+        "--network=none",
+        "--runtime=nvidia",
+    ]
+    .into_iter()
+    .map(str::to_owned)
+    .collect();
     args.push(format!("--name={CONTAINER}"));
     args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
     if !own {
