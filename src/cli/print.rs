@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Failure;
 use crate::exit::Exit;
 
-fn failed(error: std::io::Error) -> Failure {
+pub(super) fn failed(error: std::io::Error) -> Failure {
     Failure::caused(
         Exit::Internal,
         "output",

@@ -52,15 +52,7 @@ pub(super) fn work(world: &mut World<'_>, args: &CudaWork) -> Result<Exit, Failu
             None,
         ));
     };
-    real::cuda_work(&task, &mut world.out).map_err(|error| {
-        Failure::caused(
-            Exit::Internal,
-            "output",
-            "failed to write to standard output",
-            error,
-            None,
-        )
-    })?;
+    real::cuda_work(&task, &mut world.out).map_err(print::failed)?;
     Ok(Exit::Ok)
 }
 

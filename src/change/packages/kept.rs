@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
+use super::record::may_still_run;
 use crate::{
     change::{Applier, ChangeError, PackageError, STOPPED, Sink},
     config::desired::PackageWish,
     error::{Report, one_line},
-    host::{ExecError, Files, FilesError, ReadFiles, digest::sha256, exec::Status, files::Kind},
+    host::{Files, FilesError, ReadFiles, digest::sha256, files::Kind},
     model::text::bytes,
     tools::{
         mounts,
@@ -186,18 +187,7 @@ fn replaced(actions: &[Action], proven: &[PackageWish]) -> Vec<PackageWish> {
 /// Whether an error of keeping files ends the installation, too: a request to stop, or a package manager
 /// that was killed, whose child processes may continue.
 fn ends_installation(error: &ChangeError) -> bool {
-    match error {
-        ChangeError::Packages(PackageError::Failed { source, .. }) => matches!(
-            **source,
-            ExecError::Deadline { .. }
-                | ExecError::Silent { .. }
-                | ExecError::Failed {
-                    status: Status::Signalled(_),
-                    ..
-                }
-        ),
-        _ => error.reason() == STOPPED,
-    }
+    may_still_run(error) || error.reason() == STOPPED
 }
 
 impl Applier {
