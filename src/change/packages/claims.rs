@@ -83,10 +83,15 @@ impl Effects {
             .partition(|name| made.contains(name) || users.contains(name));
         (self.users, self.groups) = (users, groups);
         let accounts = !(self.users.is_empty() && self.groups.is_empty());
-        let claimed = claimed(&self.etc, manifest, accounts);
+        let made = claimed(&self.etc, manifest, accounts);
         let (etc, other_etc) = (std::mem::take(&mut self.etc).into_iter())
-            .partition(|(path, _)| claimed.contains(path));
+            .partition(|(path, _)| made.contains(path));
         self.etc = etc;
+        let written = (self.rewritten.iter())
+            .map(|(path, again)| (path.clone(), again.after.clone()))
+            .collect();
+        let written = claimed(&written, manifest, false);
+        self.rewritten.retain(|path, _| written.contains(path));
         self.unclaimed = Unclaimed {
             users: other_users,
             groups: other_groups,

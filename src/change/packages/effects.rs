@@ -63,9 +63,24 @@ pub struct Effects {
     /// Paths below `/etc` that the packages added, as in [`Inventory::etc`].
     #[schemars(with = "BTreeMap<String, String>")]
     pub etc: BTreeMap<Utf8PathBuf, String>,
+    /// Files below `/etc` that were there, and that the packages' scripts wrote again. An earlier transaction of
+    /// this program may have made them: then they are still what the packages made.
+    #[schemars(with = "BTreeMap<String, Rewritten>")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub rewritten: BTreeMap<Utf8PathBuf, Rewritten>,
     /// What appeared at the same time, and no package of the transaction says that it made it.
     #[serde(skip_serializing_if = "Unclaimed::is_empty")]
     pub unclaimed: Unclaimed,
+}
+
+/// What was at a path before and after a transaction, as in [`Inventory::etc`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Rewritten {
+    /// Before the transaction.
+    pub before: String,
+    /// After it.
+    pub after: String,
 }
 
 /// Accounts and paths that another program may have made while packages were installed: they are
@@ -149,16 +164,25 @@ impl Inventory {
                 .filter(|(path, _)| !self.etc.contains_key(*path))
                 .map(|(path, what)| (path.clone(), what.clone()))
                 .collect(),
+            rewritten: (self.etc.iter())
+                .filter_map(|(path, before)| {
+                    let after = later.etc.get(path).filter(|after| *after != before)?;
+                    let (before, after) = (before.clone(), after.clone());
+                    Some((path.clone(), Rewritten { before, after }))
+                })
+                .collect(),
             unclaimed: Unclaimed::default(),
         }
     }
 }
 
 impl Effects {
-    /// Whether nothing was changed. What nobody claims was not changed by the transaction.
+    /// Whether there is nothing to undo. What nobody claims was not changed by the transaction, and the former
+    /// content of a file that was written again is not kept.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let nothing = Self {
+            rewritten: self.rewritten.clone(),
             unclaimed: self.unclaimed.clone(),
             ..Self::default()
         };
@@ -220,8 +244,17 @@ impl Effects {
                 .filter(|name| !went.contains(name.as_str()))
                 .collect()
         };
-        let mut etc = self.etc.clone();
+        let mut etc = follow(&self.etc, &later.rewritten);
         etc.extend(later.etc.clone());
+        let mut rewritten = self.rewritten.clone();
+        for (path, again) in &later.rewritten {
+            // What somebody else has written in between is theirs, and so is what was before it.
+            let mut again = again.clone();
+            if let Some(first) = rewritten.get(path).filter(|one| one.after == again.before) {
+                again.before.clone_from(&first.before);
+            }
+            rewritten.insert(path.clone(), again);
+        }
         let (users, groups) = (
             union(&self.users, &later.users),
             union(&self.groups, &later.groups),
@@ -233,9 +266,9 @@ impl Effects {
         let unclaimed = Unclaimed {
             users: rest(union(&ours.users, &theirs.users), &users),
             groups: rest(union(&ours.groups, &theirs.groups), &groups),
-            etc: (ours.etc.iter().chain(&theirs.etc))
-                .filter(|(path, _)| !etc.contains_key(*path))
-                .map(|(path, what)| (path.clone(), what.clone()))
+            etc: (follow(&ours.etc, &later.rewritten).into_iter())
+                .chain(theirs.etc.clone())
+                .filter(|(path, _)| !etc.contains_key(path))
                 .collect(),
         };
         // What the later one has installed again has the mark that it got then.
@@ -258,13 +291,33 @@ impl Effects {
             users,
             groups,
             etc,
+            rewritten,
             unclaimed,
         }
     }
 }
 
+/// Paths with what is at them after a later transaction has written some of them again. If somebody else has
+/// written to one in between, it is theirs, and keeps what the earlier transaction left.
+fn follow(
+    etc: &BTreeMap<Utf8PathBuf, String>,
+    rewritten: &BTreeMap<Utf8PathBuf, Rewritten>,
+) -> BTreeMap<Utf8PathBuf, String> {
+    (etc.iter())
+        .map(|(path, what)| {
+            let now = match rewritten.get(path) {
+                Some(again) if again.before == *what => &again.after,
+                _ => what,
+            };
+            (path.clone(), now.clone())
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use camino::Utf8Path;
+
     use super::*;
 
     fn inventory(packages: &[(&str, &str)], etc: &[(&str, &str)]) -> Inventory {
@@ -330,6 +383,22 @@ mod tests {
         assert_eq!(both.etc, at_once.etc);
         // `a` is purged too: its configuration may have stayed.
         assert_eq!(names(&both.appeared), ["a", "b"]);
+    }
+
+    #[test]
+    fn what_a_later_transaction_writes_again_is_still_what_the_packages_made() {
+        let start = inventory(&[], &[]);
+        let torn = inventory(&[("a", "1")], &[("/etc/a", "torn"), ("/etc/b", "b")]);
+        let whole = inventory(&[("a", "1")], &[("/etc/a", "whole"), ("/etc/b", "b")]);
+        let repair = torn.effects(&whole);
+        assert!(repair.is_empty());
+        let both = start.effects(&torn).and_then(&repair);
+        assert_eq!(both.etc[Utf8Path::new("/etc/a")], "whole");
+        assert_eq!(both.etc[Utf8Path::new("/etc/b")], "b");
+        // Somebody has written to it before the repair, so it is theirs.
+        let edited = inventory(&[("a", "1")], &[("/etc/a", "edited"), ("/etc/b", "b")]);
+        let both = (start.effects(&torn)).and_then(&edited.effects(&whole));
+        assert_eq!(both.etc[Utf8Path::new("/etc/a")], "torn");
     }
 
     #[test]

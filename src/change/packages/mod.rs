@@ -27,7 +27,7 @@ mod streams;
 mod undo;
 mod withdraw;
 
-pub use effects::{Effects, Inventory, Unclaimed};
+pub use effects::{Effects, Inventory, Rewritten, Unclaimed};
 pub(super) use holds::Holds;
 pub(super) use lists::Lists;
 pub use lists::Wanted;
