@@ -111,12 +111,12 @@ impl Applier {
             .iter()
             .filter(|action| matches!(action, Action::Install { .. }))
             .count();
-        self.keep(&request, actions, sink).await?;
-        let download = transactions.download(&settings, &request);
         if self.keys().await?.is_some() {
-            // The download may import keys.
+            // Each download may import keys.
             self.record_before_download(undo).await?;
         }
+        self.keep(&request, actions, sink).await?;
+        let download = transactions.download(&settings, &request);
         self.run_once("download packages", &download, downloads, sink)
             .await?;
         if !work.removing.is_empty() && transactions.performs_from_downloads() {
