@@ -84,8 +84,8 @@ impl Effects {
         (self.users, self.groups) = (users, groups);
         let accounts = !(self.users.is_empty() && self.groups.is_empty());
         let made = claimed(&self.etc, manifest, accounts);
-        let (etc, other_etc) = (std::mem::take(&mut self.etc).into_iter())
-            .partition(|(path, _)| made.contains(path));
+        let (etc, other_etc) =
+            (std::mem::take(&mut self.etc).into_iter()).partition(|(path, _)| made.contains(path));
         self.etc = etc;
         let written = (self.rewritten.iter())
             .map(|(path, again)| (path.clone(), again.after.clone()))

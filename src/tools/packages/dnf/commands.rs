@@ -116,11 +116,12 @@ fn words(request: &TransactionRequest<'_>) -> (Vec<String>, Option<String>) {
         // Only its shell removes and installs in one transaction.
         TransactionRequest::Install { packages, removing }
         | TransactionRequest::Move { packages, removing } => {
-            let mut script = format!("remove {}\n", removing.join(" "));
-            if !packages.is_empty() {
-                script.push_str(&format!("install {}\n", packages.join(" ")));
-            }
-            script.push_str("run\n");
+            // First what comes: dnf takes no more files of packages once it has another job.
+            let install = match packages.is_empty() {
+                true => String::new(),
+                false => format!("install {}\n", packages.join(" ")),
+            };
+            let script = format!("{install}remove {}\nrun\n", removing.join(" "));
             (verb(&["shell", "/dev/stdin"], &[]), Some(script))
         }
         // With rpm, unchanged configuration goes with its package.
@@ -188,13 +189,14 @@ pub fn download(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
     transaction(settings, &["-y", "--downloadonly"], request)
 }
 
-/// Downloads installed packages once more, into a folder of its own, and checks digests and signatures.
+/// Downloads installed packages once more, into a folder of its own, and checks digests and signatures. Without
+/// `keepcache`, dnf notes the files, and the next transaction removes them.
 #[must_use]
 pub fn fetch(settings: &Settings, packages: &[String], folder: &Utf8Path) -> Cmd {
     let folder = format!("--downloaddir={folder}");
     transaction(
         settings,
-        &["-y", "--downloadonly", &folder],
+        &["-y", "--downloadonly", "--setopt=keepcache=1", &folder],
         &TransactionRequest::Reinstall(packages),
     )
 }
@@ -402,7 +404,7 @@ mod tests {
         };
         let cmd = perform(&settings(), &both);
         let script = cmd.stdin.as_ref().map(Secret::expose);
-        assert_eq!(script, Some("remove b c\ninstall a-1-1\nrun\n"));
+        assert_eq!(script, Some("install a-1-1\nremove b c\nrun\n"));
         assert_eq!(short_line(&cmd), "dnf shell /dev/stdin");
     }
 }
