@@ -15,12 +15,12 @@ mod simulation;
 mod sizes;
 mod sources;
 mod unattended_upgrades;
+mod version;
 
 use std::{cmp::Ordering, collections::BTreeSet};
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
-use debversion::Version;
 
 use super::{
     Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Fault, Further, LowerBounds,
@@ -107,10 +107,7 @@ impl Backend for Apt {
     /// Debian's order. Text that is not a version sorts as text: apt reports it with a better
     /// message.
     fn compare(&self, a: &str, b: &str) -> Ordering {
-        match (a.parse::<Version>(), b.parse::<Version>()) {
-            (Ok(a), Ok(b)) => a.cmp(&b),
-            _ => a.cmp(b),
-        }
+        version::compare(a, b)
     }
 
     fn last_run(&self) -> Option<&'static Utf8Path> {

@@ -1,0 +1,137 @@
+//! Debian's order of versions, as `deb-version(7)` describes it. The tests compare it with the crate
+//! `debversion`, which brings engines for regular expressions and calendars: too much for the program.
+
+use std::cmp::Ordering;
+
+/// The parts of a version, each without the characters that separate them.
+struct Version<'v> {
+    epoch: u32,
+    upstream: &'v str,
+    revision: &'v str,
+}
+
+impl<'v> Version<'v> {
+    /// `[EPOCH:]UPSTREAM[-REVISION]`; `None` if the text is not a version.
+    fn parse(text: &'v str) -> Option<Self> {
+        let (epoch, rest) = match text.split_once(':') {
+            Some((epoch, rest)) => (epoch.parse().ok()?, rest),
+            None => (0, text),
+        };
+        let (upstream, revision) = rest.rsplit_once('-').unwrap_or((rest, ""));
+        let allowed = |c: u8| c.is_ascii_alphanumeric() || b".+-~:".contains(&c);
+        (!upstream.is_empty() && rest.bytes().all(allowed)).then_some(Self {
+            epoch,
+            upstream,
+            revision,
+        })
+    }
+}
+
+/// Compares two versions. Text that is not a version sorts as text.
+pub(super) fn compare(a: &str, b: &str) -> Ordering {
+    match (Version::parse(a), Version::parse(b)) {
+        (Some(a), Some(b)) => (a.epoch.cmp(&b.epoch))
+            .then_with(|| part(a.upstream.as_bytes(), b.upstream.as_bytes()))
+            .then_with(|| part(a.revision.as_bytes(), b.revision.as_bytes())),
+        _ => a.cmp(b),
+    }
+}
+
+/// Compares text and number in turns: text by [`weight`], numbers by their value.
+fn part(mut a: &[u8], mut b: &[u8]) -> Ordering {
+    while !(a.is_empty() && b.is_empty()) {
+        let (text, other_text) = (
+            until(&mut a, u8::is_ascii_digit),
+            until(&mut b, u8::is_ascii_digit),
+        );
+        let longest = text.len().max(other_text.len());
+        let texts = (0..longest).map(|at| weight(text.get(at)).cmp(&weight(other_text.get(at))));
+        let not_digit = |c: &u8| !c.is_ascii_digit();
+        let (number, other_number) = (until(&mut a, not_digit), until(&mut b, not_digit));
+        let order = (texts.fold(Ordering::Equal, Ordering::then))
+            .then_with(|| value(number).cmp(&value(other_number)));
+        if order.is_ne() {
+            return order;
+        }
+    }
+    Ordering::Equal
+}
+
+/// Takes the bytes off until one is found.
+fn until<'v>(text: &mut &'v [u8], found: impl Fn(&u8) -> bool) -> &'v [u8] {
+    let end = text.iter().position(found).unwrap_or(text.len());
+    let (first, rest) = text.split_at(end);
+    *text = rest;
+    first
+}
+
+/// A tilde is before the end of the text, which is before letters, which are before all else.
+fn weight(c: Option<&u8>) -> (u8, u8) {
+    match c {
+        Some(b'~') => (0, 0),
+        None => (1, 0),
+        Some(c) if c.is_ascii_alphabetic() => (2, *c),
+        Some(c) => (3, *c),
+    }
+}
+
+/// A number of any length, so that it can be compared: the count of its digits, then the digits.
+fn value(digits: &[u8]) -> (usize, &[u8]) {
+    let zeros = digits.iter().take_while(|c| **c == b'0').count();
+    let digits = &digits[zeros..];
+    (digits.len(), digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Each is older than the next one.
+    const SORTED: [&str; 9] = [
+        "1.0~rc1-1",
+        "1.0-1",
+        "1.0-1ubuntu2",
+        "1.0-1+b1",
+        "1.0a-1",
+        "1.0.1-1",
+        "1.10-1",
+        "580.178.04-0ubuntu0.24.04.1",
+        "1:0.1",
+    ];
+
+    #[test]
+    fn versions_sort_as_dpkg_does() {
+        for (at, older) in SORTED.iter().enumerate() {
+            assert_eq!(compare(older, older), Ordering::Equal);
+            for newer in &SORTED[at + 1..] {
+                assert_eq!(compare(older, newer), Ordering::Less, "{older} {newer}");
+                assert_eq!(compare(newer, older), Ordering::Greater, "{newer} {older}");
+            }
+        }
+        assert_eq!(compare("1.0", "1.0-0"), Ordering::Equal);
+        assert_eq!(compare("0:1.00", "1.0"), Ordering::Equal);
+        // No versions.
+        assert_eq!(compare("ä", "b"), Ordering::Greater);
+        assert_eq!(compare("", "1"), Ordering::Less);
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_is_that_of_debversion(
+            a in "([0-9]{1,2}:)?[0-9][0-9a-c.+~]{0,8}(-[0-9a-b.+~]{1,4})?",
+            b in "([0-9]{1,2}:)?[0-9][0-9a-c.+~]{0,8}(-[0-9a-b.+~]{1,4})?",
+        ) {
+            let read = |text: &str| text.parse::<debversion::Version>().ok();
+            if let (Some(left), Some(right)) = (read(&a), read(&b)) {
+                prop_assert_eq!(compare(&a, &b), left.cmp(&right), "{} {}", a, b);
+            }
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(a in "\\PC{0,12}", b in "\\PC{0,12}") {
+            prop_assert_eq!(compare(&a, &b), compare(&b, &a).reverse());
+        }
+    }
+}
