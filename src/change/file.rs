@@ -365,9 +365,14 @@ pub(super) fn bare_diff(path: &Utf8Path, before: Option<&str>, after: &str) -> S
 
 fn diff_with(path: &Utf8Path, before: Option<&str>, after: &str, around: usize) -> String {
     let old = before.map_or_else(|| "/dev/null".to_owned(), |_| format!("a{path}"));
-    similar::TextDiff::from_lines(before.unwrap_or_default(), after)
-        .unified_diff()
-        .context_radius(around)
-        .header(&old, &format!("b{path}"))
+    let before = before.unwrap_or_default();
+    if before == after {
+        return String::new();
+    }
+    diffy::DiffOptions::new()
+        .set_context_len(around)
+        .set_original_filename(old)
+        .set_modified_filename(format!("b{path}"))
+        .create_patch(before, after)
         .to_string()
 }
