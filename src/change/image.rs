@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{Applier, ChangeError, Reverted, Sink, Undo};
 use crate::{
     config::desired::RuntimeKind,
-    host::{Cmd, ExecError},
-    tools::{ctr, docker},
+    host::{Cmd, ExecError, exec::Status},
+    tools::{ctr, docker, podman},
 };
 
 /// Waiting times between attempts: registries limit rates, and networks fail for a while.
@@ -26,6 +26,9 @@ impl Applier {
         let query = match runtime {
             RuntimeKind::Docker => docker::inspect_image(image),
             RuntimeKind::Containerd => ctr::images(ctr::KUBERNETES),
+            RuntimeKind::Podman => podman::has_image(image),
+            // Nothing runs a container in it, so nothing needs an image.
+            RuntimeKind::Crio => return Ok(None),
         };
         let what = || format!("look for the image `{image}`");
         let output = match self.host.reader().query(&query).await {
@@ -61,6 +64,17 @@ impl Applier {
                     })?;
                 Ok(Some(output.stdout.lines().any(|line| line.trim() == image)))
             }
+            RuntimeKind::Crio => Ok(None),
+            RuntimeKind::Podman if output.status == Status::Exited(podman::NO_IMAGE) => {
+                Ok(Some(false))
+            }
+            RuntimeKind::Podman => match output.success(query.cmd()) {
+                Ok(_) => Ok(Some(true)),
+                Err(source) => Err(ChangeError::Tool {
+                    what: what(),
+                    source,
+                }),
+            },
         }
     }
 
@@ -92,6 +106,8 @@ impl Applier {
         let cmd = match runtime {
             RuntimeKind::Docker => docker::pull(image),
             RuntimeKind::Containerd => ctr::pull(ctr::KUBERNETES, image),
+            RuntimeKind::Podman => podman::pull(image),
+            RuntimeKind::Crio => return Ok(()),
         };
         self.pull_with_retries(image, &cmd, sink).await
     }
@@ -147,6 +163,12 @@ impl Applier {
         let cmd = match runtime {
             RuntimeKind::Docker => docker::remove_image(image),
             RuntimeKind::Containerd => ctr::remove(ctr::KUBERNETES, image),
+            RuntimeKind::Podman => podman::remove_image(image),
+            RuntimeKind::Crio => {
+                return Ok(Reverted::Nothing {
+                    why: "CRI-O got no image".to_owned(),
+                });
+            }
         };
         self.tool(&format!("remove the image `{image}`"), &cmd, sink)
             .await?;

@@ -12,12 +12,13 @@ use super::{
     Afterwards, Applier, ChangeError, FileAfter, Reverted, RuntimeError, Sink, Undo, edits, file,
 };
 use crate::{
-    config::desired::RuntimeKind,
+    config::desired::Daemon,
     error::one_line,
     host::{ExecError, Output, Query, digest::sha256},
     model::document::{Document, FileSettings, Format},
     tools::{
         containerd::{self, CriConfig},
+        crio::{self, CrioConfig},
         ctr, docker,
     },
 };
@@ -27,7 +28,7 @@ use crate::{
 #[serde(rename_all = "kebab-case")]
 pub struct RuntimeSettings {
     /// Which one.
-    pub kind: RuntimeKind,
+    pub kind: Daemon,
     /// Its unit.
     pub unit: String,
     /// The keys to set; none if the files are right and only the daemon does not know it.
@@ -45,6 +46,9 @@ const MODE: u32 = 0o644;
 
 /// The time limit for a daemon to answer after it was started.
 const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(30);
+
+/// The time limit for CRI-O to take up its files after a reload.
+const RELOAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// The pause between two questions to a daemon.
 const POLL: Duration = Duration::from_millis(500);
@@ -94,11 +98,12 @@ impl Applier {
         };
         let unit = settings.unit.clone();
         let then = match settings.kind {
-            RuntimeKind::Docker => Afterwards::ReloadDocker {
+            Daemon::Docker => Afterwards::ReloadDocker {
                 unit,
                 runtime: settings.runtime.clone(),
             },
-            RuntimeKind::Containerd => Afterwards::RestartUnit { unit },
+            // Their containers keep running.
+            Daemon::Containerd | Daemon::Crio => Afterwards::RestartUnit { unit },
         };
         Ok(Undo::RestoreFiles {
             files,
@@ -114,8 +119,9 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let before = match settings.kind {
-            RuntimeKind::Containerd => self.containerd_config().await?.ok(),
-            RuntimeKind::Docker => None,
+            Daemon::Containerd => self.containerd_config().await?.ok().map(Known::from),
+            Daemon::Crio => self.crio_config().await?.ok().map(Known::from),
+            Daemon::Docker => None,
         };
         // `containerd config dump` shows files, not what the daemon has read: after a kill before the
         // restart they would look right.
@@ -176,11 +182,18 @@ impl Applier {
     async fn validate(
         &self,
         settings: &RuntimeSettings,
-        before: Option<&CriConfig>,
+        before: Option<&Known>,
     ) -> Result<(), ChangeError> {
         match settings.kind {
-            RuntimeKind::Docker => self.validate_docker(settings).await,
-            RuntimeKind::Containerd => self.validate_containerd(settings, before).await,
+            Daemon::Docker => self.validate_docker(settings).await,
+            Daemon::Containerd => {
+                let after = self.containerd_config().await?;
+                Ok(judge(settings, before, after.map(Known::from))?)
+            }
+            Daemon::Crio => {
+                let after = self.crio_config().await?;
+                Ok(judge(settings, before, after.map(Known::from))?)
+            }
         }
     }
 
@@ -198,37 +211,6 @@ impl Applier {
         Ok(())
     }
 
-    async fn validate_containerd(
-        &self,
-        settings: &RuntimeSettings,
-        before: Option<&CriConfig>,
-    ) -> Result<(), ChangeError> {
-        let after = match self.containerd_config().await? {
-            Ok(config) => config,
-            Err(why) => return Err(refused(settings, why).into()),
-        };
-        let names = |config: &CriConfig| config.runtimes.iter().cloned().collect::<BTreeSet<_>>();
-        let (had, has) = (before.map(names).unwrap_or_default(), names(&after));
-        let lost: Vec<&str> = had.difference(&has).map(String::as_str).collect();
-        let default = after.default_runtime.as_deref();
-        let flaw = if !lost.is_empty() {
-            format!("it would lose the runtime {}", lost.join(", "))
-        } else if !has.contains(&settings.runtime) {
-            format!("it would not know the runtime {}", settings.runtime)
-        } else if settings.default && default != Some(&settings.runtime) {
-            let default = default.unwrap_or("none");
-            format!(
-                "its default runtime would be {default}, not {}",
-                settings.runtime
-            )
-        } else if !after.enabled {
-            "its CRI plugin would be disabled".to_owned()
-        } else {
-            return Ok(());
-        };
-        Err(refused(settings, flaw).into())
-    }
-
     /// The configuration that containerd reads from its files, or why it refuses them.
     async fn containerd_config(&self) -> Result<Result<CriConfig, String>, ChangeError> {
         let Some(output) = self
@@ -243,6 +225,17 @@ impl Applier {
         Ok(containerd::parse_config(&output.stdout))
     }
 
+    /// The configuration that CRI-O reads from its files, or why it refuses them.
+    async fn crio_config(&self) -> Result<Result<CrioConfig, String>, ChangeError> {
+        let Some(output) = self.answer_of("crio", &crio::config()).await? else {
+            return Ok(Err("CRI-O is not installed".to_owned()));
+        };
+        if !output.ok() {
+            return Ok(Err(last_lines(&output)));
+        }
+        Ok(crio::parse(&output.stdout))
+    }
+
     /// Makes the daemon use the files, and waits until it answers with them.
     async fn take_up(
         &self,
@@ -250,7 +243,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         match settings.kind {
-            RuntimeKind::Docker => {
+            Daemon::Docker => {
                 self.reload_docker(&settings.unit, &settings.runtime, settings.default, sink)
                     .await?;
                 if settings.cdi {
@@ -258,10 +251,17 @@ impl Applier {
                 }
                 self.answers(settings).await
             }
-            RuntimeKind::Containerd => {
+            Daemon::Containerd => {
                 self.restart_unit(&settings.unit, sink).await?;
                 self.answers(settings).await?;
                 self.serves_cri(settings).await
+            }
+            Daemon::Crio => {
+                // It takes up runtimes when it is reloaded; those that do not, are restarted.
+                if !self.reload_crio(settings, sink).await? {
+                    self.restart_unit(&settings.unit, sink).await?;
+                }
+                self.answers(settings).await
             }
         }
     }
@@ -269,8 +269,9 @@ impl Applier {
     /// Waits until the daemon answers over its socket.
     async fn answers(&self, settings: &RuntimeSettings) -> Result<(), ChangeError> {
         let query = match settings.kind {
-            RuntimeKind::Docker => docker::info(),
-            RuntimeKind::Containerd => ctr::version(),
+            Daemon::Docker => docker::info(),
+            Daemon::Containerd => ctr::version(),
+            Daemon::Crio => crio::status(),
         };
         let clock = &self.host.clock;
         let started = clock.monotonic();
@@ -281,10 +282,10 @@ impl Applier {
                 Some(output) => output,
             };
             let why = match settings.kind {
-                RuntimeKind::Docker => docker::parse_info(&said.stdout)
+                Daemon::Docker => docker::parse_info(&said.stdout)
                     .err()
                     .or_else(|| docker::parse_info(&said.stdout).ok()?.server_errors.pop()),
-                RuntimeKind::Containerd => (!said.ok()).then(|| last_lines(&said)),
+                Daemon::Containerd | Daemon::Crio => (!said.ok()).then(|| last_lines(&said)),
             };
             let Some(why) = why else { return Ok(()) };
             if clock.monotonic().saturating_sub(started) >= ANSWER_TIME_LIMIT {
@@ -298,6 +299,33 @@ impl Applier {
             self.pause_for(POLL, "wait for the container runtime to answer")
                 .await?;
         }
+    }
+
+    /// Whether a running CRI-O knows the runtime after a reload.
+    async fn reload_crio(
+        &self,
+        settings: &RuntimeSettings,
+        sink: &dyn Sink,
+    ) -> Result<bool, ChangeError> {
+        self.reload_if_needed(&settings.unit, sink).await?;
+        if !self.unit_state(&settings.unit).await?.is_active() {
+            return Ok(false);
+        }
+        self.bring_up("reload", &settings.unit, sink).await?;
+        let clock = &self.host.clock;
+        let started = clock.monotonic();
+        while clock.monotonic().saturating_sub(started) < RELOAD_TIME_LIMIT {
+            if let Some(said) = self.answer_of("crio", &crio::status()).await?
+                && said.ok()
+                && let Ok(config) = crio::parse(&said.stdout)
+                && judge(settings, None, Ok(Known::from(config))).is_ok()
+            {
+                return Ok(true);
+            }
+            self.pause_for(POLL, "wait for CRI-O to read its configuration")
+                .await?;
+        }
+        Ok(false)
     }
 
     /// Whether the part of containerd that the kubelet talks to has come up.
@@ -372,7 +400,7 @@ impl Applier {
             // A Docker that still runs has its containers, which a restart would stop.
             let runs = self.unit_state(&settings.unit).await?.is_active();
             let verb = match settings.kind {
-                RuntimeKind::Docker if runs => "reload",
+                Daemon::Docker if runs => "reload",
                 _ => "restart",
             };
             self.bring_up(verb, &settings.unit, sink).await?;
@@ -394,10 +422,69 @@ impl Applier {
     }
 }
 
+/// What matters of the configuration that a daemon would run with.
+struct Known {
+    runtimes: BTreeSet<String>,
+    default: Option<String>,
+    enabled: bool,
+}
+
+impl From<CriConfig> for Known {
+    fn from(config: CriConfig) -> Self {
+        Self {
+            runtimes: config.runtimes.into_iter().collect(),
+            default: config.default_runtime,
+            enabled: config.enabled,
+        }
+    }
+}
+
+impl From<CrioConfig> for Known {
+    fn from(config: CrioConfig) -> Self {
+        Self {
+            runtimes: config.runtimes.into_keys().collect(),
+            default: config.default_runtime,
+            enabled: true,
+        }
+    }
+}
+
+/// Whether the daemon can run with what its program reads from the new files.
+fn judge(
+    settings: &RuntimeSettings,
+    before: Option<&Known>,
+    after: Result<Known, String>,
+) -> Result<(), RuntimeError> {
+    let after = after.map_err(|why| refused(settings, why))?;
+    let lost: Vec<&str> = before
+        .map(|before| before.runtimes.difference(&after.runtimes))
+        .into_iter()
+        .flatten()
+        .map(String::as_str)
+        .collect();
+    let default = after.default.as_deref();
+    let flaw = if !lost.is_empty() {
+        format!("it would lose the runtime {}", lost.join(", "))
+    } else if !after.runtimes.contains(&settings.runtime) {
+        format!("it would not know the runtime {}", settings.runtime)
+    } else if settings.default && default != Some(&settings.runtime) {
+        let default = default.unwrap_or("none");
+        format!(
+            "its default runtime would be {default}, not {}",
+            settings.runtime
+        )
+    } else if !after.enabled {
+        "its CRI plugin would be disabled".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(refused(settings, flaw))
+}
+
 /// The file that is there from the moment when files of a runtime are written until its daemon has taken
 /// them up.
 #[must_use]
-pub fn unread(state: &Utf8Path, kind: RuntimeKind) -> Utf8PathBuf {
+pub fn unread(state: &Utf8Path, kind: Daemon) -> Utf8PathBuf {
     state.join(format!("unread-{}", kind.name()))
 }
 

@@ -41,6 +41,7 @@ const NEEDS: &[(&str, &[&str])] = &[
         "runtime.containerd-nvidia",
         &["runtime.containerd", "toolkit.packages"],
     ),
+    ("runtime.crio-nvidia", &["runtime.crio", "toolkit.packages"]),
     (
         "cdi",
         &[
@@ -70,6 +71,7 @@ const NEEDS: &[(&str, &[&str])] = &[
             "runtime.docker-nvidia",
             "runtime.containerd",
             "runtime.containerd-nvidia",
+            "runtime.podman",
             "cdi",
             "validation.devices",
         ],

@@ -313,8 +313,8 @@ pub struct RuntimeWish {
     pub packages: Vec<PackageWish>,
     /// Packages any of which means that the runtime is already there from elsewhere, and stays.
     pub alternatives: Vec<String>,
-    /// Its unit.
-    pub unit: String,
+    /// Its unit; `None` for a runtime without a daemon.
+    pub unit: Option<String>,
     /// Make the nvidia runtime the default one.
     pub nvidia_default: bool,
 }
@@ -329,15 +329,70 @@ pub enum RuntimeKind {
     Docker,
     /// containerd, as the kubelet uses it.
     Containerd,
+    /// CRI-O, as the kubelet uses it.
+    Crio,
+    /// Podman, which has no daemon and reads the CDI specification itself.
+    Podman,
 }
 
 impl RuntimeKind {
+    /// Whether a container can be run in it for a test. CRI-O runs pods, which need a network.
+    #[must_use]
+    pub const fn runs_single_containers(self) -> bool {
+        !matches!(self, Self::Crio)
+    }
+
     /// Its name, which is that of its client, too.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Docker => "docker",
             Self::Containerd => "containerd",
+            Self::Crio => "crio",
+            Self::Podman => "podman",
+        }
+    }
+
+    /// The daemon that runs its containers and has to be configured; `None` if there is none.
+    #[must_use]
+    pub const fn daemon(self) -> Option<Daemon> {
+        match self {
+            Self::Docker => Some(Daemon::Docker),
+            Self::Containerd => Some(Daemon::Containerd),
+            Self::Crio => Some(Daemon::Crio),
+            Self::Podman => None,
+        }
+    }
+}
+
+/// A container runtime that runs as a daemon, with a configuration of its own.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Daemon {
+    /// Docker Engine.
+    Docker,
+    /// containerd, as the kubelet uses it.
+    Containerd,
+    /// CRI-O, as the kubelet uses it.
+    Crio,
+}
+
+impl Daemon {
+    /// Its name, which is that of its client, too.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.kind().name()
+    }
+
+    /// The runtime.
+    #[must_use]
+    pub const fn kind(self) -> RuntimeKind {
+        match self {
+            Self::Docker => RuntimeKind::Docker,
+            Self::Containerd => RuntimeKind::Containerd,
+            Self::Crio => RuntimeKind::Crio,
         }
     }
 }

@@ -91,7 +91,7 @@ pub struct DriverConfig {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct RuntimeConfig {
-    /// Which to install and configure: "docker", "containerd"; an empty list for none.
+    /// Which to install and configure: "docker", "containerd", "crio", "podman"; an empty list for none.
     pub r#use: Option<Vec<RuntimeKind>>,
     /// Where their packages come from: "distribution" or "docker".
     pub source: Option<Word>,

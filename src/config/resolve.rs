@@ -1,6 +1,7 @@
 //! Resolves profile, configuration, facts and matrix to the desired state of the machine. Pure: all
 //! of them were read before.
 
+use camino::Utf8Path;
 use serde::Serialize;
 
 use crate::{
@@ -28,7 +29,7 @@ use crate::{
         secret::Secret,
         text::nearest,
     },
-    tools::packages::SourceEntry,
+    tools::{cdi::FOLDERS, packages::SourceEntry},
 };
 
 /// What only flags can say, and no file.
@@ -98,6 +99,13 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         .transpose()?;
     let runtimes = runtimes(inputs, &config, release)?;
     let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
+    let cdi = (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
+        path: (config.cdi.path.as_ref())
+            .map_or_else(|| profile.cdi.path.clone(), |path| path.as_str().into()),
+    });
+    if with_toolkit && runtimes.iter().any(|row| row.kind == RuntimeKind::Podman) {
+        podman_reads(inputs, cdi.as_ref())?;
+    }
 
     let mut needed: Vec<Needed<'_>> = Vec::new();
     if let Some(driver) = &driver {
@@ -168,10 +176,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         toolkit: with_toolkit.then(|| ToolkitWish {
             packages: wishes(&profile.toolkit.packages, toolkit_version(&config)),
         }),
-        cdi: (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
-            path: (config.cdi.path.as_ref())
-                .map_or_else(|| profile.cdi.path.clone(), |path| path.as_str().into()),
-        }),
+        cdi,
         validation: Validation {
             container: config
                 .validation
@@ -350,11 +355,22 @@ fn runtimes<'a>(
             .iter()
             .filter(served)
             .filter(|row| row.kind == kind);
+        // Docker's repository has no others.
+        let is_dockers = matches!(kind, RuntimeKind::Docker | RuntimeKind::Containerd);
         let row = of_kind
             .clone()
-            .find(|row| row.source == source)
+            .find(|row| row.source == source || !is_dockers)
             .ok_or_else(|| {
                 let known: Vec<&str> = of_kind.map(|row| row.source.as_str()).collect();
+                if known.is_empty() {
+                    let why = format!(
+                        "for {} {} no packages of {} are known",
+                        profile.name,
+                        release.version_id,
+                        kind.name()
+                    );
+                    return inputs.layers.wrong("runtime.use", why, None);
+                }
                 let why = format!(
                     "on {} {} this runtime comes from {}",
                     profile.name,
@@ -370,6 +386,24 @@ fn runtimes<'a>(
         }
     }
     Ok(rows)
+}
+
+/// Podman gives GPUs to containers by the specification alone.
+fn podman_reads(inputs: Inputs<'_>, cdi: Option<&Cdi>) -> Result<(), ResolveError> {
+    let Some(cdi) = cdi else {
+        let why = "podman gives GPUs to containers by CDI alone".to_owned();
+        let hint = Some("set `cdi.enabled = true`, or take podman out of `runtime.use`".to_owned());
+        return Err(inputs.layers.wrong("cdi.enabled", why, hint).into());
+    };
+    let folder = cdi.path.parent().map(Utf8Path::as_str);
+    if folder.is_some_and(|folder| FOLDERS.contains(&folder)) {
+        return Ok(());
+    }
+    let why = format!(
+        "podman reads specifications in {} only",
+        FOLDERS.join(" and ")
+    );
+    Err(inputs.layers.wrong("cdi.path", why, None).into())
 }
 
 fn kernel(

@@ -151,8 +151,8 @@ pub struct RuntimeRow {
     pub packages: Vec<String>,
     /// Packages any of which means that the runtime is there from elsewhere.
     pub alternatives: Vec<String>,
-    /// Its unit.
-    pub unit: String,
+    /// Its unit; none where it has no daemon.
+    pub unit: Option<String>,
     /// Repositories needed.
     #[serde(default)]
     pub repositories: Vec<String>,

@@ -41,12 +41,13 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format of a file, by the extension of its name.
+    /// The format of a file, by the extension of its name. Those of CRI-O are TOML, whatever they are called.
     #[must_use]
     pub fn of(path: &Utf8Path) -> Option<Self> {
         match path.extension() {
             Some("json") => Some(Self::Json),
             Some("toml") => Some(Self::Toml),
+            _ if path.starts_with("/etc/crio") => Some(Self::Toml),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{Read, State, StateError};
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
             self, CriConfig,
             layout::{ConfigFile, Version},
         },
+        crio::{self, CrioConfig},
         docker,
     },
 };
@@ -81,6 +82,63 @@ impl State {
         };
         let read = self.memo.containerd.get_or_init(read).await;
         read.as_ref().map_err(Clone::clone)
+    }
+
+    /// The configuration that CRI-O runs with.
+    ///
+    /// # Errors
+    /// As for [`State::docker`].
+    pub async fn crio(&self) -> Result<&Effective, StateError> {
+        let read = || async {
+            let Some(output) = self.ask(crio::status()).await? else {
+                return Ok(Effective::Absent);
+            };
+            Ok(match crio::parse(&output.stdout) {
+                Ok(config) if output.ok() => Effective::Known {
+                    programs: config.programs(),
+                    runtimes: config.runtimes.into_keys().collect(),
+                    default: config.default_runtime,
+                    lenient: false,
+                    without_cdi: false,
+                },
+                _ => Effective::Silent(last_words(&output)),
+            })
+        };
+        let read = self.memo.crio.get_or_init(read).await;
+        read.as_ref().map_err(Clone::clone)
+    }
+
+    /// What the files of CRI-O say together, by its own program, or why it refuses them; `None` if it is not
+    /// installed.
+    ///
+    /// # Errors
+    /// When the program cannot be run.
+    pub async fn crio_config(&self) -> Result<Option<Result<CrioConfig, String>>, StateError> {
+        let output = self.ask(crio::config()).await?;
+        Ok(output.map(|output| match output.ok() {
+            true => crio::parse(&output.stdout),
+            false => Err(last_words(&output)),
+        }))
+    }
+
+    /// The configuration files of CRI-O, in the order in which it reads them.
+    ///
+    /// # Errors
+    /// When one cannot be read.
+    pub fn crio_files(&self) -> Result<Vec<crio::ConfigFile>, StateError> {
+        let files = &self.host.files;
+        let mut names = files.list(Utf8Path::new(crio::DROP_INS))?;
+        names.sort_unstable();
+        let folder = Utf8Path::new(crio::DROP_INS);
+        let paths = std::iter::once(Utf8PathBuf::from(crio::CONFIG))
+            .chain(names.iter().map(|name| folder.join(name)));
+        let mut found = Vec::new();
+        for path in paths {
+            if let Some(text) = files.read_text(&path)? {
+                found.push(crio::ConfigFile { path, text });
+            }
+        }
+        Ok(found)
     }
 
     /// The CRI part of the configuration that containerd runs with. Where no program may be asked,
@@ -166,9 +224,18 @@ impl State {
 
     /// The version of containerd; `None` if nothing tells it.
     pub async fn containerd_version(&self) -> Option<Version> {
+        self.runtime_version("containerd").await
+    }
+
+    /// The version of Podman; `None` if it is not there, or nothing tells it.
+    pub async fn podman_version(&self) -> Option<Version> {
+        self.runtime_version("podman").await
+    }
+
+    async fn runtime_version(&self, name: &str) -> Option<Version> {
         let found = self.runtimes().await.value.iter();
         let version = { found }
-            .find(|runtime| runtime.name == "containerd")?
+            .find(|runtime| runtime.name == name)?
             .version
             .as_deref();
         Version::parse(version?)

@@ -84,6 +84,7 @@ struct Memo {
     docker: OnceCell<Read<Effective>>,
     containerd: OnceCell<Read<Effective>>,
     containerd_dump: OnceCell<Read<Option<Output>>>,
+    crio: OnceCell<Read<Effective>>,
     kernel_log: OnceCell<KernelLog>,
     units: Mutex<BTreeMap<String, UnitCell>>,
 }

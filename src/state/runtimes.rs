@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct FoundRuntime {
-    /// `docker`, `containerd`, `crio`.
+    /// `docker`, `containerd`, `podman`, `crio`.
     pub name: String,
     /// The version of the program without the packaging suffix, for example `27.3.1`.
     pub version: Option<String>,

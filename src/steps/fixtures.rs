@@ -199,7 +199,7 @@ pub(crate) fn desired() -> Desired {
             kind: RuntimeKind::Docker,
             packages: wishes(&["docker.io"]),
             alternatives: vec!["docker-ce".into()],
-            unit: "docker.service".into(),
+            unit: Some("docker.service".into()),
             nvidia_default: false,
         }],
         toolkit: Some(ToolkitWish {

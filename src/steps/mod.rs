@@ -26,6 +26,7 @@ mod preflight;
 mod replaced;
 mod repositories;
 mod runtime_config;
+mod runtime_files;
 mod runtime_packages;
 mod secure_boot;
 mod streams;
@@ -36,7 +37,11 @@ mod words;
 pub use autoload::PATH as AUTOLOAD_PATH;
 pub use kernels::settle;
 
-use crate::{config::desired::RuntimeKind, model::id::StepId, step::Step};
+use crate::{
+    config::desired::{Daemon, RuntimeKind},
+    model::id::StepId,
+    step::Step,
+};
 
 /// Preconditions.
 pub const PREFLIGHT: StepId = StepId::new("preflight");
@@ -68,12 +73,18 @@ pub const DRIVER_NODES: StepId = StepId::new("driver.nodes");
 pub const RUNTIME_DOCKER: StepId = StepId::new("runtime.docker");
 /// containerd.
 pub const RUNTIME_CONTAINERD: StepId = StepId::new("runtime.containerd");
+/// CRI-O.
+pub const RUNTIME_CRIO: StepId = StepId::new("runtime.crio");
+/// Podman.
+pub const RUNTIME_PODMAN: StepId = StepId::new("runtime.podman");
 /// NVIDIA Container Toolkit.
 pub const TOOLKIT_PACKAGES: StepId = StepId::new("toolkit.packages");
 /// Docker knows the nvidia runtime.
 pub const RUNTIME_DOCKER_NVIDIA: StepId = StepId::new("runtime.docker-nvidia");
 /// containerd knows the nvidia runtime.
 pub const RUNTIME_CONTAINERD_NVIDIA: StepId = StepId::new("runtime.containerd-nvidia");
+/// CRI-O's configuration.
+pub const RUNTIME_CRIO_NVIDIA: StepId = StepId::new("runtime.crio-nvidia");
 /// Holds.
 pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
 /// CDI specification.
@@ -97,6 +108,8 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(driver_packages::DriverPackages),
         Box::new(runtime_packages::RuntimePackages(RuntimeKind::Docker)),
         Box::new(runtime_packages::RuntimePackages(RuntimeKind::Containerd)),
+        Box::new(runtime_packages::RuntimePackages(RuntimeKind::Crio)),
+        Box::new(runtime_packages::RuntimePackages(RuntimeKind::Podman)),
         Box::new(toolkit::Toolkit),
         Box::new(holds::Holds),
         Box::new(autoload::Autoload),
@@ -104,8 +117,9 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(persistence::Persistence),
         Box::new(fabric::FabricManager),
         Box::new(nodes::Nodes),
-        Box::new(runtime_config::RuntimeConfig(RuntimeKind::Docker)),
-        Box::new(runtime_config::RuntimeConfig(RuntimeKind::Containerd)),
+        Box::new(runtime_config::RuntimeConfig(Daemon::Docker)),
+        Box::new(runtime_config::RuntimeConfig(Daemon::Containerd)),
+        Box::new(runtime_config::RuntimeConfig(Daemon::Crio)),
         Box::new(devices::Devices),
         Box::new(cdi::Cdi),
         Box::new(container::Container),

@@ -1,5 +1,5 @@
-//! `runtime.docker`, `runtime.containerd`: the runtime is installed, enabled and running. A runtime
-//! that was installed before is not replaced.
+//! `runtime.docker`, `runtime.containerd`, `runtime.crio`, `runtime.podman`: the runtime is installed, and its daemon, if it
+//! has one, is enabled and running. A runtime that was installed before is not replaced.
 
 use async_trait::async_trait;
 
@@ -12,7 +12,7 @@ use crate::{
     config::desired::{Desired, RuntimeKind, RuntimeWish},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::systemctl::UnitState,
+    tools::{containerd::layout::Version, podman, systemctl::UnitState},
 };
 
 /// See the module; one value per runtime.
@@ -22,17 +22,32 @@ pub struct RuntimePackages(pub RuntimeKind);
 struct RuntimeState {
     installed: Packages,
     unit: Option<UnitState>,
+    /// The version of a runtime that must read CDI by itself.
+    version: Option<Version>,
 }
 
 async fn detect(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
     let installed = packages::installed(cx).await?;
-    let unit = match cx.state.unit(&wish.unit).await {
-        Ok(unit) => unit,
-        // Missing packages are known without systemd.
-        Err(error) if error.not_asked().is_some() && lacks(cx.desired, &installed, wish) => None,
-        Err(error) => return Err(error.into()),
+    let unit = match &wish.unit {
+        None => None,
+        Some(unit) => match cx.state.unit(unit).await {
+            Ok(unit) => unit,
+            // Missing packages are known without systemd.
+            Err(error) if error.not_asked().is_some() && lacks(cx.desired, &installed, wish) => {
+                None
+            }
+            Err(error) => return Err(error.into()),
+        },
     };
-    Ok(RuntimeState { installed, unit })
+    let version = match wish.kind {
+        RuntimeKind::Podman => cx.state.podman_version().await,
+        RuntimeKind::Docker | RuntimeKind::Containerd | RuntimeKind::Crio => None,
+    };
+    Ok(RuntimeState {
+        installed,
+        unit,
+        version,
+    })
 }
 
 /// Whether neither the wanted packages nor their alternatives are there.
@@ -58,14 +73,20 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
         })
         .map(String::as_str)
         .collect();
-    let running = state
-        .unit
-        .as_ref()
-        .is_some_and(|unit| unit.is_enabled() && unit.is_active());
-    let enable = Change::EnableUnit {
-        unit: wish.unit.clone(),
-        start: true,
-    };
+    if let Some(version) = state.version
+        && version < podman::READS_CDI
+        && desired.toolkit.is_some()
+    {
+        return Assessment::Blocked {
+            why: format!(
+                "podman {version} cannot give GPUs to containers: it reads CDI specifications from \
+                 {} on",
+                podman::READS_CDI
+            ),
+            hint: "upgrade podman, or take it out of `runtime.use`".to_owned(),
+        };
+    }
+    let running = (state.unit.as_ref()).is_some_and(|unit| unit.is_enabled() && unit.is_active());
 
     let comparison = compare(desired.packages.manager, &wish.packages, &state.installed);
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
@@ -86,16 +107,24 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
     } else {
         comparison.met_text()
     };
-    if !running {
+    if let Some(name) = &wish.unit
+        && !running
+    {
         whys.push(match &state.unit {
-            None => format!("`{}` does not exist", wish.unit),
-            Some(unit) => format!("`{}` is {unit}", wish.unit),
+            None => format!("`{name}` does not exist"),
+            Some(unit) => format!("`{name}` is {unit}"),
         });
-        changes.push(enable);
+        changes.push(Change::EnableUnit {
+            unit: name.clone(),
+            start: true,
+        });
     }
     if changes.is_empty() {
         Assessment::Satisfied {
-            why: format!("{what}; `{}` is enabled and active", wish.unit),
+            why: match &wish.unit {
+                Some(unit) => format!("{what}; `{unit}` is enabled and active"),
+                None => format!("{what}; it needs no daemon"),
+            },
         }
     } else {
         Assessment::Needs {
@@ -111,6 +140,8 @@ impl Step for RuntimePackages {
         match self.0 {
             RuntimeKind::Docker => super::RUNTIME_DOCKER,
             RuntimeKind::Containerd => super::RUNTIME_CONTAINERD,
+            RuntimeKind::Crio => super::RUNTIME_CRIO,
+            RuntimeKind::Podman => super::RUNTIME_PODMAN,
         }
     }
 
@@ -118,6 +149,8 @@ impl Step for RuntimePackages {
         match self.0 {
             RuntimeKind::Docker => "Docker Engine",
             RuntimeKind::Containerd => "containerd",
+            RuntimeKind::Crio => "CRI-O",
+            RuntimeKind::Podman => "Podman",
         }
     }
 
@@ -148,12 +181,13 @@ mod tests {
     use super::{RuntimeState, decide, lacks, wish};
     use crate::{
         change::Change,
-        config::desired::RuntimeKind,
+        config::desired::{RuntimeKind, RuntimeWish},
         step::Assessment,
         steps::{
             fixtures::{desired, unit},
-            wishes::fixtures::packages,
+            wishes::fixtures::{packages, wishes},
         },
+        tools::containerd::layout::Version,
     };
 
     #[test]
@@ -175,6 +209,7 @@ mod tests {
         let good = RuntimeState {
             installed: packages(&["docker.io=20.10.24"]),
             unit: Some(unit("enabled", "active")),
+            version: None,
         };
         assert!(matches!(
             decide(&good, docker, &want),
@@ -213,10 +248,47 @@ mod tests {
         let other = RuntimeState {
             installed: packages(&["docker-ce=5:29.1"]),
             unit: Some(unit("enabled", "active")),
+            version: None,
         };
         let Assessment::Satisfied { why } = decide(&other, docker, &want) else {
             panic!("must be kept");
         };
         assert!(why.contains("docker-ce"), "{why}");
+    }
+
+    #[test]
+    fn podman_needs_no_daemon_and_a_version_that_reads_cdi() {
+        let want = desired();
+        let podman = RuntimeWish {
+            kind: RuntimeKind::Podman,
+            packages: wishes(&["podman"]),
+            alternatives: vec![],
+            unit: None,
+            nvidia_default: false,
+        };
+        let Assessment::Needs { changes, .. } = decide(&RuntimeState::default(), &podman, &want)
+        else {
+            panic!("must be installed");
+        };
+        assert!(matches!(
+            &changes[..],
+            [Change::RefreshRepositories, Change::InstallPackages { .. }]
+        ));
+        for (version, is_enough) in [("3.4.4", false), ("4.1.0", true), ("5.4.2", true)] {
+            let state = RuntimeState {
+                installed: packages(&[&format!("podman={version}")]),
+                unit: None,
+                version: Version::parse(version),
+            };
+            match decide(&state, &podman, &want) {
+                Assessment::Satisfied { why } => {
+                    assert!(is_enough && why.ends_with("needs no daemon"), "{why}");
+                }
+                Assessment::Blocked { why, .. } => {
+                    assert!(!is_enough && why.contains("podman 3.4 cannot"), "{why}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }

@@ -4,14 +4,25 @@
 
 use std::{collections::BTreeSet, iter};
 
+use camino::Utf8Path;
 use serde::Deserialize;
 
 use super::yaml;
+use crate::model::version::DriverVersion;
+
+/// The kind of NVIDIA's GPUs.
+pub const KIND: &str = "nvidia.com/gpu";
+
+/// The folders that runtimes read unless they are told otherwise; what the later one names hides the same
+/// name in the earlier one. Source: container-device-interface, `pkg/cdi/spec-dirs.go` and `doc.go`.
+pub const FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
 /// What this program reads of a specification; other fields belong to the tools that write and use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Spec {
+    /// What its devices are; with the name of a device it is what a container asks for.
+    pub kind: String,
     /// What a container can ask for by name.
     pub devices: Vec<Device>,
     /// What every such container gets besides.
@@ -107,9 +118,101 @@ pub fn parse(text: &str) -> Result<Spec, String> {
     yaml::parse(text)
 }
 
+/// Whether runtimes read a file of this name as a specification. Source: container-device-interface,
+/// `pkg/cdi/spec-dirs.go`.
+#[must_use]
+pub fn is_read(path: &Utf8Path) -> bool {
+    matches!(path.extension(), Some("yaml" | "json"))
+}
+
+/// The driver version in the name of a library, such as `libcuda.so.535.261.03`; `None` where the name has no
+/// version, or the library one of its own (`libnvidia-egl-gbm.so.1.1.0`): branches of the driver have three
+/// digits.
+#[must_use]
+pub fn driver_of(path: &str) -> Option<DriverVersion> {
+    let (_, name) = path.rsplit_once('/')?;
+    let (_, version) = name.split_once(".so.")?;
+    let digits = version.split('.').next()?.len();
+    (digits >= 3).then(|| version.parse().ok()).flatten()
+}
+
+/// The character devices of NVIDIA's driver in `/proc/devices`: names, and major numbers.
+#[must_use]
+pub fn majors(text: &str) -> Vec<(String, u32)> {
+    text.lines()
+        .take_while(|line| !line.starts_with("Block devices"))
+        .filter_map(|line| {
+            let (major, name) = line.trim().split_once(' ')?;
+            let name = name.trim();
+            name.starts_with("nvidia")
+                .then(|| Some((name.to_owned(), major.parse().ok()?)))?
+        })
+        .collect()
+}
+
+/// The names that the driver of a device node has in `/proc/devices`; none for a node of somebody else. Source:
+/// NVIDIA/nvidia-container-toolkit, `internal/info/proc/devices/devices.go`; before 550.40 the nodes of GPUs were
+/// those of `nvidia-frontend`.
+#[must_use]
+pub fn drivers_of(path: &str) -> &'static [&'static str] {
+    let Some(name) = path.strip_prefix("/dev/") else {
+        return &[];
+    };
+    if name.starts_with("nvidia-caps-imex-channels/") {
+        return &["nvidia-caps-imex-channels"];
+    }
+    if name.starts_with("nvidia-caps/") {
+        return &["nvidia-caps"];
+    }
+    match name {
+        "nvidia-uvm" | "nvidia-uvm-tools" => &["nvidia-uvm"],
+        "nvidiactl" | "nvidia-modeset" => &["nvidia", "nvidia-frontend"],
+        _ => match name.strip_prefix("nvidia") {
+            Some(rest) if rest.parse::<u32>().is_ok() => &["nvidia", "nvidia-frontend"],
+            _ => &[],
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{DeviceNode, parse};
+    use super::{DeviceNode, driver_of, drivers_of, majors, parse};
+
+    #[test]
+    fn the_version_of_the_driver_is_in_the_names_of_its_libraries() {
+        for (path, version) in [
+            ("/usr/lib/libcuda.so.535.261.03", Some("535.261.03")),
+            ("/usr/lib/libnvidia-ml.so.580.65", Some("580.65")),
+            ("/usr/lib/libnvidia-egl-gbm.so.1.1.0", None),
+            ("/usr/lib/libcuda.so.1", None),
+            ("/usr/bin/nvidia-smi", None),
+        ] {
+            let found = driver_of(path);
+            assert_eq!(found.as_ref().map(|one| one.as_str()), version, "{path}");
+        }
+    }
+
+    #[test]
+    fn major_numbers_are_those_of_the_kernel() {
+        let text = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n243 nvidia-uvm\n\n\
+                    Block devices:\n  8 sd\n195 nvidia-none\n";
+        let found = majors(text);
+        let of = |path| {
+            let names = drivers_of(path);
+            (found.iter())
+                .find(|(name, _)| names.contains(&name.as_str()))
+                .map(|(_, major)| *major)
+        };
+        for (path, major) in [
+            ("/dev/nvidia0", Some(195)),
+            ("/dev/nvidia-modeset", Some(195)),
+            ("/dev/nvidia-uvm-tools", Some(243)),
+            ("/dev/nvidia-caps/nvidia-cap1", None),
+            ("/dev/dri/card0", None),
+        ] {
+            assert_eq!(of(path), major, "{path}");
+        }
+    }
 
     /// As nvidia-ctk 1.20.1 writes it.
     const SPEC: &str = r#"---

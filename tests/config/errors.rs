@@ -46,7 +46,7 @@ fn wrong_configuration() {
         "[driver\nbranch = 580\n",
         "driver.branch = 580\ndriver.branch = 595\n",
         "driver.source = \"nvida\"\n",
-        "runtime.use = [\"podman\"]\n",
+        "runtime.use = [\"podmna\"]\n",
         "runtime.source = \"dockr\"\n",
         "profile = \"debain\"\n",
         "profile = \"/etc/mine.toml\"\n",

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use camino::Utf8Path;
 
-use super::{error::ProbeError, root::Root};
+use super::{error::ProbeError, podman, root::Root};
 use crate::{
     change::{Probe, Sink},
     config::desired::RuntimeKind,
@@ -19,7 +19,7 @@ use crate::{
 /// The image that is made for the probe, and removed after it.
 pub(super) const IMAGE: &str = "gpu-bootstrap/probe:local";
 /// The name of its container.
-const CONTAINER: &str = "gpu-bootstrap-probe";
+pub(super) const CONTAINER: &str = "gpu-bootstrap-probe";
 /// The time limit to pack and import a few megabytes.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -48,6 +48,8 @@ pub(super) async fn run(
         RuntimeKind::Containerd => {
             containerd(host, &root, image.as_deref(), deadline, sink).await?
         }
+        RuntimeKind::Podman => podman::run(host, &root, image.as_deref(), deadline, sink).await?,
+        RuntimeKind::Crio => return Err(ProbeError::OnlyPods),
     };
     judge(&view, *gpus, driver)?;
     computes(&view, uuids)
@@ -230,7 +232,7 @@ async fn clear_containerd(host: &Host, namespace: &str, sink: &dyn Sink) -> Resu
 }
 
 /// Runs a command whose output is only passed to the sink.
-async fn quiet(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ProbeError> {
+pub(super) async fn quiet(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ProbeError> {
     host.exec
         .run(cmd, &mut |_, line| sink.line(line))
         .await?
@@ -239,7 +241,11 @@ async fn quiet(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ProbeError
 }
 
 /// Runs the container; its last output line is what it sees.
-async fn view(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<ContainerView, ProbeError> {
+pub(super) async fn view(
+    host: &Host,
+    cmd: &Cmd,
+    sink: &dyn Sink,
+) -> Result<ContainerView, ProbeError> {
     let output = host
         .exec
         .run(cmd, &mut |_, line| sink.line(line))
@@ -254,7 +260,7 @@ async fn view(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<ContainerView, 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::{ProbeError, computes, judge, run};
     use crate::{
         change::{Probe, Sink},
@@ -270,7 +276,7 @@ mod tests {
         },
     };
 
-    struct Silent;
+    pub(in crate::change::probe) struct Silent;
 
     impl Sink for Silent {
         fn line(&self, _: &str) {}
@@ -349,7 +355,7 @@ mod tests {
     }
 
     /// A machine on which this program can be packed.
-    fn machine() -> (Host, Fakes) {
+    pub(in crate::change::probe) fn machine() -> (Host, Fakes) {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/proc/self/maps",
@@ -361,10 +367,10 @@ mod tests {
         (host, fakes)
     }
 
-    const SEEN: &str = r#"{"devices":["nvidia0","nvidiactl"],
+    pub(in crate::change::probe) const SEEN: &str = r#"{"devices":["nvidia0","nvidiactl"],
         "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#;
 
-    fn probe(runtime: RuntimeKind, image: Option<&str>) -> Probe {
+    pub(in crate::change::probe) fn probe(runtime: RuntimeKind, image: Option<&str>) -> Probe {
         Probe::ContainerSeesGpus {
             runtime,
             image: image.map(str::to_owned),

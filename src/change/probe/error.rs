@@ -40,6 +40,9 @@ pub enum ProbeError {
         /// What it should.
         expected: String,
     },
+    /// The runtime runs no single container.
+    #[error("run a container in CRI-O, which runs pods only")]
+    OnlyPods,
     /// A layer of the probe fails in the container.
     #[error("the container fails at the layer {layer}: {why}")]
     Layer {
@@ -72,7 +75,7 @@ impl Report for ProbeError {
         match self {
             Self::Files(error) => error.reason().unwrap_or("proof-not-prepared"),
             Self::Unknown { .. } | Self::Replaced { .. } => "proof-not-prepared",
-            Self::Exec(_) => "container-failed",
+            Self::Exec(_) | Self::OnlyPods => "container-failed",
             Self::Blind { .. } => "container-sees-no-gpu",
             Self::Layer { .. } | Self::Silent => "container-cannot-compute",
             Self::OtherDevices { .. } => "container-has-other-gpus",
@@ -96,6 +99,7 @@ impl Report for ProbeError {
                  `NVIDIA_VISIBLE_DEVICES` of the image"
                     .to_owned()
             }
+            Self::OnlyPods => "run a pod with a GPU in the cluster".to_owned(),
             Self::Exec(_) | Self::Layer { .. } | Self::Silent => {
                 "run `gpu-bootstrap check`: it names the faulty layer (driver, CDI or runtime)"
                     .to_owned()

@@ -3,6 +3,7 @@
 
 mod container;
 mod error;
+mod podman;
 mod root;
 
 use camino::Utf8Path;
@@ -27,7 +28,9 @@ impl Applier {
                 runtime: *runtime,
                 image: container::IMAGE.to_owned(),
             },
-            (None, RuntimeKind::Containerd) => return Ok(record),
+            (None, RuntimeKind::Containerd | RuntimeKind::Podman | RuntimeKind::Crio) => {
+                return Ok(record);
+            }
         };
         Ok(Undo::Several {
             undos: vec![image, record],

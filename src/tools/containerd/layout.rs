@@ -4,10 +4,15 @@
 //! `cmd/containerd/server/config` (imports, versions, how files are merged: before 2.1 the table of a
 //! plugin in a later file replaces the whole table of an earlier one, containerd/containerd#5837).
 
+use std::fmt;
+
 use camino::Utf8PathBuf;
 use serde_json::{Map, Value, json};
 
-use crate::model::document::{Document, FileSettings, Format, Setting};
+use crate::{
+    model::document::{Document, FileSettings, Format, Setting},
+    tools::cdi,
+};
 
 /// A configuration file, as containerd loads it.
 #[derive(Debug, Clone)]
@@ -38,6 +43,12 @@ pub struct Runtime<'a> {
 /// The version of containerd, as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
+
+impl fmt::Display for Version {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}.{}", self.0, self.1)
+    }
+}
 
 impl Version {
     /// Reads the answer to `containerd --version`, for example
@@ -76,9 +87,6 @@ impl Version {
         self == Self(1, 7)
     }
 }
-
-/// The folders with CDI specifications, containerd's default.
-const CDI_FOLDERS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
 /// How containerd calls runc and what takes its place.
 const RUNC: &str = "io.containerd.runc.v2";
@@ -202,7 +210,7 @@ pub fn settings(
     if runtime.cdi && version.is_some_and(Version::needs_cdi) {
         for (name, value) in [
             ("enable_cdi", json!(true)),
-            ("cdi_spec_dirs", json!(CDI_FOLDERS)),
+            ("cdi_spec_dirs", json!(cdi::FOLDERS)),
         ] {
             let at = place(&[name]);
             let there = files[at].document.get(&files[at].plugin(&[name]));

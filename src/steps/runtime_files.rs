@@ -1,0 +1,245 @@
+//! What the daemons of container runtimes run with, and what their files lack of the nvidia runtime.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::{
+    change::unread,
+    config::desired::{Daemon, RuntimeWish},
+    model::{
+        document::{Document, FileSettings, Format},
+        paths,
+    },
+    state::{Effective, StateError},
+    step::{Cx, StepError},
+    tools::{
+        containerd::{self, layout},
+        crio, docker,
+    },
+};
+
+/// The name of the runtime.
+pub(super) const NVIDIA: &str = "nvidia";
+
+/// The toolkit's program, as `nvidia-ctk` names it to Docker and to containerd.
+const PROGRAM: &str = "nvidia-container-runtime";
+const PROGRAM_PATH: &str = "/usr/bin/nvidia-container-runtime";
+
+/// Docker's configuration file.
+const DAEMON_JSON: &str = "/etc/docker/daemon.json";
+
+/// What was read.
+#[derive(Debug, Clone)]
+pub(super) struct RuntimeState {
+    pub(super) effective: Effective,
+    /// A configuration file that cannot be read.
+    pub(super) broken: Option<Broken>,
+    /// The keys that the files lack.
+    pub(super) lacking: Vec<FileSettings>,
+    /// Whether there is a file that it reads first.
+    pub(super) configured: bool,
+    /// Whether the daemon has not taken up what an interrupted run has written.
+    pub(super) unread: bool,
+    /// Whether Docker has to be told to use CDI.
+    pub(super) cdi: bool,
+}
+
+/// A configuration file that its daemon does not read.
+#[derive(Debug, Clone)]
+pub(super) struct Broken {
+    pub(super) path: Utf8PathBuf,
+    pub(super) why: String,
+    /// Whether newer daemons read it all the same.
+    pub(super) forgiven: bool,
+}
+
+impl RuntimeState {
+    fn of(effective: &Effective, read: Result<Vec<FileSettings>, Broken>) -> Self {
+        let (lacking, broken) = match read {
+            Ok(lacking) => (lacking, None),
+            Err(broken) => (Vec::new(), Some(broken)),
+        };
+        Self {
+            effective: effective.clone(),
+            broken,
+            lacking,
+            configured: true,
+            unread: false,
+            cdi: false,
+        }
+    }
+}
+
+/// Reads what a daemon runs with, and what its files lack.
+pub(super) async fn detect(
+    cx: &Cx<'_>,
+    daemon: Daemon,
+    wish: &RuntimeWish,
+) -> Result<RuntimeState, StepError> {
+    match daemon {
+        Daemon::Docker => detect_docker(cx, wish).await,
+        Daemon::Containerd => detect_containerd(cx, wish).await,
+        Daemon::Crio => detect_crio(cx, wish).await,
+    }
+}
+
+async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
+    let effective = cx.state.docker().await?;
+    let path = Utf8PathBuf::from(DAEMON_JSON);
+    let text = cx.host.files().read_text(&path)?;
+    let flaw = text
+        .as_deref()
+        .and_then(|text| docker::check_config(text).err());
+    let mut state = RuntimeState::of(effective, Ok(Vec::new()));
+    if let Some(flaw) = flaw {
+        state.broken = Some(Broken {
+            path: path.clone(),
+            why: flaw.why,
+            forgiven: flaw.forgiven,
+        });
+    }
+    state.unread = is_unread(cx, Daemon::Docker)?;
+    let Ok(file) = Document::parse(Format::Json, text.as_deref().unwrap_or_default()) else {
+        return Ok(state);
+    };
+    // Who has switched it off has decided.
+    let decided = file.get(&["features".to_owned(), "cdi".to_owned()]);
+    state.cdi = cx.desired.cdi.is_some()
+        && decided != Some(false.into())
+        && matches!(
+            effective,
+            Effective::Known {
+                without_cdi: true,
+                ..
+            }
+        );
+    // What Docker knows already may be said by its command line, and said twice it would not start.
+    let known = match effective {
+        Effective::Known {
+            runtimes, default, ..
+        } => (
+            runtimes.iter().any(|name| name == NVIDIA),
+            default.as_deref() == Some(NVIDIA),
+        ),
+        _ => (false, false),
+    };
+    let entry = ["runtimes", NVIDIA, "path"].map(str::to_owned);
+    let is_program = match file.get(&entry).as_ref().and_then(|path| path.as_str()) {
+        Some(PROGRAM) => true,
+        Some(path) => cx.host.files().exists(Utf8Path::new(path))?,
+        None => false,
+    };
+    let settings = docker::settings(
+        &file,
+        &docker::Runtime {
+            name: NVIDIA,
+            program: PROGRAM,
+            kept: known.0 || is_program,
+            default: wish.nvidia_default && !known.1,
+            cdi: state.cdi,
+        },
+    );
+    if !settings.is_empty() {
+        state.lacking = vec![FileSettings { path, settings }];
+    }
+    Ok(state)
+}
+
+async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
+    let effective = cx.state.containerd().await?;
+    let root = Utf8PathBuf::from(crate::state::CONTAINERD_CONFIG);
+    if let Some(text) = cx.host.files().read_text(&root)?
+        && let Err(why) = containerd::check_config(&text)
+    {
+        let broken = Broken {
+            path: root,
+            why,
+            forgiven: false,
+        };
+        return Ok(RuntimeState::of(effective, Err(broken)));
+    }
+    let files = match cx.state.containerd_files() {
+        Ok(files) => files,
+        Err(StateError::Unexpected { what, why }) => {
+            let broken = Broken {
+                path: what.into(),
+                why,
+                forgiven: false,
+            };
+            return Ok(RuntimeState::of(effective, Err(broken)));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let kept = match effective {
+        Effective::Known { programs, .. } => match programs.get(NVIDIA) {
+            Some(program) => cx.host.files().exists(Utf8Path::new(program))?,
+            None => false,
+        },
+        _ => false,
+    };
+    // Both must let the same one make the control groups.
+    let cgroup = match cx.state.cri().await {
+        Ok(Some(cri)) => match (
+            cri.systemd_cgroup.get("runc"),
+            cri.systemd_cgroup.get(NVIDIA),
+        ) {
+            (Some(true), _) => Some(true),
+            (runc, Some(_)) => Some(runc.copied().unwrap_or_default()),
+            _ => None,
+        },
+        // The daemon's own words are in `effective`.
+        Ok(None) | Err(_) => None,
+    };
+    let runtime = layout::Runtime {
+        name: NVIDIA,
+        program: PROGRAM_PATH,
+        kept,
+        default: wish.nvidia_default,
+        cdi: cx.desired.cdi.is_some(),
+        systemd_cgroup: cgroup,
+    };
+    let version = cx.state.containerd_version().await;
+    let read = layout::settings(&files, version, &runtime).map_err(|why| Broken {
+        path: root,
+        why,
+        forgiven: false,
+    });
+    let mut state = RuntimeState::of(effective, read);
+    // Without any, `containerd config dump` of 1.6 fails, and the daemon starts all the same.
+    state.configured = files.first().is_some_and(|file| file.text.is_some());
+    state.unread = is_unread(cx, Daemon::Containerd)?;
+    Ok(state)
+}
+
+async fn detect_crio(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {
+    let effective = cx.state.crio().await?;
+    let broken = |why: String| Broken {
+        path: crio::CONFIG.into(),
+        why,
+        forgiven: false,
+    };
+    let now = match cx.state.crio_config().await? {
+        None => Default::default(),
+        Some(Ok(now)) => now,
+        Some(Err(why)) => return Ok(RuntimeState::of(effective, Err(broken(why)))),
+    };
+    let kept = match now.programs().get(NVIDIA) {
+        Some(program) => cx.host.files().exists(Utf8Path::new(program))?,
+        None => false,
+    };
+    let runtime = crio::Runtime {
+        name: NVIDIA,
+        program: PROGRAM_PATH,
+        kept,
+        default: wish.nvidia_default,
+    };
+    let read = crio::settings(&cx.state.crio_files()?, &now, &runtime).map_err(broken);
+    let mut state = RuntimeState::of(effective, read);
+    state.unread = is_unread(cx, Daemon::Crio)?;
+    Ok(state)
+}
+
+/// Whether a run was interrupted before the daemon had taken up what it wrote.
+fn is_unread(cx: &Cx<'_>, kind: Daemon) -> Result<bool, StepError> {
+    let marker = unread(Utf8Path::new(paths::STATE), kind);
+    Ok(cx.host.files().stat(&marker)?.is_some())
+}

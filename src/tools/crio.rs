@@ -1,0 +1,288 @@
+//! CRI-O: its configuration as it prints it, and which keys of which file make it know a runtime.
+//!
+//! Sources: CRI-O, `docs/crio.conf.d.5.md` (files in the order of their names, the last value counts),
+//! `docs/crio.8.md` (`crio config` prints what the files say), `internal/criocli/config.go` (and validates it),
+//! `docs/crio-status.8.md`, `pkg/config/reload.go` (SIGHUP takes up runtimes); NVIDIA/nvidia-container-toolkit,
+//! `pkg/config/engine/crio/crio.go` (the keys of a runtime). None of it was tried with a real CRI-O.
+
+use std::collections::BTreeMap;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    host::Query,
+    model::document::{Document, FileSettings, Format, Setting},
+};
+
+/// The file that it reads first.
+pub const CONFIG: &str = "/etc/crio/crio.conf";
+
+/// The folder of the files that it reads then.
+pub const DROP_INS: &str = "/etc/crio/crio.conf.d";
+
+/// The file of a runtime that no file names yet.
+const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
+
+/// Where the runtimes are.
+const RUNTIMES: [&str; 3] = ["crio", "runtime", "runtimes"];
+
+/// Asks the daemon what it runs with.
+#[must_use]
+pub fn status() -> Query {
+    Query::new("crio", ["status", "config"])
+}
+
+/// Asks the program what its files say. The status is not 0 if the daemon would not start with them.
+#[must_use]
+pub fn config() -> Query {
+    Query::new("crio", ["config"])
+}
+
+/// What CRI-O is configured with, as far as it matters here.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CrioConfig {
+    /// The keys of each runtime.
+    pub runtimes: BTreeMap<String, Map<String, Value>>,
+    /// The default one.
+    pub default_runtime: Option<String>,
+}
+
+impl CrioConfig {
+    /// The programs that run containers, by runtime.
+    #[must_use]
+    pub fn programs(&self) -> BTreeMap<String, String> {
+        let program =
+            |keys: &Map<String, Value>| Some(keys.get("runtime_path")?.as_str()?.to_owned());
+        (self.runtimes.iter())
+            .filter_map(|(name, keys)| Some((name.clone(), program(keys)?)))
+            .collect()
+    }
+}
+
+/// Reads the answer to [`status`] or [`config`].
+///
+/// # Errors
+/// Where and why it is not TOML.
+pub fn parse(text: &str) -> Result<CrioConfig, String> {
+    let document = Document::parse(Format::Toml, text).map_err(|error| error.to_string())?;
+    let runtimes = document.get(&key(&RUNTIMES)).unwrap_or_default();
+    let default = document.get(&key(&["crio", "runtime", "default_runtime"]));
+    let table = |value: &Value| value.as_object().cloned().unwrap_or_default();
+    Ok(CrioConfig {
+        runtimes: (table(&runtimes).into_iter())
+            .map(|(name, keys)| (name, table(&keys)))
+            .collect(),
+        default_runtime: (default.as_ref().and_then(Value::as_str))
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned),
+    })
+}
+
+/// A file, as CRI-O reads it.
+#[derive(Debug, Clone)]
+pub struct ConfigFile {
+    /// Its path.
+    pub path: Utf8PathBuf,
+    /// Its content.
+    pub text: String,
+}
+
+/// A runtime that CRI-O has to know.
+#[derive(Debug, Clone, Copy)]
+pub struct Runtime<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The program that takes runc's place.
+    pub program: &'a str,
+    /// Whether the entry that there is stays as it is.
+    pub kept: bool,
+    /// Whether it has to be the default one.
+    pub default: bool,
+}
+
+/// The keys to set, by file; none if the files say all of it. `files` are in the order in which they are read,
+/// `now` is what they say together.
+///
+/// # Errors
+/// Which file cannot be read, and why; in one line.
+pub fn settings(
+    files: &[ConfigFile],
+    now: &CrioConfig,
+    runtime: &Runtime<'_>,
+) -> Result<Vec<FileSettings>, String> {
+    let documents = (files.iter())
+        .map(|file| {
+            let document = Document::parse(Format::Toml, &file.text)
+                .map_err(|error| format!("`{}` cannot be read: {error}", file.path))?;
+            Ok((file.path.as_path(), document))
+        })
+        .collect::<Result<Vec<_>, String>>()?;
+    let entry = key(&[&RUNTIMES[..], &[runtime.name]].concat());
+    let mut wanted = Vec::new();
+    if !runtime.kept {
+        wanted.push((entry, entry_of(now, runtime)));
+    }
+    if runtime.default {
+        let default = key(&["crio", "runtime", "default_runtime"]);
+        wanted.push((default, json!(runtime.name)));
+    }
+    let mut found: Vec<FileSettings> = Vec::new();
+    for (key, value) in wanted {
+        // The last file with a key is the one whose value counts.
+        let last = (documents.iter().rev()).find_map(|(path, document)| {
+            let now = document.get(&key)?;
+            Some((*path, now))
+        });
+        let (path, said) = last.map_or((Utf8Path::new(OWN), None), |(path, now)| (path, Some(now)));
+        if said.as_ref() == Some(&value) {
+            continue;
+        }
+        let setting = Setting {
+            key,
+            value: Some(value),
+        };
+        match found.iter_mut().find(|one| one.path == path) {
+            Some(one) => one.settings.push(setting),
+            None => found.push(FileSettings {
+                path: path.to_owned(),
+                settings: vec![setting],
+            }),
+        }
+    }
+    Ok(found)
+}
+
+/// The keys of the runtime: those of the default one, which name the monitor of its containers, with another
+/// program.
+fn entry_of(now: &CrioConfig, runtime: &Runtime<'_>) -> Value {
+    let default = (now.default_runtime.as_deref())
+        .filter(|name| *name != runtime.name)
+        .into_iter()
+        .chain(["crun", "runc"]);
+    let like = default.filter_map(|name| now.runtimes.get(name)).next();
+    let mut entry = like.cloned().unwrap_or_default();
+    entry.insert("runtime_path".to_owned(), json!(runtime.program));
+    entry.insert("runtime_type".to_owned(), json!("oci"));
+    Value::Object(entry)
+}
+
+fn key(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NVIDIA: Runtime<'_> = Runtime {
+        name: "nvidia",
+        program: "/usr/bin/nvidia-container-runtime",
+        kept: false,
+        default: false,
+    };
+
+    /// As CRI-O's packages have it, with what an administrator adds.
+    const PACKAGED: &str = "[crio.runtime]\ndefault_runtime = \"crun\" # the package's\n\n\
+        [crio.runtime.runtimes.crun]\nruntime_path = \"/usr/libexec/crio/crun\"\n\
+        monitor_path = \"/usr/libexec/crio/conmon\"\nallowed_annotations = [\n    \"io.containers.trace-syscall\",\n]\n";
+    const OLDER: &str = "# by hand\n[crio.runtime.runtimes.nvidia]\n\
+        runtime_path = \"/opt/gone/nvidia-container-runtime\"\nruntime_type = \"oci\"\n";
+
+    fn file(path: &str, text: &str) -> ConfigFile {
+        ConfigFile {
+            path: path.into(),
+            text: text.to_owned(),
+        }
+    }
+
+    /// The files after the settings, each with its name.
+    fn after(files: &[ConfigFile], runtime: &Runtime<'_>) -> (Vec<ConfigFile>, String) {
+        // No file of these tests takes the place of an entry of an earlier one.
+        let mut now = CrioConfig::default();
+        for one in files {
+            let more = parse(&one.text).expect("TOML");
+            now.runtimes.extend(more.runtimes);
+            now.default_runtime = more.default_runtime.or(now.default_runtime);
+        }
+        let mut files = files.to_vec();
+        for one in settings(&files, &now, runtime).expect("readable") {
+            let at = files.iter().position(|file| file.path == one.path);
+            let text = at.map(|at| files[at].text.clone()).unwrap_or_default();
+            let mut document = Document::parse(Format::Toml, &text).expect("TOML");
+            for setting in &one.settings {
+                document.set(setting).expect("a key that can be set");
+            }
+            let new = file(one.path.as_str(), &document.text());
+            match at {
+                Some(at) => files[at] = new,
+                None => files.push(new),
+            }
+        }
+        let all = (files.iter()).map(|file| format!("== {}\n{}", file.path, file.text));
+        let all = all.collect();
+        (files, all)
+    }
+
+    #[test]
+    fn each_arrangement_of_files_gets_its_keys() {
+        let packaged = file("/etc/crio/crio.conf.d/10-crio.conf", PACKAGED);
+        let older = file("/etc/crio/crio.conf.d/50-gpu.conf", OLDER);
+        let default = Runtime {
+            default: true,
+            ..NVIDIA
+        };
+        let cases = [
+            ("no file", vec![], NVIDIA),
+            ("the package's file", vec![packaged.clone()], NVIDIA),
+            ("as the default", vec![packaged.clone()], default),
+            (
+                "an entry whose program is gone",
+                vec![packaged.clone(), older.clone()],
+                NVIDIA,
+            ),
+            (
+                "an entry that is kept, as the default",
+                vec![packaged, older],
+                Runtime {
+                    kept: true,
+                    ..default
+                },
+            ),
+        ];
+        let mut all = String::new();
+        for (name, files, runtime) in cases {
+            let (files, text) = after(&files, &runtime);
+            all.push_str(&format!("#### {name}\n{text}\n"));
+            // What the files say already is not set again.
+            assert_eq!(after(&files, &runtime).1, text, "{name}");
+        }
+        insta::assert_snapshot!(all);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let files = [file(CONFIG, "[crio")];
+        let why = settings(&files, &CrioConfig::default(), &NVIDIA).unwrap_err();
+        assert!(
+            why.starts_with("`/etc/crio/crio.conf` cannot be read: "),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn what_it_prints_is_read() {
+        let config = parse(PACKAGED).expect("TOML");
+        assert_eq!(config.default_runtime.as_deref(), Some("crun"));
+        assert_eq!(config.programs()["crun"], "/usr/libexec/crio/crun");
+        assert_eq!(parse("# [crio.runtime]\n"), Ok(CrioConfig::default()));
+        assert!(parse("FATA[0000] failed\n").is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "(\\[crio|\\.runtime|\\]|=|\n|.)*") {
+            let _ = parse(&text);
+        }
+    }
+}

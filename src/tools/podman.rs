@@ -1,0 +1,40 @@
+//! Podman: it has no daemon, and reads CDI specifications itself.
+
+use std::time::Duration;
+
+use super::containerd::layout::Version;
+use crate::host::{Cmd, Query};
+
+/// The first version that takes the name of a CDI device. Source: NVIDIA's container toolkit
+/// documentation, "Support for Container Device Interface", prerequisites.
+pub const READS_CDI: Version = Version(4, 1);
+
+/// Big images take minutes.
+const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
+
+/// Asks for an image: the status is 0 where it is there, 1 where it is not (podman-image-exists(1)).
+#[must_use]
+pub fn has_image(image: &str) -> Query {
+    Query::new("podman", ["image", "exists", image])
+}
+
+/// The status with which [`has_image`] says no.
+pub const NO_IMAGE: i32 = 1;
+
+/// Pulls an image.
+#[must_use]
+pub fn pull(image: &str) -> Cmd {
+    Cmd::new("podman", ["pull", image]).deadline(PULL_DEADLINE)
+}
+
+/// Removes an image.
+#[must_use]
+pub fn remove_image(image: &str) -> Cmd {
+    Cmd::new("podman", ["image", "rm", "--force", image]).deadline(Duration::from_secs(120))
+}
+
+/// Ends and removes a container; it is no error if there is none.
+#[must_use]
+pub fn remove_container(name: &str) -> Cmd {
+    Cmd::new("podman", ["rm", "--force", "--ignore", name]).deadline(Duration::from_secs(60))
+}
