@@ -5,8 +5,8 @@ use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
 use super::{
-    CDI, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER_NVIDIA, VALIDATION_DEVICES, packages,
-    wishes::Packages, words,
+    CDI, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER_NVIDIA, RUNTIME_PODMAN, VALIDATION_DEVICES,
+    packages, wishes::Packages, words,
 };
 use crate::{
     change::{Change, Lock, Probe},
@@ -34,7 +34,7 @@ struct ContainerState {
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
-    let record = match cx.desired.runtimes.first() {
+    let record = match provable(cx.desired) {
         Some(wish) => cx.host.files().read_text(&record_path(wish.kind))?,
         None => None,
     };
@@ -62,10 +62,17 @@ fn computing(view: &NvmlView) -> Vec<String> {
     devices.map(|device| device.uuid).collect()
 }
 
+/// The runtime in which a container is run.
+fn provable(desired: &Desired) -> Option<&RuntimeWish> {
+    (desired.runtimes.iter()).find(|wish| wish.kind.runs_single_containers())
+}
+
 fn record_path(kind: RuntimeKind) -> Utf8PathBuf {
     let name = match kind {
         RuntimeKind::Docker => "container-docker",
         RuntimeKind::Containerd => "container-containerd",
+        RuntimeKind::Crio => "container-crio",
+        RuntimeKind::Podman => "container-podman",
     };
     Utf8PathBuf::from(paths::STATE).join("proofs").join(name)
 }
@@ -136,9 +143,9 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
             why: "no container probe is configured".into(),
         };
     }
-    let Some(wish) = desired.runtimes.first() else {
+    let Some(wish) = provable(desired) else {
         return Assessment::NotApplicable {
-            why: "no container runtime is configured".into(),
+            why: "no container runtime is configured that runs single containers".into(),
         };
     };
     let Some(loaded) = &state.loaded else {
@@ -217,6 +224,7 @@ impl Step for Container {
                 CDI,
                 RUNTIME_DOCKER_NVIDIA,
                 RUNTIME_CONTAINERD_NVIDIA,
+                RUNTIME_PODMAN,
                 VALIDATION_DEVICES,
             ]
         }
@@ -230,7 +238,7 @@ impl Step for Container {
         desired.driver.is_none()
             || (desired.validation.container
                 && desired.toolkit.is_some()
-                && !desired.runtimes.is_empty())
+                && provable(desired).is_some())
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
