@@ -7,6 +7,7 @@ use camino::Utf8Path;
 
 use super::{
     DRIVER_MODULE, DRIVER_NODES, TOOLKIT_PACKAGES, VALIDATION_DEVICES,
+    cdi_rules::{self, Conflict, Machine, Seen},
     nodes::{self, USERS},
     words,
 };
@@ -14,13 +15,9 @@ use crate::{
     change::{Change, Lock},
     config::desired::{Cdi as Wish, Desired},
     facts::Facts,
-    host::{Nvml, NvmlView, files::Kind},
     model::{id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
-    tools::{
-        cdi::{self, DeviceNode, Spec},
-        packages::HEADER,
-    },
+    tools::packages::HEADER,
 };
 
 /// The unit that makes the specification again at each boot.
@@ -28,6 +25,22 @@ const UNIT: &str = "gpu-bootstrap-cdi.service";
 
 /// Where it is.
 const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-cdi.service";
+
+/// The unit of NVIDIA's toolkit, from version 1.18 on, which writes a specification of its own at each boot and
+/// after changes of the driver. It starts after `multi-user.target`, so after the runtimes, and it knows nothing
+/// of MIG: so the file of this step stays beside it. Runtimes prefer the file of the unit, so this step also
+/// compares that one with the machine, and starts the unit again where it is not right. Source:
+/// NVIDIA/nvidia-container-toolkit, `deployments/systemd/nvidia-cdi-refresh.service`.
+const REFRESH: &str = "nvidia-cdi-refresh.service";
+
+/// Where packages install it.
+const REFRESH_PATHS: [&str; 2] = [
+    "/usr/lib/systemd/system/nvidia-cdi-refresh.service",
+    "/etc/systemd/system/nvidia-cdi-refresh.service",
+];
+
+/// What it writes.
+const REFRESHED: &str = "/var/run/cdi/nvidia.yaml";
 
 /// See the module.
 pub struct Cdi;
@@ -37,52 +50,18 @@ struct CdiState {
     /// The unit's file.
     unit: Option<String>,
     enabled: bool,
-    /// The specification, or why it is none; `None` where there is no file.
-    spec: Option<Result<Spec, String>>,
     loaded: Option<DriverVersion>,
-    /// Host paths that the specification names and that are not there.
-    missing: Vec<String>,
-    /// The device nodes that the specification gives numbers to, with what is there under their
-    /// names now.
-    nodes: Vec<(DeviceNode, Kind)>,
-    /// What containers can use, by NVML; `None` where it does not answer.
-    visible: Option<Vec<Visible>>,
-    /// GPUs on the bus that this machine uses itself.
-    gpus: usize,
+    machine: Machine,
+    /// The files with specifications, the own one first if it is there.
+    seen: Vec<Seen>,
+    /// The toolkit's own unit, which writes a file of its own, is there.
+    refreshes: bool,
 }
 
-/// A GPU, or one of the MIG devices that take its place, with the names that the specification may
-/// give it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Visible {
-    /// `0` for a GPU, `0:1` for a MIG device.
-    index: String,
-    uuid: Option<String>,
-}
-
-impl Visible {
-    fn is_called(&self, name: &str) -> bool {
-        self.index == name || self.uuid.as_deref() == Some(name)
+impl CdiState {
+    fn own(&self, path: &Utf8Path) -> Option<&Seen> {
+        self.seen.iter().find(|seen| seen.path == path)
     }
-}
-
-/// A GPU with MIG is not usable as a whole: its MIG devices are.
-fn visible(view: &NvmlView) -> Vec<Visible> {
-    let mut found = Vec::new();
-    for gpu in &view.devices {
-        if gpu.mig == Some(true) {
-            found.extend(gpu.mig_devices.iter().map(|part| Visible {
-                index: format!("{}:{}", gpu.index, part.index),
-                uuid: part.uuid.clone(),
-            }));
-        } else {
-            found.push(Visible {
-                index: gpu.index.to_string(),
-                uuid: gpu.uuid.clone(),
-            });
-        }
-    }
-    found
 }
 
 /// The numbers of device nodes can be others at another boot, and when a module is loaded again: then the
@@ -114,140 +93,28 @@ fn unit(path: &Utf8Path) -> String {
 }
 
 async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
+    let files = cx.host.files();
     let loaded = cx.state.loaded_driver()?.cloned();
-    let text = cx.host.files().read_text(&wish.path)?;
-    let mut state = CdiState {
-        unit: cx.host.files().read_text(Utf8Path::new(UNIT_PATH))?,
+    let mut refreshes = false;
+    for path in REFRESH_PATHS {
+        refreshes |= files.exists(Utf8Path::new(path))?;
+    }
+    Ok(CdiState {
+        unit: files.read_text(Utf8Path::new(UNIT_PATH))?,
         enabled: nodes::is_enabled(cx, UNIT)?,
-        spec: text.as_deref().map(cdi::parse),
+        machine: cdi_rules::machine(cx, loaded.is_some()).await?,
+        seen: cdi_rules::seen(cx, &wish.path)?,
         loaded,
-        gpus: words::usable(cx)?.len(),
-        ..CdiState::default()
-    };
-    let Some(Ok(spec)) = &state.spec else {
-        return Ok(state);
-    };
-    for path in spec.host_paths() {
-        if !cx.host.files().exists(path.into())? {
-            state.missing.push(path.to_owned());
-        }
-    }
-    for node in spec.device_nodes() {
-        // What is not there at all is among `missing`.
-        if node.numbers().is_some()
-            && let Some(stat) = cx.host.files().stat(node.host_path().into())?
-        {
-            state.nodes.push((node.clone(), stat.kind));
-        }
-    }
-    if state.loaded.is_some()
-        && let Nvml::Ready(view) = cx.state.nvml().await
-    {
-        // A name by UUID can be compared only if NVML gives every UUID.
-        let known = |all: &Vec<Visible>| all.iter().all(|one| one.uuid.is_some());
-        state.visible = Some(visible(view)).filter(known);
-    }
-    Ok(state)
-}
-
-/// How the numbers of a device node differ from what is there now; `None` where they are the same.
-fn moved(node: &DeviceNode, now: &Kind) -> Option<String> {
-    let (major, minor) = node.numbers()?;
-    let now = match *now {
-        Kind::CharDevice(now_major, now_minor) => {
-            if (major, minor) == (now_major.into(), now_minor.into()) {
-                return None;
-            }
-            format!("{now_major}:{now_minor}")
-        }
-        _ => "no device".to_owned(),
-    };
-    Some(format!(
-        "has `{}` as device {major}:{minor}, which is {now} now",
-        node.host_path()
-    ))
-}
-
-/// Why a specification is not that of this machine; `None` where it is.
-fn stale(state: &CdiState, spec: &Spec, loaded: &DriverVersion) -> Option<String> {
-    if let Some(path) = state.missing.first() {
-        return Some(format!("names `{path}`, which does not exist"));
-    }
-    if let Some(moved) = (state.nodes.iter()).find_map(|(node, now)| moved(node, now)) {
-        return Some(moved);
-    }
-    if !(spec.host_paths().iter()).any(|path| path.contains(loaded.as_str())) {
-        return Some(format!("was generated for another driver than {loaded}"));
-    }
-    let Some(visible) = &state.visible else {
-        // What MIG made of the GPUs only NVML knows.
-        let gpus = spec.names().filter_map(Name::of);
-        let gpus = gpus.filter(|name| *name == Name::Index).count();
-        let parts = spec.names().any(|name| Name::of(name) == Some(Name::Part));
-        return (!parts && gpus != state.gpus).then(|| {
-            format!(
-                "names {}, {} are on the bus",
-                words::count(gpus),
-                state.gpus
-            )
-        });
-    };
-    // After a GPU was replaced, MIG was set up anew, or the disk was cloned, all else may look the
-    // same.
-    let gone = (spec.names().filter(|name| Name::of(name).is_some()))
-        .find(|name| !visible.iter().any(|one| one.is_called(name)));
-    if let Some(gone) = gone {
-        let what = match Name::of(gone) {
-            Some(Name::Part | Name::PartUuid) => "MIG device",
-            _ => "GPU",
-        };
-        return Some(format!(
-            "names `{gone}`, which is not a {what} of this machine"
-        ));
-    }
-    let unnamed = visible
-        .iter()
-        .find(|one| !spec.names().any(|name| one.is_called(name)))?;
-    Some(format!(
-        "does not name `{}`, which NVML lists",
-        unnamed.uuid.as_ref().unwrap_or(&unnamed.index)
-    ))
-}
-
-/// What a name of the specification stands for, as `nvidia-ctk cdi generate` names devices
-/// (NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/namer.go`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Name {
-    /// `0`.
-    Index,
-    /// `0:1`.
-    Part,
-    /// `GPU-…`.
-    Uuid,
-    /// `MIG-…`.
-    PartUuid,
-}
-
-impl Name {
-    /// `None` for `all`, and for what an administrator has added.
-    fn of(name: &str) -> Option<Self> {
-        let number = |text: &str| text.parse::<u32>().is_ok();
-        match name.split_once(':') {
-            Some((gpu, part)) if number(gpu) && number(part) => Some(Self::Part),
-            _ if number(name) => Some(Self::Index),
-            _ if name.starts_with("GPU-") => Some(Self::Uuid),
-            _ if name.starts_with("MIG-") => Some(Self::PartUuid),
-            _ => None,
-        }
-    }
+        refreshes,
+    })
 }
 
 /// What the specification names, for people.
 fn named(state: &CdiState) -> String {
-    let visible = state.visible.as_deref().unwrap_or_default();
+    let visible = state.machine.visible.as_deref().unwrap_or_default();
     let parts = visible.iter().filter(|one| one.index.contains(':')).count();
     match (visible.len() - parts, parts) {
-        (0, 0) => words::count(state.gpus),
+        (0, 0) => words::count(state.machine.gpus),
         (gpus, 0) => words::count(gpus),
         (0, parts) => format!("{parts} MIG devices"),
         (gpus, parts) => format!("{}, {parts} MIG devices", words::count(gpus)),
@@ -304,24 +171,84 @@ fn decide(state: &CdiState, desired: &Desired, facts: &Facts) -> Assessment {
             expected: generate.into_iter().chain(at_boot).collect(),
         };
     };
-    let stale = match &state.spec {
-        None => Some("is missing".to_owned()),
-        Some(Err(why)) => Some(format!("cannot be read: {why}")),
-        Some(Ok(spec)) => stale(state, spec, loaded),
-    };
-    match stale {
-        Some(why) => Assessment::Needs {
-            why: format!("`{}` {why}", wish.path),
-            changes: generate.into_iter().chain(at_boot).collect(),
-        },
-        None if !at_boot.is_empty() => Assessment::Needs {
-            why: format!("`{UNIT}` does not make `{}` again at boot", wish.path),
-            changes: at_boot,
-        },
-        None => Assessment::Satisfied {
-            why: format!("`{}` names {} and driver {loaded}", wish.path, named(state)),
-        },
+    if let Some(blocked) = obstacle(state, wish, loaded) {
+        return blocked;
     }
+    let own = state.own(&wish.path);
+    let stale = match own {
+        None => Some("is missing".to_owned()),
+        Some(seen) => cdi_rules::stale(seen, &state.machine, loaded),
+    };
+    let (mut whys, mut changes) = (Vec::new(), Vec::new());
+    if let Some(why) = stale {
+        whys.push(format!("`{}` {why}", wish.path));
+        changes.extend(generate);
+    }
+    if whys.is_empty() && !at_boot.is_empty() {
+        whys.push(format!(
+            "`{UNIT}` does not make `{}` again at boot",
+            wish.path
+        ));
+    }
+    changes.extend(at_boot);
+    let theirs = cdi_rules::hiding(&wish.path, &state.seen)
+        .find_map(|seen| Some((seen, cdi_rules::stale(seen, &state.machine, loaded)?)));
+    if let Some((seen, why)) = theirs {
+        whys.push(format!("`{}`, which runtimes prefer, {why}", seen.path));
+        changes.push(Change::RestartUnit {
+            unit: REFRESH.to_owned(),
+        });
+    }
+    if !whys.is_empty() {
+        return Assessment::Needs {
+            why: whys.join("; "),
+            changes,
+        };
+    }
+    let mut why = format!("`{}` names {} and driver {loaded}", wish.path, named(state));
+    for seen in cdi_rules::hiding(&wish.path, &state.seen) {
+        why.push_str(&format!("; `{}` does, too", seen.path));
+    }
+    Assessment::Satisfied { why }
+}
+
+/// What only a person can put right: nothing of others is deleted.
+fn obstacle(state: &CdiState, wish: &Wish, loaded: &DriverVersion) -> Option<Assessment> {
+    if let Some(conflict) = cdi_rules::conflict(&state.seen) {
+        let Conflict { one, other, names } = conflict;
+        return Some(Assessment::Blocked {
+            why: format!(
+                "`{one}` and `{other}` both name {}: runtimes give to nobody what two files of one folder \
+                 name",
+                names.join(", ")
+            ),
+            hint: format!(
+                "take these devices out of `{other}`, or move it away; this program deletes no file of others"
+            ),
+        });
+    }
+    let dead = (state.seen.iter()).find_map(|seen| cdi_rules::dead_node(seen, &state.machine));
+    if let Some(why) = dead {
+        return Some(Assessment::Blocked {
+            why,
+            hint: "remove the node, and run `nvidia-modprobe -u -c 0` (or reboot), which makes it anew"
+                .to_owned(),
+        });
+    }
+    let stranger = cdi_rules::hiding(&wish.path, &state.seen)
+        .filter(|seen| !(state.refreshes && seen.path == REFRESHED))
+        .find_map(|seen| Some((seen, cdi_rules::stale(seen, &state.machine, loaded)?)));
+    let (seen, why) = stranger?;
+    Some(Assessment::Blocked {
+        why: format!(
+            "`{}` {why}, and runtimes prefer it to `{}`",
+            seen.path, wish.path
+        ),
+        hint: format!(
+            "correct `{}`, or remove it; this program deletes no file of others",
+            seen.path
+        ),
+    })
 }
 
 #[async_trait]
@@ -375,12 +302,15 @@ impl Step for Cdi {
 
 #[cfg(test)]
 mod tests {
-    use super::{CdiState, Visible, decide, unit, visible};
+    use super::{
+        CdiState, REFRESH, REFRESHED,
+        cdi_rules::{Machine, Seen, Visible},
+        decide, unit,
+    };
     use crate::{
         change::Change,
-        host::{MigDevice, NvmlView, files::Kind},
         step::Assessment,
-        steps::fixtures::{desired, facts, nvml_device},
+        steps::fixtures::{desired, facts},
         tools::cdi::parse,
     };
 
@@ -394,161 +324,128 @@ devices:
     - name: all
 "#;
 
+    fn seen(path: &str, text: &str) -> Seen {
+        Seen {
+            path: path.into(),
+            spec: parse(text),
+            missing: vec![],
+            nodes: vec![],
+        }
+    }
+
     fn state(loaded: &str) -> CdiState {
         let path = desired().cdi.map(|wish| wish.path).unwrap_or_default();
         CdiState {
             unit: Some(unit(&path)),
             enabled: true,
-            spec: Some(parse(SPEC)),
             loaded: loaded.parse().ok(),
-            gpus: 1,
-            ..CdiState::default()
+            machine: Machine {
+                gpus: 1,
+                ..Machine::default()
+            },
+            seen: vec![seen(path.as_str(), SPEC)],
+            refreshes: true,
         }
     }
 
-    #[test]
-    fn stale_in_each_way() {
-        let (want, facts) = (desired(), facts());
-        assert!(matches!(
-            decide(&state("535.261.03"), &want, &facts),
-            Assessment::Satisfied { .. }
-        ));
-        let why = |state: &CdiState, facts| match decide(state, &want, facts) {
-            Assessment::Needs { why, .. } => why,
-            other => panic!("must be generated again: {other:?}"),
-        };
-        assert!(why(&state("535.309.01"), &facts).contains("another driver than 535.309.01"));
-        let gone = CdiState {
-            missing: vec!["/dev/nvidia0".into()],
-            ..state("535.261.03")
-        };
-        assert!(why(&gone, &facts).contains("`/dev/nvidia0`, which does not exist"));
-        let none = CdiState {
-            spec: None,
-            ..state("535.261.03")
-        };
-        assert!(why(&none, &facts).contains("is missing"));
-        let torn = CdiState {
-            spec: Some(parse(&SPEC[..SPEC.len() - 4])),
-            ..state("535.261.03")
-        };
-        assert!(why(&torn, &facts).contains("cannot be read: "));
-        let other = CdiState {
-            spec: Some(parse(&SPEC.replace("name: all", "name: GPU-1"))),
-            visible: Some(vec![gpu(0, "GPU-2")]),
-            ..state("535.261.03")
-        };
-        assert!(why(&other, &facts).contains("`GPU-1`, which is not a GPU of this machine"));
-        let two = CdiState {
-            gpus: 2,
-            ..state("535.261.03")
-        };
-        assert!(why(&two, &facts).contains("names 1 GPU, 2 are on the bus"));
-    }
-
-    fn gpu(index: u32, uuid: &str) -> Visible {
-        Visible {
-            index: index.to_string(),
-            uuid: Some(uuid.to_owned()),
-        }
-    }
-
-    /// The names of a specification against what NVML lists.
-    fn compared(names: &[&str], view: &NvmlView) -> Option<String> {
-        let devices: String = names
-            .iter()
-            .map(|name| format!("    - name: \"{name}\"\n"))
-            .collect();
-        let spec = parse(&SPEC.replace("    - name: \"0\"\n", &devices));
-        let state = CdiState {
-            spec: Some(spec),
-            visible: Some(visible(view)),
-            ..state("535.261.03")
-        };
-        match decide(&state, &desired(), &facts()) {
-            Assessment::Needs { why, .. } => Some(why),
-            Assessment::Satisfied { .. } => None,
+    /// Why it would be made again, or what a person has to do.
+    fn said(state: &CdiState) -> String {
+        match decide(state, &desired(), &facts()) {
+            Assessment::Needs { why, .. } => format!("needs: {why}"),
+            Assessment::Blocked { why, hint } => format!("blocked: {why}; {hint}"),
+            Assessment::Satisfied { why } => why,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn mig_devices_take_the_place_of_their_gpu() {
-        let mut view = NvmlView {
-            driver_version: "535.261.03".into(),
-            cuda_version: None,
-            devices: vec![nvml_device(0), nvml_device(1)],
+    fn what_is_missing_broken_or_stale_is_made_again() {
+        let good = state("535.261.03");
+        assert!(said(&good).ends_with("names 1 GPU and driver 535.261.03"));
+        let none = CdiState {
+            seen: vec![],
+            ..good.clone()
         };
-        view.devices[0].mig = Some(true);
-        let part = |index, uuid: &str| MigDevice {
-            index,
-            uuid: Some(uuid.to_owned()),
+        assert!(said(&none).ends_with("is missing"));
+        let torn = CdiState {
+            seen: vec![seen("/etc/cdi/nvidia.yaml", &SPEC[..SPEC.len() - 4])],
+            ..good
         };
-        view.devices[0].mig_devices = vec![part(0, "MIG-a"), part(2, "MIG-b")];
-        // By index, by UUID, or by both; what an administrator added does not matter.
-        for right in [
-            &["0:0", "0:2", "1"][..],
-            &["MIG-a", "MIG-b", "GPU-1"],
-            &["0:0", "0:2", "1", "MIG-a", "MIG-b", "GPU-1", "gdrcopy"],
-        ] {
-            assert_eq!(compared(right, &view), None, "{right:?}");
-        }
-        for (wrong, words) in [
-            (&["0", "1"][..], "names `0`, which is not a GPU"),
-            (
-                &["0:0", "0:1", "1"],
-                "names `0:1`, which is not a MIG device",
-            ),
-            (
-                &["MIG-a", "MIG-c", "GPU-1"],
-                "names `MIG-c`, which is not a MIG device",
-            ),
-            (&["0:0", "1"], "does not name `MIG-b`, which NVML lists"),
-            (&["0:0", "0:2"], "does not name `GPU-1`, which NVML lists"),
-        ] {
-            let why = compared(wrong, &view).unwrap_or_default();
-            assert!(why.contains(words), "{wrong:?}: {why}");
-        }
-        // MIG without a device: nothing of the GPU is usable.
-        view.devices[0].mig_devices.clear();
-        assert_eq!(compared(&["1"], &view), None);
+        assert!(said(&torn).contains("cannot be read: "));
+        assert!(said(&state("535.309.01")).contains("is not of the loaded driver 535.309.01"));
     }
 
     #[test]
-    fn a_device_that_is_not_what_it_was_makes_it_stale() {
-        let (want, facts) = (desired(), facts());
-        let node = "containerEdits: {deviceNodes: [{path: /dev/nvidia-uvm, major: 243, minor: 1}]}";
-        let spec = parse(node).expect("a specification");
-        let uvm = spec
-            .device_nodes()
-            .first()
-            .copied()
-            .expect("a device node")
-            .clone();
-        let decide = |now| {
-            let state = CdiState {
-                nodes: vec![(uvm.clone(), now)],
-                ..state("535.261.03")
-            };
-            decide(&state, &want, &facts)
+    fn what_two_files_of_one_folder_name_needs_a_person() {
+        let mut state = state("535.261.03");
+        let team = "kind: nvidia.com/gpu\ndevices:\n    - name: all\n    - name: team\n";
+        state.seen.push(seen("/etc/cdi/team.yaml", team));
+        let why = said(&state);
+        assert!(
+            why.starts_with(
+                "blocked: `/etc/cdi/nvidia.yaml` and `/etc/cdi/team.yaml` both name all:"
+            ) && why.contains("take these devices out of `/etc/cdi/team.yaml`"),
+            "{why}"
+        );
+        // Names of its own are no business of this program.
+        let own = team.replace("    - name: all\n", "");
+        state.seen[1] = seen("/etc/cdi/team.yaml", &own);
+        assert!(said(&state).ends_with("driver 535.261.03"));
+    }
+
+    #[test]
+    fn the_file_of_the_toolkit_is_preferred_so_it_has_to_be_right() {
+        let mut state = state("535.261.03");
+        state.seen.push(seen(REFRESHED, SPEC));
+        assert!(said(&state).ends_with("`/var/run/cdi/nvidia.yaml` does, too"));
+        state.seen[1] = seen(REFRESHED, &SPEC.replace("535.261.03", "525.1.1"));
+        let Assessment::Needs { why, changes } = decide(&state, &desired(), &facts()) else {
+            panic!("the unit has to run again");
         };
+        assert!(
+            why.starts_with("`/var/run/cdi/nvidia.yaml`, which runtimes prefer, "),
+            "{why}"
+        );
+        assert_eq!(
+            changes,
+            [Change::RestartUnit {
+                unit: REFRESH.to_owned()
+            }]
+        );
+        // Without the unit it is the file of somebody.
+        state.refreshes = false;
+        let why = said(&state);
+        assert!(
+            why.starts_with("blocked: ")
+                && why.contains("runtimes prefer it to `/etc/cdi/nvidia.yaml`"),
+            "{why}"
+        );
+        // What ours hides does not matter.
+        state.refreshes = true;
+        let mut want = desired();
+        want.cdi.as_mut().expect("a path").path = REFRESHED.into();
+        state.unit = Some(unit(REFRESHED.into()));
+        state.seen = vec![
+            seen(REFRESHED, SPEC),
+            seen(
+                "/etc/cdi/nvidia.yaml",
+                &SPEC.replace("535.261.03", "525.1.1"),
+            ),
+        ];
         assert!(matches!(
-            decide(Kind::CharDevice(243, 1)),
+            decide(&state, &want, &facts()),
             Assessment::Satisfied { .. }
         ));
-        for (now, told) in [
-            (Kind::CharDevice(242, 1), "242:1"),
-            (Kind::CharDevice(243, 0), "243:0"),
-            (Kind::CharDevice(1, 243), "1:243"),
-            (Kind::File, "no device"),
-        ] {
-            let assessment = decide(now);
-            let Assessment::Needs { why, .. } = &assessment else {
-                panic!("must be generated again: {assessment:?}");
-            };
-            let words = format!("`/dev/nvidia-uvm` as device 243:1, which is {told} now");
-            assert!(why.contains(&words), "{why}");
-        }
+    }
+
+    #[test]
+    fn names_are_told_of_the_machine() {
+        let mut state = state("535.261.03");
+        state.machine.visible = Some(vec![Visible {
+            index: "0".into(),
+            uuid: Some("GPU-2".into()),
+        }]);
+        assert!(said(&state).ends_with("names 1 GPU and driver 535.261.03"));
     }
 
     #[test]
@@ -569,7 +466,10 @@ devices:
                 Change::EnableUnit { start: false, .. }
             ]
         ));
-        let missing = CdiState { spec: None, ..bare };
+        let missing = CdiState {
+            seen: vec![],
+            ..bare
+        };
         let Assessment::Needs { changes, .. } = decide(&missing, &want, &facts) else {
             panic!("all of it is missing");
         };

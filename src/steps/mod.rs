@@ -5,6 +5,7 @@ mod arrived;
 mod autoload;
 mod builds;
 mod cdi;
+mod cdi_rules;
 mod container;
 mod deny;
 pub(crate) mod devices;

@@ -1,0 +1,502 @@
+//! Whether CDI specifications are those of this machine, and whether two of them name the same device.
+//!
+//! What a file of the later folder names hides the same name in the earlier one. Two files of one folder that
+//! name the same device are a conflict, and runtimes then give the device to nobody (container-device-interface,
+//! `pkg/cdi/doc.go` and `resolveConflict` in `pkg/cdi/cache.go`).
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::words;
+use crate::{
+    host::{Nvml, NvmlView, files::Kind},
+    model::version::DriverVersion,
+    step::{Cx, StepError},
+    tools::cdi::{self, DeviceNode, FOLDERS, KIND, Spec},
+};
+
+/// A file with a specification of NVIDIA's GPUs, and what of the machine it speaks of.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) path: Utf8PathBuf,
+    /// The specification, or why it is none.
+    pub(super) spec: Result<Spec, String>,
+    /// Host paths that it names and that are not there.
+    pub(super) missing: Vec<String>,
+    /// The device nodes that it gives numbers to, with what is there under their names now.
+    pub(super) nodes: Vec<(DeviceNode, Kind)>,
+}
+
+/// What the specifications are compared with.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Machine {
+    /// What containers can use, by NVML; `None` where it does not answer.
+    pub(super) visible: Option<Vec<Visible>>,
+    /// GPUs on the bus that this machine uses itself.
+    pub(super) gpus: usize,
+    /// The driver's character devices in `/proc/devices`: names, and major numbers. Empty where the kernel
+    /// lists none.
+    pub(super) majors: Vec<(String, u32)>,
+}
+
+/// A GPU, or one of the MIG devices that take its place, with the names that the specification may
+/// give it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Visible {
+    /// `0` for a GPU, `0:1` for a MIG device.
+    pub(super) index: String,
+    pub(super) uuid: Option<String>,
+}
+
+impl Visible {
+    fn is_called(&self, name: &str) -> bool {
+        self.index == name || self.uuid.as_deref() == Some(name)
+    }
+}
+
+/// A GPU with MIG is not usable as a whole: its MIG devices are.
+pub(super) fn visible(view: &NvmlView) -> Vec<Visible> {
+    let mut found = Vec::new();
+    for gpu in &view.devices {
+        if gpu.mig == Some(true) {
+            found.extend(gpu.mig_devices.iter().map(|part| Visible {
+                index: format!("{}:{}", gpu.index, part.index),
+                uuid: part.uuid.clone(),
+            }));
+        } else {
+            found.push(Visible {
+                index: gpu.index.to_string(),
+                uuid: gpu.uuid.clone(),
+            });
+        }
+    }
+    found
+}
+
+/// The files with a specification of NVIDIA's GPUs: `own` first if it is there, then those of others in the
+/// folders that runtimes read.
+pub(super) fn seen(cx: &Cx<'_>, own: &Utf8Path) -> Result<Vec<Seen>, StepError> {
+    let files = cx.host.files();
+    let mut paths = vec![own.to_owned()];
+    for folder in FOLDERS {
+        let folder = Utf8Path::new(folder);
+        let mut names = files.list(folder)?;
+        names.sort_unstable();
+        paths.extend(
+            (names.iter().map(|name| folder.join(name)))
+                .filter(|path| path != own && cdi::is_read(path)),
+        );
+    }
+    let mut all = Vec::new();
+    for path in paths {
+        let Some(text) = files.read_text(&path)? else {
+            continue;
+        };
+        let spec = cdi::parse(&text);
+        let is_ours = path == own;
+        // A broken file of others takes no device from anybody.
+        if is_ours || spec.as_ref().is_ok_and(|spec| spec.kind == KIND) {
+            all.push(look(cx, path, spec)?);
+        }
+    }
+    Ok(all)
+}
+
+fn look(cx: &Cx<'_>, path: Utf8PathBuf, spec: Result<Spec, String>) -> Result<Seen, StepError> {
+    let (mut missing, mut nodes) = (Vec::new(), Vec::new());
+    if let Ok(spec) = &spec {
+        for path in spec.host_paths() {
+            if !cx.host.files().exists(path.into())? {
+                missing.push(path.to_owned());
+            }
+        }
+        for node in spec.device_nodes() {
+            // What is not there at all is among `missing`.
+            if node.numbers().is_some()
+                && let Some(stat) = cx.host.files().stat(node.host_path().into())?
+            {
+                nodes.push((node.clone(), stat.kind));
+            }
+        }
+    }
+    Ok(Seen {
+        path,
+        spec,
+        missing,
+        nodes,
+    })
+}
+
+pub(super) async fn machine(cx: &Cx<'_>, loaded: bool) -> Result<Machine, StepError> {
+    let devices = cx.host.files().read_text("/proc/devices".into())?;
+    let mut machine = Machine {
+        gpus: words::usable(cx)?.len(),
+        majors: cdi::majors(devices.as_deref().unwrap_or_default()),
+        visible: None,
+    };
+    if loaded && let Nvml::Ready(view) = cx.state.nvml().await {
+        // A name by UUID can be compared only if NVML gives every UUID.
+        let known = |all: &Vec<Visible>| all.iter().all(|one| one.uuid.is_some());
+        machine.visible = Some(visible(view)).filter(known);
+    }
+    Ok(machine)
+}
+
+/// A device node on the disk that the driver no longer has under this number: it leads nowhere, or to another
+/// driver.
+pub(super) fn dead_node(seen: &Seen, machine: &Machine) -> Option<String> {
+    seen.nodes.iter().find_map(|(node, now)| {
+        let Kind::CharDevice(major, minor) = *now else {
+            return None;
+        };
+        let (name, right) = machine.major_of(node.host_path())?;
+        (major != right).then(|| {
+            format!(
+                "`{}` is device {major}:{minor}, but the kernel has {name} at {right}",
+                node.host_path()
+            )
+        })
+    })
+}
+
+impl Machine {
+    /// The kernel's name and number for the driver of a node; `None` where it lists none.
+    fn major_of(&self, path: &str) -> Option<(&str, u32)> {
+        let names = cdi::drivers_of(path);
+        (self.majors.iter())
+            .find(|(name, _)| names.contains(&name.as_str()))
+            .map(|(name, major)| (name.as_str(), *major))
+    }
+}
+
+/// How the numbers of a device node differ from what is there now; `None` where they are the same.
+fn moved(node: &DeviceNode, now: &Kind) -> Option<String> {
+    let (major, minor) = node.numbers()?;
+    let now = match *now {
+        Kind::CharDevice(now_major, now_minor) => {
+            if (major, minor) == (now_major.into(), now_minor.into()) {
+                return None;
+            }
+            format!("{now_major}:{now_minor}")
+        }
+        _ => "no device".to_owned(),
+    };
+    Some(format!(
+        "has `{}` as device {major}:{minor}, which is {now} now",
+        node.host_path()
+    ))
+}
+
+/// Why a specification is not that of this machine; `None` where it is.
+pub(super) fn stale(seen: &Seen, machine: &Machine, loaded: &DriverVersion) -> Option<String> {
+    let spec = match &seen.spec {
+        Ok(spec) => spec,
+        Err(why) => return Some(format!("cannot be read: {why}")),
+    };
+    if let Some(path) = seen.missing.first() {
+        return Some(format!("names `{path}`, which does not exist"));
+    }
+    if let Some(moved) = (seen.nodes.iter()).find_map(|(node, now)| moved(node, now)) {
+        return Some(moved);
+    }
+    let other = (spec.host_paths().into_iter())
+        .find(|path| cdi::driver_of(path).is_some_and(|version| version != *loaded));
+    if let Some(path) = other {
+        return Some(format!(
+            "names `{path}`, which is not of the loaded driver {loaded}"
+        ));
+    }
+    if !(spec.host_paths().iter()).any(|path| path.contains(loaded.as_str())) {
+        return Some(format!("was generated for another driver than {loaded}"));
+    }
+    let Some(visible) = &machine.visible else {
+        // What MIG made of the GPUs only NVML knows.
+        let gpus = spec.names().filter_map(Name::of);
+        let gpus = gpus.filter(|name| *name == Name::Index).count();
+        let parts = spec.names().any(|name| Name::of(name) == Some(Name::Part));
+        return (!parts && gpus != machine.gpus).then(|| {
+            format!(
+                "names {}, {} are on the bus",
+                words::count(gpus),
+                machine.gpus
+            )
+        });
+    };
+    // After a GPU was replaced, MIG was set up anew, or the disk was cloned, all else may look the
+    // same.
+    let gone = (spec.names().filter(|name| Name::of(name).is_some()))
+        .find(|name| !visible.iter().any(|one| one.is_called(name)));
+    if let Some(gone) = gone {
+        let what = match Name::of(gone) {
+            Some(Name::Part | Name::PartUuid) => "MIG device",
+            _ => "GPU",
+        };
+        return Some(format!(
+            "names `{gone}`, which is not a {what} of this machine"
+        ));
+    }
+    let unnamed = visible
+        .iter()
+        .find(|one| !spec.names().any(|name| one.is_called(name)))?;
+    Some(format!(
+        "does not name `{}`, which NVML lists",
+        unnamed.uuid.as_ref().unwrap_or(&unnamed.index)
+    ))
+}
+
+/// What a name of the specification stands for, as `nvidia-ctk cdi generate` names devices
+/// (NVIDIA/nvidia-container-toolkit, `pkg/nvcdi/namer.go`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Name {
+    /// `0`.
+    Index,
+    /// `0:1`.
+    Part,
+    /// `GPU-…`.
+    Uuid,
+    /// `MIG-…`.
+    PartUuid,
+}
+
+impl Name {
+    /// `None` for `all`, and for what an administrator has added.
+    fn of(name: &str) -> Option<Self> {
+        let number = |text: &str| text.parse::<u32>().is_ok();
+        match name.split_once(':') {
+            Some((gpu, part)) if number(gpu) && number(part) => Some(Self::Part),
+            _ if number(name) => Some(Self::Index),
+            _ if name.starts_with("GPU-") => Some(Self::Uuid),
+            _ if name.starts_with("MIG-") => Some(Self::PartUuid),
+            _ => None,
+        }
+    }
+}
+
+/// Two files of one folder that name the same device, for people; the first is ours where it is one of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Conflict {
+    pub(super) one: Utf8PathBuf,
+    pub(super) other: Utf8PathBuf,
+    /// What both name.
+    pub(super) names: Vec<String>,
+}
+
+pub(super) fn conflict(all: &[Seen]) -> Option<Conflict> {
+    let names = |seen: &Seen| -> Vec<String> {
+        let spec = seen.spec.as_ref().ok();
+        spec.into_iter()
+            .flat_map(|spec| spec.names().map(str::to_owned))
+            .collect()
+    };
+    all.iter().enumerate().find_map(|(at, one)| {
+        all[at + 1..]
+            .iter()
+            .filter(|other| other.path.parent() == one.path.parent())
+            .find_map(|other| {
+                let known = names(one);
+                let mut both = names(other);
+                both.retain(|name| known.contains(name));
+                (!both.is_empty()).then(|| Conflict {
+                    one: one.path.clone(),
+                    other: other.path.clone(),
+                    names: both,
+                })
+            })
+    })
+}
+
+/// The files of others whose devices hide those of `own`, because their folder is the later one.
+pub(super) fn hiding<'s>(own: &Utf8Path, all: &'s [Seen]) -> impl Iterator<Item = &'s Seen> {
+    let place = |path: &Utf8Path| {
+        let folder = path.parent().map(Utf8Path::as_str);
+        FOLDERS.iter().position(|one| Some(*one) == folder)
+    };
+    let here = place(own);
+    all.iter()
+        .filter(move |seen| here.is_some() && place(&seen.path) > here)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Machine, Seen, Visible, dead_node, stale, visible};
+    use crate::{
+        host::{MigDevice, NvmlView, files::Kind},
+        model::version::DriverVersion,
+        steps::fixtures::nvml_device,
+        tools::cdi::parse,
+    };
+
+    const SPEC: &str = r#"
+kind: nvidia.com/gpu
+containerEdits:
+    mounts:
+        - hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03
+        - hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-egl-gbm.so.1.1.0
+devices:
+    - name: "0"
+    - name: all
+"#;
+
+    fn loaded(version: &str) -> DriverVersion {
+        version.parse().expect("a version")
+    }
+
+    fn seen(text: &str) -> Seen {
+        Seen {
+            path: "/etc/cdi/nvidia.yaml".into(),
+            spec: parse(text),
+            missing: vec![],
+            nodes: vec![],
+        }
+    }
+
+    fn machine(gpus: usize, visible: Option<Vec<Visible>>) -> Machine {
+        Machine {
+            gpus,
+            visible,
+            ..Machine::default()
+        }
+    }
+
+    fn gpu(index: u32, uuid: &str) -> Visible {
+        Visible {
+            index: index.to_string(),
+            uuid: Some(uuid.to_owned()),
+        }
+    }
+
+    #[test]
+    fn stale_in_each_way() {
+        let one = machine(1, None);
+        let why = |seen: &Seen, machine: &Machine, version: &str| {
+            stale(seen, machine, &loaded(version)).unwrap_or_default()
+        };
+        assert_eq!(why(&seen(SPEC), &one, "535.261.03"), "");
+        assert!(
+            why(&seen(SPEC), &one, "535.309.01")
+                .contains("libcuda.so.535.261.03`, which is not of the loaded driver 535.309.01")
+        );
+        // One library of another driver among right ones.
+        let mixed = SPEC.replace(
+            "        - hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-egl-gbm.so.1.1.0\n",
+            "        - hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.525.1.1\n",
+        );
+        assert!(why(&seen(&mixed), &one, "535.261.03").contains("libnvidia-ml.so.525.1.1`"));
+        let bare = SPEC.replace("535.261.03", "1");
+        assert!(why(&seen(&bare), &one, "535.261.03").contains("another driver than 535.261.03"));
+        let gone = Seen {
+            missing: vec!["/dev/nvidia0".into()],
+            ..seen(SPEC)
+        };
+        assert!(why(&gone, &one, "535.261.03").contains("`/dev/nvidia0`, which does not exist"));
+        let other = machine(1, Some(vec![gpu(0, "GPU-2")]));
+        let named = SPEC.replace("name: all", "name: GPU-1");
+        assert!(
+            why(&seen(&named), &other, "535.261.03")
+                .contains("`GPU-1`, which is not a GPU of this machine")
+        );
+        let two = machine(2, None);
+        assert!(why(&seen(SPEC), &two, "535.261.03").contains("names 1 GPU, 2 are on the bus"));
+    }
+
+    /// The names of a specification against what NVML lists.
+    fn compared(names: &[&str], view: &NvmlView) -> Option<String> {
+        let devices: String = names
+            .iter()
+            .map(|name| format!("    - name: \"{name}\"\n"))
+            .collect();
+        let spec = seen(&SPEC.replace("    - name: \"0\"\n", &devices));
+        let machine = machine(1, Some(visible(view)));
+        stale(&spec, &machine, &loaded("535.261.03"))
+    }
+
+    #[test]
+    fn mig_devices_take_the_place_of_their_gpu() {
+        let mut view = NvmlView {
+            driver_version: "535.261.03".into(),
+            cuda_version: None,
+            devices: vec![nvml_device(0), nvml_device(1)],
+        };
+        view.devices[0].mig = Some(true);
+        let part = |index, uuid: &str| MigDevice {
+            index,
+            uuid: Some(uuid.to_owned()),
+        };
+        view.devices[0].mig_devices = vec![part(0, "MIG-a"), part(2, "MIG-b")];
+        // By index, by UUID, or by both; what an administrator added does not matter.
+        for right in [
+            &["0:0", "0:2", "1"][..],
+            &["MIG-a", "MIG-b", "GPU-1"],
+            &["0:0", "0:2", "1", "MIG-a", "MIG-b", "GPU-1", "gdrcopy"],
+        ] {
+            assert_eq!(compared(right, &view), None, "{right:?}");
+        }
+        for (wrong, words) in [
+            (&["0", "1"][..], "names `0`, which is not a GPU"),
+            (
+                &["0:0", "0:1", "1"],
+                "names `0:1`, which is not a MIG device",
+            ),
+            (
+                &["MIG-a", "MIG-c", "GPU-1"],
+                "names `MIG-c`, which is not a MIG device",
+            ),
+            (&["0:0", "1"], "does not name `MIG-b`, which NVML lists"),
+            (&["0:0", "0:2"], "does not name `GPU-1`, which NVML lists"),
+        ] {
+            let why = compared(wrong, &view).unwrap_or_default();
+            assert!(why.contains(words), "{wrong:?}: {why}");
+        }
+        // MIG without a device: nothing of the GPU is usable.
+        view.devices[0].mig_devices.clear();
+        assert_eq!(compared(&["1"], &view), None);
+    }
+
+    fn node(path: &str, now: Kind) -> Seen {
+        let text = format!(
+            "{SPEC}    - name: x\n      containerEdits: {{deviceNodes: [{{path: {path}, major: 243, minor: 1}}]}}\n"
+        );
+        let mut seen = seen(&text);
+        let spec = seen.spec.as_ref().expect("a specification");
+        let nodes = spec.device_nodes().into_iter().cloned();
+        seen.nodes = nodes.map(|node| (node, now.clone())).collect();
+        seen
+    }
+
+    #[test]
+    fn a_device_that_is_not_what_it_was_makes_it_stale() {
+        let one = machine(1, None);
+        let why = |now| {
+            let seen = node("/dev/nvidia-uvm", now);
+            stale(&seen, &one, &loaded("535.261.03"))
+        };
+        assert_eq!(why(Kind::CharDevice(243, 1)), None);
+        for (now, told) in [
+            (Kind::CharDevice(242, 1), "242:1"),
+            (Kind::CharDevice(243, 0), "243:0"),
+            (Kind::CharDevice(1, 243), "1:243"),
+            (Kind::File, "no device"),
+        ] {
+            let why = why(now).expect("stale");
+            let words = format!("`/dev/nvidia-uvm` as device 243:1, which is {told} now");
+            assert!(why.contains(&words), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_node_with_a_number_that_the_kernel_gave_to_another_driver_is_dead() {
+        let majors = |uvm| Machine {
+            majors: vec![("nvidia".into(), 195), ("nvidia-uvm".into(), uvm)],
+            ..machine(1, None)
+        };
+        let seen = node("/dev/nvidia-uvm", Kind::CharDevice(243, 1));
+        assert_eq!(dead_node(&seen, &majors(243)), None);
+        assert_eq!(
+            dead_node(&seen, &majors(242)).as_deref(),
+            Some("`/dev/nvidia-uvm` is device 243:1, but the kernel has nvidia-uvm at 242")
+        );
+        // A kernel that lists none says nothing, and neither does it of nodes of others.
+        assert_eq!(dead_node(&seen, &machine(1, None)), None);
+        let other = node("/dev/dri/card0", Kind::CharDevice(226, 0));
+        assert_eq!(dead_node(&other, &majors(242)), None);
+    }
+}
