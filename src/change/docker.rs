@@ -64,6 +64,7 @@ impl Applier {
     pub(super) async fn switch_cdi_on(
         &self,
         unit: &str,
+        may_stop: bool,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let uses_it = |info: Info| info.cdi_folders.is_some_and(|folders| !folders.is_empty());
@@ -71,7 +72,13 @@ impl Applier {
             return Ok(());
         }
         let containers = self.stopped_by_restart(unit).await?;
-        if containers.is_empty() {
+        if may_stop && !containers.is_empty() {
+            sink.note(&format!(
+                "docker is restarted, which stops the containers {}",
+                containers.join(", ")
+            ));
+        }
+        if may_stop || containers.is_empty() {
             return self.bring_up("restart", unit, sink).await;
         }
         sink.note(&format!(

@@ -19,7 +19,7 @@ use crate::{
     tools::{
         containerd::{self, CriConfig},
         crio::{self, CrioConfig},
-        ctr, docker,
+        ctr, docker, systemctl,
     },
 };
 
@@ -39,6 +39,9 @@ pub struct RuntimeSettings {
     pub default: bool,
     /// Whether it has to give devices to containers by CDI.
     pub cdi: bool,
+    /// Whether it may be restarted although that stops containers.
+    #[serde(default)]
+    pub may_stop: bool,
 }
 
 /// The permission bits of a new file.
@@ -200,9 +203,18 @@ impl Applier {
     async fn validate_docker(&self, settings: &RuntimeSettings) -> Result<(), ChangeError> {
         let version = self.answer_of("dockerd", &docker::daemon_version()).await?;
         let can = (version.as_ref()).is_some_and(|output| docker::can_validate(&output.stdout));
-        for one in settings.files.iter().filter(|_| can) {
+        if !can {
+            return Ok(());
+        }
+        // A key that the unit's command line has, too, keeps the daemon from starting.
+        let said = self
+            .answer_of("systemctl", &systemctl::command(&settings.unit))
+            .await?;
+        let command = (said.as_ref()).and_then(|said| systemctl::parse_command(&said.stdout));
+        let flags = command.map(docker::flags).unwrap_or_default();
+        for one in &settings.files {
             let output = self
-                .answer_of("dockerd", &docker::validate(&one.path))
+                .answer_of("dockerd", &docker::validate(&flags, &one.path))
                 .await?;
             if let Some(output) = output.filter(|output| !output.ok()) {
                 return Err(refused(settings, last_lines(&output)).into());
@@ -244,10 +256,22 @@ impl Applier {
     ) -> Result<(), ChangeError> {
         match settings.kind {
             Daemon::Docker => {
-                self.reload_docker(&settings.unit, &settings.runtime, settings.default, sink)
-                    .await?;
+                let reloaded = self
+                    .reload_docker(&settings.unit, &settings.runtime, settings.default, sink)
+                    .await;
+                match reloaded {
+                    Err(ChangeError::WouldStop { containers, .. }) if settings.may_stop => {
+                        sink.note(&format!(
+                            "docker is restarted, which stops the containers {}",
+                            containers.join(", ")
+                        ));
+                        self.bring_up("restart", &settings.unit, sink).await?;
+                    }
+                    other => other?,
+                }
                 if settings.cdi {
-                    self.switch_cdi_on(&settings.unit, sink).await?;
+                    self.switch_cdi_on(&settings.unit, settings.may_stop, sink)
+                        .await?;
                 }
                 self.answers(settings).await
             }

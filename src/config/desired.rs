@@ -317,6 +317,20 @@ pub struct RuntimeWish {
     pub unit: Option<String>,
     /// Make the nvidia runtime the default one.
     pub nvidia_default: bool,
+    /// Whether a restart of its daemon may stop containers.
+    #[serde(default)]
+    pub restart: Restart,
+}
+
+/// When a daemon may be restarted whose restart stops its containers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Restart {
+    /// While no container runs.
+    #[default]
+    WhenIdle,
+    /// At any time.
+    Always,
 }
 
 /// Container runtimes known.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::Consent,
     config::{
-        desired::RuntimeKind,
+        desired::{Restart, RuntimeKind},
         values::{
             AbsolutePath, BranchKey, Build, CdiPath, Fingerprint, PackagePattern, Proxy, Url,
             VersionPattern, Word,
@@ -97,6 +97,9 @@ pub struct RuntimeConfig {
     pub source: Option<Word>,
     /// Make the nvidia runtime the default one.
     pub nvidia_default: Option<bool>,
+    /// Whether Docker may be restarted although that stops containers: "when-idle" (only while none
+    /// runs), "always".
+    pub restart: Option<Restart>,
 }
 
 /// NVIDIA Container Toolkit.

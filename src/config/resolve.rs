@@ -171,6 +171,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
                 alternatives: row.alternatives.clone(),
                 unit: row.unit.clone(),
                 nvidia_default,
+                restart: config.runtime.restart.unwrap_or_default(),
             })
             .collect(),
         toolkit: with_toolkit.then(|| ToolkitWish {

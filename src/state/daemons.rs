@@ -41,6 +41,8 @@ pub enum Effective {
         lenient: bool,
         /// Docker: it knows CDI, and does not use it.
         without_cdi: bool,
+        /// Docker: its containers keep running when it stops.
+        live_restore: bool,
     },
 }
 
@@ -60,6 +62,27 @@ impl State {
         read.as_ref().map_err(Clone::clone)
     }
 
+    /// The names of the containers that a restart of Docker would stop.
+    ///
+    /// # Errors
+    /// When its client cannot be run, or the daemon does not answer: what is not known may be stopped.
+    pub async fn stopped_with_docker(&self) -> Result<Vec<String>, StateError> {
+        if let Effective::Known {
+            live_restore: true, ..
+        } = self.docker().await?
+        {
+            return Ok(Vec::new());
+        }
+        let query = docker::running();
+        let output = self
+            .host
+            .reader()
+            .query(&query)
+            .await?
+            .success(query.cmd())?;
+        Ok(output.stdout.lines().map(str::to_owned).collect())
+    }
+
     /// The configuration that containerd runs with.
     ///
     /// # Errors
@@ -76,6 +99,7 @@ impl State {
                     programs: config.programs,
                     lenient: false,
                     without_cdi: false,
+                    live_restore: true,
                 },
                 _ => Effective::Silent(last_words(output)),
             })
@@ -100,6 +124,7 @@ impl State {
                     default: config.default_runtime,
                     lenient: false,
                     without_cdi: false,
+                    live_restore: true,
                 },
                 _ => Effective::Silent(last_words(&output)),
             })
@@ -270,6 +295,7 @@ fn parsed(what: &str, text: &str) -> Read<CriConfig> {
 fn of_docker(output: &Output) -> Effective {
     match docker::parse_info(&output.stdout) {
         Ok(info) if output.ok() && info.server_errors.is_empty() => Effective::Known {
+            live_restore: info.live_restore_enabled,
             lenient: info.is_lenient(),
             without_cdi: info.needs_cdi() && info.cdi_folders.as_ref().is_none_or(Vec::is_empty),
             programs: info.programs(),

@@ -7,7 +7,7 @@ use crate::{
     config::{
         desired::{
             Desired, DriverWish, Guard, Hold, Manager, PackagePolicy, Pin, Preflight, Repository,
-            RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+            Restart, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
         },
         load::{Ask, load},
     },
@@ -201,6 +201,7 @@ pub(crate) fn desired() -> Desired {
             alternatives: vec!["docker-ce".into()],
             unit: Some("docker.service".into()),
             nvidia_default: false,
+            restart: Restart::WhenIdle,
         }],
         toolkit: Some(ToolkitWish {
             packages: wishes(&[

@@ -7,10 +7,11 @@ use super::{
     RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER, TOOLKIT_PACKAGES,
     runtime_files::{Broken, NVIDIA, RuntimeState, detect},
     runtime_packages::wish,
+    words,
 };
 use crate::{
     change::{Change, Lock, RuntimeSettings},
-    config::desired::{Daemon, Desired, RuntimeWish},
+    config::desired::{Daemon, Desired, Restart, RuntimeWish},
     model::id::StepId,
     state::Effective,
     step::{Assessment, Cx, Step, StepError},
@@ -49,7 +50,8 @@ fn decide(
             ),
         };
     }
-    let why = match &state.effective {
+    let always = wish.restart == Restart::Always;
+    let mut why = match &state.effective {
         Effective::Absent => format!("{name} is not installed yet"),
         Effective::Silent(words) if daemon == Daemon::Containerd && state.configured => {
             return Assessment::Blocked {
@@ -90,6 +92,8 @@ fn decide(
                     file.path,
                     keys.join(", ")
                 )
+            } else if state.cdi && (always || state.stops.is_empty()) {
+                format!("{name} uses CDI only from its next start on")
             } else {
                 return Assessment::Satisfied {
                     why: format!("{name} runs with the runtimes {}", runtimes.join(", ")),
@@ -97,6 +101,16 @@ fn decide(
             }
         }
     };
+    if state.cdi && !state.stops.is_empty() {
+        let containers = words::list_of("running container", &state.stops);
+        why.push_str(&match always {
+            true => format!("; it is restarted to use CDI, which stops {containers}"),
+            false => format!(
+                "; to use CDI it has to be restarted, which would stop {containers}: that is left to its \
+                 next restart, or set `runtime.restart = \"always\"`"
+            ),
+        });
+    }
     Assessment::Needs {
         why,
         changes: vec![Change::ConfigureRuntime {
@@ -107,6 +121,7 @@ fn decide(
                 runtime: NVIDIA.to_owned(),
                 default: wish.nvidia_default,
                 cdi: state.cdi,
+                may_stop: always,
             },
         }],
     }
@@ -169,7 +184,7 @@ mod tests {
     use super::{Broken, Effective, RuntimeConfig, RuntimeState, decide, wish};
     use crate::{
         change::Change,
-        config::desired::{Daemon, RuntimeKind},
+        config::desired::{Daemon, Restart, RuntimeKind, RuntimeWish},
         model::document::{FileSettings, Setting},
         step::{Assessment, Step},
         steps::fixtures::desired,
@@ -182,6 +197,7 @@ mod tests {
             programs: BTreeMap::new(),
             lenient: false,
             without_cdi: false,
+            live_restore: false,
         })
     }
 
@@ -193,6 +209,7 @@ mod tests {
             configured: true,
             unread: false,
             cdi: false,
+            stops: Vec::new(),
         }
     }
 
@@ -334,6 +351,57 @@ mod tests {
             panic!("a configuration")
         };
         assert_eq!(settings.files, state.lacking);
+    }
+
+    #[test]
+    fn containers_are_stopped_only_with_consent() {
+        let want = desired();
+        let mut docker = wish(&want, RuntimeKind::Docker).expect("docker").clone();
+        let lacking = vec![FileSettings {
+            path: "/etc/docker/daemon.json".into(),
+            settings: vec![Setting {
+                key: vec!["features".into(), "cdi".into()],
+                value: Some(true.into()),
+            }],
+        }];
+        let state = |lacking: &[FileSettings], stops: &[&str]| RuntimeState {
+            cdi: true,
+            lacking: lacking.to_vec(),
+            stops: stops.iter().map(ToString::to_string).collect(),
+            ..known(&["nvidia", "runc"], "runc")
+        };
+        let said = |state: &RuntimeState, docker: &RuntimeWish| match decide(
+            state,
+            Daemon::Docker,
+            docker,
+            &want,
+        ) {
+            Assessment::Needs { why, changes } => match &changes[..] {
+                [Change::ConfigureRuntime { settings }] => Some((why, settings.may_stop)),
+                other => panic!("{other:?}"),
+            },
+            Assessment::Satisfied { .. } => None,
+            other => panic!("{other:?}"),
+        };
+        let (why, may_stop) = said(&state(&lacking, &["web", "job"]), &docker).expect("a key");
+        assert!(
+            why.contains(
+                "would stop 2 running containers (web, job): that is left to its next restart"
+            ),
+            "{why}"
+        );
+        assert!(!may_stop);
+        // The key is written, and containers run: there is nothing to do. Later none runs.
+        assert_eq!(said(&state(&[], &["web"]), &docker), None);
+        let (why, _) = said(&state(&[], &[]), &docker).expect("a restart");
+        assert_eq!(why, "docker uses CDI only from its next start on");
+        docker.restart = Restart::Always;
+        let (why, may_stop) = said(&state(&[], &["web"]), &docker).expect("a restart");
+        assert!(
+            why.ends_with("; it is restarted to use CDI, which stops 1 running container (web)"),
+            "{why}"
+        );
+        assert!(may_stop);
     }
 
     #[test]

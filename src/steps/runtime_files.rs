@@ -41,6 +41,8 @@ pub(super) struct RuntimeState {
     pub(super) unread: bool,
     /// Whether Docker has to be told to use CDI.
     pub(super) cdi: bool,
+    /// Containers that a restart of Docker, which takes up CDI, would stop.
+    pub(super) stops: Vec<String>,
 }
 
 /// A configuration file that its daemon does not read.
@@ -65,6 +67,7 @@ impl RuntimeState {
             configured: true,
             unread: false,
             cdi: false,
+            stops: Vec::new(),
         }
     }
 }
@@ -112,6 +115,9 @@ async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, 
                 ..
             }
         );
+    if state.cdi {
+        state.stops = cx.state.stopped_with_docker().await?;
+    }
     // What Docker knows already may be said by its command line, and said twice it would not start.
     let known = match effective {
         Effective::Known {

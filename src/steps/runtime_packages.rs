@@ -181,7 +181,7 @@ mod tests {
     use super::{RuntimeState, decide, lacks, wish};
     use crate::{
         change::Change,
-        config::desired::{RuntimeKind, RuntimeWish},
+        config::desired::{Restart, RuntimeKind, RuntimeWish},
         step::Assessment,
         steps::{
             fixtures::{desired, unit},
@@ -265,6 +265,7 @@ mod tests {
             alternatives: vec![],
             unit: None,
             nvidia_default: false,
+            restart: Restart::WhenIdle,
         };
         let Assessment::Needs { changes, .. } = decide(&RuntimeState::default(), &podman, &want)
         else {

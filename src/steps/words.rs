@@ -57,6 +57,12 @@ pub(super) fn count(gpus: usize) -> String {
     }
 }
 
+/// How many of something, with their names, for people: `2 running containers (web, job)`.
+pub(super) fn list_of(what: &str, names: &[String]) -> String {
+    let plural = if names.len() == 1 { "" } else { "s" };
+    format!("{} {what}{plural} ({})", names.len(), names.join(", "))
+}
+
 /// How many GPUs, for people: as a subject that has done something.
 pub(super) fn has(gpus: usize) -> String {
     match gpus {

@@ -134,10 +134,13 @@ pub fn settings(
             let now = document.get(&key)?;
             Some((*path, now))
         });
-        let (path, said) = last.map_or((Utf8Path::new(OWN), None), |(path, now)| (path, Some(now)));
-        if said.as_ref() == Some(&value) {
+        if last.as_ref().is_some_and(|(_, now)| *now == value) {
             continue;
         }
+        // A file that is read later than the own one has the last word; earlier ones stay as they are.
+        let own = Utf8Path::new(OWN);
+        let is_later = |path: &Utf8Path| path.parent() == own.parent() && path > own;
+        let path = last.map_or(own, |(path, _)| if is_later(path) { path } else { own });
         let setting = Setting {
             key,
             value: Some(value),

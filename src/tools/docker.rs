@@ -58,13 +58,24 @@ pub fn can_validate(text: &str) -> bool {
     numbers(version).is_some_and(|(major, _)| major >= VALIDATES)
 }
 
-/// Checks a configuration file. The status is not 0 where the daemon would not start with it.
+/// Checks a configuration file. The status is not 0 where the daemon would not start with it and with these
+/// flags.
 #[must_use]
-pub fn validate(path: &Utf8Path) -> Query {
-    Query::new(
-        "dockerd",
-        ["--validate".to_owned(), format!("--config-file={path}")],
-    )
+pub fn validate(flags: &[String], path: &Utf8Path) -> Query {
+    let mut args = flags.to_vec();
+    args.extend(["--validate".to_owned(), format!("--config-file={path}")]);
+    Query::new("dockerd", args)
+}
+
+/// The flags with which a unit starts the daemon, by its command line. Variables are left out: their values are
+/// in files that the unit names.
+#[must_use]
+pub fn flags(command: &str) -> Vec<String> {
+    let words = command.split_whitespace().skip(1);
+    words
+        .filter(|word| !word.starts_with('$'))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Major and minor number of a version such as `26.1.5+dfsg1`.
@@ -225,7 +236,7 @@ pub struct Runtime<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_config, parse_info};
+    use super::{check_config, flags, parse_info, validate};
 
     #[test]
     fn a_broken_configuration_is_told_with_its_place() {
@@ -243,6 +254,16 @@ mod tests {
             assert!(flaw.why.contains(place), "{flaw:?}");
             assert_eq!(flaw.forgiven, forgiven, "{text}");
         }
+    }
+
+    #[test]
+    fn the_flags_of_the_unit_are_validated_with_the_file() {
+        let command = "/usr/sbin/dockerd -H fd:// --default-runtime=runc $DOCKER_OPTS";
+        let query = validate(&flags(command), "/etc/docker/daemon.json".into());
+        assert_eq!(
+            query.cmd().line(),
+            "dockerd -H fd:// --default-runtime=runc --validate --config-file=/etc/docker/daemon.json"
+        );
     }
 
     #[test]

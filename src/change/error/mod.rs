@@ -162,7 +162,7 @@ impl Report for ChangeError {
             Self::WouldStop { unit, .. } => Some(format!(
                 "a reload did not make docker use its configuration, so the former one is back: stop \
                  the containers, or set `\"live-restore\": true` in `/etc/docker/daemon.json` and run \
-                 `systemctl reload {unit}`; then run the command again"
+                 `systemctl reload {unit}`, or set `runtime.restart = \"always\"`; then run the command again"
             )),
             Self::DaemonSilent { unit, .. } => Some(format!(
                 "see what `docker info` says; when its containers may stop, run `systemctl restart \
