@@ -6,6 +6,7 @@ mod container;
 mod containerd;
 mod driver;
 mod fabric;
+mod kubelet;
 mod libraries;
 mod log;
 mod packages;
@@ -33,6 +34,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(fabric::Fabric),
         Box::new(pins::Pins),
         Box::new(containerd::Containerd),
+        Box::new(kubelet::Kubelet),
     ]
 }
 

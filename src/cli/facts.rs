@@ -123,6 +123,15 @@ fn human(facts: &FactsDocument<'_>) -> String {
     for runtime in facts.runtimes {
         row(&runtime.name, or_unknown(runtime.version.clone()));
     }
+    if let Some(kubelet) = &facts.kubelet {
+        row(
+            "kubelet",
+            format!(
+                "{} (`{}`, by {})",
+                kubelet.name, kubelet.socket, kubelet.known_by
+            ),
+        );
+    }
     let mut reasons: Vec<&str> = facts.unknown.iter().map(|line| line.why.as_str()).collect();
     let mut seen = BTreeSet::new();
     reasons.retain(|why| seen.insert(*why));

@@ -150,6 +150,7 @@ pub struct RuntimeRow {
     /// Packages.
     pub packages: Vec<String>,
     /// Packages any of which means that the runtime is there from elsewhere.
+    #[serde(default)]
     pub alternatives: Vec<String>,
     /// Its unit; none where it has no daemon.
     pub unit: Option<String>,

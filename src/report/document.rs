@@ -14,7 +14,7 @@ use crate::{
         id::StepId,
         pci::{PciAddress, PciId},
     },
-    state::{FoundDriver, FoundRuntime, Snapshot},
+    state::{FoundDriver, FoundRuntime, KubeletRuntime, Snapshot},
 };
 
 /// The schema version of all documents here.
@@ -136,6 +136,8 @@ pub struct FactsDocument<'f> {
     pub(crate) driver: &'f FoundDriver,
     pub(crate) nvml: Option<&'f Nvml>,
     pub(crate) runtimes: &'f [FoundRuntime],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kubelet: Option<KubeletRuntime>,
     pub(crate) unknown: Vec<Unknown>,
 }
 
@@ -205,6 +207,7 @@ pub fn facts<'f>(facts: &'f Facts, snapshot: Snapshot<'f>) -> FactsDocument<'f> 
         driver: snapshot.driver,
         nvml: snapshot.nvml,
         runtimes: snapshot.runtimes,
+        kubelet: snapshot.kubelet,
         unknown,
     }
 }

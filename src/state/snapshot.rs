@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{FoundDriver, FoundRuntime, State};
+use super::{FoundDriver, FoundRuntime, KubeletRuntime, State};
 use crate::{facts::Unknown, host::Nvml, model::pci::PciAddress};
 
 /// The state of a machine. A part that could not be read is `None` and is listed in
@@ -17,6 +17,8 @@ pub struct Snapshot<'s> {
     pub nvml: Option<&'s Nvml>,
     /// Container runtimes as found.
     pub runtimes: &'s [FoundRuntime],
+    /// The container runtime of the kubelet, where there is one.
+    pub kubelet: Option<KubeletRuntime>,
     /// What could not be read, and why.
     pub unknown: Vec<Unknown>,
 }
@@ -42,6 +44,13 @@ impl State {
         for notes in [&packages.unknown, &driver.unknown, &runtimes.unknown] {
             unknown.extend(notes.iter().cloned());
         }
+        let kubelet = self.kubelet_runtime().unwrap_or_else(|error| {
+            unknown.push(Unknown {
+                fact: "kubelet".to_owned(),
+                why: error.reason(),
+            });
+            None
+        });
         let nvml = if self.scope.executes {
             Some(self.nvml().await)
         } else {
@@ -57,6 +66,7 @@ impl State {
             driver: &driver.value,
             nvml,
             runtimes: &runtimes.value,
+            kubelet,
             unknown,
         }
     }

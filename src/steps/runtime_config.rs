@@ -127,6 +127,20 @@ fn decide(
     }
 }
 
+/// Whose containerd the kubelet uses, if not this one: that is never configured here.
+fn kubelets(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<String>, StepError> {
+    if daemon != Daemon::Containerd {
+        return Ok(None);
+    }
+    let found = cx.state.kubelet_runtime()?;
+    Ok(found.filter(|found| found.nvidia.is_some()).map(|found| {
+        format!(
+            "; the kubelet uses the containerd of {} (`{}`), which is left to it",
+            found.name, found.socket
+        )
+    }))
+}
+
 #[async_trait]
 impl Step for RuntimeConfig {
     fn id(&self) -> StepId {
@@ -168,12 +182,13 @@ impl Step for RuntimeConfig {
                 why: "this runtime is not configured".into(),
             });
         };
-        Ok(decide(
-            &detect(cx, self.0, wish).await?,
-            self.0,
-            wish,
-            cx.desired,
-        ))
+        let mut answer = decide(&detect(cx, self.0, wish).await?, self.0, wish, cx.desired);
+        if let Some(others) = kubelets(cx, self.0)?
+            && let Assessment::Satisfied { why } | Assessment::Needs { why, .. } = &mut answer
+        {
+            why.push_str(&others);
+        }
+        Ok(answer)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The kubelet's configuration file.
+//! The kubelet's configuration, and the Kubernetes distributions that bring a containerd of their own.
 //!
 //! Source: <https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/>.
 
@@ -9,12 +9,20 @@ use super::yaml;
 /// Where kubeadm writes it.
 pub const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
+/// Where kubeadm writes the kubelet's flags (kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`).
+pub const KUBEADM_FLAGS: &str = "/var/lib/kubelet/kubeadm-flags.env";
+
+/// The socket that the kubelet uses if nothing names one, by the source above.
+pub const DEFAULT: &str = "/run/containerd/containerd.sock";
+
 /// What this program reads of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct KubeletConfig {
     /// What makes the control groups of pods: `systemd` or `cgroupfs`.
     pub cgroup_driver: Option<String>,
+    /// The socket of the container runtime, as an address.
+    pub container_runtime_endpoint: Option<String>,
 }
 
 /// Reads the file.
@@ -24,6 +32,106 @@ pub struct KubeletConfig {
 pub fn parse(text: &str) -> Result<KubeletConfig, String> {
     yaml::parse(text)
 }
+
+/// A socket, by its address `unix:///run/containerd/containerd.sock`.
+#[must_use]
+pub fn socket(address: &str) -> String {
+    address
+        .strip_prefix("unix://")
+        .unwrap_or(address)
+        .to_owned()
+}
+
+/// The socket that a command line of the kubelet names.
+#[must_use]
+pub fn endpoint(command: &str) -> Option<String> {
+    let (_, rest) = command.split_once("--container-runtime-endpoint")?;
+    let address = rest
+        .trim_start_matches(['=', ' '])
+        .split([' ', '"'])
+        .next()?;
+    Some(socket(address)).filter(|socket| !socket.is_empty())
+}
+
+/// The runtime of the machine that has this socket; the socket itself if it is another one.
+#[must_use]
+pub fn name_of(socket: &str) -> &str {
+    match socket.strip_prefix("/var").unwrap_or(socket) {
+        "/run/containerd/containerd.sock" => "containerd",
+        "/run/crio/crio.sock" => "crio",
+        _ => socket,
+    }
+}
+
+/// Whether a configuration of containerd names NVIDIA's runtime, outside of comments.
+#[must_use]
+pub fn names_nvidia(text: &str) -> bool {
+    let mut lines = text.lines().map(str::trim_start);
+    lines.any(|line| !line.starts_with('#') && line.contains("nvidia-container-runtime"))
+}
+
+/// A Kubernetes distribution that brings a containerd of its own.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its name.
+    pub name: &'static str,
+    /// The programs that contain the kubelet, or start it.
+    pub programs: &'static [&'static str],
+    /// What is on the disk only where it is installed.
+    pub mark: &'static str,
+    /// The socket of its containerd.
+    pub socket: &'static str,
+    /// The files that its containerd is configured with; `*.toml` stands for all such files of a folder.
+    pub configs: &'static [&'static str],
+    /// It writes its configuration at each start, with the nvidia runtime if the toolkit is there then.
+    pub detects: bool,
+    /// What makes its containerd know the nvidia runtime, for people.
+    pub remedy: &'static str,
+}
+
+/// Sources: k3s-io/k3s, `pkg/agent/containerd/runtimes.go` (it looks for `/usr/bin/nvidia-container-runtime` when
+/// it starts) and `config_linux.go`; RKE2 contains the same agent; k0s, `docs/runtime.md`; MicroK8s,
+/// <https://canonical.com/microk8s/docs/configuring-services>, and `microk8s-resources/default-args`.
+pub const OWNERS: [Owner; 4] = [
+    Owner {
+        name: "rke2",
+        programs: &["rke2", "rke2-agent", "rke2-server"],
+        mark: "/var/lib/rancher/rke2/agent/etc/containerd",
+        socket: "/run/k3s/containerd/containerd.sock",
+        configs: &["/var/lib/rancher/rke2/agent/etc/containerd/config.toml"],
+        detects: true,
+        remedy: "run `systemctl restart rke2-agent` (on a server: rke2-server) when its pods may pause",
+    },
+    Owner {
+        name: "k3s",
+        programs: &["k3s", "k3s-agent", "k3s-server"],
+        mark: "/var/lib/rancher/k3s/agent/etc/containerd",
+        socket: "/run/k3s/containerd/containerd.sock",
+        configs: &["/var/lib/rancher/k3s/agent/etc/containerd/config.toml"],
+        detects: true,
+        remedy: "run `systemctl restart k3s-agent` (on a server: k3s) when its pods may pause",
+    },
+    Owner {
+        name: "k0s",
+        programs: &["k0s"],
+        mark: "/var/lib/k0s/bin/containerd",
+        socket: "/run/k0s/containerd.sock",
+        configs: &["/etc/k0s/containerd.d/*.toml", "/etc/k0s/containerd.toml"],
+        detects: false,
+        remedy: "run `nvidia-ctk runtime configure --runtime=containerd \
+                 --config=/etc/k0s/containerd.d/nvidia.toml`, which k0s takes up by itself",
+    },
+    Owner {
+        name: "microk8s",
+        programs: &["kubelite"],
+        mark: "/var/snap/microk8s/current/args/containerd-template.toml",
+        socket: "/var/snap/microk8s/common/run/containerd.sock",
+        configs: &["/var/snap/microk8s/current/args/containerd-template.toml"],
+        detects: false,
+        remedy: "add the runtime to `/var/snap/microk8s/current/args/containerd-template.toml`, then run \
+                 `microk8s stop` and `microk8s start`",
+    },
+];
 
 #[cfg(test)]
 mod tests {

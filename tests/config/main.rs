@@ -12,3 +12,4 @@ mod docs;
 mod errors;
 mod machine;
 mod resolution;
+mod runtimes;

@@ -5,7 +5,12 @@ use std::{collections::BTreeSet, time::Duration};
 
 use camino::Utf8Path;
 
-use super::{error::ProbeError, podman, root::Root};
+use super::{
+    client::{CONTAINER, quiet, view},
+    error::ProbeError,
+    podman,
+    root::Root,
+};
 use crate::{
     change::{Probe, Sink},
     config::desired::RuntimeKind,
@@ -18,8 +23,6 @@ use crate::{
 
 /// The image that is made for the probe, and removed after it.
 pub(super) const IMAGE: &str = "gpu-bootstrap/probe:local";
-/// The name of its container.
-pub(super) const CONTAINER: &str = "gpu-bootstrap-probe";
 /// The time limit to pack and import a few megabytes.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -231,36 +234,8 @@ async fn clear_containerd(host: &Host, namespace: &str, sink: &dyn Sink) -> Resu
     quiet(host, &ctr::remove_container(namespace, CONTAINER), sink).await
 }
 
-/// Runs a command whose output is only passed to the sink.
-pub(super) async fn quiet(host: &Host, cmd: &Cmd, sink: &dyn Sink) -> Result<(), ProbeError> {
-    host.exec
-        .run(cmd, &mut |_, line| sink.line(line))
-        .await?
-        .success(cmd)?;
-    Ok(())
-}
-
-/// Runs the container; its last output line is what it sees.
-pub(super) async fn view(
-    host: &Host,
-    cmd: &Cmd,
-    sink: &dyn Sink,
-) -> Result<ContainerView, ProbeError> {
-    let output = host
-        .exec
-        .run(cmd, &mut |_, line| sink.line(line))
-        .await?
-        .success(cmd)?;
-    serde_json::from_str(output.stdout.trim()).map_err(|error| {
-        ProbeError::Exec(ExecError::Unexpected {
-            command: cmd.line(),
-            why: format!("{error} in {:?}", crate::host::exec::tail(&output.stdout)),
-        })
-    })
-}
-
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::{ProbeError, computes, judge, run};
     use crate::{
         change::{Probe, Sink},
@@ -276,7 +251,7 @@ pub(super) mod tests {
         },
     };
 
-    pub(in crate::change::probe) struct Silent;
+    struct Silent;
 
     impl Sink for Silent {
         fn line(&self, _: &str) {}
@@ -355,7 +330,7 @@ pub(super) mod tests {
     }
 
     /// A machine on which this program can be packed.
-    pub(in crate::change::probe) fn machine() -> (Host, Fakes) {
+    fn machine() -> (Host, Fakes) {
         let (host, fakes) = fake::host();
         fakes.files.put(
             "/proc/self/maps",
@@ -367,10 +342,10 @@ pub(super) mod tests {
         (host, fakes)
     }
 
-    pub(in crate::change::probe) const SEEN: &str = r#"{"devices":["nvidia0","nvidiactl"],
+    const SEEN: &str = r#"{"devices":["nvidia0","nvidiactl"],
         "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#;
 
-    pub(in crate::change::probe) fn probe(runtime: RuntimeKind, image: Option<&str>) -> Probe {
+    fn probe(runtime: RuntimeKind, image: Option<&str>) -> Probe {
         Probe::ContainerSeesGpus {
             runtime,
             image: image.map(str::to_owned),
@@ -476,5 +451,43 @@ pub(super) mod tests {
         assert!(run.contains(mounted), "{run}");
         let inside = format!("{image} gpu-bootstrap-probe /gpu-bootstrap-lib/ld-linux");
         assert!(run.contains(&inside), "{run}");
+    }
+
+    #[tokio::test]
+    async fn its_own_container_and_an_image_get_the_gpus_by_the_specification() {
+        for (image, own) in [
+            (
+                None,
+                " --rootfs /state/probe/rootfs /gpu-bootstrap container-probe",
+            ),
+            (
+                Some("nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04"),
+                " --entrypoint=/gpu-bootstrap nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04 \
+                 container-probe",
+            ),
+        ] {
+            let (host, fakes) = machine();
+            fakes
+                .exec
+                .on("podman", |cmd, _| match cmd.args[0].as_str() {
+                    "run" => ok(SEEN),
+                    _ => ok(""),
+                });
+            // A program without libraries needs no loader.
+            fakes.files.put(
+                "/proc/self/maps",
+                "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n",
+            );
+            let probe = probe(RuntimeKind::Podman, image);
+            let run = run(&host, "/state".into(), &probe, &Silent);
+            run.await.expect("the probe succeeds");
+            let lines = fakes.exec.lines();
+            assert_eq!(lines[0], "podman rm --force --ignore gpu-bootstrap-probe");
+            assert!(
+                lines[1].contains(" --device=nvidia.com/gpu=all ") && lines[1].ends_with(own),
+                "{}",
+                lines[1]
+            );
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Probes as changes: captured, run, and recorded after success. A probe is a run that proves
 //! function.
 
+mod client;
 mod container;
 mod error;
 mod podman;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    container::{CONTAINER, quiet, view},
+    client::{CONTAINER, quiet, view},
     error::ProbeError,
     root::Root,
 };
@@ -57,51 +57,4 @@ pub(super) async fn run(
         ));
     }
     ran
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::{
-        change::probe::container::tests::{SEEN, Silent, machine, probe},
-        config::desired::RuntimeKind,
-        host::fake::ok,
-    };
-
-    #[tokio::test]
-    async fn its_own_container_and_an_image_get_the_gpus_by_the_specification() {
-        for (image, own) in [
-            (
-                None,
-                " --rootfs /state/probe/rootfs /gpu-bootstrap container-probe",
-            ),
-            (
-                Some("nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04"),
-                " --entrypoint=/gpu-bootstrap nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04 \
-                 container-probe",
-            ),
-        ] {
-            let (host, fakes) = machine();
-            fakes
-                .exec
-                .on("podman", |cmd, _| match cmd.args[0].as_str() {
-                    "run" => ok(SEEN),
-                    _ => ok(""),
-                });
-            // A program without libraries needs no loader.
-            fakes.files.put(
-                "/proc/self/maps",
-                "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n",
-            );
-            let probe = probe(RuntimeKind::Podman, image);
-            let run = super::super::container::run(&host, "/state".into(), &probe, &Silent);
-            run.await.expect("the probe succeeds");
-            let lines = fakes.exec.lines();
-            assert_eq!(lines[0], "podman rm --force --ignore gpu-bootstrap-probe");
-            assert!(
-                lines[1].contains(" --device=nvidia.com/gpu=all ") && lines[1].ends_with(own),
-                "{}",
-                lines[1]
-            );
-        }
-    }
 }

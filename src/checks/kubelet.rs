@@ -1,0 +1,164 @@
+//! Which container runtime the kubelet uses, and whether that one knows the nvidia runtime. A configuration that a
+//! Kubernetes distribution makes anew at each start is never written by this program.
+
+use async_trait::async_trait;
+
+use crate::{
+    check::{Check, Finding, Subject, Verdict},
+    config::desired::{Desired, RuntimeKind},
+    model::id::Id,
+    state::KubeletRuntime,
+    step::StepError,
+    tools::kubelet::OWNERS,
+};
+
+const RUNTIME: Id = Id::new("rt.kubelet.runtime");
+const TITLE: &str = "Container runtime of the kubelet";
+
+/// The toolkit's runtime: k3s and RKE2 look for it when they start.
+const PROGRAM: &str = "/usr/bin/nvidia-container-runtime";
+
+/// See the module.
+pub struct Kubelet;
+
+fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desired>) -> Finding {
+    let say = |status, why: String| Finding::new(RUNTIME, TITLE, status, why);
+    let Some(found) = found else {
+        return say(
+            Verdict::Skip,
+            "no kubelet runs here, and none is configured".to_owned(),
+        );
+    };
+    let KubeletRuntime {
+        name,
+        socket,
+        known_by,
+        ..
+    } = found;
+    let observed = Some(format!("{name} ({socket})"));
+    let with = |status, why: String, remedy: String| Finding {
+        observed: observed.clone(),
+        remedy: Some(remedy),
+        ..say(status, why)
+    };
+    let pass = |why: String| Finding {
+        observed: observed.clone(),
+        ..say(Verdict::Pass, why)
+    };
+    if let Some(owner) = OWNERS.iter().find(|owner| owner.name == name) {
+        let whose =
+            format!("the kubelet uses the containerd of {name} (`{socket}`, by {known_by})");
+        return match (found.nvidia, toolkit) {
+            (Some(true), _) => pass(format!("{whose}, which knows the nvidia runtime")),
+            // The toolkit comes first: its own step says so.
+            (_, false) => say(
+                Verdict::Skip,
+                format!("{whose}; the container toolkit is not installed yet"),
+            ),
+            (_, true) if owner.detects && !found.runs => pass(format!(
+                "{whose}, which looks for the nvidia runtime when it starts"
+            )),
+            (_, true) => {
+                let since = match owner.detects {
+                    true => "it has not been started since the container toolkit came",
+                    false => "its configuration does not name it",
+                };
+                with(
+                    Verdict::Fail,
+                    format!("{whose}, which does not know the nvidia runtime: {since}"),
+                    owner.remedy.to_owned(),
+                )
+            }
+        };
+    }
+    let wanted =
+        |kind| desired.is_none_or(|desired| desired.runtimes.iter().any(|wish| wish.kind == kind));
+    let kind = match name.as_str() {
+        "containerd" => Some(RuntimeKind::Containerd),
+        "crio" => Some(RuntimeKind::Crio),
+        _ => None,
+    };
+    match kind {
+        Some(kind) if wanted(kind) => pass(format!("{name} at `{socket}`, by {known_by}")),
+        Some(_) => with(
+            Verdict::Warn,
+            format!(
+                "the kubelet uses {name} (`{socket}`, by {known_by}), which `runtime.use` does not name: its \
+                 pods get no GPU"
+            ),
+            format!("add \"{name}\" to `runtime.use`, and run `gpu-bootstrap install`"),
+        ),
+        None => with(
+            Verdict::Warn,
+            format!(
+                "the kubelet uses a runtime that is not known here (`{socket}`, by {known_by})"
+            ),
+            "configure its nvidia runtime by hand".to_owned(),
+        ),
+    }
+}
+
+#[async_trait]
+impl Check for Kubelet {
+    fn ids(&self) -> &[Id] {
+        const { &[RUNTIME] }
+    }
+
+    async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
+        let found = subject.state.kubelet_runtime()?;
+        let toolkit = subject.host.files().exists(PROGRAM.into())?;
+        Ok(vec![decide(found.as_ref(), toolkit, subject.desired)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decide;
+    use crate::{check::Verdict, state::KubeletRuntime, steps::fixtures::desired};
+
+    fn runtime(name: &str, runs: bool, nvidia: Option<bool>) -> KubeletRuntime {
+        KubeletRuntime {
+            name: name.to_owned(),
+            socket: "/run/x.sock".to_owned(),
+            known_by: "the kubelet's command line".to_owned(),
+            runs,
+            nvidia,
+        }
+    }
+
+    #[test]
+    fn a_distribution_that_started_before_the_toolkit_has_to_start_again() {
+        let want = desired();
+        let said = |found: &KubeletRuntime, toolkit| {
+            let finding = decide(Some(found), toolkit, Some(&want));
+            (
+                finding.status,
+                finding.why,
+                finding.remedy.unwrap_or_default(),
+            )
+        };
+        let (status, why, remedy) = said(&runtime("k3s", true, Some(false)), true);
+        assert_eq!(status, Verdict::Fail);
+        assert!(
+            why.contains("the containerd of k3s") && why.contains("since the container toolkit")
+        );
+        assert!(remedy.contains("systemctl restart k3s-agent"), "{remedy}");
+        let (status, _, remedy) = said(&runtime("k0s", true, Some(false)), true);
+        assert!(status == Verdict::Fail && remedy.contains("/etc/k0s/containerd.d/nvidia.toml"));
+        for (found, toolkit, status) in [
+            (runtime("rke2", true, Some(true)), true, Verdict::Pass),
+            (runtime("rke2", false, Some(false)), true, Verdict::Pass),
+            (runtime("rke2", true, Some(false)), false, Verdict::Skip),
+            (runtime("microk8s", false, Some(false)), true, Verdict::Fail),
+            (runtime("crio", true, None), true, Verdict::Warn),
+            (runtime("/run/other.sock", true, None), true, Verdict::Warn),
+        ] {
+            assert_eq!(said(&found, toolkit).0, status, "{found:?}");
+        }
+        assert_eq!(decide(None, true, None).status, Verdict::Skip);
+        let containerd = runtime("containerd", true, None);
+        assert_eq!(decide(Some(&containerd), true, None).status, Verdict::Pass);
+        // Docker alone is wanted here.
+        assert_eq!(said(&containerd, true).0, Verdict::Warn);
+    }
+}

@@ -1,0 +1,289 @@
+//! Which container runtime the kubelet uses. A machine can have several containerds: Docker's or the
+//! distribution's, and one that a Kubernetes distribution brings, with a configuration that it makes anew at each
+//! start.
+
+use camino::Utf8Path;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{State, StateError};
+use crate::{
+    host::system::Process,
+    tools::kubelet::{self, OWNERS, Owner},
+};
+
+/// The container runtime of the kubelet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct KubeletRuntime {
+    /// `containerd` or `crio` of the machine, or whose containerd it is: `k3s`, `rke2`, `k0s`, `microk8s`; the
+    /// socket where it is neither.
+    pub name: String,
+    /// Its socket.
+    pub socket: String,
+    /// What tells it, for people.
+    pub known_by: String,
+    /// Whether the kubelet, or what contains it, runs.
+    pub runs: bool,
+    /// Whether the configuration of such a containerd has the nvidia runtime.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvidia: Option<bool>,
+}
+
+impl State {
+    /// The container runtime of the kubelet; `None` where no kubelet runs and none is configured.
+    ///
+    /// # Errors
+    /// When the machine's files cannot be read.
+    pub fn kubelet_runtime(&self) -> Result<Option<KubeletRuntime>, StateError> {
+        let files = &self.host.files;
+        let processes = self.host.system.processes()?;
+        let named = |names: &[&str]| {
+            (processes.iter()).find(|process| names.iter().any(|name| is_called(process, name)))
+        };
+        let mut present: Vec<&Owner> = Vec::new();
+        for owner in &OWNERS {
+            if files.stat(Utf8Path::new(owner.mark))?.is_some() {
+                present.push(owner);
+            }
+        }
+        let running = (OWNERS.iter()).find(|owner| named(owner.programs).is_some());
+        let kubelet = named(&["kubelet"]);
+        let found = |socket: &str, by: &str, runs| {
+            // RKE2 and k3s have the same socket.
+            let of_socket = |owner: &&&Owner| owner.socket == socket;
+            let owner = (running.iter())
+                .find(of_socket)
+                .or_else(|| present.iter().find(of_socket));
+            self.described(socket, by, runs, owner.copied())
+        };
+        let said = |process: &Process| {
+            let command = process.command.as_deref().unwrap_or_default();
+            kubelet::endpoint(command)
+        };
+        if let Some(socket) = kubelet.and_then(said) {
+            return found(&socket, "the kubelet's command line", true).map(Some);
+        }
+        for path in [kubelet::CONFIG, kubelet::KUBEADM_FLAGS] {
+            let Some(text) = files.read_text(Utf8Path::new(path))? else {
+                continue;
+            };
+            let socket = match path {
+                kubelet::CONFIG => (kubelet::parse(&text).ok())
+                    .and_then(|config| config.container_runtime_endpoint)
+                    .map(|text| kubelet::socket(&text)),
+                _ => kubelet::endpoint(text.trim().trim_end_matches('"')),
+            };
+            if let Some(socket) = socket {
+                return found(&socket, &format!("`{path}`"), kubelet.is_some()).map(Some);
+            }
+        }
+        if let Some(owner) = running {
+            let by = format!("{} runs", owner.name);
+            return self
+                .described(owner.socket, &by, true, Some(owner))
+                .map(Some);
+        }
+        if kubelet.is_some() {
+            return found(kubelet::DEFAULT, "the kubelet's default", true).map(Some);
+        }
+        match present.first() {
+            None => Ok(None),
+            Some(owner) => {
+                let by = format!("`{}`", owner.mark);
+                self.described(owner.socket, &by, false, Some(owner))
+                    .map(Some)
+            }
+        }
+    }
+
+    fn described(
+        &self,
+        socket: &str,
+        by: &str,
+        runs: bool,
+        owner: Option<&Owner>,
+    ) -> Result<KubeletRuntime, StateError> {
+        let name = match owner {
+            Some(owner) => owner.name,
+            None => kubelet::name_of(socket),
+        };
+        let nvidia = owner.map(|owner| self.has_nvidia(owner)).transpose()?;
+        Ok(KubeletRuntime {
+            name: name.to_owned(),
+            socket: socket.to_owned(),
+            known_by: by.to_owned(),
+            runs,
+            nvidia,
+        })
+    }
+
+    /// Whether its containerd knows the nvidia runtime, by the files that it was started with.
+    fn has_nvidia(&self, owner: &Owner) -> Result<bool, StateError> {
+        let files = &self.host.files;
+        for path in owner.configs {
+            let path = Utf8Path::new(path);
+            let mut texts = Vec::new();
+            match path.file_name() {
+                Some("*.toml") => {
+                    let folder = path.parent().unwrap_or(path);
+                    for name in files.list(folder)? {
+                        if name.ends_with(".toml") {
+                            texts.extend(files.read_text(&folder.join(name))?);
+                        }
+                    }
+                }
+                _ => texts.extend(files.read_text(path)?),
+            }
+            if texts.iter().any(|text| kubelet::names_nvidia(text)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether a process runs this program, also where it has given itself another name, as `k3s-agent`.
+fn is_called(process: &Process, program: &str) -> bool {
+    let first = process
+        .command
+        .as_deref()
+        .and_then(|line| line.split(' ').next());
+    let file = first.and_then(|path| path.rsplit('/').next());
+    file == Some(program) || process.name.as_deref() == Some(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KubeletRuntime;
+    use crate::{
+        host::fake::{self, Fakes},
+        steps::fixtures::{facts, state_below_root},
+    };
+
+    const K3S: &str = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml";
+    const RKE2: &str = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml";
+
+    fn process(fakes: &Fakes, pid: u32, name: &str, command: &str) {
+        fakes
+            .files
+            .put(&format!("/proc/{pid}/comm"), format!("{name}\n"));
+        let command = command.replace(' ', "\0");
+        fakes.files.put(&format!("/proc/{pid}/cmdline"), command);
+    }
+
+    fn found(prepare: impl Fn(&Fakes)) -> Option<KubeletRuntime> {
+        let (mut host, fakes) = fake::host();
+        prepare(&fakes);
+        host.system = std::sync::Arc::new(crate::host::system::ProcFiles(host.files.clone()));
+        let state = state_below_root(&host, facts());
+        state.kubelet_runtime().expect("readable")
+    }
+
+    fn said(found: Option<KubeletRuntime>) -> String {
+        found.map_or_else(
+            || "none".to_owned(),
+            |found| {
+                let KubeletRuntime {
+                    name,
+                    socket,
+                    known_by,
+                    runs,
+                    nvidia,
+                } = found;
+                format!("{name} {socket} by {known_by}, {runs} {nvidia:?}")
+            },
+        )
+    }
+
+    #[test]
+    fn the_runtime_of_the_kubelet_is_told_by_what_runs_and_by_what_is_on_the_disk() {
+        let nvidia = "[plugins.x.containerd.runtimes.\"nvidia\".options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n";
+        assert_eq!(said(found(|_| {})), "none");
+        assert_eq!(
+            said(found(|fakes| process(
+                fakes,
+                7,
+                "kubelet",
+                "/usr/bin/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock --v=2"
+            ))),
+            "containerd /run/containerd/containerd.sock by the kubelet's command line, true None"
+        );
+        assert_eq!(
+            said(found(|fakes| {
+                process(
+                    fakes,
+                    7,
+                    "kubelet",
+                    "/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml",
+                );
+                fakes.files.put(
+                    "/var/lib/kubelet/config.yaml",
+                    "containerRuntimeEndpoint: unix:///var/run/crio/crio.sock\n",
+                );
+            })),
+            "crio /var/run/crio/crio.sock by `/var/lib/kubelet/config.yaml`, true None"
+        );
+        assert_eq!(
+            said(found(|fakes| {
+                fakes.files.put(
+                "/var/lib/kubelet/kubeadm-flags.env",
+                "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint unix:///run/containerd/containerd.sock\"\n",
+            )
+            })),
+            "containerd /run/containerd/containerd.sock by `/var/lib/kubelet/kubeadm-flags.env`, false None"
+        );
+        assert_eq!(
+            said(found(|fakes| {
+                process(fakes, 9, "k3s-agent", "/usr/local/bin/k3s agent");
+                fakes
+                    .files
+                    .put(K3S, "version = 3\n# nvidia-container-runtime\n");
+            })),
+            "k3s /run/k3s/containerd/containerd.sock by k3s runs, true Some(false)"
+        );
+        assert_eq!(
+            said(found(|fakes| fakes.files.put(K3S, nvidia))),
+            "k3s /run/k3s/containerd/containerd.sock by `/var/lib/rancher/k3s/agent/etc/containerd`, false \
+             Some(true)"
+        );
+        // The socket is that of k3s, too.
+        assert_eq!(
+            said(found(|fakes| {
+                let socket = "unix:///run/k3s/containerd/containerd.sock";
+                let command = format!("kubelet --container-runtime-endpoint={socket}");
+                process(fakes, 9, "kubelet", &command);
+                fakes.files.put(RKE2, nvidia);
+            })),
+            "rke2 /run/k3s/containerd/containerd.sock by the kubelet's command line, true Some(true)"
+        );
+        assert_eq!(
+            said(found(|fakes| {
+                process(
+                    fakes,
+                    9,
+                    "kubelet",
+                    "/var/lib/k0s/bin/kubelet --container-runtime-endpoint=unix:///run/k0s/containerd.sock",
+                );
+                fakes.files.put("/var/lib/k0s/bin/containerd", "");
+                fakes.files.put("/etc/k0s/containerd.d/nvidia.toml", nvidia);
+            })),
+            "k0s /run/k0s/containerd.sock by the kubelet's command line, true Some(true)"
+        );
+        assert_eq!(
+            said(found(|fakes| {
+                process(
+                    fakes,
+                    9,
+                    "kubelite",
+                    "/snap/microk8s/7/kubelite --kubelet-args-file=x",
+                );
+                fakes.files.put(
+                    "/var/snap/microk8s/current/args/containerd-template.toml",
+                    "version = 2\n",
+                );
+            })),
+            "microk8s /var/snap/microk8s/common/run/containerd.sock by microk8s runs, true Some(false)"
+        );
+    }
+}
