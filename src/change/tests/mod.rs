@@ -3,6 +3,7 @@
 
 mod accounts;
 mod archive;
+mod crio;
 mod dnf;
 mod exact;
 mod faults;

@@ -1,0 +1,106 @@
+//! CRI-O's configuration as a transaction. Its program is simulated after its documentation.
+
+use serde_json::json;
+
+use super::kit::TestMachine;
+use crate::{
+    change::{Change, RuntimeSettings},
+    config::desired::Daemon,
+    error::causes,
+    host::{
+        ReadFiles,
+        fake::{diff, failed, ok},
+    },
+    model::document::{FileSettings, Setting},
+};
+
+const PACKAGED: &str = "/etc/crio/crio.conf.d/10-crio.conf";
+const OWN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
+
+/// A machine with a running CRI-O, which takes up its files; it may refuse the nvidia runtime.
+fn machine(refuses: bool) -> TestMachine {
+    let machine = TestMachine::new();
+    machine.units.put("crio.service", "enabled", "active");
+    machine.fakes.files.put(
+        PACKAGED,
+        "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\n",
+    );
+    machine.fakes.exec.on("crio", move |_, files| {
+        let text = |path: &str| {
+            files
+                .read_text(path.into())
+                .ok()
+                .flatten()
+                .unwrap_or_default()
+        };
+        let own = text(OWN);
+        match refuses && own.contains("nvidia") {
+            true => failed(
+                1,
+                "validating runtime config: invalid runtime_path for runtime 'nvidia'",
+            ),
+            false => ok(text(PACKAGED) + &own),
+        }
+    });
+    machine
+}
+
+fn change() -> Change {
+    Change::ConfigureRuntime {
+        settings: RuntimeSettings {
+            kind: Daemon::Crio,
+            unit: "crio.service".into(),
+            files: vec![FileSettings {
+                path: OWN.into(),
+                settings: vec![Setting {
+                    key: ["crio", "runtime", "runtimes", "nvidia"]
+                        .map(str::to_owned)
+                        .into(),
+                    value: Some(json!({"runtime_path": "/usr/bin/nvidia-container-runtime"})),
+                }],
+            }],
+            runtime: "nvidia".into(),
+            default: false,
+            cdi: false,
+            may_stop: false,
+        },
+    }
+}
+
+fn verbs(machine: &TestMachine) -> Vec<String> {
+    let lines = machine.fakes.exec.lines();
+    lines
+        .into_iter()
+        .filter(|line| line.starts_with("systemctl re"))
+        .collect()
+}
+
+#[tokio::test]
+async fn its_files_are_taken_up_by_a_reload_and_taken_back() {
+    let machine = machine(false);
+    machine.apply_and_undo(&change()).await;
+    assert_eq!(
+        verbs(&machine),
+        [
+            "systemctl reload -- crio.service",
+            "systemctl restart -- crio.service"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn what_its_program_refuses_never_reaches_the_daemon() {
+    let machine = machine(true);
+    let before = machine.snapshot();
+    let error = machine.apply(&change()).await.unwrap_err();
+    assert!(
+        causes(&error)
+            .iter()
+            .any(|why| why.contains("invalid runtime_path"))
+            || error.to_string().contains("invalid runtime_path"),
+        "{error}"
+    );
+    let left = diff(&before, &machine.snapshot());
+    assert!(left.is_empty(), "{left:#?}");
+    assert_eq!(verbs(&machine), [""; 0]);
+}
