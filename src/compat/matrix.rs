@@ -37,6 +37,9 @@ pub struct Matrix {
     /// CUDA toolkits.
     #[serde(rename = "cuda")]
     pub toolkits: Vec<Toolkit>,
+    /// NVIDIA's base images.
+    #[serde(rename = "cuda-image", default)]
+    pub cuda_images: Vec<CudaImage>,
     /// What minor-version compatibility accepts.
     #[serde(rename = "cuda-major")]
     pub cuda_majors: Vec<CudaMajor>,
@@ -269,6 +272,16 @@ row! {
         bundled_driver: Option<DriverVersion>,
         /// Architectures, as `uname -m` names them.
         arches: Vec<String>,
+    }
+}
+
+row! {
+    /// Base images of a CUDA toolkit, `nvidia/cuda:VERSION-base-SYSTEM`.
+    CudaImage {
+        /// The toolkit.
+        version: CudaVersion,
+        /// Systems as the tags name them; the first one is for machines with another system.
+        systems: Vec<String>,
     }
 }
 

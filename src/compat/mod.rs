@@ -5,6 +5,7 @@ pub mod asked;
 mod attempt;
 mod catalog;
 mod chips;
+pub mod cuda_image;
 mod evidence;
 mod explain;
 pub mod gpu;

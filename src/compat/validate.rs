@@ -267,6 +267,27 @@ impl Validator {
                 self.bad(at, "version", what, "add a [[cuda-major]] row");
             }
         }
+        self.unique(
+            "cuda-image",
+            "version",
+            matrix.cuda_images.iter().map(|row| row.version),
+        );
+        for (index, row) in matrix.cuda_images.iter().enumerate() {
+            let at = ("cuda-image", index);
+            let listed = (matrix.toolkits.iter()).any(|toolkit| toolkit.version == row.version);
+            if row.version.patch.is_none() || !listed {
+                let what = format!("there is no CUDA {}", row.version);
+                self.bad(
+                    at,
+                    "version",
+                    what,
+                    "name an update that has a [[cuda]] row",
+                );
+            }
+            if row.systems.is_empty() {
+                self.bad(at, "systems", "it is empty".to_owned(), "name a system");
+            }
+        }
         for (index, row) in matrix.forward_compat.iter().enumerate() {
             for branch in &row.branches {
                 self.known_branch(matrix, ("forward-compat", index), "branches", *branch);
@@ -542,6 +563,7 @@ fn evidence_of(matrix: &Matrix) -> Vec<(&'static str, usize, &[String])> {
         "chip-range" => chip_ranges,
         "series" => series,
         "cuda" => toolkits,
+        "cuda-image" => cuda_images,
         "cuda-major" => cuda_majors,
         "forward-compat" => forward_compat,
         "gpu" => gpus,
