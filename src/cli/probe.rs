@@ -1,7 +1,7 @@
 //! `probe`: bottom up to the first layer that fails, and no further. It reads no configuration, needs
 //! no root, and works in a container, too.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use camino::Utf8Path;
 
@@ -22,6 +22,10 @@ use crate::{
     tools::container_view,
     tools::probe::{self, LayerFault, Layers, ProbeDocument, ProbeLayer, ProbedDevice, count},
 };
+
+/// The time limit of a whole probe: NVML and CUDA each have limits of their own, which are longer
+/// together. A container has as much time and some seconds to start (`validation.timeout-seconds`).
+const WHOLE: Duration = Duration::from_secs(50);
 
 /// systemd makes it at boot, `sd_booted(3)`. A container of an application has none.
 const BOOTED: &str = "/run/systemd/system";
@@ -72,7 +76,7 @@ pub(super) async fn in_container(world: &mut World<'_>) -> Result<Exit, Failure>
     Ok(Exit::Ok)
 }
 
-async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure> {
+pub(super) async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure> {
     let begin = world.host.clock.monotonic();
     let matrix = matrix(world)?;
     let scope = machine::scope(None);
@@ -112,7 +116,9 @@ async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure> {
             layers.fail(no_device());
         } else {
             let uuids: Vec<String> = listed.iter().map(|one| one.uuid.clone()).collect();
-            let view = world.host.gpu.compute(&uuids).await;
+            let spent = world.host.clock.monotonic().saturating_sub(begin);
+            let within = WHOLE.saturating_sub(spent);
+            let view = world.host.gpu.compute(&uuids, within).await;
             probe::judge(&mut layers, &mut listed, &view);
             cuda = view.start.ok().map(|start| start.version);
             peers = view.peers.and_then(Result::ok).unwrap_or_default();

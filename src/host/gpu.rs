@@ -1,5 +1,7 @@
 //! NVML as states with a name: it may be absent, of another version, empty or hung. And what asks it.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -132,6 +134,6 @@ pub trait Gpu: Send + Sync {
     async fn survey(&self) -> Nvml;
 
     /// Computes through CUDA on the devices with these UUIDs (`GPU-…`, `MIG-…`), each in a process of
-    /// its own, and copies between the GPUs. Bounded in time; a fault is data.
-    async fn compute(&self, devices: &[String]) -> CudaView;
+    /// its own, and copies between the GPUs. It ends `within` this time; a fault is data.
+    async fn compute(&self, devices: &[String], within: Duration) -> CudaView;
 }

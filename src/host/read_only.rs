@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -149,7 +150,7 @@ impl Gpu for Refusing {
         }
     }
 
-    async fn compute(&self, _: &[String]) -> CudaView {
+    async fn compute(&self, _: &[String], _: Duration) -> CudaView {
         CudaView::not_asked(self.why)
     }
 }

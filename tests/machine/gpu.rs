@@ -30,7 +30,7 @@ impl Gpu for MachineGpu {
         survey(&self.files, &lock(&self.state))
     }
 
-    async fn compute(&self, devices: &[String]) -> CudaView {
+    async fn compute(&self, devices: &[String], _: Duration) -> CudaView {
         // Not asked before NVML answers, and then all is well: `tests/probe` has the faults of CUDA.
         let plain = |uuid: &String| uuid.trim_start_matches("GPU-").to_owned();
         let work = |uuid: &String| CudaWork {

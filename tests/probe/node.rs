@@ -230,7 +230,7 @@ impl Gpu for Both {
         self.nvml.survey().await
     }
 
-    async fn compute(&self, devices: &[String]) -> CudaView {
-        self.cuda.compute(devices).await
+    async fn compute(&self, devices: &[String], within: Duration) -> CudaView {
+        self.cuda.compute(devices, within).await
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering},
 };
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -61,7 +62,7 @@ impl Gpu for FakeGpu {
         locked(&self.answer).clone()
     }
 
-    async fn compute(&self, _: &[String]) -> CudaView {
+    async fn compute(&self, _: &[String], _: Duration) -> CudaView {
         locked(&self.cuda).clone()
     }
 }

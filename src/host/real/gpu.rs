@@ -95,12 +95,12 @@ impl Gpu for RealGpu {
         })
     }
 
-    async fn compute(&self, devices: &[String]) -> CudaView {
+    async fn compute(&self, devices: &[String], within: Duration) -> CudaView {
         let asking = Asking {
             exec: &*self.exec,
             program: &self.program,
             patience: self.patience,
-            until: tokio::time::Instant::now() + self.patience.whole,
+            until: tokio::time::Instant::now() + self.patience.whole.min(within),
         };
         asking.view(devices).await
     }

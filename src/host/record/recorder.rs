@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use std::{fs, io};
 
 use async_trait::async_trait;
@@ -379,8 +380,8 @@ impl Gpu for Recorder<dyn Gpu> {
         answer
     }
 
-    async fn compute(&self, devices: &[String]) -> CudaView {
-        let answer = self.inner.compute(devices).await;
+    async fn compute(&self, devices: &[String], within: Duration) -> CudaView {
+        let answer = self.inner.compute(devices, within).await;
         let mut state = self.recording.state();
         state.manifest.cuda.get_or_insert_with(|| answer.clone());
         answer

@@ -228,7 +228,7 @@ impl Gpu for Replay {
         })
     }
 
-    async fn compute(&self, _: &[String]) -> CudaView {
+    async fn compute(&self, _: &[String], _: std::time::Duration) -> CudaView {
         let known = self.0.manifest.cuda.clone();
         known.unwrap_or_else(|| CudaView::not_asked(UNKNOWN))
     }
