@@ -12,6 +12,7 @@ use super::{
     file,
     labels::written,
     packages::{Holds, Lists, Wanted},
+    probe::Proving,
 };
 use crate::{
     config::desired::{PackagePolicy, PackageWish},
@@ -237,7 +238,11 @@ impl Applier {
                 probe,
                 record,
                 inputs,
-            } => self.run_probe(probe, record, inputs, sink).await?,
+                again: _,
+            } => {
+                self.run_probe(probe, record, inputs, Proving::Install, sink)
+                    .await?;
+            }
             Change::Reboot { why } => self.reboot(why, sink).await?,
         }
         let undo = self.refine(undo).await?;

@@ -72,11 +72,14 @@ impl Change {
                 purpose, command, ..
             } => format!("{purpose} (`{}`)", command.join(" ")),
             Self::RunProbe {
-                probe: Probe::ContainerSeesGpus { gpus, .. },
+                probe: Probe::ContainerSeesGpus { gpus, runtime, .. },
+                again,
                 ..
             } => {
                 let what = if *gpus == 1 { "GPU" } else { "GPUs" };
-                format!("prove that a container sees {gpus} {what}")
+                let again = if *again { " again" } else { "" };
+                let runtime = runtime.name();
+                format!("prove{again} that a container of {runtime} sees {gpus} {what}")
             }
             Self::Reboot { why } => format!("reboot: {why}"),
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Applier, ChangeError, Reverted, Sink, Undo};
+use super::{Applier, ChangeError, ImageError, ImageFault, Reverted, Sink, Undo};
 use crate::{
     config::desired::RuntimeKind,
     host::{Cmd, ExecError, exec::Status},
@@ -23,6 +23,7 @@ impl Applier {
         runtime: RuntimeKind,
         image: &str,
     ) -> Result<Option<bool>, ChangeError> {
+        let image = &*name(runtime, image);
         let query = match runtime {
             RuntimeKind::Docker => docker::inspect_image(image),
             RuntimeKind::Containerd => ctr::images(ctr::KUBERNETES),
@@ -94,46 +95,71 @@ impl Applier {
         })
     }
 
+    /// Pulls an image, unless it is there. Logins come from where the runtime's client has its own:
+    /// `/root/.docker/config.json`, or [`ctr::HOSTS`].
     pub(super) async fn pull_image(
         &self,
         runtime: RuntimeKind,
         image: &str,
+        limit: Duration,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         if self.has_image(runtime, image).await? == Some(true) {
             return Ok(());
         }
+        let name = name(runtime, image);
         let cmd = match runtime {
-            RuntimeKind::Docker => docker::pull(image),
-            RuntimeKind::Containerd => ctr::pull(ctr::KUBERNETES, image),
-            RuntimeKind::Podman => podman::pull(image),
+            RuntimeKind::Docker => docker::pull(&name),
+            RuntimeKind::Podman => self.by_proxy(podman::pull(&name)),
             RuntimeKind::Crio => return Ok(()),
+            RuntimeKind::Containerd => {
+                let hosts = self.host.files.exists(ctr::HOSTS.into())?;
+                self.by_proxy(ctr::pull(ctr::KUBERNETES, &name, hosts))
+            }
         };
-        self.pull_with_retries(image, &cmd, sink).await
+        self.pull_with_retries(runtime, image, cmd, limit, sink)
+            .await
+    }
+
+    /// `ctr` and Podman download by themselves, Docker's daemon does it with its own settings.
+    fn by_proxy(&self, mut cmd: Cmd) -> Cmd {
+        if let Some(proxy) = &self.policy.proxy {
+            cmd = cmd
+                .secret_env("https_proxy", proxy)
+                .secret_env("http_proxy", proxy);
+        }
+        match &self.policy.no_proxy {
+            Some(direct) => cmd.env("no_proxy", direct),
+            None => cmd,
+        }
     }
 
     async fn pull_with_retries(
         &self,
+        runtime: RuntimeKind,
         image: &str,
-        cmd: &Cmd,
+        cmd: Cmd,
+        limit: Duration,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let what = format!("pull the image `{image}`");
+        let begin = self.host.clock.monotonic();
+        let left = || limit.saturating_sub(self.host.clock.monotonic().saturating_sub(begin));
         let mut pauses = BACKOFF.iter();
         loop {
-            let error = match self.tool(&what, cmd, sink).await {
+            let cmd = cmd.clone().deadline(left());
+            let ran = self.exec(&cmd, sink).await;
+            let mut error = match ran.and_then(|output| output.success(&cmd)) {
                 Ok(_) => return Ok(()),
-                Err(error) => error,
+                Err(error) => ImageError::of(image, runtime.name(), &error),
             };
-            let passes = match &error {
-                ChangeError::Tool {
-                    source: ExecError::Failed { tail, .. },
-                    ..
-                } => !is_permanent(tail),
-                _ => false,
-            };
-            let (true, Some(pause)) = (passes, pauses.next()) else {
-                return Err(error);
+            if let ImageFault::Slow { seconds } = &mut error.fault {
+                // All attempts together.
+                *seconds = limit.as_secs();
+                return Err(error.into());
+            }
+            let pause = pauses.next().filter(|pause| **pause < left());
+            let (true, Some(pause)) = (error.fault.passes(), pause) else {
+                return Err(error.into());
             };
             sink.retry(&error.to_string(), pause.as_secs_f64());
             self.pause_for(*pause, "wait before another attempt")
@@ -160,10 +186,11 @@ impl Applier {
             }
             Some(true) => {}
         }
+        let name = name(runtime, image);
         let cmd = match runtime {
-            RuntimeKind::Docker => docker::remove_image(image),
-            RuntimeKind::Containerd => ctr::remove(ctr::KUBERNETES, image),
-            RuntimeKind::Podman => podman::remove_image(image),
+            RuntimeKind::Docker => docker::remove_image(&name),
+            RuntimeKind::Containerd => ctr::remove(ctr::KUBERNETES, &name),
+            RuntimeKind::Podman => podman::remove_image(&name),
             RuntimeKind::Crio => {
                 return Ok(Reverted::Nothing {
                     why: "CRI-O got no image".to_owned(),
@@ -178,33 +205,11 @@ impl Applier {
     }
 }
 
-/// Whether a registry's answer is permanent, so that another attempt cannot change it.
-fn is_permanent(tail: &str) -> bool {
-    let text = tail.to_lowercase();
-    [
-        "manifest unknown",
-        "not found",
-        "access denied",
-        "unauthorized",
-        "no matching manifest",
-        "invalid reference",
-        "no space left",
-    ]
-    .iter()
-    .any(|sign| text.contains(sign))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_permanent;
-
-    #[test]
-    fn only_transient_failures_are_retried() {
-        assert!(is_permanent("manifest for x:1 not found: manifest unknown"));
-        assert!(is_permanent("pull access denied for x"));
-        assert!(!is_permanent("net/http: TLS handshake timeout"));
-        assert!(!is_permanent(
-            "toomanyrequests: You have reached your pull rate limit"
-        ));
+/// The name of an image for a runtime's client.
+pub(super) fn name(runtime: RuntimeKind, image: &str) -> String {
+    match runtime {
+        RuntimeKind::Docker | RuntimeKind::Crio => image.to_owned(),
+        // Podman asks which registry a name without one means.
+        RuntimeKind::Containerd | RuntimeKind::Podman => ctr::full_name(image),
     }
 }

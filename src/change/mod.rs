@@ -29,7 +29,11 @@ use serde::{Deserialize, Serialize};
 
 pub use applier::Applier;
 pub use edits::Edit;
-pub use error::{ChangeError, ModuleError, PackageError, RepositoryError, RuntimeError, STOPPED};
+pub use error::{
+    ChangeError, ImageError, ImageFault, ModuleError, PackageError, RepositoryError, RuntimeError,
+    STOPPED,
+};
+pub use probe::{ProofRecord, Proving};
 pub use runtime::{RuntimeSettings, unread};
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
 
@@ -142,7 +146,8 @@ pub enum Change {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         repeated: bool,
     },
-    /// Run a probe. Its record stays, so that a later run probes again only if an input changed.
+    /// Run a probe. Its record stays, so that a later run probes again only if an input changed, or the
+    /// machine has booted since.
     RunProbe {
         /// The probe.
         probe: Probe,
@@ -150,8 +155,11 @@ pub enum Change {
         #[schemars(with = "String")]
         record: Utf8PathBuf,
         /// What the probe depends on (versions, devices), one `name=value` per line; it is written
-        /// to `record` as it is.
+        /// to `record` as it is, with the boot and the result behind it.
         inputs: String,
+        /// Nothing has changed since the last probe, but the machine has booted.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        again: bool,
     },
     /// Reboot: a barrier.
     Reboot {
@@ -182,9 +190,27 @@ pub enum Probe {
         /// container only shows what it sees: NVML has told none, or an older version has planned this.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         uuids: Vec<String>,
+        /// Program and arguments that run in the image instead of the program's own probe.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        command: Vec<String>,
+        /// What a line of that command's output must contain; `*` stands for any text.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        expect: Option<String>,
         /// The time limit in seconds.
         timeout_seconds: u64,
+        /// The time limit for pulling the image, in seconds.
+        #[serde(default = "crate::config::desired::pull_timeout")]
+        pull_timeout_seconds: u64,
     },
+}
+
+impl Change {
+    /// Whether this changes nothing about the machine: it only repeats, after a boot, a proof whose
+    /// inputs are the same.
+    #[must_use]
+    pub fn only_repeats_proof(&self) -> bool {
+        matches!(self, Self::RunProbe { again: true, .. })
+    }
 }
 
 /// A lock that the engine holds while it applies a change.

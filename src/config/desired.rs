@@ -436,8 +436,24 @@ pub struct Validation {
     pub container: bool,
     /// The image; `None` means our own probe image, built from this binary's embedded files.
     pub image: Option<String>,
+    /// What runs in the image, program and arguments; nothing means our own probe.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// What a line of the command's output must contain; `*` stands for any text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expect: Option<String>,
     /// Seconds that the container may take.
     pub timeout_seconds: u64,
+    /// Seconds that pulling the image may take, with all attempts.
+    #[serde(default = "pull_timeout")]
+    pub pull_timeout_seconds: u64,
+}
+
+/// How long pulling an image may take in seconds, where nobody has said otherwise: big images take
+/// minutes.
+#[must_use]
+pub const fn pull_timeout() -> u64 {
+    1800
 }
 
 /// Holds.

@@ -190,10 +190,17 @@ pub struct PreflightConfig {
 pub struct ValidationConfig {
     /// Run a container.
     pub container: Option<bool>,
-    /// The image; without it an own one that needs no registry.
+    /// The image, or `cuda`: NVIDIA's base image that fits driver, GPUs and system. Without it an own one
+    /// that needs no registry.
     pub image: Option<Word>,
+    /// What runs in the image: program and arguments. Without it the probe of this program.
+    pub command: Option<Vec<String>>,
+    /// What a line of the command's output must contain; `*` stands for any text.
+    pub expect: Option<String>,
     /// Seconds that the container may take.
     pub timeout_seconds: Option<u64>,
+    /// Seconds that pulling the image may take, with all attempts.
+    pub pull_timeout_seconds: Option<u64>,
 }
 
 /// Holds.

@@ -20,4 +20,5 @@ mod repositories;
 pub mod resolve;
 mod rows;
 mod template;
+mod validation;
 pub mod values;

@@ -9,7 +9,7 @@ use crate::{
     config::{
         desired::{
             Cdi, Desired, Guard, Hold, KernelWish, ModuleWay, PackagePolicy, PackageWish,
-            Persistence, Preflight, Purpose, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+            Persistence, Preflight, Purpose, RuntimeKind, RuntimeWish, ToolkitWish,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError},
@@ -19,6 +19,7 @@ use crate::{
         profile::{Profile, ProfileChoice, Release, RuntimeRow, described},
         repositories::{Needed, RepositoryInputs},
         template::Terms,
+        validation::validation,
         values::PackagePattern,
     },
     facts::{Facts, GpuFact, Os},
@@ -81,6 +82,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let config = inputs.layers.merged()?;
     let (release, terms) = machine(profile, inputs.facts, inputs.flags)?;
     let gpus = gpus(inputs, &config)?;
+    let known = gpus.clone().unwrap_or_default();
     let driver = gpus
         .map(|gpus| {
             DriverInputs {
@@ -139,6 +141,13 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let headers = (driver.as_ref())
         .map(|driver| terms.for_kernels(&driver.ways[0].headers))
         .unwrap_or_default();
+    let validation = validation(
+        (profile, inputs.layers, &config),
+        (inputs.matrix, inputs.facts),
+        driver
+            .as_ref()
+            .map(|driver| (&driver.wish, known.as_slice())),
+    )?;
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
     let has_driver = driver.is_some();
     let kernel = (driver.as_ref()).map(|driver| {
@@ -178,15 +187,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             packages: wishes(&profile.toolkit.packages, toolkit_version(&config)),
         }),
         cdi,
-        validation: Validation {
-            container: config
-                .validation
-                .container
-                .unwrap_or(profile.validation.container),
-            image: config.validation.image.as_ref().map(ToString::to_string),
-            timeout_seconds: (config.validation.timeout_seconds)
-                .unwrap_or(profile.validation.timeout_seconds),
-        },
+        validation,
         hold: hold(profile, &config),
     };
     // Where only the package lists tell the branch, the wishes name exact versions instead.

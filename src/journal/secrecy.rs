@@ -150,10 +150,18 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
             purpose, command, ..
         } => std::iter::once(purpose).chain(command).collect(),
         Change::RunProbe {
-            probe: Probe::ContainerSeesGpus { image, .. },
+            probe:
+                Probe::ContainerSeesGpus {
+                    image,
+                    command,
+                    expect,
+                    ..
+                },
             inputs,
             ..
-        } => std::iter::once(inputs).chain(image).collect(),
+        } => (std::iter::once(inputs).chain(image).chain(expect))
+            .chain(command)
+            .collect(),
         Change::Reboot { why } => vec![why],
         Change::AddRepository { .. }
         | Change::RefreshRepositories

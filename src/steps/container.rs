@@ -1,6 +1,8 @@
 //! `validation.container`: a container sees the GPUs and the driver's libraries, and computes on them.
 //! This probe needs everything below it, so it comes last.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use camino::Utf8PathBuf;
 
@@ -9,8 +11,8 @@ use super::{
     packages, wishes::Packages, words,
 };
 use crate::{
-    change::{Change, Lock, Probe},
-    config::desired::{Desired, RuntimeKind, RuntimeWish},
+    change::{Change, Lock, Probe, ProofRecord},
+    config::desired::{Desired, RuntimeKind, RuntimeWish, Validation},
     facts::{Facts, GpuFact},
     host::{Nvml, NvmlView},
     model::{id::StepId, paths, version::DriverVersion},
@@ -29,15 +31,17 @@ struct ContainerState {
     gpus: Vec<GpuFact>,
     /// UUIDs of the devices that compute, by NVML; `None` if it does not answer.
     uuids: Option<Vec<String>>,
-    /// The record of the last probe.
-    record: Option<String>,
+    /// The record of the last proof of each runtime.
+    records: BTreeMap<RuntimeKind, ProofRecord>,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
-    let record = match provable(cx.desired) {
-        Some(wish) => cx.host.files().read_text(&record_path(wish.kind))?,
-        None => None,
-    };
+    let mut records = BTreeMap::new();
+    for wish in provable(cx.desired) {
+        if let Some(text) = cx.host.files().read_text(&record_path(wish.kind))? {
+            records.insert(wish.kind, ProofRecord::parse(&text));
+        }
+    }
     let loaded = cx.state.loaded_driver()?.cloned();
     // As in `validation.devices`: without a driver it has nothing to say.
     let uuids = if loaded.is_some() && cx.desired.driver.is_some() {
@@ -53,7 +57,7 @@ async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
         uuids,
         installed: packages::installed(cx).await?,
         gpus: words::usable(cx)?.into_iter().cloned().collect(),
-        record,
+        records,
     })
 }
 
@@ -62,22 +66,17 @@ fn computing(view: &NvmlView) -> Vec<String> {
     devices.map(|device| device.uuid).collect()
 }
 
-/// The runtime in which a container is run.
-fn provable(desired: &Desired) -> Option<&RuntimeWish> {
-    (desired.runtimes.iter()).find(|wish| wish.kind.runs_single_containers())
+/// The runtimes in which a container is run.
+fn provable(desired: &Desired) -> impl Iterator<Item = &RuntimeWish> {
+    (desired.runtimes.iter()).filter(|wish| wish.kind.runs_single_containers())
 }
 
 fn record_path(kind: RuntimeKind) -> Utf8PathBuf {
-    let name = match kind {
-        RuntimeKind::Docker => "container-docker",
-        RuntimeKind::Containerd => "container-containerd",
-        RuntimeKind::Crio => "container-crio",
-        RuntimeKind::Podman => "container-podman",
-    };
+    let name = format!("container-{}", kind.name());
     Utf8PathBuf::from(paths::STATE).join("proofs").join(name)
 }
 
-/// What the probe depends on. If none of it moved, the last result still holds.
+/// What the probe depends on. If none of it moved, the last result of the same boot still holds.
 fn inputs(
     state: &ContainerState,
     wish: &RuntimeWish,
@@ -109,89 +108,140 @@ fn inputs(
             lines.push(format!("package={name} {}", package.version));
         }
     }
-    if let Some(image) = &desired.validation.image {
-        lines.push(format!("image={image}"));
+    let Validation {
+        image,
+        command,
+        expect,
+        ..
+    } = &desired.validation;
+    lines.extend(image.iter().map(|image| format!("image={image}")));
+    if !command.is_empty() {
+        lines.push(format!("command={}", command.join(" ")));
     }
+    lines.extend(expect.iter().map(|expect| format!("expect={expect}")));
     for uuid in state.uuids.iter().flatten() {
-        lines.push(format!("{DEVICE}{uuid}"));
+        lines.push(format!("device={uuid}"));
     }
     lines.join("\n") + "\n"
 }
 
-/// Begins the line of a device in a record.
-const DEVICE: &str = "device=";
+/// The proof of one runtime.
+fn proof(
+    state: &ContainerState,
+    wish: &RuntimeWish,
+    desired: &Desired,
+    loaded: &DriverVersion,
+    (inputs, again): (String, bool),
+) -> Change {
+    let validation = &desired.validation;
+    Change::RunProbe {
+        probe: Probe::ContainerSeesGpus {
+            runtime: wish.kind,
+            image: validation.image.clone(),
+            gpus: state.gpus.len(),
+            driver: loaded.to_string(),
+            uuids: state.uuids.clone().unwrap_or_default(),
+            command: validation.command.clone(),
+            expect: validation.expect.clone(),
+            timeout_seconds: validation.timeout_seconds,
+            pull_timeout_seconds: validation.pull_timeout_seconds,
+        },
+        record: record_path(wish.kind),
+        inputs,
+        again,
+    }
+}
 
-/// Whether a record is of these inputs. What NVML does not tell now is no difference: another step names
-/// that.
-fn is_of(record: &str, inputs: &str, uuids_known: bool) -> bool {
-    let lines = |text: &str| -> Vec<String> {
-        (text
-            .lines()
-            .filter(|line| uuids_known || !line.starts_with(DEVICE)))
-        .map(str::to_owned)
-        .collect()
+/// The proofs of all runtimes, whatever was proven before; none where there is nothing to prove.
+///
+/// # Errors
+/// When the machine could not be looked at.
+pub async fn proofs(cx: &Cx<'_>) -> Result<Vec<Change>, StepError> {
+    let state = detect(cx).await?;
+    let (desired, facts) = (cx.desired, cx.facts);
+    if nothing_to_prove(&state, desired, facts).is_some() {
+        return Ok(Vec::new());
+    }
+    let Some(loaded) = &state.loaded else {
+        return Ok(Vec::new());
     };
-    lines(record) == lines(inputs)
+    let all = provable(desired).map(|wish| {
+        let inputs = inputs(&state, wish, desired, facts, loaded);
+        proof(&state, wish, desired, loaded, (inputs, false))
+    });
+    Ok(all.collect())
+}
+
+/// The answer where no container can or shall run.
+fn nothing_to_prove(
+    state: &ContainerState,
+    desired: &Desired,
+    facts: &Facts,
+) -> Option<Assessment> {
+    let not = |why: &str| Some(Assessment::NotApplicable { why: why.into() });
+    if desired.driver.is_none() {
+        return Some(words::no_driver());
+    }
+    if !desired.validation.container || desired.toolkit.is_none() {
+        return not("no container probe is configured");
+    }
+    if provable(desired).next().is_none() {
+        return not("no container runtime is configured that runs single containers");
+    }
+    if state.loaded.is_some() {
+        return None;
+    }
+    if desired.image {
+        return Some(Assessment::AwaitingBoot {
+            why: "the probe needs live GPUs; it runs at the first boot".into(),
+        });
+    }
+    if facts.gpus.is_empty() {
+        return not("no NVIDIA GPU is on the PCI bus");
+    }
+    Some(Assessment::After {
+        upstream: VALIDATION_DEVICES,
+        why: "the probe needs live GPUs".into(),
+        expected: Vec::new(),
+    })
 }
 
 fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessment {
-    if desired.driver.is_none() {
-        return words::no_driver();
+    if let Some(answer) = nothing_to_prove(state, desired, facts) {
+        return answer;
     }
-    if !desired.validation.container || desired.toolkit.is_none() {
-        return Assessment::NotApplicable {
-            why: "no container probe is configured".into(),
-        };
-    }
-    let Some(wish) = provable(desired) else {
-        return Assessment::NotApplicable {
-            why: "no container runtime is configured that runs single containers".into(),
-        };
-    };
     let Some(loaded) = &state.loaded else {
-        if desired.image {
-            return Assessment::AwaitingBoot {
-                why: "the probe needs live GPUs; it runs at the first boot".into(),
-            };
-        }
-        if facts.gpus.is_empty() {
-            return Assessment::NotApplicable {
-                why: "no NVIDIA GPU is on the PCI bus".into(),
-            };
-        }
-        return Assessment::After {
-            upstream: VALIDATION_DEVICES,
-            why: "the probe needs live GPUs".into(),
-            expected: Vec::new(),
-        };
+        return words::no_driver();
     };
-    let inputs = inputs(state, wish, desired, facts, loaded);
-    let known = state.uuids.is_some();
-    if (state.record.as_ref()).is_some_and(|record| is_of(record, &inputs, known)) {
+    let (known, boot) = (state.uuids.is_some(), facts.boot_id.as_deref());
+    let (mut changes, mut whys) = (Vec::new(), Vec::new());
+    for wish in provable(desired) {
+        let inputs = inputs(state, wish, desired, facts, loaded);
+        let record = state.records.get(&wish.kind);
+        let holds = record.is_some_and(|record| record.is_of(&inputs, known));
+        let why = match record {
+            Some(record) if holds && record.is_of_boot(boot) => continue,
+            Some(_) if holds => "no container has seen the GPUs since this boot".to_owned(),
+            Some(record) => format!("since the last probe: {}", moved(&record.inputs, &inputs)),
+            None => "no container has seen the GPUs yet".to_owned(),
+        };
+        whys.push(format!("{}: {why}", wish.kind.name()));
+        changes.push(proof(state, wish, desired, loaded, (inputs, holds)));
+    }
+    if changes.is_empty() {
+        let runtimes: Vec<&str> = provable(desired).map(|wish| wish.kind.name()).collect();
         return Assessment::Satisfied {
             why: format!(
-                "a container saw {} with driver {loaded}, and nothing has changed since",
+                "a container of {} saw {} with driver {loaded} in this boot, and nothing has changed \
+                 since",
+                runtimes.join(", and one of "),
                 words::count(state.gpus.len())
             ),
         };
     }
     Assessment::Needs {
-        why: match &state.record {
-            None => "no container has seen the GPUs yet".to_owned(),
-            Some(record) => format!("since the last probe: {}", moved(record, &inputs)),
-        },
-        changes: vec![Change::RunProbe {
-            probe: Probe::ContainerSeesGpus {
-                runtime: wish.kind,
-                image: desired.validation.image.clone(),
-                gpus: state.gpus.len(),
-                driver: loaded.to_string(),
-                uuids: state.uuids.clone().unwrap_or_default(),
-                timeout_seconds: desired.validation.timeout_seconds,
-            },
-            record: record_path(wish.kind),
-            inputs,
-        }],
+        why: whys.join("; "),
+        changes,
     }
 }
 
@@ -238,7 +288,7 @@ impl Step for Container {
         desired.driver.is_none()
             || (desired.validation.container
                 && desired.toolkit.is_some()
-                && provable(desired).is_some())
+                && provable(desired).next().is_some())
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -248,9 +298,13 @@ impl Step for Container {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::{ContainerState, decide};
     use crate::{
-        change::Change,
+        change::{Change, ProofRecord},
+        config::desired::{Desired, RuntimeKind},
+        facts::Facts,
         step::Assessment,
         steps::{
             fixtures::{desired, facts},
@@ -258,23 +312,39 @@ mod tests {
         },
     };
 
-    #[test]
-    fn proven_once_and_again_when_something_moved() {
-        let (want, facts) = (desired(), facts());
-        let mut state = ContainerState {
+    /// As an assessment leaves it after the probe has passed.
+    fn record(inputs: &str, boot: &str) -> ProofRecord {
+        ProofRecord {
+            inputs: inputs.to_owned(),
+            boot: Some(boot.to_owned()),
+            ..ProofRecord::default()
+        }
+    }
+
+    fn machine() -> (Desired, Facts, ContainerState) {
+        let mut facts = facts();
+        facts.boot_id = Some("b1".into());
+        let state = ContainerState {
             loaded: "535.261.03".parse().ok(),
             installed: packages(&["docker.io=20.10.24", "nvidia-container-toolkit=1.20.0-1"]),
             gpus: facts.gpus.clone(),
             uuids: Some(vec!["GPU-a".into(), "GPU-b".into()]),
-            record: None,
+            records: BTreeMap::new(),
         };
+        (desired(), facts, state)
+    }
+
+    #[test]
+    fn proven_once_and_again_when_something_moved() {
+        let (want, facts, mut state) = machine();
         let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
             panic!("must be proven");
         };
-        let [Change::RunProbe { inputs, .. }] = &changes[..] else {
+        let [Change::RunProbe { inputs, again, .. }] = &changes[..] else {
             panic!("one proof")
         };
-        state.record = Some(inputs.clone());
+        assert!(!again);
+        (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));
         assert!(matches!(
             decide(&state, &want, &facts),
             Assessment::Satisfied { .. }
@@ -283,18 +353,73 @@ mod tests {
         let Assessment::Needs { why, .. } = decide(&state, &want, &facts) else {
             panic!("must be proven again");
         };
-        assert_eq!(why, "since the last probe: package=docker.io 26.1.5");
+        assert_eq!(
+            why,
+            "docker: since the last probe: package=docker.io 26.1.5"
+        );
         // Another MIG layout is proven again; what NVML does not tell is no difference.
         state.installed = packages(&["docker.io=20.10.24", "nvidia-container-toolkit=1.20.0-1"]);
         state.uuids = Some(vec!["GPU-a".into(), "MIG-c".into()]);
         let Assessment::Needs { why, .. } = decide(&state, &want, &facts) else {
             panic!("must be proven again");
         };
-        assert_eq!(why, "since the last probe: device=MIG-c");
+        assert_eq!(why, "docker: since the last probe: device=MIG-c");
         state.uuids = None;
         assert!(matches!(
             decide(&state, &want, &facts),
             Assessment::Satisfied { .. }
         ));
+    }
+
+    #[test]
+    fn a_proof_ends_with_its_boot() {
+        let (want, mut facts, mut state) = machine();
+        let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
+            panic!("must be proven");
+        };
+        let [Change::RunProbe { inputs, .. }] = &changes[..] else {
+            panic!("one proof")
+        };
+        (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));
+        facts.boot_id = Some("b2".into());
+        let Assessment::Needs { why, changes } = decide(&state, &want, &facts) else {
+            panic!("must be proven again");
+        };
+        assert_eq!(
+            why,
+            "docker: no container has seen the GPUs since this boot"
+        );
+        assert!(changes.iter().all(Change::only_repeats_proof));
+        // Also something else has changed: then it is no repetition.
+        state.loaded = "535.309.01".parse().ok();
+        let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
+            panic!("must be proven again");
+        };
+        assert!(!changes.iter().any(Change::only_repeats_proof));
+    }
+
+    #[test]
+    fn each_runtime_has_its_own_proof() {
+        let (mut want, facts, mut state) = machine();
+        let mut second = want.runtimes[0].clone();
+        second.kind = RuntimeKind::Containerd;
+        want.runtimes.push(second);
+        let Assessment::Needs { changes, .. } = decide(&state, &want, &facts) else {
+            panic!("must be proven");
+        };
+        let [
+            Change::RunProbe { inputs, .. },
+            Change::RunProbe { record: path, .. },
+        ] = &changes[..]
+        else {
+            panic!("two proofs")
+        };
+        assert!(path.ends_with("proofs/container-containerd"));
+        (state.records).insert(RuntimeKind::Docker, record(inputs, "b1"));
+        let Assessment::Needs { why, changes } = decide(&state, &want, &facts) else {
+            panic!("one is missing");
+        };
+        assert_eq!(why, "containerd: no container has seen the GPUs yet");
+        assert_eq!(changes.len(), 1);
     }
 }

@@ -212,7 +212,10 @@ pub(crate) fn desired() -> Desired {
         validation: Validation {
             container: true,
             image: None,
+            command: vec![],
+            expect: None,
             timeout_seconds: 60,
+            pull_timeout_seconds: 1800,
         },
         hold: Hold {
             patterns: vec!["nvidia-*".into(), "libnvidia-*".into()],

@@ -6,7 +6,7 @@ mod autoload;
 mod builds;
 mod cdi;
 mod cdi_rules;
-mod container;
+pub mod container;
 mod deny;
 pub(crate) mod devices;
 mod driver_packages;
@@ -94,6 +94,8 @@ pub const CDI: StepId = StepId::new("cdi");
 pub const VALIDATION_DEVICES: StepId = StepId::new("validation.devices");
 /// A container sees the GPUs.
 pub const VALIDATION_CONTAINER: StepId = StepId::new("validation.container");
+/// The GPUs compute. It is no step, but a finding of `check --prove`.
+pub const VALIDATION_COMPUTE: StepId = StepId::new("validation.compute");
 
 /// All steps.
 #[must_use]

@@ -1,14 +1,32 @@
 //! `ctr`, containerd's own client. Images that the kubelet uses are in the namespace `k8s.io`.
 
-use std::time::Duration;
-
 use crate::host::{Cmd, Query};
 
 /// The namespace of the kubelet's images.
 pub const KUBERNETES: &str = "k8s.io";
 
-/// Big images take minutes.
-pub const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
+/// Where containerd's clients look for the addresses, certificates and headers of registries
+/// (<https://github.com/containerd/containerd/blob/main/docs/hosts.md>). `ctr` reads it only if it is told to.
+pub const HOSTS: &str = "/etc/containerd/certs.d";
+
+/// The registry of names without one, and the folder of its own images, as Docker has them.
+const DEFAULT_REGISTRY: &str = "docker.io";
+
+/// A name of an image as containerd needs it, with registry and tag: Docker adds them itself.
+#[must_use]
+pub fn full_name(image: &str) -> String {
+    let named = match image.split_once('/') {
+        Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => image.to_owned(),
+        Some(_) => format!("{DEFAULT_REGISTRY}/{image}"),
+        None => format!("{DEFAULT_REGISTRY}/library/{image}"),
+    };
+    let last = named.rsplit('/').next().unwrap_or(&named);
+    if last.contains([':', '@']) {
+        named
+    } else {
+        format!("{named}:latest")
+    }
+}
 
 /// Asks the daemon for its version: whether it answers over its socket.
 #[must_use]
@@ -76,10 +94,15 @@ pub fn remove_container(namespace: &str, container: &str) -> Cmd {
     )
 }
 
-/// Pulls an image.
+/// Pulls an image; with `hosts`, by what the files in [`HOSTS`] say about its registry.
 #[must_use]
-pub fn pull(namespace: &str, image: &str) -> Cmd {
-    Cmd::new("ctr", ["--namespace", namespace, "images", "pull", image]).deadline(PULL_DEADLINE)
+pub fn pull(namespace: &str, image: &str, hosts: bool) -> Cmd {
+    let mut args = vec!["--namespace", namespace, "images", "pull"];
+    if hosts {
+        args.extend(["--hosts-dir", HOSTS]);
+    }
+    args.push(image);
+    Cmd::new("ctr", args)
 }
 
 /// Removes an image.
@@ -96,4 +119,26 @@ pub fn remove(namespace: &str, image: &str) -> Cmd {
             image,
         ],
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::full_name;
+
+    #[test]
+    fn names_get_registry_and_tag_as_docker_adds_them() {
+        for (image, full) in [
+            ("debian", "docker.io/library/debian:latest"),
+            (
+                "nvidia/cuda:12.8.1-base-ubi9",
+                "docker.io/nvidia/cuda:12.8.1-base-ubi9",
+            ),
+            ("nvcr.io/nvidia/cuda:1", "nvcr.io/nvidia/cuda:1"),
+            ("localhost/x", "localhost/x:latest"),
+            ("host:5000/x", "host:5000/x:latest"),
+            ("host:5000/x@sha256:00", "host:5000/x@sha256:00"),
+        ] {
+            assert_eq!(full_name(image), full);
+        }
+    }
 }

@@ -11,9 +11,6 @@ use crate::{
     model::document::{Document, Setting},
 };
 
-/// Big images take minutes.
-const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
-
 /// What the daemon says about itself.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -99,7 +96,7 @@ pub fn inspect_image(image: &str) -> Query {
 /// Pulls an image.
 #[must_use]
 pub fn pull(image: &str) -> Cmd {
-    Cmd::new("docker", ["pull", image]).deadline(PULL_DEADLINE)
+    Cmd::new("docker", ["pull", image])
 }
 
 /// Removes an image.

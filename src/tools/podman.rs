@@ -9,9 +9,6 @@ use crate::host::{Cmd, Query};
 /// documentation, "Support for Container Device Interface", prerequisites.
 pub const READS_CDI: Version = Version(4, 1);
 
-/// Big images take minutes.
-const PULL_DEADLINE: Duration = Duration::from_secs(30 * 60);
-
 /// Asks for an image: the status is 0 where it is there, 1 where it is not (podman-image-exists(1)).
 #[must_use]
 pub fn has_image(image: &str) -> Query {
@@ -24,7 +21,7 @@ pub const NO_IMAGE: i32 = 1;
 /// Pulls an image.
 #[must_use]
 pub fn pull(image: &str) -> Cmd {
-    Cmd::new("podman", ["pull", image]).deadline(PULL_DEADLINE)
+    Cmd::new("podman", ["pull", image])
 }
 
 /// Removes an image.

@@ -255,8 +255,10 @@ pub fn ctr(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
             ok("")
         }
         ["--namespace", _, "containers", "list", "--quiet"] => ok(""),
-        ["--namespace", _, "run", "--rm", runc, ..] => {
-            let runtime = runc.strip_prefix("--runc-binary=").unwrap_or_default();
+        ["--namespace", _, "run", "--rm", ref rest @ ..] => {
+            let mut options = rest.iter();
+            let runtime = options.find_map(|option| option.strip_prefix("--runc-binary="));
+            let runtime = runtime.unwrap_or_default();
             if exists(files, runtime) {
                 see(files, state)
             } else {

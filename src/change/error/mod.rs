@@ -1,5 +1,6 @@
 //! The errors of changes, each with a reason for scripts and a hint for people.
 
+mod images;
 mod modules;
 mod packages;
 mod repositories;
@@ -7,6 +8,7 @@ mod runtimes;
 
 use camino::Utf8PathBuf;
 
+pub use images::{ImageError, ImageFault};
 pub use modules::ModuleError;
 pub use packages::PackageError;
 pub use repositories::RepositoryError;
@@ -105,6 +107,9 @@ pub enum ChangeError {
     /// A probe failed.
     #[error(transparent)]
     Probe(#[from] ProbeError),
+    /// An image could not be pulled.
+    #[error(transparent)]
+    Image(#[from] ImageError),
 }
 
 impl Report for ChangeError {
@@ -133,6 +138,7 @@ impl Report for ChangeError {
             Self::Module(error) => error.reason(),
             Self::Runtime(error) => error.reason(),
             Self::Probe(error) => error.reason(),
+            Self::Image(error) => error.reason(),
         }
     }
 
@@ -140,6 +146,7 @@ impl Report for ChangeError {
         match self {
             Self::Packages(error) => error.passes(),
             Self::Repository(error) => error.passes(),
+            Self::Image(error) => error.passes(),
             _ => false,
         }
     }
@@ -151,6 +158,7 @@ impl Report for ChangeError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Probe(error) => error.hint(),
+            Self::Image(error) => error.hint(),
             Self::Runtime(error) => error.hint(),
             Self::Files(error) => error.hint(),
             Self::Packages(error) => error.hint(),

@@ -1,30 +1,37 @@
 //! The container probe: this program runs in a container that holds only the program and its
 //! libraries, computes on the GPUs that it sees, and prints how far that works. No registry is needed.
+//! Or a command runs in an image of the administrator's choice.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use camino::Utf8Path;
 
 use super::{
-    client::{CONTAINER, quiet, view},
+    containerd, docker,
     error::ProbeError,
+    job::{Job, Ran},
     podman,
     root::Root,
 };
 use crate::{
-    change::{Probe, Sink},
+    change::{Probe, Sink, image},
     config::desired::RuntimeKind,
-    host::{Cmd, ExecError, Host},
+    host::{ExecError, Host},
+    model::pattern,
     tools::{
         container_view::{ContainerView, LIBRARIES},
-        ctr,
+        probe::ProbeDocument,
     },
 };
 
-/// The image that is made for the probe, and removed after it.
-pub(super) const IMAGE: &str = "gpu-bootstrap/probe:local";
-/// The time limit to pack and import a few megabytes.
-const PREPARE_DEADLINE: Duration = Duration::from_secs(120);
+/// What a proof has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Proof {
+    /// In words.
+    pub(super) result: String,
+    /// The figures of each device.
+    pub(super) measured: Vec<String>,
+}
 
 /// Runs the probe to its end. Only a folder below `state` stays.
 ///
@@ -35,27 +42,124 @@ pub(super) async fn run(
     state: &Utf8Path,
     probe: &Probe,
     sink: &dyn Sink,
-) -> Result<(), ProbeError> {
+) -> Result<Proof, ProbeError> {
     let Probe::ContainerSeesGpus {
         runtime,
         image,
         gpus,
         driver,
         uuids,
+        command,
+        expect,
         timeout_seconds,
+        pull_timeout_seconds: _,
     } = probe;
-    let root = Root::prepare(host, state)?;
-    let deadline = Duration::from_secs(*timeout_seconds);
-    let view = match runtime {
-        RuntimeKind::Docker => docker(host, &root, image.as_deref(), deadline, sink).await?,
-        RuntimeKind::Containerd => {
-            containerd(host, &root, image.as_deref(), deadline, sink).await?
-        }
-        RuntimeKind::Podman => podman::run(host, &root, image.as_deref(), deadline, sink).await?,
+    let image = (image.as_ref()).map(|image| image::name(*runtime, image));
+    let root = match &command[..] {
+        [] => Some(Root::prepare(host, state)?),
+        _ => None,
+    };
+    let own = root.iter().flat_map(Root::command);
+    let job = Job {
+        host,
+        sink,
+        root: root.as_ref(),
+        image: image.as_deref(),
+        command: own.chain(command.iter().map(String::as_str)).collect(),
+        limit: Duration::from_secs(*timeout_seconds),
+    };
+    let ran = match runtime {
+        RuntimeKind::Docker => docker::run(&job).await?,
+        RuntimeKind::Containerd => containerd::run(&job).await?,
+        RuntimeKind::Podman => podman::run(&job).await?,
         RuntimeKind::Crio => return Err(ProbeError::OnlyPods),
     };
+    let in_image = image
+        .as_ref()
+        .map_or_else(String::new, |image| format!(" in the image `{image}`"));
+    if root.is_none() {
+        return said(&ran, command, expect.as_deref(), &in_image);
+    }
+    let view = view(&ran)?;
+    layers(&view, uuids)?;
     judge(&view, *gpus, driver)?;
-    computes(&view, uuids)
+    same(&view, uuids)?;
+    Ok(proof(&view, &in_image))
+}
+
+/// The result of the own probe.
+fn proof(view: &ContainerView, in_image: &str) -> Proof {
+    let devices = view.probe.iter().flat_map(|probe| &probe.devices);
+    let measured = devices.filter_map(|device| {
+        let work = device.work.as_ref()?;
+        Some(format!(
+            "{} to-device={:.1} from-device={:.1} on-device={:.1} GB/s",
+            device.uuid, work.to_device_gb_s, work.from_device_gb_s, work.on_device_gb_s
+        ))
+    });
+    let what = |probe: &ProbeDocument| {
+        let cuda = (probe.cuda_version.as_ref())
+            .map_or_else(String::new, |version| format!(" with CUDA {version}"));
+        format!("{}{cuda}{in_image}", probe.why)
+    };
+    Proof {
+        result: (view.probe.as_ref()).map_or_else(
+            || {
+                format!(
+                    "{} GPUs seen{in_image}, none of them asked to compute",
+                    view.gpus()
+                )
+            },
+            what,
+        ),
+        measured: measured.collect(),
+    }
+}
+
+/// What a command of the administrator has said.
+fn said(
+    ran: &Ran,
+    command: &[String],
+    expect: Option<&str>,
+    in_image: &str,
+) -> Result<Proof, ProbeError> {
+    let command = format!("`{}`{in_image}", command.join(" "));
+    let output = &ran.output;
+    let lines = || output.stdout.lines().chain(output.stderr.lines());
+    let last = || {
+        let lines = output
+            .stderr
+            .lines()
+            .rev()
+            .chain(output.stdout.lines().rev());
+        let mut lines = lines.filter(|line| !line.trim().is_empty());
+        lines.next().map(|line| line.trim().to_owned())
+    };
+    if !output.ok() {
+        return Err(ProbeError::Command {
+            command,
+            status: output.status.to_string(),
+            said: last(),
+        });
+    }
+    let Some(expect) = expect else {
+        return Ok(Proof {
+            result: format!("{command} succeeded"),
+            measured: Vec::new(),
+        });
+    };
+    let wanted = format!("*{expect}*");
+    match lines().find(|line| pattern::matches(&wanted, line)) {
+        Some(line) => Ok(Proof {
+            result: format!("{command} printed `{}`", line.trim()),
+            measured: Vec::new(),
+        }),
+        None => Err(ProbeError::NotExpected {
+            command,
+            expect: expect.to_owned(),
+            said: last(),
+        }),
+    }
 }
 
 fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeError> {
@@ -77,172 +181,66 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeErr
     })
 }
 
-/// Whether the devices computed there, and are those of the host.
-fn computes(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
+/// Whether all layers work there, as far as the container tells.
+fn layers(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
+    match &view.probe {
+        Some(probe) if !uuids.is_empty() => match probe.failed_layer {
+            None => Ok(()),
+            Some(layer) => Err(ProbeError::Layer {
+                layer,
+                why: probe.why.clone(),
+                remedy: probe.remedy.clone(),
+            }),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Whether the devices there are those of the host.
+fn same(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
     if uuids.is_empty() {
         return Ok(());
     }
-    let Some(probe) = &view.probe else {
-        return Err(ProbeError::Silent);
-    };
-    if let Some(layer) = probe.failed_layer {
-        return Err(ProbeError::Layer {
-            layer,
-            why: probe.why.clone(),
-            remedy: probe.remedy.clone(),
-        });
-    }
-    let inside: BTreeSet<&str> = probe.devices.iter().map(|one| one.uuid.as_str()).collect();
+    let probe = view.probe.as_ref().ok_or(ProbeError::Silent)?;
+    let devices = probe.devices.iter();
+    let inside: BTreeSet<&str> = devices.map(|one| one.uuid.as_str()).collect();
     let outside: BTreeSet<&str> = uuids.iter().map(String::as_str).collect();
     if inside == outside {
         return Ok(());
     }
-    let list = |uuids: BTreeSet<&str>| uuids.into_iter().collect::<Vec<_>>().join(", ");
+    let only = |these: &BTreeSet<&str>, those: &BTreeSet<&str>| {
+        let only: Vec<&str> = these.difference(those).copied().collect();
+        match &only[..] {
+            [] => "no other one".to_owned(),
+            only => only.join(", "),
+        }
+    };
     Err(ProbeError::OtherDevices {
-        inside: list(inside),
-        outside: list(outside),
+        inside: only(&inside, &outside),
+        outside: only(&outside, &inside),
     })
 }
 
-/// The variables that request all GPUs and the compute libraries from the nvidia runtime.
-const ENVIRONMENT: [&str; 2] = [
-    "NVIDIA_VISIBLE_DEVICES=all",
-    "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-];
-
-async fn docker(
-    host: &Host,
-    root: &Root,
-    image: Option<&str>,
-    deadline: Duration,
-    sink: &dyn Sink,
-) -> Result<ContainerView, ProbeError> {
-    let own = image.is_none();
-    if own {
-        let archive = root.folder.with_extension("tar");
-        let pack = Cmd::new(
-            "tar",
-            [
-                "--create",
-                "--file",
-                archive.as_str(),
-                "--directory",
-                root.folder.as_str(),
-                ".",
-            ],
-        );
-        quiet(host, &pack.deadline(PREPARE_DEADLINE), sink).await?;
-        let import = Cmd::new("docker", ["import", archive.as_str(), IMAGE]);
-        quiet(host, &import.deadline(PREPARE_DEADLINE), sink).await?;
-    }
-    // The container of an interrupted probe still has the name.
-    let clear = Cmd::new("docker", ["rm", "--force", CONTAINER]);
-    host.exec.run(&clear, &mut |_, _| {}).await?;
-    let mut args: Vec<String> = [
-        "run",
-        "--rm",
-        "--pull=never",
-        "--network=none",
-        "--runtime=nvidia",
-    ]
-    .into_iter()
-    .map(str::to_owned)
-    .collect();
-    args.push(format!("--name={CONTAINER}"));
-    args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
-    if !own {
-        for (source, place) in root.mounts() {
-            args.push(format!(
-                "--mount=type=bind,source={source},target={place},readonly"
-            ));
-        }
-    }
-    let mut command = root.command().into_iter();
-    args.extend(command.next().map(|first| format!("--entrypoint={first}")));
-    args.push(image.unwrap_or(IMAGE).to_owned());
-    args.extend(command.map(str::to_owned));
-    let ran = view(host, &Cmd::new("docker", args).deadline(deadline), sink).await;
-    // Only the client was stopped at its deadline; the container still runs and keeps its GPUs.
-    if matches!(ran, Err(ProbeError::Exec(ExecError::Deadline { .. })))
-        && let Err(error) = quiet(host, &clear, sink).await
-    {
-        sink.line(&format!(
-            "the container `{CONTAINER}` may still exist: {error}"
-        ));
-    }
-    if own {
-        let remove = Cmd::new("docker", ["rmi", "--force", IMAGE]);
-        let removed = quiet(host, &remove, sink).await;
-        // The result of the container comes first; a left image is reported only after a success.
-        return ran.and_then(|view| removed.map(|()| view));
-    }
-    ran
-}
-
-async fn containerd(
-    host: &Host,
-    root: &Root,
-    image: Option<&str>,
-    deadline: Duration,
-    sink: &dyn Sink,
-) -> Result<ContainerView, ProbeError> {
-    // The image was pulled into the namespace of the kubelet.
-    let namespace = image.map_or(CONTAINER, |_| ctr::KUBERNETES);
-    // The container of an interrupted probe still has the name.
-    clear_containerd(host, namespace, sink).await?;
-    let mut args: Vec<String> = ["--namespace", namespace, "run", "--rm"]
-        .into_iter()
-        .map(str::to_owned)
-        .collect();
-    args.push("--runc-binary=/usr/bin/nvidia-container-runtime".to_owned());
-    args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
-    match image {
-        None => args.extend(["--rootfs".to_owned(), root.folder.to_string()]),
-        Some(image) => {
-            for (source, place) in root.mounts() {
-                args.push(format!(
-                    "--mount=type=bind,src={source},dst={place},options=rbind:ro"
-                ));
-            }
-            args.push(image.to_owned());
-        }
-    }
-    args.push(CONTAINER.to_owned());
-    // They replace the image's entry point.
-    args.extend(root.command().into_iter().map(str::to_owned));
-    let ran = view(host, &Cmd::new("ctr", args).deadline(deadline), sink).await;
-    if matches!(ran, Err(ProbeError::Exec(ExecError::Deadline { .. })))
-        && let Err(error) = clear_containerd(host, namespace, sink).await
-    {
-        sink.line(&format!(
-            "the container `{CONTAINER}` may still exist: {error}"
-        ));
-    }
-    ran
-}
-
-async fn clear_containerd(host: &Host, namespace: &str, sink: &dyn Sink) -> Result<(), ProbeError> {
-    let list = ctr::containers(namespace);
-    let listed = host.reader().query(&list).await?.success(list.cmd())?;
-    if !listed.stdout.lines().any(|name| name.trim() == CONTAINER) {
-        return Ok(());
-    }
-    // Its task may have ended; if it still runs, the removal of the container fails.
-    host.exec
-        .run(&ctr::end_task(namespace, CONTAINER), &mut |_, _| {})
-        .await?;
-    quiet(host, &ctr::remove_container(namespace, CONTAINER), sink).await
+/// The last line of the output is what the container sees.
+fn view(ran: &Ran) -> Result<ContainerView, ProbeError> {
+    let output = ran.output.clone().success(&ran.cmd)?;
+    serde_json::from_str(output.stdout.trim()).map_err(|error| {
+        ProbeError::Exec(ExecError::Unexpected {
+            command: ran.cmd.line(),
+            why: format!("{error} in {:?}", crate::host::exec::tail(&output.stdout)),
+        })
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ProbeError, computes, judge, run};
+    use super::{ProbeError, judge, layers, run, same};
     use crate::{
         change::{Probe, Sink},
         config::desired::RuntimeKind,
         error::Report as _,
         host::{
-            Host,
+            Host, Output,
             fake::{self, Fakes, failed, ok},
         },
         tools::{
@@ -303,13 +301,16 @@ mod tests {
         };
         let said = |view: &ContainerView, uuids: &[&str]| {
             let uuids: Vec<String> = uuids.iter().map(|uuid| (*uuid).to_owned()).collect();
-            let result = computes(view, &uuids);
+            let result = layers(view, &uuids).and_then(|()| same(view, &uuids));
             result.map_err(|error| (error.to_string(), error.hint().unwrap_or_default()))
         };
         let good = probed(Layers::default());
         assert_eq!(said(&good, &["MIG-b", "GPU-a"]), Ok(()));
         let (why, _) = said(&good, &["GPU-a", "GPU-c"]).expect_err("other devices");
-        assert_eq!(why, "the container has GPU-a, MIG-b, the host GPU-a, GPU-c");
+        assert_eq!(
+            why,
+            "the container fails at the layer NVML: only it has MIG-b; only the host has GPU-c"
+        );
         let mut layers = Layers::default();
         layers.fail(LayerFault {
             layer: ProbeLayer::Cuda,
@@ -352,7 +353,10 @@ mod tests {
             gpus: 1,
             driver: "1.2".into(),
             uuids: Vec::new(),
+            command: Vec::new(),
+            expect: None,
             timeout_seconds: 60,
+            pull_timeout_seconds: 60,
         }
     }
 
@@ -451,6 +455,61 @@ mod tests {
         assert!(run.contains(mounted), "{run}");
         let inside = format!("{image} gpu-bootstrap-probe /gpu-bootstrap-lib/ld-linux");
         assert!(run.contains(&inside), "{run}");
+    }
+
+    /// What the configured command prints, and what a line of it must contain.
+    async fn commanded(output: Output, expect: Option<&str>) -> Result<String, String> {
+        let (host, fakes) = fake::host();
+        fakes
+            .exec
+            .on("docker", move |cmd, _| match cmd.args[0].as_str() {
+                "run" => output.clone(),
+                _ => ok(""),
+            });
+        let mut probe = probe(RuntimeKind::Docker, Some("registry/x:1"));
+        let Probe::ContainerSeesGpus {
+            command,
+            expect: expected,
+            ..
+        } = &mut probe;
+        *command = vec!["nvidia-smi".into(), "-L".into()];
+        *expected = expect.map(str::to_owned);
+        let ran = run(&host, "/state".into(), &probe, &Silent).await;
+        let lines = fakes.exec.lines();
+        let run = lines.last().expect("a container");
+        // The image is as its author made it.
+        assert!(
+            run.ends_with("--entrypoint=nvidia-smi registry/x:1 -L"),
+            "{run}"
+        );
+        ran.map(|proof| proof.result)
+            .map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn a_configured_command_is_judged_by_its_status_and_its_output() {
+        let printed = || ok("GPU 0: H100\nGPU 1: H100\n");
+        let command = "`nvidia-smi -L` in the image `registry/x:1`";
+        assert_eq!(
+            commanded(printed(), None).await,
+            Ok(format!("{command} succeeded"))
+        );
+        assert_eq!(
+            commanded(printed(), Some("GPU 1:*100")).await,
+            Ok(format!("{command} printed `GPU 1: H100`"))
+        );
+        assert_eq!(
+            commanded(printed(), Some("GPU 7")).await,
+            Err(format!(
+                "{command} printed no line with `GPU 7`; its last line is:\nGPU 1: H100"
+            ))
+        );
+        assert_eq!(
+            commanded(failed(9, "no devices were found"), Some("GPU")).await,
+            Err(format!(
+                "{command} exited with status 9\nno devices were found"
+            ))
+        );
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! Why a probe failed.
 
 use crate::{
-    error::Report,
+    error::{Report, attached},
     exit::Exit,
     host::{ExecError, FilesError},
     tools::probe::ProbeLayer,
@@ -33,7 +33,7 @@ pub enum ProbeError {
         why: String,
     },
     /// The container ran, but does not see what it should.
-    #[error("the container sees {seen}, expected {expected}")]
+    #[error("the container fails at the layer device nodes: it sees {seen}, expected {expected}")]
     Blind {
         /// What it sees.
         seen: String,
@@ -54,12 +54,42 @@ pub enum ProbeError {
         remedy: Option<String>,
     },
     /// The container computes on other devices than those of the host.
-    #[error("the container has {inside}, the host {outside}")]
+    #[error(
+        "the container fails at the layer NVML: only it has {inside}; only the host has {outside}"
+    )]
     OtherDevices {
-        /// Its UUIDs.
+        /// UUIDs that only it has.
         inside: String,
-        /// Those of the host.
+        /// Those that only the host has.
         outside: String,
+    },
+    /// The image has to be there already, and is not.
+    #[error("{runtime} does not have the image `{image}`")]
+    NoImage {
+        /// The image.
+        image: String,
+        /// The runtime.
+        runtime: &'static str,
+    },
+    /// The configured command failed in the container.
+    #[error("{command} {status}{}", attached(.said))]
+    Command {
+        /// The command and its image.
+        command: String,
+        /// How it ended.
+        status: String,
+        /// Its last line.
+        said: Option<String>,
+    },
+    /// The configured command printed something else.
+    #[error("{command} printed no line with `{expect}`; its last line is:{}", attached(.said))]
+    NotExpected {
+        /// The command and its image.
+        command: String,
+        /// The expected text.
+        expect: String,
+        /// Its last line.
+        said: Option<String>,
     },
     /// The container ran, and said nothing about the GPUs.
     #[error("the container printed no result of the probe")]
@@ -75,7 +105,9 @@ impl Report for ProbeError {
         match self {
             Self::Files(error) => error.reason().unwrap_or("proof-not-prepared"),
             Self::Unknown { .. } | Self::Replaced { .. } => "proof-not-prepared",
-            Self::Exec(_) | Self::OnlyPods => "container-failed",
+            Self::Exec(_) | Self::Command { .. } | Self::OnlyPods => "container-failed",
+            Self::NoImage { .. } => "image-missing",
+            Self::NotExpected { .. } => "container-not-expected",
             Self::Blind { .. } => "container-sees-no-gpu",
             Self::Layer { .. } | Self::Silent => "container-cannot-compute",
             Self::OtherDevices { .. } => "container-has-other-gpus",
@@ -100,6 +132,19 @@ impl Report for ProbeError {
                     .to_owned()
             }
             Self::OnlyPods => "run a pod with a GPU in the cluster".to_owned(),
+            Self::NoImage { .. } => {
+                "run `gpu-bootstrap install`, which pulls it: `check` does not".to_owned()
+            }
+            Self::Command { .. } => {
+                "run `gpu-bootstrap probe`: it shows whether the GPUs work on the host; then check that \
+                 the image has the program of `validation.command`"
+                    .to_owned()
+            }
+            Self::NotExpected { .. } => {
+                "compare `validation.expect` with the whole output above: a line must contain it, and \
+                 `*` stands for any text"
+                    .to_owned()
+            }
             Self::Exec(_) | Self::Layer { .. } | Self::Silent => {
                 "run `gpu-bootstrap check`: it names the faulty layer (driver, CDI or runtime)"
                     .to_owned()

@@ -1,33 +1,70 @@
 //! Probes as changes: captured, run, and recorded after success. A probe is a run that proves
 //! function.
 
-mod client;
 mod container;
+mod containerd;
+mod docker;
 mod error;
+mod job;
 mod podman;
+mod record;
 mod root;
+
+use std::time::Duration;
 
 use camino::Utf8Path;
 
 pub use error::ProbeError;
+pub use record::ProofRecord;
 
-use super::{Applier, ChangeError, FileAfter, Probe, Sink, Undo};
+use super::{Applier, Change, ChangeError, FileAfter, Probe, Sink, Undo};
 use crate::config::desired::RuntimeKind;
 
+/// The kernel's name for this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// For which command a probe runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proving {
+    /// `install`, which records what it changes: a missing image is pulled.
+    Install,
+    /// `check`, which leaves nothing but the record.
+    Check,
+}
+
 impl Applier {
+    /// Runs the probe of a change outside of a run, for `check`; other changes are left alone.
+    ///
+    /// # Errors
+    /// Why the proof failed.
+    pub async fn prove(&self, change: &Change, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let Change::RunProbe {
+            probe,
+            record,
+            inputs,
+            ..
+        } = change
+        else {
+            return Ok(());
+        };
+        self.run_probe(probe, record, inputs, Proving::Check, sink)
+            .await
+    }
+
     pub(super) async fn capture_probe(
         &self,
         probe: &Probe,
         record: &Utf8Path,
     ) -> Result<Undo, ChangeError> {
         let Probe::ContainerSeesGpus { runtime, image, .. } = probe;
-        let record = self.capture_files(&[record.to_owned()], |_| FileAfter::Unknown)?;
+        // `check --prove` writes it, too.
+        let record = self.capture_files(&[record.to_owned()], |_| FileAfter::Any)?;
         let image = match (image, runtime) {
             (Some(image), _) => self.capture_image(*runtime, image).await?,
             // The probe builds and removes the image; this undo is for an interrupted probe.
             (None, RuntimeKind::Docker) => Undo::RemoveImage {
                 runtime: *runtime,
-                image: container::IMAGE.to_owned(),
+                image: job::IMAGE.to_owned(),
             },
             (None, RuntimeKind::Containerd | RuntimeKind::Podman | RuntimeKind::Crio) => {
                 return Ok(record);
@@ -46,7 +83,7 @@ impl Applier {
                 undos: undos
                     .into_iter()
                     .filter(|undo| {
-                        !matches!(undo, Undo::RemoveImage { image, .. } if image == container::IMAGE)
+                        !matches!(undo, Undo::RemoveImage { image, .. } if image == job::IMAGE)
                     })
                     .collect(),
             },
@@ -59,14 +96,46 @@ impl Applier {
         probe: &Probe,
         record: &Utf8Path,
         inputs: &str,
+        proving: Proving,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let Probe::ContainerSeesGpus { runtime, image, .. } = probe;
+        let Probe::ContainerSeesGpus {
+            runtime,
+            image,
+            pull_timeout_seconds,
+            ..
+        } = probe;
+        let files = &*self.host.files;
+        // Until it has passed nothing is proven: a proof that fails must not leave the former one.
+        files.remove(record)?;
         if let Some(image) = image {
-            self.pull_image(*runtime, image, sink).await?;
+            match proving {
+                Proving::Install => {
+                    let limit = Duration::from_secs(*pull_timeout_seconds);
+                    self.pull_image(*runtime, image, limit, sink).await?;
+                }
+                Proving::Check => {
+                    if self.has_image(*runtime, image).await? != Some(true) {
+                        return Err(ProbeError::NoImage {
+                            image: image.clone(),
+                            runtime: runtime.name(),
+                        }
+                        .into());
+                    }
+                }
+            }
         }
-        container::run(&self.host, &self.state, probe, sink).await?;
-        self.host.files.write(record, inputs.as_bytes(), 0o600)?;
+        let proof = container::run(&self.host, &self.state, probe, sink).await?;
+        let boot = files.read_text(BOOT_ID.into())?;
+        let text = ProofRecord {
+            inputs: inputs.to_owned(),
+            boot: boot.map(|boot| boot.trim().to_owned()),
+            at: Some(self.host.clock.now().to_string()),
+            result: Some(proof.result),
+            measured: proof.measured,
+        }
+        .text();
+        files.write(record, text.as_bytes(), 0o600)?;
         Ok(())
     }
 }

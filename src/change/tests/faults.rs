@@ -188,10 +188,14 @@ async fn a_stop_ends_the_retries_of_a_registry() {
             gpus: 1,
             driver: "1.2".into(),
             uuids: Vec::new(),
+            command: Vec::new(),
+            expect: None,
             timeout_seconds: 60,
+            pull_timeout_seconds: 60,
         },
         record: "/var/lib/gpu-bootstrap/proof".into(),
         inputs: String::new(),
+        again: false,
     };
     let undo = applier.capture(&change).await.unwrap();
     let error = applier

@@ -18,6 +18,7 @@ mod moved;
 mod network;
 mod only_dnf;
 mod packages;
+mod probes;
 mod record;
 mod rehearsal;
 mod space;

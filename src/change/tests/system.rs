@@ -2,13 +2,9 @@
 
 use super::kit::TestMachine;
 use crate::{
-    change::{Change, Probe, Reverted},
-    config::desired::RuntimeKind,
+    change::{Change, Reverted},
     error::Report,
-    host::{
-        ReadFiles,
-        fake::{FakeFiles, diff, failed, ok},
-    },
+    host::fake::{FakeFiles, diff, failed, ok},
 };
 
 fn enable(unit: &str) -> Change {
@@ -550,50 +546,4 @@ async fn a_failed_build_shows_the_compilers_words() {
         error.to_string().contains("unrecognized command-line"),
         "{error}"
     );
-}
-
-#[tokio::test]
-async fn a_probe_leaves_its_record_and_no_image() {
-    let machine = TestMachine::new();
-    machine.fakes.files.put(
-        "/proc/self/maps",
-        "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n\
-         3-4 r--p 0 fe:01 9 /usr/lib/ld-linux-x86-64.so.2\n",
-    );
-    machine.fakes.files.put("/proc/self/exe", "program");
-    machine
-        .fakes
-        .files
-        .put("/usr/lib/ld-linux-x86-64.so.2", "loader");
-    machine.fakes.exec.on("tar", |_, _| ok(""));
-    machine
-        .fakes
-        .exec
-        .on("docker", |cmd, _| match cmd.args[0].as_str() {
-            "run" => ok(r#"{"devices":["nvidia0","nvidiactl"],
-                "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#),
-            "image" => failed(1, "Error: No such image: gpu-bootstrap/probe:local"),
-            _ => ok(""),
-        });
-    let undo = machine
-        .apply(&Change::RunProbe {
-            probe: Probe::ContainerSeesGpus {
-                runtime: RuntimeKind::Docker,
-                image: None,
-                gpus: 1,
-                driver: "1.2".into(),
-                uuids: Vec::new(),
-                timeout_seconds: 60,
-            },
-            record: "/var/lib/gpu-bootstrap/proofs/container-docker".into(),
-            inputs: "driver=1.2\n".into(),
-        })
-        .await
-        .unwrap();
-    let record = "/var/lib/gpu-bootstrap/proofs/container-docker";
-    assert_eq!(machine.fakes.files.text(record), "driver=1.2\n");
-    // The undo does not query the runtime, which may be removed by then.
-    machine.fakes.exec.forget("docker");
-    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
-    assert!(!machine.fakes.files.exists(record.into()).unwrap());
 }

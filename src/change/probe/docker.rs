@@ -1,0 +1,77 @@
+//! The container probe with Docker.
+
+use super::{
+    error::ProbeError,
+    job::{CONTAINER, ENVIRONMENT, IMAGE, Job, PREPARE_DEADLINE, Ran},
+    root::Root,
+};
+use crate::host::Cmd;
+
+/// Runs the container to its end.
+///
+/// # Errors
+/// See [`ProbeError`].
+pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
+    let own = match (job.image, job.root) {
+        (None, Some(root)) => {
+            import(job, root).await?;
+            true
+        }
+        _ => false,
+    };
+    // The container of an interrupted probe still has the name.
+    let clear = Cmd::new("docker", ["rm", "--force", CONTAINER]).deadline(PREPARE_DEADLINE);
+    job.host.exec.run(&clear, &mut |_, _| {}).await?;
+    let mut args: Vec<String> = [
+        "run",
+        "--rm",
+        "--pull=never",
+        "--network=none",
+        "--runtime=nvidia",
+    ]
+    .into_iter()
+    .map(str::to_owned)
+    .collect();
+    args.push(format!("--name={CONTAINER}"));
+    args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
+    if let (false, Some(root)) = (own, job.root) {
+        for (source, place) in root.mounts() {
+            args.push(format!(
+                "--mount=type=bind,source={source},target={place},readonly"
+            ));
+        }
+    }
+    let mut command = job.command.iter();
+    args.extend(command.next().map(|first| format!("--entrypoint={first}")));
+    args.push(job.image.unwrap_or(IMAGE).to_owned());
+    args.extend(command.map(|word| (*word).to_owned()));
+    let ran = job
+        .contain(args, "docker", async || job.quiet(&clear).await)
+        .await;
+    if own {
+        let remove = Cmd::new("docker", ["rmi", "--force", IMAGE]).deadline(PREPARE_DEADLINE);
+        let removed = job.quiet(&remove).await;
+        // The result of the container comes first; a left image is reported only after a success.
+        return ran.and_then(|ran| removed.map(|()| ran));
+    }
+    ran
+}
+
+/// Makes the own image.
+async fn import(job: &Job<'_>, root: &Root) -> Result<(), ProbeError> {
+    let archive = root.folder.with_extension("tar");
+    let pack = Cmd::new(
+        "tar",
+        [
+            "--create",
+            "--file",
+            archive.as_str(),
+            "--directory",
+            root.folder.as_str(),
+            ".",
+        ],
+    );
+    job.quiet(&pack.deadline(PREPARE_DEADLINE)).await?;
+    let import = Cmd::new("docker", ["import", archive.as_str(), IMAGE]);
+    job.quiet(&import.deadline(PREPARE_DEADLINE)).await
+}

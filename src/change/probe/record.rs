@@ -1,0 +1,128 @@
+//! The record of a proof: what it depends on, the boot in which it was made, and its result.
+
+/// Begins the line of a device.
+const DEVICE: &str = "device=";
+/// Begins the line with the boot.
+const BOOT: &str = "boot=";
+/// Begins the line with the time.
+const AT: &str = "proven-at=";
+/// Begins the line with the result in words.
+const RESULT: &str = "result=";
+/// Begins the line with the figures of a device.
+const MEASURED: &str = "measured=";
+
+/// The record of a proof. Each line is `name=value`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProofRecord {
+    /// What it depends on, one per line.
+    pub inputs: String,
+    /// The boot in which it was made, by the kernel's boot id; older versions have not recorded it.
+    pub boot: Option<String>,
+    /// When.
+    pub at: Option<String>,
+    /// The result, in words.
+    pub result: Option<String>,
+    /// The figures of each device.
+    pub measured: Vec<String>,
+}
+
+impl ProofRecord {
+    /// Reads a record. A line that is of no other kind is an input.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        let mut record = Self::default();
+        for line in text.lines() {
+            let value = |name: &str| line.strip_prefix(name).map(str::to_owned);
+            if let Some(boot) = value(BOOT) {
+                record.boot = Some(boot);
+            } else if let Some(at) = value(AT) {
+                record.at = Some(at);
+            } else if let Some(result) = value(RESULT) {
+                record.result = Some(result);
+            } else if let Some(figures) = value(MEASURED) {
+                record.measured.push(figures);
+            } else {
+                record.inputs.push_str(line);
+                record.inputs.push('\n');
+            }
+        }
+        record
+    }
+
+    /// The text that [`Self::parse`] reads.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let one = |name, value: &Option<String>| value.clone().map(|value| (name, value));
+        let about = [
+            one(BOOT, &self.boot),
+            one(AT, &self.at),
+            one(RESULT, &self.result),
+        ];
+        let measured = self.measured.iter().map(|line| (MEASURED, line.clone()));
+        let mut text = self.inputs.clone();
+        for (name, value) in about.into_iter().flatten().chain(measured) {
+            text.push_str(&format!("{name}{}\n", value.replace('\n', " ")));
+        }
+        text
+    }
+
+    /// Whether it depends on the same. What NVML does not tell now is no difference: another step names
+    /// that.
+    #[must_use]
+    pub fn is_of(&self, inputs: &str, uuids_known: bool) -> bool {
+        let lines = |text: &str| -> Vec<String> {
+            (text
+                .lines()
+                .filter(|line| uuids_known || !line.starts_with(DEVICE)))
+            .map(str::to_owned)
+            .collect()
+        };
+        lines(&self.inputs) == lines(inputs)
+    }
+
+    /// Whether it was made in this boot. Where the boot is not known, as in a mounted image, nothing can
+    /// be said against it.
+    #[must_use]
+    pub fn is_of_boot(&self, boot: Option<&str>) -> bool {
+        boot.is_none() || self.boot.as_deref() == boot
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ProofRecord;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let record = ProofRecord {
+            inputs: "driver=580\ndevice=GPU-a\n".into(),
+            boot: Some("b1".into()),
+            at: Some("2026-11-23T22:00:00Z".into()),
+            result: Some("1 GPU computes\nright".into()),
+            measured: vec!["GPU-a to-device=55.0".into()],
+        };
+        let text = record.text();
+        assert!(text.ends_with("result=1 GPU computes right\nmeasured=GPU-a to-device=55.0\n"));
+        let read = ProofRecord::parse(&text);
+        assert_eq!(read.text(), text);
+        assert!(read.is_of("driver=580\ndevice=GPU-a\n", true));
+        assert!(!read.is_of("driver=580\n", true));
+        assert!(read.is_of("driver=580\n", false));
+    }
+
+    #[test]
+    fn a_record_ends_with_its_boot() {
+        let record = ProofRecord::parse("driver=580\nboot=b1\n");
+        assert!(record.is_of_boot(Some("b1")) && !record.is_of_boot(Some("b2")));
+        assert!(record.is_of_boot(None));
+        // One of an older version.
+        assert!(!ProofRecord::parse("driver=580\n").is_of_boot(Some("b1")));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in ".*") {
+            let _ = ProofRecord::parse(&text).text();
+        }
+    }
+}

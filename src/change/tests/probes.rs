@@ -1,0 +1,151 @@
+//! Probes, and the images that they run in.
+
+use std::time::Duration;
+
+use super::kit::TestMachine;
+use crate::{
+    change::{Change, Probe, ProofRecord, Reverted},
+    config::desired::RuntimeKind,
+    error::Report,
+    host::{
+        ReadFiles,
+        fake::{failed, ok},
+    },
+};
+
+#[tokio::test]
+async fn a_probe_leaves_its_record_and_no_image() {
+    let machine = TestMachine::new();
+    machine.fakes.files.put(
+        "/proc/self/maps",
+        "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n\
+         3-4 r--p 0 fe:01 9 /usr/lib/ld-linux-x86-64.so.2\n",
+    );
+    machine.fakes.files.put("/proc/self/exe", "program");
+    machine
+        .fakes
+        .files
+        .put("/usr/lib/ld-linux-x86-64.so.2", "loader");
+    machine.fakes.exec.on("tar", |_, _| ok(""));
+    machine
+        .fakes
+        .exec
+        .on("docker", |cmd, _| match cmd.args[0].as_str() {
+            "run" => ok(r#"{"devices":["nvidia0","nvidiactl"],
+                "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#),
+            "image" => failed(1, "Error: No such image: gpu-bootstrap/probe:local"),
+            _ => ok(""),
+        });
+    let undo = machine
+        .apply(&Change::RunProbe {
+            probe: Probe::ContainerSeesGpus {
+                runtime: RuntimeKind::Docker,
+                image: None,
+                gpus: 1,
+                driver: "1.2".into(),
+                uuids: Vec::new(),
+                command: Vec::new(),
+                expect: None,
+                timeout_seconds: 60,
+                pull_timeout_seconds: 60,
+            },
+            record: "/var/lib/gpu-bootstrap/proofs/container-docker".into(),
+            inputs: "driver=1.2\n".into(),
+            again: false,
+        })
+        .await
+        .unwrap();
+    let record = "/var/lib/gpu-bootstrap/proofs/container-docker";
+    let proof = ProofRecord::parse(&machine.fakes.files.text(record));
+    assert_eq!(proof.inputs, "driver=1.2\n");
+    assert!(proof.result.is_some() && proof.at.is_some());
+    // The undo does not query the runtime, which may be removed by then.
+    machine.fakes.exec.forget("docker");
+    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
+    assert!(!machine.fakes.files.exists(record.into()).unwrap());
+}
+
+const RECORD: &str = "/var/lib/gpu-bootstrap/proofs/container-docker";
+
+/// `nvidia-smi` in an image that has to be pulled.
+fn in_image(runtime: RuntimeKind, image: &str) -> Change {
+    Change::RunProbe {
+        probe: Probe::ContainerSeesGpus {
+            runtime,
+            image: Some(image.into()),
+            gpus: 1,
+            driver: "1.2".into(),
+            uuids: Vec::new(),
+            command: vec!["nvidia-smi".into()],
+            expect: None,
+            timeout_seconds: 60,
+            pull_timeout_seconds: 60,
+        },
+        record: RECORD.into(),
+        inputs: String::new(),
+        again: false,
+    }
+}
+
+#[tokio::test]
+async fn a_pull_that_cannot_succeed_is_not_repeated_and_the_proof_before_is_gone() {
+    let machine = TestMachine::new();
+    machine.fakes.files.put(RECORD, "driver=1.1\n");
+    machine
+        .fakes
+        .exec
+        .on("docker", |cmd, _| match cmd.args[0].as_str() {
+            "image" => failed(1, "Error: No such image: registry/x:1"),
+            "pull" => failed(1, "Error response from daemon: no basic auth credentials"),
+            _ => ok(""),
+        });
+    let change = in_image(RuntimeKind::Docker, "registry/x:1");
+    let error = machine.apply(&change).await.unwrap_err();
+    assert_eq!(error.reason(), "image-unauthorised");
+    assert!(error.hint().unwrap_or_default().contains("docker login"));
+    assert!(machine.fakes.clock.slept().is_empty());
+    assert!(!machine.fakes.files.exists(RECORD.into()).unwrap());
+}
+
+#[tokio::test]
+async fn a_pull_is_repeated_within_its_time_limit() {
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .exec
+        .on("docker", |cmd, _| match cmd.args[0].as_str() {
+            "image" => failed(1, "Error: No such image: registry/x:1"),
+            _ => failed(1, "dial tcp 127.0.0.1:5000: connect: connection refused"),
+        });
+    let change = in_image(RuntimeKind::Docker, "registry/x:1");
+    let error = machine.apply(&change).await.unwrap_err();
+    assert_eq!(error.reason(), "registry-unreachable");
+    // The third pause of 60 s would be longer than what is left.
+    let slept = machine.fakes.clock.slept();
+    assert_eq!(slept, [5, 20].map(Duration::from_secs));
+}
+
+#[tokio::test]
+async fn containerd_pulls_by_the_full_name_and_by_the_files_about_registries() {
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .files
+        .put("/etc/containerd/certs.d/x/hosts.toml", "");
+    machine
+        .fakes
+        .exec
+        .on("ctr", |cmd, _| match cmd.args[2].as_str() {
+            "images" if cmd.args[3] == "list" => ok(""),
+            _ => ok("fine\n"),
+        });
+    let change = in_image(RuntimeKind::Containerd, "nvidia/cuda:1");
+    machine.apply(&change).await.unwrap();
+    let lines = machine.fakes.exec.lines();
+    let pulls = "ctr --namespace k8s.io images pull --hosts-dir /etc/containerd/certs.d \
+                 docker.io/nvidia/cuda:1";
+    assert!(lines.iter().any(|line| line == pulls), "{lines:#?}");
+    let runs = lines.iter().find(|line| line.contains(" run --rm "));
+    let ends = "docker.io/nvidia/cuda:1 gpu-bootstrap-probe nvidia-smi";
+    assert!(runs.is_some_and(|line| line.ends_with(ends)), "{lines:#?}");
+}

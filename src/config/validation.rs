@@ -1,0 +1,113 @@
+//! The container probe that the settings ask for.
+
+use crate::{
+    compat::{cuda_image::ImageFor, matrix::Matrix},
+    config::{
+        desired::{DriverWish, Validation, pull_timeout},
+        error::{Refusal, ResolveError},
+        file::Config,
+        layers::Layers,
+        profile::Profile,
+    },
+    facts::Facts,
+    model::gpu::GpuIdentity,
+};
+
+/// As `validation.image`: NVIDIA's own image.
+const CUDA: &str = "cuda";
+
+/// Resolves `[validation]`.
+///
+/// # Errors
+/// Settings that do not fit each other, and a driver for which there is no image.
+pub(super) fn validation(
+    (profile, layers, config): (&Profile, &Layers, &Config),
+    (matrix, facts): (&Matrix, &Facts),
+    driver: Option<(&DriverWish, &[GpuIdentity])>,
+) -> Result<Validation, ResolveError> {
+    let (own, default) = (&config.validation, &profile.validation);
+    let wrong = |key: &str, why: &str, hint: &str| {
+        let error = layers.wrong(key, why.to_owned(), Some(hint.to_owned()));
+        Err(ResolveError::from(error))
+    };
+    let command = own.command.clone().unwrap_or_default();
+    if own.command.is_some() {
+        if own.image.is_none() {
+            return wrong(
+                "validation.command",
+                "it runs in `validation.image`, which is not set",
+                "set `validation.image`, for example to `cuda`",
+            );
+        }
+        if command.first().is_none_or(String::is_empty) {
+            return wrong(
+                "validation.command",
+                "it names no program",
+                "write program and arguments as a list, such as `[\"nvidia-smi\", \"-L\"]`",
+            );
+        }
+    }
+    if let Some(expect) = &own.expect {
+        if command.is_empty() {
+            return wrong(
+                "validation.expect",
+                "it is compared with the output of `validation.command`, which is not set",
+                "set `validation.command`, for example to `[\"nvidia-smi\", \"-L\"]`",
+            );
+        }
+        if expect.is_empty() || expect.contains('\n') {
+            return wrong(
+                "validation.expect",
+                "it is a part of one line",
+                "write text that a line contains; `*` stands for any text",
+            );
+        }
+    }
+    let image = match (own.image.as_ref().map(|image| image.as_str()), driver) {
+        (Some(CUDA), None) => None,
+        (Some(CUDA), Some((driver, gpus))) => Some(cuda(matrix, facts, driver, gpus)?),
+        (image, _) => image.map(str::to_owned),
+    };
+    Ok(Validation {
+        container: own.container.unwrap_or(default.container),
+        image,
+        command,
+        expect: own.expect.clone(),
+        timeout_seconds: own.timeout_seconds.unwrap_or(default.timeout_seconds),
+        pull_timeout_seconds: own.pull_timeout_seconds.unwrap_or_else(pull_timeout),
+    })
+}
+
+/// NVIDIA's base image for the driver.
+fn cuda(
+    matrix: &Matrix,
+    facts: &Facts,
+    driver: &DriverWish,
+    gpus: &[GpuIdentity],
+) -> Result<String, Refusal> {
+    let branch = driver.branch;
+    let os = facts.os.as_ref();
+    let wanted = ImageFor {
+        branch,
+        arch: facts.kernel.arch.as_deref().unwrap_or_default(),
+        system: (
+            os.map_or("", |os| os.id.as_str()),
+            os.and_then(|os| os.version_id.as_deref()).unwrap_or(""),
+            os.map_or(&[], |os| os.id_like.as_slice()),
+        ),
+        gpus,
+    };
+    matrix.cuda_image(&wanted).map_err(|newest| {
+        let runs = newest.map_or_else(String::new, |newest| {
+            format!(", which runs CUDA up to {newest},")
+        });
+        Refusal::new(
+            "no-cuda-image",
+            format!(
+                "no image of NVIDIA is known for driver {branch}{runs} and the GPUs of this machine"
+            ),
+            "name an image with `validation.image = \"REGISTRY/NAME:TAG\"`, or remove the setting: \
+             the built-in image needs no registry",
+        )
+    })
+}
