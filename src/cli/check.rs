@@ -7,7 +7,7 @@ use camino::Utf8Path;
 use super::{
     Failure,
     args::{self, CheckFormat},
-    machine, prepare, print,
+    machine, prepare, print, prove,
     world::World,
 };
 use crate::{
@@ -134,7 +134,13 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
             ..prepare::options(world, &ground.facts, Request::default())
         },
     };
+    let proven = if args.prove {
+        prove::prove(world, &ground, &tools, desired.as_ref().ok()).await?
+    } else {
+        Vec::new()
+    };
     let audit = Audit {
+        proven,
         checks: checks::all(),
         matrix: Arc::clone(&ground.matrix),
         desired,

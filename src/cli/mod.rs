@@ -12,6 +12,7 @@ mod plan;
 mod prepare;
 mod print;
 mod probe;
+mod prove;
 mod status;
 mod uninstall;
 pub mod world;

@@ -55,7 +55,15 @@ impl Session {
             }
         }
         // Within a layer, what is broken comes before what is only not as wanted.
-        findings.extend(jobs.iter().filter_map(of_step));
+        let proven = self.audit.iter().flat_map(|audit| &audit.proven);
+        let proven: Vec<&Finding> = proven
+            .filter(|finding| self.tools.options.wants(finding.id.as_str()))
+            .collect();
+        let of_steps = jobs.iter().filter_map(of_step);
+        // A proof that failed just now says more than that there is none.
+        findings
+            .extend(of_steps.filter(|finding| proven.iter().all(|proof| proof.id != finding.id)));
+        findings.extend(proven.into_iter().cloned());
         findings.sort_by_key(|finding| Layer::of(&finding.id));
         checks::causes::find(&mut findings);
         let fails = findings
@@ -257,6 +265,15 @@ fn of_step(job: &Job) -> Option<Finding> {
                 why,
                 None,
                 Some("run `gpu-bootstrap install`, which refreshes the package lists".to_owned()),
+            )
+        }
+        // Nothing is known to be wrong: `validation.devices` looks at the GPUs now.
+        Assessment::Needs { why, changes } if changes.iter().all(Change::only_repeats_proof) => {
+            finding(
+                Verdict::Warn,
+                why,
+                None,
+                Some("run `gpu-bootstrap check --prove`, or `gpu-bootstrap install`".to_owned()),
             )
         }
         Assessment::Needs { why, changes } => finding(

@@ -60,7 +60,7 @@ pub use verbs::{Failure, NoVerbs, Verbs};
 pub use way_back::{Instead, to_keep, wanted_instead};
 
 use crate::{
-    check::Check,
+    check::{Check, Finding},
     compat::matrix::Matrix,
     config::desired::{Desired, DriverWish},
     event::{Event, StepTitle},
@@ -131,6 +131,8 @@ pub struct Audit {
     pub back: Option<GoingBack>,
     /// This program has prepared the machine before.
     pub prepared: bool,
+    /// What was proven just now, by `check --prove`. A finding replaces that of the step with its name.
+    pub proven: Vec<Finding>,
 }
 
 /// Why nothing can be wanted on a machine.
@@ -158,6 +160,7 @@ struct Examination {
     unresolvable: Option<Unresolvable>,
     back: Option<GoingBack>,
     prepared: bool,
+    proven: Vec<Finding>,
 }
 
 /// Data that all tasks share.
@@ -296,10 +299,12 @@ impl Session {
             desired,
             back,
             prepared,
+            proven,
         } = audit;
         let known = (steps.iter().map(|step| step.id()))
             .chain(checks.iter().flat_map(|check| check.ids().to_vec()))
-            .chain([check::RESOLVABLE]);
+            .chain(proven.iter().map(|finding| finding.id.clone()))
+            .chain([check::RESOLVABLE, steps::VALIDATION_COMPUTE]);
         tools.options.all_known(&known.collect::<Vec<_>>())?;
         let wanted = |id: &str| tools.options.wants(id);
         let keep: Vec<bool> = (steps.iter())
@@ -330,6 +335,7 @@ impl Session {
             unresolvable,
             back,
             prepared,
+            proven,
         };
         let ordered = (steps, graph);
         Ok(Self::with(
@@ -494,8 +500,11 @@ impl Tools {
         });
     }
 
-    /// Takes the run lock.
-    fn lock(&self) -> Result<Box<dyn Send + Sync>, EngineError> {
+    /// Takes the run lock, which keeps a second run of this program away.
+    ///
+    /// # Errors
+    /// [`EngineError::Busy`] while another run holds it.
+    pub fn lock(&self) -> Result<Box<dyn Send + Sync>, EngineError> {
         let folder = Utf8Path::new(RUN);
         let path = folder.join("lock");
         self.host

@@ -115,6 +115,17 @@ impl Session {
         }
         self.emit_ends(&jobs);
         let any = |outcome| steps.iter().any(|step| step.outcome == outcome);
+        // A proof that is only repeated after a boot changes nothing about the machine.
+        let pending = jobs.iter().any(|job| {
+            let would_change =
+                (job.ended.as_ref()).is_some_and(|end| end.outcome == Outcome::WouldChange);
+            let repeats = matches!(
+                &job.answer,
+                Some(Ok(Assessment::Needs { changes, .. }))
+                    if job.undos().is_empty() && changes.iter().all(Change::only_repeats_proof)
+            );
+            would_change && !repeats
+        });
         RunReport {
             mode: Mode::Plan,
             run: self.tools.events.run().to_owned(),
@@ -122,7 +133,7 @@ impl Session {
                 Exit::Blocked
             } else if any(Outcome::Failed) {
                 Exit::StepFailed
-            } else if any(Outcome::WouldChange) {
+            } else if pending {
                 Exit::Drift
             } else {
                 Exit::Ok

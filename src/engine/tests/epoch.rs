@@ -38,6 +38,7 @@ async fn a_whole_check_reads_each_part_of_the_state_once() {
     let (tools, reporter) = rig.tools("check");
     let state = fixtures::state(&tools.host, fixtures::facts());
     let audit = Audit {
+        proven: Vec::new(),
         checks: checks::all(),
         matrix: fixtures::matrix(),
         desired: Ok(desired),

@@ -556,6 +556,7 @@ impl Rig {
         (self.settings)(&mut desired);
         let state = fixtures::state(&tools.host, self.facts.clone());
         let audit = Audit {
+            proven: Vec::new(),
             checks: (self.checks)(),
             matrix: fixtures::matrix(),
             desired: match &self.unresolvable {

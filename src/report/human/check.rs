@@ -55,7 +55,9 @@ impl<'r> Sorted<'r> {
             let outcome = step.map(|step| step.outcome);
             let by_install = finding.remedy.as_deref().and_then(command) == Some(INSTALL);
             let problem = !matches!(finding.status, Verdict::Pass | Verdict::Skip);
-            sorted.changes += usize::from(problem && outcome == Some(Outcome::WouldChange));
+            // A warning is about a proof that would only be repeated.
+            let changes = problem && finding.status != Verdict::Warn;
+            sorted.changes += usize::from(changes && outcome == Some(Outcome::WouldChange));
             let list = match (finding.status, outcome) {
                 _ if !problem => &mut sorted.rest,
                 _ if finding.because.is_some() => &mut sorted.folded,

@@ -1,0 +1,122 @@
+//! `check --prove`: the proof is made anew before the audit, on the host and with each runtime.
+
+use super::{Failure, prepare, probe, world::World};
+use crate::{
+    change::{Applier, Change, Probe, Sink},
+    check::{Finding, Verdict},
+    config::desired::Desired,
+    engine::Tools,
+    error::{Report as _, one_line},
+    model::paths,
+    step::Cx,
+    steps::{self, VALIDATION_COMPUTE, VALIDATION_CONTAINER},
+};
+
+/// The findings that proving gave. Proofs that passed are recorded, and the audit reads the records.
+pub(super) async fn prove(
+    world: &World<'_>,
+    ground: &prepare::Ground,
+    tools: &Tools,
+    desired: Option<&Desired>,
+) -> Result<Vec<Finding>, Failure> {
+    prepare::root(world, "prove")?;
+    // Two probes would remove each other's container.
+    let _lock = tools.lock()?;
+    let finding = |status, why: &str| {
+        let title = "The GPUs compute";
+        Finding::new(VALIDATION_COMPUTE, title, status, why)
+    };
+    if ground.facts.gpus.is_empty() {
+        return Ok(vec![finding(
+            Verdict::Skip,
+            "no NVIDIA GPU is on the PCI bus",
+        )]);
+    }
+    let document = probe::document(world).await?;
+    let Some(layer) = document.failed_layer else {
+        let mut found = vec![finding(Verdict::Pass, &document.why)];
+        if let Some(desired) = desired {
+            found.extend(containers(ground, desired).await);
+        }
+        return Ok(found);
+    };
+    let host = Finding {
+        remedy: document.remedy,
+        ..finding(
+            Verdict::Fail,
+            &format!("the probe fails at the layer {layer}: {}", document.why),
+        )
+    };
+    let wanted = desired.is_some_and(|desired| desired.validation.container);
+    let container = wanted.then(|| Finding {
+        because: Some(VALIDATION_COMPUTE),
+        ..of_containers(
+            Verdict::Unknown,
+            "not tried: the GPUs do not compute on the host",
+        )
+    });
+    Ok([host].into_iter().chain(container).collect())
+}
+
+fn of_containers(status: Verdict, why: &str) -> Finding {
+    Finding::new(
+        VALIDATION_CONTAINER,
+        "A container sees the GPUs",
+        status,
+        why,
+    )
+}
+
+/// The proof of each runtime; a finding only if one fails, because the audit sees what has passed.
+async fn containers(ground: &prepare::Ground, desired: &Desired) -> Option<Finding> {
+    let state = ground.state();
+    let cx = Cx {
+        host: ground.host.reader(),
+        facts: &ground.facts,
+        state: &state,
+        desired,
+        matrix: Some(&ground.matrix),
+    };
+    let proofs = match steps::container::proofs(&cx).await {
+        Ok(proofs) => proofs,
+        Err(error) => {
+            let why = format!("failed to {}", one_line(&error));
+            return Some(of_containers(Verdict::Unknown, &why));
+        }
+    };
+    let applier = Applier::new(
+        ground.host.clone(),
+        desired.packages.clone(),
+        paths::STATE.into(),
+    );
+    let (mut whys, mut remedy) = (Vec::new(), None);
+    for proof in &proofs {
+        if let Err(error) = applier.prove(proof, &Unheard).await {
+            whys.push(format!("{}: {}", runtime(proof), one_line(&error)));
+            remedy = remedy.or_else(|| error.hint());
+        }
+    }
+    (!whys.is_empty()).then(|| Finding {
+        remedy,
+        ..of_containers(Verdict::Fail, &whys.join("; "))
+    })
+}
+
+fn runtime(proof: &Change) -> &'static str {
+    match proof {
+        Change::RunProbe {
+            probe: Probe::ContainerSeesGpus { runtime, .. },
+            ..
+        } => runtime.name(),
+        _ => "",
+    }
+}
+
+/// `check` shows findings only; the output of a command that failed is in its error.
+struct Unheard;
+
+impl Sink for Unheard {
+    fn line(&self, _: &str) {}
+    fn progress(&self, _: u64, _: Option<u64>, _: &str) {}
+    fn retry(&self, _: &str, _: f64) {}
+}
