@@ -144,7 +144,7 @@ mod tests {
         );
         assert!(remedy.contains("systemctl restart k3s-agent"), "{remedy}");
         let (status, _, remedy) = said(&runtime("k0s", true, Some(false)), true);
-        assert!(status == Verdict::Fail && remedy.contains("/etc/k0s/containerd.d/nvidia.toml"));
+        assert!(status == Verdict::Fail && remedy.contains("/etc/k0s/containerd.d"));
         for (found, toolkit, status) in [
             (runtime("rke2", true, Some(true)), true, Verdict::Pass),
             (runtime("rke2", false, Some(false)), true, Verdict::Pass),

@@ -118,8 +118,8 @@ pub const OWNERS: [Owner; 4] = [
         socket: "/run/k0s/containerd.sock",
         configs: &["/etc/k0s/containerd.d/*.toml", "/etc/k0s/containerd.toml"],
         detects: false,
-        remedy: "run `nvidia-ctk runtime configure --runtime=containerd \
-                 --config=/etc/k0s/containerd.d/nvidia.toml`, which k0s takes up by itself",
+        remedy: "add the runtime in a file of the folder `/etc/k0s/containerd.d`, from k0s 1.27.1 on, or in \
+                 `/etc/k0s/containerd.toml`, and restart k0s when its pods may pause",
     },
     Owner {
         name: "microk8s",
