@@ -192,6 +192,9 @@ impl Report for ImageError {
                  `/root/.docker/config.json`; then run the command again"
                     .into()
             }
+            ImageFault::Unauthorised if self.runtime == "podman" => {
+                "log in as root with `podman login REGISTRY`; then run the command again".into()
+            }
             ImageFault::Unauthorised => {
                 "write the login into a header of `/etc/containerd/certs.d/REGISTRY/hosts.toml` \
                  (docs/configuration.md shows it), readable by root alone; then run the command again"
@@ -218,6 +221,11 @@ impl Report for ImageError {
             ImageFault::Unencrypted if docker => {
                 "give the registry a certificate, or name it in `insecure-registries` of \
                  `/etc/docker/daemon.json`"
+                    .into()
+            }
+            ImageFault::Unencrypted if self.runtime == "podman" => {
+                "give the registry a certificate, or set `insecure = true` for it in \
+                 `/etc/containers/registries.conf`"
                     .into()
             }
             ImageFault::Unencrypted => {
