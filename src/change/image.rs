@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Applier, ChangeError, ImageError, ImageFault, Reverted, Sink, Undo};
 use crate::{
     config::desired::RuntimeKind,
+    error::one_line,
     host::{Cmd, ExecError, exec::Status},
     tools::{ctr, docker, podman},
 };
@@ -197,8 +198,22 @@ impl Applier {
                 });
             }
         };
-        self.tool(&format!("remove the image `{image}`"), &cmd, sink)
-            .await?;
+        let removed = self
+            .tool(&format!("remove the image `{image}`"), &cmd, sink)
+            .await;
+        match removed {
+            // A container of somebody uses it.
+            Err(ChangeError::Tool {
+                source: source @ ExecError::Failed { .. },
+                ..
+            }) if runtime == RuntimeKind::Podman => {
+                return Ok(Reverted::Left {
+                    what: format!("the image `{image}`"),
+                    why: one_line(&source),
+                });
+            }
+            other => other?,
+        };
         Ok(Reverted::Done {
             what: format!("removed the image `{image}`"),
         })

@@ -336,12 +336,20 @@ impl Applier {
             return Ok(false);
         }
         self.bring_up("reload", &settings.unit, sink).await?;
+        // Before the reload it may have had a runtime of this name with another program.
+        let program = |config: &CrioConfig| config.programs().get(&settings.runtime).cloned();
+        let wanted = self
+            .crio_config()
+            .await?
+            .ok()
+            .and_then(|config| program(&config));
         let clock = &self.host.clock;
         let started = clock.monotonic();
         while clock.monotonic().saturating_sub(started) < RELOAD_TIME_LIMIT {
             if let Some(said) = self.answer_of("crio", &crio::status()).await?
                 && said.ok()
                 && let Ok(config) = crio::parse(&said.stdout)
+                && program(&config) == wanted
                 && judge(settings, None, Ok(Known::from(config))).is_ok()
             {
                 return Ok(true);

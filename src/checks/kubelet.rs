@@ -76,6 +76,7 @@ fn decide(found: Option<&KubeletRuntime>, toolkit: bool, desired: Option<&Desire
     let kind = match name.as_str() {
         "containerd" => Some(RuntimeKind::Containerd),
         "crio" => Some(RuntimeKind::Crio),
+        "docker" => Some(RuntimeKind::Docker),
         _ => None,
     };
     match kind {

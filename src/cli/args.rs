@@ -152,8 +152,8 @@ pub struct Check {
     /// Omit these findings
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = id)]
     pub skip: Vec<Id>,
-    /// First compute on the GPUs, on the host and in a container of each runtime (as root; at most a
-    /// minute for each)
+    /// First compute on the GPUs, on the host and in a container of each runtime, and record the result
+    /// (as root; pulls no image; each container takes at most `validation.timeout-seconds`)
     #[arg(long, conflicts_with_all = ["root", "record", "lspci"])]
     pub prove: bool,
     /// Read a mounted image or a recording instead; nothing in it is executed

@@ -17,20 +17,27 @@ pub(super) fn failed(error: std::io::Error) -> Failure {
     )
 }
 
+/// A reader that has gone, as `head` does, wanted no more; the exit code stays that of the command.
+fn written(result: std::io::Result<()>) -> Result<(), Failure> {
+    match result {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(failed),
+    }
+}
+
 /// One JSON document with a line end.
 pub(super) fn json(out: &mut dyn Write, document: &impl Serialize) -> Result<(), Failure> {
-    serde_json::to_writer_pretty(&mut *out, document)
-        .map_err(std::io::Error::from)
-        .and_then(|()| writeln!(out))
-        .and_then(|()| out.flush())
-        .map_err(failed)
+    written(
+        serde_json::to_writer_pretty(&mut *out, document)
+            .map_err(std::io::Error::from)
+            .and_then(|()| writeln!(out))
+            .and_then(|()| out.flush()),
+    )
 }
 
 /// Text that ends with a line end.
 pub(super) fn text(out: &mut dyn Write, text: &str) -> Result<(), Failure> {
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(failed)
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
 /// Prints what a report writes.
@@ -38,5 +45,31 @@ pub(super) fn show(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
-    write(out).and_then(|()| out.flush()).map_err(failed)
+    written(write(out).and_then(|()| out.flush()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind, Result, Write};
+
+    use super::{json, text};
+
+    struct Broken(ErrorKind);
+
+    impl Write for Broken {
+        fn write(&mut self, _: &[u8]) -> Result<usize> {
+            Err(Error::from(self.0))
+        }
+
+        fn flush(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_is_no_error_and_a_full_disk_is() {
+        assert!(text(&mut Broken(ErrorKind::BrokenPipe), "a").is_ok());
+        assert!(json(&mut Broken(ErrorKind::BrokenPipe), &1).is_ok());
+        assert!(text(&mut Broken(ErrorKind::StorageFull), "a").is_err());
+    }
 }

@@ -1,5 +1,7 @@
 //! `check --prove`: the proof is made anew before the audit, on the host and with each runtime.
 
+use camino::Utf8Path;
+
 use super::{Failure, prepare, probe, world::World};
 use crate::{
     change::{Applier, Change, Probe, Sink},
@@ -7,6 +9,8 @@ use crate::{
     config::desired::Desired,
     engine::Tools,
     error::{Report as _, one_line},
+    exit::Exit,
+    host::{FilesError, Host},
     model::paths,
     step::Cx,
     steps::{self, VALIDATION_COMPUTE, VALIDATION_CONTAINER},
@@ -27,19 +31,38 @@ pub(super) async fn prove(
         Finding::new(VALIDATION_COMPUTE, title, status, why)
     };
     if ground.facts.gpus.is_empty() {
+        let none_is_right = desired.is_some_and(|desired| desired.preflight.allow_no_gpu);
+        let verdict = match none_is_right {
+            true => Verdict::Skip,
+            false => Verdict::Fail,
+        };
         return Ok(vec![finding(
-            Verdict::Skip,
-            "no NVIDIA GPU is on the PCI bus",
+            verdict,
+            "no NVIDIA GPU is on the PCI bus, so nothing can be proven",
         )]);
     }
     let document = probe::document(world).await?;
     let Some(layer) = document.failed_layer else {
         let mut found = vec![finding(Verdict::Pass, &document.why)];
-        if let Some(desired) = desired {
-            found.extend(containers(ground, desired).await);
-        }
+        found.extend(match desired {
+            Some(desired) => containers(ground, desired).await,
+            None => Some(of_containers(
+                Verdict::Unknown,
+                "not tried: what is configured for this machine cannot be determined",
+            )),
+        });
         return Ok(found);
     };
+    // What containers have proven before counts no more.
+    forget(&world.host).map_err(|error| {
+        Failure::caused(
+            Exit::Internal,
+            "state",
+            "failed to withdraw the proofs of this boot",
+            error,
+            None,
+        )
+    })?;
     let host = Finding {
         remedy: document.remedy,
         ..finding(
@@ -56,6 +79,15 @@ pub(super) async fn prove(
         )
     });
     Ok([host].into_iter().chain(container).collect())
+}
+
+/// Removes the records of all proofs.
+fn forget(host: &Host) -> Result<(), FilesError> {
+    let folder = Utf8Path::new(paths::STATE).join(steps::container::RECORDS);
+    for name in host.files.list(&folder)? {
+        host.files.remove(&folder.join(name))?;
+    }
+    Ok(())
 }
 
 fn of_containers(status: Verdict, why: &str) -> Finding {

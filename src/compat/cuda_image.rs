@@ -26,7 +26,7 @@ impl Matrix {
     /// driver; `None` if the branch has no row.
     ///
     /// # Errors
-    /// When no verified image fits.
+    /// When no image that was seen as published fits.
     pub fn cuda_image(&self, wanted: &ImageFor<'_>) -> Result<String, Option<CudaVersion>> {
         let branch = self.branches.iter().find(|row| row.branch == wanted.branch);
         let newest = branch.map(|row| row.max_cuda);

@@ -195,7 +195,7 @@ pub struct ValidationConfig {
     pub image: Option<Word>,
     /// What runs in the image: program and arguments. Without it the probe of this program.
     pub command: Option<Vec<String>>,
-    /// What a line of the command's output must contain; `*` stands for any text.
+    /// What a line of the command's output must contain; `*` stands for any text, `?` for one character.
     pub expect: Option<String>,
     /// Seconds that the container may take.
     pub timeout_seconds: Option<u64>,

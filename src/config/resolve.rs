@@ -105,8 +105,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         path: (config.cdi.path.as_ref())
             .map_or_else(|| profile.cdi.path.clone(), |path| path.as_str().into()),
     });
-    if with_toolkit && runtimes.iter().any(|row| row.kind == RuntimeKind::Podman) {
-        podman_reads(inputs, cdi.as_ref())?;
+    if driver.is_some() && runtimes.iter().any(|row| row.kind == RuntimeKind::Podman) {
+        podman_reads(inputs, with_toolkit, cdi.as_ref())?;
     }
 
     let mut needed: Vec<Needed<'_>> = Vec::new();
@@ -391,11 +391,20 @@ fn runtimes<'a>(
 }
 
 /// Podman gives GPUs to containers by the specification alone.
-fn podman_reads(inputs: Inputs<'_>, cdi: Option<&Cdi>) -> Result<(), ResolveError> {
+fn podman_reads(
+    inputs: Inputs<'_>,
+    with_toolkit: bool,
+    cdi: Option<&Cdi>,
+) -> Result<(), ResolveError> {
     let Some(cdi) = cdi else {
-        let why = "podman gives GPUs to containers by CDI alone".to_owned();
-        let hint = Some("set `cdi.enabled = true`, or take podman out of `runtime.use`".to_owned());
-        return Err(inputs.layers.wrong("cdi.enabled", why, hint).into());
+        let key = match with_toolkit {
+            true => "cdi.enabled",
+            false => "toolkit.enabled",
+        };
+        let why = "podman gives GPUs to containers by CDI alone, which the toolkit describes";
+        let hint = format!("set `{key} = true`, or take podman out of `runtime.use`");
+        let error = inputs.layers.wrong(key, why.to_owned(), Some(hint));
+        return Err(error.into());
     };
     let folder = cdi.path.parent().map(Utf8Path::as_str);
     if folder.is_some_and(|folder| FOLDERS.contains(&folder)) {

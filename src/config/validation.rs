@@ -59,8 +59,24 @@ pub(super) fn validation(
             return wrong(
                 "validation.expect",
                 "it is a part of one line",
-                "write text that a line contains; `*` stands for any text",
+                "write text that a line contains; `*` stands for any text, `?` for one character",
             );
+        }
+    }
+    let name = own.image.as_ref().map_or("", |image| image.as_str());
+    if name.starts_with('-') || name.contains("://") || name.contains(char::is_whitespace) {
+        return wrong(
+            "validation.image",
+            "this is not the name of an image",
+            "write `REGISTRY/NAME:TAG` or `REGISTRY/NAME@sha256:DIGEST`, without `https://`",
+        );
+    }
+    for (key, seconds) in [
+        ("validation.timeout-seconds", own.timeout_seconds),
+        ("validation.pull-timeout-seconds", own.pull_timeout_seconds),
+    ] {
+        if seconds == Some(0) {
+            return wrong(key, "nothing ends within 0 s", "set at least 1");
         }
     }
     let image = match (own.image.as_ref().map(|image| image.as_str()), driver) {

@@ -69,8 +69,12 @@ impl State {
                 continue;
             };
             let socket = match path {
-                kubelet::CONFIG => (kubelet::parse(&text).ok())
-                    .and_then(|config| config.container_runtime_endpoint)
+                kubelet::CONFIG => kubelet::parse(&text)
+                    .map_err(|why| StateError::Unexpected {
+                        what: format!("`{path}`"),
+                        why,
+                    })?
+                    .container_runtime_endpoint
                     .map(|text| kubelet::socket(&text)),
                 _ => kubelet::endpoint(text.trim().trim_end_matches('"')),
             };

@@ -391,6 +391,10 @@ devices:
         let own = team.replace("    - name: all\n", "");
         state.seen[1] = seen("/etc/cdi/team.yaml", &own);
         assert!(said(&state).ends_with("driver 535.261.03"));
+        state.seen[1] = seen("/var/run/cdi/team.yaml", &own);
+        assert!(said(&state).ends_with("driver 535.261.03"));
+        state.seen[1] = seen("/var/run/cdi/team.yaml", team);
+        assert!(said(&state).contains("runtimes prefer it"));
     }
 
     #[test]

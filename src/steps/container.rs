@@ -66,6 +66,9 @@ fn computing(view: &NvmlView) -> Vec<String> {
     devices.map(|device| device.uuid).collect()
 }
 
+/// The folder of the records, below the state folder.
+pub const RECORDS: &str = "proofs";
+
 /// The runtimes in which a container is run.
 fn provable(desired: &Desired) -> impl Iterator<Item = &RuntimeWish> {
     (desired.runtimes.iter()).filter(|wish| wish.kind.runs_single_containers())
@@ -73,7 +76,7 @@ fn provable(desired: &Desired) -> impl Iterator<Item = &RuntimeWish> {
 
 fn record_path(kind: RuntimeKind) -> Utf8PathBuf {
     let name = format!("container-{}", kind.name());
-    Utf8PathBuf::from(paths::STATE).join("proofs").join(name)
+    Utf8PathBuf::from(paths::STATE).join(RECORDS).join(name)
 }
 
 /// What the probe depends on. If none of it moved, the last result of the same boot still holds.

@@ -51,6 +51,19 @@ fn decide(
         };
     }
     let always = wish.restart == Restart::Always;
+    let with_cdi = match state.cdi && !state.stops.is_empty() {
+        false => String::new(),
+        true => {
+            let containers = words::list_of("running container", &state.stops);
+            match always {
+                true => format!("; it is restarted to use CDI, which stops {containers}"),
+                false => format!(
+                    "; to use CDI it has to be restarted, which would stop {containers}: that is left to its \
+                     next restart, or set `runtime.restart = \"always\"`"
+                ),
+            }
+        }
+    };
     let mut why = match &state.effective {
         Effective::Absent => format!("{name} is not installed yet"),
         Effective::Silent(words) if daemon == Daemon::Containerd && state.configured => {
@@ -96,21 +109,15 @@ fn decide(
                 format!("{name} uses CDI only from its next start on")
             } else {
                 return Assessment::Satisfied {
-                    why: format!("{name} runs with the runtimes {}", runtimes.join(", ")),
+                    why: format!(
+                        "{name} runs with the runtimes {}{with_cdi}",
+                        runtimes.join(", ")
+                    ),
                 };
             }
         }
     };
-    if state.cdi && !state.stops.is_empty() {
-        let containers = words::list_of("running container", &state.stops);
-        why.push_str(&match always {
-            true => format!("; it is restarted to use CDI, which stops {containers}"),
-            false => format!(
-                "; to use CDI it has to be restarted, which would stop {containers}: that is left to its \
-                 next restart, or set `runtime.restart = \"always\"`"
-            ),
-        });
-    }
+    why.push_str(&with_cdi);
     Assessment::Needs {
         why,
         changes: vec![Change::ConfigureRuntime {

@@ -59,20 +59,35 @@ pub fn can_validate(text: &str) -> bool {
 /// flags.
 #[must_use]
 pub fn validate(flags: &[String], path: &Utf8Path) -> Query {
-    let mut args = flags.to_vec();
-    args.extend(["--validate".to_owned(), format!("--config-file={path}")]);
+    let mut args = vec!["--validate".to_owned(), format!("--config-file={path}")];
+    args.extend(flags.iter().cloned());
     Query::new("dockerd", args)
 }
 
-/// The flags with which a unit starts the daemon, by its command line. Variables are left out: their values are
-/// in files that the unit names.
+/// The flags with which a unit starts the daemon, by its command line as systemd prints it: without quotes.
+/// Variables are left out: their values are in files that the unit names. No flag is known where another
+/// program starts the daemon, or where a word could be a part of another one.
 #[must_use]
 pub fn flags(command: &str) -> Vec<String> {
-    let words = command.split_whitespace().skip(1);
-    words
-        .filter(|word| !word.starts_with('$'))
-        .map(str::to_owned)
-        .collect()
+    let mut words = command.split_whitespace();
+    let is_daemon = |program: &str| program.rsplit('/').next() == Some("dockerd");
+    if !words.next().is_some_and(is_daemon) {
+        return Vec::new();
+    }
+    let (mut flags, mut takes_value): (Vec<String>, bool) = (Vec::new(), false);
+    for word in words {
+        let is_flag = word.starts_with('-');
+        match word.strip_prefix('$') {
+            Some(_) if !takes_value => continue,
+            _ if word.contains(['$', '"', '\'', '\\']) || !(is_flag || takes_value) => {
+                return Vec::new();
+            }
+            _ => {}
+        }
+        takes_value = is_flag && !word.contains('=');
+        flags.push(word.to_owned());
+    }
+    flags
 }
 
 /// Major and minor number of a version such as `26.1.5+dfsg1`.
@@ -259,8 +274,19 @@ mod tests {
         let query = validate(&flags(command), "/etc/docker/daemon.json".into());
         assert_eq!(
             query.cmd().line(),
-            "dockerd -H fd:// --default-runtime=runc --validate --config-file=/etc/docker/daemon.json"
+            "dockerd --validate --config-file=/etc/docker/daemon.json -H fd:// --default-runtime=runc"
         );
+        // The words of quoted arguments and of variables cannot be told apart.
+        for doubtful in [
+            "/usr/bin/dockerd --label rack=a b -D",
+            "/usr/bin/dockerd -H $HOST -D",
+            "/usr/bin/dockerd --data-root $ROOT",
+            "/usr/bin/dockerd --data-root=$ROOT",
+            "/usr/bin/env X=1 dockerd -D",
+            "",
+        ] {
+            assert!(flags(doubtful).is_empty(), "{doubtful}");
+        }
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub fn name_of(socket: &str) -> &str {
     match socket.strip_prefix("/var").unwrap_or(socket) {
         "/run/containerd/containerd.sock" => "containerd",
         "/run/crio/crio.sock" => "crio",
+        // cri-dockerd, docs: `--container-runtime-endpoint=unix:///var/run/cri-dockerd.sock`.
+        "/run/cri-dockerd.sock" => "docker",
         _ => socket,
     }
 }

@@ -24,14 +24,25 @@ pub fn pull(image: &str) -> Cmd {
     Cmd::new("podman", ["pull", image])
 }
 
-/// Removes an image.
+/// Removes an image. It fails where a container uses it: with `--force`, Podman would remove these
+/// containers, podman-rmi(1).
 #[must_use]
 pub fn remove_image(image: &str) -> Cmd {
-    Cmd::new("podman", ["image", "rm", "--force", image]).deadline(Duration::from_secs(120))
+    Cmd::new("podman", ["image", "rm", image]).deadline(Duration::from_secs(120))
 }
 
 /// Ends and removes a container; it is no error if there is none.
 #[must_use]
 pub fn remove_container(name: &str) -> Cmd {
     Cmd::new("podman", ["rm", "--force", "--ignore", name]).deadline(Duration::from_secs(60))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_somebody_uses_is_never_removed_with_its_containers() {
+        assert_eq!(remove_image("a").line(), "podman image rm a");
+    }
 }

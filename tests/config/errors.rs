@@ -50,6 +50,8 @@ fn wrong_configuration() {
         "runtime.source = \"dockr\"\n",
         "validation.command = [\"nvidia-smi\"]\n",
         "validation.image = \"x\"\nvalidation.command = []\n",
+        "validation.image = \"https://registry.example.com/x\"\n",
+        "validation.timeout-seconds = 0\n",
         "validation.image = \"x\"\nvalidation.expect = \"GPU\"\n",
         "profile = \"debain\"\n",
         "profile = \"/etc/mine.toml\"\n",

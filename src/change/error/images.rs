@@ -38,6 +38,8 @@ pub enum ImageFault {
     Unreachable,
     /// The registry speaks HTTP, the client HTTPS.
     Unencrypted,
+    /// The registry's certificate is of nobody whom this machine trusts, or it is not valid.
+    Untrusted,
     /// The registry refuses further requests for a while.
     TooManyRequests,
     /// The image is not there for this architecture.
@@ -59,6 +61,9 @@ impl std::fmt::Display for ImageFault {
             Self::Slow { seconds } => write!(f, "it was not downloaded within {seconds} s"),
             Self::Unreachable => f.write_str("the registry does not answer"),
             Self::Unencrypted => f.write_str("the registry does not use HTTPS"),
+            Self::Untrusted => {
+                f.write_str("this machine does not trust the registry's certificate")
+            }
             Self::TooManyRequests => f.write_str("the registry refuses more requests for now"),
             Self::OtherArchitecture => f.write_str("it does not exist for this architecture"),
             Self::NoName => f.write_str("this is not the name of an image"),
@@ -73,7 +78,7 @@ impl std::fmt::Display for ImageFault {
 /// Read in what the clients of Docker 20.10 and containerd 1.6 print in the cases `registry` and
 /// `registry-containerd`, and in the errors of the registry's API
 /// (<https://distribution.github.io/distribution/spec/api/#errors-2>).
-const SIGNS: [(&str, ImageFault); 32] = [
+const SIGNS: [(&str, ImageFault); 33] = [
     ("no space left", ImageFault::NoSpace),
     ("toomanyrequests", ImageFault::TooManyRequests),
     ("too many requests", ImageFault::TooManyRequests),
@@ -91,6 +96,8 @@ const SIGNS: [(&str, ImageFault); 32] = [
         "first record does not look like a tls",
         ImageFault::Unencrypted,
     ),
+    // crypto/x509 of Go, in which all clients are written.
+    ("x509:", ImageFault::Untrusted),
     ("no basic auth credentials", ImageFault::Unauthorised),
     ("unauthorized", ImageFault::Unauthorised),
     ("authorization failed", ImageFault::Unauthorised),
@@ -120,7 +127,7 @@ impl ImageFault {
         sign.map_or(Self::Other, |(_, fault)| *fault)
     }
 
-    /// Whether another attempt may help.
+    /// Whether another attempt within the same pull may help.
     #[must_use]
     pub const fn passes(self) -> bool {
         matches!(
@@ -169,6 +176,7 @@ impl Report for ImageError {
             ImageFault::Damaged => "image-damaged",
             ImageFault::Slow { .. } => "image-slow",
             ImageFault::Unreachable | ImageFault::Unencrypted => "registry-unreachable",
+            ImageFault::Untrusted => "registry-untrusted",
             ImageFault::TooManyRequests => "registry-refuses",
             ImageFault::OtherArchitecture => "image-other-architecture",
             ImageFault::NoName => "image-name",
@@ -177,8 +185,12 @@ impl Report for ImageError {
         }
     }
 
+    /// Only a network that is not up yet, and a registry with a limit, are worth a whole further pull.
     fn passes(&self) -> bool {
-        self.fault.passes()
+        matches!(
+            self.fault,
+            ImageFault::Unreachable | ImageFault::TooManyRequests
+        )
     }
 
     fn hint(&self) -> Option<String> {
@@ -214,8 +226,9 @@ impl Report for ImageError {
                     .into()
             }
             ImageFault::Unreachable => {
-                "check the registry's name in `validation.image`, the network, and `packages.proxy`; \
-                 the built-in image needs no registry"
+                "check the registry's name in `validation.image`, the network, and the proxy: \
+                 `packages.proxy`, from containerd 2.0 on that of its unit; the built-in image needs no \
+                 registry"
                     .into()
             }
             ImageFault::Unencrypted if docker => {
@@ -231,6 +244,11 @@ impl Report for ImageError {
             ImageFault::Unencrypted => {
                 "give the registry a certificate, or write its `http://` address into \
                  `/etc/containerd/certs.d/REGISTRY/hosts.toml`"
+                    .into()
+            }
+            ImageFault::Untrusted => {
+                "add the certificate of the registry's authority to those that the runtime trusts, and \
+                 compare this machine's clock"
                     .into()
             }
             ImageFault::TooManyRequests => {
@@ -319,6 +337,10 @@ mod tests {
             (
                 "write /var/lib/docker/tmp/x: no space left on device",
                 ImageFault::NoSpace,
+            ),
+            (
+                "Get \"https://x/v2/\": x509: certificate signed by unknown authority",
+                ImageFault::Untrusted,
             ),
             ("the daemon is not in the mood", ImageFault::Other),
         ] {

@@ -106,24 +106,20 @@ impl Applier {
             ..
         } = probe;
         let files = &*self.host.files;
-        // Until it has passed nothing is proven: a proof that fails must not leave the former one.
-        files.remove(record)?;
-        if let Some(image) = image {
-            match proving {
-                Proving::Install => {
-                    let limit = Duration::from_secs(*pull_timeout_seconds);
-                    self.pull_image(*runtime, image, limit, sink).await?;
-                }
-                Proving::Check => {
-                    if self.has_image(*runtime, image).await? != Some(true) {
-                        return Err(ProbeError::NoImage {
-                            image: image.clone(),
-                            runtime: runtime.name(),
-                        }
-                        .into());
-                    }
-                }
+        if let (Some(image), Proving::Check) = (image, proving)
+            && self.has_image(*runtime, image).await? != Some(true)
+        {
+            return Err(ProbeError::NoImage {
+                image: image.clone(),
+                runtime: runtime.name(),
             }
+            .into());
+        }
+        // From here on nothing is proven: a proof that fails must not leave the former one.
+        files.remove(record)?;
+        if let (Some(image), Proving::Install) = (image, proving) {
+            let limit = Duration::from_secs(*pull_timeout_seconds);
+            self.pull_image(*runtime, image, limit, sink).await?;
         }
         let proof = container::run(&self.host, &self.state, probe, sink).await?;
         let boot = files.read_text(BOOT_ID.into())?;

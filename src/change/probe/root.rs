@@ -44,6 +44,8 @@ impl Root {
         let [_, libraries @ ..] = &objects[..] else {
             return Err(unknown("`/proc/self/maps` names no program"));
         };
+        // `check --prove` may be the first that writes there.
+        host.files.create_folder(state, 0o700)?;
         let folder = state.join("probe").join("rootfs");
         // The hooks of the container toolkit write the loader's cache in `etc`.
         for place in ["dev", "proc", "sys", "etc", "tmp", "usr/lib"] {
