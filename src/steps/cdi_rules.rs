@@ -305,7 +305,7 @@ pub(super) fn conflict(all: &[Seen]) -> Option<Conflict> {
 }
 
 /// The files of others whose devices hide those of `own`, because their folder is the later one and they name
-/// the same devices. One that cannot be read may name them.
+/// the same devices.
 pub(super) fn hiding<'s>(own: &Utf8Path, all: &'s [Seen]) -> impl Iterator<Item = &'s Seen> {
     let place = |path: &Utf8Path| {
         let folder = path.parent().map(Utf8Path::as_str);
@@ -317,18 +317,13 @@ pub(super) fn hiding<'s>(own: &Utf8Path, all: &'s [Seen]) -> impl Iterator<Item 
         .map(|spec| spec.names().collect());
     let is_ours = move |name: &str| match &ours {
         Some(ours) => ours.contains(&name),
-        // What the toolkit names: all GPUs, each by its index and by its UUID.
-        None => {
-            name == "all"
-                || name.starts_with(|c: char| c.is_ascii_digit())
-                || name.starts_with("GPU-")
-                || name.starts_with("MIG-")
-        }
+        // What the toolkit would name.
+        None => name == "all" || Name::of(name).is_some(),
     };
     all.iter().filter(move |seen| {
         here.is_some()
             && place(&seen.path) > here
-            && (seen.spec.as_ref()).map_or(true, |spec| spec.names().any(&is_ours))
+            && (seen.spec.as_ref()).is_ok_and(|spec| spec.names().any(&is_ours))
     })
 }
 

@@ -59,7 +59,7 @@ pub fn name_of(socket: &str) -> &str {
     match socket.strip_prefix("/var").unwrap_or(socket) {
         "/run/containerd/containerd.sock" => "containerd",
         "/run/crio/crio.sock" => "crio",
-        // cri-dockerd, docs: `--container-runtime-endpoint=unix:///var/run/cri-dockerd.sock`.
+        // Kubernetes' documentation, "Container Runtimes", Docker Engine: the socket of cri-dockerd.
         "/run/cri-dockerd.sock" => "docker",
         _ => socket,
     }

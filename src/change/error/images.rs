@@ -142,7 +142,7 @@ impl ImageError {
     #[must_use]
     pub fn of(image: &str, runtime: &'static str, error: &ExecError) -> Self {
         let (fault, said) = match error {
-            ExecError::Failed { tail, .. } => (ImageFault::of(tail), Some(last_line(tail))),
+            ExecError::Failed { tail, .. } => (ImageFault::of(tail), last_line(tail)),
             ExecError::Deadline { after, .. } => {
                 let seconds = after.as_secs();
                 (ImageFault::Slow { seconds }, None)
@@ -159,9 +159,9 @@ impl ImageError {
 }
 
 /// The line in which a client says why. The ones before it are about layers.
-fn last_line(tail: &str) -> String {
-    let line = tail.lines().rev().find(|line| !line.trim().is_empty());
-    line.unwrap_or_default().trim().to_owned()
+fn last_line(tail: &str) -> Option<String> {
+    let line = tail.lines().rev().find(|line| !line.trim().is_empty())?;
+    Some(line.trim().to_owned())
 }
 
 impl Report for ImageError {

@@ -236,7 +236,7 @@ fn view(ran: &Ran) -> Result<ContainerView, ProbeError> {
 mod tests {
     use super::{ProbeError, judge, layers, run, same};
     use crate::{
-        change::{Probe, Sink},
+        change::{Probe, Sink, tests::kit::container_probe},
         config::desired::RuntimeKind,
         error::Report as _,
         host::{
@@ -346,20 +346,6 @@ mod tests {
     const SEEN: &str = r#"{"devices":["nvidia0","nvidiactl"],
         "libraries":["/x/libcuda.so.1.2","/x/libnvidia-ml.so.1.2"]}"#;
 
-    fn probe(runtime: RuntimeKind, image: Option<&str>) -> Probe {
-        Probe::ContainerSeesGpus {
-            runtime,
-            image: image.map(str::to_owned),
-            gpus: 1,
-            driver: "1.2".into(),
-            uuids: Vec::new(),
-            command: Vec::new(),
-            expect: None,
-            timeout_seconds: 60,
-            pull_timeout_seconds: 60,
-        }
-    }
-
     #[tokio::test]
     async fn the_image_is_made_run_and_removed() {
         let (host, fakes) = machine();
@@ -370,7 +356,7 @@ mod tests {
                 "run" => ok(SEEN),
                 _ => ok(""),
             });
-        let probe = probe(RuntimeKind::Docker, None);
+        let probe = container_probe(RuntimeKind::Docker, None);
         run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
             .await
             .expect("the probe succeeds");
@@ -395,7 +381,7 @@ mod tests {
             "run" => ok(SEEN),
             _ => ok(""),
         });
-        let probe = probe(RuntimeKind::Containerd, None);
+        let probe = container_probe(RuntimeKind::Containerd, None);
         (run(&host, "/state".into(), &probe, &Silent).await).expect("the probe succeeds");
         let lines = fakes.exec.lines();
         let own = "gpu-bootstrap-probe /gpu-bootstrap container-probe";
@@ -412,7 +398,7 @@ mod tests {
             "run" => ok(SEEN),
             _ => ok(""),
         });
-        let probe = probe(RuntimeKind::Containerd, None);
+        let probe = container_probe(RuntimeKind::Containerd, None);
         run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
             .await
             .expect("the probe succeeds");
@@ -439,7 +425,7 @@ mod tests {
             _ => ok(""),
         });
         let image = "nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04";
-        let probe = probe(RuntimeKind::Containerd, Some(image));
+        let probe = container_probe(RuntimeKind::Containerd, Some(image));
         run(&host, "/var/lib/gpu-bootstrap".into(), &probe, &Silent)
             .await
             .expect("the probe succeeds");
@@ -466,7 +452,7 @@ mod tests {
                 "run" => output.clone(),
                 _ => ok(""),
             });
-        let mut probe = probe(RuntimeKind::Docker, Some("registry/x:1"));
+        let mut probe = container_probe(RuntimeKind::Docker, Some("registry/x:1"));
         let Probe::ContainerSeesGpus {
             command,
             expect: expected,
@@ -537,7 +523,7 @@ mod tests {
                 "/proc/self/maps",
                 "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n",
             );
-            let probe = probe(RuntimeKind::Podman, image);
+            let probe = container_probe(RuntimeKind::Podman, image);
             let run = run(&host, "/state".into(), &probe, &Silent);
             run.await.expect("the probe succeeds");
             let lines = fakes.exec.lines();

@@ -8,10 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     archive::{Archive, Offered},
-    kit::{STATE, TestMachine, policy},
+    kit::{STATE, TestMachine, container_probe, policy},
 };
 use crate::{
-    change::{Applier, Change, Probe, STOPPED},
+    change::{Applier, Change, STOPPED},
     config::desired::{PackageWish, Repository, RuntimeKind},
     error::{Report, causes},
     host::{
@@ -182,17 +182,7 @@ async fn a_stop_ends_the_retries_of_a_registry() {
     stop.cancel();
     let applier = machine.restarted().stopped_by(stop);
     let change = Change::RunProbe {
-        probe: Probe::ContainerSeesGpus {
-            runtime: RuntimeKind::Docker,
-            image: Some("x".into()),
-            gpus: 1,
-            driver: "1.2".into(),
-            uuids: Vec::new(),
-            command: Vec::new(),
-            expect: None,
-            timeout_seconds: 60,
-            pull_timeout_seconds: 60,
-        },
+        probe: container_probe(RuntimeKind::Docker, Some("x")),
         record: "/var/lib/gpu-bootstrap/proof".into(),
         inputs: String::new(),
         again: false,

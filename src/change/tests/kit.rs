@@ -7,8 +7,8 @@ use std::{
 
 use super::archive::Kind;
 use crate::{
-    change::{Applier, Change, ChangeError, Reverted, Sink, Undo},
-    config::desired::{Guard, Manager, PackagePolicy},
+    change::{Applier, Change, ChangeError, Probe, Reverted, Sink, Undo},
+    config::desired::{Guard, Manager, PackagePolicy, RuntimeKind},
     host::{
         Host,
         fake::{self, Fakes, Snapshot, diff, failed, ok},
@@ -36,6 +36,21 @@ impl Sink for RecordingSink {
 impl RecordingSink {
     pub(super) fn text(&self) -> String {
         self.0.lock().unwrap().join("\n")
+    }
+}
+
+/// A probe that one GPU passes.
+pub(in crate::change) fn container_probe(runtime: RuntimeKind, image: Option<&str>) -> Probe {
+    Probe::ContainerSeesGpus {
+        runtime,
+        image: image.map(str::to_owned),
+        gpus: 1,
+        driver: "1.2".into(),
+        uuids: Vec::new(),
+        command: Vec::new(),
+        expect: None,
+        timeout_seconds: 60,
+        pull_timeout_seconds: 60,
     }
 }
 

@@ -11,7 +11,7 @@ mod files;
 mod holds;
 mod kept;
 mod kinds;
-mod kit;
+pub(super) mod kit;
 mod leftovers;
 mod locks;
 mod moved;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::kit::TestMachine;
+use super::kit::{TestMachine, container_probe};
 use crate::{
     change::{Change, Probe, ProofRecord, Reverted},
     config::desired::RuntimeKind,
@@ -38,17 +38,7 @@ async fn a_probe_leaves_its_record_and_no_image() {
         });
     let undo = machine
         .apply(&Change::RunProbe {
-            probe: Probe::ContainerSeesGpus {
-                runtime: RuntimeKind::Docker,
-                image: None,
-                gpus: 1,
-                driver: "1.2".into(),
-                uuids: Vec::new(),
-                command: Vec::new(),
-                expect: None,
-                timeout_seconds: 60,
-                pull_timeout_seconds: 60,
-            },
+            probe: container_probe(RuntimeKind::Docker, None),
             record: "/var/lib/gpu-bootstrap/proofs/container-docker".into(),
             inputs: "driver=1.2\n".into(),
             again: false,
