@@ -181,6 +181,12 @@ impl Applier {
                 ..
             } => self.capture_tool(purpose, writes, *repeated),
             Change::RunProbe { probe, record, .. } => self.capture_probe(probe, record).await,
+            Change::SetSysctls { values } => self.capture_sysctls(values),
+            Change::TurnOffSwap { areas } => Ok(Undo::TurnOnSwap {
+                areas: areas.clone(),
+            }),
+            Change::JoinCluster { join } => Ok(Self::capture_join(join)),
+            Change::AdmitNode { admission } => self.capture_admission(admission).await,
             Change::Reboot { .. } => Ok(Undo::Nothing {
                 why: "a reboot leaves nothing to undo".to_owned(),
             }),
@@ -243,6 +249,10 @@ impl Applier {
                 self.run_probe(probe, record, inputs, Proving::Install, sink)
                     .await?;
             }
+            Change::SetSysctls { values } => self.set_sysctls(values, sink).await?,
+            Change::TurnOffSwap { areas } => self.turn_off_swap(areas, sink).await?,
+            Change::JoinCluster { join } => self.join_cluster(join, sink).await?,
+            Change::AdmitNode { admission } => self.admit_node(admission, sink).await?,
             Change::Reboot { why } => self.reboot(why, sink).await?,
         }
         let undo = self.refine(undo).await?;
@@ -355,6 +365,12 @@ impl Applier {
                 kernel,
             } => self.revert_build(module, version, kernel, sink).await,
             Undo::RemoveImage { runtime, image } => self.remove_image(*runtime, image, sink).await,
+            Undo::LeaveCluster { way, node, access } => {
+                self.leave_cluster(way, node, access.as_deref(), sink).await
+            }
+            Undo::RestoreLabels { node, labels } => self.restore_node(node, labels, sink).await,
+            Undo::RestoreSysctls { values } => self.restore_sysctls(values, sink).await,
+            Undo::TurnOnSwap { areas } => self.turn_on_swap(areas, sink).await,
             Undo::Several { undos } => {
                 let mut endings = Vec::new();
                 for undo in undos {
@@ -430,6 +446,7 @@ fn is_written_by_tools(change: &Change) -> bool {
         | Change::EnableUnit { .. }
         | Change::RebuildInitramfs { .. }
         | Change::BuildModule { .. }
+        | Change::JoinCluster { .. }
         | Change::RunTool { .. } => true,
         Change::WriteFile { .. }
         | Change::AddRepository { .. }
@@ -439,6 +456,9 @@ fn is_written_by_tools(change: &Change) -> bool {
         | Change::ReloadDocker { .. }
         | Change::LoadModule { .. }
         | Change::RunProbe { .. }
+        | Change::SetSysctls { .. }
+        | Change::TurnOffSwap { .. }
+        | Change::AdmitNode { .. }
         | Change::Reboot { .. } => false,
     }
 }
@@ -450,6 +470,7 @@ fn undo_writes_by_tools(undo: &Undo) -> bool {
         | Undo::RestoreStream { .. }
         | Undo::Unhold { .. }
         | Undo::RestoreUnit { .. }
+        | Undo::LeaveCluster { .. }
         | Undo::RemoveModuleBuild { .. } => true,
         Undo::RestoreFiles { then, .. } | Undo::Afterwards { then } => {
             then.iter().any(|one| match one {
@@ -461,6 +482,9 @@ fn undo_writes_by_tools(undo: &Undo) -> bool {
         Undo::Nothing { .. }
         | Undo::Impossible { .. }
         | Undo::UnloadModule { .. }
+        | Undo::RestoreLabels { .. }
+        | Undo::RestoreSysctls { .. }
+        | Undo::TurnOnSwap { .. }
         | Undo::RemoveImage { .. } => false,
     }
 }

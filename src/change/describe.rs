@@ -81,6 +81,17 @@ impl Change {
                 let runtime = runtime.name();
                 format!("prove{again} that a container of {runtime} sees {gpus} {what}")
             }
+            Self::SetSysctls { values } => {
+                let all: Vec<String> = (values.iter())
+                    .map(|(name, value)| format!("{name} = {value}"))
+                    .collect();
+                format!("set {}", all.join(", "))
+            }
+            Self::TurnOffSwap { areas } => format!("turn off swap on {}", areas.join(", ")),
+            Self::JoinCluster { join } => {
+                format!("join the cluster with {} as `{}`", join.method.name(), join.node)
+            }
+            Self::AdmitNode { admission } => admission.summary(),
             Self::Reboot { why } => format!("reboot: {why}"),
         }
     }
@@ -105,6 +116,10 @@ impl Change {
             Self::BuildModule { .. } => "build-module",
             Self::RunTool { .. } => "run-tool",
             Self::RunProbe { .. } => "run-probe",
+            Self::SetSysctls { .. } => "set-sysctls",
+            Self::TurnOffSwap { .. } => "turn-off-swap",
+            Self::JoinCluster { .. } => "join-cluster",
+            Self::AdmitNode { .. } => "admit-node",
             Self::Reboot { .. } => "reboot",
         }
     }

@@ -12,6 +12,8 @@ mod edits;
 mod error;
 mod file;
 mod image;
+mod join;
+mod kernel_parameters;
 mod labels;
 mod module;
 pub mod packages;
@@ -23,6 +25,8 @@ mod tool;
 pub mod undo;
 mod unit;
 
+use std::collections::BTreeMap;
+
 use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,9 +34,10 @@ use serde::{Deserialize, Serialize};
 pub use applier::Applier;
 pub use edits::Edit;
 pub use error::{
-    ChangeError, ImageError, ImageFault, ModuleError, PackageError, RepositoryError, RuntimeError,
+    ChangeError, ImageError, ImageFault, JoinError, ModuleError, PackageError, RepositoryError, RuntimeError,
     STOPPED,
 };
+pub use join::{Admission, Join, Leave};
 pub use probe::{ProofRecord, Proving};
 pub use runtime::{RuntimeSettings, unread};
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
@@ -160,6 +165,26 @@ pub enum Change {
         /// Nothing has changed since the last probe, but the machine has booted.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         again: bool,
+    },
+    /// Set kernel parameters now; a file sets them at each boot.
+    SetSysctls {
+        /// The values, by name.
+        values: BTreeMap<String, String>,
+    },
+    /// Use swap areas no more, until they are turned on again.
+    TurnOffSwap {
+        /// Files and devices.
+        areas: Vec<String>,
+    },
+    /// Join a cluster.
+    JoinCluster {
+        /// Which, how, and with what the node is registered.
+        join: Join,
+    },
+    /// Wait until the node is Ready, give it its labels, and remove the startup taint.
+    AdmitNode {
+        /// The node, and what is missing.
+        admission: Admission,
     },
     /// Reboot: a barrier.
     Reboot {

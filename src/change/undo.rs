@@ -1,12 +1,14 @@
 //! The undo of a change, as data: captured from the machine before the change, completed after it,
 //! and kept in the journal. Only what this program changed is ever undone.
 
+use std::collections::BTreeMap;
+
 use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{edits::Edit, packages::Effects};
-use crate::config::desired::RuntimeKind;
+use crate::{change::join::Leave, config::desired::RuntimeKind};
 
 /// How one change is undone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -111,6 +113,33 @@ pub enum Undo {
         runtime: RuntimeKind,
         /// The image.
         image: String,
+    },
+    /// Leave a cluster that the change joined.
+    LeaveCluster {
+        /// How a machine leaves that has joined in this way.
+        way: Leave,
+        /// The node's name.
+        node: String,
+        /// A kubeconfig that may drain and delete the node.
+        #[schemars(with = "Option<String>")]
+        access: Option<Utf8PathBuf>,
+    },
+    /// Give a node the labels that it had; its cluster may not be reached any more.
+    RestoreLabels {
+        /// The node's name.
+        node: String,
+        /// The labels that the change sets, with their values before.
+        labels: BTreeMap<String, Option<String>>,
+    },
+    /// Set kernel parameters to their values before.
+    RestoreSysctls {
+        /// The values before, by name.
+        values: BTreeMap<String, String>,
+    },
+    /// Use swap areas again.
+    TurnOnSwap {
+        /// Files and devices.
+        areas: Vec<String>,
     },
     /// Several undos, in the order in which they run.
     Several {

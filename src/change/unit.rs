@@ -176,6 +176,13 @@ impl Applier {
 
     /// The last journal lines of the unit; without a journal, the error of systemctl.
     async fn last_words(&self, unit: &str, ran: &Output) -> Result<Option<String>, ChangeError> {
+        let said = ran.stderr.trim();
+        let journal = self.words_of(unit).await?;
+        Ok(journal.or_else(|| (!said.is_empty()).then(|| said.to_owned())))
+    }
+
+    /// The last journal lines of the unit; `None` if there are none.
+    pub(super) async fn words_of(&self, unit: &str) -> Result<Option<String>, ChangeError> {
         let journal = match self.host.reader().query(&systemctl::last_words(unit)).await {
             Ok(output) => output.stdout,
             Err(ExecError::NotFound { .. }) => String::new(),
@@ -186,10 +193,8 @@ impl Applier {
                 });
             }
         };
-        Ok([journal.trim(), ran.stderr.trim()]
-            .into_iter()
-            .find(|text| !text.is_empty())
-            .map(str::to_owned))
+        let words = journal.trim();
+        Ok((!words.is_empty()).then(|| words.to_owned()))
     }
 
     pub(super) async fn restore_unit(

@@ -13,6 +13,7 @@ use crate::model::{
 };
 
 pub use crate::{
+    config::cluster::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
     config::kernel::{KernelWish, ModuleWay},
     model::packages::{PackageWish, Pin, Repository},
     tools::packages::Manager,
@@ -58,6 +59,9 @@ pub struct Desired {
     pub validation: Validation,
     /// What is held at its version.
     pub hold: Hold,
+    /// The cluster that the machine belongs to; `None` if it joins none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterWish>,
 }
 
 /// What a group of packages is for.
@@ -71,6 +75,8 @@ pub enum Purpose<'d> {
     Runtime(&'d RuntimeWish),
     /// NVIDIA Container Toolkit.
     Toolkit,
+    /// What makes the machine a node.
+    Cluster,
     /// What holds need.
     Holds,
 }
@@ -99,11 +105,13 @@ impl Desired {
             cdi: _,
             validation: _,
             hold,
+            cluster,
         } = self;
         let mut groups: Vec<(Purpose<'_>, &[PackageWish])> = vec![(Purpose::Headers, headers)];
         groups.extend(driver.iter().map(|one| (Purpose::Driver, &*one.packages)));
         groups.extend((runtimes.iter()).map(|one| (Purpose::Runtime(one), &*one.packages)));
         groups.extend(toolkit.iter().map(|one| (Purpose::Toolkit, &*one.packages)));
+        groups.extend(cluster.iter().map(|one| (Purpose::Cluster, &*one.packages)));
         groups.retain(|(_, packages)| !packages.is_empty());
         // Where nothing is wanted, nothing is held.
         if !(groups.is_empty() || hold.patterns.is_empty() || hold.packages.is_empty()) {

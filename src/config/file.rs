@@ -9,14 +9,16 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::Consent,
     config::{
+        cluster::JoinKind,
         desired::{Restart, RuntimeKind},
         values::{
-            AbsolutePath, BranchKey, Build, CdiPath, Fingerprint, PackagePattern, Proxy, Url,
+            AbsolutePath, BranchKey, Build, CaHash, CdiPath, Fingerprint, PackagePattern, Proxy, Url,
             VersionPattern, Word,
         },
     },
     model::{
         gpu::Flavour,
+        kubernetes::{KubernetesVersion, OwnLabel, Taint},
         version::{CudaVersion, DriverVersion},
     },
 };
@@ -54,6 +56,8 @@ pub struct Config {
     pub validation: ValidationConfig,
     /// What stays at its version.
     pub hold: HoldConfig,
+    /// The cluster that the machine joins when all else is proven.
+    pub cluster: ClusterConfig,
 }
 
 /// The NVIDIA driver.
@@ -213,4 +217,49 @@ pub struct HoldConfig {
     pub kernel: Option<bool>,
     /// More packages to hold, as names or patterns.
     pub extra: Option<Vec<PackagePattern>>,
+}
+
+/// The cluster that the machine joins when all else is proven.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct ClusterConfig {
+    /// How it joins: "kubeadm", "k3s", "rke2", "eks", "command"; "managed" for a node that is in its cluster
+    /// already; "none".
+    pub join: Option<JoinKind>,
+    /// kubeadm: the version of Kubernetes, such as "1.34" or "1.34.4".
+    pub version: Option<KubernetesVersion>,
+    /// kubeadm: `HOST:PORT` of the API server. k3s, rke2: its address, such as "https://10.0.0.1:6443".
+    pub server: Option<Word>,
+    /// A file with the token, which only root may read.
+    pub token_file: Option<AbsolutePath>,
+    /// kubeadm: the digests of the cluster's certificate authority, each "sha256:…".
+    pub ca_cert_hashes: Option<Vec<CaHash>>,
+    /// kubeadm: a kubeconfig that says how to find the cluster, in place of server, token and digests.
+    pub discovery_file: Option<AbsolutePath>,
+    /// kubeadm: preflight checks whose errors count as warnings, such as ["Swap"].
+    pub ignore_preflight_errors: Option<Vec<Word>>,
+    /// command: program and arguments that make this machine a node.
+    pub command: Option<Vec<String>>,
+    /// command: a file with `NAME=VALUE` lines for its environment, which only root may read.
+    pub environment_file: Option<AbsolutePath>,
+    /// command: a file that exists once the machine has joined.
+    pub joined_file: Option<AbsolutePath>,
+    /// The node's name; without it the machine's host name.
+    pub node_name: Option<Word>,
+    /// Labels of the node beside those that describe its GPUs, such as ["team=research"].
+    pub labels: Option<Vec<OwnLabel>>,
+    /// Label the node with what GPU Feature Discovery would find.
+    pub gpu_labels: Option<bool>,
+    /// Taints of the node. Without this key a GPU node gets `nvidia.com/gpu=present:NoSchedule`.
+    pub taints: Option<Vec<Taint>>,
+    /// A taint that keeps pods away until the node is Ready and proven. Without this key there is one wherever
+    /// `kubeconfig-file` can remove it.
+    pub startup_taint: Option<bool>,
+    /// A kubeconfig that may change nodes: to remove the startup taint, and to drain and delete the node on
+    /// `uninstall`. Only root may read it.
+    pub kubeconfig_file: Option<AbsolutePath>,
+    /// Seconds for each part of an attempt to join: to find the cluster, to get a certificate, to start the kubelet.
+    pub timeout_seconds: Option<u64>,
+    /// Seconds until the node must be Ready.
+    pub ready_timeout_seconds: Option<u64>,
 }

@@ -4,6 +4,7 @@
 //! [`resolve`] joins both with the facts and the matrix; [`load`] reads all files and resolves.
 
 mod alternatives;
+pub mod cluster;
 pub mod desired;
 mod driver;
 pub mod error;

@@ -22,6 +22,8 @@ use crate::{
 /// What the choice of the repositories depends on.
 pub(super) struct RepositoryInputs<'a> {
     pub profile: &'a Profile,
+    /// Repositories of this release that no profile has.
+    pub further: &'a [RepositoryRow],
     pub release: &'a Release,
     pub terms: &'a Terms,
     pub config: &'a BTreeMap<String, RepositoryConfig>,
@@ -43,7 +45,7 @@ impl RepositoryInputs<'_> {
     /// # Errors
     /// A wrong setting, or a needed repository that cannot be trusted or found.
     pub(super) fn choose(&self, needed: &[Needed<'_>]) -> Result<Vec<Repository>, ResolveError> {
-        let known: BTreeSet<&str> = (self.profile.repository.iter())
+        let known: BTreeSet<&str> = (self.profile.repository.iter().chain(self.further))
             .map(|row| row.name.as_str())
             .collect();
         let wanted_too = self.config.iter().filter(|(name, config)| {
@@ -65,7 +67,8 @@ impl RepositoryInputs<'_> {
                 continue;
             }
             self.no_password(name, config)?;
-            match self.profile.repository_for(name, self.release) {
+            let further = || self.further.iter().find(|row| row.name == name);
+            match (self.profile.repository_for(name, self.release)).or_else(further) {
                 Some(row) => found.extend(self.known(row, config)?),
                 None if known.contains(name) && config.url.is_none() => {
                     return Err(self.elsewhere(name).into());

@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::{
     compat::{kernels::Consent, matrix::Matrix},
     config::{
+        cluster::{self, ClusterInputs},
         desired::{
             Cdi, Desired, Guard, Hold, KernelWish, ModuleWay, PackagePolicy, PackageWish,
             Persistence, Preflight, Purpose, RuntimeKind, RuntimeWish, ToolkitWish,
@@ -100,6 +101,14 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         })
         .transpose()?;
     let runtimes = runtimes(inputs, &config, release)?;
+    let kinds: Vec<RuntimeKind> = runtimes.iter().map(|row| row.kind).collect();
+    let cluster = ClusterInputs {
+        config: &config.cluster,
+        layers: inputs.layers,
+        runtimes: &kinds,
+        has_gpu: driver.is_some(),
+    }
+    .resolve()?;
     let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
     let cdi = (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
         path: (config.cdi.path.as_ref())
@@ -128,8 +137,22 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             packages: profile.toolkit.packages.clone(),
         });
     }
+    // Each minor version of Kubernetes has a repository of its own, the same for all profiles.
+    let kubernetes = cluster::repository(&config.cluster, profile.manager, &release.version_id);
+    let named = [cluster::REPOSITORY.to_owned()];
+    if let Some(cluster) = &cluster
+        && kubernetes.is_some()
+    {
+        needed.push(Needed {
+            repositories: &named,
+            packages: (cluster.packages.iter())
+                .map(|wish| wish.name.clone())
+                .collect(),
+        });
+    }
     let repositories = RepositoryInputs {
         profile,
+        further: kubernetes.as_slice(),
         release,
         terms: &terms,
         config: &config.repositories,
@@ -189,6 +212,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         cdi,
         validation,
         hold: hold(profile, &config),
+        cluster,
     };
     // Where only the package lists tell the branch, the wishes name exact versions instead.
     desired.packages.guard.driver = (desired.driver.as_ref())

@@ -123,6 +123,15 @@ checked_text!(
     "^/[^\\s]+\\.yaml$"
 );
 
+checked_text!(
+    /// The digest of a cluster's certificate authority: of its public key, as kubeadm prints it.
+    CaHash,
+    |text| (text.strip_prefix("sha256:")).is_some_and(|digest| digest.len() == 64
+        && digest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))),
+    "`sha256:` and 64 hexadecimal digits in small letters",
+    "^sha256:[0-9a-f]{64}$"
+);
+
 /// Whether text is a path from the root without `..`.
 fn from_root(text: &str) -> bool {
     let climbs = text.split('/').any(|part| part == "..");

@@ -3,8 +3,8 @@
 
 use super::{JournalError, Record};
 use crate::{
-    change::{Afterwards, Change, FileAfter, FileBefore, Probe, Undo},
-    model::{packages::Repository, secret::Secrets},
+    change::{Afterwards, Change, FileAfter, FileBefore, Join, Probe, Undo},
+    model::{cluster::JoinMethod, packages::Repository, secret::Secrets},
 };
 
 impl Record {
@@ -138,6 +138,16 @@ fn names_of_change(change: &Change) -> Vec<&str> {
         }
         Change::RunTool { writes, .. } => writes.iter().map(|path| path.as_str()).collect(),
         Change::RunProbe { record, .. } => vec![record.as_str()],
+        Change::SetSysctls { values } => values.keys().map(String::as_str).collect(),
+        Change::TurnOffSwap { areas } => strs(areas).collect(),
+        Change::JoinCluster { join } => {
+            let files = join.method.secret_files().into_iter().chain(&join.access);
+            files
+                .map(|path| path.as_str())
+                .chain([join.node.as_str()])
+                .collect()
+        }
+        Change::AdmitNode { admission } => vec![admission.node.as_str()],
         Change::RefreshRepositories | Change::RepairPackages | Change::Reboot { .. } => Vec::new(),
     }
 }
@@ -163,6 +173,13 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
             .chain(command)
             .collect(),
         Change::Reboot { why } => vec![why],
+        Change::JoinCluster {
+            join:
+                Join {
+                    method: JoinMethod::Command { command, .. },
+                    ..
+                },
+        } => command.iter_mut().collect(),
         Change::AddRepository { .. }
         | Change::RefreshRepositories
         | Change::EnableStream { .. }
@@ -175,6 +192,10 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
         | Change::ConfigureRuntime { .. }
         | Change::LoadModule { .. }
         | Change::RebuildInitramfs { .. }
+        | Change::SetSysctls { .. }
+        | Change::TurnOffSwap { .. }
+        | Change::JoinCluster { .. }
+        | Change::AdmitNode { .. }
         | Change::BuildModule { .. } => Vec::new(),
     }
 }
@@ -224,6 +245,23 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
             version,
             kernel,
         } => names.extend([module.as_str(), version, kernel]),
+        Undo::LeaveCluster {
+            way: _,
+            node,
+            access,
+        } => {
+            names.push(node);
+            names.extend(access.iter().map(|path| path.as_str()));
+        }
+        Undo::RestoreLabels { node, labels } => {
+            names.push(node);
+            let values = labels.iter().flat_map(|(key, value)| [Some(key), value.as_ref()]);
+            names.extend(values.flatten().map(String::as_str));
+        }
+        Undo::RestoreSysctls { values } => {
+            names.extend(values.iter().flat_map(|(name, value)| [name.as_str(), value]));
+        }
+        Undo::TurnOnSwap { areas } => names.extend(strs(areas)),
         Undo::Several { undos } => undos.iter().for_each(|undo| names_of_undo(undo, names)),
     }
 }

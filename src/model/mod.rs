@@ -1,8 +1,11 @@
 //! Types of the whole program: versions, PCI ids, names, secrets. No I/O.
 pub mod capability;
+pub mod cluster;
 pub mod document;
+pub mod environment;
 pub mod gpu;
 pub mod id;
+pub mod kubernetes;
 pub mod packages;
 pub mod paths;
 pub mod pattern;

@@ -61,7 +61,7 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
     let adopts = desired.driver.as_ref().is_some_and(|driver| driver.adopt);
     let expects = (desired.package_groups().iter()).any(|(purpose, _)| match purpose {
         Purpose::Driver | Purpose::Headers => !adopts,
-        Purpose::Runtime(_) | Purpose::Toolkit => true,
+        Purpose::Runtime(_) | Purpose::Toolkit | Purpose::Cluster => true,
         Purpose::Holds => false,
     });
     if matching.is_empty() && !hold.patterns.is_empty() && expects {

@@ -139,7 +139,7 @@ fn wished(installed: &Packages, desired: &Desired, adopts: bool) -> Vec<PackageW
         Purpose::Runtime(wish) => {
             !(wish.alternatives.iter()).any(|name| installed.contains_key(name))
         }
-        Purpose::Toolkit => true,
+        Purpose::Toolkit | Purpose::Cluster => true,
         Purpose::Holds => false,
     };
     (desired.package_groups().into_iter())

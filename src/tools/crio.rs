@@ -18,6 +18,9 @@ use crate::{
 /// The file that it reads first.
 pub const CONFIG: &str = "/etc/crio/crio.conf";
 
+/// Its socket, as its `crio.8` names it.
+pub const SOCKET: &str = "/var/run/crio/crio.sock";
+
 /// The folder of the files that it reads then.
 pub const DROP_INS: &str = "/etc/crio/crio.conf.d";
 

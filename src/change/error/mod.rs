@@ -1,6 +1,7 @@
 //! The errors of changes, each with a reason for scripts and a hint for people.
 
 mod images;
+mod joins;
 mod modules;
 mod packages;
 mod repositories;
@@ -9,6 +10,7 @@ mod runtimes;
 use camino::Utf8PathBuf;
 
 pub use images::{ImageError, ImageFault};
+pub use joins::JoinError;
 pub use modules::ModuleError;
 pub use packages::PackageError;
 pub use repositories::RepositoryError;
@@ -110,6 +112,9 @@ pub enum ChangeError {
     /// An image could not be pulled.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The machine did not become a node.
+    #[error(transparent)]
+    Join(#[from] JoinError),
 }
 
 impl Report for ChangeError {
@@ -139,6 +144,7 @@ impl Report for ChangeError {
             Self::Runtime(error) => error.reason(),
             Self::Probe(error) => error.reason(),
             Self::Image(error) => error.reason(),
+            Self::Join(error) => error.reason(),
         }
     }
 
@@ -147,6 +153,7 @@ impl Report for ChangeError {
             Self::Packages(error) => error.passes(),
             Self::Repository(error) => error.passes(),
             Self::Image(error) => error.passes(),
+            Self::Join(error) => error.passes(),
             _ => false,
         }
     }
@@ -159,6 +166,7 @@ impl Report for ChangeError {
         match self {
             Self::Probe(error) => error.hint(),
             Self::Image(error) => error.hint(),
+            Self::Join(error) => error.hint(),
             Self::Runtime(error) => error.hint(),
             Self::Files(error) => error.hint(),
             Self::Packages(error) => error.hint(),

@@ -1,0 +1,71 @@
+//! The agents of k3s and RKE2: their unit starts, and the kubelet inside of it registers the node. A file that the
+//! step writes names the server.
+
+use camino::Utf8Path;
+
+use super::Join;
+use crate::{
+    change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    host::Cmd,
+    tools::{kubernetes::agents::Agent, systemctl},
+};
+
+impl Applier {
+    pub(super) async fn join_by_agent(
+        &self,
+        agent: &Agent,
+        join: &Join,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        // It counts as started only once it has joined, and systemd gives it any time.
+        let start = Cmd::new("systemctl", ["restart", "--no-block", agent.unit]);
+        self.tool(&format!("start `{}`", agent.unit), &start, sink)
+            .await?;
+        let what = format!("wait until `{}` has joined", agent.unit);
+        let kubeconfig = Utf8Path::new(agent.kubeconfig);
+        let joined = self
+            .awaited(&what, join.timeout(), || async {
+                let unit = self.unit_state(agent.unit).await?;
+                let there = self.host.files.exists(kubeconfig)?;
+                Ok((there && unit.is_active()).then_some(()))
+            })
+            .await?;
+        if joined.is_some() {
+            return Ok(());
+        }
+        // It would go on for ever, and join a cluster at a moment that nobody awaits.
+        let stop = systemctl::act("stop", agent.unit);
+        self.tool(&format!("stop `{}`", agent.unit), &stop, sink)
+            .await?;
+        Err(JoinError::NotJoined {
+            what: agent.unit.to_owned(),
+            seconds: join.timeout_seconds,
+            last_words: self.words_of(agent.unit).await?,
+        }
+        .into())
+    }
+
+    pub(super) async fn leave_by_agent(
+        &self,
+        agent: &Agent,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let kubeconfig = Utf8Path::new(agent.kubeconfig);
+        if !self.host.files.exists(kubeconfig)? {
+            return Ok(Reverted::Nothing {
+                why: "the machine is no node any more".to_owned(),
+            });
+        }
+        let what = format!("stop `{}`", agent.unit);
+        self.tool(&what, &systemctl::act("stop", agent.unit), sink)
+            .await?;
+        self.host.files.remove(kubeconfig)?;
+        Ok(Reverted::Left {
+            what: format!(
+                "the data and the containers of {} (its own script removes them: `{}-killall.sh`)",
+                agent.name, agent.name
+            ),
+            why: format!("{} was on this machine before", agent.name),
+        })
+    }
+}

@@ -1,0 +1,141 @@
+//! `kubeadm join`, and `kubeadm reset` after it has failed or when the machine leaves.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::Join;
+use crate::{
+    change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    model::{cluster::Discovery, secret::Secret},
+    tools::kubernetes::kubeadm::{self, Fault, Found, Registration},
+};
+
+/// The configuration, below the run folder, while kubeadm runs.
+const CONFIGURATION: &str = "kubeadm-join.yaml";
+
+impl Applier {
+    pub(super) async fn join_by_kubeadm(
+        &self,
+        join: &Join,
+        (discovery, socket, ignored): (&Discovery, &str, &[String]),
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        // An attempt that was cut off has left files that kubeadm refuses.
+        if self.has_begun()? {
+            sink.line("an earlier attempt to join was cut off: `kubeadm reset` clears it away");
+            self.reset(socket, sink).await?;
+        }
+        let registration = Registration {
+            name: &join.node,
+            socket,
+            labels: &join.labels,
+            taints: &join.taints,
+            ignore_preflight_errors: ignored,
+            timeout: join.timeout(),
+        };
+        let configuration = self.configuration(discovery, &registration)?;
+        let cmd_of = |path: &Utf8Path| kubeadm::join(path, join.timeout());
+        let ran = self
+            .with_secret_file(CONFIGURATION, &configuration, async |path| {
+                self.exec(&cmd_of(path), sink).await
+            })
+            .await?;
+        let (said, source) = match ran {
+            Ok(output) if output.ok() => return Ok(()),
+            Ok(output) => (
+                format!("{}\n{}", output.stdout, output.stderr),
+                output.failure(&cmd_of(Utf8Path::new(CONFIGURATION))),
+            ),
+            Err(error) => (error.to_string(), error),
+        };
+        let fault = Fault::of(&said);
+        let last_words = match fault {
+            Fault::Kubelet => self.words_of(kubeadm::UNIT).await?,
+            _ => None,
+        };
+        // The machine must be able to join with the next attempt.
+        if self.has_begun()? || self.host.files.exists(Utf8Path::new(kubeadm::KUBELET_CONF))? {
+            self.reset(socket, sink).await?;
+        }
+        Err(JoinError::Kubeadm {
+            fault,
+            last_words,
+            source: Box::new(source),
+        }
+        .into())
+    }
+
+    fn configuration(
+        &self,
+        discovery: &Discovery,
+        registration: &Registration<'_>,
+    ) -> Result<Secret, ChangeError> {
+        match discovery {
+            Discovery::Token {
+                server,
+                token_file,
+                ca_cert_hashes,
+            } => {
+                let token = self.token(token_file)?;
+                let found = Found::Token {
+                    server,
+                    token: &token,
+                    ca_cert_hashes,
+                };
+                Ok(kubeadm::join_configuration(&found, registration))
+            }
+            Discovery::File { path, token_file } => {
+                let token = (token_file.as_ref())
+                    .map(|file| self.token(file))
+                    .transpose()?;
+                let found = Found::File {
+                    path,
+                    token: token.as_ref(),
+                };
+                Ok(kubeadm::join_configuration(&found, registration))
+            }
+        }
+    }
+
+    fn token(&self, path: &Utf8PathBuf) -> Result<Secret, ChangeError> {
+        let token = self.secret(path)?;
+        if kubeadm::is_token(token.expose()) {
+            return Ok(token);
+        }
+        Err(JoinError::Secret {
+            path: path.clone(),
+            why: "it has no bootstrap token, which is 6 and 16 small letters and digits with a full stop \
+                  between them"
+                .to_owned(),
+        }
+        .into())
+    }
+
+    /// Whether kubeadm has begun to join and has not ended.
+    fn has_begun(&self) -> Result<bool, ChangeError> {
+        Ok(self.host.files.exists(Utf8Path::new(kubeadm::BOOTSTRAP_CONF))?)
+    }
+
+    async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let what = "forget the cluster with `kubeadm reset`";
+        self.tool(what, &kubeadm::reset(socket), sink)
+            .await
+            .map(drop)
+    }
+
+    pub(super) async fn leave_by_kubeadm(
+        &self,
+        socket: &str,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let joined = self.host.files.exists(Utf8Path::new(kubeadm::KUBELET_CONF))?;
+        if !joined && !self.has_begun()? {
+            return Ok(Reverted::Nothing {
+                why: "the machine is no node any more".to_owned(),
+            });
+        }
+        self.reset(socket, sink).await?;
+        Ok(Reverted::Done {
+            what: "the machine has left the cluster".to_owned(),
+        })
+    }
+}

@@ -1,0 +1,230 @@
+//! The machine joins a cluster, and leaves it. One file for each way to join.
+
+mod agent;
+mod command;
+mod eks;
+mod kubeadm;
+mod node;
+
+use std::{future::Future, time::Duration};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use node::Admission;
+
+use super::{Applier, ChangeError, JoinError, Reverted, Sink, Undo};
+use crate::{
+    host::Kind,
+    model::{
+        cluster::JoinMethod,
+        kubernetes::{Labels, Taint},
+        paths,
+        secret::Secret,
+    },
+    tools::kubernetes::{agents, kubeconfig, kubectl},
+};
+
+/// The pause between two looks at something that is awaited.
+const POLL: Duration = Duration::from_secs(1);
+
+/// How long pods have to end when the machine leaves.
+const DRAIN: Duration = Duration::from_secs(300);
+
+/// What a machine joins, and with what it is registered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Join {
+    /// How.
+    pub method: JoinMethod,
+    /// The node's name.
+    pub node: String,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its taints.
+    pub taints: Vec<Taint>,
+    /// A kubeconfig that may drain and delete the node when the machine leaves.
+    #[schemars(with = "Option<String>")]
+    pub access: Option<Utf8PathBuf>,
+    /// Seconds for each part of the join.
+    pub timeout_seconds: u64,
+}
+
+/// How a machine leaves a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "by", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+pub enum Leave {
+    /// `kubeadm reset`.
+    Kubeadm {
+        /// The address of the container runtime's socket.
+        socket: String,
+    },
+    /// The agent of k3s stops.
+    K3s,
+    /// The agent of RKE2 stops.
+    Rke2,
+    /// Nothing undoes this way to join.
+    Never {
+        /// Its name in the settings.
+        method: String,
+    },
+}
+
+impl Leave {
+    fn of(method: &JoinMethod) -> Self {
+        match method {
+            JoinMethod::Kubeadm { socket, .. } => Self::Kubeadm {
+                socket: socket.clone(),
+            },
+            JoinMethod::K3s { .. } => Self::K3s,
+            JoinMethod::Rke2 { .. } => Self::Rke2,
+            JoinMethod::Eks | JoinMethod::Command { .. } | JoinMethod::Managed => Self::Never {
+                method: method.name().to_owned(),
+            },
+        }
+    }
+}
+
+impl Join {
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout_seconds)
+    }
+}
+
+impl Applier {
+    /// A machine that joins was no node before: the step has looked.
+    pub(super) fn capture_join(join: &Join) -> Undo {
+        Undo::LeaveCluster {
+            way: Leave::of(&join.method),
+            node: join.node.clone(),
+            access: join.access.clone(),
+        }
+    }
+
+    pub(super) async fn join_cluster(
+        &self,
+        join: &Join,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
+        match &join.method {
+            JoinMethod::Kubeadm {
+                discovery,
+                socket,
+                ignore_preflight_errors,
+            } => {
+                self.join_by_kubeadm(join, (discovery, socket, ignore_preflight_errors), sink)
+                    .await
+            }
+            JoinMethod::K3s { .. } => self.join_by_agent(&agents::K3S, join, sink).await,
+            JoinMethod::Rke2 { .. } => self.join_by_agent(&agents::RKE2, join, sink).await,
+            JoinMethod::Eks => self.join_by_nodeadm(join, sink).await,
+            JoinMethod::Command {
+                command,
+                environment_file,
+                joined_file,
+            } => {
+                let files = (environment_file.as_deref(), joined_file.as_path());
+                self.join_by_command(join, command, files, sink).await
+            }
+            // The step never asks for it.
+            JoinMethod::Managed => Ok(()),
+        }
+    }
+
+    /// Undoes a join: the pods move elsewhere and the node is deleted where a kubeconfig allows it, then the
+    /// machine forgets the cluster.
+    pub(super) async fn leave_cluster(
+        &self,
+        way: &Leave,
+        node: &str,
+        access: Option<&Utf8Path>,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let deleted = self.delete_node(node, access, sink).await?;
+        let left = match way {
+            Leave::Kubeadm { socket } => self.leave_by_kubeadm(socket, sink).await?,
+            Leave::K3s => self.leave_by_agent(&agents::K3S, sink).await?,
+            Leave::Rke2 => self.leave_by_agent(&agents::RKE2, sink).await?,
+            Leave::Never { method } => Reverted::Left {
+                what: format!("the membership of `{node}` in its cluster"),
+                why: format!("nothing undoes what `cluster.join = \"{method}\"` has done"),
+            },
+        };
+        Ok(Reverted::of(vec![deleted, left]))
+    }
+
+    /// A secret in a file. Its step has looked before: the file may have changed since.
+    fn secret(&self, path: &Utf8Path) -> Result<Secret, ChangeError> {
+        let unusable = |why: &str| JoinError::Secret {
+            path: path.to_owned(),
+            why: why.to_owned(),
+        };
+        let text = (self.host.files.read_text(path)?).ok_or_else(|| unusable("it is missing"))?;
+        if let Some(stat) = self.host.files.stat(path)?
+            && stat.kind == Kind::File
+            && stat.mode & 0o077 != 0
+        {
+            return Err(unusable("others than root may read it").into());
+        }
+        Ok(Secret::new(text.trim()))
+    }
+
+    /// Writes a file with a secret below the run folder, and removes it when the work is done.
+    async fn with_secret_file<T>(
+        &self,
+        name: &str,
+        content: &Secret,
+        work: impl AsyncFnOnce(&Utf8Path) -> T,
+    ) -> Result<T, ChangeError> {
+        let path = Utf8Path::new(paths::RUN).join(name);
+        let files = &self.host.files;
+        files.write(&path, content.expose().as_bytes(), 0o600)?;
+        let done = work(&path).await;
+        files.remove(&path)?;
+        Ok(done)
+    }
+
+    /// Looks again and again until something is there; `None` if it is not in time.
+    async fn awaited<T, F>(
+        &self,
+        what: &str,
+        bound: Duration,
+        look: impl Fn() -> F,
+    ) -> Result<Option<T>, ChangeError>
+    where
+        F: Future<Output = Result<Option<T>, ChangeError>>,
+    {
+        let clock = &self.host.clock;
+        let started = clock.monotonic();
+        loop {
+            if let Some(found) = look().await? {
+                return Ok(Some(found));
+            }
+            if clock.monotonic().saturating_sub(started) >= bound {
+                return Ok(None);
+            }
+            self.pause_for(POLL, what).await?;
+        }
+    }
+
+    /// The kubeconfig of this machine's kubelet.
+    fn kubelet_kubeconfig(&self) -> Result<Option<&'static Utf8Path>, ChangeError> {
+        for path in kubeconfig::OF_KUBELETS.map(Utf8Path::new) {
+            if self.host.files.exists(path)? {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The kubectl of this machine.
+    fn kubectl(&self) -> Result<Option<kubectl::Kubectl>, ChangeError> {
+        for one in kubectl::PROGRAMS {
+            if self.host.files.exists(Utf8Path::new(one.program))? {
+                return Ok(Some(one));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,430 @@
+//! The cluster that the machine joins: what the settings ask for, checked as a whole.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use camino::Utf8PathBuf;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::{
+        desired::{Manager, PackageWish, RuntimeKind},
+        error::ResolveError,
+        file::ClusterConfig,
+        layers::Layers,
+        profile::RepositoryRow,
+        values::{AbsolutePath, Fingerprint},
+    },
+    model::{
+        kubernetes::{self, KubernetesVersion, Taint},
+        packages::Signed,
+    },
+    tools::{crio, kubelet},
+};
+
+pub use crate::model::cluster::{Discovery, JoinMethod, NodeWish};
+
+/// The community's packages of Kubernetes.
+const PACKAGES: &str = include_str!("kubernetes.toml");
+
+/// The name of their repository.
+pub(super) const REPOSITORY: &str = "kubernetes";
+
+/// The taint of a GPU node that nobody has given others: pods that want no GPU stay away. Source: GKE, "About
+/// GPUs", which gives it to each GPU node.
+const GPU_TAINT: &str = "nvidia.com/gpu=present:NoSchedule";
+
+/// The startup taint. The prefix tells cluster-autoscaler, from 1.29 on, that the node is starting, not broken. Source:
+/// kubernetes/autoscaler, `cluster-autoscaler/utils/taints/taints.go`.
+const STARTUP_TAINT: &str =
+    "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap=validating:NoSchedule";
+
+/// Ways to join a cluster, as settings name them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum JoinKind {
+    /// The machine joins no cluster.
+    #[default]
+    None,
+    /// `kubeadm join`.
+    Kubeadm,
+    /// The agent of k3s.
+    K3s,
+    /// The agent of RKE2.
+    Rke2,
+    /// EKS: `nodeadm`, which Amazon's images bring.
+    Eks,
+    /// A command of the administrator's.
+    Command,
+    /// The machine is a node already: its provider has joined it.
+    Managed,
+}
+
+/// The cluster that the machine belongs to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct ClusterWish {
+    /// How it joins.
+    pub method: JoinMethod,
+    /// What the node is registered with.
+    pub node: NodeWish,
+    /// What is installed for it.
+    pub packages: Vec<PackageWish>,
+    /// A kubeconfig that may change nodes.
+    #[schemars(with = "Option<String>")]
+    pub access: Option<Utf8PathBuf>,
+    /// Seconds for each part of an attempt to join: to find the cluster, to get a certificate, to start the kubelet.
+    pub timeout_seconds: u64,
+    /// Seconds until the node must be Ready.
+    pub ready_timeout_seconds: u64,
+}
+
+/// What the file of the community's packages says.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Packages {
+    fingerprints: Vec<Fingerprint>,
+    packages: Vec<String>,
+    source: String,
+    repository: BTreeMap<Manager, PackagesRow>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct PackagesRow {
+    url: String,
+    key_url: String,
+    #[serde(default)]
+    suites: Vec<String>,
+}
+
+static KUBERNETES: LazyLock<Packages> = LazyLock::new(|| {
+    #[expect(clippy::expect_used, reason = "a test reads the file that is built in")]
+    toml::from_str(PACKAGES).expect("kubernetes.toml")
+});
+
+/// The repository with this version of Kubernetes, as a profile would have it.
+pub(super) fn repository(
+    config: &ClusterConfig,
+    manager: Manager,
+    release: &str,
+) -> Option<RepositoryRow> {
+    let version = kubeadm_version(config)?;
+    let row = KUBERNETES.repository.get(&manager)?;
+    let fill = |text: &str| text.replace("{series}", &version.series());
+    Some(RepositoryRow {
+        name: REPOSITORY.to_owned(),
+        releases: vec![release.to_owned()],
+        url: fill(&row.url),
+        suites: row.suites.clone(),
+        components: Vec::new(),
+        key_url: Some(fill(&row.key_url)),
+        key_files: Vec::new(),
+        fingerprints: KUBERNETES.fingerprints.clone(),
+        priority: None,
+        signed: Signed::default(),
+        refused: None,
+        citation: KUBERNETES.source.clone(),
+    })
+}
+
+fn kubeadm_version(config: &ClusterConfig) -> Option<&KubernetesVersion> {
+    config
+        .version
+        .as_ref()
+        .filter(|_| config.join == Some(JoinKind::Kubeadm))
+}
+
+/// The packages of a version of Kubernetes.
+fn packages(version: &KubernetesVersion) -> Vec<PackageWish> {
+    let pattern = match version.patch {
+        Some(_) => format!("{version}-*"),
+        None => format!("{version}.*"),
+    };
+    let wish = |name: &String| PackageWish {
+        name: name.clone(),
+        version: Some(pattern.clone()),
+    };
+    KUBERNETES.packages.iter().map(wish).collect()
+}
+
+/// What the resolution of `[cluster]` depends on.
+pub(super) struct ClusterInputs<'a> {
+    pub config: &'a ClusterConfig,
+    pub layers: &'a Layers,
+    /// The container runtimes that are wanted.
+    pub runtimes: &'a [RuntimeKind],
+    /// Whether the machine has a GPU for containers.
+    pub has_gpu: bool,
+}
+
+impl ClusterInputs<'_> {
+    /// Resolves `[cluster]`; `None` if the machine joins none.
+    ///
+    /// # Errors
+    /// Settings that are missing, or that do not fit each other.
+    pub(super) fn resolve(&self) -> Result<Option<ClusterWish>, ResolveError> {
+        let config = self.config;
+        let kind = config.join.unwrap_or_default();
+        self.only_what_counts(kind)?;
+        let method = match kind {
+            JoinKind::None => return Ok(None),
+            JoinKind::Kubeadm => self.kubeadm()?,
+            JoinKind::K3s => {
+                let (server, token_file) = self.agent("k3s", 6443)?;
+                JoinMethod::K3s { server, token_file }
+            }
+            JoinKind::Rke2 => {
+                let (server, token_file) = self.agent("rke2", 9345)?;
+                JoinMethod::Rke2 { server, token_file }
+            }
+            JoinKind::Eks => JoinMethod::Eks,
+            JoinKind::Command => self.command()?,
+            JoinKind::Managed => JoinMethod::Managed,
+        };
+        let packages = match kubeadm_version(config) {
+            Some(version) => packages(version),
+            None => Vec::new(),
+        };
+        for (key, seconds) in [
+            ("cluster.timeout-seconds", config.timeout_seconds),
+            ("cluster.ready-timeout-seconds", config.ready_timeout_seconds),
+        ] {
+            if seconds == Some(0) {
+                return self.wrong(key, "nothing ends within 0 s", "set at least 1");
+            }
+        }
+        Ok(Some(ClusterWish {
+            method,
+            node: self.node(kind)?,
+            packages,
+            access: path(&config.kubeconfig_file),
+            timeout_seconds: config.timeout_seconds.unwrap_or(120),
+            ready_timeout_seconds: config.ready_timeout_seconds.unwrap_or(300),
+        }))
+    }
+
+    /// A setting of another method is a mistake, not a wish.
+    fn only_what_counts(&self, kind: JoinKind) -> Result<(), ResolveError> {
+        use JoinKind::{Command, K3s, Kubeadm, Rke2};
+        let config = self.config;
+        let of = |kinds: &'static [JoinKind], is_set: bool| is_set && !kinds.contains(&kind);
+        for (key, strange) in [
+            ("version", of(&[Kubeadm], config.version.is_some())),
+            ("server", of(&[Kubeadm, K3s, Rke2], config.server.is_some())),
+            ("token-file", of(&[Kubeadm, K3s, Rke2], config.token_file.is_some())),
+            ("ca-cert-hashes", of(&[Kubeadm], config.ca_cert_hashes.is_some())),
+            ("discovery-file", of(&[Kubeadm], config.discovery_file.is_some())),
+            (
+                "ignore-preflight-errors",
+                of(&[Kubeadm], config.ignore_preflight_errors.is_some()),
+            ),
+            ("command", of(&[Command], config.command.is_some())),
+            ("environment-file", of(&[Command], config.environment_file.is_some())),
+            ("joined-file", of(&[Command], config.joined_file.is_some())),
+        ] {
+            if strange {
+                return self.wrong(
+                    &format!("cluster.{key}"),
+                    "this way to join does not use it",
+                    "set `cluster.join` to the way that you want, or remove the key",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong<T>(&self, key: &str, why: &str, hint: &str) -> Result<T, ResolveError> {
+        let error = (self.layers).wrong(key, why.to_owned(), Some(hint.to_owned()));
+        Err(error.into())
+    }
+
+    fn needed<'v, T>(
+        &self,
+        key: &str,
+        value: &'v Option<T>,
+        hint: &str,
+    ) -> Result<&'v T, ResolveError> {
+        match value {
+            Some(value) => Ok(value),
+            None => self.wrong(&format!("cluster.{key}"), "it is needed to join", hint),
+        }
+    }
+
+    fn kubeadm(&self) -> Result<JoinMethod, ResolveError> {
+        let config = self.config;
+        self.needed(
+            "version",
+            &config.version,
+            "name the cluster's version of Kubernetes, such as \"1.34\"; `kubectl version` shows it",
+        )?;
+        let socket = match self.runtimes {
+            runtimes if runtimes.contains(&RuntimeKind::Containerd) => kubelet::DEFAULT,
+            runtimes if runtimes.contains(&RuntimeKind::Crio) => crio::SOCKET,
+            _ => {
+                return self.wrong(
+                    "runtime.use",
+                    "the kubelet needs containerd or CRI-O",
+                    "add \"containerd\" to `runtime.use`",
+                );
+            }
+        };
+        let ignored = config.ignore_preflight_errors.as_deref().unwrap_or_default();
+        Ok(JoinMethod::Kubeadm {
+            discovery: self.discovery()?,
+            socket: format!("unix://{socket}"),
+            ignore_preflight_errors: ignored.iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    fn discovery(&self) -> Result<Discovery, ResolveError> {
+        let config = self.config;
+        if let Some(file) = &config.discovery_file {
+            if config.server.is_some() || config.ca_cert_hashes.is_some() {
+                return self.wrong(
+                    "cluster.discovery-file",
+                    "the file says how to find the cluster, and so do `cluster.server` and \
+                     `cluster.ca-cert-hashes`",
+                    "keep one of the two ways",
+                );
+            }
+            return Ok(Discovery::File {
+                path: file.clone().into_inner(),
+                token_file: path(&config.token_file),
+            });
+        }
+        let server = self.needed(
+            "server",
+            &config.server,
+            "name the API server as `HOST:PORT`, or set `cluster.discovery-file`",
+        )?;
+        let server = server.as_str();
+        let has_port = (server.rsplit_once(':'))
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+        if server.contains("://") || server.contains('/') || !has_port {
+            return self.wrong(
+                "cluster.server",
+                "kubeadm wants the API server as `HOST:PORT`",
+                "write it without `https://`, such as \"10.0.0.1:6443\"",
+            );
+        }
+        let token_file = self.needed(
+            "token-file",
+            &config.token_file,
+            "name a file with the token; `kubeadm token create` makes one",
+        )?;
+        let hashes = self.needed(
+            "ca-cert-hashes",
+            &config.ca_cert_hashes,
+            "without it any server could pretend to be the cluster; `kubeadm token create \
+             --print-join-command` prints the digest",
+        )?;
+        if hashes.is_empty() {
+            return self.wrong(
+                "cluster.ca-cert-hashes",
+                "without a digest any server could pretend to be the cluster",
+                "`kubeadm token create --print-join-command` prints the digest",
+            );
+        }
+        Ok(Discovery::Token {
+            server: server.to_owned(),
+            token_file: token_file.clone().into_inner(),
+            ca_cert_hashes: hashes.iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    fn agent(&self, name: &str, port: u16) -> Result<(String, Utf8PathBuf), ResolveError> {
+        let example = format!("name the server as \"https://HOST:{port}\"");
+        let server = self.needed("server", &self.config.server, &example)?;
+        if !server.as_str().starts_with("https://") {
+            let why = format!("{name} wants the whole address of the server");
+            return self.wrong("cluster.server", &why, &example);
+        }
+        let token_file = self.needed(
+            "token-file",
+            &self.config.token_file,
+            "name a file with the token of the server, as its `node-token` file has it",
+        )?;
+        Ok((server.to_string(), token_file.clone().into_inner()))
+    }
+
+    fn command(&self) -> Result<JoinMethod, ResolveError> {
+        let config = self.config;
+        let command = self.needed(
+            "command",
+            &config.command,
+            "write program and arguments as a list",
+        )?;
+        if !(command.first()).is_some_and(|program| program.starts_with('/')) {
+            return self.wrong(
+                "cluster.command",
+                "it does not start with the path of a program",
+                "write program and arguments as a list, such as `[\"/usr/local/sbin/join\"]`",
+            );
+        }
+        let joined = self.needed(
+            "joined-file",
+            &config.joined_file,
+            "name a file that exists once the machine has joined, such as the kubelet's kubeconfig",
+        )?;
+        Ok(JoinMethod::Command {
+            command: command.clone(),
+            environment_file: path(&config.environment_file),
+            joined_file: joined.clone().into_inner(),
+        })
+    }
+
+    fn node(&self, kind: JoinKind) -> Result<NodeWish, ResolveError> {
+        let config = self.config;
+        let name = config.node_name.as_ref().map(|name| name.as_str());
+        if name.is_some_and(|name| !kubernetes::is_subdomain(name)) {
+            return self.wrong(
+                "cluster.node-name",
+                "a node's name is a DNS name in small letters",
+                "write small letters, digits, `-` and `.`",
+            );
+        }
+        let labels = config.labels.as_deref().unwrap_or_default();
+        // A node that the provider has joined has the taints that its pool names.
+        let registers = kind != JoinKind::Managed;
+        if !registers && config.taints.is_some() {
+            return self.wrong(
+                "cluster.taints",
+                "a node gets its taints when it joins, and this one has joined already",
+                "give the node pool these taints",
+            );
+        }
+        let has_access = config.kubeconfig_file.is_some();
+        if config.startup_taint == Some(true) && !has_access {
+            return self.wrong(
+                "cluster.startup-taint",
+                "nothing could remove it: a node may not change its own taints",
+                "set `cluster.kubeconfig-file` to a kubeconfig that may change nodes",
+            );
+        }
+        let startup = config.startup_taint.unwrap_or(has_access);
+        Ok(NodeWish {
+            name: name.map(str::to_owned),
+            labels: (labels.iter())
+                .map(|label| (label.key.clone(), label.value.clone()))
+                .collect(),
+            gpu_labels: self.has_gpu && config.gpu_labels.unwrap_or(true),
+            taints: match &config.taints {
+                Some(own) => own.clone(),
+                None if self.has_gpu && registers => vec![taint(GPU_TAINT)],
+                None => Vec::new(),
+            },
+            startup_taint: startup.then(|| taint(STARTUP_TAINT)),
+        })
+    }
+}
+
+fn path(file: &Option<AbsolutePath>) -> Option<Utf8PathBuf> {
+    file.clone().map(AbsolutePath::into_inner)
+}
+
+fn taint(text: &str) -> Taint {
+    #[expect(clippy::expect_used, reason = "a test resolves both constants")]
+    text.parse().expect("a taint")
+}

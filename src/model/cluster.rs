@@ -1,0 +1,127 @@
+//! How a machine becomes a node of a cluster, and what the node is registered with.
+
+use camino::Utf8PathBuf;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::model::kubernetes::{Labels, Taint};
+
+/// How a machine joins, with what that needs. No secret is in here: only the paths of files that have one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "join", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+pub enum JoinMethod {
+    /// `kubeadm join`.
+    Kubeadm {
+        /// How the cluster is found.
+        discovery: Discovery,
+        /// The address of the container runtime's socket.
+        socket: String,
+        /// Preflight checks whose errors count as warnings.
+        ignore_preflight_errors: Vec<String>,
+    },
+    /// The agent of k3s.
+    K3s {
+        /// The address of the server.
+        server: String,
+        /// The file with the token.
+        #[schemars(with = "String")]
+        token_file: Utf8PathBuf,
+    },
+    /// The agent of RKE2.
+    Rke2 {
+        /// The address of the server.
+        server: String,
+        /// The file with the token.
+        #[schemars(with = "String")]
+        token_file: Utf8PathBuf,
+    },
+    /// `nodeadm`.
+    Eks,
+    /// A command of the administrator's.
+    Command {
+        /// Program and arguments.
+        command: Vec<String>,
+        /// The file with its environment.
+        #[schemars(with = "Option<String>")]
+        environment_file: Option<Utf8PathBuf>,
+        /// The file that exists once the machine has joined.
+        #[schemars(with = "String")]
+        joined_file: Utf8PathBuf,
+    },
+    /// The provider has joined it.
+    Managed,
+}
+
+/// How kubeadm finds the cluster, and trusts what it finds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "by", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+pub enum Discovery {
+    /// By a bootstrap token.
+    Token {
+        /// `HOST:PORT` of the API server.
+        server: String,
+        /// The file with the token.
+        #[schemars(with = "String")]
+        token_file: Utf8PathBuf,
+        /// Digests of the certificate authority's public key, one of which must fit.
+        ca_cert_hashes: Vec<String>,
+    },
+    /// By a kubeconfig.
+    File {
+        /// The kubeconfig.
+        #[schemars(with = "String")]
+        path: Utf8PathBuf,
+        /// The file with the token for the kubelet's first certificate, if the kubeconfig has no credentials.
+        #[schemars(with = "Option<String>")]
+        token_file: Option<Utf8PathBuf>,
+    },
+}
+
+/// What a node is registered with.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct NodeWish {
+    /// Its name; `None` is the machine's host name.
+    pub name: Option<String>,
+    /// Labels that the settings name.
+    pub labels: Labels,
+    /// Whether it is labelled with what its GPUs are.
+    pub gpu_labels: bool,
+    /// Taints that stay.
+    pub taints: Vec<Taint>,
+    /// The taint that goes when the node is Ready and proven.
+    pub startup_taint: Option<Taint>,
+}
+
+impl JoinMethod {
+    /// Its name in the settings.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Kubeadm { .. } => "kubeadm",
+            Self::K3s { .. } => "k3s",
+            Self::Rke2 { .. } => "rke2",
+            Self::Eks => "eks",
+            Self::Command { .. } => "command",
+            Self::Managed => "managed",
+        }
+    }
+
+    /// The files with secrets that it reads.
+    #[must_use]
+    pub fn secret_files(&self) -> Vec<&Utf8PathBuf> {
+        match self {
+            Self::Kubeadm { discovery, .. } => match discovery {
+                Discovery::Token { token_file, .. } => vec![token_file],
+                Discovery::File { path, token_file } => {
+                    std::iter::once(path).chain(token_file).collect()
+                }
+            },
+            Self::K3s { token_file, .. } | Self::Rke2 { token_file, .. } => vec![token_file],
+            Self::Command {
+                environment_file, ..
+            } => environment_file.iter().collect(),
+            Self::Eks | Self::Managed => Vec::new(),
+        }
+    }
+}

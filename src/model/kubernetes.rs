@@ -1,0 +1,371 @@
+//! What a node of Kubernetes is registered with: labels and taints, with the rules that the API server has for
+//! them, and the versions of Kubernetes.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use crate::model::text::as_text;
+
+/// The labels of a node.
+pub type Labels = BTreeMap<String, String>;
+
+/// A taint, as `nvidia.com/gpu=present:NoSchedule`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Taint {
+    /// Its key.
+    pub key: String,
+    /// Its value; may be empty.
+    pub value: String,
+    /// What it does to pods without a toleration.
+    pub effect: Effect,
+}
+
+/// What a taint does to pods without a toleration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Effect {
+    /// They are not scheduled here.
+    NoSchedule,
+    /// They are scheduled here only if nothing else is left.
+    PreferNoSchedule,
+    /// They are not scheduled here, and those that run are evicted.
+    NoExecute,
+}
+
+impl Effect {
+    /// Its name in Kubernetes.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoSchedule => "NoSchedule",
+            Self::PreferNoSchedule => "PreferNoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        [Self::NoSchedule, Self::PreferNoSchedule, Self::NoExecute]
+            .into_iter()
+            .find(|effect| effect.name() == name)
+    }
+}
+
+/// Why text is no taint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a taint: {why}")]
+pub struct TaintError {
+    text: String,
+    why: String,
+}
+
+impl FromStr for Taint {
+    type Err = TaintError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = |why: &str| TaintError {
+            text: text.to_owned(),
+            why: why.to_owned(),
+        };
+        let (rest, effect) = text.rsplit_once(':').ok_or_else(|| {
+            wrong("write `KEY=VALUE:EFFECT`, such as `nvidia.com/gpu=present:NoSchedule`")
+        })?;
+        let effect = Effect::named(effect)
+            .ok_or_else(|| wrong("the effect is NoSchedule, PreferNoSchedule or NoExecute"))?;
+        let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
+        check_key(key).map_err(|why| wrong(&why))?;
+        check_value(value).map_err(|why| wrong(&why))?;
+        Ok(Self {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            effect,
+        })
+    }
+}
+
+impl fmt::Display for Taint {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}", self.key)?;
+        if !self.value.is_empty() {
+            write!(to, "={}", self.value)?;
+        }
+        write!(to, ":{}", self.effect.name())
+    }
+}
+
+as_text!(
+    Taint,
+    "a taint such as `nvidia.com/gpu=present:NoSchedule`",
+    "^[^=:\\s]+(=[^:\\s]*)?:(NoSchedule|PreferNoSchedule|NoExecute)$"
+);
+
+/// A label that a node sets on itself, as `team=research`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnLabel {
+    /// Its key.
+    pub key: String,
+    /// Its value; may be empty.
+    pub value: String,
+}
+
+/// Why text is no label that a node may set on itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a label of this node: {why}")]
+pub struct LabelError {
+    text: String,
+    why: String,
+}
+
+impl FromStr for OwnLabel {
+    type Err = LabelError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = |why: String| LabelError {
+            text: text.to_owned(),
+            why,
+        };
+        let (key, value) = text
+            .split_once('=')
+            .ok_or_else(|| wrong("write `KEY=VALUE`, such as `team=research`".to_owned()))?;
+        check_key(key)
+            .and_then(|()| check_own_label(key))
+            .and_then(|()| check_value(value))
+            .map_err(wrong)?;
+        Ok(Self {
+            key: key.to_owned(),
+            value: value.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for OwnLabel {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}={}", self.key, self.value)
+    }
+}
+
+as_text!(
+    OwnLabel,
+    "a label such as `team=research`, with a key that a node may set on itself",
+    "^[^=\\s]+=[^\\s]*$"
+);
+
+/// Whether text is the key of a label or taint: a name of at most 63 characters, with a DNS subdomain and a
+/// slash before it if the key has an owner. Source: Kubernetes, "Labels and Selectors", syntax and character set.
+///
+/// # Errors
+/// Why it is none.
+pub fn check_key(key: &str) -> Result<(), String> {
+    let (prefix, name) = match key.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, key),
+    };
+    if !is_name(name) {
+        return Err(format!(
+            "`{name}` is no name of a key: at most 63 letters, digits, `-`, `_` and `.`, with a letter \
+             or digit at both ends"
+        ));
+    }
+    match prefix {
+        Some(prefix) if !is_subdomain(prefix) => Err(format!(
+            "`{prefix}` is no DNS name in small letters, as the part before the slash must be"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether text is the value of a label or taint: empty, or a name. Source: as for [`check_key`].
+///
+/// # Errors
+/// Why it is none.
+pub fn check_value(value: &str) -> Result<(), String> {
+    if value.is_empty() || is_name(value) {
+        return Ok(());
+    }
+    Err(format!(
+        "`{value}` is no value of a label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or \
+         digit at both ends"
+    ))
+}
+
+fn is_name(text: &str) -> bool {
+    let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    text.len() <= 63
+        && ends(text.chars().next())
+        && ends(text.chars().next_back())
+        && (text.chars()).all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+/// Whether text is a DNS subdomain, as the name of a node is.
+#[must_use]
+pub fn is_subdomain(text: &str) -> bool {
+    let part = |part: &str| {
+        let ends = |c: Option<char>| {
+            c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
+        };
+        ends(part.chars().next())
+            && ends(part.chars().next_back())
+            && (part.chars()).all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+    };
+    text.len() <= 253 && text.split('.').all(part)
+}
+
+/// Keys of the Kubernetes project that a kubelet may set on its own node.
+/// Source: kubernetes/kubernetes, `staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go`.
+const OWN_KEYS: [&str; 11] = [
+    "kubernetes.io/hostname",
+    "kubernetes.io/arch",
+    "kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/instance-type",
+    "node.kubernetes.io/instance-type",
+    "failure-domain.beta.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+];
+
+/// Prefixes of the Kubernetes project below which a kubelet may set labels on its own node. Source: as above.
+const OWN_PREFIXES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
+
+/// Whether a kubelet may set this label on its own node. The API server refuses the registration otherwise, and the
+/// kubelet refuses to start.
+///
+/// # Errors
+/// Why it may not.
+pub fn check_own_label(key: &str) -> Result<(), String> {
+    let Some((prefix, _)) = key.split_once('/') else {
+        return Ok(());
+    };
+    let below = |domain: &str| {
+        prefix == domain || (prefix.strip_suffix(domain)).is_some_and(|rest| rest.ends_with('.'))
+    };
+    if below("node-restriction.kubernetes.io") {
+        return Err(format!(
+            "`{key}` is reserved for administrators: no node may set labels of \
+             node-restriction.kubernetes.io on itself"
+        ));
+    }
+    let is_projects = below("kubernetes.io") || below("k8s.io");
+    if !is_projects || OWN_KEYS.contains(&key) || OWN_PREFIXES.iter().any(|own| below(own)) {
+        return Ok(());
+    }
+    Err(format!(
+        "`{key}` belongs to the Kubernetes project, and a node may not set it on itself"
+    ))
+}
+
+/// A version of Kubernetes: a minor version, such as 1.34, or a patch of it, such as 1.34.4.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KubernetesVersion {
+    /// The minor version.
+    pub minor: u32,
+    /// The patch, where one is named.
+    pub patch: Option<u32>,
+}
+
+impl KubernetesVersion {
+    /// The minor version as text, such as `1.34`.
+    #[must_use]
+    pub fn series(&self) -> String {
+        format!("1.{}", self.minor)
+    }
+}
+
+/// Why text is no version of Kubernetes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a version of Kubernetes, such as 1.34 or 1.34.4")]
+pub struct VersionError(String);
+
+impl FromStr for KubernetesVersion {
+    type Err = VersionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || VersionError(text.to_owned());
+        let number = |part: &str| part.parse::<u32>().map_err(|_| wrong());
+        let rest = text.strip_prefix('v').unwrap_or(text);
+        let mut parts = rest.split('.');
+        if parts.next() != Some("1") {
+            return Err(wrong());
+        }
+        let minor = number(parts.next().ok_or_else(wrong)?)?;
+        let patch = parts.next().map(number).transpose()?;
+        match parts.next() {
+            None => Ok(Self { minor, patch }),
+            Some(_) => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for KubernetesVersion {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "1.{}", self.minor)?;
+        match self.patch {
+            Some(patch) => write!(to, ".{patch}"),
+            None => Ok(()),
+        }
+    }
+}
+
+as_text!(
+    KubernetesVersion,
+    "a version of Kubernetes, such as 1.34 or 1.34.4",
+    "^v?1\\.[0-9]+(\\.[0-9]+)?$"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taint_is_read_and_written() {
+        for text in [
+            "nvidia.com/gpu=present:NoSchedule",
+            "spot:PreferNoSchedule",
+            "a.b/c=d_e.f:NoExecute",
+        ] {
+            assert_eq!(text.parse::<Taint>().expect(text).to_string(), text);
+        }
+        for (text, why) in [
+            ("nvidia.com/gpu", "KEY=VALUE:EFFECT"),
+            ("a=b:Never", "the effect is"),
+            ("a b=c:NoSchedule", "no name of a key"),
+            ("Upper.case/a=b:NoSchedule", "no DNS name"),
+            ("a=b c:NoSchedule", "no value"),
+            ("=b:NoSchedule", "no name of a key"),
+        ] {
+            let error = text.parse::<Taint>().expect_err(text).to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_kubelet_may_set_labels_of_others_and_a_few_of_the_project() {
+        for (key, may) in [
+            ("nvidia.com/gpu.present", true),
+            ("team", true),
+            ("notkubernetes.io/x", true),
+            ("topology.kubernetes.io/zone", true),
+            ("node.kubernetes.io/lifecycle", true),
+            ("x.node.kubernetes.io/y", true),
+            ("kubelet.kubernetes.io/x", true),
+            ("node-role.kubernetes.io/gpu", false),
+            ("node-restriction.kubernetes.io/team", false),
+            ("x.node-restriction.kubernetes.io/team", false),
+            ("feature.node.kubernetes.io/pci-10de.present", true),
+            ("cluster.k8s.io/x", false),
+            ("kubernetes.io/role", false),
+        ] {
+            assert_eq!(check_own_label(key).is_ok(), may, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_version_has_a_minor_and_perhaps_a_patch() {
+        for (text, shown) in [("1.34", "1.34"), ("v1.34.4", "1.34.4")] {
+            let version: KubernetesVersion = text.parse().expect(text);
+            assert_eq!((version.to_string(), version.series()), (shown.into(), "1.34".into()));
+        }
+        for text in ["1", "2.34", "1.34.4.1", "1.x", ""] {
+            text.parse::<KubernetesVersion>().expect_err(text);
+        }
+    }
+}

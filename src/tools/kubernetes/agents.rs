@@ -1,0 +1,87 @@
+//! The agents of k3s and RKE2, which are one program with two names.
+//!
+//! Sources: k3s, "k3s agent" and "Configuration File"; RKE2, "Agent Configuration Reference"; both read at their
+//! documentation. Labels and taints count at the registration only.
+
+use camino::Utf8PathBuf;
+use serde_json::json;
+
+use super::kubeadm::label_list;
+use crate::model::kubernetes::{Labels, Taint};
+
+/// One of the two agents.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Agent {
+    /// Its name.
+    pub name: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// Our part of its configuration. The agent reads the files of this folder in the order of their names.
+    pub config: &'static str,
+    /// The kubeconfig of its kubelet, which exists once the machine has joined.
+    pub kubeconfig: &'static str,
+}
+
+/// k3s.
+pub const K3S: Agent = Agent {
+    name: "k3s",
+    unit: "k3s-agent.service",
+    config: "/etc/rancher/k3s/config.yaml.d/50-gpu-bootstrap.yaml",
+    kubeconfig: "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+};
+
+/// RKE2.
+pub const RKE2: Agent = Agent {
+    name: "rke2",
+    unit: "rke2-agent.service",
+    config: "/etc/rancher/rke2/config.yaml.d/50-gpu-bootstrap.yaml",
+    kubeconfig: "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+};
+
+/// The configuration: JSON, which is YAML, too. It names the file with the token, and has no secret.
+#[must_use]
+pub fn configuration(
+    server: &str,
+    token_file: &Utf8PathBuf,
+    node: &str,
+    labels: &Labels,
+    taints: &[Taint],
+) -> String {
+    let labels: Vec<String> = (label_list(labels).split(','))
+        .filter(|label| !label.is_empty())
+        .map(str::to_owned)
+        .collect();
+    let taints: Vec<String> = (taints.iter())
+        .map(|taint| format!("{}={}:{}", taint.key, taint.value, taint.effect.name()))
+        .collect();
+    let configuration = json!({
+        "server": server,
+        "token-file": token_file,
+        "node-name": node,
+        "node-label": labels,
+        "node-taint": taints,
+    });
+    format!("{configuration:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_names_the_file_with_the_token() {
+        let labels = Labels::from([
+            ("nvidia.com/gpu.present".to_owned(), "true".to_owned()),
+            ("team".to_owned(), "research".to_owned()),
+        ]);
+        let taints = ["nvidia.com/gpu=present:NoSchedule".parse().expect("a taint")];
+        let token = Utf8PathBuf::from("/etc/gpu-bootstrap/join-token");
+        insta::assert_snapshot!(configuration(
+            "https://10.0.0.1:6443",
+            &token,
+            "gpu-1",
+            &labels,
+            &taints
+        ));
+    }
+}

@@ -1,0 +1,154 @@
+//! Kubeconfigs: which cluster they lead to.
+
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use serde::Deserialize;
+
+use super::x509::public_key_pin as pin;
+use crate::tools::yaml;
+
+/// The kubeconfigs of kubelets, in the order in which they are looked for. Each exists only on a node that has
+/// joined.
+///
+/// Sources: kubernetes/kubernetes, `cmd/kubeadm/app/constants/constants.go`; awslabs/amazon-eks-ami and
+/// Azure/AgentBaker (`/var/lib/kubelet/kubeconfig`, as on GKE); k3s-io/k3s, `pkg/agent/config/config.go`; RKE2 has
+/// the same agent.
+pub const OF_KUBELETS: [&str; 4] = [
+    "/etc/kubernetes/kubelet.conf",
+    "/var/lib/kubelet/kubeconfig",
+    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+];
+
+/// The cluster that a kubeconfig leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cluster {
+    /// The address of the API server.
+    pub server: String,
+    /// `sha256:` and the digest of the certificate authority's public key, if the kubeconfig contains it.
+    pub ca_pin: Option<String>,
+    /// The file with the certificate authority, if it names one.
+    pub ca_file: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct File {
+    #[serde(default)]
+    current_context: String,
+    #[serde(default)]
+    contexts: Vec<NamedContext>,
+    #[serde(default)]
+    clusters: Vec<NamedCluster>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedContext {
+    name: String,
+    context: Context,
+}
+
+#[derive(Debug, Deserialize)]
+struct Context {
+    cluster: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedCluster {
+    #[serde(default)]
+    name: String,
+    cluster: ClusterEntry,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct ClusterEntry {
+    #[serde(default)]
+    server: String,
+    certificate_authority_data: Option<String>,
+    certificate_authority: Option<String>,
+}
+
+/// The cluster of the current context; without one, the first.
+///
+/// # Errors
+/// Why it is no kubeconfig, in one line.
+pub fn parse(text: &str) -> Result<Cluster, String> {
+    let file: File = yaml::parse(text)?;
+    let named = (file.contexts.iter())
+        .find(|context| context.name == file.current_context)
+        .map(|context| context.context.cluster.as_str());
+    let entry = match named {
+        Some(name) => file.clusters.iter().find(|cluster| cluster.name == name),
+        None => file.clusters.first(),
+    };
+    let entry = &entry.ok_or("it names no cluster")?.cluster;
+    let ca_pin = match &entry.certificate_authority_data {
+        None => None,
+        Some(data) => {
+            let pem = (BASE64.decode(data))
+                .map_err(|error| format!("the certificate authority is not in base64: {error}"))?;
+            Some(pin(&pem).ok_or("the certificate authority is no certificate")?)
+        }
+    };
+    Ok(Cluster {
+        server: entry.server.clone(),
+        ca_pin,
+        ca_file: entry.certificate_authority.clone(),
+    })
+}
+
+/// `sha256:` and the digest of the public key of the first certificate in PEM.
+#[must_use]
+pub fn pin_of(pem: &str) -> Option<String> {
+    pin(pem.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADMIN: &str = "\
+apiVersion: v1
+kind: Config
+current-context: b
+contexts:
+- context: {cluster: one, user: u}
+  name: a
+- context: {cluster: two, user: u}
+  name: b
+clusters:
+- cluster: {server: 'https://one:6443'}
+  name: one
+- cluster: {server: 'https://two:6443', certificate-authority: /etc/ca.crt}
+  name: two
+users: []
+";
+
+    #[test]
+    fn the_current_context_counts() {
+        let found = parse(ADMIN).expect("a kubeconfig");
+        assert_eq!(found.server, "https://two:6443");
+        assert_eq!(found.ca_file.as_deref(), Some("/etc/ca.crt"));
+        let first = parse(&ADMIN.replace("current-context: b", "")).expect("a kubeconfig");
+        assert_eq!(first.server, "https://one:6443");
+    }
+
+    #[test]
+    fn what_is_no_kubeconfig_is_told() {
+        for (text, why) in [
+            ("clusters: []", "names no cluster"),
+            ("clusters: [", "line 1"),
+            (
+                "clusters: [{name: a, cluster: {server: s, certificate-authority-data: '%%'}}]",
+                "not in base64",
+            ),
+            (
+                "clusters: [{name: a, cluster: {server: s, certificate-authority-data: 'YWJj'}}]",
+                "no certificate",
+            ),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! `kubectl`: reads and changes the node of this machine.
+//!
+//! Sources: Kubernetes, reference of kubectl, and of the API (`Node`).
+
+use std::time::Duration;
+
+use camino::Utf8Path;
+use serde::Deserialize;
+
+use crate::{
+    host::{Cmd, Query},
+    model::kubernetes::{Labels, Taint},
+};
+
+/// The resource that NVIDIA's device plugin gives a node.
+pub const GPUS: &str = "nvidia.com/gpu";
+
+/// The time limit of one request, and of the command around it.
+const REQUEST: &str = "--request-timeout=10s";
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A program that is kubectl, with the arguments before its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kubectl {
+    /// The program.
+    pub program: &'static str,
+    /// Its first arguments.
+    pub first: &'static [&'static str],
+}
+
+/// kubectl by its own name, and inside of the Kubernetes distributions. Sources: k3s, "Command-line tools"; RKE2,
+/// "Cluster access".
+pub const PROGRAMS: [Kubectl; 4] = [
+    Kubectl {
+        program: "/usr/bin/kubectl",
+        first: &[],
+    },
+    Kubectl {
+        program: "/usr/local/bin/kubectl",
+        first: &[],
+    },
+    Kubectl {
+        program: "/usr/local/bin/k3s",
+        first: &["kubectl"],
+    },
+    Kubectl {
+        program: "/var/lib/rancher/rke2/bin/kubectl",
+        first: &[],
+    },
+];
+
+impl Kubectl {
+    fn args<'a>(self, kubeconfig: &'a Utf8Path, own: &[&'a str]) -> Vec<&'a str> {
+        let mut args = self.first.to_vec();
+        args.extend(["--kubeconfig", kubeconfig.as_str(), REQUEST]);
+        args.extend(own);
+        args
+    }
+
+    /// Reads the node.
+    #[must_use]
+    pub fn node(self, kubeconfig: &Utf8Path, name: &str) -> Query {
+        let args = self.args(kubeconfig, &["get", "node", name, "--output=json"]);
+        Query::new(self.program, args).deadline(DEADLINE)
+    }
+
+    /// Sets labels, and removes those whose value is `None`.
+    #[must_use]
+    pub fn label<'l>(
+        self,
+        kubeconfig: &Utf8Path,
+        name: &str,
+        labels: impl Iterator<Item = (&'l str, Option<&'l str>)>,
+    ) -> Cmd {
+        let mut own = vec!["label".to_owned(), "node".to_owned(), name.to_owned()];
+        own.push("--overwrite".to_owned());
+        own.extend(labels.map(|(key, value)| match value {
+            Some(value) => format!("{key}={value}"),
+            None => format!("{key}-"),
+        }));
+        let own: Vec<&str> = own.iter().map(String::as_str).collect();
+        Cmd::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
+    }
+
+    /// Removes a taint.
+    #[must_use]
+    pub fn untaint(self, kubeconfig: &Utf8Path, name: &str, taint: &Taint) -> Cmd {
+        let taint = format!("{}:{}-", taint.key, taint.effect.name());
+        let args = self.args(kubeconfig, &["taint", "node", name, &taint]);
+        Cmd::new(self.program, args.into_iter().map(str::to_owned)).deadline(DEADLINE)
+    }
+
+    /// Moves the pods of the node elsewhere. Pods of daemon sets stay, and the data of `emptyDir` volumes is lost.
+    #[must_use]
+    pub fn drain(self, kubeconfig: &Utf8Path, name: &str, timeout: Duration) -> Cmd {
+        let limit = format!("--timeout={}s", timeout.as_secs());
+        let own = ["drain", name, "--ignore-daemonsets", "--delete-emptydir-data", &limit];
+        let args = self.args(kubeconfig, &own);
+        Cmd::new(self.program, args.into_iter().map(str::to_owned)).deadline(timeout + DEADLINE)
+    }
+
+    /// Deletes the node.
+    #[must_use]
+    pub fn delete(self, kubeconfig: &Utf8Path, name: &str) -> Cmd {
+        let own = ["delete", "node", name, "--ignore-not-found"];
+        Cmd::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
+    }
+}
+
+/// What the cluster says about a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Whether it is Ready.
+    pub ready: bool,
+    /// Why it is not, in the kubelet's words.
+    pub why: Option<String>,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its taints; one that this program cannot read is left out.
+    pub taints: Vec<Taint>,
+    /// How many GPUs pods can be given; `None` without a device plugin.
+    pub allocatable_gpus: Option<String>,
+    /// The version of its kubelet.
+    pub kubelet: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Document {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    labels: Labels,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Spec {
+    #[serde(default)]
+    taints: Vec<TaintEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TaintEntry {
+    key: String,
+    #[serde(default)]
+    value: String,
+    effect: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    #[serde(default)]
+    conditions: Vec<Condition>,
+    #[serde(default)]
+    allocatable: Labels,
+    #[serde(default)]
+    node_info: NodeInfo,
+}
+
+#[derive(Debug, Deserialize)]
+struct Condition {
+    r#type: String,
+    status: String,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    message: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeInfo {
+    kubelet_version: Option<String>,
+}
+
+/// Reads the output of [`Kubectl::node`].
+///
+/// # Errors
+/// Why it is no node.
+pub fn parse_node(text: &str) -> Result<Node, String> {
+    let document: Document = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let ready = (document.status.conditions.iter()).find(|one| one.r#type == "Ready");
+    let is_ready = ready.is_some_and(|condition| condition.status == "True");
+    let why = match ready {
+        _ if is_ready => None,
+        None => Some("the kubelet has not reported yet".to_owned()),
+        Some(condition) => Some(format!("{}: {}", condition.reason, condition.message)),
+    };
+    let taint = |entry: &TaintEntry| {
+        let text = format!("{}={}:{}", entry.key, entry.value, entry.effect);
+        text.parse().ok()
+    };
+    Ok(Node {
+        ready: is_ready,
+        why,
+        labels: document.metadata.labels,
+        taints: document.spec.taints.iter().filter_map(taint).collect(),
+        allocatable_gpus: document.status.allocatable.get(GPUS).cloned(),
+        kubelet: document.status.node_info.kubelet_version,
+    })
+}
+
+/// Whether kubectl says that there is no such node.
+#[must_use]
+pub fn is_not_found(stderr: &str) -> bool {
+    stderr.contains("(NotFound)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: &str = r#"{
+  "metadata": {"name": "gpu-1", "labels": {"nvidia.com/gpu.present": "true"}},
+  "spec": {"taints": [
+    {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
+    {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute", "timeAdded": "2026-11-24T00:00:00Z"}
+  ]},
+  "status": {
+    "allocatable": {"cpu": "2", "nvidia.com/gpu": "8"},
+    "conditions": [
+      {"type": "MemoryPressure", "status": "False"},
+      {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "cni plugin not initialized"}
+    ],
+    "nodeInfo": {"kubeletVersion": "v1.34.4"}
+  }
+}"#;
+
+    #[test]
+    fn a_node_is_read() {
+        let node = parse_node(NODE).expect("a node");
+        assert!(!node.ready);
+        assert_eq!(
+            node.why.as_deref(),
+            Some("KubeletNotReady: cni plugin not initialized")
+        );
+        let taints: Vec<String> = node.taints.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            taints,
+            [
+                "nvidia.com/gpu=present:NoSchedule",
+                "node.kubernetes.io/not-ready:NoExecute"
+            ]
+        );
+        assert_eq!(node.allocatable_gpus.as_deref(), Some("8"));
+        let ready = NODE.replace(r#""status": "False", "reason""#, r#""status": "True", "reason""#);
+        let node = parse_node(&ready).expect("a node");
+        assert_eq!((node.ready, node.why), (true, None));
+        let new = parse_node(r#"{"metadata": {"name": "gpu-1"}}"#).expect("a node");
+        assert!(!new.ready && new.why.is_some());
+        parse_node("no node").expect_err("no JSON");
+    }
+
+    #[test]
+    fn labels_are_set_and_removed() {
+        let cmd = PROGRAMS[2].label(
+            "/etc/k".into(),
+            "gpu-1",
+            [("a", Some("b")), ("c", None)].into_iter(),
+        );
+        assert_eq!(
+            cmd.line(),
+            "/usr/local/bin/k3s kubectl --kubeconfig /etc/k --request-timeout=10s label node gpu-1 \
+             --overwrite a=b c-"
+        );
+    }
+}

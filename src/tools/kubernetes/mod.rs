@@ -1,0 +1,8 @@
+//! Kubernetes' own tools and files, as far as a node needs them.
+
+pub mod agents;
+pub mod kubeadm;
+pub mod kubeconfig;
+pub mod kubectl;
+pub mod nodeadm;
+mod x509;

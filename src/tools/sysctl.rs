@@ -1,0 +1,82 @@
+//! Kernel parameters below `/proc/sys`, and the table of swap areas.
+//!
+//! Sources: sysctl(8), proc_swaps(5), fstab(5).
+
+use std::time::Duration;
+
+use crate::host::Cmd;
+
+/// The swap areas in use.
+pub const SWAPS: &str = "/proc/swaps";
+
+/// The table of filesystems.
+pub const FSTAB: &str = "/etc/fstab";
+
+/// What is on a swap area must go into the memory first.
+pub const SWAP_DEADLINE: Duration = Duration::from_secs(300);
+
+/// The file of a parameter.
+#[must_use]
+pub fn path(name: &str) -> String {
+    format!("/proc/sys/{}", name.replace('.', "/"))
+}
+
+/// Sets a parameter until the next boot.
+#[must_use]
+pub fn set(name: &str, value: &str) -> Cmd {
+    Cmd::new("sysctl", ["--write".to_owned(), format!("{name}={value}")])
+}
+
+/// The files and devices of the table of swap areas. Compressed memory (zram) counts, too.
+#[must_use]
+pub fn parse_swaps(text: &str) -> Vec<String> {
+    (text.lines().skip(1))
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The table of filesystems without its swap areas, which become comments; `None` if it has none.
+#[must_use]
+pub fn without_swap(fstab: &str) -> Option<String> {
+    let mut found = false;
+    let mut text = String::new();
+    for line in fstab.lines() {
+        let mut fields = line.split_whitespace();
+        let is_comment = fields.next().is_none_or(|first| first.starts_with('#'));
+        if !is_comment && fields.nth(1) == Some("swap") {
+            found = true;
+            text.push_str("# turned off by gpu-bootstrap: ");
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    found.then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn swap_areas_become_comments() {
+        let fstab = "# <file system>\nUUID=a / ext4 defaults 0 1\n/swap.img none swap sw 0 0\n";
+        assert_eq!(
+            without_swap(fstab).as_deref(),
+            Some(
+                "# <file system>\nUUID=a / ext4 defaults 0 1\n\
+                 # turned off by gpu-bootstrap: /swap.img none swap sw 0 0\n"
+            )
+        );
+        assert_eq!(without_swap("UUID=a / ext4\n# /swap none swap\n\n"), None);
+    }
+
+    #[test]
+    fn the_areas_in_use_are_read() {
+        let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n/swap.img                               \
+                    file\t\t2097148\t\t0\t\t-2\n";
+        assert_eq!(parse_swaps(text), ["/swap.img"]);
+        assert!(parse_swaps("Filename Type Size Used Priority\n").is_empty());
+        assert!(parse_swaps("").is_empty());
+    }
+}
