@@ -6,6 +6,7 @@
 //! second reader waits while a value is being read. There is one file in this folder per area.
 
 pub mod bus;
+mod cluster;
 mod daemons;
 mod driver;
 mod error;
@@ -43,6 +44,7 @@ use crate::{
 };
 
 pub use bus::{is_nova, is_reserved};
+pub use cluster::{Membership, Registered};
 pub use daemons::{CONTAINERD_CONFIG, Effective};
 pub use driver::{FoundDriver, Origin};
 pub use error::StateError;

@@ -6,6 +6,7 @@ mod autoload;
 mod builds;
 mod cdi;
 mod cdi_rules;
+mod cluster;
 pub mod container;
 mod deny;
 pub(crate) mod devices;
@@ -97,6 +98,15 @@ pub const VALIDATION_CONTAINER: StepId = StepId::new("validation.container");
 /// The GPUs compute. It is no step, but a finding of `check --prove`.
 pub const VALIDATION_COMPUTE: StepId = StepId::new("validation.compute");
 
+/// Kernel modules and parameters for Kubernetes.
+pub const CLUSTER_KERNEL: StepId = StepId::new("cluster.kernel");
+/// kubelet, kubeadm, kubectl.
+pub const CLUSTER_PACKAGES: StepId = StepId::new("cluster.packages");
+/// The machine is a node.
+pub const CLUSTER_JOIN: StepId = StepId::new("cluster.join");
+/// The node is Ready and admitted.
+pub const CLUSTER_NODE: StepId = StepId::new("cluster.node");
+
 /// All steps.
 #[must_use]
 pub fn all() -> Vec<Box<dyn Step>> {
@@ -114,6 +124,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(runtime_packages::RuntimePackages(RuntimeKind::Crio)),
         Box::new(runtime_packages::RuntimePackages(RuntimeKind::Podman)),
         Box::new(toolkit::Toolkit),
+        Box::new(cluster::packages::ClusterPackages),
         Box::new(holds::Holds),
         Box::new(autoload::Autoload),
         Box::new(module::Module),
@@ -126,6 +137,9 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(devices::Devices),
         Box::new(cdi::Cdi),
         Box::new(container::Container),
+        Box::new(cluster::host::Kernel),
+        Box::new(cluster::join::JoinCluster),
+        Box::new(cluster::node::AdmittedNode),
     ]
 }
 

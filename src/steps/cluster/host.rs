@@ -1,0 +1,284 @@
+//! `cluster.kernel`: what the kubelet and pod networks need of the kernel: overlay filesystems, bridges whose packets
+//! iptables sees, forwarding, and no swap.
+//!
+//! Source: Kubernetes, "Container Runtimes" (modules and kernel parameters) and "Installing kubeadm" (swap).
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{no_cluster, wish};
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Desired, JoinMethod},
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+    steps::CLUSTER_KERNEL,
+    tools::{packages::HEADER, sysctl},
+};
+
+/// The file that `systemd-modules-load.service` reads.
+const MODULES_FILE: &str = "/etc/modules-load.d/gpu-bootstrap-kubernetes.conf";
+
+/// The file that `systemd-sysctl.service` reads, after those of distributions.
+const SYSCTL_FILE: &str = "/etc/sysctl.d/90-gpu-bootstrap-kubernetes.conf";
+
+/// Each module, with a path that exists once its function is there: it may be built into the kernel.
+const MODULES: [(&str, &str); 2] = [
+    ("overlay", "/sys/module/overlay"),
+    ("br_netfilter", "/proc/sys/net/bridge"),
+];
+
+const SYSCTLS: [(&str, &str); 3] = [
+    ("net.bridge.bridge-nf-call-ip6tables", "1"),
+    ("net.bridge.bridge-nf-call-iptables", "1"),
+    ("net.ipv4.ip_forward", "1"),
+];
+
+/// See the module.
+pub struct Kernel;
+
+#[derive(Debug, Clone, Default)]
+struct KernelState {
+    /// Files of ours that are as wanted.
+    files: BTreeMap<&'static str, Option<String>>,
+    /// Modules whose function is missing.
+    missing: Vec<&'static str>,
+    /// Kernel parameters, as they are.
+    values: BTreeMap<&'static str, Option<String>>,
+    /// Swap areas in use.
+    swaps: Vec<String>,
+    fstab: Option<String>,
+}
+
+fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
+    let files = cx.host.files();
+    let mut state = KernelState::default();
+    for path in [MODULES_FILE, SYSCTL_FILE] {
+        state.files.insert(path, files.read_text(path.into())?);
+    }
+    for (module, path) in MODULES {
+        if !files.exists(Utf8Path::new(path))? {
+            state.missing.push(module);
+        }
+    }
+    for (name, _) in SYSCTLS {
+        let path = Utf8PathBuf::from(sysctl::path(name));
+        let value = files.read_text(&path)?;
+        state
+            .values
+            .insert(name, value.map(|value| value.trim().to_owned()));
+    }
+    let swaps = files.read_text(sysctl::SWAPS.into())?.unwrap_or_default();
+    state.swaps = sysctl::parse_swaps(&swaps);
+    state.fstab = files.read_text(sysctl::FSTAB.into())?;
+    Ok(state)
+}
+
+fn modules_file() -> String {
+    let names = MODULES.map(|(module, _)| format!("{module}\n"));
+    format!("{HEADER}{}", names.concat())
+}
+
+fn sysctl_file() -> String {
+    let lines = SYSCTLS.map(|(name, value)| format!("{name} = {value}\n"));
+    format!("{HEADER}{}", lines.concat())
+}
+
+fn decide(state: &KernelState, desired: &Desired) -> Assessment {
+    let Some(wish) = wish(desired) else {
+        return no_cluster();
+    };
+    let JoinMethod::Kubeadm {
+        ignore_preflight_errors,
+        ..
+    } = &wish.method
+    else {
+        return Assessment::NotApplicable {
+            why: format!("{} prepares the kernel itself", wish.method.name()),
+        };
+    };
+    let (mut whys, mut changes) = (Vec::new(), Vec::new());
+    for (path, content) in [(MODULES_FILE, modules_file()), (SYSCTL_FILE, sysctl_file())] {
+        if state.files.get(path).and_then(Option::as_ref) != Some(&content) {
+            whys.push(format!("`{path}` is missing or another one"));
+            changes.push(Change::WriteFile {
+                path: path.into(),
+                content,
+                mode: 0o644,
+            });
+        }
+    }
+    // A cluster whose kubelets may swap says so by the check that it ignores.
+    let may_swap = ignore_preflight_errors
+        .iter()
+        .any(|check| ["swap", "all"].contains(&check.to_ascii_lowercase().as_str()));
+    let fstab = state.fstab.as_deref().and_then(sysctl::without_swap);
+    if let (Some(content), false) = (fstab, may_swap) {
+        whys.push(format!("`{}` has a swap area", sysctl::FSTAB));
+        changes.push(Change::WriteFile {
+            path: sysctl::FSTAB.into(),
+            content,
+            mode: 0o644,
+        });
+    }
+    // What an image's kernel lacks says nothing about the kernels of its instances.
+    if !desired.image {
+        now(state, may_swap, &mut whys, &mut changes);
+    }
+    if !changes.is_empty() {
+        return Assessment::Needs {
+            why: whys.join("; "),
+            changes,
+        };
+    }
+    Assessment::Satisfied {
+        why: "overlay filesystems, packet filters on bridges and forwarding are there, swap is off"
+            .to_owned(),
+    }
+}
+
+/// What is missing in the kernel that runs.
+fn now(
+    state: &KernelState,
+    may_swap: bool,
+    whys: &mut Vec<String>,
+    changes: &mut Vec<Change>,
+) {
+    for module in &state.missing {
+        whys.push(format!("kernel module `{module}` is not loaded"));
+        changes.push(Change::LoadModule {
+            module: (*module).to_owned(),
+        });
+    }
+    let mut values = BTreeMap::new();
+    for (name, wanted) in SYSCTLS {
+        let found = state.values.get(name).and_then(Option::as_deref);
+        if found != Some(wanted) {
+            whys.push(format!("{name} is {}", found.unwrap_or("not there yet")));
+            values.insert(name.to_owned(), wanted.to_owned());
+        }
+    }
+    if !values.is_empty() {
+        changes.push(Change::SetSysctls { values });
+    }
+    if !(state.swaps.is_empty() || may_swap) {
+        whys.push(format!("swap is on: {}", state.swaps.join(", ")));
+        changes.push(Change::TurnOffSwap {
+            areas: state.swaps.clone(),
+        });
+    }
+}
+
+#[async_trait]
+impl Step for Kernel {
+    fn id(&self) -> StepId {
+        CLUSTER_KERNEL
+    }
+
+    fn title(&self) -> &'static str {
+        "Kernel for Kubernetes"
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Cluster]
+    }
+
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        wish(desired).is_some_and(|wish| matches!(wish.method, JoinMethod::Kubeadm { .. }))
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        Ok(decide(&detect(cx)?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::cluster::join::fixtures::with_kubeadm;
+
+    fn good() -> KernelState {
+        KernelState {
+            files: BTreeMap::from([
+                (MODULES_FILE, Some(modules_file())),
+                (SYSCTL_FILE, Some(sysctl_file())),
+            ]),
+            missing: vec![],
+            values: SYSCTLS
+                .map(|(name, value)| (name, Some(value.to_owned())))
+                .into(),
+            swaps: vec![],
+            fstab: Some("UUID=a / ext4 defaults 0 1\n".to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_bare_machine_gets_files_modules_and_parameters() {
+        let bare = KernelState {
+            missing: vec!["overlay", "br_netfilter"],
+            swaps: vec!["/swap.img".to_owned()],
+            fstab: Some("/swap.img none swap sw 0 0\n".to_owned()),
+            ..KernelState::default()
+        };
+        let Assessment::Needs { changes, .. } = decide(&bare, &with_kubeadm(&[])) else {
+            panic!("must be changed");
+        };
+        let kinds: Vec<&str> = changes.iter().map(Change::kind).collect();
+        assert_eq!(
+            kinds,
+            [
+                "write-file",
+                "write-file",
+                "write-file",
+                "load-module",
+                "load-module",
+                "set-sysctls",
+                "turn-off-swap"
+            ]
+        );
+        let image = Desired {
+            image: true,
+            ..with_kubeadm(&[])
+        };
+        let Assessment::Needs { changes, .. } = decide(&bare, &image) else {
+            panic!("files must be written");
+        };
+        assert!(changes.iter().all(|change| change.kind() == "write-file"));
+    }
+
+    #[test]
+    fn swap_stays_where_the_cluster_allows_it() {
+        let swapping = KernelState {
+            swaps: vec!["/dev/zram0".to_owned()],
+            fstab: Some("/swap.img none swap sw 0 0\n".to_owned()),
+            ..good()
+        };
+        assert!(matches!(
+            decide(&swapping, &with_kubeadm(&["Swap"])),
+            Assessment::Satisfied { .. }
+        ));
+        let Assessment::Needs { why, .. } = decide(&swapping, &with_kubeadm(&[])) else {
+            panic!("swap must go");
+        };
+        assert!(why.contains("/dev/zram0"), "{why}");
+    }
+
+    #[test]
+    fn a_good_machine_is_left_alone() {
+        assert!(matches!(
+            decide(&good(), &with_kubeadm(&[])),
+            Assessment::Satisfied { .. }
+        ));
+        let forwarding_off = KernelState {
+            values: BTreeMap::from([("net.ipv4.ip_forward", Some("0".to_owned()))]),
+            ..good()
+        };
+        let Assessment::Needs { why, changes } = decide(&forwarding_off, &with_kubeadm(&[])) else {
+            panic!("must be changed");
+        };
+        assert!(why.contains("net.ipv4.ip_forward is 0"), "{why}");
+        assert_eq!(changes.len(), 1);
+    }
+}

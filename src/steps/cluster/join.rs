@@ -1,0 +1,491 @@
+//! `cluster.join`: the machine is a node of the cluster that the settings name. It comes after all that prepares and
+//! proves the machine: a GPU node that joins before it works costs a job.
+
+use async_trait::async_trait;
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{labels, name, no_cluster, wish};
+use crate::{
+    change::{Change, Join, Lock},
+    config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
+    host::{Kind, ReadFiles},
+    model::{id::StepId, kubernetes::Labels},
+    state::Membership,
+    step::{Assessment, Cx, Step, StepError},
+    steps::{
+        CDI, CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_PERSISTENCE,
+        PACKAGES_HOLD, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_CRIO_NVIDIA, RUNTIME_DOCKER_NVIDIA,
+        VALIDATION_CONTAINER, VALIDATION_DEVICES,
+    },
+    tools::{
+        kubernetes::{
+            agents::{self, Agent},
+            kubeadm, nodeadm,
+        },
+        systemctl::UnitState,
+    },
+};
+
+/// See the module.
+pub struct JoinCluster;
+
+#[derive(Debug, Clone, Default)]
+struct JoinState {
+    membership: Option<Membership>,
+    /// Whether the file exists by which a command of the administrator's tells that it has joined.
+    has_joined_file: bool,
+    node: Option<String>,
+    labels: Labels,
+    /// What is wrong with the files that have secrets.
+    unusable: Vec<String>,
+    /// The unit that joins, and its state.
+    unit: Option<UnitState>,
+    /// Whether the program that joins is there.
+    has_program: bool,
+    /// Our part of the configuration of what joins.
+    config: Option<String>,
+}
+
+/// What a machine joins with, and our part of its configuration.
+fn tool(method: &JoinMethod) -> (Option<&'static str>, Option<&str>, Option<&'static str>) {
+    match method {
+        JoinMethod::Kubeadm { .. } => (Some(kubeadm::UNIT), None, None),
+        JoinMethod::K3s { .. } => (Some(agents::K3S.unit), None, Some(agents::K3S.config)),
+        JoinMethod::Rke2 { .. } => (Some(agents::RKE2.unit), None, Some(agents::RKE2.config)),
+        JoinMethod::Eks => (
+            Some(nodeadm::RUN_UNIT),
+            Some(nodeadm::PROGRAM),
+            Some(nodeadm::CONFIG),
+        ),
+        JoinMethod::Command { command, .. } => (None, command.first().map(String::as_str), None),
+        JoinMethod::Managed => (None, None, None),
+    }
+}
+
+async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError> {
+    let files = cx.host.files();
+    let mut state = JoinState {
+        membership: cx.state.membership()?,
+        node: name(cx, wish)?,
+        ..JoinState::default()
+    };
+    if let JoinMethod::Command { joined_file, .. } = &wish.method {
+        state.has_joined_file = files.exists(joined_file)?;
+    }
+    if state.membership.is_some() || state.has_joined_file || cx.desired.image {
+        return Ok(state);
+    }
+    state.labels = labels(cx, wish).await?;
+    for path in wish.method.secret_files().into_iter().chain(&wish.access) {
+        state.unusable.extend(unusable(files, path)?);
+    }
+    let (unit, program, config) = tool(&wish.method);
+    if let Some(unit) = unit {
+        state.unit = match cx.state.unit(unit).await {
+            Ok(unit) => unit,
+            Err(error) if error.not_asked().is_some() => None,
+            Err(error) => return Err(error.into()),
+        };
+    }
+    state.has_program = match program {
+        Some(program) => files.exists(Utf8Path::new(program))?,
+        None => true,
+    };
+    if let Some(config) = config {
+        state.config = files.read_text(Utf8Path::new(config))?;
+    }
+    Ok(state)
+}
+
+/// Why a file with a secret cannot be used.
+fn unusable(files: &dyn ReadFiles, path: &Utf8PathBuf) -> Result<Option<String>, StepError> {
+    let target = files.resolve(path)?.unwrap_or_else(|| path.clone());
+    let Some(stat) = files.stat(&target)? else {
+        return Ok(Some(format!("`{path}` is missing")));
+    };
+    let others = stat.mode & 0o077;
+    Ok(match stat.kind {
+        Kind::File if stat.uid != 0 => Some(format!("`{path}` belongs to user {}", stat.uid)),
+        Kind::File if others != 0 => Some(format!(
+            "`{path}` has mode {:04o}: others than root may use it",
+            stat.mode & 0o7777
+        )),
+        Kind::File => None,
+        _ => Some(format!("`{path}` is no file")),
+    })
+}
+
+fn decide(state: &JoinState, desired: &Desired) -> Assessment {
+    let Some(wish) = wish(desired) else {
+        return no_cluster();
+    };
+    if desired.image {
+        return Assessment::AwaitingBoot {
+            why: "an image joins no cluster".to_owned(),
+        };
+    }
+    if let Some(membership) = &state.membership {
+        return of_member(membership, wish);
+    }
+    if state.has_joined_file {
+        return Assessment::Satisfied {
+            why: "the file exists that your command writes when it has joined".to_owned(),
+        };
+    }
+    if matches!(wish.method, JoinMethod::Managed) {
+        return Assessment::BlockedNow {
+            why: "the settings say that the provider has joined this machine, and its kubelet has no kubeconfig"
+                .to_owned(),
+            hint: "see whether the provider's own agent has failed, or set `cluster.join` to a way to join".to_owned(),
+            passes: Some(std::time::Duration::from_secs(wish.ready_timeout_seconds)),
+        };
+    }
+    if !state.unusable.is_empty() {
+        return Assessment::Blocked {
+            why: state.unusable.join("; "),
+            hint: "write each secret into a file of root's with mode 0600; cloud-init's `write_files` does that"
+                .to_owned(),
+        };
+    }
+    let Some(node) = &state.node else {
+        return Assessment::Blocked {
+            why: "the machine has no host name, which would be the node's name".to_owned(),
+            hint: "set a host name, or `cluster.node-name`".to_owned(),
+        };
+    };
+    if let Some(missing) = missing(state, wish) {
+        return missing;
+    }
+    Assessment::Needs {
+        why: "the machine is a node of no cluster".to_owned(),
+        changes: changes(state, wish, node),
+    }
+}
+
+/// A machine that is a node already.
+fn of_member(membership: &Membership, wish: &ClusterWish) -> Assessment {
+    let Membership {
+        kubeconfig,
+        server,
+        ca_pin,
+    } = membership;
+    let is = format!("the machine is a node of the cluster at {server} (by `{kubeconfig}`)");
+    let other = match &wish.method {
+        JoinMethod::Kubeadm {
+            discovery:
+                Discovery::Token {
+                    server: wanted,
+                    ca_cert_hashes,
+                    ..
+                },
+            ..
+        } => match ca_pin {
+            Some(pin) if !ca_cert_hashes.contains(pin) => Some(format!(
+                "its certificate authority is {pin}, and the one of the settings is {}",
+                ca_cert_hashes.join(" or ")
+            )),
+            Some(_) => None,
+            None => (server.trim_start_matches("https://") != wanted)
+                .then(|| format!("the settings name {wanted}")),
+        },
+        _ => None,
+    };
+    match other {
+        None => Assessment::Satisfied { why: is },
+        Some(other) => Assessment::Blocked {
+            why: format!("{is}, which is another one: {other}"),
+            hint: "take the machine out of that cluster first (drain and delete its node, then `kubeadm reset`), or \
+                   correct `cluster.server` and `cluster.ca-cert-hashes`"
+                .to_owned(),
+        },
+    }
+}
+
+/// What joins must be there; the community's packages bring it for kubeadm.
+fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
+    let (unit, program, _) = tool(&wish.method);
+    let blocked = |why: String, hint: &str| {
+        Some(Assessment::Blocked {
+            why,
+            hint: hint.to_owned(),
+        })
+    };
+    let has_unit = state.unit.as_ref().is_some_and(UnitState::exists);
+    match (&wish.method, unit, program) {
+        (JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. }, Some(unit), _) if !has_unit => blocked(
+            format!("`{unit}` does not exist"),
+            "install the agent first, without starting it: this program installs none, because its vendors offer it \
+             as a script or by packages of their own",
+        ),
+        (JoinMethod::Eks, ..) if !state.has_program => blocked(
+            format!("`{}` does not exist", nodeadm::PROGRAM),
+            "use an image of EKS for Amazon Linux 2023 or Ubuntu, which have it",
+        ),
+        (JoinMethod::Command { .. }, _, Some(program)) if !state.has_program => blocked(
+            format!("`{program}` does not exist"),
+            "put the program there, or correct `cluster.command`",
+        ),
+        _ => None,
+    }
+}
+
+fn changes(state: &JoinState, wish: &ClusterWish, node: &str) -> Vec<Change> {
+    let taints: Vec<_> = (wish.node.taints.iter())
+        .chain(&wish.node.startup_taint)
+        .cloned()
+        .collect();
+    let mut changes = Vec::new();
+    let agent = |agent: &Agent, server: &str, token_file: &Utf8PathBuf| {
+        let content = agents::configuration(server, token_file, node, &state.labels, &taints);
+        Some((agent.config, content))
+    };
+    let written = match &wish.method {
+        JoinMethod::K3s { server, token_file } => agent(&agents::K3S, server, token_file),
+        JoinMethod::Rke2 { server, token_file } => agent(&agents::RKE2, server, token_file),
+        JoinMethod::Eks => {
+            let content = nodeadm::configuration(&state.labels, &taints);
+            Some((nodeadm::CONFIG, content))
+        }
+        JoinMethod::Kubeadm { .. } | JoinMethod::Command { .. } | JoinMethod::Managed => None,
+    };
+    if let Some((path, content)) = written
+        && state.config.as_ref() != Some(&content)
+    {
+        changes.push(Change::WriteFile {
+            path: path.into(),
+            content,
+            mode: 0o600,
+        });
+    }
+    // kubeadm starts the kubelet, but does not make it start at the next boot.
+    let is_enabled = state.unit.as_ref().is_some_and(UnitState::is_enabled);
+    if let (Some(unit), false) = (tool(&wish.method).0, is_enabled) {
+        changes.push(Change::EnableUnit {
+            unit: unit.to_owned(),
+            start: false,
+        });
+    }
+    changes.push(Change::JoinCluster {
+        join: Join {
+            method: wish.method.clone(),
+            node: node.to_owned(),
+            labels: state.labels.clone(),
+            taints,
+            access: wish.access.clone(),
+            timeout_seconds: wish.timeout_seconds,
+        },
+    });
+    changes
+}
+
+#[async_trait]
+impl Step for JoinCluster {
+    fn id(&self) -> StepId {
+        CLUSTER_JOIN
+    }
+
+    fn title(&self) -> &'static str {
+        "Membership in the cluster"
+    }
+
+    fn after(&self) -> &[StepId] {
+        const {
+            &[
+                PACKAGES_HOLD,
+                DRIVER_PERSISTENCE,
+                DRIVER_FABRIC,
+                RUNTIME_DOCKER_NVIDIA,
+                RUNTIME_CONTAINERD_NVIDIA,
+                RUNTIME_CRIO_NVIDIA,
+                CDI,
+                VALIDATION_DEVICES,
+                VALIDATION_CONTAINER,
+                CLUSTER_KERNEL,
+                CLUSTER_PACKAGES,
+            ]
+        }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Cluster]
+    }
+
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        wish(desired).is_some()
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        let Some(wish) = wish(cx.desired) else {
+            return Ok(no_cluster());
+        };
+        Ok(decide(&detect(cx, wish).await?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+pub(in crate::steps) mod fixtures {
+    use crate::{
+        config::desired::{ClusterWish, Desired, Discovery, JoinMethod, NodeWish},
+        steps::{fixtures::desired, wishes::fixtures::wishes},
+    };
+
+    /// A digest of a certificate authority.
+    pub(in crate::steps) const PIN: &str =
+        "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    pub(in crate::steps) fn with_kubeadm(ignored: &[&str]) -> Desired {
+        with(JoinMethod::Kubeadm {
+            discovery: Discovery::Token {
+                server: "10.0.0.1:6443".to_owned(),
+                token_file: "/etc/gpu-bootstrap/join-token".into(),
+                ca_cert_hashes: vec![PIN.to_owned()],
+            },
+            socket: "unix:///run/containerd/containerd.sock".to_owned(),
+            ignore_preflight_errors: ignored.iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    pub(in crate::steps) fn with(method: JoinMethod) -> Desired {
+        Desired {
+            cluster: Some(ClusterWish {
+                packages: match method {
+                    JoinMethod::Kubeadm { .. } => wishes(&["kubelet=1.34.*", "kubeadm=1.34.*"]),
+                    _ => vec![],
+                },
+                method,
+                node: NodeWish {
+                    taints: vec!["nvidia.com/gpu=present:NoSchedule".parse().expect("a taint")],
+                    startup_taint: "starting:NoSchedule".parse().ok(),
+                    ..NodeWish::default()
+                },
+                access: None,
+                timeout_seconds: 120,
+                ready_timeout_seconds: 300,
+            }),
+            ..desired()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        fixtures::{PIN, with, with_kubeadm},
+        *,
+    };
+    use crate::steps::fixtures::{desired, unit};
+
+    fn stranger() -> JoinState {
+        JoinState {
+            node: Some("gpu-1".to_owned()),
+            labels: Labels::from([("team".to_owned(), "research".to_owned())]),
+            unit: Some(unit("enabled", "inactive")),
+            has_program: true,
+            ..JoinState::default()
+        }
+    }
+
+    fn member(pin: Option<&str>) -> JoinState {
+        JoinState {
+            membership: Some(Membership {
+                kubeconfig: kubeadm::KUBELET_CONF.into(),
+                server: "https://10.0.0.1:6443".to_owned(),
+                ca_pin: pin.map(str::to_owned),
+            }),
+            ..JoinState::default()
+        }
+    }
+
+    #[test]
+    fn a_stranger_joins_with_all_taints() {
+        let Assessment::Needs { changes, .. } = decide(&stranger(), &with_kubeadm(&[])) else {
+            panic!("must join");
+        };
+        let [Change::JoinCluster { join }] = &changes[..] else {
+            panic!("{changes:?}");
+        };
+        assert_eq!((join.node.as_str(), join.taints.len()), ("gpu-1", 2));
+        let disabled = JoinState {
+            unit: Some(unit("disabled", "inactive")),
+            ..stranger()
+        };
+        let Assessment::Needs { changes, .. } = decide(&disabled, &with_kubeadm(&[])) else {
+            panic!("must join");
+        };
+        assert!(matches!(
+            &changes[..],
+            [Change::EnableUnit { start: false, .. }, Change::JoinCluster { .. }]
+        ));
+    }
+
+    #[test]
+    fn a_member_of_the_same_cluster_stays_and_one_of_another_is_refused() {
+        let want = with_kubeadm(&[]);
+        for same in [Some(PIN), None] {
+            assert!(matches!(
+                decide(&member(same), &want),
+                Assessment::Satisfied { .. }
+            ));
+        }
+        let Assessment::Blocked { why, .. } = decide(&member(Some("sha256:00")), &want) else {
+            panic!("another cluster");
+        };
+        assert!(why.contains("sha256:00") && why.contains(PIN), "{why}");
+        let mut elsewhere = member(None);
+        if let Some(membership) = &mut elsewhere.membership {
+            membership.server = "https://10.9.9.9:6443".to_owned();
+        }
+        let Assessment::Blocked { why, .. } = decide(&elsewhere, &want) else {
+            panic!("another cluster");
+        };
+        assert!(why.contains("the settings name 10.0.0.1:6443"), "{why}");
+    }
+
+    #[test]
+    fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
+        let open = JoinState {
+            unusable: vec!["`/t` has mode 0644: others than root may use it".to_owned()],
+            ..stranger()
+        };
+        assert!(matches!(
+            decide(&open, &with_kubeadm(&[])),
+            Assessment::Blocked { .. }
+        ));
+        let k3s = with(JoinMethod::K3s {
+            server: "https://10.0.0.1:6443".to_owned(),
+            token_file: "/t".into(),
+        });
+        let bare = JoinState {
+            unit: None,
+            ..stranger()
+        };
+        let Assessment::Blocked { why, .. } = decide(&bare, &k3s) else {
+            panic!("no agent");
+        };
+        assert!(why.contains("k3s-agent.service"), "{why}");
+        let Assessment::Needs { changes, .. } = decide(&stranger(), &k3s) else {
+            panic!("must join");
+        };
+        assert!(matches!(
+            &changes[..],
+            [Change::WriteFile { mode: 0o600, .. }, Change::JoinCluster { .. }]
+        ));
+    }
+
+    #[test]
+    fn a_managed_node_is_joined_by_its_provider() {
+        let want = with(JoinMethod::Managed);
+        assert!(matches!(
+            decide(&member(None), &want),
+            Assessment::Satisfied { .. }
+        ));
+        assert!(matches!(
+            decide(&stranger(), &want),
+            Assessment::BlockedNow { .. }
+        ));
+        assert!(matches!(
+            decide(&stranger(), &desired()),
+            Assessment::NotApplicable { .. }
+        ));
+    }
+}

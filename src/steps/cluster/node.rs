@@ -1,0 +1,231 @@
+//! `cluster.node`: the cluster says that the node is Ready, it has its labels, and the startup taint is gone.
+
+use async_trait::async_trait;
+
+use super::{labels, name, no_cluster, wish};
+use crate::{
+    change::{Admission, Change, Lock},
+    config::desired::{ClusterWish, Desired, JoinMethod},
+    model::{id::StepId, kubernetes::Labels},
+    state::Registered,
+    step::{Assessment, Cx, Step, StepError},
+    steps::{CLUSTER_JOIN, CLUSTER_NODE},
+};
+
+/// See the module.
+pub struct AdmittedNode;
+
+#[derive(Debug, Clone)]
+enum NodeState {
+    /// The machine has joined no cluster yet.
+    NotJoined,
+    /// Your command has joined it, and no kubeconfig of the kubelet is known.
+    OutOfSight,
+    /// It has joined as a node of this name.
+    Joined {
+        name: String,
+        says: Registered,
+        labels: Labels,
+    },
+}
+
+async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<NodeState, StepError> {
+    let Some(membership) = cx.state.membership()? else {
+        return Ok(match &wish.method {
+            JoinMethod::Command { joined_file, .. } if cx.host.files().exists(joined_file)? => {
+                NodeState::OutOfSight
+            }
+            _ => NodeState::NotJoined,
+        });
+    };
+    let Some(name) = name(cx, wish)? else {
+        return Ok(NodeState::NotJoined);
+    };
+    Ok(NodeState::Joined {
+        says: cx.state.registered(&membership, &name).await?,
+        labels: labels(cx, wish).await?,
+        name,
+    })
+}
+
+fn decide(state: &NodeState, desired: &Desired) -> Assessment {
+    let Some(wish) = wish(desired) else {
+        return no_cluster();
+    };
+    if desired.image {
+        return Assessment::AwaitingBoot {
+            why: "an image is no node".to_owned(),
+        };
+    }
+    let (name, says, labels) = match state {
+        NodeState::NotJoined => {
+            return Assessment::After {
+                upstream: CLUSTER_JOIN,
+                why: "the machine is no node yet".to_owned(),
+                expected: Vec::new(),
+            };
+        }
+        NodeState::OutOfSight => {
+            return Assessment::NotApplicable {
+                why: "the kubelet has no kubeconfig at a place that this program knows".to_owned(),
+            };
+        }
+        NodeState::Joined { name, says, labels } => (name, says, labels),
+    };
+    let admit = |why: String, missing: Labels, has_taint: bool| Assessment::Needs {
+        why,
+        changes: vec![Change::AdmitNode {
+            admission: Admission {
+                node: name.clone(),
+                labels: missing,
+                startup_taint: wish.node.startup_taint.clone().filter(|_| has_taint),
+                access: wish.access.clone(),
+                ready_timeout_seconds: wish.ready_timeout_seconds,
+            },
+        }],
+    };
+    let node = match says {
+        Registered::Node(node) => node,
+        Registered::Unknown => {
+            return admit(
+                format!("the cluster does not know node `{name}`"),
+                Labels::new(),
+                true,
+            );
+        }
+        Registered::Silent(why) => {
+            return admit(
+                format!("the cluster does not tell about node `{name}`: {why}"),
+                Labels::new(),
+                true,
+            );
+        }
+    };
+    let (mut whys, mut missing) = (Vec::new(), Labels::new());
+    if !node.ready {
+        let why = node.why.as_deref().unwrap_or("for an unknown reason");
+        whys.push(format!("node `{name}` is not Ready ({why})"));
+    }
+    for (key, value) in labels {
+        let found = node.labels.get(key);
+        if found != Some(value) {
+            let found = found.map_or_else(|| "missing".to_owned(), |found| format!("`{found}`"));
+            whys.push(format!("label {key} is {found}, `{value}` is wanted"));
+            missing.insert(key.clone(), value.clone());
+        }
+    }
+    let has_taint = (wish.node.startup_taint.as_ref())
+        .is_some_and(|startup| node.taints.iter().any(|taint| taint.key == startup.key));
+    if has_taint {
+        whys.push("the startup taint is still there".to_owned());
+    }
+    if whys.is_empty() {
+        return Assessment::Satisfied {
+            why: format!("node `{name}` is Ready and has its labels"),
+        };
+    }
+    admit(whys.join("; "), missing, has_taint)
+}
+
+#[async_trait]
+impl Step for AdmittedNode {
+    fn id(&self) -> StepId {
+        CLUSTER_NODE
+    }
+
+    fn title(&self) -> &'static str {
+        "Node in the cluster"
+    }
+
+    fn after(&self) -> &[StepId] {
+        const { &[CLUSTER_JOIN] }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Cluster]
+    }
+
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        wish(desired).is_some()
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        let Some(wish) = wish(cx.desired) else {
+            return Ok(no_cluster());
+        };
+        if cx.desired.image {
+            return Ok(decide(&NodeState::NotJoined, cx.desired));
+        }
+        Ok(decide(&detect(cx, wish).await?, cx.desired))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{steps::cluster::join::fixtures::with_kubeadm, tools::kubernetes::kubectl::Node};
+
+    fn joined(says: Registered) -> NodeState {
+        NodeState::Joined {
+            name: "gpu-1".to_owned(),
+            says,
+            labels: Labels::from([("team".to_owned(), "research".to_owned())]),
+        }
+    }
+
+    fn admission(state: &NodeState) -> (String, Admission) {
+        match decide(state, &with_kubeadm(&[])) {
+            Assessment::Needs { why, changes } => match &changes[..] {
+                [Change::AdmitNode { admission }] => (why, admission.clone()),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_node_is_admitted_when_it_is_ready_labelled_and_without_the_startup_taint() {
+        let good = Node {
+            ready: true,
+            labels: Labels::from([("team".to_owned(), "research".to_owned())]),
+            ..Node::default()
+        };
+        assert!(matches!(
+            decide(
+                &joined(Registered::Node(Box::new(good.clone()))),
+                &with_kubeadm(&[])
+            ),
+            Assessment::Satisfied { .. }
+        ));
+        let starting = Node {
+            taints: vec!["starting:NoSchedule".parse().expect("a taint")],
+            ..good.clone()
+        };
+        let (why, admission_) = admission(&joined(Registered::Node(Box::new(starting))));
+        assert!(why.contains("startup taint") && admission_.startup_taint.is_some());
+        let not_ready = Node {
+            ready: false,
+            why: Some("KubeletNotReady: no network".to_owned()),
+            labels: Labels::new(),
+            ..good
+        };
+        let (why, admission_) = admission(&joined(Registered::Node(Box::new(not_ready))));
+        assert!(why.contains("no network") && why.contains("label team is missing"), "{why}");
+        assert!(admission_.startup_taint.is_none() && admission_.labels.len() == 1);
+    }
+
+    #[test]
+    fn what_the_cluster_does_not_tell_is_waited_for() {
+        for says in [
+            Registered::Unknown,
+            Registered::Silent("no answer".to_owned()),
+        ] {
+            let (why, admission) = admission(&joined(says));
+            assert!(why.contains("gpu-1") && admission.startup_taint.is_some(), "{why}");
+        }
+        assert!(matches!(
+            decide(&NodeState::NotJoined, &with_kubeadm(&[])),
+            Assessment::After { .. }
+        ));
+    }
+}

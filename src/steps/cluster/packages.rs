@@ -1,0 +1,80 @@
+//! `cluster.packages`: kubelet, kubeadm and kubectl of the cluster's version, all at one version.
+
+use async_trait::async_trait;
+
+use super::{no_cluster, wish};
+use crate::{
+    change::{Change, Lock},
+    config::desired::Desired,
+    model::id::StepId,
+    state::Ours,
+    step::{Assessment, Cx, Step, StepError},
+    steps::{
+        CLUSTER_PACKAGES, REPOSITORIES, packages,
+        wishes::{Packages, compare, install, outdated},
+    },
+};
+
+/// See the module.
+pub struct ClusterPackages;
+
+fn decide(installed: &Packages, ours: &Ours, desired: &Desired) -> Assessment {
+    let Some(wish) = wish(desired) else {
+        return no_cluster();
+    };
+    if wish.packages.is_empty() {
+        return Assessment::NotApplicable {
+            why: format!("{} needs no packages of Kubernetes", wish.method.name()),
+        };
+    }
+    let manager = desired.packages.manager;
+    let comparison = compare(manager, &wish.packages, installed);
+    if !comparison.held.is_empty() {
+        return Assessment::Blocked {
+            why: comparison.held.join("; "),
+            hint: comparison.held_hint(manager),
+        };
+    }
+    if comparison.all_met() {
+        return Assessment::Satisfied {
+            why: comparison.met_text(),
+        };
+    }
+    let replaced = outdated(manager, &wish.packages, installed, ours);
+    Assessment::Needs {
+        why: comparison.unmet_text(),
+        changes: install(&wish.packages, replaced),
+    }
+}
+
+#[async_trait]
+impl Step for ClusterPackages {
+    fn id(&self) -> StepId {
+        CLUSTER_PACKAGES
+    }
+
+    fn title(&self) -> &'static str {
+        "Packages of Kubernetes"
+    }
+
+    fn after(&self) -> &[StepId] {
+        const { &[REPOSITORIES] }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Packages]
+    }
+
+    fn wants(&self, _: &Change, desired: &Desired) -> bool {
+        wish(desired).is_some_and(|wish| !wish.packages.is_empty())
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        let needs_packages = wish(cx.desired).is_some_and(|wish| !wish.packages.is_empty());
+        let installed = match needs_packages {
+            true => packages::held_by_others(cx).await?,
+            false => Packages::default(),
+        };
+        Ok(decide(&installed, cx.state.ours(), cx.desired))
+    }
+}
