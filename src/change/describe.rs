@@ -89,7 +89,11 @@ impl Change {
             }
             Self::TurnOffSwap { areas } => format!("turn off swap on {}", areas.join(", ")),
             Self::JoinCluster { join } => {
-                format!("join the cluster with {} as `{}`", join.method.name(), join.node)
+                format!(
+                    "join the cluster with {} as `{}`",
+                    join.method.name(),
+                    join.node
+                )
             }
             Self::AdmitNode { admission } => admission.summary(),
             Self::Reboot { why } => format!("reboot: {why}"),

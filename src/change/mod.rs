@@ -34,8 +34,8 @@ use serde::{Deserialize, Serialize};
 pub use applier::Applier;
 pub use edits::Edit;
 pub use error::{
-    ChangeError, ImageError, ImageFault, JoinError, ModuleError, PackageError, RepositoryError, RuntimeError,
-    STOPPED,
+    ChangeError, ImageError, ImageFault, JoinError, ModuleError, PackageError, RepositoryError,
+    RuntimeError, STOPPED,
 };
 pub use join::{Admission, Join, Leave};
 pub use probe::{ProofRecord, Proving};

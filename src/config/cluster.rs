@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use camino::Utf8PathBuf;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::{
     config::{
-        desired::{Manager, PackageWish, RuntimeKind},
+        desired::{
+            ClusterWish, Discovery, JoinKind, JoinMethod, Manager, NodeWish, PackageWish,
+            RuntimeKind,
+        },
         error::ResolveError,
         file::ClusterConfig,
         layers::Layers,
@@ -22,8 +24,6 @@ use crate::{
     },
     tools::{crio, kubelet},
 };
-
-pub use crate::model::cluster::{Discovery, JoinMethod, NodeWish};
 
 /// The community's packages of Kubernetes.
 const PACKAGES: &str = include_str!("kubernetes.toml");
@@ -39,46 +39,6 @@ const GPU_TAINT: &str = "nvidia.com/gpu=present:NoSchedule";
 /// kubernetes/autoscaler, `cluster-autoscaler/utils/taints/taints.go`.
 const STARTUP_TAINT: &str =
     "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap=validating:NoSchedule";
-
-/// Ways to join a cluster, as settings name them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum JoinKind {
-    /// The machine joins no cluster.
-    #[default]
-    None,
-    /// `kubeadm join`.
-    Kubeadm,
-    /// The agent of k3s.
-    K3s,
-    /// The agent of RKE2.
-    Rke2,
-    /// EKS: `nodeadm`, which Amazon's images bring.
-    Eks,
-    /// A command of the administrator's.
-    Command,
-    /// The machine is a node already: its provider has joined it.
-    Managed,
-}
-
-/// The cluster that the machine belongs to.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct ClusterWish {
-    /// How it joins.
-    pub method: JoinMethod,
-    /// What the node is registered with.
-    pub node: NodeWish,
-    /// What is installed for it.
-    pub packages: Vec<PackageWish>,
-    /// A kubeconfig that may change nodes.
-    #[schemars(with = "Option<String>")]
-    pub access: Option<Utf8PathBuf>,
-    /// Seconds for each part of an attempt to join: to find the cluster, to get a certificate, to start the kubelet.
-    pub timeout_seconds: u64,
-    /// Seconds until the node must be Ready.
-    pub ready_timeout_seconds: u64,
-}
 
 /// What the file of the community's packages says.
 #[derive(Debug, Deserialize)]
@@ -189,7 +149,10 @@ impl ClusterInputs<'_> {
         };
         for (key, seconds) in [
             ("cluster.timeout-seconds", config.timeout_seconds),
-            ("cluster.ready-timeout-seconds", config.ready_timeout_seconds),
+            (
+                "cluster.ready-timeout-seconds",
+                config.ready_timeout_seconds,
+            ),
         ] {
             if seconds == Some(0) {
                 return self.wrong(key, "nothing ends within 0 s", "set at least 1");
@@ -213,15 +176,27 @@ impl ClusterInputs<'_> {
         for (key, strange) in [
             ("version", of(&[Kubeadm], config.version.is_some())),
             ("server", of(&[Kubeadm, K3s, Rke2], config.server.is_some())),
-            ("token-file", of(&[Kubeadm, K3s, Rke2], config.token_file.is_some())),
-            ("ca-cert-hashes", of(&[Kubeadm], config.ca_cert_hashes.is_some())),
-            ("discovery-file", of(&[Kubeadm], config.discovery_file.is_some())),
+            (
+                "token-file",
+                of(&[Kubeadm, K3s, Rke2], config.token_file.is_some()),
+            ),
+            (
+                "ca-cert-hashes",
+                of(&[Kubeadm], config.ca_cert_hashes.is_some()),
+            ),
+            (
+                "discovery-file",
+                of(&[Kubeadm], config.discovery_file.is_some()),
+            ),
             (
                 "ignore-preflight-errors",
                 of(&[Kubeadm], config.ignore_preflight_errors.is_some()),
             ),
             ("command", of(&[Command], config.command.is_some())),
-            ("environment-file", of(&[Command], config.environment_file.is_some())),
+            (
+                "environment-file",
+                of(&[Command], config.environment_file.is_some()),
+            ),
             ("joined-file", of(&[Command], config.joined_file.is_some())),
         ] {
             if strange {
@@ -270,7 +245,10 @@ impl ClusterInputs<'_> {
                 );
             }
         };
-        let ignored = config.ignore_preflight_errors.as_deref().unwrap_or_default();
+        let ignored = config
+            .ignore_preflight_errors
+            .as_deref()
+            .unwrap_or_default();
         Ok(JoinMethod::Kubeadm {
             discovery: self.discovery()?,
             socket: format!("unix://{socket}"),

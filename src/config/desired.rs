@@ -13,8 +13,8 @@ use crate::model::{
 };
 
 pub use crate::{
-    config::cluster::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
     config::kernel::{KernelWish, ModuleWay},
+    model::cluster::{ClusterWish, Discovery, JoinKind, JoinMethod, NodeWish},
     model::packages::{PackageWish, Pin, Repository},
     tools::packages::Manager,
 };

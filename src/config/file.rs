@@ -9,11 +9,10 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::Consent,
     config::{
-        cluster::JoinKind,
-        desired::{Restart, RuntimeKind},
+        desired::{JoinKind, Restart, RuntimeKind},
         values::{
-            AbsolutePath, BranchKey, Build, CaHash, CdiPath, Fingerprint, PackagePattern, Proxy, Url,
-            VersionPattern, Word,
+            AbsolutePath, BranchKey, Build, CaHash, CdiPath, Fingerprint, PackagePattern, Proxy,
+            Url, VersionPattern, Word,
         },
     },
     model::{

@@ -5,6 +5,7 @@ use camino::Utf8PathBuf;
 use crate::{
     compat::matrix::Matrix,
     config::{
+        desired::ClusterWish,
         error::{ConfigError, ResolveError},
         layers::Layers,
         profile::Profile,
@@ -12,7 +13,7 @@ use crate::{
     },
     facts::Facts,
     host::{ReadFiles, trusted::Trusted},
-    model::secret::Secrets,
+    model::secret::{self, Secrets},
     state::bus,
 };
 
@@ -82,7 +83,7 @@ pub fn load(
     // What we wrote is not the machine's own configuration.
     sources.retain(|entry| entry.binary && !entry.is_ours());
     let reserved = bus::reserved(files, &facts.gpus).map_err(ConfigError::Files)?;
-    resolve::resolve(Inputs {
+    let resolution = resolve::resolve(Inputs {
         choice: &choice,
         layers: &layers,
         facts,
@@ -90,5 +91,24 @@ pub fn load(
         sources: &sources,
         reserved: &reserved,
         flags: &ask.flags,
-    })
+    })?;
+    if let Some(cluster) = &resolution.desired.cluster {
+        learn(files, cluster, &ask.secrets);
+    }
+    Ok(resolution)
+}
+
+/// Learns the secrets in files that the cluster's settings name, so that nothing shows them. A file that cannot be
+/// read has none that anybody could show, and the step `cluster.join` says so.
+fn learn(files: &dyn ReadFiles, cluster: &ClusterWish, secrets: &Secrets) {
+    let named = cluster
+        .method
+        .secret_files()
+        .into_iter()
+        .chain(&cluster.access);
+    for path in named {
+        if let Ok(Some(text)) = files.read_text(path) {
+            secret::in_file(&text).for_each(|secret| secrets.learn(&secret));
+        }
+    }
 }

@@ -255,11 +255,17 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
         }
         Undo::RestoreLabels { node, labels } => {
             names.push(node);
-            let values = labels.iter().flat_map(|(key, value)| [Some(key), value.as_ref()]);
+            let values = labels
+                .iter()
+                .flat_map(|(key, value)| [Some(key), value.as_ref()]);
             names.extend(values.flatten().map(String::as_str));
         }
         Undo::RestoreSysctls { values } => {
-            names.extend(values.iter().flat_map(|(name, value)| [name.as_str(), value]));
+            names.extend(
+                values
+                    .iter()
+                    .flat_map(|(name, value)| [name.as_str(), value]),
+            );
         }
         Undo::TurnOnSwap { areas } => names.extend(strs(areas)),
         Undo::Several { undos } => undos.iter().for_each(|undo| names_of_undo(undo, names)),

@@ -4,11 +4,58 @@ use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::model::kubernetes::{Labels, Taint};
+use crate::model::{
+    kubernetes::{Labels, Taint},
+    packages::PackageWish,
+};
+
+/// Ways to join a cluster, as settings name them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum JoinKind {
+    /// The machine joins no cluster.
+    #[default]
+    None,
+    /// `kubeadm join`.
+    Kubeadm,
+    /// The agent of k3s.
+    K3s,
+    /// The agent of RKE2.
+    Rke2,
+    /// EKS: `nodeadm`, which Amazon's images bring.
+    Eks,
+    /// A command of the administrator's.
+    Command,
+    /// The machine is a node already: its provider has joined it.
+    Managed,
+}
+
+/// The cluster that the machine belongs to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct ClusterWish {
+    /// How it joins.
+    pub method: JoinMethod,
+    /// What the node is registered with.
+    pub node: NodeWish,
+    /// What is installed for it.
+    pub packages: Vec<PackageWish>,
+    /// A kubeconfig that may change nodes.
+    #[schemars(with = "Option<String>")]
+    pub access: Option<Utf8PathBuf>,
+    /// Seconds for each part of an attempt to join: to find the cluster, to get a certificate, to start the kubelet.
+    pub timeout_seconds: u64,
+    /// Seconds until the node must be Ready.
+    pub ready_timeout_seconds: u64,
+}
 
 /// How a machine joins, with what that needs. No secret is in here: only the paths of files that have one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "join", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+#[serde(
+    tag = "join",
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case"
+)]
 pub enum JoinMethod {
     /// `kubeadm join`.
     Kubeadm {
@@ -54,7 +101,11 @@ pub enum JoinMethod {
 
 /// How kubeadm finds the cluster, and trusts what it finds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "by", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+#[serde(
+    tag = "by",
+    rename_all = "kebab-case",
+    rename_all_fields = "kebab-case"
+)]
 pub enum Discovery {
     /// By a bootstrap token.
     Token {

@@ -19,9 +19,9 @@ pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
         let (name, value) = (line.split_once('='))
             .filter(|(name, _)| is_name(name))
             .ok_or_else(|| format!("line {number} is not `NAME=VALUE`"))?;
-        let bare = ['"', '\''].into_iter().find_map(|quote| {
-            value.strip_prefix(quote)?.strip_suffix(quote)
-        });
+        let bare = ['"', '\'']
+            .into_iter()
+            .find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote));
         variables.push((name.to_owned(), bare.unwrap_or(value).to_owned()));
     }
     Ok(variables)
@@ -40,7 +40,12 @@ mod tests {
             .collect();
         assert_eq!(
             pairs,
-            [("TOKEN", "abc=def"), ("URL", "https://a"), ("PLAIN", "a b"), ("EMPTY", "")]
+            [
+                ("TOKEN", "abc=def"),
+                ("URL", "https://a"),
+                ("PLAIN", "a b"),
+                ("EMPTY", "")
+            ]
         );
         for text in ["A=1\nexport B=2", "A=1\nsecret", "A=1\n1=2"] {
             assert_eq!(parse(text).expect_err(text), "line 2 is not `NAME=VALUE`");

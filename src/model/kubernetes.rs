@@ -197,9 +197,8 @@ fn is_name(text: &str) -> bool {
 #[must_use]
 pub fn is_subdomain(text: &str) -> bool {
     let part = |part: &str| {
-        let ends = |c: Option<char>| {
-            c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
-        };
+        let ends =
+            |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
         ends(part.chars().next())
             && ends(part.chars().next_back())
             && (part.chars()).all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
@@ -362,7 +361,10 @@ mod tests {
     fn a_version_has_a_minor_and_perhaps_a_patch() {
         for (text, shown) in [("1.34", "1.34"), ("v1.34.4", "1.34.4")] {
             let version: KubernetesVersion = text.parse().expect(text);
-            assert_eq!((version.to_string(), version.series()), (shown.into(), "1.34".into()));
+            assert_eq!(
+                (version.to_string(), version.series()),
+                (shown.into(), "1.34".into())
+            );
         }
         for text in ["1", "2.34", "1.34.4.1", "1.x", ""] {
             text.parse::<KubernetesVersion>().expect_err(text);

@@ -4,7 +4,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     change::unread,
-    config::desired::{Daemon, RuntimeWish},
+    config::desired::{Daemon, JoinMethod, RuntimeWish},
     model::{
         document::{Document, FileSettings, Format},
         paths,
@@ -195,13 +195,18 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
         // The daemon's own words are in `effective`.
         Ok(None) | Err(_) => None,
     };
+    // kubeadm's kubelet lets systemd make the control groups (Kubernetes, "Configuring a cgroup driver"), and this
+    // machine has systemd.
+    let for_kubelet = (cx.desired.cluster.as_ref())
+        .is_some_and(|cluster| matches!(cluster.method, JoinMethod::Kubeadm { .. }));
     let runtime = layout::Runtime {
         name: NVIDIA,
         program: PROGRAM_PATH,
         kept,
         default: wish.nvidia_default,
         cdi: cx.desired.cdi.is_some(),
-        systemd_cgroup: cgroup,
+        systemd_cgroup: if for_kubelet { Some(true) } else { cgroup },
+        for_kubelet,
     };
     let version = cx.state.containerd_version().await;
     let read = layout::settings(&files, version, &runtime).map_err(|why| Broken {

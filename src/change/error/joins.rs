@@ -117,7 +117,9 @@ impl Report for JoinError {
 
     fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::Secret { .. } => "write the secret into the file, with `chmod 600`, then run the command again",
+            Self::Secret { .. } => {
+                "write the secret into the file, with `chmod 600`, then run the command again"
+            }
             Self::Kubeadm { fault, .. } => match fault {
                 Fault::TokenUnknown | Fault::TokenWrong => {
                     "make a new token with `kubeadm token create` on the control plane (`kubeadm token list` shows \
@@ -132,7 +134,9 @@ impl Report for JoinError {
                      then run the command again"
                 }
                 Fault::Unavailable => "see how the control plane is, then run the command again",
-                Fault::Clock => "set the clock (`timedatectl` shows it), then run the command again",
+                Fault::Clock => {
+                    "set the clock (`timedatectl` shows it), then run the command again"
+                }
                 Fault::Kubelet => {
                     "see what `journalctl --unit kubelet` says; the machine is joinable as before"
                 }

@@ -53,7 +53,12 @@ impl Applier {
             _ => None,
         };
         // The machine must be able to join with the next attempt.
-        if self.has_begun()? || self.host.files.exists(Utf8Path::new(kubeadm::KUBELET_CONF))? {
+        if self.has_begun()?
+            || self
+                .host
+                .files
+                .exists(Utf8Path::new(kubeadm::KUBELET_CONF))?
+        {
             self.reset(socket, sink).await?;
         }
         Err(JoinError::Kubeadm {
@@ -112,7 +117,10 @@ impl Applier {
 
     /// Whether kubeadm has begun to join and has not ended.
     fn has_begun(&self) -> Result<bool, ChangeError> {
-        Ok(self.host.files.exists(Utf8Path::new(kubeadm::BOOTSTRAP_CONF))?)
+        Ok(self
+            .host
+            .files
+            .exists(Utf8Path::new(kubeadm::BOOTSTRAP_CONF))?)
     }
 
     async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
@@ -127,7 +135,10 @@ impl Applier {
         socket: &str,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
-        let joined = self.host.files.exists(Utf8Path::new(kubeadm::KUBELET_CONF))?;
+        let joined = self
+            .host
+            .files
+            .exists(Utf8Path::new(kubeadm::KUBELET_CONF))?;
         if !joined && !self.has_begun()? {
             return Ok(Reverted::Nothing {
                 why: "the machine is no node any more".to_owned(),

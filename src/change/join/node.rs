@@ -98,15 +98,20 @@ impl Applier {
             let labels = labels.map(|(key, value)| (key.as_str(), Some(value.as_str())));
             let (kubectl, kubeconfig) = self.own_access(name)?;
             let cmd = kubectl.label(kubeconfig, name, labels);
-            self.tool(&format!("label node `{name}`"), &cmd, sink).await?;
+            self.tool(&format!("label node `{name}`"), &cmd, sink)
+                .await?;
         }
         if let Some(taint) = &admission.startup_taint
             && let Some(access) = &admission.access
         {
             let (kubectl, _) = self.own_access(name)?;
             let cmd = kubectl.untaint(access, name, taint);
-            self.tool(&format!("remove the startup taint of node `{name}`"), &cmd, sink)
-                .await?;
+            self.tool(
+                &format!("remove the startup taint of node `{name}`"),
+                &cmd,
+                sink,
+            )
+            .await?;
         }
         Ok(())
     }
@@ -130,10 +135,8 @@ impl Applier {
         if !output.ok() {
             return Ok(None);
         }
-        let node = kubectl::parse_node(&output.stdout).map_err(|why| ChangeError::Unreadable {
-            what: what(),
-            why,
-        })?;
+        let node = kubectl::parse_node(&output.stdout)
+            .map_err(|why| ChangeError::Unreadable { what: what(), why })?;
         Ok(Some(node))
     }
 
@@ -169,7 +172,9 @@ impl Applier {
             return nothing("the cluster does not know the node, or cannot be asked");
         }
         let (kubectl, kubeconfig) = self.own_access(name)?;
-        let before = labels.iter().map(|(key, value)| (key.as_str(), value.as_deref()));
+        let before = labels
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_deref()));
         let cmd = kubectl.label(kubeconfig, name, before);
         let what = format!("give node `{name}` its former labels");
         self.tool(&what, &cmd, sink).await?;

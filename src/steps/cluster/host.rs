@@ -140,12 +140,7 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
 }
 
 /// What is missing in the kernel that runs.
-fn now(
-    state: &KernelState,
-    may_swap: bool,
-    whys: &mut Vec<String>,
-    changes: &mut Vec<Change>,
-) {
+fn now(state: &KernelState, may_swap: bool, whys: &mut Vec<String>, changes: &mut Vec<Change>) {
     for module in &state.missing {
         whys.push(format!("kernel module `{module}` is not loaded"));
         changes.push(Change::LoadModule {

@@ -354,7 +354,11 @@ pub(in crate::steps) mod fixtures {
                 },
                 method,
                 node: NodeWish {
-                    taints: vec!["nvidia.com/gpu=present:NoSchedule".parse().expect("a taint")],
+                    taints: vec![
+                        "nvidia.com/gpu=present:NoSchedule"
+                            .parse()
+                            .expect("a taint"),
+                    ],
                     startup_taint: "starting:NoSchedule".parse().ok(),
                     ..NodeWish::default()
                 },
@@ -414,7 +418,10 @@ mod tests {
         };
         assert!(matches!(
             &changes[..],
-            [Change::EnableUnit { start: false, .. }, Change::JoinCluster { .. }]
+            [
+                Change::EnableUnit { start: false, .. },
+                Change::JoinCluster { .. }
+            ]
         ));
     }
 
@@ -468,7 +475,10 @@ mod tests {
         };
         assert!(matches!(
             &changes[..],
-            [Change::WriteFile { mode: 0o600, .. }, Change::JoinCluster { .. }]
+            [
+                Change::WriteFile { mode: 0o600, .. },
+                Change::JoinCluster { .. }
+            ]
         ));
     }
 

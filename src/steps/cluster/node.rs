@@ -210,7 +210,10 @@ mod tests {
             ..good
         };
         let (why, admission_) = admission(&joined(Registered::Node(Box::new(not_ready))));
-        assert!(why.contains("no network") && why.contains("label team is missing"), "{why}");
+        assert!(
+            why.contains("no network") && why.contains("label team is missing"),
+            "{why}"
+        );
         assert!(admission_.startup_taint.is_none() && admission_.labels.len() == 1);
     }
 
@@ -221,7 +224,10 @@ mod tests {
             Registered::Silent("no answer".to_owned()),
         ] {
             let (why, admission) = admission(&joined(says));
-            assert!(why.contains("gpu-1") && admission.startup_taint.is_some(), "{why}");
+            assert!(
+                why.contains("gpu-1") && admission.startup_taint.is_some(),
+                "{why}"
+            );
         }
         assert!(matches!(
             decide(&NodeState::NotJoined, &with_kubeadm(&[])),

@@ -38,6 +38,8 @@ pub struct Runtime<'a> {
     pub cdi: bool,
     /// Whether systemd makes the control groups of containers; `None` if the files say it.
     pub systemd_cgroup: Option<bool>,
+    /// Whether it has to make those of runc's containers, too: a kubelet will demand it.
+    pub for_kubelet: bool,
 }
 
 /// The version of containerd, as far as it matters here.
@@ -178,7 +180,19 @@ pub fn settings(
     let name = ["containerd", "runtimes", runtime.name];
     let at = place(&name);
     let file = &files[at];
-    if version.is_none_or(Version::forgets_runc) && !file.has(&["containerd", "runtimes"]) {
+    if runtime.for_kubelet {
+        let runc = ["containerd", "runtimes", "runc"];
+        let at = place(&runc);
+        wanted.push((
+            at,
+            Setting {
+                key: files[at].plugin(&runc),
+                value: Some(with_systemd(
+                    files[at].document.get(&files[at].plugin(&runc)),
+                )),
+            },
+        ));
+    } else if version.is_none_or(Version::forgets_runc) && !file.has(&["containerd", "runtimes"]) {
         let runc = ["containerd", "runtimes", "runc"];
         wanted.push((
             at,
@@ -264,6 +278,22 @@ pub fn settings(
     Ok(settings)
 }
 
+/// The entry of runc, whose control groups systemd makes.
+fn with_systemd(entry: Option<Value>) -> Value {
+    let mut entry = match entry {
+        Some(Value::Object(entry)) => entry,
+        _ => Map::new(),
+    };
+    entry.entry("runtime_type").or_insert_with(|| json!(RUNC));
+    let options = entry
+        .entry("options")
+        .or_insert_with(|| Value::Object(Map::new()));
+    if let Value::Object(options) = options {
+        options.insert("SystemdCgroup".to_owned(), json!(true));
+    }
+    Value::Object(entry)
+}
+
 fn set(key: &[&str], value: Value) -> Setting {
     Setting {
         key: key.iter().map(ToString::to_string).collect(),
@@ -318,6 +348,7 @@ mod tests {
         default: false,
         cdi: true,
         systemd_cgroup: None,
+        for_kubelet: false,
     };
 
     fn file(path: &str, text: &str) -> ConfigFile {
@@ -374,7 +405,30 @@ mod tests {
             default: true,
             ..NVIDIA
         };
-        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 9] = [
+        let kubelets = Runtime {
+            systemd_cgroup: Some(true),
+            for_kubelet: true,
+            ..NVIDIA
+        };
+        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 12] = [
+            (
+                "no file, 1.6, for a kubelet",
+                vec![absent.clone()],
+                Version(1, 6),
+                kubelets,
+            ),
+            (
+                "the file of Docker's package, 1.7, for a kubelet",
+                vec![file(ROOT, docker)],
+                Version(1, 7),
+                kubelets,
+            ),
+            (
+                "version 3, 2.1, for a kubelet",
+                vec![file(ROOT, three)],
+                Version(2, 1),
+                kubelets,
+            ),
             ("no file, 1.6", vec![absent.clone()], Version(1, 6), NVIDIA),
             ("no file, 2.2", vec![absent.clone()], Version(2, 2), NVIDIA),
             ("no file, 2.3", vec![absent], Version(2, 3), NVIDIA),

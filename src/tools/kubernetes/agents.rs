@@ -74,7 +74,9 @@ mod tests {
             ("nvidia.com/gpu.present".to_owned(), "true".to_owned()),
             ("team".to_owned(), "research".to_owned()),
         ]);
-        let taints = ["nvidia.com/gpu=present:NoSchedule".parse().expect("a taint")];
+        let taints = ["nvidia.com/gpu=present:NoSchedule"
+            .parse()
+            .expect("a taint")];
         let token = Utf8PathBuf::from("/etc/gpu-bootstrap/join-token");
         insta::assert_snapshot!(configuration(
             "https://10.0.0.1:6443",

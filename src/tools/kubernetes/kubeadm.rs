@@ -92,9 +92,7 @@ pub fn join_configuration(found: &Found<'_>, node: &Registration<'_>) -> Secret 
         extra.push(json!({"name": "node-labels", "value": label_list(node.labels)}));
     }
     let taints: Vec<Value> = (node.taints.iter())
-        .map(|taint| {
-            json!({"key": taint.key, "value": taint.value, "effect": taint.effect.name()})
-        })
+        .map(|taint| json!({"key": taint.key, "value": taint.value, "effect": taint.effect.name()}))
         .collect();
     let seconds = format!("{}s", node.timeout.as_secs());
     let configuration = json!({
@@ -145,8 +143,7 @@ pub fn reset(socket: &str) -> Cmd {
 #[must_use]
 pub fn is_token(text: &str) -> bool {
     let small = |part: &str, length: usize| {
-        part.len() == length
-            && (part.bytes()).all(|b| b.is_ascii_digit() || b.is_ascii_lowercase())
+        part.len() == length && (part.bytes()).all(|b| b.is_ascii_digit() || b.is_ascii_lowercase())
     };
     (text.split_once('.')).is_some_and(|(id, secret)| small(id, 6) && small(secret, 16))
 }
@@ -243,7 +240,9 @@ mod tests {
             ("nvidia.com/gpu.present".to_owned(), "true".to_owned()),
             ("team".to_owned(), "research".to_owned()),
         ]);
-        let taints = ["nvidia.com/gpu=present:NoSchedule".parse().expect("a taint")];
+        let taints = ["nvidia.com/gpu=present:NoSchedule"
+            .parse()
+            .expect("a taint")];
         let node = Registration {
             name: "gpu-1",
             socket: "unix:///run/containerd/containerd.sock",

@@ -94,7 +94,13 @@ impl Kubectl {
     #[must_use]
     pub fn drain(self, kubeconfig: &Utf8Path, name: &str, timeout: Duration) -> Cmd {
         let limit = format!("--timeout={}s", timeout.as_secs());
-        let own = ["drain", name, "--ignore-daemonsets", "--delete-emptydir-data", &limit];
+        let own = [
+            "drain",
+            name,
+            "--ignore-daemonsets",
+            "--delete-emptydir-data",
+            &limit,
+        ];
         let args = self.args(kubeconfig, &own);
         Cmd::new(self.program, args.into_iter().map(str::to_owned)).deadline(timeout + DEADLINE)
     }
@@ -250,7 +256,10 @@ mod tests {
             ]
         );
         assert_eq!(node.allocatable_gpus.as_deref(), Some("8"));
-        let ready = NODE.replace(r#""status": "False", "reason""#, r#""status": "True", "reason""#);
+        let ready = NODE.replace(
+            r#""status": "False", "reason""#,
+            r#""status": "True", "reason""#,
+        );
         let node = parse_node(&ready).expect("a node");
         assert_eq!((node.ready, node.why), (true, None));
         let new = parse_node(r#"{"metadata": {"name": "gpu-1"}}"#).expect("a node");

@@ -44,7 +44,9 @@ mod tests {
     #[test]
     fn the_configuration_is_a_node_config() {
         let labels = Labels::from([("team".to_owned(), "research".to_owned())]);
-        let taints = ["nvidia.com/gpu=present:NoSchedule".parse().expect("a taint")];
+        let taints = ["nvidia.com/gpu=present:NoSchedule"
+            .parse()
+            .expect("a taint")];
         insta::assert_snapshot!(configuration(&labels, &taints));
     }
 }
