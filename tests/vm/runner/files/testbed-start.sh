@@ -6,6 +6,13 @@ mount --bind "$here/pci/devices" /sys/bus/pci/devices
 mount --bind "$here/pci/drivers" /sys/bus/pci/drivers
 mount --bind "$here/osrelease" /proc/sys/kernel/osrelease
 mount --bind "$here/version" /proc/version
+if [ -d "$here/cluster" ]; then
+    # What a kubelet reads and cannot write in a container.
+    [ -e /dev/kmsg ] || mknod -m 600 /dev/kmsg c 1 11
+    find "$here/cluster/sys" -type f -printf '%P\n' | while read -r name; do
+        mount --bind "$here/cluster/sys/$name" "/proc/sys/$name"
+    done
+fi
 if [ -e "$here/kernel" ]; then
     # Nothing is loaded yet: "$here/kernel" loads what is asked for.
     mkdir -p /run/testbed-kernel/module

@@ -21,7 +21,8 @@ use crate::sh::Cmd;
 use crate::simulation::StandIns;
 use crate::tables::{Machines, Root};
 use crate::{
-    almalinux, disk_image, image, lock, modules, needs, qemu, repo, rootfs, toolkit, ubuntu,
+    almalinux, disk_image, image, kubernetes, lock, modules, needs, qemu, repo, rootfs, toolkit,
+    ubuntu,
 };
 
 /// Programs that are compiled from the repository.
@@ -38,6 +39,8 @@ pub struct Wanted {
     pub images: BTreeSet<String>,
     /// Those of them whose machines carry compiled modules.
     pub carried: BTreeSet<String>,
+    /// Root filesystems of machines beside a control plane of Kubernetes.
+    pub clusters: BTreeSet<String>,
     /// Whether some machine is emulated.
     pub qemu: bool,
 }
@@ -53,6 +56,10 @@ pub struct Assets {
     served: BTreeMap<String, Served>,
     /// The same for Ubuntu.
     ubuntu: BTreeMap<String, repo::Repositories>,
+    /// By root filesystem, what machines beside a control plane are served instead.
+    clusters: BTreeMap<String, repo::Repositories>,
+    /// The folder of Kubernetes' programs, if some machine is beside a control plane.
+    pub kubernetes: Option<PathBuf>,
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
@@ -62,8 +69,12 @@ pub struct Assets {
 }
 
 impl Assets {
-    /// The repositories for machines of a root filesystem.
-    pub fn repositories(&self, root: &str) -> &repo::Repositories {
+    /// The repositories for machines of a root filesystem; `cluster` says that they are beside a
+    /// control plane.
+    pub fn repositories(&self, root: &str, cluster: bool) -> &repo::Repositories {
+        if let Some(repositories) = self.clusters.get(root).filter(|_| cluster) {
+            return repositories;
+        }
         match (self.served.get(root), self.ubuntu.get(root)) {
             (Some(served), _) => &served.repositories,
             (None, Some(repositories)) => repositories,
@@ -95,7 +106,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             })
             .and_then(|toolkit| {
                 let repositories = timed("signed repositories of stand-in packages", || {
-                    repo::build(bed, &packages, &toolkit, &mirror)
+                    repo::build(bed, &packages, &toolkit, None, &mirror)
                 })?;
                 let mut served = BTreeMap::new();
                 for number in numbers.values() {
@@ -104,17 +115,31 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
                     })?;
                     served.insert(number.clone(), one);
                 }
-                let mut ubuntu = BTreeMap::new();
+                let (mut ubuntu, mut ubuntu_packages) = (BTreeMap::new(), BTreeMap::new());
                 for (name, row) in &ubuntus {
                     let files: Vec<PathBuf> =
                         row.packages.iter().map(|name| bed.here(name)).collect();
                     let packages = Packages::load(&files)?;
                     let one = timed(&format!("the same for {name}"), || {
-                        repo::build(bed, &packages, &toolkit, &mirror)
+                        repo::build(bed, &packages, &toolkit, None, &mirror)
                     })?;
                     ubuntu.insert((*name).clone(), one);
+                    ubuntu_packages.insert((*name).clone(), packages);
                 }
-                anyhow::Ok((repositories, served, ubuntu))
+                let (mut kubernetes, mut clusters) = (None, BTreeMap::new());
+                for name in &wanted.clusters {
+                    let programs =
+                        timed("Kubernetes, compiled", || kubernetes::build(bed, &mirror))?;
+                    let packages = ubuntu_packages.get(name).unwrap_or(&packages).clone();
+                    let real = Packages::load(&[bed.here("kubernetes.toml")])?;
+                    let one = timed(&format!("the same with Kubernetes for {name}"), || {
+                        let packages = packages.replaced_by(real);
+                        repo::build(bed, &packages, &toolkit, Some(&programs), &mirror)
+                    })?;
+                    clusters.insert(name.clone(), one);
+                    kubernetes = Some(programs);
+                }
+                anyhow::Ok((repositories, served, ubuntu, (clusters, kubernetes)))
             })
         });
         let compiled = scope.spawn(|| match compile {
@@ -164,7 +189,8 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             roots.insert(name.clone(), disk);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
-        let (repositories, served, ubuntu) = repositories.join().map_err(joined)??;
+        let (repositories, served, ubuntu, (clusters, kubernetes)) =
+            repositories.join().map_err(joined)??;
         for (name, number) in &numbers {
             let spec = machines.root(name)?;
             let root = timed(&format!("root filesystem {name}"), || {
@@ -184,6 +210,8 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             modules: carried,
             repositories,
             ubuntu,
+            clusters,
+            kubernetes,
             served: (numbers.iter())
                 .map(|(name, number)| (name.clone(), served[number].clone()))
                 .collect(),
@@ -214,8 +242,8 @@ fn releases(machines: &Machines, roots: &BTreeSet<String>) -> Result<BTreeMap<St
 }
 
 /// Values for the templates of configurations, and of cases on machines of a root filesystem.
-pub fn values(assets: &Assets, root: &str) -> BTreeMap<String, String> {
-    let mut values = assets.repositories(root).values();
+pub fn values(assets: &Assets, root: &str, cluster: bool) -> BTreeMap<String, String> {
+    let mut values = assets.repositories(root, cluster).values();
     for (name, value) in [
         ("proxy", PROXY),
         ("mirror", &assets.mirror.main),

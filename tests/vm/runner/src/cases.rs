@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::cluster::{Behaviour, Wish};
 use crate::net::Line;
 use crate::serve::Serving;
 use crate::tables::{MachineSpec, Machines};
@@ -58,6 +59,8 @@ pub struct Case {
     /// A file of the repository that cloud-init gets as user-data, on a NoCloud seed disk. Without
     /// it the machine has no data source, and cloud-init does nothing.
     pub user_data: Option<PathBuf>,
+    /// A control plane of Kubernetes beside the machine.
+    pub cluster: Option<Wish>,
     /// Mebibytes of a container's disk of its own. Without this key a container has one, of
     /// [`ROOMY`], only if a step cuts the power.
     pub disk_mib: Option<u64>,
@@ -159,6 +162,8 @@ pub struct Step {
     pub server: Option<Serving>,
     /// The state of the machine's connection to the outside from now on.
     pub line: Option<Line>,
+    /// How the control plane behaves from now on.
+    pub control_plane: Option<Behaviour>,
     /// Waits until this script succeeds, across reboots that the machine makes by itself. A script
     /// that calls `exit` gives up.
     pub until: Option<String>,
@@ -383,6 +388,7 @@ fn check(case: &Case) -> Result<()> {
             step.boot.is_some(),
             step.server.is_some(),
             step.line.is_some(),
+            step.control_plane.is_some(),
             step.until.is_some(),
             step.cut_when.is_some(),
             step.cut_at_console.is_some(),
@@ -391,8 +397,8 @@ fn check(case: &Case) -> Result<()> {
         ];
         if kinds.iter().filter(|kind| **kind).count() != 1 {
             bail!(
-                "step `{}` needs one of `run`, `join`, `resumed`, `boot`, `server`, `line`, `until`, \
-                 `cut-when`, `cut-at-console`, `cut-at-records` and `unchanged`",
+                "step `{}` needs one of `run`, `join`, `resumed`, `boot`, `server`, `line`, \
+                 `control-plane`, `until`, `cut-when`, `cut-at-console`, `cut-at-records` and `unchanged`",
                 step.title
             );
         }
@@ -403,6 +409,9 @@ fn check(case: &Case) -> Result<()> {
                 "step `{}`: `background` belongs to `run`, `until-said` to `background`",
                 step.title
             );
+        }
+        if step.control_plane.is_some() && case.cluster.is_none() {
+            bail!("step `{}`: the case has no `cluster`", step.title);
         }
         let ignored = step.ignored();
         if !ignored.is_empty() {

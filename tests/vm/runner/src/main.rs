@@ -8,11 +8,13 @@ mod assets;
 mod bed;
 mod cases;
 mod claim;
+mod cluster;
 mod disk_image;
 mod documents;
 mod group;
 mod image;
 mod kernel;
+mod kubernetes;
 mod lock;
 mod loops;
 mod machine;
@@ -307,6 +309,9 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
             continue;
         }
         wanted.roots.insert(machine.root.clone());
+        if case.cluster.is_some() {
+            wanted.clusters.insert(machine.root.clone());
+        }
         if case.compile == Compile::Never {
             wanted.carried.insert(machine.root.clone());
         }

@@ -22,6 +22,8 @@ const PACKAGES: &[(&str, &str)] = &[
     ("fdisk", "/usr/sbin/sfdisk"),
     ("curl", "/usr/bin/curl"),
     ("mtools", "/usr/bin/mcopy"),
+    ("openssl", "/usr/bin/openssl"),
+    ("socat", "/usr/bin/socat"),
     ("openssh-client", "/usr/bin/ssh"),
     ("apt-utils", "/usr/bin/apt-ftparchive"),
     ("dpkg-dev", "/usr/bin/dpkg-buildpackage"),

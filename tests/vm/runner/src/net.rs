@@ -31,6 +31,10 @@ const SLOW: &str = "2mbit";
 /// The interface that delays incoming packets: traffic control shapes only what an interface sends.
 const QUEUE: &str = "slow0";
 
+/// The file of a namespace beside that of a machine, and the cable between them.
+const BESIDE: &str = "netns-beside";
+const CABLE: &str = "cluster";
+
 /// The namespace of one machine, kept alive by a file.
 #[derive(Clone, Debug)]
 pub struct Net {
@@ -188,16 +192,54 @@ impl Net {
     }
 }
 
-/// Releases the namespace in `run`; the kernel removes it with its last process.
+/// Creates a namespace in `run` beside that of a machine, connected with it by a cable, and returns the file
+/// that keeps it alive. `address` is at its end, `machine` with the length of the prefix at the other.
+pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<PathBuf> {
+    let file = run.join(BESIDE);
+    fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
+    let [there, here] = [&file, netns].map(|path| path.to_string_lossy());
+    let prefix = machine.split_once('/').map_or("32", |(_, prefix)| prefix);
+    Cmd::new(["unshare", &format!("--net={there}"), "true"])
+        .ok()
+        .context("cannot make a network namespace")?;
+    for (at, words) in [
+        (
+            &here,
+            format!("link add {CABLE} type veth peer name {CABLE}-end"),
+        ),
+        (&here, format!("link set {CABLE}-end netns {there}")),
+        (&here, format!("addr add {machine} dev {CABLE}")),
+        (&here, format!("link set {CABLE} up")),
+        (
+            &there,
+            format!("addr add {address}/{prefix} dev {CABLE}-end"),
+        ),
+        (&there, format!("link set {CABLE}-end up")),
+        (&there, "link set lo up".into()),
+    ] {
+        let enter = format!("--net={at}");
+        let argv = ["nsenter", &enter, "--", "ip"];
+        Cmd::new(argv.into_iter().chain(words.split(' ')))
+            .ok()
+            .context("cannot connect a network namespace")?;
+    }
+    Ok(file)
+}
+
+/// Releases the namespaces in `run`; the kernel removes each with its last process.
 pub fn destroy(run: &Path) -> Result<()> {
-    let file = run.join("netns");
+    release(&run.join(BESIDE))?;
+    release(&run.join("netns"))
+}
+
+fn release(file: &Path) -> Result<()> {
     if !file.exists() {
         return Ok(());
     }
     // EINVAL: nothing is mounted, because the machine was not completely made.
-    match umount2(&file, MntFlags::MNT_DETACH) {
+    match umount2(file, MntFlags::MNT_DETACH) {
         Ok(()) | Err(nix::errno::Errno::EINVAL) => {}
         Err(error) => bail!("cannot unmount {}: {error}", file.display()),
     }
-    fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))
+    fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))
 }

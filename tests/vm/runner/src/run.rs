@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::assets::{Assets, values};
 use crate::bed::Bed;
 use crate::cases::{Boot, Case, Compile, Step, fill};
+use crate::cluster::Cluster;
 use crate::machine::Machine;
 use crate::server::Server;
 use crate::sh::Done;
@@ -61,6 +62,7 @@ struct Running<'a> {
     machine: Machine,
     values: BTreeMap<String, String>,
     server: Server,
+    cluster: Option<Cluster>,
     before: Option<Snapshot>,
     plans: BTreeMap<String, String>,
     rows: Vec<Row>,
@@ -70,20 +72,24 @@ struct Running<'a> {
 pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
     let start = Instant::now();
     match create(stage, case) {
-        Ok((machine, server)) => {
+        Ok((machine, server, cluster)) => {
             let mut running = Running {
                 stage,
                 case,
-                values: values(stage.assets, &machine.spec().root),
+                values: known(stage, case, &machine.spec().root, cluster.as_ref()),
                 machine,
                 server,
+                cluster,
                 before: None,
                 plans: BTreeMap::new(),
                 rows: Vec::new(),
             };
             let place = running.machine.place_of_changes();
             running.row("make the machine", start, place);
-            let error = running.all().err();
+            let error = running.all().err().map(|error| match &running.cluster {
+                Some(cluster) => error.context(format!("the control plane:\n{}", cluster.said())),
+                None => error,
+            });
             if let Some(error) = &error {
                 running.hold(error);
             }
@@ -101,7 +107,19 @@ pub fn run(stage: &Stage<'_>, case: &Case) -> Outcome {
     }
 }
 
-fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
+/// Values for the templates of a case.
+fn known(
+    stage: &Stage<'_>,
+    case: &Case,
+    root: &str,
+    cluster: Option<&Cluster>,
+) -> BTreeMap<String, String> {
+    let mut known = values(stage.assets, root, case.cluster.is_some());
+    known.extend(cluster.into_iter().flat_map(|one| one.values().clone()));
+    known
+}
+
+fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Cluster>)> {
     let spec = stage.machines.machine(&case.machine)?;
     let root = stage
         .assets
@@ -131,17 +149,22 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
     if let Some(served) = stage.assets.served(&spec.root) {
         almalinux::configure(&machine.root(), served)?;
     }
+    let repositories = (stage.assets).repositories(&spec.root, case.cluster.is_some());
     if let Some(kernel) = &spec.kernel {
         let (root, stand_ins) = (machine.root(), &stage.assets.stand_ins);
-        ubuntu::configure(&root, kernel, stage.assets.repositories(&spec.root))?;
+        ubuntu::configure(&root, kernel, repositories)?;
         kernel::prepare(&root, kernel, stage.machines, spec, stand_ins)?;
     }
-    let server = Server::start(&machine, stage.assets.repositories(&spec.root))?;
+    let server = Server::start(&machine, repositories)?;
+    let cluster = match (&case.cluster, &stage.assets.kubernetes) {
+        (Some(wish), Some(programs)) => Some(Cluster::start(&machine, programs, wish)?),
+        _ => None,
+    };
     if let Some(name) = &case.config {
         let path = stage.bed.here("configs").join(&spec.configs).join(name);
         let template =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let text = fill(&template, &values(stage.assets, &spec.root))
+        let text = fill(&template, &known(stage, case, &spec.root, cluster.as_ref()))
             .with_context(|| path.display().to_string())?;
         let target = machine.root().join("etc/gpu-bootstrap");
         fs::create_dir_all(&target).context("cannot make a folder")?;
@@ -153,7 +176,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server)> {
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         seed::make(&machine.seed(), &case.name, &text)?;
     }
-    Ok((machine, server))
+    Ok((machine, server, cluster))
 }
 
 impl Running<'_> {
@@ -206,6 +229,9 @@ impl Running<'_> {
                 .map(|()| serving.tell())
         } else if let Some(line) = step.line {
             self.machine.line(line).map(|()| format!("{line:?}"))
+        } else if let Some(behaviour) = step.control_plane {
+            let cluster = self.cluster.as_mut().context("there is no control plane")?;
+            (cluster.behave(&self.machine, behaviour)).map(|()| format!("{behaviour:?}"))
         } else if let Some(script) = &step.until {
             fill(script, &self.values)
                 .and_then(|script| power::until(&mut self.machine, &script, step.reboots, limit))

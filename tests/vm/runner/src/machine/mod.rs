@@ -395,6 +395,16 @@ impl Machine {
         daemon(&self.frame.group.inside(Part::Support, &argv), log)
     }
 
+    /// A command of the host that serves the machine, in the host's network.
+    pub fn aside(&self, argv: &[String]) -> Cmd {
+        Cmd::new(self.frame.group.inside(Part::Support, argv))
+    }
+
+    /// Its directory for small files and short paths.
+    pub fn run(&self) -> &Path {
+        &self.frame.run
+    }
+
     /// The path of a log of something beside the machine.
     pub fn log(&self, name: &str) -> PathBuf {
         self.frame.dir.join(name)

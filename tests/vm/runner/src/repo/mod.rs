@@ -90,13 +90,23 @@ fn addresses<'a>(
     values
 }
 
-/// Builds the repositories of the table; `toolkit` holds the packages of the container toolkit.
-pub fn build(bed: &Bed, table: &Packages, toolkit: &Path, mirror: &Mirror) -> Result<Repositories> {
-    let recipe = format!("{} {table:?} {SIGN} {SOURCE:?}", toolkit.display());
+/// Builds the repositories of the table; `toolkit` holds the packages of the container toolkit,
+/// `programs` what the table takes from compiled programs, if it does.
+pub fn build(
+    bed: &Bed,
+    table: &Packages,
+    toolkit: &Path,
+    programs: Option<&Path>,
+    mirror: &Mirror,
+) -> Result<Repositories> {
+    let recipe = format!(
+        "{} {programs:?} {table:?} {SIGN} {SOURCE:?}",
+        toolkit.display()
+    );
     let dir = bed.cached("repository", &recipe, None, |dir| {
         let paths = (table.packages.iter()).flat_map(|package| package.from_debian.values());
         let binaries = binaries(bed, paths, mirror)?;
-        make(bed, dir, table, toolkit, &binaries)
+        make(bed, dir, table, toolkit, (&binaries, programs))
     })?;
     let mut places = BTreeMap::new();
     for (name, place) in &table.repositories {
@@ -149,7 +159,13 @@ fn binaries<'a>(
     })
 }
 
-fn make(bed: &Bed, dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path) -> Result<()> {
+fn make(
+    bed: &Bed,
+    dir: &Path,
+    table: &Packages,
+    toolkit: &Path,
+    (binaries, programs): (&Path, Option<&Path>),
+) -> Result<()> {
     let www = dir.join("www");
     let gpg = Gpg(Claim::take(bed, "keys")?);
     let files = (table.repositories.iter()).map(|(name, place)| (name.as_str(), &*place.key));
@@ -171,6 +187,7 @@ fn make(bed: &Bed, dir: &Path, table: &Packages, toolkit: &Path, binaries: &Path
     let source = stand_in::Source {
         keys: &keys,
         debian: binaries,
+        programs,
         values: &values,
     };
     let work = dir.join("work");

@@ -88,6 +88,8 @@ pub struct Source<'a> {
     pub keys: &'a BTreeMap<String, PathBuf>,
     /// Unpacked packages of Debian.
     pub debian: &'a Path,
+    /// Programs that the bed has compiled, if it did.
+    pub programs: Option<&'a Path>,
     /// Addresses of repositories, for templates.
     pub values: &'a BTreeMap<String, String>,
 }
@@ -122,6 +124,12 @@ pub fn build(
         modules: "/updates/dkms",
     };
     tree.files(&package.files, &package.from_debian, source)?;
+    for (path, name) in &package.from_programs {
+        let programs = source.programs.context("the programs are not compiled")?;
+        let real = programs.join(name);
+        fs::copy(&real, tree.place(path)?)
+            .with_context(|| format!("cannot copy {}", real.display()))?;
+    }
     for library in &package.libraries {
         tree.library(library, upstream)?;
     }
@@ -322,9 +330,10 @@ impl Tree<'_> {
                 writeln!(text, "{field}: {}", self.fill(&values.join(", "))?)?;
             }
         }
-        text.push_str(match package.from_debian.is_empty() {
-            true => "Description: stand-in of the test bed\n The vendor's name, nothing of its content.\n",
-            false => "Description: stand-in of the test bed\n The vendor's name, Debian's binaries.\n",
+        text.push_str(match (package.from_debian.is_empty(), package.from_programs.is_empty()) {
+            (true, true) => "Description: stand-in of the test bed\n The vendor's name, nothing of its content.\n",
+            (false, _) => "Description: stand-in of the test bed\n The vendor's name, Debian's binaries.\n",
+            (true, false) => "Description: stand-in of the test bed\n The vendor's name, its programs compiled by the bed.\n",
         });
         self.put("DEBIAN/control", "644", &text)?;
         if !package.conffiles.is_empty() {

@@ -93,6 +93,9 @@ pub struct Package {
     /// Real files of Debian's packages: path here = path there.
     #[serde(default)]
     pub from_debian: BTreeMap<String, String>,
+    /// Programs that the bed compiles from their Go modules: path here = name there.
+    #[serde(default)]
+    pub from_programs: BTreeMap<String, String>,
     /// Links: path = target.
     #[serde(default)]
     pub links: BTreeMap<String, String>,
@@ -221,6 +224,15 @@ impl Packages {
                 .with_context(|| format!("package `{}` is not valid", package.name))?;
         }
         Ok(table)
+    }
+
+    /// The same with the repositories of `other`, which replace those of the same name.
+    pub fn replaced_by(mut self, other: Packages) -> Packages {
+        self.packages
+            .retain(|package| !other.repositories.contains_key(&package.repository));
+        self.packages.extend(other.packages);
+        self.repositories.extend(other.repositories);
+        self
     }
 }
 

@@ -158,6 +158,7 @@ fn make(
     let source = Source {
         keys: &armoured,
         debian: binaries,
+        programs: None,
         values: &values,
     };
     let work = dir.join("work");

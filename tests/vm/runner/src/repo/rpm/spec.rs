@@ -287,6 +287,7 @@ mod tests {
         let source = Source {
             keys: &keys,
             debian: dir.path(),
+            programs: None,
             values: &values,
         };
         let work = Work {

@@ -1,0 +1,529 @@
+//! A control plane of Kubernetes beside the machine of a case: real etcd, API server and controller
+//! manager, prepared by real kubeadm. It has a network namespace of its own, which a cable connects
+//! with the machine's, and a root directory in which its files lie where kubeadm puts them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Deserialize;
+
+use crate::cases::fill;
+use crate::kubernetes::{API_SERVER, CONTROLLERS, ETCD, KUBEADM, KUBECTL};
+use crate::machine::Machine;
+use crate::sh::{Cmd, Done};
+use crate::simulation::INSIDE;
+use crate::{net, out};
+
+const ADDRESS: &str = "10.0.0.1";
+const PORT: u16 = 6443;
+/// The machine's end of the cable.
+const MACHINE: &str = "10.0.0.2/24";
+const STORE: &str = "http://127.0.0.1:2379";
+
+/// The longest time until a part of the control plane is ready: other machines boot meanwhile.
+const START: Duration = Duration::from_secs(180);
+
+const CONFIG: &str = include_str!("../../kubernetes/kubeadm.yaml");
+const ACCOUNT: &str = include_str!("../../kubernetes/node-manager.yaml");
+const NETWORK: &str = include_str!("../../kubernetes/bridge.conflist");
+const ADMIN: &str = include_str!("../files/cluster-admin.sh");
+const UNAVAILABLE: &str = include_str!("../files/unavailable.sh");
+
+/// In the root of the control plane.
+const ALL_RIGHTS: &str = "etc/kubernetes/super-admin.conf";
+const NO_CHECK: &str = "etc/kubernetes/no-check.conf";
+
+/// Files that a kubelet reads and cannot write in a container, with the values that it wants.
+const SYSCTLS: [(&str, &str); 3] = [
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("vm/overcommit_memory", "1"),
+];
+
+/// Makes a certificate of the API server that is valid from tomorrow on: the authority's own, for the
+/// key that is there.
+const TOMORROW: &str = r#"set -eu
+cd "$1/etc/kubernetes/pki"
+day=$(date -u -d tomorrow +%y%m%d%H%M%SZ)
+year=$(date -u -d 'next year' +%y%m%d%H%M%SZ)
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
+: >"$work/index"
+cat >"$work/ca.conf" <<END
+[ca]
+default_ca = one
+[one]
+database = $work/index
+new_certs_dir = $work
+rand_serial = yes
+default_md = sha256
+policy = any
+copy_extensions = copy
+[any]
+commonName = supplied
+END
+openssl req -new -key apiserver.key -subj /CN=kube-apiserver -addext "subjectAltName=IP:$2" -out "$work/request"
+openssl ca -batch -notext -config "$work/ca.conf" -cert ca.crt -keyfile ca.key \
+    -startdate "$day" -enddate "$year" -in "$work/request" -out tomorrow.crt
+"#;
+
+/// The control plane that a case wants.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Wish {
+    /// A file of the machine for the token that joins.
+    pub token_file: Option<String>,
+    /// A file of the machine for a kubeconfig whose account may drain and delete nodes.
+    pub kubeconfig: Option<String>,
+}
+
+/// How the control plane behaves from a step on.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Behaviour {
+    /// It works.
+    Up,
+    /// Connections are refused.
+    Down,
+    /// Connections are accepted, and nothing answers.
+    Silent,
+    /// It answers 503 to each request.
+    Unavailable,
+    /// Its certificate is valid from tomorrow on, so a machine that verifies it finds its own clock a
+    /// day behind.
+    Tomorrow,
+}
+
+/// A control plane.
+pub struct Cluster {
+    root: PathBuf,
+    programs: PathBuf,
+    netns: PathBuf,
+    /// What listens at its address: the API server, or what stands in its place.
+    door: Option<Child>,
+    /// Whether that is stopped by a signal.
+    stopped: bool,
+    starts: usize,
+    logs: Vec<PathBuf>,
+    values: BTreeMap<String, String>,
+}
+
+impl Cluster {
+    /// Starts it beside a machine that is not up yet, and gives the machine what a node needs.
+    pub fn start(machine: &Machine, programs: &Path, wish: &Wish) -> Result<Cluster> {
+        let mut cluster = Cluster {
+            root: machine.log("cluster"),
+            programs: programs.to_path_buf(),
+            netns: net::beside(machine.run(), machine.netns(), ADDRESS, MACHINE)?,
+            door: None,
+            stopped: false,
+            starts: 0,
+            logs: Vec::new(),
+            values: BTreeMap::new(),
+        };
+        cluster.lay()?;
+        cluster.tokens(machine)?;
+        for phase in [
+            ["certs", "all"],
+            ["kubeconfig", "all"],
+            ["control-plane", "all"],
+        ] {
+            cluster.phase(machine, &phase)?;
+        }
+        cluster.trust_all()?;
+        cluster.store(machine)?;
+        cluster.behave(machine, Behaviour::Up)?;
+        cluster.controllers(machine)?;
+        for phase in [&["upload-config", "all"][..], &["bootstrap-token"]] {
+            cluster.phase(machine, phase)?;
+        }
+        cluster.admit(machine)?;
+        cluster.equip(machine, wish)?;
+        Ok(cluster)
+    }
+
+    /// Values for templates.
+    pub fn values(&self) -> &BTreeMap<String, String> {
+        &self.values
+    }
+
+    /// Behaves in this way from now on. Existing connections are cut.
+    pub fn behave(&mut self, machine: &Machine, behaviour: Behaviour) -> Result<()> {
+        if behaviour == Behaviour::Silent {
+            let door = self.door.as_ref().context("nothing listens")?;
+            self.stopped = true;
+            return signal(door, Signal::SIGSTOP);
+        }
+        if self.stopped && behaviour == Behaviour::Up {
+            let door = self.door.as_ref().context("nothing listens")?;
+            self.stopped = false;
+            return signal(door, Signal::SIGCONT);
+        }
+        if let Some(mut door) = self.door.take() {
+            self.stopped = false;
+            door.kill().context("cannot end the API server")?;
+            door.wait().context("cannot wait for the API server")?;
+        }
+        let more: &[&str] = match behaviour {
+            Behaviour::Down | Behaviour::Silent => return Ok(()),
+            Behaviour::Unavailable => return self.refuse(machine),
+            Behaviour::Up => &[],
+            Behaviour::Tomorrow => {
+                let root = self.root.to_string_lossy();
+                Cmd::new(["/bin/sh", "-c", TOMORROW, "sh", &root, ADDRESS])
+                    .ok()
+                    .context("cannot make a certificate")?;
+                &["--tls-cert-file=/etc/kubernetes/pki/tomorrow.crt"]
+            }
+        };
+        let mut argv = self.manifest(API_SERVER)?;
+        argv.extend(more.iter().map(|word| (*word).to_string()));
+        self.door = Some(self.daemon(machine, API_SERVER, argv)?);
+        let ready = ["--kubeconfig", NO_CHECK, "get", "--raw", "/readyz"];
+        self.wait("the API server", || {
+            Ok(self.program(machine, KUBECTL, &ready).run()?.code == 0)
+        })
+    }
+
+    /// The end of each log, for a case that failed.
+    pub fn said(&self) -> String {
+        let tail = |log: &PathBuf| {
+            let text = fs::read_to_string(log).unwrap_or_default();
+            let name = log.file_name().unwrap_or_default().to_string_lossy();
+            format!("{name}:\n{}", out::tail(&text, 12))
+        };
+        self.logs.iter().map(tail).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Makes its root directory.
+    fn lay(&self) -> Result<()> {
+        let bin = self.root.join("usr/bin");
+        for dir in [
+            &bin,
+            &self.root.join("tmp"),
+            &self.root.join("etc/kubernetes"),
+        ] {
+            fs::create_dir_all(dir).context("cannot make a folder")?;
+        }
+        for name in [KUBEADM, KUBECTL, API_SERVER, CONTROLLERS] {
+            fs::hard_link(self.programs.join(name), bin.join(name))
+                .with_context(|| format!("cannot link {name}"))?;
+        }
+        Ok(())
+    }
+
+    /// Makes tokens: one that joins, one that is expired, one that never was.
+    fn tokens(&mut self, machine: &Machine) -> Result<()> {
+        for name in ["join-token", "expired-token", "wrong-token"] {
+            let done = self
+                .program(machine, KUBEADM, &["token", "generate"])
+                .ok()?;
+            self.values.insert(name.into(), done.stdout.trim().into());
+        }
+        let version = self
+            .program(machine, KUBEADM, &["version", "--output=short"])
+            .ok()?
+            .stdout;
+        for (name, value) in [
+            ("api-server", format!("{ADDRESS}:{PORT}")),
+            ("address", ADDRESS.into()),
+            ("port", PORT.to_string()),
+            ("etcd", STORE.into()),
+            ("version", version.trim().into()),
+        ] {
+            self.values.insert(name.into(), value);
+        }
+        let text = fill(CONFIG, &self.values)?;
+        fs::write(self.root.join("kubeadm.yaml"), text).context("cannot write a configuration")?;
+        for name in ["address", "port", "etcd", "version"] {
+            self.values.remove(name);
+        }
+        Ok(())
+    }
+
+    fn phase(&self, machine: &Machine, phase: &[&str]) -> Result<Done> {
+        let mut arguments = vec!["init", "phase"];
+        arguments.extend(phase);
+        arguments.extend(["--config", "/kubeadm.yaml"]);
+        self.program(machine, KUBEADM, &arguments).ok()
+    }
+
+    /// Writes a kubeconfig that accepts every certificate, to ask whether the API server is ready.
+    fn trust_all(&self) -> Result<()> {
+        let text =
+            fs::read_to_string(self.root.join(ALL_RIGHTS)).context("cannot read a kubeconfig")?;
+        let text: Vec<&str> = (text.lines())
+            .map(
+                |line| match line.trim().starts_with("certificate-authority-data:") {
+                    true => "    insecure-skip-tls-verify: true",
+                    false => line,
+                },
+            )
+            .collect();
+        fs::write(self.root.join(NO_CHECK), text.join("\n")).context("cannot write a kubeconfig")
+    }
+
+    fn store(&mut self, machine: &Machine) -> Result<()> {
+        let argv = [
+            self.programs.join(ETCD).to_string_lossy().into_owned(),
+            format!("--data-dir={}", self.root.join("etcd").display()),
+            format!("--listen-client-urls={STORE}"),
+            format!("--advertise-client-urls={STORE}"),
+            "--listen-peer-urls=http://127.0.0.1:2380".into(),
+            "--logger=zap".into(),
+        ];
+        let log = self.log(ETCD);
+        let argv = self.inside(argv.to_vec());
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        // It ends with the machine.
+        machine.beside(&argv, &log).map(drop)
+    }
+
+    fn controllers(&mut self, machine: &Machine) -> Result<()> {
+        let mut argv = self.manifest(CONTROLLERS)?;
+        // It is alone.
+        argv.push("--leader-elect=false".into());
+        self.daemon(machine, CONTROLLERS, argv).map(drop)
+    }
+
+    /// Lets machines join, and makes the account of a person who manages nodes.
+    fn admit(&mut self, machine: &Machine) -> Result<()> {
+        let token = self.value("join-token").to_string();
+        let created = [
+            "token",
+            "create",
+            &token,
+            "--print-join-command",
+            "--kubeconfig",
+        ];
+        let done = self.program(machine, KUBEADM, &[&created[..], &[ALL_RIGHTS]].concat());
+        let said = done.ok()?.stdout;
+        let hash = (said.split_whitespace())
+            .find(|word| word.starts_with("sha256:"))
+            .context("kubeadm prints no hash of the authority")?;
+        let wrong: String = hash.chars().rev().take(64).collect();
+        self.values
+            .insert("wrong-ca-hash".into(), format!("sha256:{wrong}"));
+        self.values.insert("ca-hash".into(), hash.into());
+        let apply = self.kubectl(&["apply", "--filename", "-"]);
+        self.program(machine, KUBECTL, &apply).stdin(ACCOUNT).ok()?;
+        let (id, _) = token.split_once('.').context("a token has two parts")?;
+        let signed = format!("jsonpath={{.data.jws-kubeconfig-{id}}}");
+        let signed = self.kubectl(&[
+            "get",
+            "configmap",
+            "cluster-info",
+            "--namespace=kube-public",
+            "--output",
+            &signed,
+        ]);
+        self.wait("the signature of the cluster's description", || {
+            let done = self.program(machine, KUBECTL, &signed).run()?;
+            Ok(done.code == 0 && !done.stdout.trim().is_empty())
+        })?;
+        let (id, _) = self
+            .value("expired-token")
+            .split_once('.')
+            .unwrap_or_default();
+        let expired = format!("secret/bootstrap-token-{id}");
+        let expired = self.kubectl(&[
+            "get",
+            &expired,
+            "--namespace=kube-system",
+            "--ignore-not-found",
+        ]);
+        self.wait("the end of the expired token", || {
+            let done = self.program(machine, KUBECTL, &expired).run()?;
+            Ok(done.code == 0 && done.stdout.trim().is_empty())
+        })
+    }
+
+    /// Gives the machine what a node needs, and what its case asks for.
+    fn equip(&self, machine: &Machine, wish: &Wish) -> Result<()> {
+        let root = machine.root();
+        let at = |path: &str| root.join(path.trim_start_matches('/'));
+        let here = format!("{INSIDE}/cluster");
+        machine.put(&self.programs.join(KUBECTL), &format!("{here}/kubectl"))?;
+        machine.put(&self.root.join(ALL_RIGHTS), &format!("{here}/admin.conf"))?;
+        write(&at(INSIDE).join("cluster-admin"), ADMIN, 0o755)?;
+        for (name, value) in SYSCTLS {
+            write(
+                &at(&here).join("sys").join(name),
+                &format!("{value}\n"),
+                0o644,
+            )?;
+        }
+        write(&at("etc/cni/net.d/10-bridge.conflist"), NETWORK, 0o644)?;
+        if let Some(path) = &wish.token_file {
+            write(&at(path), &format!("{}\n", self.value("join-token")), 0o600)?;
+        }
+        if let Some(path) = &wish.kubeconfig {
+            write(&at(path), &self.account(machine)?, 0o600)?;
+        }
+        Ok(())
+    }
+
+    /// The kubeconfig of the account that manages nodes.
+    fn account(&self, machine: &Machine) -> Result<String> {
+        let create = self.kubectl(&[
+            "create",
+            "token",
+            "node-manager",
+            "--namespace=kube-system",
+            "--duration=24h",
+        ]);
+        let token = self.program(machine, KUBECTL, &create).ok()?.stdout;
+        let all =
+            fs::read_to_string(self.root.join(ALL_RIGHTS)).context("cannot read a kubeconfig")?;
+        let authority = (all.lines())
+            .find_map(|line| line.trim().strip_prefix("certificate-authority-data: "))
+            .context("kubeadm's kubeconfig names no authority")?;
+        Ok(format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: node-manager\nclusters:\n- name: test-bed\n  cluster:\n    \
+             certificate-authority-data: {authority}\n    server: https://{}\ncontexts:\n- name: node-manager\n  \
+             context:\n    cluster: test-bed\n    user: node-manager\nusers:\n- name: node-manager\n  user:\n    \
+             token: {}\n",
+            self.value("api-server"),
+            token.trim()
+        ))
+    }
+
+    /// Answers 503 in place of the API server.
+    fn refuse(&mut self, machine: &Machine) -> Result<()> {
+        let pki = self.root.join("etc/kubernetes/pki");
+        let script = self.root.join("unavailable.sh");
+        fs::write(&script, UNAVAILABLE).context("cannot write a script")?;
+        let listen = format!(
+            "OPENSSL-LISTEN:{PORT},reuseaddr,fork,verify=0,cert={pki}/apiserver.crt,key={pki}/apiserver.key",
+            pki = pki.display()
+        );
+        let answer = format!("EXEC:/bin/sh {}", script.display());
+        let log = self.log("unavailable");
+        let argv = self.inside(["socat".to_string(), listen, answer].to_vec());
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        self.door = Some(machine.beside(&argv, &log)?);
+        let question = format!("sport = :{PORT}");
+        let asked = self.inside(["ss", "-Hltn", &question].map(String::from).to_vec());
+        self.wait("what answers 503", || {
+            Ok(!Cmd::new(asked.clone()).ok()?.stdout.trim().is_empty())
+        })
+    }
+
+    /// The command of a part of the control plane, from the manifest that kubeadm made of it.
+    fn manifest(&self, name: &str) -> Result<Vec<String>> {
+        let path = self
+            .root
+            .join(format!("etc/kubernetes/manifests/{name}.yaml"));
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let argv = command(&text);
+        if argv.first().is_none_or(|program| program != name) {
+            bail!("{} has no command of {name}", path.display());
+        }
+        Ok(argv)
+    }
+
+    fn daemon(&mut self, machine: &Machine, name: &str, argv: Vec<String>) -> Result<Child> {
+        let log = self.log(name);
+        let argv = self.inside(self.in_root(argv));
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        machine.beside(&argv, &log)
+    }
+
+    fn kubectl<'a>(&self, arguments: &[&'a str]) -> Vec<&'a str> {
+        [&["--kubeconfig", ALL_RIGHTS], arguments].concat()
+    }
+
+    /// A program of the control plane.
+    fn program(&self, machine: &Machine, name: &str, arguments: &[&str]) -> Cmd {
+        let mut argv = vec![name.to_string()];
+        argv.extend(arguments.iter().map(|word| (*word).to_string()));
+        machine.aside(&self.inside(self.in_root(argv)))
+    }
+
+    fn in_root(&self, argv: Vec<String>) -> Vec<String> {
+        let mut full = vec![
+            "chroot".to_string(),
+            self.root.to_string_lossy().into_owned(),
+        ];
+        full.extend(argv);
+        full
+    }
+
+    fn inside(&self, argv: Vec<String>) -> Vec<String> {
+        let mut full = vec![
+            "nsenter".into(),
+            format!("--net={}", self.netns.display()),
+            "--".into(),
+        ];
+        full.extend(argv);
+        full
+    }
+
+    fn log(&mut self, name: &str) -> PathBuf {
+        self.starts += 1;
+        let log = self.root.join(format!("{name}-{}.log", self.starts));
+        self.logs.push(log.clone());
+        log
+    }
+
+    fn value(&self, name: &str) -> &str {
+        self.values.get(name).map_or("", String::as_str)
+    }
+
+    fn wait(&self, what: &str, ready: impl Fn() -> Result<bool>) -> Result<()> {
+        let end = Instant::now() + START;
+        while Instant::now() < end {
+            if ready()? {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+        bail!("{what} is not ready:\n{}", self.said())
+    }
+}
+
+fn signal(child: &Child, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(child.id()).context("a process id too large")?;
+    kill(Pid::from_raw(pid), signal).context("cannot signal the API server")
+}
+
+/// The command of the container in a manifest: the list below `command`.
+fn command(manifest: &str) -> Vec<String> {
+    (manifest.lines())
+        .skip_while(|line| line.trim() != "- command:")
+        .skip(1)
+        .map_while(|line| line.trim().strip_prefix("- "))
+        .map(String::from)
+        .collect()
+}
+
+fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    }
+    fs::write(path, text)
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_of_a_manifest_is_found() {
+        let text = "spec:\n  containers:\n  - command:\n    - kube-apiserver\n    - --secure-port=6443\n    \
+                    image: registry.k8s.io/kube-apiserver:v1.34.4\n    - --not-this\n";
+        assert_eq!(command(text), ["kube-apiserver", "--secure-port=6443"]);
+        assert!(command("spec: {}\n").is_empty());
+    }
+}

@@ -1,0 +1,147 @@
+//! Kubernetes' programs, compiled from the Go module `k8s.io/kubernetes` in the versions that
+//! `../kubernetes/go.mod` and `go.sum` fix; and from Debian's archive what is needed beside them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bed::{Bed, remove_tree};
+use crate::rootfs::{KEYRING, Mirror};
+use crate::sh::Cmd;
+
+/// The program that a machine joins with, and that prepares the control plane.
+pub const KUBEADM: &str = "kubeadm";
+/// The client.
+pub const KUBECTL: &str = "kubectl";
+/// The server of the control plane.
+pub const API_SERVER: &str = "kube-apiserver";
+/// What approves certificates, signs the cluster's description and removes expired tokens.
+pub const CONTROLLERS: &str = "kube-controller-manager";
+/// The store of the control plane.
+pub const ETCD: &str = "etcd";
+
+/// The commands of the module.
+const COMMANDS: [&str; 5] = [KUBEADM, "kubelet", KUBECTL, API_SERVER, CONTROLLERS];
+
+/// The release of Debian with the other programs, and its packages.
+const SUITE: &str = "bookworm";
+const PACKAGES: &str = "etcd-server,containernetworking-plugins";
+/// What is kept of them: path there = name here.
+const FROM_DEBIAN: [(&str, &str); 2] = [("usr/bin/etcd", ETCD), ("usr/lib/cni", "cni")];
+
+/// A compiler that is alone takes ten minutes on two processors.
+const LIMIT: Duration = Duration::from_secs(2 * 3600);
+
+/// A part of the recipe: a change of this file may change the result.
+const SOURCE: &str = include_str!("kubernetes.rs");
+
+/// Builds the directory with the programs.
+pub fn build(bed: &Bed, mirror: &Mirror) -> Result<PathBuf> {
+    let here = bed.here("kubernetes");
+    let read = |name: &str| {
+        fs::read_to_string(here.join(name)).with_context(|| format!("cannot read {name}"))
+    };
+    let (modules, sums) = (read("go.mod")?, read("go.sum")?);
+    let version = version(&modules)?;
+    let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
+    let recipe = format!("{modules} {sums} {go} {mirror:?} {SOURCE}");
+    bed.cached("kubernetes", &recipe, None, |dir| {
+        compile(&here, version, dir)?;
+        unpack(mirror, dir)
+    })
+}
+
+/// The version that `go.mod` requires, as in `1.34.4`.
+fn version(modules: &str) -> Result<&str> {
+    (modules.lines())
+        .map(|line| line.trim().trim_start_matches("require ").split(' '))
+        .find_map(|mut words| match words.next() {
+            Some("k8s.io/kubernetes") => words.next(),
+            _ => None,
+        })
+        .map(|version| version.trim_start_matches('v'))
+        .context("go.mod does not require k8s.io/kubernetes")
+}
+
+/// Without libraries, so that the programs run in any machine. Go compares each module with `go.sum`.
+fn compile(here: &Path, version: &str, to: &Path) -> Result<()> {
+    let mut flags = "-s -w".to_string();
+    let mut numbers = version.split('.');
+    let (major, minor) = (numbers.next(), numbers.next());
+    for package in [
+        "k8s.io/component-base/version",
+        "k8s.io/client-go/pkg/version",
+    ] {
+        for (name, value) in [
+            ("gitVersion", format!("v{version}")),
+            ("gitMajor", major.unwrap_or_default().into()),
+            ("gitMinor", minor.unwrap_or_default().into()),
+            ("gitTreeState", "clean".into()),
+        ] {
+            flags.push_str(&format!(" -X {package}.{name}={value}"));
+        }
+    }
+    let mut argv: Vec<String> = [
+        "nice",
+        "go",
+        "build",
+        "-mod=readonly",
+        "-trimpath",
+        "-buildvcs=false",
+        "-ldflags",
+        &flags,
+        "-o",
+        &format!("{}/", to.display()),
+    ]
+    .map(String::from)
+    .to_vec();
+    argv.extend(COMMANDS.map(|name| format!("k8s.io/kubernetes/cmd/{name}")));
+    Cmd::new(argv)
+        .env("CGO_ENABLED", "0")
+        .cwd(here)
+        .deadline(LIMIT)
+        .ok()
+        .context("cannot compile Kubernetes")
+        .map(drop)
+}
+
+fn unpack(mirror: &Mirror, dir: &Path) -> Result<()> {
+    let tree = dir.join("tree");
+    Cmd::new([
+        "mmdebstrap",
+        "--variant=extract",
+        "--mode=root",
+        "--quiet",
+        &format!("--include={PACKAGES}"),
+        SUITE,
+        &tree.to_string_lossy(),
+        &format!("deb [signed-by={KEYRING}] {} {SUITE} main", mirror.main),
+    ])
+    .ok()
+    .context("cannot unpack Debian's etcd and network plugins")?;
+    for (from, to) in FROM_DEBIAN {
+        fs::rename(tree.join(from), dir.join(to)).with_context(|| format!("cannot keep {from}"))?;
+    }
+    remove_tree(&tree)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repo::table::{Packages, upstream};
+
+    #[test]
+    fn the_packages_have_the_version_of_the_module() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let modules = fs::read_to_string(here.join("kubernetes/go.mod")).unwrap();
+        let version = version(&modules).unwrap();
+        let table = Packages::load(&[here.join("kubernetes.toml")]).unwrap();
+        for name in [KUBEADM, "kubelet", KUBECTL] {
+            let package = table.packages.iter().find(|package| package.name == name);
+            let newest = package.unwrap().versions.last().unwrap();
+            assert_eq!(upstream(newest), version, "{name}");
+        }
+    }
+}
