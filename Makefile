@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test lint unit ptx release update mutants
+.PHONY: test lint unit ptx release aarch64 update mutants
 
 # Everything that continuous integration runs.
 test: lint unit ptx release test-machines
@@ -23,6 +23,11 @@ ptx:
 # needs Python 3 with venv; cargo-zigbuild and zig come from PyPI with fixed hashes.
 release:
 	release/build.sh x86_64
+
+# The program for aarch64, by the same recipe, started under qemu's user-mode emulation. It needs rustup, which downloads
+# Rust's standard library for aarch64, and takes some 6 minutes on two cores. A part of `make test-vm`, not of `make test`.
+aarch64:
+	tests/aarch64/run.sh
 
 # Renews snapshots, schemas and generated docs, and lists what is different in the working tree.
 # Tests that fail for other reasons are reported, and the rest is renewed all the same.

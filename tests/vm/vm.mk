@@ -12,8 +12,8 @@ demo: vm
 test-machines: vm
 	$(VM) test
 
-# All cases, and the test that an interrupted run leaves nothing behind.
-test-vm: vm
+# All cases, the test that an interrupted run leaves nothing behind, and the program for aarch64.
+test-vm: vm aarch64
 	$(VM) test --all
 	cargo test --quiet --locked --workspace --test leaves_nothing -- --ignored --test-threads 1
 

@@ -425,11 +425,11 @@ impl Pinned<'_> {
     }
 }
 
-/// The text of a buffer up to its end.
+/// The text of a buffer up to its end. A `c_char` has a sign on x86_64, and none on aarch64.
 fn text(buffer: &[c_char]) -> String {
     let bytes: Vec<u8> = (buffer.iter())
         .take_while(|byte| **byte != 0)
-        .map(|byte| byte.cast_unsigned())
+        .map(|byte| u8::from_ne_bytes(byte.to_ne_bytes()))
         .collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
