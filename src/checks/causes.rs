@@ -76,6 +76,9 @@ const NEEDS: &[(&str, &[&str])] = &[
             "validation.devices",
         ],
     ),
+    ("cluster.join", &["cluster.packages", "validation"]),
+    ("cluster.node", &["cluster.join"]),
+    ("k8s.allocatable", &["cluster.node", "validation"]),
 ];
 
 /// Names the root cause of every finding that has one. A cause that is not among the findings, or is

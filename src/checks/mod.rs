@@ -2,6 +2,7 @@
 
 mod bus;
 pub mod causes;
+mod cluster;
 mod container;
 mod containerd;
 mod driver;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(pins::Pins),
         Box::new(containerd::Containerd),
         Box::new(kubelet::Kubelet),
+        Box::new(cluster::Cluster),
     ]
 }
 
