@@ -62,6 +62,8 @@ fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          TimeoutStopSec=30min\n\
          KillMode=mixed\n\
          StandardInput=null\n\
+         StandardOutput=journal+console\n\
+         StandardError=journal+console\n\
          UMask=0022\n\
          LockPersonality=yes\n\
          RestrictRealtime=yes\n\
@@ -261,7 +263,10 @@ mod tests {
             UNATTENDED_DEADLINE,
         );
         for text in [
-            include_str!("../../cloud-init/user-data.yaml"),
+            include_str!("../../cloud-init/bare/user-data.yaml"),
+            include_str!("../../cloud-init/kubeadm/user-data.yaml"),
+            include_str!("../../cloud-init/k3s/user-data.yaml"),
+            include_str!("../../cloud-init/eks/user-data.mime"),
             include_str!("../../docs/cloud-init.md"),
         ] {
             let settings: Vec<&str> = text
@@ -281,6 +286,8 @@ mod tests {
                     "RestartPreventExitStatus=2 3 5 6 7 9 10",
                     "StartLimitIntervalSec=1h",
                     "StartLimitBurst=3",
+                    "StandardOutput=journal+console",
+                    "StandardError=journal+console",
                 ]
             );
             assert!(settings.iter().all(|setting| ours.contains(setting)));
