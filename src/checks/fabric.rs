@@ -297,7 +297,12 @@ mod tests {
     };
 
     fn gpu(state: FabricProgress, status: u32) -> GpuFabric {
-        GpuFabric { state, status }
+        GpuFabric {
+            state,
+            status,
+            cluster: None,
+            clique: 0,
+        }
     }
 
     fn state() -> FabricState {

@@ -35,6 +35,7 @@ pub fn gather(host: Reader<'_>, catalog: Option<&dyn DeviceCatalog>, scope: Scop
         secure_boot,
         lockdown,
         virtualization,
+        product: Some(dmi.product_name).filter(|name| !name.is_empty()),
         cloud,
         init,
         boot_id,

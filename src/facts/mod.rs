@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{
     capability::ComputeCapability,
     gpu::{Architecture, ArchitectureEvidence, ChipName, GpuIdentity, SupportedFlavours},
-    pci::{PciAddress, PciId},
+    pci::{PciAddress, PciClass, PciId},
     version::KernelVersion,
 };
 
@@ -60,6 +60,9 @@ pub struct Facts {
     /// `kvm`, `amazon`, `systemd-nspawn`, …: the words of `systemd-detect-virt`; `none` on bare
     /// metal.
     pub virtualization: Option<String>,
+    /// The model of the machine, as its firmware tells it: `ProLiant DL380a Gen11`, `p5.48xlarge`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub product: Option<String>,
     /// Where it runs.
     pub cloud: Cloud,
     /// `systemd`, or the name of process 1.
@@ -192,6 +195,9 @@ pub struct GpuFact {
     pub pci_id: PciId,
     /// The board, where the id alone is ambiguous.
     pub subsystem_id: Option<PciId>,
+    /// A VGA controller or a 3D controller: some boards can be switched between the two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<PciClass>,
     /// From the matrix, then `pci.ids`.
     pub name: Option<String>,
     /// What `pci.ids` calls it: `GH100 [H100 SXM5 80GB]`.

@@ -194,6 +194,7 @@ fn gpu(
         pci_address: function.address,
         pci_id: identity.pci_id,
         subsystem_id: identity.subsystem_id,
+        class: Some(function.class),
         name,
         chip_name: identity.chip_name,
         architecture: known.architecture,

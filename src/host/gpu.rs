@@ -103,6 +103,13 @@ pub struct GpuFabric {
     pub state: FabricProgress,
     /// The NVML return code with which joining ended; 0 is success.
     pub status: u32,
+    /// The UUID of the cluster of GPUs that NVLink joins, also across machines; `None` where the fabric
+    /// has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// The number of the clique within the cluster: its GPUs reach each other's memory.
+    #[serde(default)]
+    pub clique: u32,
 }
 
 /// `nvmlGpuFabricState_t`, without "not supported".
@@ -125,6 +132,36 @@ pub struct MigDevice {
     pub index: u32,
     /// `MIG-…`.
     pub uuid: Option<String>,
+    /// The profile, as `1g.10gb` or `1g.10gb+me`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// How much of the GPU it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<MigShare>,
+}
+
+/// What a MIG device has of its GPU (`nvmlDeviceAttributes_t`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct MigShare {
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Slices of the GPU instance.
+    pub gpu_slices: u32,
+    /// Slices of the compute instance.
+    pub compute_slices: u32,
+    /// Copy engines, shared with other compute instances of the GPU instance, as all that follow.
+    pub copy_engines: u32,
+    /// Video decoders.
+    pub decoders: u32,
+    /// Video encoders.
+    pub encoders: u32,
+    /// JPEG decoders.
+    pub jpeg: u32,
+    /// Optical flow accelerators.
+    pub ofa: u32,
 }
 
 /// Asks the driver's libraries.

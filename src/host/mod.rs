@@ -24,7 +24,7 @@ pub use clock::Clock;
 pub use cuda::{CudaCause, CudaDevice, CudaFault, CudaPeer, CudaStart, CudaView, CudaWork};
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
-pub use gpu::{FabricProgress, Gpu, GpuFabric, MigDevice, Nvml, NvmlDevice, NvmlView};
+pub use gpu::{FabricProgress, Gpu, GpuFabric, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView};
 pub use http::{Http, HttpError};
 pub use system::System;
 

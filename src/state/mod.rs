@@ -12,6 +12,7 @@ mod driver;
 mod error;
 mod kernel_log;
 mod kubelet;
+pub mod labels;
 mod modules;
 mod ours;
 mod packages;

@@ -432,6 +432,8 @@ devices:
         let part = |index, uuid: &str| MigDevice {
             index,
             uuid: Some(uuid.to_owned()),
+            profile: None,
+            share: None,
         };
         view.devices[0].mig_devices = vec![part(0, "MIG-a"), part(2, "MIG-b")];
         // By index, by UUID, or by both; what an administrator added does not matter.

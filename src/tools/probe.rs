@@ -546,6 +546,8 @@ mod tests {
         let part = |index| MigDevice {
             index,
             uuid: Some(format!("MIG-{index}")),
+            profile: None,
+            share: None,
         };
         let split = NvmlDevice {
             mig: Some(true),

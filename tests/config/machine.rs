@@ -119,6 +119,7 @@ pub fn facts(id: &str, version: &str, arch: &str, kernel: &str, gpus: &[&str]) -
         module_flavour: None,
         vgpu: false,
         numa_node: None,
+        class: None,
     };
     Facts {
         schema: SCHEMA,
@@ -139,6 +140,7 @@ pub fn facts(id: &str, version: &str, arch: &str, kernel: &str, gpus: &[&str]) -
         secure_boot: SecureBoot::Disabled,
         lockdown: None,
         virtualization: None,
+        product: None,
         cloud: Cloud::default(),
         init: None,
         boot_id: None,

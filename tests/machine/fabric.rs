@@ -69,6 +69,8 @@ pub fn of_gpus(files: &FakeFiles, state: &State) -> Option<GpuFabric> {
     Some(GpuFabric {
         state: progress,
         status: 0,
+        cluster: None,
+        clique: 0,
     })
 }
 

@@ -139,6 +139,8 @@ impl Node {
                     .map(|(index, part)| MigDevice {
                         index,
                         uuid: Some(part.uuid.clone()),
+                        profile: Some(part.profile.clone()),
+                        share: None,
                     })
                     .collect(),
                 fabric: None,

@@ -15,10 +15,13 @@ use nvml_wrapper_sys::bindings::{
 
 use super::cuda::{Asking, Patience};
 use super::ourselves::Ourselves;
+use super::{
+    answer::{code, optional},
+    mig,
+};
 use crate::host::exec::tail;
 use crate::host::{
-    CudaView, Exec, ExecError, FabricProgress, Gpu, GpuFabric, MigDevice, Nvml, NvmlDevice,
-    NvmlView,
+    CudaView, Exec, ExecError, FabricProgress, Gpu, GpuFabric, Nvml, NvmlDevice, NvmlView,
 };
 use crate::model::pci::PciId;
 
@@ -215,7 +218,7 @@ fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(
     about.persistence = optional(device.is_in_persistent_mode())?;
     about.mig = optional(device.mig_mode())?.map(|mode| mode.current != 0);
     if about.mig == Some(true) {
-        about.mig_devices = mig_devices(device)?;
+        about.mig_devices = mig::devices(nvml, device, about.memory_bytes)?;
     }
     about.fabric = optional(fabric(nvml, device))?.flatten();
     Ok(())
@@ -225,19 +228,39 @@ fn fill(about: &mut NvmlDevice, nvml: &Library, device: &Device<'_>) -> Result<(
 fn fabric(nvml: &Library, device: &Device<'_>) -> Result<Option<GpuFabric>, NvmlError> {
     // SAFETY: the handle is used only while `device`, and with it the library, is alive.
     let handle = unsafe { device.handle() };
-    let (state, status) = match fabric_info(nvml, handle) {
+    let answer = match fabric_info(nvml, handle) {
         // Older drivers have only the first version of the function, or of its answer.
         Err(error) if is_newer_than_driver(&error) => first_fabric_info(nvml, handle)?,
         answer => answer?,
     };
-    let state = match state {
+    let state = match answer.state {
         1 => FabricProgress::NotStarted,
         2 => FabricProgress::InProgress,
         3 => FabricProgress::Completed,
         // 0 is "not supported".
         _ => return Ok(None),
     };
-    Ok(Some(GpuFabric { state, status }))
+    Ok(Some(GpuFabric {
+        state,
+        status: answer.status,
+        cluster: cluster(answer.cluster),
+        clique: answer.clique,
+    }))
+}
+
+/// What both versions of the function tell.
+struct FabricAnswer {
+    state: u8,
+    status: nvmlReturn_t,
+    cluster: [u8; 16],
+    clique: u32,
+}
+
+/// The UUID of a cluster; zeros stand for none.
+fn cluster(bytes: [u8; 16]) -> Option<String> {
+    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
+    (bytes != [0; 16]).then(|| parts.join("-"))
 }
 
 /// Whether the driver does not have a function, or not its version.
@@ -250,7 +273,7 @@ fn is_newer_than_driver(error: &NvmlError) -> bool {
     ) || code(error) == Some(OTHER_VERSION)
 }
 
-fn fabric_info(nvml: &Library, device: nvmlDevice_t) -> Result<(u8, nvmlReturn_t), NvmlError> {
+fn fabric_info(nvml: &Library, device: nvmlDevice_t) -> Result<FabricAnswer, NvmlError> {
     let ask = (nvml.lib().nvmlDeviceGetGpuFabricInfoV.as_ref())
         .map_err(|_| NvmlError::FunctionNotFound)?;
     let mut info = nvmlGpuFabricInfo_v3_t {
@@ -264,13 +287,15 @@ fn fabric_info(nvml: &Library, device: nvmlDevice_t) -> Result<(u8, nvmlReturn_t
     };
     // SAFETY: `info` is the struct of the version that its first field names.
     nvml_try(unsafe { ask(device, &raw mut info) })?;
-    Ok((info.state, info.status))
+    Ok(FabricAnswer {
+        state: info.state,
+        status: info.status,
+        cluster: info.clusterUuid,
+        clique: info.cliqueId,
+    })
 }
 
-fn first_fabric_info(
-    nvml: &Library,
-    device: nvmlDevice_t,
-) -> Result<(u8, nvmlReturn_t), NvmlError> {
+fn first_fabric_info(nvml: &Library, device: nvmlDevice_t) -> Result<FabricAnswer, NvmlError> {
     let ask = (nvml.lib().nvmlDeviceGetGpuFabricInfo.as_ref())
         .map_err(|_| NvmlError::FunctionNotFound)?;
     let mut info = nvmlGpuFabricInfo_t {
@@ -281,77 +306,17 @@ fn first_fabric_info(
     };
     // SAFETY: `info` is the struct that this function fills in.
     nvml_try(unsafe { ask(device, &raw mut info) })?;
-    Ok((info.state, info.status))
+    Ok(FabricAnswer {
+        state: info.state,
+        status: info.status,
+        cluster: info.clusterUuid,
+        clique: info.cliqueId,
+    })
 }
 
 /// The version of a struct, as `NVML_STRUCT_VERSION` of `nvml.h` writes it: the size and the number.
 fn version_of<T>(number: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or(u32::MAX) | (number << 24)
-}
-
-/// The MIG devices of a GPU. Their indices may have gaps: a device that was destroyed leaves its
-/// place.
-fn mig_devices(device: &Device<'_>) -> Result<Vec<MigDevice>, NvmlError> {
-    let mut found = Vec::new();
-    for index in 0..optional(device.mig_device_count())?.unwrap_or(0) {
-        let part = match device.mig_device_by_index(index) {
-            Err(NvmlError::NotFound) => continue,
-            part => part?,
-        };
-        found.push(MigDevice {
-            index,
-            uuid: optional(part.uuid())?,
-        });
-    }
-    Ok(found)
-}
-
-/// `None` for what this driver or this GPU does not offer.
-fn optional<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
-    match answer {
-        Ok(value) => Ok(Some(value)),
-        Err(
-            NvmlError::NotSupported
-            | NvmlError::FailedToLoadSymbol(_)
-            | NvmlError::FunctionNotFound
-            | NvmlError::NoPermission
-            | NvmlError::NoData
-            | NvmlError::UnexpectedVariant(_)
-            | NvmlError::Utf8Error(_),
-        ) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// The number of an NVML return code, as `nvml.h` has it; `None` for errors of the wrapper.
-fn code(error: &NvmlError) -> Option<i32> {
-    Some(match error {
-        NvmlError::Uninitialized => 1,
-        NvmlError::InvalidArg => 2,
-        NvmlError::NotSupported => 3,
-        NvmlError::NoPermission => 4,
-        NvmlError::NotFound => 6,
-        NvmlError::InsufficientSize(_) => 7,
-        NvmlError::InsufficientPower => 8,
-        NvmlError::DriverNotLoaded => 9,
-        NvmlError::Timeout => 10,
-        NvmlError::IrqIssue => 11,
-        NvmlError::LibraryNotFound => 12,
-        NvmlError::FunctionNotFound => 13,
-        NvmlError::CorruptedInfoROM => 14,
-        NvmlError::GpuLost => 15,
-        NvmlError::ResetRequired => 16,
-        NvmlError::OperatingSystem => 17,
-        NvmlError::LibRmVersionMismatch => 18,
-        NvmlError::InUse => 19,
-        NvmlError::InsufficientMemory => 20,
-        NvmlError::NoData => 21,
-        NvmlError::VgpuEccNotSupported => 22,
-        NvmlError::Unknown => 999,
-        // A code that the wrapper has no name for.
-        NvmlError::UnexpectedVariant(code) => return i32::try_from(*code).ok(),
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
@@ -443,6 +408,14 @@ mod tests {
             panic!("libc is no NVML");
         };
         assert!(why.contains("nvmlInit"), "{why}");
+    }
+
+    #[test]
+    fn zeros_are_no_cluster() {
+        assert_eq!(cluster([0; 16]), None);
+        let uuid = "01020304-0506-0708-090a-0b0c0d0e0f10";
+        let bytes = std::array::from_fn(|at| u8::try_from(at + 1).unwrap());
+        assert_eq!(cluster(bytes).as_deref(), Some(uuid));
     }
 
     #[test]

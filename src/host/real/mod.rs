@@ -1,5 +1,6 @@
 //! The machine this process runs on.
 
+mod answer;
 mod clock;
 mod cuda;
 mod disk;
@@ -9,6 +10,7 @@ pub mod gpu;
 mod http;
 mod lines;
 mod lock;
+mod mig;
 mod ourselves;
 mod sync;
 mod system;

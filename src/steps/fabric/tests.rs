@@ -54,7 +54,12 @@ fn state(version: &str) -> FabricState {
 }
 
 fn gpu(state: FabricProgress, status: u32) -> GpuFabric {
-    GpuFabric { state, status }
+    GpuFabric {
+        state,
+        status,
+        cluster: None,
+        clique: 0,
+    }
 }
 
 fn why(assessment: Assessment) -> String {

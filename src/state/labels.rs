@@ -1,0 +1,467 @@
+//! The labels of a node of Kubernetes that describe its GPUs: those of NVIDIA's GPU Feature Discovery,
+//! computed from facts and NVML, and those by which NVIDIA's GPU Operator adopts a node that is prepared
+//! already. Nothing here reads or writes: [`of`], [`operator`] and [`features_file`] are pure.
+//!
+//! GPU Feature Discovery (GFD) writes its labels later, when the cluster has it. So the keys and
+//! values are the same here, and no label changes then. Its rules are those of
+//! NVIDIA/k8s-device-plugin v0.20.0 (commit 1b826acc), below `internal/lm` where nothing else is
+//! said; each function names its file.
+//!
+//! Three things are different on purpose:
+//!
+//! - **`nvidia.com/gfd.timestamp` is absent**, as with GFD's own `--no-timestamp`: a label with the time
+//!   would differ at every look.
+//! - **GPUs of several models**: GFD's labels have room for one, and which one it is changes from
+//!   run to run. Here it is the one that NVML lists first.
+//! - **Sharing** (`replicas` above 1, `-SHARED` behind the product, `sharing-strategy`, `mps.capable`) is set
+//!   in the device plugin's configuration, which only the cluster has. So these labels say that nothing is
+//!   shared.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    facts::Facts,
+    host::{FabricProgress, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView},
+    tools::packages::HEADER,
+};
+
+/// The resource of whole GPUs, and the prefix of their labels.
+const GPU: &str = "nvidia.com/gpu";
+
+/// How MIG devices are offered to pods, and so labelled: `MIG_STRATEGY` of the device plugin, which must
+/// say the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigStrategy {
+    /// MIG devices have no labels.
+    #[default]
+    None,
+    /// All MIG devices have one profile, and stand for whole GPUs: `nvidia.com/gpu`.
+    Single,
+    /// Each profile is a resource of its own: `nvidia.com/mig-1g.10gb`.
+    Mixed,
+}
+
+/// The labels of a machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// By key. All values are valid in Kubernetes.
+    pub labels: BTreeMap<String, String>,
+    /// Labels that GFD would compute and Kubernetes would refuse, for example because the machine's
+    /// model has a name of more than 63 letters. With one of them a kubelet would not start.
+    pub refused: BTreeMap<String, String>,
+}
+
+/// Why there are no labels: GFD computes all or none, too.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoLabels {
+    /// NVML lists no GPUs.
+    #[error("NVML does not answer, so the labels of the GPUs are unknown")]
+    NoAnswer,
+    /// One GPU does not answer.
+    #[error("GPU {index} does not answer NVML ({why}), so the labels of the GPUs are unknown")]
+    Gpu {
+        /// Its NVML index.
+        index: u32,
+        /// What NVML said.
+        why: String,
+    },
+    /// NVML answers, but does not tell something that each label of a kind needs.
+    #[error("NVML does not tell {what}, so the labels of the GPUs are unknown")]
+    NotTold {
+        /// What is missing.
+        what: String,
+    },
+}
+
+/// The labels that GFD would give this machine. Without a GPU there is one, `vgpu.present`.
+///
+/// # Errors
+/// When NVML, or one of its GPUs, does not answer.
+pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<Labels, NoLabels> {
+    let mut all = BTreeMap::new();
+    match nvml {
+        Nvml::Ready(view) if !view.devices.is_empty() => {
+            answering(&view.devices)?;
+            put(&mut all, "nvidia.com/gpu.machine", machine(facts));
+            versions(&mut all, view)?;
+            capabilities(&mut all, &view.devices);
+            whole_gpus(&mut all, &view.devices)?;
+            match strategy {
+                MigStrategy::None => {}
+                MigStrategy::Single => single(&mut all, &view.devices)?,
+                MigStrategy::Mixed => mixed(&mut all, &view.devices)?,
+            }
+            put(&mut all, "nvidia.com/gpu.mode", mode(facts, &view.devices));
+            if let Some(clique) = clique(&view.devices) {
+                put(&mut all, "nvidia.com/gpu.clique", clique);
+            }
+        }
+        Nvml::Ready(_) | Nvml::NoDevices => {}
+        _ => return Err(NoLabels::NoAnswer),
+    }
+    // vgpu.go. The PCI device of a vGPU says that it is one; the matrix knows these boards.
+    let vgpu = facts.gpus.iter().any(|gpu| gpu.vgpu);
+    put(&mut all, "nvidia.com/vgpu.present", vgpu);
+    let (labels, refused) = all.into_iter().partition(|(_, value)| is_value(value));
+    Ok(Labels { labels, refused })
+}
+
+/// The labels by which NVIDIA's GPU Operator adopts this node, and installs over nothing that this program
+/// did. `toolkit` says whether NVIDIA Container Toolkit is installed on the host.
+///
+/// Sources: NVIDIA/gpu-operator (commit a22dbf67, 2026-08-21) and NVIDIA/k8s-driver-manager (bd62ca7d).
+///
+/// - `nvidia.com/gpu.present`: the operator sets it where it finds NFD's labels of the PCI device
+///   ([`features_file`]), and sets it to `false` where it does not (controllers/nodelabeling_controller.go).
+/// - `nvidia.com/gpu.deploy.driver=pre-installed`: what the operator's driver manager itself sets after
+///   it has found a driver on the host (cmd/driver-manager/main.go). The operator keeps a value that is there
+///   (controllers/state_manager.go, `addGPUStateLabels`), and its driver runs only where the value is
+///   `true` (assets/state-driver/0500_daemonset.yaml).
+/// - `nvidia.com/gpu.deploy.container-toolkit=false`: the same two rules (assets/state-container-toolkit).
+///
+/// The files in `/run/nvidia/validations` are not for us: the operator's validator removes `driver-ready`
+/// and its siblings, looks at the host, and writes them itself (cmd/nvidia-validator/main.go).
+#[must_use]
+pub fn operator(toolkit: bool) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    put(&mut labels, "nvidia.com/gpu.present", true);
+    put(&mut labels, "nvidia.com/gpu.deploy.driver", "pre-installed");
+    if toolkit {
+        put(
+            &mut labels,
+            "nvidia.com/gpu.deploy.container-toolkit",
+            false,
+        );
+    }
+    labels
+}
+
+/// Where Node Feature Discovery (NFD) reads label files of other programs: this one has our name.
+pub const FEATURES_FILE: &str = "/etc/kubernetes/node-feature-discovery/features.d/gpu-bootstrap";
+
+/// The text of [`FEATURES_FILE`] for a machine with NVIDIA GPUs: these labels, and the one that a kubelet may
+/// not set on itself. NFD's worker sets all of them.
+///
+/// The format: NFD's docs/usage/customization-guide.md, "Local feature source" (commit 76e6cc8c): a line
+/// `KEY=VALUE` each, comments after `#`, at most 64 kB, and the file must come into its place by a rename.
+/// The label of the PCI device is one of the three that the operator takes (controllers/state_manager.go,
+/// `gpuNodeLabels`). NFD's worker itself sets another of them, `pci-0302_10de.present` or
+/// `pci-0300_10de.present`, unless its `sources.pci` says otherwise.
+#[must_use]
+pub fn features_file(labels: &BTreeMap<String, String>) -> String {
+    let mut text = HEADER.to_owned();
+    let present = "feature.node.kubernetes.io/pci-10de.present";
+    let own = BTreeMap::from([(present.to_owned(), true.to_string())]);
+    for (key, value) in own.iter().chain(labels) {
+        text.push_str(&format!("{key}={value}\n"));
+    }
+    text
+}
+
+fn put(labels: &mut BTreeMap<String, String>, key: &str, value: impl Display) {
+    labels.insert(key.to_owned(), value.to_string());
+}
+
+/// Every GPU must answer: counts without one of them would be wrong.
+fn answering(devices: &[NvmlDevice]) -> Result<(), NoLabels> {
+    match devices
+        .iter()
+        .find_map(|gpu| Some((gpu, gpu.error.as_ref()?)))
+    {
+        Some((gpu, why)) => Err(NoLabels::Gpu {
+            index: gpu.index,
+            why: why.clone(),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn told<T>(value: Option<T>, what: impl FnOnce() -> String) -> Result<T, NoLabels> {
+    value.ok_or_else(|| NoLabels::NotTold { what: what() })
+}
+
+/// machine-type.go.
+fn machine(facts: &Facts) -> String {
+    sanitised(facts.product.as_deref().unwrap_or("unknown"))
+}
+
+/// nvml.go, `newVersionLabeler`: driver versions have two or three parts.
+fn versions(labels: &mut BTreeMap<String, String>, view: &NvmlView) -> Result<(), NoLabels> {
+    let driver = &view.driver_version;
+    let parts: Vec<&str> = driver.split('.').collect();
+    let (major, minor, revision) = match parts[..] {
+        [major, minor] => (major, minor, ""),
+        [major, minor, revision] => (major, minor, revision),
+        _ => {
+            return Err(NoLabels::NotTold {
+                what: format!("the driver's version in two or three parts, but `{driver}`"),
+            });
+        }
+    };
+    let cuda = view.cuda_version.as_deref();
+    let cuda = told(cuda, || "the CUDA version of the driver".to_owned())?;
+    let (cuda_major, cuda_minor) = cuda.split_once('.').unwrap_or((cuda, "0"));
+    for (key, value) in [
+        // The first five are deprecated, and still written.
+        ("driver.major", major),
+        ("driver.minor", minor),
+        ("driver.rev", revision),
+        ("runtime.major", cuda_major),
+        ("runtime.minor", cuda_minor),
+        ("driver-version.major", major),
+        ("driver-version.minor", minor),
+        ("driver-version.revision", revision),
+        ("driver-version.full", driver),
+        ("runtime-version.major", cuda_major),
+        ("runtime-version.minor", cuda_minor),
+        ("runtime-version.full", cuda),
+    ] {
+        put(labels, &format!("nvidia.com/cuda.{key}"), value);
+    }
+    Ok(())
+}
+
+/// nvml.go, `newMigCapabilityLabeler` and `newSharingLabeler`. A GPU knows its MIG mode only if it can
+/// be split.
+fn capabilities(labels: &mut BTreeMap<String, String>, devices: &[NvmlDevice]) {
+    let mig = devices.iter().any(|gpu| gpu.mig.is_some());
+    put(labels, "nvidia.com/mig.capable", mig);
+    put(labels, "nvidia.com/mps.capable", false);
+}
+
+fn is_split(gpu: &NvmlDevice) -> bool {
+    gpu.mig == Some(true)
+}
+
+fn name(gpu: &NvmlDevice) -> Result<&str, NoLabels> {
+    told(gpu.name.as_deref(), || {
+        format!("the name of GPU {}", gpu.index)
+    })
+}
+
+/// mig-strategy.go, `newGPULabelers`, and resource.go. Whole GPUs count before those that are split.
+fn whole_gpus(
+    labels: &mut BTreeMap<String, String>,
+    devices: &[NvmlDevice],
+) -> Result<(), NoLabels> {
+    // What is written later stays, so the first GPU comes last.
+    let (split, whole): (Vec<_>, Vec<_>) = devices.iter().rev().partition(|gpu| is_split(gpu));
+    for gpu in split.into_iter().chain(whole) {
+        let model = name(gpu)?;
+        let count = devices
+            .iter()
+            .filter(|other| other.name == gpu.name)
+            .count();
+        // A GPU that is split is no resource, so it has no replicas.
+        let replicas = u32::from(!is_split(gpu));
+        base(labels, GPU, &[model], count, replicas);
+        let mib = gpu.memory_bytes.unwrap_or_default() >> 20;
+        if mib != 0 {
+            put(labels, &format!("{GPU}.memory"), mib);
+        }
+        let capability = gpu.compute_capability.as_deref().and_then(capability);
+        let what = || format!("the compute capability of GPU {}", gpu.index);
+        let (major, minor) = told(capability, what)?;
+        if major != 0 {
+            put(labels, &format!("{GPU}.family"), family(major, minor));
+            put(labels, &format!("{GPU}.compute.major"), major);
+            put(labels, &format!("{GPU}.compute.minor"), minor);
+        }
+    }
+    Ok(())
+}
+
+/// resource.go, `baseLabeler`, for what is not shared.
+fn base(
+    labels: &mut BTreeMap<String, String>,
+    resource: &str,
+    product: &[&str],
+    count: usize,
+    replicas: u32,
+) {
+    let product: Vec<String> = product.iter().map(|part| sanitised(part)).collect();
+    put(labels, &format!("{resource}.product"), product.join("-"));
+    put(labels, &format!("{resource}.count"), count);
+    put(labels, &format!("{resource}.replicas"), replicas);
+    put(labels, &format!("{resource}.sharing-strategy"), "none");
+}
+
+/// `9.0` as two numbers.
+fn capability(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// resource.go, `getArchFamily`.
+fn family(major: u32, minor: u32) -> &'static str {
+    match (major, minor) {
+        (1, _) => "tesla",
+        (2, _) => "fermi",
+        (3, _) => "kepler",
+        (5, _) => "maxwell",
+        (6, _) => "pascal",
+        (7, ..5) => "volta",
+        (7, _) => "turing",
+        (8, ..9) => "ampere",
+        (8, _) => "ada-lovelace",
+        (9, _) => "hopper",
+        (10 | 12, _) => "blackwell",
+        (13, _) => "rubin",
+        _ => "undefined",
+    }
+}
+
+/// A MIG device that can be labelled, and its GPU.
+struct Part<'n> {
+    gpu: &'n NvmlDevice,
+    /// The profile, with a dot in place of `+`, which a key may not have.
+    profile: String,
+    share: MigShare,
+}
+
+/// All MIG devices, in the order of NVML.
+fn parts(devices: &[NvmlDevice]) -> Result<Vec<Part<'_>>, NoLabels> {
+    let split = devices.iter().filter(|gpu| is_split(gpu));
+    split
+        .flat_map(|gpu| gpu.mig_devices.iter().map(move |part| (gpu, part)))
+        .map(|(gpu, part): (&NvmlDevice, &MigDevice)| {
+            let what = || {
+                format!(
+                    "the profile of MIG device {} of GPU {}",
+                    part.index, gpu.index
+                )
+            };
+            let (profile, share) = told(part.profile.as_deref().zip(part.share), what)?;
+            Ok(Part {
+                gpu,
+                profile: profile.replace('+', "."),
+                share,
+            })
+        })
+        .collect()
+}
+
+/// mig-strategy.go, `newMigStrategySingleLabeler`.
+fn single(labels: &mut BTreeMap<String, String>, devices: &[NvmlDevice]) -> Result<(), NoLabels> {
+    put(labels, "nvidia.com/mig.strategy", "single");
+    let Some(first) = devices.iter().find(|gpu| is_split(gpu)) else {
+        return Ok(());
+    };
+    let parts = parts(devices)?;
+    let profiles: BTreeSet<&str> = parts.iter().map(|part| part.profile.as_str()).collect();
+    let uniform = profiles.len() == 1
+        && (devices.iter()).all(|gpu| is_split(gpu) && !gpu.mig_devices.is_empty());
+    match parts.first() {
+        Some(part) if uniform => resource(labels, GPU, part, parts.len()),
+        _ => {
+            // Nothing is offered to pods: the device plugin refuses such a node.
+            base(labels, GPU, &[name(first)?, "MIG", "INVALID"], 0, 0);
+            put(labels, &format!("{GPU}.sharing-strategy"), "");
+            put(labels, &format!("{GPU}.memory"), 0);
+            Ok(())
+        }
+    }
+}
+
+/// mig-strategy.go, `newMigStrategyMixedLabeler`. GPUs that are split and have no MIG devices are left out.
+fn mixed(labels: &mut BTreeMap<String, String>, devices: &[NvmlDevice]) -> Result<(), NoLabels> {
+    put(labels, "nvidia.com/mig.strategy", "mixed");
+    let parts = parts(devices)?;
+    // The first device of a profile describes all, so it is written last.
+    for part in parts.iter().rev() {
+        let same = parts.iter().filter(|other| other.profile == part.profile);
+        let key = format!("nvidia.com/mig-{}", part.profile);
+        resource(labels, &key, part, same.count())?;
+    }
+    Ok(())
+}
+
+/// resource.go, `NewMIGResourceLabeler`, and internal/resource/nvml-mig-device.go, `GetAttributes`.
+fn resource(
+    labels: &mut BTreeMap<String, String>,
+    resource: &str,
+    part: &Part<'_>,
+    count: usize,
+) -> Result<(), NoLabels> {
+    let product = [name(part.gpu)?, "MIG", &part.profile];
+    base(labels, resource, &product, count, 1);
+    let share = &part.share;
+    put(labels, &format!("{resource}.memory"), share.memory_mib);
+    for (key, value) in [
+        ("multiprocessors", share.multiprocessors),
+        ("slices.gi", share.gpu_slices),
+        ("slices.ci", share.compute_slices),
+        ("engines.copy", share.copy_engines),
+        ("engines.decoder", share.decoders),
+        ("engines.encoder", share.encoders),
+        ("engines.jpeg", share.jpeg),
+        ("engines.ofa", share.ofa),
+    ] {
+        put(labels, &format!("{resource}.{key}"), value);
+    }
+    Ok(())
+}
+
+/// nvml.go, `newGPUModeLabeler`: by the PCI class, if all GPUs have the same.
+fn mode(facts: &Facts, devices: &[NvmlDevice]) -> &'static str {
+    let class = |gpu: &NvmlDevice| {
+        let on_bus = facts
+            .gpus
+            .iter()
+            .find(|fact| Some(fact.pci_address) == gpu.pci_address);
+        on_bus?.class.map(crate::model::pci::PciClass::base_and_sub)
+    };
+    let classes: BTreeSet<Option<u32>> = devices.iter().map(class).collect();
+    let classes: Vec<Option<u32>> = classes.into_iter().collect();
+    match classes[..] {
+        [Some(0x0300)] => "graphics",
+        [Some(0x0302)] => "compute",
+        _ => "unknown",
+    }
+}
+
+/// imex.go, and go-nvlib v0.12.0, pkg/nvlib/device/device.go, `IsFabricAttached`: only GPUs that have
+/// joined with success and have a cluster count, and they must agree.
+fn clique(devices: &[NvmlDevice]) -> Option<String> {
+    let joined = devices.iter().filter_map(|gpu| {
+        let fabric = gpu.fabric.as_ref()?;
+        let complete = fabric.state == FabricProgress::Completed && fabric.status == 0;
+        Some((
+            fabric.cluster.as_deref().filter(|_| complete)?,
+            fabric.clique,
+        ))
+    });
+    let joined: BTreeSet<(&str, u32)> = joined.collect();
+    let joined: Vec<(&str, u32)> = joined.into_iter().collect();
+    match joined[..] {
+        [(cluster, clique)] => Some(format!("{cluster}.{clique}")),
+        _ => None,
+    }
+}
+
+/// resource.go, `sanitise`: what a label cannot have is left out, and a dash stands for white space.
+fn sanitised(text: &str) -> String {
+    let kept: String = text
+        .chars()
+        .filter(|letter| letter.is_ascii_alphanumeric() || "-_. ".contains(*letter))
+        .collect();
+    kept.split_whitespace().collect::<Vec<_>>().join("-")
+}
+
+/// Whether Kubernetes takes a label's value: at most 63 letters, digits, `-`, `_` and `.`, and the first
+/// and the last is a letter or a digit; it may be empty. Source: Kubernetes' documentation, "Labels and
+/// Selectors", "Syntax and character set".
+fn is_value(value: &str) -> bool {
+    let ends = |letter: char| letter.is_ascii_alphanumeric();
+    value.len() <= 63
+        && (value.is_empty() || (value.starts_with(ends) && value.ends_with(ends)))
+        && (value.chars()).all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
+}
+
+#[cfg(test)]
+mod tests;
