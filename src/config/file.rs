@@ -17,7 +17,7 @@ use crate::{
     },
     model::{
         gpu::Flavour,
-        kubernetes::{KubernetesVersion, OwnLabel, Taint},
+        kubernetes::{KubernetesVersion, MigStrategy, OwnLabel, Taint},
         version::{CudaVersion, DriverVersion},
     },
 };
@@ -249,6 +249,8 @@ pub struct ClusterConfig {
     pub labels: Option<Vec<OwnLabel>>,
     /// Label the node with what GPU Feature Discovery would find.
     pub gpu_labels: Option<bool>,
+    /// How the device plugin offers MIG devices, which the labels must say alike: "none", "single", "mixed".
+    pub mig_strategy: Option<MigStrategy>,
     /// Taints of the node. Without this key a GPU node gets `nvidia.com/gpu=present:NoSchedule`.
     pub taints: Option<Vec<Taint>>,
     /// A taint that keeps pods away until the node is Ready and proven. Without this key there is one wherever

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    kubernetes::{Labels, Taint},
+    kubernetes::{Labels, MigStrategy, Taint},
     packages::PackageWish,
 };
 
@@ -138,6 +138,9 @@ pub struct NodeWish {
     pub labels: Labels,
     /// Whether it is labelled with what its GPUs are.
     pub gpu_labels: bool,
+    /// How MIG devices are labelled.
+    #[serde(default)]
+    pub mig_strategy: MigStrategy,
     /// Taints that stay.
     pub taints: Vec<Taint>,
     /// The taint that goes when the node is Ready and proven.

@@ -3,10 +3,27 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::model::text::as_text;
 
 /// The labels of a node.
 pub type Labels = BTreeMap<String, String>;
+
+/// How MIG devices are offered to pods, and so labelled: `MIG_STRATEGY` of the device plugin, which must
+/// say the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigStrategy {
+    /// MIG devices have no labels.
+    #[default]
+    None,
+    /// All MIG devices have one profile, and stand for whole GPUs: `nvidia.com/gpu`.
+    Single,
+    /// Each profile is a resource of its own: `nvidia.com/mig-1g.10gb`.
+    Mixed,
+}
 
 /// A taint, as `nvidia.com/gpu=present:NoSchedule`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -20,31 +20,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use crate::{
     facts::Facts,
     host::{FabricProgress, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView},
+    model::kubernetes::MigStrategy,
     tools::packages::HEADER,
 };
 
 /// The resource of whole GPUs, and the prefix of their labels.
 const GPU: &str = "nvidia.com/gpu";
-
-/// How MIG devices are offered to pods, and so labelled: `MIG_STRATEGY` of the device plugin, which must
-/// say the same.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum MigStrategy {
-    /// MIG devices have no labels.
-    #[default]
-    None,
-    /// All MIG devices have one profile, and stand for whole GPUs: `nvidia.com/gpu`.
-    Single,
-    /// Each profile is a resource of its own: `nvidia.com/mig-1g.10gb`.
-    Mixed,
-}
 
 /// The labels of a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

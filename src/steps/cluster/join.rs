@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{labels, name, no_cluster, wish};
+use super::{name, no_cluster, wanted, wish};
 use crate::{
     change::{Change, Join, Lock},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
@@ -36,6 +36,8 @@ struct JoinState {
     has_joined_file: bool,
     node: Option<String>,
     labels: Labels,
+    /// Why the labels of its GPUs are not known yet.
+    unknown: Option<String>,
     /// What is wrong with the files that have secrets.
     unusable: Vec<String>,
     /// The unit that joins, and its state.
@@ -75,7 +77,9 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if state.membership.is_some() || state.has_joined_file || cx.desired.image {
         return Ok(state);
     }
-    state.labels = labels(cx, wish).await?;
+    let wanted = wanted(cx, wish).await;
+    state.labels = wanted.labels;
+    state.unknown = wanted.unknown;
     for path in wish.method.secret_files().into_iter().chain(&wish.access) {
         state.unusable.extend(unusable(files, path)?);
     }
@@ -156,9 +160,17 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     if let Some(missing) = missing(state, wish) {
         return missing;
     }
-    Assessment::Needs {
-        why: "the machine is a node of no cluster".to_owned(),
-        changes: changes(state, wish, node),
+    let changes = changes(state, wish, node);
+    match &state.unknown {
+        None => Assessment::Needs {
+            why: "the machine is a node of no cluster".to_owned(),
+            changes,
+        },
+        Some(unknown) => Assessment::After {
+            upstream: VALIDATION_DEVICES,
+            why: format!("the machine is a node of no cluster; {unknown}"),
+            expected: changes,
+        },
     }
 }
 
@@ -423,6 +435,21 @@ mod tests {
                 Change::JoinCluster { .. }
             ]
         ));
+    }
+
+    #[test]
+    fn a_node_registers_once_its_labels_are_known() {
+        let without_driver = JoinState {
+            unknown: Some("NVML does not answer".to_owned()),
+            ..stranger()
+        };
+        let Assessment::After {
+            upstream, expected, ..
+        } = decide(&without_driver, &with_kubeadm(&[]))
+        else {
+            panic!("must wait");
+        };
+        assert_eq!((upstream, expected.len()), (VALIDATION_DEVICES, 1));
     }
 
     #[test]

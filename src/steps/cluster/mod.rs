@@ -9,6 +9,7 @@ pub(super) mod packages;
 use crate::{
     config::desired::{ClusterWish, Desired},
     model::kubernetes::Labels,
+    state::labels,
     step::{Assessment, Cx, StepError},
 };
 
@@ -31,13 +32,28 @@ fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<String>, StepError> {
     }
 }
 
-/// The labels that the node must have: those of its GPUs, and those of the settings, which count more.
-async fn labels(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Labels, StepError> {
-    let mut labels = Labels::new();
+/// The labels that the node must have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Wanted {
+    /// Those of its GPUs, and those of the settings, which count more.
+    labels: Labels,
+    /// What a file says about its GPUs to Node Feature Discovery; `None` without GPU labels.
+    features: Option<String>,
+    /// Why the labels of the GPUs are not known yet.
+    unknown: Option<String>,
+}
+
+async fn wanted(cx: &Cx<'_>, wish: &ClusterWish) -> Wanted {
+    let mut wanted = Wanted::default();
     if wish.node.gpu_labels {
-        labels.insert("nvidia.com/gpu.present".to_owned(), "true".to_owned());
+        let strategy = wish.node.mig_strategy;
+        match labels::of(cx.facts, cx.state.nvml().await, strategy) {
+            Ok(found) => wanted.labels = found.labels,
+            Err(why) => wanted.unknown = Some(why.to_string()),
+        }
+        (wanted.labels).extend(labels::operator(cx.desired.toolkit.is_some()));
+        wanted.features = Some(labels::features_file(&wanted.labels));
     }
-    labels.extend(wish.node.labels.clone());
-    let _ = cx;
-    Ok(labels)
+    wanted.labels.extend(wish.node.labels.clone());
+    wanted
 }

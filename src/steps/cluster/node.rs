@@ -2,14 +2,14 @@
 
 use async_trait::async_trait;
 
-use super::{labels, name, no_cluster, wish};
+use super::{Wanted, name, no_cluster, wanted, wish};
 use crate::{
     change::{Admission, Change, Lock},
     config::desired::{ClusterWish, Desired, JoinMethod},
     model::{id::StepId, kubernetes::Labels},
-    state::Registered,
+    state::{Registered, labels::FEATURES_FILE},
     step::{Assessment, Cx, Step, StepError},
-    steps::{CLUSTER_JOIN, CLUSTER_NODE},
+    steps::{CLUSTER_JOIN, CLUSTER_NODE, VALIDATION_DEVICES},
 };
 
 /// See the module.
@@ -25,7 +25,9 @@ enum NodeState {
     Joined {
         name: String,
         says: Registered,
-        labels: Labels,
+        wanted: Wanted,
+        /// The file for Node Feature Discovery, as it is.
+        features: Option<String>,
     },
 }
 
@@ -43,7 +45,8 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<NodeState, StepError>
     };
     Ok(NodeState::Joined {
         says: cx.state.registered(&membership, &name).await?,
-        labels: labels(cx, wish).await?,
+        wanted: wanted(cx, wish).await,
+        features: cx.host.files().read_text(FEATURES_FILE.into())?,
         name,
     })
 }
@@ -57,7 +60,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
             why: "an image is no node".to_owned(),
         };
     }
-    let (name, says, labels) = match state {
+    let (name, says, wanted, features) = match state {
         NodeState::NotJoined => {
             return Assessment::After {
                 upstream: CLUSTER_JOIN,
@@ -70,19 +73,42 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
                 why: "the kubelet has no kubeconfig at a place that this program knows".to_owned(),
             };
         }
-        NodeState::Joined { name, says, labels } => (name, says, labels),
+        NodeState::Joined {
+            name,
+            says,
+            wanted,
+            features,
+        } => (name, says, wanted, features),
     };
+    if let Some(unknown) = &wanted.unknown {
+        return Assessment::After {
+            upstream: VALIDATION_DEVICES,
+            why: unknown.clone(),
+            expected: Vec::new(),
+        };
+    }
+    let file = (wanted.features.as_ref())
+        .filter(|text| Some(*text) != features.as_ref())
+        .map(|text| Change::WriteFile {
+            path: FEATURES_FILE.into(),
+            content: text.clone(),
+            mode: 0o644,
+        });
     let admit = |why: String, missing: Labels, has_taint: bool| Assessment::Needs {
         why,
-        changes: vec![Change::AdmitNode {
-            admission: Admission {
-                node: name.clone(),
-                labels: missing,
-                startup_taint: wish.node.startup_taint.clone().filter(|_| has_taint),
-                access: wish.access.clone(),
-                ready_timeout_seconds: wish.ready_timeout_seconds,
-            },
-        }],
+        changes: file
+            .iter()
+            .cloned()
+            .chain([Change::AdmitNode {
+                admission: Admission {
+                    node: name.clone(),
+                    labels: missing,
+                    startup_taint: wish.node.startup_taint.clone().filter(|_| has_taint),
+                    access: wish.access.clone(),
+                    ready_timeout_seconds: wish.ready_timeout_seconds,
+                },
+            }])
+            .collect(),
     };
     let node = match says {
         Registered::Node(node) => node,
@@ -106,7 +132,7 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         let why = node.why.as_deref().unwrap_or("for an unknown reason");
         whys.push(format!("node `{name}` is not Ready ({why})"));
     }
-    for (key, value) in labels {
+    for (key, value) in &wanted.labels {
         let found = node.labels.get(key);
         if found != Some(value) {
             let found = found.map_or_else(|| "missing".to_owned(), |found| format!("`{found}`"));
@@ -118,6 +144,12 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         .is_some_and(|startup| node.taints.iter().any(|taint| taint.key == startup.key));
     if has_taint {
         whys.push("the startup taint is still there".to_owned());
+    }
+    if let (true, Some(file)) = (whys.is_empty(), &file) {
+        return Assessment::Needs {
+            why: format!("`{FEATURES_FILE}` is missing or another one"),
+            changes: vec![file.clone()],
+        };
     }
     if whys.is_empty() {
         return Assessment::Satisfied {
@@ -138,7 +170,7 @@ impl Step for AdmittedNode {
     }
 
     fn after(&self) -> &[StepId] {
-        const { &[CLUSTER_JOIN] }
+        const { &[CLUSTER_JOIN, VALIDATION_DEVICES] }
     }
 
     fn locks(&self) -> &[Lock] {
@@ -169,7 +201,11 @@ mod tests {
         NodeState::Joined {
             name: "gpu-1".to_owned(),
             says,
-            labels: Labels::from([("team".to_owned(), "research".to_owned())]),
+            wanted: Wanted {
+                labels: Labels::from([("team".to_owned(), "research".to_owned())]),
+                ..Wanted::default()
+            },
+            features: None,
         }
     }
 
