@@ -15,6 +15,7 @@ use gpu_bootstrap::{
     model::secret::{Hiding, Secrets},
     report::{Drawn, Log, UNWRAPPED, WIDTH, log},
 };
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 
 fn main() -> ExitCode {
@@ -23,6 +24,10 @@ fn main() -> ExitCode {
     let stop = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     if let Err(error) = stop.thread_unblock() {
         return fail("failed to listen for SIGINT, SIGTERM and SIGHUP", &error);
+    }
+    // A core dump would have the secrets of the run. The programs that it starts have none, either.
+    if let Err(error) = setrlimit(Resource::RLIMIT_CORE, 0, 0) {
+        return fail("failed to turn off core dumps", &error);
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -14,7 +14,7 @@ use nix::{
 
 use super::{Failure, args, prepare, print, world::World};
 use crate::{
-    engine::{self, Cancel, EngineError, RebootError, RunFile, RunReport, Tools},
+    engine::{self, Cancel, EngineError, RebootError, RunFile, RunReport, StatusFile, Tools},
     error::{causes, one_line},
     event::Subscriber,
     exit::Exit,
@@ -181,6 +181,7 @@ pub(super) fn subscribers(
         world.host.files.clone(),
         world.command.clone(),
     )));
+    list.push(Box::new(StatusFile::new(world.host.files.clone())));
     if let Some(place) = events {
         let sink: Box<dyn Write + Send> = if place == "-" {
             Box::new(std::io::stdout())

@@ -26,6 +26,7 @@ mod result;
 mod resume;
 mod runfile;
 mod status;
+mod statusfile;
 mod survey;
 #[cfg(test)]
 mod tests;
@@ -55,6 +56,7 @@ pub use result::{ChangeReport, Mode, Reboot, RunReport, StepReport};
 pub use resume::{HandOverError, UNIT, asked, hand_over, request};
 pub use runfile::{Progress, RunFile, StepProgress};
 pub use status::{Current, Status, policy, status};
+pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
 pub use uninstall::uninstall;
 pub use verbs::{Failure, NoVerbs, Verbs};
 pub use way_back::{Instead, to_keep, wanted_instead};

@@ -1,0 +1,262 @@
+//! How the run of this boot goes, or how it ended: a small file for whoever waits for the machine, as an autoscaler's
+//! hook or a monitoring agent. A boot removes it.
+
+use std::{io, sync::Arc};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    event::{Envelope, Event, Outcome, StepTitle, Subscriber},
+    host::Files,
+    model::{id::StepId, paths::RUN},
+};
+
+/// The schema version of [`RunStatus`].
+pub const SCHEMA: u32 = 1;
+
+/// The run, as far as it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct RunStatus {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The run's id.
+    pub run: String,
+    /// `install` or `uninstall`.
+    pub mode: String,
+    /// Whether it runs, and how it ended.
+    pub state: RunState,
+    /// Since when it runs.
+    pub since: jiff::Timestamp,
+    /// When this was written.
+    pub at: jiff::Timestamp,
+    /// Its duration until then.
+    pub seconds: f64,
+    /// How many of its steps have ended, and how many it has.
+    pub steps_ended: usize,
+    /// See above.
+    pub steps: usize,
+    /// The step that ended last.
+    pub last_step: Option<StepId>,
+    /// What went wrong first: a step, and the reason.
+    pub fault: Option<RunFault>,
+    /// Why the machine must reboot.
+    pub reboot: Option<String>,
+    /// The exit status; `None` while it runs.
+    pub exit: Option<u8>,
+}
+
+/// Whether a run runs, and how it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunState {
+    /// It runs.
+    Running,
+    /// All is as wanted.
+    Done,
+    /// It goes on after a reboot.
+    RebootAwaited,
+    /// It ended with a fault.
+    Failed,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct RunFault {
+    /// The step.
+    pub step: StepId,
+    /// The reason.
+    pub why: String,
+    /// What would help.
+    pub hint: Option<String>,
+}
+
+/// Where it is.
+#[must_use]
+pub fn path() -> Utf8PathBuf {
+    Utf8Path::new(RUN).join("status.json")
+}
+
+/// Writes the file. Subscribes only to runs that hold the run lock.
+pub struct StatusFile {
+    files: Arc<dyn Files>,
+    status: Option<RunStatus>,
+}
+
+impl StatusFile {
+    /// For this process.
+    #[must_use]
+    pub fn new(files: Arc<dyn Files>) -> Self {
+        Self {
+            files,
+            status: None,
+        }
+    }
+}
+
+impl Subscriber for StatusFile {
+    fn name(&self) -> &'static str {
+        "the file with the status of the run"
+    }
+
+    fn event(&mut self, envelope: &Envelope) -> io::Result<()> {
+        if let Event::RunStarted { mode, steps, .. } = &envelope.event {
+            self.status = Some(started(envelope, mode, steps));
+        }
+        let Some(status) = &mut self.status else {
+            return Ok(());
+        };
+        if !take_in(status, &envelope.event) {
+            return Ok(());
+        }
+        status.at = envelope.at;
+        status.seconds = envelope.elapsed_ms as f64 / 1000.0;
+        let text = serde_json::to_vec_pretty(status)?;
+        self.files
+            .write(&path(), &text, 0o644)
+            .map_err(io::Error::other)
+    }
+}
+
+fn started(envelope: &Envelope, mode: &str, steps: &[StepTitle]) -> RunStatus {
+    RunStatus {
+        schema: SCHEMA,
+        run: envelope.run.clone(),
+        mode: mode.to_owned(),
+        state: RunState::Running,
+        since: envelope.at,
+        at: envelope.at,
+        seconds: 0.0,
+        steps_ended: 0,
+        steps: steps.len(),
+        last_step: None,
+        fault: None,
+        reboot: None,
+        exit: None,
+    }
+}
+
+/// Applies an event. Returns whether the file must be rewritten.
+fn take_in(status: &mut RunStatus, event: &Event) -> bool {
+    match event {
+        Event::RunStarted { .. } => {}
+        Event::StepFinished {
+            step,
+            outcome,
+            why,
+            causes,
+            hint,
+            ..
+        } => {
+            status.steps_ended += 1;
+            status.last_step = Some(step.clone());
+            if matches!(outcome, Outcome::Failed | Outcome::Blocked) && status.fault.is_none() {
+                let why = std::iter::once(why).chain(causes);
+                status.fault = Some(RunFault {
+                    step: step.clone(),
+                    why: why.cloned().collect::<Vec<_>>().join(": "),
+                    hint: hint.clone(),
+                });
+            }
+        }
+        Event::RebootRequired { why, .. } => status.reboot = Some(why.clone()),
+        Event::RunFinished { exit, .. } => {
+            status.exit = Some(*exit);
+            status.state = match (exit, &status.reboot) {
+                (0, None) => RunState::Done,
+                (_, Some(_)) if status.fault.is_none() => RunState::RebootAwaited,
+                _ => RunState::Failed,
+            };
+        }
+        _ => return false,
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        event::Summary,
+        host::{ReadFiles, fake::FakeFiles},
+    };
+
+    fn envelope(seq: u64, event: Event) -> Envelope {
+        Envelope {
+            schema: 1,
+            seq,
+            at: "2026-11-24T00:00:00Z".parse().expect("a time"),
+            elapsed_ms: seq * 1000,
+            run: "r1".to_owned(),
+            event,
+        }
+    }
+
+    fn ended(events: Vec<Event>) -> RunStatus {
+        let files = Arc::new(FakeFiles::new());
+        let mut file = StatusFile::new(files.clone());
+        for (seq, event) in (1..).zip(events) {
+            file.event(&envelope(seq, event)).expect("written");
+        }
+        let text = files.read(&path()).expect("readable").expect("a file");
+        serde_json::from_slice(&text).expect("a status")
+    }
+
+    fn start() -> Event {
+        Event::RunStarted {
+            version: "0.1.0".to_owned(),
+            mode: "install".to_owned(),
+            steps: vec![StepTitle {
+                id: StepId::new("driver.module"),
+                title: "Driver".to_owned(),
+            }],
+        }
+    }
+
+    fn step(outcome: Outcome) -> Event {
+        Event::StepFinished {
+            step: StepId::new("driver.module"),
+            outcome,
+            why: "load it".to_owned(),
+            seconds: 1.0,
+            causes: vec!["it is rejected".to_owned()],
+            hint: Some("sign it".to_owned()),
+        }
+    }
+
+    fn finish(exit: u8) -> Event {
+        Event::RunFinished {
+            summary: Summary::default(),
+            exit,
+            seconds: 3.0,
+        }
+    }
+
+    #[test]
+    fn a_run_is_told_from_its_start_to_its_end() {
+        let running = ended(vec![start(), step(Outcome::Changed)]);
+        assert_eq!(
+            (running.state, running.steps_ended, running.exit),
+            (RunState::Running, 1, None)
+        );
+        let done = ended(vec![start(), step(Outcome::Changed), finish(0)]);
+        assert_eq!((done.state, done.exit), (RunState::Done, Some(0)));
+        assert!((done.seconds - 3.0).abs() < 0.01);
+        let failed = ended(vec![start(), step(Outcome::Failed), finish(6)]);
+        assert_eq!(failed.state, RunState::Failed);
+        let fault = failed.fault.expect("a fault");
+        assert_eq!(
+            (fault.why.as_str(), fault.hint.as_deref()),
+            ("load it: it is rejected", Some("sign it"))
+        );
+        let reboot = Event::RebootRequired {
+            why: "nouveau holds the GPU".to_owned(),
+            automatic: true,
+        };
+        let waiting = ended(vec![start(), step(Outcome::NotRun), reboot, finish(8)]);
+        assert_eq!(waiting.state, RunState::RebootAwaited);
+    }
+}
