@@ -59,6 +59,10 @@ pub struct Case {
     /// A file of the repository that cloud-init gets as user-data, on a NoCloud seed disk. Without
     /// it the machine has no data source, and cloud-init does nothing.
     pub user_data: Option<PathBuf>,
+    /// What a person who uses the file would write into it: the text there = the text in its place.
+    /// An empty text removes the whole line.
+    #[serde(default)]
+    pub user_data_values: BTreeMap<String, String>,
     /// A control plane of Kubernetes beside the machine.
     pub cluster: Option<Wish>,
     /// Mebibytes of a container's disk of its own. Without this key a container has one, of

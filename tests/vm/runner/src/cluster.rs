@@ -35,11 +35,15 @@ const CONFIG: &str = include_str!("../../kubernetes/kubeadm.yaml");
 const ACCOUNT: &str = include_str!("../../kubernetes/node-manager.yaml");
 const NETWORK: &str = include_str!("../../kubernetes/bridge.conflist");
 const ADMIN: &str = include_str!("../files/cluster-admin.sh");
+const SECRET: &str = include_str!("../files/secret.sh");
 const UNAVAILABLE: &str = include_str!("../files/unavailable.sh");
 
 /// In the root of the control plane.
 const ALL_RIGHTS: &str = "etc/kubernetes/super-admin.conf";
 const NO_CHECK: &str = "etc/kubernetes/no-check.conf";
+
+/// How lines of its logs start that tell of no fault.
+const INFORMATION: [&str; 2] = ["I", "{\"level\":\"info\""];
 
 /// Files that a kubelet reads and cannot write in a container, with the values that it wants.
 const SYSCTLS: [(&str, &str); 3] = [
@@ -193,12 +197,16 @@ impl Cluster {
         })
     }
 
-    /// The end of each log, for a case that failed.
+    /// The end of each log without mere information, for a case that failed.
     pub fn said(&self) -> String {
         let tail = |log: &PathBuf| {
             let text = fs::read_to_string(log).unwrap_or_default();
+            let text: Vec<&str> = (text.lines())
+                .filter(|line| !INFORMATION.iter().any(|start| line.starts_with(start)))
+                .collect();
+            let text = text.join("\n");
             let name = log.file_name().unwrap_or_default().to_string_lossy();
-            format!("{name}:\n{}", out::tail(&text, 12))
+            format!("{name}:\n{}", out::tail(&text, 4))
         };
         self.logs.iter().map(tail).collect::<Vec<_>>().join("\n")
     }
@@ -354,6 +362,7 @@ impl Cluster {
         machine.put(&self.programs.join(KUBECTL), &format!("{here}/kubectl"))?;
         machine.put(&self.root.join(ALL_RIGHTS), &format!("{here}/admin.conf"))?;
         write(&at(INSIDE).join("cluster-admin"), ADMIN, 0o755)?;
+        write(&at(INSIDE).join("secret"), SECRET, 0o755)?;
         for (name, value) in SYSCTLS {
             write(
                 &at(&here).join("sys").join(name),

@@ -174,6 +174,8 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
         let path = stage.bed.repo.join(path);
         let text =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let known = known(stage, case, &spec.root, cluster.as_ref());
+        let text = seed::adapt(&text, &case.user_data_values, &known)?;
         seed::make(&machine.seed(), &case.name, &text)?;
     }
     Ok((machine, server, cluster))

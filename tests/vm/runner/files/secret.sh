@@ -1,0 +1,32 @@
+#!/bin/sh
+# Part of the test bed, about the token in a file: `secret watch FILE` looks for it in command lines and
+# environments of processes until it is ended, and notes what it finds; `secret search FILE` fails if it was
+# found there, or is now in another file or in the journal. Only its secret part counts: the rest is its name.
+set -u
+found=/run/testbed-secret
+case $1 in
+watch)
+    touch "$found"
+    while sleep 0.02; do
+        sed 's/.*[.]//' "$2" | grep -laFs -f - /proc/[0-9]*/cmdline /proc/[0-9]*/environ >>"$found"
+    done
+    ;;
+search)
+    if [ -s "$found" ]; then
+        echo "it was in $(sort -u "$found" | tr '\n' ' ')"
+        exit 1
+    fi
+    files=$(sed 's/.*[.]//' "$2" | grep -rlaFs -D skip -f - /boot /etc /home /opt /root /run /srv /tmp /usr /var |
+        grep -vxF "$2")
+    if [ -n "$files" ]; then
+        echo "it is in $files"
+        exit 1
+    fi
+    pattern=$(mktemp)
+    sed 's/.*[.]//' "$2" >"$pattern"
+    journalctl -q -o export | grep -aF -f "$pattern"
+    code=$?
+    rm "$pattern"
+    [ "$code" = 1 ]
+    ;;
+esac
