@@ -185,7 +185,7 @@ impl Applier {
             Change::TurnOffSwap { areas } => Ok(Undo::TurnOnSwap {
                 areas: areas.clone(),
             }),
-            Change::JoinCluster { join } => Ok(Self::capture_join(join)),
+            Change::JoinCluster { join } => self.capture_join(join),
             Change::AdmitNode { admission } => self.capture_admission(admission).await,
             Change::Reboot { .. } => Ok(Undo::Nothing {
                 why: "a reboot leaves nothing to undo".to_owned(),

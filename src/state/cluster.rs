@@ -55,7 +55,14 @@ impl State {
                 server,
                 ca_pin,
                 ca_file,
+                certificate_file,
             } = kubeconfig::parse(&text).map_err(unexpected)?;
+            // kubeadm writes it before the cluster has given the kubelet a certificate.
+            if let Some(file) = certificate_file
+                && !files.exists(Utf8Path::new(&file))?
+            {
+                continue;
+            }
             let ca_pin = match (ca_pin, ca_file) {
                 (Some(pin), _) => Some(pin),
                 (None, Some(file)) => (files.read_text(Utf8Path::new(&file))?)

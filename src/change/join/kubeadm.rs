@@ -12,15 +12,29 @@ use crate::{
 /// The configuration, below the run folder, while kubeadm runs.
 const CONFIGURATION: &str = "kubeadm-join.yaml";
 
+/// Folders that kubeadm makes, outermost first; `kubeadm reset` leaves them.
+const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
+
 impl Applier {
+    /// Those of its folders that are not there yet.
+    pub(super) fn folders_of_kubeadm(&self) -> Result<Vec<Utf8PathBuf>, ChangeError> {
+        let mut missing = Vec::new();
+        for folder in FOLDERS {
+            if !self.exists(folder)? {
+                missing.push(folder.into());
+            }
+        }
+        Ok(missing)
+    }
+
     pub(super) async fn join_by_kubeadm(
         &self,
         join: &Join,
         (discovery, socket, ignored): (&Discovery, &str, &[String]),
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        // An attempt that was cut off has left files that kubeadm refuses.
-        if self.has_begun()? {
+        // An attempt that was cut off has left files that kubeadm refuses: by its step the machine is no node.
+        if self.has_begun()? || self.exists(kubeadm::KUBELET_CONF)? {
             sink.line("an earlier attempt to join was cut off: `kubeadm reset` clears it away");
             self.reset(socket, sink).await?;
         }
@@ -33,6 +47,7 @@ impl Applier {
             timeout: join.timeout(),
         };
         let configuration = self.configuration(discovery, &registration)?;
+        let had_authority = self.exists(kubeadm::CA)?;
         let cmd_of = |path: &Utf8Path| kubeadm::join(path, join.timeout());
         let ran = self
             .with_secret_file(CONFIGURATION, &configuration, async |path| {
@@ -54,10 +69,8 @@ impl Applier {
         };
         // The machine must be able to join with the next attempt.
         if self.has_begun()?
-            || self
-                .host
-                .files
-                .exists(Utf8Path::new(kubeadm::KUBELET_CONF))?
+            || self.exists(kubeadm::KUBELET_CONF)?
+            || (!had_authority && self.exists(kubeadm::CA)?)
         {
             self.reset(socket, sink).await?;
         }
@@ -117,10 +130,11 @@ impl Applier {
 
     /// Whether kubeadm has begun to join and has not ended.
     fn has_begun(&self) -> Result<bool, ChangeError> {
-        Ok(self
-            .host
-            .files
-            .exists(Utf8Path::new(kubeadm::BOOTSTRAP_CONF))?)
+        self.exists(kubeadm::BOOTSTRAP_CONF)
+    }
+
+    fn exists(&self, path: &str) -> Result<bool, ChangeError> {
+        Ok(self.host.files.exists(Utf8Path::new(path))?)
     }
 
     async fn reset(&self, socket: &str, sink: &dyn Sink) -> Result<(), ChangeError> {
@@ -132,19 +146,18 @@ impl Applier {
 
     pub(super) async fn leave_by_kubeadm(
         &self,
-        socket: &str,
+        (socket, folders): (&str, &[Utf8PathBuf]),
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
-        let joined = self
-            .host
-            .files
-            .exists(Utf8Path::new(kubeadm::KUBELET_CONF))?;
-        if !joined && !self.has_begun()? {
+        if !self.exists(kubeadm::KUBELET_CONF)? && !self.has_begun()? {
             return Ok(Reverted::Nothing {
                 why: "the machine is no node any more".to_owned(),
             });
         }
         self.reset(socket, sink).await?;
+        for folder in folders.iter().rev() {
+            self.host.files.remove_empty_folder(folder)?;
+        }
         Ok(Reverted::Done {
             what: "the machine has left the cluster".to_owned(),
         })

@@ -63,6 +63,9 @@ pub enum Leave {
     Kubeadm {
         /// The address of the container runtime's socket.
         socket: String,
+        /// Folders that were not there before; removed if they are empty.
+        #[schemars(with = "Vec<String>")]
+        created_folders: Vec<Utf8PathBuf>,
     },
     /// The agent of k3s stops.
     K3s,
@@ -75,21 +78,6 @@ pub enum Leave {
     },
 }
 
-impl Leave {
-    fn of(method: &JoinMethod) -> Self {
-        match method {
-            JoinMethod::Kubeadm { socket, .. } => Self::Kubeadm {
-                socket: socket.clone(),
-            },
-            JoinMethod::K3s { .. } => Self::K3s,
-            JoinMethod::Rke2 { .. } => Self::Rke2,
-            JoinMethod::Eks | JoinMethod::Command { .. } | JoinMethod::Managed => Self::Never {
-                method: method.name().to_owned(),
-            },
-        }
-    }
-}
-
 impl Join {
     fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_seconds)
@@ -98,12 +86,23 @@ impl Join {
 
 impl Applier {
     /// A machine that joins was no node before: the step has looked.
-    pub(super) fn capture_join(join: &Join) -> Undo {
-        Undo::LeaveCluster {
-            way: Leave::of(&join.method),
+    pub(super) fn capture_join(&self, join: &Join) -> Result<Undo, ChangeError> {
+        let way = match &join.method {
+            JoinMethod::Kubeadm { socket, .. } => Leave::Kubeadm {
+                socket: socket.clone(),
+                created_folders: self.folders_of_kubeadm()?,
+            },
+            JoinMethod::K3s { .. } => Leave::K3s,
+            JoinMethod::Rke2 { .. } => Leave::Rke2,
+            JoinMethod::Eks | JoinMethod::Command { .. } | JoinMethod::Managed => Leave::Never {
+                method: join.method.name().to_owned(),
+            },
+        };
+        Ok(Undo::LeaveCluster {
+            way,
             node: join.node.clone(),
             access: join.access.clone(),
-        }
+        })
     }
 
     pub(super) async fn join_cluster(
@@ -147,7 +146,13 @@ impl Applier {
     ) -> Result<Reverted, ChangeError> {
         let deleted = self.delete_node(node, access, sink).await?;
         let left = match way {
-            Leave::Kubeadm { socket } => self.leave_by_kubeadm(socket, sink).await?,
+            Leave::Kubeadm {
+                socket,
+                created_folders,
+            } => {
+                self.leave_by_kubeadm((socket, created_folders), sink)
+                    .await?
+            }
             Leave::K3s => self.leave_by_agent(&agents::K3S, sink).await?,
             Leave::Rke2 => self.leave_by_agent(&agents::RKE2, sink).await?,
             Leave::Never { method } => Reverted::Left {

@@ -179,6 +179,11 @@ impl Fault {
     #[must_use]
     pub fn of(output: &str) -> Self {
         let text = output.to_ascii_lowercase();
+        // Before it, kubeadm tells what it waits for.
+        let text = match text.rfind("\nerror:") {
+            Some(at) => &text[at..],
+            None => &text,
+        };
         let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
         if says(&["certificate has expired or is not yet valid"]) {
             Self::Clock

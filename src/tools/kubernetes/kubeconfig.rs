@@ -28,6 +28,8 @@ pub struct Cluster {
     pub ca_pin: Option<String>,
     /// The file with the certificate authority, if it names one.
     pub ca_file: Option<String>,
+    /// The file with the client's certificate, if it names one.
+    pub certificate_file: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -39,6 +41,22 @@ struct File {
     contexts: Vec<NamedContext>,
     #[serde(default)]
     clusters: Vec<NamedCluster>,
+    #[serde(default)]
+    users: Vec<NamedUser>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedUser {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    user: User,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct User {
+    client_certificate: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -50,6 +68,8 @@ struct NamedContext {
 #[derive(Debug, Deserialize)]
 struct Context {
     cluster: String,
+    #[serde(default)]
+    user: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -74,12 +94,15 @@ struct ClusterEntry {
 /// Why it is no kubeconfig, in one line.
 pub fn parse(text: &str) -> Result<Cluster, String> {
     let file: File = yaml::parse(text)?;
-    let named = (file.contexts.iter())
+    let context = (file.contexts.iter())
         .find(|context| context.name == file.current_context)
-        .map(|context| context.context.cluster.as_str());
-    let entry = match named {
-        Some(name) => file.clusters.iter().find(|cluster| cluster.name == name),
-        None => file.clusters.first(),
+        .map(|context| &context.context);
+    let (entry, user) = match context {
+        Some(context) => (
+            (file.clusters.iter()).find(|cluster| cluster.name == context.cluster),
+            file.users.iter().find(|user| user.name == context.user),
+        ),
+        None => (file.clusters.first(), file.users.first()),
     };
     let entry = &entry.ok_or("it names no cluster")?.cluster;
     let ca_pin = match &entry.certificate_authority_data {
@@ -94,6 +117,7 @@ pub fn parse(text: &str) -> Result<Cluster, String> {
         server: entry.server.clone(),
         ca_pin,
         ca_file: entry.certificate_authority.clone(),
+        certificate_file: user.and_then(|user| user.user.client_certificate.clone()),
     })
 }
 
@@ -114,14 +138,16 @@ current-context: b
 contexts:
 - context: {cluster: one, user: u}
   name: a
-- context: {cluster: two, user: u}
+- context: {cluster: two, user: v}
   name: b
 clusters:
 - cluster: {server: 'https://one:6443'}
   name: one
 - cluster: {server: 'https://two:6443', certificate-authority: /etc/ca.crt}
   name: two
-users: []
+users:
+- name: u
+- {name: v, user: {client-certificate: /pki/client.pem}}
 ";
 
     #[test]
@@ -129,6 +155,7 @@ users: []
         let found = parse(ADMIN).expect("a kubeconfig");
         assert_eq!(found.server, "https://two:6443");
         assert_eq!(found.ca_file.as_deref(), Some("/etc/ca.crt"));
+        assert_eq!(found.certificate_file.as_deref(), Some("/pki/client.pem"));
         let first = parse(&ADMIN.replace("current-context: b", "")).expect("a kubeconfig");
         assert_eq!(first.server, "https://one:6443");
     }
