@@ -21,6 +21,9 @@ const VM: &str = env!("CARGO_BIN_EXE_vm");
 /// A quick case on a container.
 const CASE: &str = "bed-boots";
 
+/// A case with a control plane.
+const CLUSTER: &str = "bed-cluster";
+
 const RUN: &str = "/run/gpu-bootstrap-vm";
 
 /// Long enough to build everything that a machine is made of.
@@ -38,6 +41,7 @@ const TURN_OF_OTHERS: Duration = Duration::from_secs(60);
 
 /// A run of the case, and the resources that it was seen to have.
 struct Run {
+    case: &'static str,
     child: Child,
     said: File,
     pid: u32,
@@ -123,6 +127,22 @@ fn runs_that_are_stopped_at_the_same_time_leave_nothing() {
 
 #[test]
 #[ignore = "boots machines, as root: `make test-vm` runs it"]
+fn a_signal_leaves_nothing_of_a_control_plane() {
+    let mut run = Run::start_with_a_control_plane();
+    let about = "its API server starts";
+    run.wait_for(about, |run| {
+        run.disk()
+            .join("cluster/etc/kubernetes/no-check.conf")
+            .exists()
+    });
+    run.remember();
+    assert!(run.folder().join("netns-beside").exists());
+    assert_eq!(run.end(Signal::SIGINT).code(), Some(130));
+    run.assert_gone(about);
+}
+
+#[test]
+#[ignore = "boots machines, as root: `make test-vm` runs it"]
 fn nothing_is_left_if_another_namespace_holds_the_mounts() {
     let mut run = Run::start();
     run.wait_for("it has been turned on", |run| run.has_process("machine"));
@@ -155,7 +175,7 @@ fn nothing_is_left_if_another_namespace_holds_the_mounts() {
 #[ignore = "builds a root filesystem, as root: `make test-vm` runs it"]
 fn a_signal_leaves_nothing_of_a_build() {
     let cache = tempfile::tempdir().unwrap();
-    let mut run = Run::start_in(cache.path().to_path_buf());
+    let mut run = Run::start_in(CASE, cache.path().to_path_buf());
     let about = "a root filesystem is being configured";
     run.wait_for(about, |run| {
         let entries = fs::read_dir(&run.cache).into_iter().flatten().flatten();
@@ -207,21 +227,27 @@ fn namespace(process: u32) -> PathBuf {
     fs::read_link(format!("/proc/{process}/ns/mnt")).unwrap()
 }
 
+fn cache() -> PathBuf {
+    std::env::var_os("TESTBED_CACHE").map_or_else(|| repository().join(".cache/vm"), PathBuf::from)
+}
+
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
 impl Run {
     fn start() -> Run {
-        let cache = std::env::var_os("TESTBED_CACHE")
-            .map_or_else(|| repository().join(".cache/vm"), PathBuf::from);
-        Run::start_in(cache)
+        Run::start_in(CASE, cache())
     }
 
-    fn start_in(cache: PathBuf) -> Run {
+    fn start_with_a_control_plane() -> Run {
+        Run::start_in(CLUSTER, cache())
+    }
+
+    fn start_in(case: &'static str, cache: PathBuf) -> Run {
         let said = tempfile::tempfile().unwrap();
         let child = Command::new(VM)
-            .args(["test", CASE])
+            .args(["test", case])
             .env("TESTBED_CACHE", &cache)
             .current_dir(repository())
             // As a shell starts it: a terminal signals the whole group.
@@ -231,6 +257,7 @@ impl Run {
             .spawn()
             .unwrap();
         Run {
+            case,
             pid: child.id(),
             child,
             said,
@@ -242,7 +269,7 @@ impl Run {
     }
 
     fn id(&self) -> String {
-        format!("{CASE}-{}", self.pid)
+        format!("{}-{}", self.case, self.pid)
     }
 
     fn folder(&self) -> PathBuf {
