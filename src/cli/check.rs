@@ -85,7 +85,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     } else {
         machine::scope(args.root.as_deref())
     };
-    let mut ground = prepare::ground(world, host, request, scope)?;
+    let mut ground = prepare::ground(world, host, request, scope).await?;
     let mut back = None;
     let desired = match (!text_only).then(|| ground.resolve(world, &*named.files)) {
         None => Err(Unresolvable {

@@ -21,7 +21,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Facts) -> Result<Exi
             (machine::host(world, root)?, machine::scope(root))
         }
     };
-    let facts = Arc::new(machine::facts(&host, &matrix, scope));
+    let facts = Arc::new(machine::all_facts(&host, &matrix, scope).await);
     let state = State::new(host, scope, Arc::clone(&facts));
     let document = document::facts(&facts, state.snapshot().await);
     match args.output.format {

@@ -40,7 +40,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
     }
     let automatic = request.reboot;
     let deadline = deadline(&request, args.resume);
-    let mut target = prepare::target(world, request)?;
+    let mut target = prepare::target(world, request).await?;
     prepare::warn(world, &target.resolution.warnings);
     let goes_back = target.go_back()?;
     let events_to_stdout = args.events.as_deref() == Some("-");

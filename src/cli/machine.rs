@@ -8,7 +8,7 @@ use super::{Failure, world::World};
 use crate::{
     compat::matrix::Matrix,
     exit::Exit,
-    facts::{Facts, Scope, gather},
+    facts::{Facts, Scope, complete, gather},
     host::{Host, rooted},
     tools::lspci,
 };
@@ -72,7 +72,17 @@ pub(super) fn from_lspci(world: &World<'_>, file: &Utf8Path) -> Result<Host, Fai
     Ok(lspci::host(&functions))
 }
 
-/// The facts.
+/// The facts, also those that only the cloud's metadata service knows.
+pub(super) async fn all_facts(host: &Host, matrix: &Matrix, scope: Scope) -> Facts {
+    let mut facts = facts(host, matrix, scope);
+    // A tree or a text is another machine, and the service tells of this one.
+    if scope.executes {
+        complete(host, &mut facts).await;
+    }
+    facts
+}
+
+/// The facts that the machine's own files tell.
 pub(super) fn facts(host: &Host, matrix: &Matrix, scope: Scope) -> Facts {
     gather(host.reader(), Some(matrix), scope)
 }

@@ -16,7 +16,7 @@ use crate::{
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Plan) -> Result<Exit, Failure> {
     let request = prepare::request(&args.target, &args.image, false, None)?;
-    let mut target = prepare::target(world, request)?;
+    let mut target = prepare::target(world, request).await?;
     prepare::warn(world, &target.resolution.warnings);
     match target.go_back() {
         // The plan notes that the journal cannot be read.

@@ -136,14 +136,14 @@ fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
 ///
 /// # Errors
 /// A compatibility matrix that cannot be read.
-pub(super) fn ground(
+pub(super) async fn ground(
     world: &World<'_>,
     host: Host,
     request: Request,
     scope: Scope,
 ) -> Result<Ground, Failure> {
     let matrix = matrix(world)?;
-    let facts = Arc::new(machine::facts(&host, &matrix, scope));
+    let facts = Arc::new(machine::all_facts(&host, &matrix, scope).await);
     Ok(Ground {
         host,
         scope,
@@ -157,8 +157,8 @@ pub(super) fn ground(
 ///
 /// # Errors
 /// Configuration that is wrong, or a machine that cannot be what is wanted.
-pub(super) fn target(world: &World<'_>, request: Request) -> Result<Target, Failure> {
-    let mut ground = ground(world, world.host.clone(), request, machine::scope(None))?;
+pub(super) async fn target(world: &World<'_>, request: Request) -> Result<Target, Failure> {
+    let mut ground = ground(world, world.host.clone(), request, machine::scope(None)).await?;
     let resolution = ground.resolve(world, &*world.host.files)?;
     Ok(Target { ground, resolution })
 }

@@ -13,6 +13,21 @@ use crate::{
     model::pattern,
 };
 
+/// Why a key of the cloud is not known, in the first place.
+pub(super) const UNTOLD: &str = "neither the firmware nor cloud-init tells";
+
+impl Cloud {
+    /// What a metadata service also knows.
+    pub(super) fn keys(&self) -> [(&'static str, &Option<String>); 4] {
+        [
+            ("cloud.instance-type", &self.instance_type),
+            ("cloud.lifecycle", &self.lifecycle),
+            ("cloud.region", &self.region),
+            ("cloud.zone", &self.zone),
+        ]
+    }
+}
+
 const CLOUD_INIT: &str = "/run/cloud-init/instance-data.json";
 
 /// What the firmware says about the machine; empty where it says nothing.
@@ -60,6 +75,8 @@ pub(super) struct CloudInit {
     pub instance_id: Option<String>,
     pub instance_type: Option<String>,
     pub lifecycle: Option<String>,
+    pub region: Option<String>,
+    pub zone: Option<String>,
 }
 
 impl CloudInit {
@@ -94,18 +111,20 @@ pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -
         .filter(|row| row.product_is_type)
         .and(instance_type(&dmi.product_name));
     let instance_type = from_product.or_else(|| init.instance_type.clone());
-    let asked = "neither the firmware nor cloud-init tells, and no metadata service was asked";
-    if instance_type.is_none() {
-        reader.unknown("cloud.instance-type", asked);
-    }
-    if init.lifecycle.is_none() {
-        reader.unknown("cloud.lifecycle", asked);
-    }
-    Cloud {
+    let cloud = Cloud {
         provider: Some(provider),
         instance_type,
         lifecycle: init.lifecycle.clone(),
+        region: init.region.clone(),
+        zone: init.zone.clone(),
+    };
+    for (fact, _) in cloud.keys().iter().filter(|(_, value)| value.is_none()) {
+        reader.unknown(
+            *fact,
+            format!("{UNTOLD}, and no metadata service was asked"),
+        );
     }
+    cloud
 }
 
 fn matches(row: &CloudRow, dmi: &Dmi) -> bool {
@@ -173,6 +192,8 @@ fn parse_cloud_init(root: &Value) -> CloudInit {
             .or_else(|| text(&["ds", "meta_data", "instance_type"]))
             .or_else(|| text(&["ds", "meta_data", "imds", "compute", "vmSize"])),
         lifecycle,
+        region: text(&["v1", "region"]),
+        zone: text(&["v1", "availability_zone"]),
     }
 }
 
@@ -262,13 +283,14 @@ mod tests {
             0
         );
         let google = dmi("Google", "Google Compute Engine", "");
-        assert_eq!(gathered(&google, &CloudInit::default()).1, 2);
+        assert_eq!(gathered(&google, &CloudInit::default()).1, 4);
     }
 
     #[test]
     fn cloud_init() {
         let aws = serde_json::json!({
-            "v1": {"cloud_name": "aws", "instance_id": "i-0929128ff2f73a2f1"},
+            "v1": {"cloud_name": "aws", "instance_id": "i-0929128ff2f73a2f1",
+                "region": "us-east-2", "availability_zone": "us-east-2b"},
             "ds": {"meta_data": {"instance-type": "g5.xlarge", "instance-life-cycle": "spot"}},
         });
         assert_eq!(
@@ -278,6 +300,8 @@ mod tests {
                 instance_id: Some("i-0929128ff2f73a2f1".to_owned()),
                 instance_type: Some("g5.xlarge".to_owned()),
                 lifecycle: Some("spot".to_owned()),
+                region: Some("us-east-2".to_owned()),
+                zone: Some("us-east-2b".to_owned()),
             }
         );
         let azure = serde_json::json!({

@@ -13,6 +13,7 @@ mod firmware;
 mod gather;
 pub(crate) mod kernel;
 mod machine;
+mod metadata;
 mod names;
 mod os;
 pub(crate) mod pci;
@@ -31,6 +32,7 @@ use crate::model::{
 
 pub use catalog::{DeviceCatalog, GpuDescription};
 pub use gather::gather;
+pub use metadata::complete;
 
 /// The schema version of the document of `facts`.
 pub const SCHEMA: u32 = 1;
@@ -170,6 +172,12 @@ pub struct Cloud {
     pub instance_type: Option<String>,
     /// `on-demand`, `spot`.
     pub lifecycle: Option<String>,
+    /// `eu-central-1`, `westeurope`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// `eu-central-1a`, `europe-west4-b`; on Azure `1`, `2` or `3`, and absent without a zone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
 }
 
 /// A filesystem.

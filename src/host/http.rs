@@ -1,6 +1,10 @@
-//! HTTP GET, bounded in time and size.
+//! HTTP, bounded in time and size.
+
+use std::time::Duration;
 
 use async_trait::async_trait;
+
+use crate::model::secret::Secret;
 
 /// What can go wrong with a request.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -43,6 +47,30 @@ impl HttpError {
     }
 }
 
+/// What a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// It reads.
+    Get,
+    /// It sends nothing but headers: so AWS gives out tokens.
+    Put,
+}
+
+/// One request to a service beside the machine, such as a cloud's metadata service.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// What it does.
+    pub method: Method,
+    /// The address.
+    pub url: String,
+    /// Headers; their values may be secret.
+    pub headers: Vec<(&'static str, Secret)>,
+    /// How long the whole may take.
+    pub within: Duration,
+    /// The bytes that the answer may have.
+    pub limit: u64,
+}
+
 /// Fetches. `file://` addresses are allowed: an offline mirror is a folder.
 #[async_trait]
 pub trait Http: Send + Sync {
@@ -51,4 +79,11 @@ pub trait Http: Send + Sync {
     /// # Errors
     /// See [`HttpError`]; passing faults were retried already.
     async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError>;
+
+    /// Asks once: through no proxy, which would answer for another machine, and without following a
+    /// redirect.
+    ///
+    /// # Errors
+    /// See [`HttpError`]. A redirect is a status.
+    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError>;
 }

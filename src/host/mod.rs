@@ -25,7 +25,7 @@ pub use cuda::{CudaCause, CudaDevice, CudaFault, CudaPeer, CudaStart, CudaView, 
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
 pub use gpu::{FabricProgress, Gpu, GpuFabric, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView};
-pub use http::{Http, HttpError};
+pub use http::{Ask, Http, HttpError, Method};
 pub use system::System;
 
 /// The six capabilities through which everything outside this process is reached.
@@ -35,7 +35,7 @@ pub struct Host {
     pub files: Arc<dyn Files>,
     /// Child processes; never a shell.
     pub exec: Arc<dyn Exec>,
-    /// HTTP GET.
+    /// HTTP.
     pub http: Arc<dyn Http>,
     /// NVML and CUDA, called in child processes with deadlines.
     pub gpu: Arc<dyn Gpu>,

@@ -12,8 +12,8 @@ use super::files::Room;
 use super::real::RealClock;
 use super::system::ProcFiles;
 use super::{
-    Cmd, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Http, HttpError, Nvml, Output,
-    ReadFiles, Stat,
+    Ask, Cmd, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Http, HttpError, Nvml,
+    Output, ReadFiles, Stat,
 };
 
 /// Files that can be read and not written.
@@ -139,6 +139,10 @@ impl Http for Refusing {
             url: url.to_owned(),
             why: self.why.to_owned(),
         })
+    }
+
+    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError> {
+        self.get(&request.url, request.limit).await
     }
 }
 

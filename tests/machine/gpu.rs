@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use gpu_bootstrap::host::{
-    Clock, CudaDevice, CudaStart, CudaView, CudaWork, Gpu, Http, HttpError, Nvml, NvmlDevice,
+    Ask, Clock, CudaDevice, CudaStart, CudaView, CudaWork, Gpu, Http, HttpError, Nvml, NvmlDevice,
     NvmlView,
     fake::{FakeClock, FakeFiles, FakeHttp},
 };
@@ -149,6 +149,10 @@ impl Http for MachineHttp {
     async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError> {
         self.fault(url)?;
         self.pages.get(url, limit).await
+    }
+
+    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError> {
+        self.pages.ask(request).await
     }
 }
 

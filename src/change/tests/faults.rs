@@ -15,7 +15,7 @@ use crate::{
     config::desired::{PackageWish, Repository, RuntimeKind},
     error::{Report, causes},
     host::{
-        ExecError, Http, HttpError,
+        Ask, ExecError, Http, HttpError,
         fake::{Damage, failed, ok},
     },
     model::secret::Secret,
@@ -202,6 +202,10 @@ struct Hangs;
 #[async_trait]
 impl Http for Hangs {
     async fn get(&self, _: &str, _: u64) -> Result<Vec<u8>, HttpError> {
+        std::future::pending().await
+    }
+
+    async fn ask(&self, _: &Ask) -> Result<Vec<u8>, HttpError> {
         std::future::pending().await
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 
 use super::locked;
-use crate::host::{Http, HttpError};
+use crate::host::{Ask, Http, HttpError};
 
 /// Addresses with their content; anything else answers 404.
 #[derive(Clone, Default)]
@@ -73,6 +73,10 @@ impl Http for FakeHttp {
             });
         }
         Ok(content)
+    }
+
+    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError> {
+        self.get(&request.url, request.limit).await
     }
 }
 

@@ -12,8 +12,11 @@ use reqwest::{Client, NoProxy, Proxy, Response, Url};
 use tokio::io::AsyncReadExt;
 
 use crate::error::one_line;
-use crate::host::{Clock, Http, HttpError};
+use crate::host::{Ask, Clock, Http, HttpError, Method};
 use crate::model::secret::{Secret, without_logins};
+
+/// How this program calls itself.
+const AGENT: &str = concat!("gpu-bootstrap/", env!("CARGO_PKG_VERSION"));
 
 /// Attempts beyond the first.
 const RETRIES: usize = 4;
@@ -47,8 +50,13 @@ pub struct RealHttp {
     clock: Arc<dyn Clock>,
     proxy: Option<HttpProxy>,
     limits: Limits,
-    client: Arc<OnceLock<Result<Client, String>>>,
+    client: Built,
+    /// The client of [`Http::ask`].
+    direct: Built,
 }
+
+/// A client, or why there is none.
+type Built = Arc<OnceLock<Result<Client, String>>>;
 
 /// A proxy from the configuration. Without one, `https_proxy`, `http_proxy`, `all_proxy` and
 /// `no_proxy` of the environment count.
@@ -78,7 +86,8 @@ impl RealHttp {
             clock,
             proxy,
             limits: LIMITS,
-            client: Arc::default(),
+            client: Built::default(),
+            direct: Built::default(),
         }
     }
 
@@ -94,7 +103,7 @@ impl RealHttp {
     fn build(&self) -> reqwest::Result<Client> {
         install_crypto_provider();
         let mut builder = Client::builder()
-            .user_agent(concat!("gpu-bootstrap/", env!("CARGO_PKG_VERSION")))
+            .user_agent(AGENT)
             .connect_timeout(self.limits.connect)
             .read_timeout(self.limits.read)
             .redirect(redirect::Policy::custom(|attempt| {
@@ -116,6 +125,22 @@ impl RealHttp {
         builder.build()
     }
 
+    /// The client for services beside the machine.
+    fn direct(&self, url: &str) -> Result<&Client, HttpError> {
+        let build = || {
+            install_crypto_provider();
+            Client::builder()
+                .user_agent(AGENT)
+                .no_proxy()
+                .redirect(redirect::Policy::none())
+                .build()
+        };
+        self.direct
+            .get_or_init(|| build().map_err(|error| one_line(&error)))
+            .as_ref()
+            .map_err(|why| transport(url, why.clone()))
+    }
+
     async fn start(&self, url: &str) -> Result<Response, HttpError> {
         let response = self
             .client(url)?
@@ -124,13 +149,7 @@ impl RealHttp {
             .send()
             .await
             .map_err(|error| broken(url, error))?;
-        if !response.status().is_success() {
-            return Err(HttpError::Status {
-                url: shown(url),
-                status: response.status().as_u16(),
-            });
-        }
-        Ok(response)
+        successful(url, response)
     }
 
     /// The pauses between the attempts of one request.
@@ -158,19 +177,32 @@ impl RealHttp {
     }
 
     async fn get_once(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError> {
-        let mut response = self.start(url).await?;
-        let mut body = Vec::new();
-        if response.content_length().is_some_and(|size| size > limit) {
+        body(url, self.start(url).await?, limit).await
+    }
+}
+
+fn successful(url: &str, response: Response) -> Result<Response, HttpError> {
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    Err(HttpError::Status {
+        url: shown(url),
+        status: response.status().as_u16(),
+    })
+}
+
+async fn body(url: &str, mut response: Response, limit: u64) -> Result<Vec<u8>, HttpError> {
+    let mut body = Vec::new();
+    if response.content_length().is_some_and(|size| size > limit) {
+        return Err(too_large(url, limit));
+    }
+    while let Some(piece) = response.chunk().await.map_err(|error| broken(url, error))? {
+        if (body.len() + piece.len()) as u64 > limit {
             return Err(too_large(url, limit));
         }
-        while let Some(piece) = response.chunk().await.map_err(|error| broken(url, error))? {
-            if (body.len() + piece.len()) as u64 > limit {
-                return Err(too_large(url, limit));
-            }
-            body.extend_from_slice(&piece);
-        }
-        Ok(body)
+        body.extend_from_slice(&piece);
     }
+    Ok(body)
 }
 
 #[async_trait]
@@ -198,6 +230,22 @@ impl Http for RealHttp {
                 got => return got,
             }
         }
+    }
+
+    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError> {
+        let url = &request.url;
+        let client = self.direct(url)?;
+        let asked = match request.method {
+            Method::Get => client.get(url),
+            Method::Put => client.put(url),
+        };
+        // It ends the reading of the answer, too.
+        let asked = (request.headers.iter())
+            .fold(asked.timeout(request.within), |asked, header| {
+                asked.header(header.0, header.1.expose())
+            });
+        let response = asked.send().await.map_err(|error| broken(url, error))?;
+        body(url, successful(url, response)?, request.limit).await
     }
 }
 
