@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{name, no_cluster, wanted, wish};
+use super::{name, no_cluster, place, wanted, wish};
 use crate::{
     change::{Change, Join, Lock},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
@@ -78,7 +78,8 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
         return Ok(state);
     }
     let wanted = wanted(cx, wish).await;
-    state.labels = wanted.labels;
+    state.labels = place(&cx.facts.cloud);
+    state.labels.extend(wanted.labels);
     state.unknown = wanted.unknown;
     for path in wish.method.secret_files().into_iter().chain(&wish.access) {
         state.unusable.extend(unusable(files, path)?);

@@ -8,7 +8,8 @@ pub(super) mod packages;
 
 use crate::{
     config::desired::{ClusterWish, Desired},
-    model::kubernetes::Labels,
+    facts::Cloud,
+    model::kubernetes::{self, Labels},
     state::labels,
     step::{Assessment, Cx, StepError},
 };
@@ -56,4 +57,65 @@ async fn wanted(cx: &Cx<'_>, wish: &ClusterWish) -> Wanted {
     }
     wanted.labels.extend(wish.node.labels.clone());
     wanted
+}
+
+/// Where the machine is, for the scheduler: labels that count at the registration only. A cloud's controller sets the
+/// same later, where the cluster has one.
+///
+/// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not among them:
+/// it is what AWS' node termination handler and others use.
+/// Azure's zones are numbers; its controller makes names of them (kubernetes-sigs/cloud-provider-azure,
+/// `pkg/provider/azure_zones.go`, `makeZone`).
+fn place(cloud: &Cloud) -> Labels {
+    let zone = match (cloud.provider.as_deref(), &cloud.region, &cloud.zone) {
+        (Some("azure"), Some(region), Some(zone)) => Some(format!("{region}-{zone}")),
+        (Some("azure"), None, _) => None,
+        _ => cloud.zone.clone(),
+    };
+    let pairs = [
+        ("topology.kubernetes.io/region", &cloud.region),
+        ("topology.kubernetes.io/zone", &zone),
+        ("node.kubernetes.io/instance-type", &cloud.instance_type),
+        ("node.kubernetes.io/lifecycle", &cloud.lifecycle),
+    ];
+    (pairs.into_iter())
+        .filter_map(|(key, value)| Some((key.to_owned(), value.clone()?)))
+        .filter(|(_, value)| kubernetes::check_value(value).is_ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::place;
+    use crate::facts::Cloud;
+
+    #[test]
+    fn the_scheduler_learns_where_a_machine_is() {
+        let cloud = Cloud {
+            instance_type: Some("p5.48xlarge".to_owned()),
+            zone: Some("eu-central-1a".to_owned()),
+            lifecycle: Some("spot".to_owned()),
+            region: Some("not a label".to_owned()),
+            ..Cloud::default()
+        };
+        let labels = place(&cloud);
+        let keys: Vec<&str> = labels.keys().map(String::as_str).collect();
+        assert_eq!(
+            keys,
+            [
+                "node.kubernetes.io/instance-type",
+                "node.kubernetes.io/lifecycle",
+                "topology.kubernetes.io/zone"
+            ]
+        );
+        assert!(place(&Cloud::default()).is_empty());
+        let azure = Cloud {
+            provider: Some("azure".to_owned()),
+            region: Some("westeurope".to_owned()),
+            zone: Some("2".to_owned()),
+            ..Cloud::default()
+        };
+        let zone = place(&azure).remove("topology.kubernetes.io/zone");
+        assert_eq!(zone.as_deref(), Some("westeurope-2"));
+    }
 }
