@@ -6,7 +6,6 @@ use camino::Utf8Path;
 use super::Join;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink},
-    host::Cmd,
     tools::{kubernetes::agents::Agent, systemctl},
 };
 
@@ -17,10 +16,15 @@ impl Applier {
         join: &Join,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        // It counts as started only once it has joined, and systemd gives it any time.
-        let start = Cmd::new("systemctl", ["restart", "--no-block", agent.unit]);
-        self.tool(&format!("start `{}`", agent.unit), &start, sink)
-            .await?;
+        // One that runs, and has joined nothing, does not know the configuration. It counts as started only once it
+        // has joined, and systemd gives it any time.
+        for (verb, cmd) in [
+            ("stop", systemctl::act("stop", agent.unit)),
+            ("start", systemctl::start_no_block(agent.unit)),
+        ] {
+            self.tool(&format!("{verb} `{}`", agent.unit), &cmd, sink)
+                .await?;
+        }
         let what = format!("wait until `{}` has joined", agent.unit);
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         let joined = self

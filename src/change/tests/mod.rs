@@ -9,6 +9,7 @@ mod exact;
 mod faults;
 mod files;
 mod holds;
+mod join;
 mod kept;
 mod kinds;
 pub(super) mod kit;

@@ -1,0 +1,442 @@
+//! The machine joins, fails to, and leaves; kernel parameters and swap.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use super::kit::TestMachine;
+use crate::{
+    change::{Admission, Change, Join, Reverted},
+    error::Report,
+    host::{
+        Output,
+        fake::{FakeFiles, failed, ok},
+    },
+    model::{
+        cluster::{Discovery, JoinMethod},
+        kubernetes::Labels,
+    },
+};
+
+const TOKEN: &str = "abcdef.0123456789abcdef";
+const TOKEN_FILE: &str = "/etc/gpu-bootstrap/join-token";
+const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
+const CA: &str = "/etc/kubernetes/pki/ca.crt";
+const CONFIGURATION: &str = "/run/gpu-bootstrap/kubeadm-join.yaml";
+
+fn join(method: JoinMethod) -> Change {
+    Change::JoinCluster {
+        join: Join {
+            method,
+            node: "gpu-1".to_owned(),
+            labels: Labels::from([("team".to_owned(), "research".to_owned())]),
+            taints: vec![],
+            access: None,
+            timeout_seconds: 5,
+        },
+    }
+}
+
+fn by_kubeadm() -> Change {
+    join(JoinMethod::Kubeadm {
+        discovery: Discovery::Token {
+            server: "10.0.0.1:6443".to_owned(),
+            token_file: TOKEN_FILE.into(),
+            ca_cert_hashes: vec!["sha256:00".to_owned()],
+        },
+        socket: "unix:///run/containerd/containerd.sock".to_owned(),
+        ignore_preflight_errors: vec![],
+    })
+}
+
+/// A machine with a token whose kubeadm answers so. `reset` does what it does.
+fn machine(
+    joins: impl Fn(&FakeFiles) -> Output + Send + Sync + 'static,
+) -> (TestMachine, Arc<Mutex<Vec<String>>>) {
+    let machine = TestMachine::new();
+    machine.fakes.files.put_folder("/run/gpu-bootstrap", 0o755);
+    machine
+        .fakes
+        .files
+        .put_mode(TOKEN_FILE, format!("{TOKEN}\n"), 0o600);
+    let configurations = Arc::new(Mutex::new(Vec::new()));
+    let seen = configurations.clone();
+    machine.fakes.exec.on("kubeadm", move |cmd, files| {
+        if cmd.args[0] == "reset" {
+            for path in [KUBELET_CONF, CA, "/etc/kubernetes/bootstrap-kubelet.conf"] {
+                files.take(path);
+            }
+            return ok("");
+        }
+        seen.lock().unwrap().push(files.text(CONFIGURATION));
+        joins(files)
+    });
+    (machine, configurations)
+}
+
+#[tokio::test]
+async fn kubeadm_gets_the_token_in_a_file_that_goes_and_the_machine_can_leave() {
+    let (machine, configurations) = machine(|files| {
+        files.put_folder("/etc/kubernetes/pki", 0o755);
+        files.put(KUBELET_CONF, "kind: Config");
+        files.put(CA, "-----BEGIN");
+        ok("This node has joined the cluster")
+    });
+    let before = machine.snapshot();
+    let undo = machine.apply(&by_kubeadm()).await.expect("joined");
+    let configurations = configurations.lock().unwrap().clone();
+    assert!(configurations.len() == 1 && configurations[0].contains(TOKEN));
+    assert!(
+        machine
+            .fakes
+            .exec
+            .lines()
+            .iter()
+            .all(|line| !line.contains(TOKEN))
+    );
+    let left = machine.revert(&undo).await;
+    // Nobody may delete the node without a kubeconfig for that.
+    assert!(
+        matches!(&left, Reverted::Left { what, .. } if what.contains("kubectl delete node gpu-1")),
+        "{left:?}"
+    );
+    assert_eq!(
+        crate::host::fake::diff(&before, &machine.snapshot()),
+        [""; 0]
+    );
+    let again = machine.revert(&undo).await;
+    assert!(matches!(again, Reverted::Left { .. }), "{again:?}");
+}
+
+#[tokio::test]
+async fn each_fault_has_its_reason_and_leaves_a_machine_that_can_join() {
+    for (said, reason, passes) in [
+        (
+            "error: could not find a JWS signature in the cluster-info ConfigMap for token ID \"abcdef\"",
+            "join-token-unknown",
+            false,
+        ),
+        (
+            "error: failed to verify JWS signature of received cluster info object",
+            "join-token-wrong",
+            false,
+        ),
+        (
+            "error: cluster CA found in cluster-info ConfigMap is invalid: none of the public keys \"sha256:1\" are pinned",
+            "join-ca-wrong",
+            false,
+        ),
+        (
+            "error: dial tcp 10.0.0.1:6443: connect: connection refused",
+            "join-unreachable",
+            true,
+        ),
+        (
+            "error: the server is currently unable to handle the request",
+            "join-unavailable",
+            true,
+        ),
+        (
+            "error: tls: failed to verify certificate: x509: certificate has expired or is not yet valid",
+            "join-clock",
+            true,
+        ),
+        (
+            "waits at 127.0.0.1:10248\nerror: failed while waiting for TLS bootstrap: context deadline exceeded",
+            "join-no-certificate",
+            false,
+        ),
+        (
+            "error: The HTTP call equal to 'curl -sSL http://127.0.0.1:10248/healthz' returned error",
+            "join-kubelet",
+            false,
+        ),
+        (
+            "error: [preflight] Some fatal errors occurred:\n\t[ERROR Port-10250]: Port 10250 is in use",
+            "join-preflight",
+            false,
+        ),
+        ("error: something else", "join-failed", false),
+    ] {
+        let (machine, _) = machine(move |files| {
+            files.put(CA, "-----BEGIN");
+            failed(1, said)
+        });
+        machine
+            .fakes
+            .exec
+            .on("journalctl", |_, _| ok("the kubelet's words"));
+        let error = machine.apply(&by_kubeadm()).await.expect_err(said);
+        assert_eq!(
+            (error.reason(), error.passes()),
+            (reason, passes),
+            "{error}"
+        );
+        assert_eq!(error.hint().is_some(), reason != "join-failed");
+        for path in [CA, CONFIGURATION] {
+            assert!(
+                !machine.host.files.exists(path.into()).unwrap(),
+                "{reason}: {path}"
+            );
+        }
+    }
+}
+
+/// The certificate authority of somebody else is not thrown away.
+#[tokio::test]
+async fn what_was_there_before_stays_after_a_failure() {
+    let (machine, _) =
+        machine(|_| failed(1, "error: [ERROR FileAvailable--etc-kubernetes-pki-ca.crt]"));
+    machine.fakes.files.put(CA, "mine");
+    machine.apply(&by_kubeadm()).await.expect_err("refused");
+    assert_eq!(machine.fakes.files.text(CA), "mine");
+}
+
+#[tokio::test]
+async fn a_join_that_was_cut_off_is_cleared_away_first() {
+    let (machine, configurations) = machine(|files| {
+        files.put(KUBELET_CONF, "kind: Config");
+        ok("")
+    });
+    machine
+        .fakes
+        .files
+        .put("/etc/kubernetes/bootstrap-kubelet.conf", "kind: Config");
+    machine.apply(&by_kubeadm()).await.expect("joined");
+    let lines = machine.fakes.exec.lines();
+    let kubeadm: Vec<&str> = (lines.iter())
+        .filter_map(|line| line.strip_prefix("kubeadm ")?.split(' ').next())
+        .collect();
+    assert_eq!(kubeadm, ["reset", "join"]);
+    assert_eq!(configurations.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_token_that_others_may_read_or_that_is_none_is_refused() {
+    for (content, mode, part) in [
+        (TOKEN, 0o644, "others than root"),
+        ("kubeadm join", 0o600, "no bootstrap token"),
+    ] {
+        let (machine, _) = machine(|_| ok(""));
+        machine.fakes.files.put_mode(TOKEN_FILE, content, mode);
+        let error = machine.apply(&by_kubeadm()).await.expect_err(part);
+        assert_eq!(error.reason(), "join-secret");
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    let (machine, _) = machine(|_| ok(""));
+    machine.fakes.files.take(TOKEN_FILE);
+    let error = machine.apply(&by_kubeadm()).await.expect_err("no token");
+    assert!(error.to_string().contains("missing"), "{error}");
+}
+
+#[tokio::test]
+async fn a_command_gets_its_secrets_as_environment() {
+    let environment = "/etc/gpu-bootstrap/join.env";
+    let joined = "/etc/joined";
+    let command = join(JoinMethod::Command {
+        command: vec!["/usr/local/sbin/join".to_owned(), "--now".to_owned()],
+        environment_file: Some(environment.into()),
+        joined_file: joined.into(),
+    });
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .files
+        .put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
+    machine
+        .fakes
+        .exec
+        .on("/usr/local/sbin/join", move |cmd, files| {
+            assert_eq!(cmd.secret_env[0].0, "TOKEN");
+            assert_eq!(cmd.secret_env[0].1.expose(), TOKEN);
+            files.put(joined, "");
+            ok("")
+        });
+    machine.apply(&command).await.expect("joined");
+    machine.fakes.exec.on("/usr/local/sbin/join", |_, _| ok(""));
+    machine.fakes.files.take(joined);
+    let error = machine
+        .apply(&command)
+        .await
+        .expect_err("it has not joined");
+    assert_eq!(error.reason(), "join-timeout");
+}
+
+#[tokio::test]
+async fn an_agent_that_does_not_join_is_stopped() {
+    let agent = join(JoinMethod::K3s {
+        server: "https://10.0.0.1:6443".to_owned(),
+        token_file: TOKEN_FILE.into(),
+    });
+    let machine = TestMachine::new();
+    machine
+        .units
+        .put("k3s-agent.service", "enabled", "inactive");
+    let error = machine.apply(&agent).await.expect_err("it has not joined");
+    assert_eq!(error.reason(), "join-timeout");
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines
+            .iter()
+            .any(|line| line == "systemctl stop -- k3s-agent.service"),
+        "{lines:?}"
+    );
+    machine.fakes.files.put(
+        "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+        "kind: Config",
+    );
+    machine.units.put("k3s-agent.service", "enabled", "active");
+    let undo = machine.apply(&agent).await.expect("joined");
+    let left = machine.revert(&undo).await;
+    assert!(matches!(left, Reverted::Left { .. }), "{left:?}");
+}
+
+fn admission(labels: &[(&str, &str)]) -> Change {
+    Change::AdmitNode {
+        admission: Admission {
+            node: "gpu-1".to_owned(),
+            labels: (labels.iter())
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
+            startup_taint: "starting:NoSchedule".parse().ok(),
+            access: Some("/etc/gpu-bootstrap/cluster.kubeconfig".into()),
+            ready_timeout_seconds: 5,
+        },
+    }
+}
+
+/// A node whose kubectl counts how often it was asked, and becomes Ready with the third answer.
+fn node(ready_after: usize) -> TestMachine {
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/usr/bin/kubectl", "");
+    machine.fakes.files.put(KUBELET_CONF, "kind: Config");
+    let asked = Mutex::new(0);
+    machine.fakes.exec.on("/usr/bin/kubectl", move |cmd, _| {
+        if !cmd.args.contains(&"get".to_owned()) {
+            return ok("");
+        }
+        let mut asked = asked.lock().unwrap();
+        *asked += 1;
+        let status = if *asked > ready_after { "True" } else { "False" };
+        ok(format!(
+            r#"{{"metadata": {{"labels": {{"team": "old"}}}}, "status": {{"conditions": [
+                {{"type": "Ready", "status": "{status}", "reason": "KubeletNotReady", "message": "no network"}}]}}}}"#
+        ))
+    });
+    machine
+}
+
+#[tokio::test]
+async fn a_node_is_admitted_once_it_is_ready() {
+    let machine = node(3);
+    let undo = machine
+        .apply(&admission(&[("team", "research"), ("new", "yes")]))
+        .await
+        .expect("Ready");
+    let lines = machine.fakes.exec.lines();
+    let last: Vec<&str> = lines
+        .iter()
+        .rev()
+        .take(2)
+        .rev()
+        .map(String::as_str)
+        .collect();
+    assert_eq!(
+        last,
+        [
+            "/usr/bin/kubectl --kubeconfig /etc/kubernetes/kubelet.conf --request-timeout=10s label node gpu-1 \
+             --overwrite new=yes team=research",
+            "/usr/bin/kubectl --kubeconfig /etc/gpu-bootstrap/cluster.kubeconfig --request-timeout=10s taint node \
+             gpu-1 starting:NoSchedule-"
+        ]
+    );
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines
+            .last()
+            .is_some_and(|line| line.ends_with("--overwrite new- team=old")),
+        "{lines:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_get_ready_keeps_its_startup_taint() {
+    let machine = node(usize::MAX);
+    let error = machine.apply(&admission(&[])).await.expect_err("not Ready");
+    assert_eq!(error.reason(), "node-not-ready");
+    assert!(error.to_string().contains("no network"), "{error}");
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines.iter().all(|line| !line.contains(" taint ")),
+        "{lines:?}"
+    );
+}
+
+#[tokio::test]
+async fn kernel_parameters_and_swap_go_back_to_what_they_were() {
+    let machine = TestMachine::new();
+    let files = &machine.fakes.files;
+    files.put("/proc/sys/net/ipv4/ip_forward", "0\n");
+    files.put(
+        "/proc/swaps",
+        "Filename Type Size Used Priority\n/swap.img file 1 0 -2\n",
+    );
+    machine.fakes.exec.on("sysctl", |cmd, files| {
+        let (name, value) = cmd.args[1].split_once('=').expect("a value");
+        let path = format!("/proc/sys/{}", name.replace('.', "/"));
+        files.put(&path, format!("{value}\n"));
+        ok("")
+    });
+    machine.fakes.exec.on("swapoff", |_, files| {
+        files.put("/proc/swaps", "Filename Type Size Used Priority\n");
+        ok("")
+    });
+    machine.fakes.exec.on("swapon", |cmd, files| {
+        let line = format!(
+            "Filename Type Size Used Priority\n{} file 1 0 -2\n",
+            cmd.args[0]
+        );
+        files.put("/proc/swaps", line);
+        ok("")
+    });
+    let before = (
+        files.text("/proc/sys/net/ipv4/ip_forward"),
+        files.text("/proc/swaps"),
+    );
+    let changes = [
+        Change::SetSysctls {
+            values: BTreeMap::from([
+                ("net.ipv4.ip_forward".to_owned(), "1".to_owned()),
+                // The parameter of a module that is not there yet.
+                (
+                    "net.bridge.bridge-nf-call-iptables".to_owned(),
+                    "1".to_owned(),
+                ),
+            ]),
+        },
+        Change::TurnOffSwap {
+            areas: vec!["/swap.img".to_owned()],
+        },
+    ];
+    let mut undos = Vec::new();
+    for change in &changes {
+        undos.push(machine.apply(change).await.expect("applied"));
+    }
+    assert_eq!(files.text("/proc/sys/net/ipv4/ip_forward"), "1\n");
+    for undo in undos.iter().rev() {
+        let reverted = machine.revert(undo).await;
+        assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+        let again = machine.revert(undo).await;
+        assert!(matches!(again, Reverted::Nothing { .. }), "{again:?}");
+    }
+    assert_eq!(
+        before,
+        (
+            files.text("/proc/sys/net/ipv4/ip_forward"),
+            files.text("/proc/swaps")
+        )
+    );
+}
