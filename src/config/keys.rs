@@ -4,14 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
 use crate::{
-    config::{
-        file::Config,
-        values::{LOGIN, SECRET},
-    },
+    config::values::{LOGIN, SECRET},
     model::{
         secret::{self, Secret},
         text::nearest,
@@ -43,13 +39,15 @@ pub enum Secrecy {
 /// Stands for a chosen name in a dotted key.
 pub const ANY: &str = "NAME";
 
+/// The schema as the documentation has it; a test keeps it current. What makes a schema of types would be a
+/// large part of the program.
+const SCHEMA: &str = include_str!("../../docs/config.schema.json");
+
 /// The tree of all keys.
 pub static TREE: LazyLock<Node> = LazyLock::new(|| {
-    let settings = SchemaSettings::draft2020_12().with(|settings| {
-        settings.inline_subschemas = true;
-    });
-    let schema = settings.into_generator().into_root_schema_for::<Config>();
-    node(schema.as_value())
+    #[expect(clippy::expect_used, reason = "a test reads the file that is built in")]
+    let schema: Value = serde_json::from_str(SCHEMA).expect("docs/config.schema.json");
+    node(&schema, &schema)
 });
 
 /// Every key, dotted.
@@ -129,26 +127,66 @@ pub fn suggestion(siblings: &BTreeMap<String, Node>, prefix: &str, name: &str) -
     })
 }
 
-fn node(schema: &Value) -> Node {
+/// A part of the schema, in which references lead to definitions of the whole.
+fn node(schema: &Value, whole: &Value) -> Node {
+    let reference = schema.get("$ref").and_then(Value::as_str);
+    if let Some(definition) = reference
+        .and_then(|path| path.strip_prefix('#'))
+        .and_then(|path| whole.pointer(path))
+    {
+        return node(definition, whole);
+    }
     if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
         let children = properties
             .iter()
-            .map(|(name, child)| (name.clone(), node(child)));
+            .map(|(name, child)| (name.clone(), node(child, whole)));
         return Node::Table(children.collect());
     }
     match schema.get("additionalProperties") {
-        Some(child @ Value::Object(_)) => Node::Map(Box::new(node(child))),
-        _ => Node::Leaf(match schema.get(SECRET).and_then(Value::as_str) {
-            None => Secrecy::Open,
-            Some(LOGIN) => Secrecy::Login,
-            Some(_) => Secrecy::Whole,
-        }),
+        Some(child @ Value::Object(_)) => Node::Map(Box::new(node(child, whole))),
+        _ => Node::Leaf(
+            match optional(schema, whole).get(SECRET).and_then(Value::as_str) {
+                None => Secrecy::Open,
+                Some(LOGIN) => Secrecy::Login,
+                Some(_) => Secrecy::Whole,
+            },
+        ),
     }
+}
+
+/// What an optional value is if it is there; otherwise the schema itself.
+fn optional<'s>(schema: &'s Value, whole: &'s Value) -> &'s Value {
+    let choices = schema.get("anyOf").and_then(Value::as_array);
+    let present = choices.and_then(|choices| {
+        choices
+            .iter()
+            .find(|choice| choice.get("type").and_then(Value::as_str) != Some("null"))
+    });
+    let reference = present
+        .and_then(|choice| choice.get("$ref")?.as_str()?.strip_prefix('#'))
+        .and_then(|path| whole.pointer(path));
+    reference.or(present).unwrap_or(schema)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Node, Secrecy, TREE, all, secrecy, secret, suggestion};
+    use schemars::generate::SchemaSettings;
+
+    use super::{Node, Secrecy, TREE, all, node, secrecy, secret, suggestion};
+    use crate::config::file::Config;
+
+    #[test]
+    fn the_schema_of_the_documentation_is_that_of_the_types() {
+        let settings = SchemaSettings::draft2020_12().with(|settings| {
+            settings.inline_subschemas = true;
+        });
+        let schema = settings.into_generator().into_root_schema_for::<Config>();
+        let of_types = node(schema.as_value(), schema.as_value());
+        assert!(
+            of_types == *TREE,
+            "`docs/config.schema.json` is not current: run `make update`, and compile again"
+        );
+    }
 
     #[test]
     fn the_tree_has_the_keys_of_the_types() {

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 
 use super::{
     RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER, TOOLKIT_PACKAGES,
-    runtime_files::{Broken, NVIDIA, RuntimeState, detect},
+    runtime_files::{Broken, RuntimeState, detect, is_configured, runtime_of},
     runtime_packages::wish,
     words,
 };
@@ -26,7 +26,7 @@ fn decide(
     wish: &RuntimeWish,
     desired: &Desired,
 ) -> Assessment {
-    if desired.toolkit.is_none() {
+    if !is_configured(daemon, desired) {
         return Assessment::NotApplicable {
             why: "the container toolkit is not configured".into(),
         };
@@ -37,6 +37,7 @@ fn decide(
         };
     };
     let name = daemon.name();
+    let runtime = runtime_of(desired);
     // A daemon that runs read it before it was broken, and does not start again.
     if let Some(broken) = &state.broken
         && !(broken.forgiven && matches!(state.effective, Effective::Known { lenient: true, .. }))
@@ -78,15 +79,15 @@ fn decide(
         Effective::Known {
             runtimes, default, ..
         } => {
-            let registered = runtimes.iter().any(|runtime| runtime == NVIDIA);
-            let is_default = default.as_deref() == Some(NVIDIA);
+            let registered = runtimes.iter().any(|known| known == runtime);
+            let is_default = default.as_deref() == Some(runtime);
             let lost = default.as_ref().filter(|name| !runtimes.contains(name));
             if let Some(lost) = lost {
                 // Containers that ask for no GPU could not start.
                 format!("{name} no longer has its default runtime {lost}")
             } else if !registered {
                 format!(
-                    "{name} runs without the nvidia runtime ({})",
+                    "{name} runs without the {runtime} runtime ({})",
                     runtimes.join(", ")
                 )
             } else if wish.nvidia_default && !is_default {
@@ -125,7 +126,7 @@ fn decide(
                 kind: daemon,
                 unit: unit.clone(),
                 files: state.lacking.clone(),
-                runtime: NVIDIA.to_owned(),
+                runtime: runtime.to_owned(),
                 default: wish.nvidia_default,
                 cdi: state.cdi,
                 may_stop: always,
@@ -180,7 +181,7 @@ impl Step for RuntimeConfig {
 
     fn wants(&self, _: &Change, desired: &Desired) -> bool {
         wish(desired, self.0.kind()).is_some()
-            && (desired.driver.is_none() || desired.toolkit.is_some())
+            && (desired.driver.is_none() || is_configured(self.0, desired))
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

@@ -4,7 +4,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     change::unread,
-    config::desired::{Daemon, JoinMethod, RuntimeWish},
+    config::desired::{Daemon, Desired, JoinMethod, RuntimeWish},
     model::{
         document::{Document, FileSettings, Format},
         paths,
@@ -197,10 +197,9 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
     };
     // kubeadm's kubelet lets systemd make the control groups (Kubernetes, "Configuring a cgroup driver"), and this
     // machine has systemd.
-    let for_kubelet = (cx.desired.cluster.as_ref())
-        .is_some_and(|cluster| matches!(cluster.method, JoinMethod::Kubeadm { .. }));
+    let for_kubelet = serves_kubelet(cx.desired);
     let runtime = layout::Runtime {
-        name: NVIDIA,
+        name: runtime_of(cx.desired),
         program: PROGRAM_PATH,
         kept,
         default: wish.nvidia_default,
@@ -219,6 +218,25 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
     state.configured = files.first().is_some_and(|file| file.text.is_some());
     state.unread = is_unread(cx, Daemon::Containerd)?;
     Ok(state)
+}
+
+/// Whether a kubelet of kubeadm's will use the runtime.
+fn serves_kubelet(desired: &Desired) -> bool {
+    (desired.cluster.as_ref())
+        .is_some_and(|cluster| matches!(cluster.method, JoinMethod::Kubeadm { .. }))
+}
+
+/// The runtime that a daemon has to know: without the toolkit it is the one that is built in.
+pub(super) fn runtime_of(desired: &Desired) -> &'static str {
+    match desired.toolkit {
+        Some(_) => NVIDIA,
+        None => layout::BUILT_IN,
+    }
+}
+
+/// Whether the daemon is configured at all: for the toolkit, or for a kubelet.
+pub(super) fn is_configured(daemon: Daemon, desired: &Desired) -> bool {
+    desired.toolkit.is_some() || (daemon == Daemon::Containerd && serves_kubelet(desired))
 }
 
 async fn detect_crio(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, StepError> {

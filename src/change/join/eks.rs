@@ -34,7 +34,7 @@ impl Applier {
         let what = format!("wait until `{unit}` has joined");
         let joined = self
             .awaited(&what, join.timeout(), || async {
-                Ok(self.kubelet_kubeconfig()?)
+                self.kubelet_kubeconfig()
             })
             .await?;
         match joined {

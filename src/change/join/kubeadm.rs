@@ -64,7 +64,7 @@ impl Applier {
         };
         let fault = Fault::of(&said);
         let last_words = match fault {
-            Fault::Kubelet => self.words_of(kubeadm::UNIT).await?,
+            Fault::Kubelet => (self.words_of(kubeadm::UNIT).await?).map(|words| last_of(&words)),
             _ => None,
         };
         // The machine must be able to join with the next attempt.
@@ -161,5 +161,32 @@ impl Applier {
         Ok(Reverted::Done {
             what: "the machine has left the cluster".to_owned(),
         })
+    }
+}
+
+/// The last of the kubelet's lines, which are long.
+fn last_of(words: &str) -> String {
+    const LINES: usize = 5;
+    const LETTERS: usize = 240;
+    let lines: Vec<&str> = words.lines().collect();
+    let last = &lines[lines.len().saturating_sub(LINES)..];
+    let short = |line: &&str| match line.char_indices().nth(LETTERS) {
+        Some((at, _)) => format!("{} …", &line[..at]),
+        None => (*line).to_owned(),
+    };
+    last.iter().map(short).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_of;
+
+    #[test]
+    fn long_lines_of_a_kubelet_are_cut() {
+        let words = format!("1\n2\n3\n4\n5\n{}", "ü".repeat(300));
+        let last = last_of(&words);
+        assert_eq!(last.lines().count(), 5);
+        assert!(last.starts_with("2\n") && last.ends_with("ü …"));
+        assert_eq!(last_of("one"), "one");
     }
 }

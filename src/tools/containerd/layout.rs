@@ -23,7 +23,10 @@ pub struct ConfigFile {
     pub text: Option<String>,
 }
 
-/// A runtime that containerd has to know.
+/// The name of the runtime that is built in.
+pub const BUILT_IN: &str = "runc";
+
+/// A runtime that containerd has to know; it may be [`BUILT_IN`].
 #[derive(Debug, Clone, Copy)]
 pub struct Runtime<'a> {
     /// Its name.
@@ -202,14 +205,15 @@ pub fn settings(
             },
         ));
     }
-    let entry = entry(&files, at, runtime);
-    wanted.push((
-        at,
-        Setting {
-            key: file.plugin(&name),
-            value: Some(entry),
-        },
-    ));
+    if runtime.name != BUILT_IN {
+        wanted.push((
+            at,
+            Setting {
+                key: file.plugin(&name),
+                value: Some(entry(&files, at, runtime)),
+            },
+        ));
+    }
     if runtime.default {
         let name = ["containerd", "default_runtime_name"];
         let at = place(&name);
@@ -410,7 +414,18 @@ mod tests {
             for_kubelet: true,
             ..NVIDIA
         };
-        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 12] = [
+        let alone = Runtime {
+            name: BUILT_IN,
+            cdi: false,
+            ..kubelets
+        };
+        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 13] = [
+            (
+                "no file, 1.6, for a kubelet without GPUs",
+                vec![absent.clone()],
+                Version(1, 6),
+                alone,
+            ),
             (
                 "no file, 1.6, for a kubelet",
                 vec![absent.clone()],
