@@ -138,6 +138,28 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// Its texts: what people and tools have said. Names of steps and modes are not among them.
+    pub fn texts_mut(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::RunStarted { .. } | Self::StepStarted { .. } | Self::RunFinished { .. } => {
+                Vec::new()
+            }
+            Self::StepAssessed { why: text, .. }
+            | Self::ChangeStarted { summary: text, .. }
+            | Self::Progress { unit: text, .. }
+            | Self::Output { line: text, .. }
+            | Self::AttemptFailed { message: text, .. }
+            | Self::ChangeApplied { summary: text, .. }
+            | Self::Note { message: text }
+            | Self::RebootRequired { why: text, .. } => vec![text],
+            Self::StepFinished {
+                why, causes, hint, ..
+            } => std::iter::once(why).chain(causes).chain(hint).collect(),
+        }
+    }
+}
+
 /// A step's name and title.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StepTitle {

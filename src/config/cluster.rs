@@ -21,6 +21,7 @@ use crate::{
     model::{
         kubernetes::{self, KubernetesVersion, Taint},
         packages::Signed,
+        text::built_in,
     },
     tools::{crio, kubelet},
 };
@@ -61,7 +62,7 @@ struct PackagesRow {
 
 static KUBERNETES: LazyLock<Packages> = LazyLock::new(|| {
     #[expect(clippy::expect_used, reason = "a test reads the file that is built in")]
-    toml::from_str(PACKAGES).expect("kubernetes.toml")
+    built_in(PACKAGES).expect("kubernetes.toml")
 });
 
 /// The repository with this version of Kubernetes, as a profile would have it.

@@ -226,16 +226,14 @@ impl Shared {
     }
 }
 
-/// The event with its secrets hidden, whatever field they are in.
-fn without_secrets(event: Event, secrets: &Secrets) -> Event {
-    let hidden = serde_json::to_string(&event).and_then(|text| match secrets.hide(&text) {
-        Cow::Borrowed(_) => Ok(event),
-        Cow::Owned(hidden) => serde_json::from_str(&hidden),
-    });
-    // A secret that is the name of a field, for example.
-    hidden.unwrap_or_else(|error| Event::Note {
-        message: format!("an event cannot be shown without a secret in it: {error}"),
-    })
+/// The event with the secrets in its texts hidden.
+fn without_secrets(mut event: Event, secrets: &Secrets) -> Event {
+    for text in event.texts_mut() {
+        if let Cow::Owned(hidden) = secrets.hide(text) {
+            *text = hidden;
+        }
+    }
+    event
 }
 
 fn hand_out(shared: &Shared, mut subscribers: Vec<Box<dyn Subscriber>>) {

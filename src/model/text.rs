@@ -1,6 +1,8 @@
 //! Text that people write and read: the known word that is nearest to a mistyped one, sizes, and
 //! types that are shown as text.
 
+use serde::de::DeserializeOwned;
+
 /// The name that is nearest to a mistyped one.
 #[must_use]
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -27,6 +29,16 @@ pub fn bytes(n: u64) -> String {
     } else {
         format!("{scaled:.1} {}", UNITS[unit])
     }
+}
+
+/// Reads a table that is built into the program. Its errors have no lines: only tests see them, and each type that is read
+/// out of TOML itself adds a parser of its own to the program.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn built_in<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let value: serde_json::Value = toml::from_str(text).map_err(|error| error.to_string())?;
+    serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
 /// Implements serde and the schema, as one string, for a type with `FromStr` and `Display`, so that

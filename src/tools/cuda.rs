@@ -4,12 +4,15 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 
-use crate::host::{CudaCause, CudaFault};
+use crate::{
+    host::{CudaCause, CudaFault},
+    model::text::built_in,
+};
 
 const TEXT: &str = include_str!("cuda.toml");
 
 static TABLE: LazyLock<BTreeMap<i32, Meaning>> = LazyLock::new(|| {
-    let table: Table = toml::from_str(TEXT).expect("the built-in table parses: a test reads it");
+    let table: Table = built_in(TEXT).expect("the built-in table parses: a test reads it");
     (table.result.into_iter())
         .filter_map(|(code, meaning)| Some((code.parse().ok()?, meaning)))
         .collect()

@@ -4,10 +4,12 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 
+use crate::model::text::built_in;
+
 const TEXT: &str = include_str!("xid.toml");
 
 static TABLE: LazyLock<BTreeMap<u32, Xid>> = LazyLock::new(|| {
-    let table: Table = toml::from_str(TEXT).expect("the built-in table parses: a test reads it");
+    let table: Table = built_in(TEXT).expect("the built-in table parses: a test reads it");
     (table.xid.into_iter())
         .filter_map(|(code, xid)| Some((code.parse().ok()?, xid)))
         .collect()
