@@ -34,6 +34,7 @@ pub struct Spec {
 #[serde(rename_all = "camelCase")]
 pub struct Device {
     /// An index, a UUID, or `all`.
+    #[serde(deserialize_with = "yaml::text")]
     pub name: String,
     /// What a container gets with it.
     #[serde(default)]
@@ -302,7 +303,9 @@ containerEdits:
     #[test]
     fn what_is_none_says_where() {
         let error = parse(&SPEC.replace("minor: 1\n", "minor: one\n")).expect_err("no number");
-        assert!(error.contains("line 29"), "{error}");
+        assert!(error.contains("\"one\""), "{error}");
+        let error = parse(&SPEC.replace("    - name: all", "   - name: all")).expect_err("no YAML");
+        assert!(error.contains("line "), "{error}");
         for none in [
             SPEC.replace("    - name: all", "   - name: all"),
             SPEC.replace("hostPath: /usr", "path: /usr"),
