@@ -365,8 +365,14 @@ impl Applier {
                 kernel,
             } => self.revert_build(module, version, kernel, sink).await,
             Undo::RemoveImage { runtime, image } => self.remove_image(*runtime, image, sink).await,
-            Undo::LeaveCluster { way, node, access } => {
-                self.leave_cluster(way, node, access.as_deref(), sink).await
+            Undo::LeaveCluster {
+                way,
+                node,
+                access,
+                cluster,
+            } => {
+                self.leave_cluster((way, cluster.as_ref()), node, access.as_deref(), sink)
+                    .await
             }
             Undo::RestoreLabels { node, labels } => self.restore_node(node, labels, sink).await,
             Undo::RestoreSysctls { values } => self.restore_sysctls(values, sink).await,
@@ -386,6 +392,7 @@ impl Applier {
             Undo::RestoreFiles { .. } => self.refine_files(undo),
             Undo::Packages { .. } => self.refine_packages(undo).await,
             Undo::Unhold { .. } => self.refine_hold(undo).await,
+            Undo::LeaveCluster { .. } => self.refine_join(undo),
             Undo::Several { undos } => {
                 let mut refined = Vec::new();
                 for undo in undos {

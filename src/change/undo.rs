@@ -8,7 +8,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{edits::Edit, packages::Effects};
-use crate::{change::join::Leave, config::desired::RuntimeKind};
+use crate::{
+    change::join::{JoinedCluster, Leave},
+    config::desired::RuntimeKind,
+};
 
 /// How one change is undone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -123,6 +126,8 @@ pub enum Undo {
         /// A kubeconfig that may drain and delete the node.
         #[schemars(with = "Option<String>")]
         access: Option<Utf8PathBuf>,
+        /// The cluster that it joined; `None` while that is not certain.
+        cluster: Option<JoinedCluster>,
     },
     /// Give a node the labels that it had; its cluster may not be reached any more.
     RestoreLabels {

@@ -249,6 +249,7 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
             way: _,
             node,
             access,
+            cluster: _,
         } => {
             names.push(node);
             names.extend(access.iter().map(|path| path.as_str()));

@@ -1,29 +1,20 @@
 //! The cluster that this machine is a node of, and what that cluster says about the node.
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
 use super::{State, StateError};
 use crate::{
     host::ExecError,
     tools::kubernetes::{
-        kubeconfig::{self, Cluster},
         kubectl::{self, Kubectl, Node},
+        membership::{self, MembershipError},
     },
 };
 
+pub use crate::tools::kubernetes::membership::Membership;
+
 /// The host name, as the kernel has it.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-
-/// This machine is a node of a cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Membership {
-    /// The kubelet's kubeconfig.
-    pub kubeconfig: Utf8PathBuf,
-    /// The address of the API server.
-    pub server: String,
-    /// `sha256:` and the digest of the certificate authority's public key; `None` if it is not known.
-    pub ca_pin: Option<String>,
-}
 
 /// What the cluster answers about a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,48 +33,33 @@ impl State {
     /// # Errors
     /// When a kubeconfig cannot be read, or is none.
     pub fn membership(&self) -> Result<Option<Membership>, StateError> {
-        let files = &self.host.files;
-        for path in kubeconfig::OF_KUBELETS.map(Utf8Path::new) {
-            let Some(text) = files.read_text(path)? else {
-                continue;
-            };
-            let unexpected = |why: String| StateError::Unexpected {
+        membership::read(&*self.host.files).map_err(|error| match error {
+            MembershipError::Files(error) => error.into(),
+            MembershipError::Unreadable { path, why } => StateError::Unexpected {
                 what: format!("`{path}`"),
                 why,
-            };
-            let Cluster {
-                server,
-                ca_pin,
-                ca_file,
-                certificate_file,
-            } = kubeconfig::parse(&text).map_err(unexpected)?;
-            // kubeadm writes it before the cluster has given the kubelet a certificate.
-            if let Some(file) = certificate_file
-                && !files.exists(Utf8Path::new(&file))?
-            {
-                continue;
-            }
-            let ca_pin = match (ca_pin, ca_file) {
-                (Some(pin), _) => Some(pin),
-                (None, Some(file)) => (files.read_text(Utf8Path::new(&file))?)
-                    .and_then(|pem| kubeconfig::pin_of(&pem)),
-                (None, None) => None,
-            };
-            return Ok(Some(Membership {
-                kubeconfig: path.to_owned(),
-                server,
-                ca_pin,
-            }));
-        }
-        Ok(None)
+            },
+        })
     }
 
-    /// The name under which this machine would be a node: its host name in small letters, as kubeadm and the kubelet
-    /// make it. Source: kubernetes/kubernetes, `staging/src/k8s.io/component-helpers/node/util/hostname.go`.
+    /// The name under which this machine is a node, or would be: the one that its kubelet was started with
+    /// (`--hostname-override`, by which providers set it), otherwise its host name in small letters, as kubeadm and the
+    /// kubelet make it. Source: kubernetes/kubernetes, `staging/src/k8s.io/component-helpers/node/util/hostname.go`.
     ///
     /// # Errors
-    /// When the host name cannot be read.
+    /// When processes or the host name cannot be read.
     pub fn host_name(&self) -> Result<Option<String>, StateError> {
+        for process in self.host.system.processes()? {
+            let command = process.command.as_deref().unwrap_or_default();
+            let is_kubelet = (command.split(' ').next())
+                .is_some_and(|program| program.rsplit('/').next() == Some("kubelet"));
+            let named = (command.split(' '))
+                .find_map(|word| word.strip_prefix("--hostname-override="))
+                .filter(|name| is_kubelet && !name.is_empty());
+            if let Some(name) = named {
+                return Ok(Some(name.to_ascii_lowercase()));
+            }
+        }
         let text = self.host.files.read_text(Utf8Path::new(HOST_NAME))?;
         let name = text.unwrap_or_default().trim().to_ascii_lowercase();
         Ok((!name.is_empty()).then_some(name))

@@ -50,6 +50,15 @@ pub enum JoinError {
         /// What the kubelet says.
         why: String,
     },
+    /// Somebody else has begun to join, or the kubelet has lost its certificate.
+    #[error("join the cluster: the machine has a kubeconfig of a kubelet, without its certificate")]
+    Begun,
+    /// The machine is a control plane, or was one.
+    #[error("join the cluster: `{found}` is there, which only a control plane has")]
+    ControlPlane {
+        /// What was found.
+        found: Utf8PathBuf,
+    },
     /// There is no kubectl.
     #[error("ask the cluster about node `{node}`: there is no kubectl on this machine")]
     NoKubectl {
@@ -111,6 +120,8 @@ impl Report for JoinError {
             },
             Self::NotJoined { .. } => "join-timeout",
             Self::NotReady { .. } => "node-not-ready",
+            Self::Begun => "join-begun",
+            Self::ControlPlane { .. } => "control-plane",
             Self::NoKubectl { .. } => "no-kubectl",
         }
     }
@@ -153,6 +164,14 @@ impl Report for JoinError {
             Self::NotReady { .. } => {
                 "a network plugin that is missing in the cluster is the most frequent reason; `kubectl describe node` \
                  tells more. The next `install` waits again"
+            }
+            Self::Begun => {
+                "see whether a disk with `/var/lib/kubelet` is not mounted; if the machine shall forget that cluster, run \
+                 `kubeadm reset`, then run the command again"
+            }
+            Self::ControlPlane { .. } => {
+                "this program prepares workers only, and never resets a control plane; run `kubeadm reset` yourself if \
+                 the machine is none any more"
             }
             Self::NoKubectl { .. } => "install kubectl, then run the command again",
         };

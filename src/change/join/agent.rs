@@ -16,6 +16,7 @@ impl Applier {
         join: &Join,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
+        let kubeconfig = Utf8Path::new(agent.kubeconfig);
         // One that runs, and has joined nothing, does not know the configuration. It counts as started only once it
         // has joined, and systemd gives it any time.
         for (verb, cmd) in [
@@ -26,7 +27,6 @@ impl Applier {
                 .await?;
         }
         let what = format!("wait until `{}` has joined", agent.unit);
-        let kubeconfig = Utf8Path::new(agent.kubeconfig);
         let joined = self
             .awaited(&what, join.timeout(), || async {
                 let unit = self.unit_state(agent.unit).await?;
@@ -41,6 +41,10 @@ impl Applier {
         let stop = systemctl::act("stop", agent.unit);
         self.tool(&format!("stop `{}`", agent.unit), &stop, sink)
             .await?;
+        // The agent writes it before the kubelet runs: it would stand for a membership.
+        if self.host.files.exists(kubeconfig)? {
+            self.host.files.remove(kubeconfig)?;
+        }
         Err(JoinError::NotJoined {
             what: agent.unit.to_owned(),
             seconds: join.timeout_seconds,

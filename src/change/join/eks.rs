@@ -1,11 +1,13 @@
-//! EKS: Amazon's images start `nodeadm` after cloud-init. User data holds it back, so that the node joins when it is
-//! proven.
+//! EKS: Amazon's images start `nodeadm` after cloud-init. A condition that user data adds holds it back until this program
+//! says that the machine is proven.
 
 use super::Join;
 use crate::{
     change::{Applier, ChangeError, JoinError, Sink},
-    host::Cmd,
-    tools::{kubernetes::nodeadm, systemctl},
+    tools::{
+        kubernetes::{kubeadm, nodeadm},
+        systemctl,
+    },
 };
 
 impl Applier {
@@ -14,12 +16,10 @@ impl Applier {
         join: &Join,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let unmask = Cmd::new("systemctl", ["unmask", "--runtime", nodeadm::RUN_UNIT]);
-        let unit = nodeadm::RUN_UNIT;
-        self.tool(&format!("allow `{unit}` to start"), &unmask, sink)
-            .await?;
-        for (verb, unit) in [("restart", nodeadm::CONFIG_UNIT), ("start", unit)] {
-            let cmd = systemctl::act(verb, unit).deadline(join.timeout());
+        (self.host.files).write(nodeadm::MAY_JOIN.into(), b"", 0o600)?;
+        // The first writes the kubelet's configuration again, with our part of it.
+        for unit in [nodeadm::CONFIG_UNIT, nodeadm::RUN_UNIT] {
+            let cmd = systemctl::act("restart", unit).deadline(join.timeout());
             let ran = self.exec(&cmd, sink).await;
             if let Err(error) = ran.and_then(|output| output.success(&cmd)) {
                 let words = self.words_of(unit).await?;
@@ -31,18 +31,19 @@ impl Applier {
                 .into());
             }
         }
-        let what = format!("wait until `{unit}` has joined");
-        let joined = self
+        let what = format!("wait until `{}` runs", kubeadm::UNIT);
+        let runs = self
             .awaited(&what, join.timeout(), || async {
-                self.kubelet_kubeconfig()
+                let unit = self.unit_state(kubeadm::UNIT).await?;
+                Ok(unit.is_active().then_some(()))
             })
             .await?;
-        match joined {
-            Some(_) => Ok(()),
+        match runs {
+            Some(()) => Ok(()),
             None => Err(JoinError::NotJoined {
-                what: unit.to_owned(),
+                what: nodeadm::RUN_UNIT.to_owned(),
                 seconds: join.timeout_seconds,
-                last_words: self.words_of(unit).await?,
+                last_words: self.words_of(kubeadm::UNIT).await?,
             }
             .into()),
         }

@@ -5,9 +5,13 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::Join;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink},
-    model::{cluster::Discovery, secret::Secret},
+    error::one_line,
+    model::{cluster::Discovery, paths, secret::Secret},
     tools::kubernetes::kubeadm::{self, Fault, Found, Registration},
 };
+
+/// Below the state folder while this program joins: what an attempt leaves is this program's.
+const JOINING: &str = "joining";
 
 /// The configuration, below the run folder, while kubeadm runs.
 const CONFIGURATION: &str = "kubeadm-join.yaml";
@@ -33,8 +37,14 @@ impl Applier {
         (discovery, socket, ignored): (&Discovery, &str, &[String]),
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        // An attempt that was cut off has left files that kubeadm refuses: by its step the machine is no node.
-        if self.has_begun()? || self.exists(kubeadm::KUBELET_CONF)? {
+        self.is_worker()?;
+        let mark = Utf8Path::new(paths::STATE).join(JOINING);
+        // An attempt that was cut off has left files that kubeadm refuses: by its step the machine is no node. Those of
+        // somebody else are not thrown away.
+        if self.has_begun()? {
+            if !self.host.files.exists(&mark)? {
+                return Err(JoinError::Begun.into());
+            }
             sink.line("an earlier attempt to join was cut off: `kubeadm reset` clears it away");
             self.reset(socket, sink).await?;
         }
@@ -48,6 +58,7 @@ impl Applier {
         };
         let configuration = self.configuration(discovery, &registration)?;
         let had_authority = self.exists(kubeadm::CA)?;
+        self.host.files.write(&mark, b"", 0o600)?;
         let cmd_of = |path: &Utf8Path| kubeadm::join(path, join.timeout());
         let ran = self
             .with_secret_file(CONFIGURATION, &configuration, async |path| {
@@ -55,7 +66,10 @@ impl Applier {
             })
             .await?;
         let (said, source) = match ran {
-            Ok(output) if output.ok() => return Ok(()),
+            Ok(output) if output.ok() => {
+                self.host.files.remove(&mark)?;
+                return Ok(());
+            }
             Ok(output) => (
                 format!("{}\n{}", output.stdout, output.stderr),
                 output.failure(&cmd_of(Utf8Path::new(CONFIGURATION))),
@@ -68,11 +82,14 @@ impl Applier {
             _ => None,
         };
         // The machine must be able to join with the next attempt.
-        if self.has_begun()?
-            || self.exists(kubeadm::KUBELET_CONF)?
-            || (!had_authority && self.exists(kubeadm::CA)?)
-        {
-            self.reset(socket, sink).await?;
+        if self.has_begun()? || (!had_authority && self.exists(kubeadm::CA)?) {
+            match self.reset(socket, sink).await {
+                Ok(()) => self.host.files.remove(&mark)?,
+                // The next attempt clears it away. What failed first is what must be told.
+                Err(error) => sink.note(&format!("failed to {}", one_line(&error))),
+            }
+        } else {
+            self.host.files.remove(&mark)?;
         }
         Err(JoinError::Kubeadm {
             fault,
@@ -128,9 +145,26 @@ impl Applier {
         .into())
     }
 
-    /// Whether kubeadm has begun to join and has not ended.
-    fn has_begun(&self) -> Result<bool, ChangeError> {
-        self.exists(kubeadm::BOOTSTRAP_CONF)
+    /// Whether kubeadm has begun to join, and perhaps not ended.
+    pub(super) fn has_begun(&self) -> Result<bool, ChangeError> {
+        Ok(self.exists(kubeadm::BOOTSTRAP_CONF)? || self.exists(kubeadm::KUBELET_CONF)?)
+    }
+
+    /// Refuses a machine that has, or had, a control plane: `kubeadm reset` would delete its data.
+    fn is_worker(&self) -> Result<(), ChangeError> {
+        for mark in kubeadm::OF_CONTROL_PLANES.map(Utf8Path::new) {
+            let found = match mark.file_name() {
+                Some("manifests") => (self.host.files.list(mark)?)
+                    .into_iter()
+                    .find(|name| name.ends_with(".yaml"))
+                    .map(|name| mark.join(name)),
+                _ => (self.host.files.exists(mark)?).then(|| mark.to_owned()),
+            };
+            if let Some(found) = found {
+                return Err(JoinError::ControlPlane { found }.into());
+            }
+        }
+        Ok(())
     }
 
     fn exists(&self, path: &str) -> Result<bool, ChangeError> {
@@ -149,7 +183,8 @@ impl Applier {
         (socket, folders): (&str, &[Utf8PathBuf]),
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
-        if !self.exists(kubeadm::KUBELET_CONF)? && !self.has_begun()? {
+        self.is_worker()?;
+        if !self.has_begun()? {
             return Ok(Reverted::Nothing {
                 why: "the machine is no node any more".to_owned(),
             });

@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use node::Admission;
+use node::Deleted;
 
 use super::{Applier, ChangeError, JoinError, Reverted, Sink, Undo};
 use crate::{
@@ -23,7 +24,10 @@ use crate::{
         paths,
         secret::Secret,
     },
-    tools::kubernetes::{agents, kubeconfig, kubectl},
+    tools::kubernetes::{
+        agents, kubectl,
+        membership::{self, MembershipError},
+    },
 };
 
 /// The pause between two looks at something that is awaited.
@@ -78,6 +82,29 @@ pub enum Leave {
     },
 }
 
+/// The cluster that a machine has joined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct JoinedCluster {
+    /// The kubelet's kubeconfig.
+    #[schemars(with = "String")]
+    pub kubeconfig: Utf8PathBuf,
+    /// The address of the API server.
+    pub server: String,
+    /// `sha256:` and the digest of the certificate authority's public key, if it is known.
+    pub ca_pin: Option<String>,
+}
+
+impl JoinedCluster {
+    /// Whether both are the same cluster, as far as that can be told.
+    fn is(&self, other: &Self) -> bool {
+        match (&self.ca_pin, &other.ca_pin) {
+            (Some(mine), Some(others)) => mine == others,
+            _ => self.server == other.server,
+        }
+    }
+}
+
 impl Join {
     fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_seconds)
@@ -102,7 +129,47 @@ impl Applier {
             way,
             node: join.node.clone(),
             access: join.access.clone(),
+            cluster: None,
         })
+    }
+
+    /// Which cluster it joined; nothing is left to undo where it joined none.
+    pub(super) fn refine_join(&self, undo: Undo) -> Result<Undo, ChangeError> {
+        let Undo::LeaveCluster {
+            way, node, access, ..
+        } = undo
+        else {
+            return Ok(undo);
+        };
+        let cluster = self.joined_cluster()?;
+        let begun = matches!(way, Leave::Kubeadm { .. }) && self.has_begun()?;
+        if cluster.is_none() && !begun && !matches!(way, Leave::Never { .. }) {
+            return Ok(Undo::Nothing {
+                why: "the machine has joined no cluster".to_owned(),
+            });
+        }
+        Ok(Undo::LeaveCluster {
+            way,
+            node,
+            access,
+            cluster,
+        })
+    }
+
+    /// The cluster that this machine's kubelet has credentials of.
+    fn joined_cluster(&self) -> Result<Option<JoinedCluster>, ChangeError> {
+        let found = membership::read(&*self.host.files).map_err(|error| match error {
+            MembershipError::Files(error) => ChangeError::from(error),
+            MembershipError::Unreadable { path, why } => ChangeError::Unreadable {
+                what: format!("read `{path}`"),
+                why,
+            },
+        })?;
+        Ok(found.map(|found| JoinedCluster {
+            kubeconfig: found.kubeconfig,
+            server: found.server,
+            ca_pin: found.ca_pin,
+        }))
     }
 
     pub(super) async fn join_cluster(
@@ -136,15 +203,50 @@ impl Applier {
     }
 
     /// Undoes a join: the pods move elsewhere and the node is deleted where a kubeconfig allows it, then the
-    /// machine forgets the cluster.
+    /// machine forgets the cluster. A machine that is a node of another cluster by now stays there.
     pub(super) async fn leave_cluster(
         &self,
-        way: &Leave,
+        (way, joined): (&Leave, Option<&JoinedCluster>),
         node: &str,
         access: Option<&Utf8Path>,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
-        let deleted = self.delete_node(node, access, sink).await?;
+        let stays = |why: String| {
+            Ok(Reverted::Left {
+                what: format!("the membership of `{node}` in a cluster"),
+                why,
+            })
+        };
+        if let Leave::Never { method } = way {
+            return stays(format!(
+                "nothing undoes what `cluster.join = \"{method}\"` has done"
+            ));
+        }
+        let now = self.joined_cluster()?;
+        match (joined, &now) {
+            (Some(joined), Some(now)) if !joined.is(now) => {
+                return stays(format!(
+                    "this program joined {}, and the machine is a node of {} now",
+                    joined.server, now.server
+                ));
+            }
+            (None, Some(now)) => {
+                return stays(format!(
+                    "it is not certain that this program joined {}",
+                    now.server
+                ));
+            }
+            _ => {}
+        }
+        let deleted = match now {
+            None => Reverted::Nothing {
+                why: "the machine is no node any more".to_owned(),
+            },
+            Some(_) => match self.delete_node(node, access, sink).await? {
+                Deleted::Refused(why) => return stays(why),
+                Deleted::Ended(ended) => ended,
+            },
+        };
         let left = match way {
             Leave::Kubeadm {
                 socket,
@@ -155,10 +257,7 @@ impl Applier {
             }
             Leave::K3s => self.leave_by_agent(&agents::K3S, sink).await?,
             Leave::Rke2 => self.leave_by_agent(&agents::RKE2, sink).await?,
-            Leave::Never { method } => Reverted::Left {
-                what: format!("the membership of `{node}` in its cluster"),
-                why: format!("nothing undoes what `cluster.join = \"{method}\"` has done"),
-            },
+            Leave::Never { .. } => return Ok(deleted),
         };
         Ok(Reverted::of(vec![deleted, left]))
     }
@@ -215,16 +314,6 @@ impl Applier {
             }
             self.pause_for(POLL, what).await?;
         }
-    }
-
-    /// The kubeconfig of this machine's kubelet.
-    fn kubelet_kubeconfig(&self) -> Result<Option<&'static Utf8Path>, ChangeError> {
-        for path in kubeconfig::OF_KUBELETS.map(Utf8Path::new) {
-            if self.host.files.exists(path)? {
-                return Ok(Some(path));
-            }
-        }
-        Ok(None)
     }
 
     /// The kubectl of this machine.

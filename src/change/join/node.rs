@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::DRAIN;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink, Undo},
-    host::{Cmd, ExecError},
+    host::ExecError,
     model::kubernetes::{Labels, Taint},
     tools::kubernetes::kubectl::{self, Kubectl, Node},
 };
@@ -57,12 +57,16 @@ impl Applier {
                 why: "a node that is Ready is nothing to undo".to_owned(),
             });
         }
-        let now = self.node(&admission.node).await?;
-        let before = |key: &String| now.as_ref().and_then(|node| node.labels.get(key).cloned());
+        // A node that has just joined may not be there yet.
+        let now = match self.node(&admission.node).await? {
+            Seen::Node(node) => node.labels,
+            Seen::Unknown => Labels::new(),
+            Seen::Silent(why) => return Err(unasked(&admission.node, why)),
+        };
         Ok(Undo::RestoreLabels {
             node: admission.node.clone(),
             labels: (admission.labels.keys())
-                .map(|key| (key.clone(), before(key)))
+                .map(|key| (key.clone(), now.get(key).cloned()))
                 .collect(),
         })
     }
@@ -77,14 +81,17 @@ impl Applier {
         let bound = Duration::from_secs(admission.ready_timeout_seconds);
         let ready = self
             .awaited(&what, bound, || async {
-                let node = self.node(name).await?;
-                Ok(node.filter(|node| node.ready))
+                Ok(match self.node(name).await? {
+                    Seen::Node(node) if node.ready => Some(node),
+                    _ => None,
+                })
             })
             .await?;
-        if ready.is_none() {
+        let Some(node) = ready else {
             let why = match self.node(name).await? {
-                None => "the cluster does not know it".to_owned(),
-                Some(node) => node.why.unwrap_or_default(),
+                Seen::Unknown => "the cluster does not know it".to_owned(),
+                Seen::Silent(why) => format!("the cluster cannot be asked: {why}"),
+                Seen::Node(node) => node.why.unwrap_or_default(),
             };
             return Err(JoinError::NotReady {
                 node: name.clone(),
@@ -92,66 +99,61 @@ impl Applier {
                 why,
             }
             .into());
-        }
-        if !admission.labels.is_empty() {
-            let labels = admission.labels.iter();
-            let labels = labels.map(|(key, value)| (key.as_str(), Some(value.as_str())));
-            let (kubectl, kubeconfig) = self.own_access(name)?;
-            let cmd = kubectl.label(kubeconfig, name, labels);
+        };
+        let missing: Vec<(&str, Option<&str>)> = (admission.labels.iter())
+            .filter(|(key, value)| node.labels.get(*key) != Some(value))
+            .map(|(key, value)| (key.as_str(), Some(value.as_str())))
+            .collect();
+        let (kubectl, kubeconfig) = self.own_access(name)?;
+        if !missing.is_empty() {
+            let cmd = kubectl.label(&kubeconfig, name, missing.into_iter());
             self.tool(&format!("label node `{name}`"), &cmd, sink)
                 .await?;
         }
         if let Some(taint) = &admission.startup_taint
             && let Some(access) = &admission.access
+            && node.taints.iter().any(|there| there.key == taint.key)
         {
-            let (kubectl, _) = self.own_access(name)?;
             let cmd = kubectl.untaint(access, name, taint);
-            self.tool(
-                &format!("remove the startup taint of node `{name}`"),
-                &cmd,
-                sink,
-            )
-            .await?;
+            let what = format!("remove the startup taint of node `{name}`");
+            self.tool(&what, &cmd, sink).await?;
         }
         Ok(())
     }
 
-    /// The node as its own kubelet may see it; `None` if the cluster does not know it, or cannot be asked now.
-    async fn node(&self, name: &str) -> Result<Option<Node>, ChangeError> {
+    /// The node as its own kubelet may see it.
+    async fn node(&self, name: &str) -> Result<Seen, ChangeError> {
         let (kubectl, kubeconfig) = self.own_access(name)?;
-        let query = kubectl.node(kubeconfig, name);
-        let what = || format!("ask the cluster about node `{name}`");
+        let query = kubectl.node(&kubeconfig, name);
         let output = match self.host.reader().query(&query).await {
             Ok(output) => output,
             // The API server may be away for a moment.
-            Err(ExecError::Deadline { .. }) => return Ok(None),
+            Err(error @ ExecError::Deadline { .. }) => return Ok(Seen::Silent(error.to_string())),
             Err(source) => {
                 return Err(ChangeError::Tool {
-                    what: what(),
+                    what: format!("ask the cluster about node `{name}`"),
                     source,
                 });
             }
         };
-        if !output.ok() {
-            return Ok(None);
+        if kubectl::is_not_found(&output.stderr) {
+            return Ok(Seen::Unknown);
         }
-        let node = kubectl::parse_node(&output.stdout)
-            .map_err(|why| ChangeError::Unreadable { what: what(), why })?;
-        Ok(Some(node))
+        if !output.ok() {
+            return Ok(Seen::Silent(last_line(&output.stderr)));
+        }
+        let node = kubectl::parse_node(&output.stdout).map_err(|why| unasked(name, why))?;
+        Ok(Seen::Node(Box::new(node)))
     }
 
     /// kubectl, and the kubeconfig of the kubelet.
-    fn own_access(&self, name: &str) -> Result<(Kubectl, &'static Utf8Path), ChangeError> {
+    fn own_access(&self, name: &str) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
         let kubectl = self.kubectl()?.ok_or_else(|| JoinError::NoKubectl {
             node: name.to_owned(),
         })?;
-        let kubeconfig = self
-            .kubelet_kubeconfig()?
-            .ok_or_else(|| ChangeError::Unreadable {
-                what: format!("ask the cluster about node `{name}`"),
-                why: "the kubelet has no kubeconfig".to_owned(),
-            })?;
-        Ok((kubectl, kubeconfig))
+        let joined = self.joined_cluster()?;
+        let joined = joined.ok_or_else(|| unasked(name, "the machine is no node".to_owned()))?;
+        Ok((kubectl, joined.kubeconfig))
     }
 
     pub(in crate::change) async fn restore_node(
@@ -165,35 +167,43 @@ impl Applier {
                 why: why.to_owned(),
             })
         };
-        if self.kubelet_kubeconfig()?.is_none() || self.kubectl()?.is_none() {
+        if self.joined_cluster()?.is_none() || self.kubectl()?.is_none() {
             return nothing("the machine is no node any more");
         }
-        if self.node(name).await?.is_none() {
-            return nothing("the cluster does not know the node, or cannot be asked");
+        match self.node(name).await? {
+            Seen::Node(_) => {}
+            Seen::Unknown => return nothing("the cluster does not know the node any more"),
+            Seen::Silent(why) => {
+                let keys: Vec<&str> = labels.keys().map(String::as_str).collect();
+                return Ok(Reverted::Left {
+                    what: format!("the labels {} of node `{name}`", keys.join(", ")),
+                    why: format!("the cluster cannot be asked: {why}"),
+                });
+            }
         }
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let before = labels
             .iter()
             .map(|(key, value)| (key.as_str(), value.as_deref()));
-        let cmd = kubectl.label(kubeconfig, name, before);
+        let cmd = kubectl.label(&kubeconfig, name, before);
         let what = format!("give node `{name}` its former labels");
         self.tool(&what, &cmd, sink).await?;
         Ok(Reverted::Done { what })
     }
 
-    /// Drains and deletes the node where a kubeconfig allows it. A cluster that refuses, or that is gone, does not
-    /// keep the machine from leaving.
+    /// Drains and deletes the node where a kubeconfig allows it. A cluster that cannot be reached does not keep the
+    /// machine from leaving; pods that may not be evicted do.
     pub(super) async fn delete_node(
         &self,
         name: &str,
         access: Option<&Utf8Path>,
         sink: &dyn Sink,
-    ) -> Result<Reverted, ChangeError> {
+    ) -> Result<Deleted, ChangeError> {
         let left = |why: String| {
-            Ok(Reverted::Left {
+            Ok(Deleted::Ended(Reverted::Left {
                 what: format!("the node `{name}` in the cluster (`kubectl delete node {name}`)"),
                 why,
-            })
+            }))
         };
         let Some(access) = access else {
             return left("no `cluster.kubeconfig-file` was given that may delete it".to_owned());
@@ -204,21 +214,65 @@ impl Applier {
         let Some(kubectl) = self.kubectl()? else {
             return left("there is no kubectl on this machine".to_owned());
         };
-        let commands: [(&str, Cmd); 2] = [
-            ("drain", kubectl.drain(access, name, DRAIN)),
-            ("delete", kubectl.delete(access, name)),
-        ];
-        for (verb, cmd) in commands {
-            let ran = self.exec(&cmd, sink).await;
-            match ran.and_then(|output| output.success(&cmd)) {
-                Ok(_) => {}
-                // A node that somebody has deleted has no pods.
-                Err(ExecError::Failed { tail, .. }) if kubectl::is_not_found(&tail) => {}
-                Err(error) => return left(format!("`kubectl {verb}` failed: {error}")),
+        let query = kubectl.node(access, name);
+        match self.host.reader().query(&query).await {
+            Ok(output) if output.ok() => {}
+            Ok(output) if kubectl::is_not_found(&output.stderr) => {
+                return Ok(Deleted::Ended(Reverted::Nothing {
+                    why: format!("the cluster does not know the node `{name}` any more"),
+                }));
             }
+            Ok(output) => {
+                return left(format!(
+                    "the cluster cannot be asked: {}",
+                    last_line(&output.stderr)
+                ));
+            }
+            Err(error) => return left(format!("the cluster cannot be asked: {error}")),
         }
-        Ok(Reverted::Done {
+        let drain = kubectl.drain(access, name, DRAIN);
+        let ran = self.exec(&drain, sink).await;
+        if let Err(error) = ran.and_then(|output| output.success(&drain)) {
+            return Ok(Deleted::Refused(format!(
+                "its pods could not be moved elsewhere, so they go on here: {error}"
+            )));
+        }
+        let delete = kubectl.delete(access, name);
+        let ran = self.exec(&delete, sink).await;
+        if let Err(error) = ran.and_then(|output| output.success(&delete)) {
+            return left(format!("`kubectl delete` failed: {error}"));
+        }
+        Ok(Deleted::Ended(Reverted::Done {
             what: format!("the node `{name}` is drained and deleted"),
-        })
+        }))
     }
+}
+
+/// What the cluster says about a node.
+enum Seen {
+    /// The node.
+    Node(Box<Node>),
+    /// It does not know it.
+    Unknown,
+    /// It cannot be asked now: why.
+    Silent(String),
+}
+
+/// How the deletion of a node ended.
+pub(super) enum Deleted {
+    /// The machine may leave.
+    Ended(Reverted),
+    /// It must stay: why.
+    Refused(String),
+}
+
+fn unasked(name: &str, why: String) -> ChangeError {
+    ChangeError::Unreadable {
+        what: format!("ask the cluster about node `{name}`"),
+        why,
+    }
+}
+
+fn last_line(text: &str) -> String {
+    text.lines().last().unwrap_or_default().trim().to_owned()
 }

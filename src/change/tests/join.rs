@@ -23,6 +23,12 @@ const TOKEN: &str = "abcdef.0123456789abcdef";
 const TOKEN_FILE: &str = "/etc/gpu-bootstrap/join-token";
 const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 const CA: &str = "/etc/kubernetes/pki/ca.crt";
+/// A kubelet's kubeconfig.
+const KUBECONFIG: &str = "clusters: [{name: c, cluster: {server: 'https://10.0.0.1:6443'}}]";
+/// One of another cluster.
+const ANOTHER: &str = "clusters: [{name: c, cluster: {server: 'https://10.9.9.9:6443'}}]";
+const ACCESS: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
+const JOINING: &str = "/var/lib/gpu-bootstrap/joining";
 const CONFIGURATION: &str = "/run/gpu-bootstrap/kubeadm-join.yaml";
 
 fn join(method: JoinMethod) -> Change {
@@ -79,7 +85,7 @@ fn machine(
 async fn kubeadm_gets_the_token_in_a_file_that_goes_and_the_machine_can_leave() {
     let (machine, configurations) = machine(|files| {
         files.put_folder("/etc/kubernetes/pki", 0o755);
-        files.put(KUBELET_CONF, "kind: Config");
+        files.put(KUBELET_CONF, KUBECONFIG);
         files.put(CA, "-----BEGIN");
         ok("This node has joined the cluster")
     });
@@ -106,7 +112,7 @@ async fn kubeadm_gets_the_token_in_a_file_that_goes_and_the_machine_can_leave() 
         [""; 0]
     );
     let again = machine.revert(&undo).await;
-    assert!(matches!(again, Reverted::Left { .. }), "{again:?}");
+    assert!(matches!(again, Reverted::Nothing { .. }), "{again:?}");
 }
 
 #[tokio::test]
@@ -194,22 +200,157 @@ async fn what_was_there_before_stays_after_a_failure() {
 }
 
 #[tokio::test]
-async fn a_join_that_was_cut_off_is_cleared_away_first() {
-    let (machine, configurations) = machine(|files| {
-        files.put(KUBELET_CONF, "kind: Config");
+async fn a_join_that_was_cut_off_is_cleared_away_first_and_one_of_somebody_else_is_not() {
+    for ours in [true, false] {
+        let (machine, configurations) = machine(|files| {
+            files.put(KUBELET_CONF, KUBECONFIG);
+            ok("")
+        });
+        let begun = "/etc/kubernetes/bootstrap-kubelet.conf";
+        machine.fakes.files.put(begun, KUBECONFIG);
+        if ours {
+            machine.fakes.files.put(JOINING, "");
+        }
+        let joined = machine.apply(&by_kubeadm()).await;
+        let lines = machine.fakes.exec.lines();
+        let kubeadm: Vec<&str> = (lines.iter())
+            .filter_map(|line| line.strip_prefix("kubeadm ")?.split(' ').next())
+            .collect();
+        if ours {
+            joined.expect("joined");
+            assert_eq!(kubeadm, ["reset", "join"]);
+            assert_eq!(configurations.lock().unwrap().len(), 1);
+            assert!(!machine.host.files.exists(JOINING.into()).unwrap());
+        } else {
+            assert_eq!(joined.expect_err("not ours").reason(), "join-begun");
+            assert_eq!(kubeadm, [""; 0]);
+            assert_eq!(machine.fakes.files.text(begun), KUBECONFIG);
+        }
+    }
+}
+
+/// `kubeadm reset` would delete its certificates and its database.
+#[tokio::test]
+async fn a_control_plane_is_never_reset() {
+    for mark in [
+        "/etc/kubernetes/manifests/etcd.yaml",
+        "/etc/kubernetes/pki/ca.key",
+        "/var/lib/etcd/member/snap/db",
+    ] {
+        let (machine, _) = machine(|files| {
+            files.put(KUBELET_CONF, KUBECONFIG);
+            ok("")
+        });
+        let undo = machine.apply(&by_kubeadm()).await.expect("joined");
+        machine.fakes.files.put(mark, "");
+        let error = (machine.applier.revert(&undo, &machine.sink).await).expect_err(mark);
+        assert_eq!(error.reason(), "control-plane");
+        machine.fakes.files.take(KUBELET_CONF);
+        let error = machine.apply(&by_kubeadm()).await.expect_err(mark);
+        assert_eq!(error.reason(), "control-plane");
+        assert!(
+            machine
+                .fakes
+                .exec
+                .lines()
+                .iter()
+                .all(|line| !line.contains("reset"))
+        );
+    }
+}
+
+/// A machine with a kubectl that answers so to `drain`; it knows each node.
+fn with_access(
+    machine: &TestMachine,
+    drain: impl Fn() -> Output + Send + Sync + 'static,
+) -> Change {
+    machine.fakes.files.put_mode(ACCESS, KUBECONFIG, 0o600);
+    machine.fakes.files.put("/usr/bin/kubectl", "");
+    machine.fakes.exec.on("/usr/bin/kubectl", move |cmd, _| {
+        if cmd.args.contains(&"drain".to_owned()) {
+            return drain();
+        }
+        ok(r#"{"metadata": {"name": "gpu-1"}}"#)
+    });
+    match by_kubeadm() {
+        Change::JoinCluster { join } => Change::JoinCluster {
+            join: Join {
+                access: Some(ACCESS.into()),
+                ..join
+            },
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+fn kubectl(machine: &TestMachine, verb: &str) -> bool {
+    let lines = machine.fakes.exec.lines();
+    (lines.iter()).any(|line| line.starts_with("/usr/bin/kubectl") && line.contains(verb))
+}
+
+/// Another machine may have this name in the cluster.
+#[tokio::test]
+async fn a_join_that_failed_deletes_nobodys_node() {
+    let (machine, _) = machine(|_| {
+        failed(
+            1,
+            "error: a Node with name \"gpu-1\" and status \"Ready\" already exists",
+        )
+    });
+    let change = with_access(&machine, || ok(""));
+    let undo = machine.applier.capture(&change).await.unwrap();
+    machine
+        .applier
+        .apply(&change, undo.clone(), &machine.sink)
+        .await
+        .expect_err("refused");
+    let exact = (machine.applier.reconcile(&undo, &machine.sink).await).expect("exact");
+    assert!(exact.is_nothing(), "{exact:?}");
+    for undo in [undo, exact] {
+        machine.revert(&undo).await;
+    }
+    assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
+}
+
+#[tokio::test]
+async fn a_machine_that_has_joined_another_cluster_since_stays_there() {
+    let (machine, _) = machine(|files| {
+        files.put(KUBELET_CONF, KUBECONFIG);
         ok("")
     });
-    machine
-        .fakes
-        .files
-        .put("/etc/kubernetes/bootstrap-kubelet.conf", "kind: Config");
-    machine.apply(&by_kubeadm()).await.expect("joined");
-    let lines = machine.fakes.exec.lines();
-    let kubeadm: Vec<&str> = (lines.iter())
-        .filter_map(|line| line.strip_prefix("kubeadm ")?.split(' ').next())
-        .collect();
-    assert_eq!(kubeadm, ["reset", "join"]);
-    assert_eq!(configurations.lock().unwrap().len(), 1);
+    let change = with_access(&machine, || ok(""));
+    let undo = machine.apply(&change).await.expect("joined");
+    machine.fakes.files.put(KUBELET_CONF, ANOTHER);
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { why, .. } if why.contains("10.9.9.9")),
+        "{left:?}"
+    );
+    assert!(!kubectl(&machine, " drain "));
+    assert_eq!(machine.fakes.files.text(KUBELET_CONF), ANOTHER);
+}
+
+#[tokio::test]
+async fn pods_that_may_not_be_evicted_keep_the_machine_in_its_cluster() {
+    for may_drain in [false, true] {
+        let (machine, _) = machine(|files| {
+            files.put(KUBELET_CONF, KUBECONFIG);
+            ok("")
+        });
+        let change = with_access(&machine, move || match may_drain {
+            true => ok(""),
+            false => failed(
+                1,
+                "error: cannot evict pod as it would violate the pod's disruption budget",
+            ),
+        });
+        let undo = machine.apply(&change).await.expect("joined");
+        let left = machine.revert(&undo).await;
+        let stays = machine.host.files.exists(KUBELET_CONF.into()).unwrap();
+        assert_eq!(stays, !may_drain, "{left:?}");
+        assert_eq!(kubectl(&machine, " delete "), may_drain);
+        assert_eq!(matches!(left, Reverted::Done { .. }), may_drain, "{left:?}");
+    }
 }
 
 #[tokio::test]
@@ -273,8 +414,11 @@ async fn an_agent_that_does_not_join_is_stopped() {
     machine
         .units
         .put("k3s-agent.service", "enabled", "inactive");
+    // The agent writes it before its kubelet runs.
+    let kubeconfig = "/var/lib/rancher/k3s/agent/kubelet.kubeconfig";
     let error = machine.apply(&agent).await.expect_err("it has not joined");
     assert_eq!(error.reason(), "join-timeout");
+    assert!(!machine.host.files.exists(kubeconfig.into()).unwrap());
     let lines = machine.fakes.exec.lines();
     assert!(
         lines
@@ -282,10 +426,10 @@ async fn an_agent_that_does_not_join_is_stopped() {
             .any(|line| line == "systemctl stop -- k3s-agent.service"),
         "{lines:?}"
     );
-    machine.fakes.files.put(
-        "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
-        "kind: Config",
-    );
+    machine
+        .fakes
+        .files
+        .put("/var/lib/rancher/k3s/agent/kubelet.kubeconfig", KUBECONFIG);
     machine.units.put("k3s-agent.service", "enabled", "active");
     let undo = machine.apply(&agent).await.expect("joined");
     let left = machine.revert(&undo).await;
@@ -310,7 +454,7 @@ fn admission(labels: &[(&str, &str)]) -> Change {
 fn node(ready_after: usize) -> TestMachine {
     let machine = TestMachine::new();
     machine.fakes.files.put("/usr/bin/kubectl", "");
-    machine.fakes.files.put(KUBELET_CONF, "kind: Config");
+    machine.fakes.files.put(KUBELET_CONF, KUBECONFIG);
     let asked = Mutex::new(0);
     machine.fakes.exec.on("/usr/bin/kubectl", move |cmd, _| {
         if !cmd.args.contains(&"get".to_owned()) {
@@ -320,7 +464,8 @@ fn node(ready_after: usize) -> TestMachine {
         *asked += 1;
         let status = if *asked > ready_after { "True" } else { "False" };
         ok(format!(
-            r#"{{"metadata": {{"labels": {{"team": "old"}}}}, "status": {{"conditions": [
+            r#"{{"metadata": {{"labels": {{"team": "old"}}}}, "spec": {{"taints": [{{"key": "starting",
+                "effect": "NoSchedule"}}]}}, "status": {{"conditions": [
                 {{"type": "Ready", "status": "{status}", "reason": "KubeletNotReady", "message": "no network"}}]}}}}"#
         ))
     });

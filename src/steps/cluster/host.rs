@@ -180,10 +180,6 @@ impl Step for Kernel {
         &[Lock::Cluster]
     }
 
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        wish(desired).is_some_and(|wish| matches!(wish.method, JoinMethod::Kubeadm { .. }))
-    }
-
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
         Ok(decide(&detect(cx)?, cx.desired))
     }

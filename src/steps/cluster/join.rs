@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{name, no_cluster, place, wanted, wish};
+use super::{joined, name, no_cluster, place, wanted, wish};
 use crate::{
     change::{Change, Join, Lock},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
@@ -20,7 +20,9 @@ use crate::{
     tools::{
         kubernetes::{
             agents::{self, Agent},
-            kubeadm, nodeadm,
+            kubeadm,
+            kubeconfig::{self, Cluster},
+            nodeadm,
         },
         systemctl::UnitState,
     },
@@ -46,6 +48,8 @@ struct JoinState {
     has_program: bool,
     /// Our part of the configuration of what joins.
     config: Option<String>,
+    /// The cluster of the kubeconfig that says how to find it.
+    wanted: Option<Cluster>,
 }
 
 /// What a machine joins with, and our part of its configuration.
@@ -54,11 +58,8 @@ fn tool(method: &JoinMethod) -> (Option<&'static str>, Option<&str>, Option<&'st
         JoinMethod::Kubeadm { .. } => (Some(kubeadm::UNIT), None, None),
         JoinMethod::K3s { .. } => (Some(agents::K3S.unit), None, Some(agents::K3S.config)),
         JoinMethod::Rke2 { .. } => (Some(agents::RKE2.unit), None, Some(agents::RKE2.config)),
-        JoinMethod::Eks => (
-            Some(nodeadm::RUN_UNIT),
-            Some(nodeadm::PROGRAM),
-            Some(nodeadm::CONFIG),
-        ),
+        // Its units are enabled in the image.
+        JoinMethod::Eks => (None, Some(nodeadm::PROGRAM), Some(nodeadm::CONFIG)),
         JoinMethod::Command { command, .. } => (None, command.first().map(String::as_str), None),
         JoinMethod::Managed => (None, None, None),
     }
@@ -67,22 +68,15 @@ fn tool(method: &JoinMethod) -> (Option<&'static str>, Option<&str>, Option<&'st
 async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError> {
     let files = cx.host.files();
     let mut state = JoinState {
-        membership: cx.state.membership()?,
+        membership: joined(cx, wish).await?,
         node: name(cx, wish)?,
         ..JoinState::default()
     };
     if let JoinMethod::Command { joined_file, .. } = &wish.method {
         state.has_joined_file = files.exists(joined_file)?;
     }
-    if state.membership.is_some() || state.has_joined_file || cx.desired.image {
+    if state.has_joined_file || cx.desired.image {
         return Ok(state);
-    }
-    let wanted = wanted(cx, wish).await;
-    state.labels = place(&cx.facts.cloud);
-    state.labels.extend(wanted.labels);
-    state.unknown = wanted.unknown;
-    for path in wish.method.secret_files().into_iter().chain(&wish.access) {
-        state.unusable.extend(unusable(files, path)?);
     }
     let (unit, program, config) = tool(&wish.method);
     if let Some(unit) = unit {
@@ -91,6 +85,24 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
             Err(error) if error.not_asked().is_some() => None,
             Err(error) => return Err(error.into()),
         };
+    }
+    if state.membership.is_some() {
+        if let JoinMethod::Kubeadm {
+            discovery: Discovery::File { path, .. },
+            ..
+        } = &wish.method
+            && let Some(text) = files.read_text(path)?
+        {
+            state.wanted = kubeconfig::parse(&text).ok();
+        }
+        return Ok(state);
+    }
+    let wanted = wanted(cx, wish).await;
+    state.labels = place(&cx.facts.cloud);
+    state.labels.extend(wanted.labels);
+    state.unknown = wanted.unknown;
+    for path in wish.method.secret_files().into_iter().chain(&wish.access) {
+        state.unusable.extend(unusable(files, path)?);
     }
     state.has_program = match program {
         Some(program) => files.exists(Utf8Path::new(program))?,
@@ -130,7 +142,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         };
     }
     if let Some(membership) = &state.membership {
-        return of_member(membership, wish);
+        return of_member(state, membership, wish);
     }
     if state.has_joined_file {
         return Assessment::Satisfied {
@@ -176,7 +188,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
 }
 
 /// A machine that is a node already.
-fn of_member(membership: &Membership, wish: &ClusterWish) -> Assessment {
+fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> Assessment {
     let Membership {
         kubeconfig,
         server,
@@ -201,11 +213,32 @@ fn of_member(membership: &Membership, wish: &ClusterWish) -> Assessment {
             None => (server.trim_start_matches("https://") != wanted)
                 .then(|| format!("the settings name {wanted}")),
         },
-        _ => None,
+        JoinMethod::Kubeadm { .. } => (state.wanted.as_ref()).and_then(|wanted| {
+            let differs = match (&wanted.ca_pin, ca_pin) {
+                (Some(wanted), Some(pin)) => wanted != pin,
+                _ => wanted.server != *server,
+            };
+            differs.then(|| format!("`cluster.discovery-file` names {}", wanted.server))
+        }),
+        // Their kubelets talk to a proxy on the machine itself, so only the place tells.
+        JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => {
+            let agent = match &wish.method {
+                JoinMethod::K3s { .. } => &agents::K3S,
+                _ => &agents::RKE2,
+            };
+            (kubeconfig != agent.kubeconfig)
+                .then(|| format!("the settings name the agent of {}", agent.name))
+        }
+        JoinMethod::Eks | JoinMethod::Command { .. } | JoinMethod::Managed => None,
     };
-    match other {
-        None => Assessment::Satisfied { why: is },
-        Some(other) => Assessment::Blocked {
+    let disabled = (state.unit.as_ref()).filter(|unit| unit.exists() && !unit.is_enabled());
+    match (other, disabled, tool(&wish.method).0) {
+        (None, Some(_), Some(unit)) => Assessment::Needs {
+            why: format!("{is}; `{unit}` does not start at the next boot"),
+            changes: vec![enable(unit)],
+        },
+        (None, ..) => Assessment::Satisfied { why: is },
+        (Some(other), ..) => Assessment::Blocked {
             why: format!("{is}, which is another one: {other}"),
             hint: "take the machine out of that cluster first (drain and delete its node, then `kubeadm reset`), or \
                    correct `cluster.server` and `cluster.ca-cert-hashes`"
@@ -270,14 +303,6 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &str) -> Vec<Change> {
             mode: 0o600,
         });
     }
-    // kubeadm starts the kubelet, but does not make it start at the next boot.
-    let is_enabled = state.unit.as_ref().is_some_and(UnitState::is_enabled);
-    if let (Some(unit), false) = (tool(&wish.method).0, is_enabled) {
-        changes.push(Change::EnableUnit {
-            unit: unit.to_owned(),
-            start: false,
-        });
-    }
     changes.push(Change::JoinCluster {
         join: Join {
             method: wish.method.clone(),
@@ -288,7 +313,19 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &str) -> Vec<Change> {
             timeout_seconds: wish.timeout_seconds,
         },
     });
+    // Only a machine that has joined starts it at the next boot: an unproven one would join by itself then.
+    let is_enabled = state.unit.as_ref().is_some_and(UnitState::is_enabled);
+    if let (Some(unit), false) = (tool(&wish.method).0, is_enabled) {
+        changes.push(enable(unit));
+    }
     changes
+}
+
+fn enable(unit: &str) -> Change {
+    Change::EnableUnit {
+        unit: unit.to_owned(),
+        start: false,
+    }
 }
 
 #[async_trait]
@@ -321,10 +358,6 @@ impl Step for JoinCluster {
 
     fn locks(&self) -> &[Lock] {
         &[Lock::Cluster]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        wish(desired).is_some()
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
@@ -432,9 +465,20 @@ mod tests {
         assert!(matches!(
             &changes[..],
             [
-                Change::EnableUnit { start: false, .. },
-                Change::JoinCluster { .. }
+                Change::JoinCluster { .. },
+                Change::EnableUnit { start: false, .. }
             ]
+        ));
+        let member = JoinState {
+            unit: Some(unit("disabled", "active")),
+            ..member(Some(PIN))
+        };
+        let Assessment::Needs { changes, .. } = decide(&member, &with_kubeadm(&[])) else {
+            panic!("must be enabled");
+        };
+        assert!(matches!(
+            &changes[..],
+            [Change::EnableUnit { start: false, .. }]
         ));
     }
 

@@ -1,4 +1,5 @@
-//! The steps that make the machine a node. Each looks at its own part: `host` the kernel, `packages` the programs,
+//! The steps that make the machine a node. Settings that name no cluster any more change nothing about a node: it leaves
+//! with `uninstall` alone, because its pods end then. Each looks at its own part: `host` the kernel, `packages` the programs,
 //! `join` the membership, `node` what the cluster says.
 
 pub(super) mod host;
@@ -7,11 +8,12 @@ pub(super) mod node;
 pub(super) mod packages;
 
 use crate::{
-    config::desired::{ClusterWish, Desired},
+    config::desired::{ClusterWish, Desired, JoinMethod},
     facts::Cloud,
     model::kubernetes::{self, Labels},
-    state::labels,
+    state::{Membership, labels},
     step::{Assessment, Cx, StepError},
+    tools::kubernetes::kubeadm,
 };
 
 /// The answer of each of these steps where no cluster is named.
@@ -31,6 +33,17 @@ fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<String>, StepError> {
         Some(name) => Ok(Some(name.clone())),
         None => Ok(cx.state.host_name()?),
     }
+}
+
+/// The cluster that the machine has joined.
+async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, StepError> {
+    let found = cx.state.membership()?;
+    // nodeadm writes the kubeconfig long before it starts the kubelet (awslabs/amazon-eks-ami, `nodeadm-config.service`).
+    if found.is_some() && matches!(wish.method, JoinMethod::Eks) {
+        let kubelet = cx.state.unit(kubeadm::UNIT).await?;
+        return Ok(found.filter(|_| kubelet.is_some_and(|unit| unit.is_active())));
+    }
+    Ok(found)
 }
 
 /// The labels that the node must have.

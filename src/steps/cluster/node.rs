@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{Wanted, name, no_cluster, wanted, wish};
+use super::{Wanted, joined, name, no_cluster, wanted, wish};
 use crate::{
     change::{Admission, Change, Lock},
     config::desired::{ClusterWish, Desired, JoinMethod},
@@ -21,6 +21,8 @@ enum NodeState {
     NotJoined,
     /// Your command has joined it, and no kubeconfig of the kubelet is known.
     OutOfSight,
+    /// Nothing on the machine can ask the cluster.
+    NoKubectl,
     /// It has joined as a node of this name.
     Joined {
         name: String,
@@ -32,7 +34,7 @@ enum NodeState {
 }
 
 async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<NodeState, StepError> {
-    let Some(membership) = cx.state.membership()? else {
+    let Some(membership) = joined(cx, wish).await? else {
         return Ok(match &wish.method {
             JoinMethod::Command { joined_file, .. } if cx.host.files().exists(joined_file)? => {
                 NodeState::OutOfSight
@@ -43,6 +45,9 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<NodeState, StepError>
     let Some(name) = name(cx, wish)? else {
         return Ok(NodeState::NotJoined);
     };
+    if cx.state.kubectl()?.is_none() {
+        return Ok(NodeState::NoKubectl);
+    }
     Ok(NodeState::Joined {
         says: cx.state.registered(&membership, &name).await?,
         wanted: wanted(cx, wish).await,
@@ -71,6 +76,19 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         NodeState::OutOfSight => {
             return Assessment::NotApplicable {
                 why: "the kubelet has no kubeconfig at a place that this program knows".to_owned(),
+            };
+        }
+        // The image of EKS has none.
+        NodeState::NoKubectl if wish.node.startup_taint.is_none() => {
+            return Assessment::NotApplicable {
+                why: "the cluster cannot be asked: there is no kubectl on this machine".to_owned(),
+            };
+        }
+        NodeState::NoKubectl => {
+            return Assessment::Blocked {
+                why: "nothing can remove the startup taint: there is no kubectl on this machine"
+                    .to_owned(),
+                hint: "put kubectl into `/usr/local/bin`, then run the command again".to_owned(),
             };
         }
         NodeState::Joined {
@@ -115,14 +133,14 @@ fn decide(state: &NodeState, desired: &Desired) -> Assessment {
         Registered::Unknown => {
             return admit(
                 format!("the cluster does not know node `{name}`"),
-                Labels::new(),
+                wanted.labels.clone(),
                 true,
             );
         }
         Registered::Silent(why) => {
             return admit(
                 format!("the cluster does not tell about node `{name}`: {why}"),
-                Labels::new(),
+                wanted.labels.clone(),
                 true,
             );
         }
@@ -175,10 +193,6 @@ impl Step for AdmittedNode {
 
     fn locks(&self) -> &[Lock] {
         &[Lock::Cluster]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        wish(desired).is_some()
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use super::{no_cluster, wish};
 use crate::{
-    change::{Change, Lock},
+    change::Lock,
     config::desired::Desired,
     model::id::StepId,
     state::Ours,
@@ -63,10 +63,6 @@ impl Step for ClusterPackages {
 
     fn locks(&self) -> &[Lock] {
         &[Lock::Packages]
-    }
-
-    fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        wish(desired).is_some_and(|wish| !wish.packages.is_empty())
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

@@ -25,6 +25,13 @@ pub const BOOTSTRAP_CONF: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
 /// The cluster's certificate authority, which kubeadm writes when it has found the cluster.
 pub const CA: &str = "/etc/kubernetes/pki/ca.crt";
 
+/// What only a control plane has: files of static pods, the key of the certificate authority, the data of etcd.
+pub const OF_CONTROL_PLANES: [&str; 3] = [
+    "/etc/kubernetes/manifests",
+    "/etc/kubernetes/pki/ca.key",
+    "/var/lib/etcd/member",
+];
+
 /// The unit of the kubelet, in the community's packages.
 pub const UNIT: &str = "kubelet.service";
 

@@ -30,13 +30,18 @@ pub struct Kubectl {
 
 /// kubectl by its own name, and inside of the Kubernetes distributions. Sources: k3s, "Command-line tools"; RKE2,
 /// "Cluster access".
-pub const PROGRAMS: [Kubectl; 4] = [
+pub const PROGRAMS: [Kubectl; 5] = [
     Kubectl {
         program: "/usr/bin/kubectl",
         first: &[],
     },
     Kubectl {
         program: "/usr/local/bin/kubectl",
+        first: &[],
+    },
+    // What `cloud-init/daemonset` brings.
+    Kubectl {
+        program: "/opt/gpu-bootstrap/bin/kubectl",
         first: &[],
     },
     Kubectl {
@@ -269,7 +274,7 @@ mod tests {
 
     #[test]
     fn labels_are_set_and_removed() {
-        let cmd = PROGRAMS[2].label(
+        let cmd = PROGRAMS[3].label(
             "/etc/k".into(),
             "gpu-1",
             [("a", Some("b")), ("c", None)].into_iter(),

@@ -4,5 +4,6 @@ pub mod agents;
 pub mod kubeadm;
 pub mod kubeconfig;
 pub mod kubectl;
+pub mod membership;
 pub mod nodeadm;
 mod x509;

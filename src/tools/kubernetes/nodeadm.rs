@@ -18,6 +18,9 @@ pub const CONFIG_UNIT: &str = "nodeadm-config.service";
 /// Joins.
 pub const RUN_UNIT: &str = "nodeadm-run.service";
 
+/// Exists once the machine is proven: user data makes it a condition of [`RUN_UNIT`], at each boot.
+pub const MAY_JOIN: &str = "/var/lib/gpu-bootstrap/may-join";
+
 /// Our part of the configuration.
 pub const CONFIG: &str = "/etc/eks/nodeadm.d/50-gpu-bootstrap.yaml";
 
