@@ -1,9 +1,25 @@
-//! The files of `cloud-init/`: each fits the limits of its clouds, parses, and has settings that the program accepts.
+//! The files of `cloud-init/`: each fits the limits of its clouds, parses, has settings that become a desired state, and
+//! scripts that do what they say.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Command, Output},
+};
 
-use gpu_bootstrap::config::file::Config;
+use gpu_bootstrap::{config::desired::ClusterWish, error::Report as _};
 use serde_json::Value;
+use tempfile::TempDir;
+
+use machine::{H100, Machine};
+
+#[path = "config/machine.rs"]
+#[expect(
+    dead_code,
+    reason = "the machines are those of the tests of the resolution"
+)]
+mod machine;
 
 /// The smallest limit of the clouds: AWS takes 16 KiB of user data. Google Cloud takes 256 KiB, Azure 64 KiB.
 const LARGEST: usize = 16 * 1024;
@@ -41,21 +57,115 @@ fn filled(text: &str) -> String {
     filled
 }
 
-/// The documents in YAML of a file, which are its parts if it is MIME.
-fn documents(path: &str) -> Vec<Value> {
+/// The parts of a file: those of MIME, or the documents.
+fn parts(path: &str) -> Vec<String> {
     let text = filled(&text(path));
     let parts: Vec<&str> = match text.starts_with("MIME-Version") {
         true => (text.split("\n--gpu-bootstrap").skip(1))
             .filter_map(|part| part.split_once("\n\n").map(|(_, body)| body))
-            .filter(|body| !body.starts_with("#!"))
             .collect(),
         false => text.split("\n---\n").collect(),
     };
-    (parts.iter())
+    parts.into_iter().map(str::to_owned).collect()
+}
+
+/// The parts that are YAML.
+fn documents(path: &str) -> Vec<Value> {
+    (parts(path).iter())
+        .filter(|part| !part.starts_with("#!"))
         .map(|part| {
             serde_saphyr::from_str(part).unwrap_or_else(|error| panic!("{path}: {error}\n{part}"))
         })
         .collect()
+}
+
+/// The file that user data writes: its path, and its content.
+fn written(path: &str) -> Vec<(String, Value)> {
+    let mut files = Vec::new();
+    for document in documents(path) {
+        for file in document["write_files"].as_array().into_iter().flatten() {
+            files.push((
+                file["path"].as_str().expect("a path").to_owned(),
+                file.clone(),
+            ));
+        }
+    }
+    files
+}
+
+/// The settings of a file of user data.
+fn settings(path: &str) -> String {
+    let (_, file) = (written(path).into_iter())
+        .find(|(name, _)| name == "/etc/gpu-bootstrap/config.d/50-user-data.toml")
+        .unwrap_or_else(|| panic!("{path} has no settings"));
+    file["content"].as_str().expect("a content").to_owned()
+}
+
+/// What a machine makes of the settings.
+fn resolved(machine: Machine, settings: &str) -> Result<Option<ClusterWish>, String> {
+    let machine = machine.file("/etc/gpu-bootstrap/config.d/50-user-data.toml", settings);
+    let resolution = machine.load();
+    let resolution = resolution.map_err(|error| format!("{error}; {:?}", error.hint()))?;
+    Ok(resolution.desired.cluster)
+}
+
+fn ubuntu() -> Machine {
+    Machine::new("ubuntu", "24.04", "x86_64", &[H100])
+}
+
+/// The object of this kind in the manifest.
+fn object(kind: &str) -> Value {
+    (documents("daemonset/daemonset.yaml").into_iter())
+        .find(|document| document["kind"] == kind)
+        .unwrap_or_else(|| panic!("no {kind}"))
+}
+
+/// The pod of the manifest.
+fn pod() -> Value {
+    object("DaemonSet")["spec"]["template"]["spec"].clone()
+}
+
+/// The script of the pod.
+fn script() -> String {
+    let command = &pod()["containers"][0]["command"];
+    assert_eq!(command[0], "/bin/sh");
+    assert_eq!(command[1], "-c");
+    command[2].as_str().expect("a script").to_owned()
+}
+
+/// A folder for one test, with a place for programs.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::create_dir(folder.path().join("bin")).expect("a folder");
+    folder
+}
+
+/// A program that stands before the machine's own.
+fn program(folder: &TempDir, name: &str, body: &str) {
+    let path = folder.path().join("bin").join(name);
+    fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("a program");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+}
+
+fn run(folder: &TempDir, script: &str, syntax_alone: bool) -> Output {
+    let path = format!("{}/bin:/usr/bin:/bin", folder.path().display());
+    let mut sh = Command::new("/bin/sh");
+    if syntax_alone {
+        sh.arg("-n");
+    }
+    sh.arg("-c")
+        .arg(script)
+        .env_clear()
+        .env("PATH", path)
+        .env("T", folder.path())
+        .env("KUBERNETES_SERVICE_HOST", "fd00:10::1")
+        .env("KUBERNETES_SERVICE_PORT", "443")
+        .output()
+        .expect("a shell")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
 #[test]
@@ -67,40 +177,109 @@ fn user_data_fits_the_limits_of_the_clouds() {
 }
 
 #[test]
-fn settings_are_accepted_and_secrets_are_for_root_alone() {
-    let mut files = 0;
+fn secrets_are_for_root_alone() {
+    let mut secrets = 0;
     for path in USER_DATA {
-        for document in documents(path) {
-            let written = document["write_files"]
-                .as_array()
-                .cloned()
-                .unwrap_or_default();
-            for file in &written {
-                files += 1;
-                let name = file["path"].as_str().expect("a path");
-                let content = file["content"].as_str().expect("a content");
-                if name.ends_with(".toml") {
-                    toml::from_str::<Config>(content)
-                        .unwrap_or_else(|error| panic!("{path}: {error}"));
-                } else {
-                    assert_eq!(file["permissions"], "0600", "{path}: {name}");
-                }
+        for (name, file) in written(path) {
+            if !name.ends_with(".toml") {
+                secrets += 1;
+                assert_eq!(file["permissions"], "0600", "{path}: {name}");
             }
         }
     }
-    assert_eq!(files, 6);
+    assert_eq!(secrets, 2);
 }
 
 #[test]
-fn the_manifest_has_settings_that_are_accepted() {
-    let documents = documents("daemonset/daemonset.yaml");
-    let kinds: Vec<&str> = (documents.iter())
-        .map(|document| document["kind"].as_str().expect("a kind"))
+fn settings_become_a_desired_state() {
+    let of = |machine, path| {
+        let wish = resolved(machine, &settings(path));
+        wish.unwrap_or_else(|error| panic!("{path}: {error}"))
+    };
+    assert_eq!(of(Machine::debian(), "bare/user-data.yaml"), None);
+    let alma = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
+    for (machine, path, method) in [
+        (Machine::debian(), "kubeadm/user-data.yaml", "kubeadm"),
+        (ubuntu(), "kubeadm/user-data.yaml", "kubeadm"),
+        (alma, "kubeadm/user-data.yaml", "kubeadm"),
+        (ubuntu(), "k3s/user-data.yaml", "k3s"),
+        (ubuntu(), "eks/user-data.mime", "eks"),
+    ] {
+        let wish = of(machine, path).unwrap_or_else(|| panic!("{path} joins nothing"));
+        assert_eq!(wish.method.name(), method, "{path}");
+        // So there is no startup taint: nothing could remove it.
+        assert_eq!(wish.access, None, "{path}");
+    }
+    let managed = object("ConfigMap")["data"]["50-daemonset.toml"].clone();
+    let wish = resolved(ubuntu(), managed.as_str().expect("settings"));
+    let wish = wish.expect("settings").expect("a cluster");
+    assert_eq!(wish.method.name(), "managed");
+    assert_eq!(
+        wish.access.as_deref().map(camino::Utf8Path::as_str),
+        Some("/etc/gpu-bootstrap/cluster.kubeconfig")
+    );
+}
+
+#[test]
+fn what_the_file_for_kubeadm_sets_is_needed() {
+    let settings = settings("kubeadm/user-data.yaml");
+    for key in ["version", "server", "token-file", "ca-cert-hashes"] {
+        let less: Vec<&str> = (settings.lines())
+            .filter(|line| !line.starts_with(key))
+            .collect();
+        assert_eq!(less.len() + 1, settings.lines().count(), "{key}");
+        let refused = resolved(Machine::debian(), &less.join("\n")).expect_err(key);
+        assert!(refused.contains(key), "{key}: {refused}");
+    }
+}
+
+#[test]
+fn scripts_have_no_errors_of_syntax() {
+    let folder = folder();
+    let hooks = parts("eks/user-data.mime");
+    let hook = hooks.iter().find(|part| part.starts_with("#!/bin/sh\n"));
+    for script in [hook.expect("a boothook"), &script()] {
+        let output = run(&folder, script, true);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+}
+
+#[test]
+fn the_boothook_of_eks_holds_nodeadm_back() {
+    let folder = folder();
+    program(&folder, "systemctl", r#"echo "$*" >>"$T/calls""#);
+    let hooks = parts("eks/user-data.mime");
+    let hook = (hooks.iter())
+        .find(|part| part.starts_with("#!"))
+        .expect("a boothook");
+    let run_folder = folder.path().join("run").display().to_string();
+    let hook = hook.replace("/run/systemd", &format!("{run_folder}/systemd"));
+    // Each boot runs it.
+    for _ in 0..2 {
+        let output = run(&folder, &hook, false);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let condition = "run/systemd/system/nodeadm-run.service.d/50-gpu-bootstrap.conf";
+    assert_eq!(
+        fs::read_to_string(folder.path().join(condition)).expect("a condition"),
+        "[Unit]\nConditionPathExists=/var/lib/gpu-bootstrap/may-join\n"
+    );
+    assert_eq!(
+        fs::read_to_string(folder.path().join("calls")).expect("calls"),
+        "daemon-reload\ndaemon-reload\n"
+    );
+}
+
+#[test]
+fn the_manifest_may_run_where_it_must() {
+    let kinds: Vec<String> = (documents("daemonset/daemonset.yaml").iter())
+        .map(|document| document["kind"].as_str().expect("a kind").to_owned())
         .collect();
     assert_eq!(
         kinds,
         [
             "Namespace",
+            "ResourceQuota",
             "ServiceAccount",
             "ClusterRole",
             "ClusterRoleBinding",
@@ -108,8 +287,118 @@ fn the_manifest_has_settings_that_are_accepted() {
             "DaemonSet"
         ]
     );
-    let settings = documents[4]["data"]["50-daemonset.toml"]
-        .as_str()
-        .expect("settings");
-    toml::from_str::<Config>(settings).expect("settings");
+    let pod = pod();
+    assert_eq!(pod["hostPID"], true);
+    assert_eq!(pod["containers"][0]["securityContext"]["privileged"], true);
+    assert_eq!(
+        pod["tolerations"],
+        serde_json::json!([{"operator": "Exists"}])
+    );
+    // GKE admits the class only where a quota names it.
+    let scope = &object("ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"][0];
+    assert_eq!(scope["values"][0], pod["priorityClassName"]);
+    // The image has the programs where the script takes them from.
+    assert!(text("daemonset/Dockerfile").contains("COPY gpu-bootstrap kubectl /opt/\n"));
+    assert!(script().contains(
+        "install -m 0755 /opt/gpu-bootstrap /opt/kubectl $host/opt/gpu-bootstrap/bin/\n"
+    ));
+}
+
+/// Runs the pod's script on a host that is a folder. The resume unit runs at first, then another run is faster, and then
+/// the program ends with the status.
+fn pod_on_host(status: u8) -> (TempDir, Output) {
+    let folder = folder();
+    for (path, content) in [
+        ("account/token", "a.b.c"),
+        ("account/ca.crt", "authority"),
+        ("config/50-daemonset.toml", "[cluster]\n"),
+        ("opt/gpu-bootstrap", "program"),
+        ("opt/kubectl", "kubectl"),
+    ] {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(path, content).expect("a file");
+    }
+    // The script's last wait ends with the loop that renews the token: here that is at once.
+    program(&folder, "sleep", "test \"$1\" != 600");
+    program(
+        &folder,
+        "nsenter",
+        &format!(
+            r#"while test "$1" != --; do shift; done
+shift
+case "$*" in
+    "systemctl is-active"*)
+        echo look >>"$T/calls"
+        echo inactive
+        if test -e "$T/looked"; then echo failed; exit 3; fi
+        touch "$T/looked"
+        echo activating ;;
+    systemd-run*)
+        echo run >>"$T/calls"
+        if test -e "$T/busy"; then exit {status}; fi
+        touch "$T/busy"
+        exit 9 ;;
+    *) echo "$*" >>"$T/calls" ;;
+esac"#
+        ),
+    );
+    let mut script = script();
+    for (from, to) in [
+        ("host=/proc/1/root\n", "host=$T/host\n"),
+        (
+            "account=/var/run/secrets/gpu-bootstrap\n",
+            "account=$T/account\n",
+        ),
+        (
+            " /opt/gpu-bootstrap /opt/kubectl ",
+            " $T/opt/gpu-bootstrap $T/opt/kubectl ",
+        ),
+        (" /config/", " $T/config/"),
+    ] {
+        assert_eq!(script.matches(from).count(), 1, "{from}");
+        script = script.replace(from, to);
+    }
+    fs::create_dir(folder.path().join("host")).expect("a host");
+    let output = run(&folder, &script, false);
+    (folder, output)
+}
+
+#[test]
+fn the_pod_waits_for_other_runs_and_gives_the_host_what_it_needs() {
+    let (folder, output) = pod_on_host(0);
+    assert!(output.status.success(), "{}", said(&output));
+    let reset = "systemctl --quiet is-failed gpu-bootstrap.service\n\
+                 systemctl reset-failed gpu-bootstrap.service\n";
+    assert_eq!(
+        fs::read_to_string(folder.path().join("calls")).expect("calls"),
+        format!("look\nlook\n{reset}run\nlook\n{reset}run\n")
+    );
+    let mode = |path: &str| {
+        let path = folder.path().join("host").join(path);
+        let metadata = fs::metadata(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        metadata.permissions().mode() & 0o777
+    };
+    assert_eq!(mode("opt/gpu-bootstrap/bin/gpu-bootstrap"), 0o755);
+    assert_eq!(mode("opt/gpu-bootstrap/bin/kubectl"), 0o755);
+    assert_eq!(mode("etc/gpu-bootstrap/config.d/50-daemonset.toml"), 0o600);
+    assert_eq!(mode("etc/gpu-bootstrap/cluster.kubeconfig"), 0o600);
+    let access = fs::read_to_string(
+        folder
+            .path()
+            .join("host/etc/gpu-bootstrap/cluster.kubeconfig"),
+    );
+    let access: Value = serde_saphyr::from_str(&access.expect("access")).expect("YAML");
+    let cluster = &access["clusters"][0]["cluster"];
+    assert_eq!(cluster["server"], "https://[fd00:10::1]:443");
+    assert_eq!(cluster["certificate-authority-data"], "YXV0aG9yaXR5");
+    assert_eq!(access["users"][0]["user"]["token"], "a.b.c");
+}
+
+#[test]
+fn a_run_that_fails_is_seen_at_the_pod() {
+    let (folder, output) = pod_on_host(6);
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    let calls = fs::read_to_string(folder.path().join("calls")).expect("calls");
+    assert!(calls.ends_with("--unit=gpu-bootstrap.service\n"), "{calls}");
 }
