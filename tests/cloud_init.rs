@@ -8,7 +8,11 @@ use std::{
     process::{Command, Output},
 };
 
-use gpu_bootstrap::{config::desired::ClusterWish, error::Report as _};
+use gpu_bootstrap::{
+    config::desired::ClusterWish,
+    error::Report as _,
+    tools::kubernetes::{kubectl, nodeadm},
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -259,10 +263,13 @@ fn the_boothook_of_eks_holds_nodeadm_back() {
         let output = run(&folder, &hook, false);
         assert!(output.status.success(), "{}", said(&output));
     }
-    let condition = "run/systemd/system/nodeadm-run.service.d/50-gpu-bootstrap.conf";
+    let condition = format!(
+        "run/systemd/system/{}.d/50-gpu-bootstrap.conf",
+        nodeadm::RUN_UNIT
+    );
     assert_eq!(
         fs::read_to_string(folder.path().join(condition)).expect("a condition"),
-        "[Unit]\nConditionPathExists=/var/lib/gpu-bootstrap/may-join\n"
+        format!("[Unit]\nConditionPathExists={}\n", nodeadm::MAY_JOIN)
     );
     assert_eq!(
         fs::read_to_string(folder.path().join("calls")).expect("calls"),
@@ -297,6 +304,9 @@ fn the_manifest_may_run_where_it_must() {
     // GKE admits the class only where a quota names it.
     let scope = &object("ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"][0];
     assert_eq!(scope["values"][0], pod["priorityClassName"]);
+    // The program finds kubectl where the script puts it.
+    let found = "/opt/gpu-bootstrap/bin/kubectl";
+    assert!(kubectl::PROGRAMS.iter().any(|one| one.program == found));
     // The image has the programs where the script takes them from.
     assert!(text("daemonset/Dockerfile").contains("COPY gpu-bootstrap kubectl /opt/\n"));
     assert!(script().contains(
