@@ -6,7 +6,7 @@ use crate::{
     check::{Check, Finding, Subject, Verdict},
     host::Nvml,
     model::id::Id,
-    state::{Membership, Registered},
+    state::{Membership, Registered, StateError},
     step::StepError,
     tools::kubernetes::kubectl::GPUS,
 };
@@ -19,6 +19,8 @@ const LINK: &str = "https://github.com/NVIDIA/k8s-device-plugin";
 pub struct Cluster;
 
 struct NodeState {
+    /// Only root may read the kubelet's credentials.
+    is_denied: bool,
     /// The node's name, and what the cluster says about it; `None` if the machine is a node of no cluster.
     node: Option<(String, Registered)>,
     /// GPUs by NVML; `None` if it does not answer.
@@ -26,11 +28,16 @@ struct NodeState {
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<NodeState, StepError> {
-    let Some(membership): Option<Membership> = subject.state.membership()? else {
-        return Ok(NodeState {
-            node: None,
-            gpus: None,
-        });
+    let nothing = |is_denied| NodeState {
+        is_denied,
+        node: None,
+        gpus: None,
+    };
+    let membership: Membership = match subject.state.membership() {
+        Ok(Some(membership)) => membership,
+        Ok(None) => return Ok(nothing(false)),
+        Err(StateError::Files(error)) if error.is_denied() => return Ok(nothing(true)),
+        Err(error) => return Err(error.into()),
     };
     let named = (subject.desired).and_then(|desired| desired.cluster.as_ref()?.node.name.clone());
     let name = match named {
@@ -48,11 +55,21 @@ async fn detect(subject: &Subject<'_>) -> Result<NodeState, StepError> {
         Nvml::Ready(view) => Some(view.devices.len()),
         _ => None,
     };
-    Ok(NodeState { node, gpus })
+    Ok(NodeState {
+        is_denied: false,
+        node,
+        gpus,
+    })
 }
 
 fn decide(state: &NodeState) -> Finding {
     let say = |status, why: String| Finding::new(ALLOCATABLE, TITLE, status, why);
+    if state.is_denied {
+        return say(
+            Verdict::Skip,
+            "only root may read the kubelet's credentials".to_owned(),
+        );
+    }
     let Some((name, says)) = &state.node else {
         return say(
             Verdict::Skip,
@@ -150,16 +167,21 @@ mod tests {
             ),
         ] {
             let found = decide(&NodeState {
+                is_denied: false,
                 node: Some(("gpu-1".to_owned(), says)),
                 gpus,
             });
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);
         }
-        let alone = decide(&NodeState {
-            node: None,
-            gpus: Some(8),
-        });
-        assert_eq!(alone.status, Verdict::Skip);
+        for (is_denied, part) in [(false, "no cluster"), (true, "only root")] {
+            let alone = decide(&NodeState {
+                is_denied,
+                node: None,
+                gpus: Some(8),
+            });
+            assert_eq!(alone.status, Verdict::Skip);
+            assert!(alone.why.contains(part), "{}", alone.why);
+        }
     }
 }

@@ -235,6 +235,18 @@ impl ClusterInputs<'_> {
             &config.version,
             "name the cluster's version of Kubernetes, such as \"1.34\"; `kubectl version` shows it",
         )?;
+        // Source: Kubernetes 1.31, release notes of kubeadm: v1beta4 is new.
+        if config
+            .version
+            .as_ref()
+            .is_some_and(|version| version.minor < 31)
+        {
+            return self.wrong(
+                "cluster.version",
+                "kubeadm understands its configuration of version v1beta4 from 1.31 on",
+                "use a cluster of 1.31 or newer, or `cluster.join = \"command\"`",
+            );
+        }
         let socket = match self.runtimes {
             runtimes if runtimes.contains(&RuntimeKind::Containerd) => kubelet::DEFAULT,
             runtimes if runtimes.contains(&RuntimeKind::Crio) => crio::SOCKET,
@@ -362,6 +374,13 @@ impl ClusterInputs<'_> {
                 "cluster.node-name",
                 "a node's name is a DNS name in small letters",
                 "write small letters, digits, `-` and `.`",
+            );
+        }
+        if name.is_some() && matches!(kind, JoinKind::Eks | JoinKind::Managed) {
+            return self.wrong(
+                "cluster.node-name",
+                "the provider names this node",
+                "remove the key",
             );
         }
         let labels = config.labels.as_deref().unwrap_or_default();

@@ -13,8 +13,13 @@ use crate::{
     },
     facts::Facts,
     host::{ReadFiles, trusted::Trusted},
-    model::secret::{self, Secrets},
+    model::{
+        cluster::SecretKind,
+        environment,
+        secret::{Secret, Secrets},
+    },
     state::bus,
+    tools::kubernetes::kubeconfig,
 };
 
 /// What was asked on the command line and in the environment.
@@ -101,14 +106,91 @@ pub fn load(
 /// Learns the secrets in files that the cluster's settings name, so that nothing shows them. A file that cannot be
 /// read has none that anybody could show, and the step `cluster.join` says so.
 fn learn(files: &dyn ReadFiles, cluster: &ClusterWish, secrets: &Secrets) {
-    let named = cluster
-        .method
-        .secret_files()
-        .into_iter()
-        .chain(&cluster.access);
-    for path in named {
+    let access = (cluster.access.iter()).map(|path| (path, SecretKind::Kubeconfig));
+    for (path, kind) in cluster.method.secret_files().into_iter().chain(access) {
         if let Ok(Some(text)) = files.read_text(path) {
-            secret::in_file(&text).for_each(|secret| secrets.learn(&secret));
+            (secrets_in(&text, kind).iter()).for_each(|secret| secrets.learn(secret));
         }
+    }
+}
+
+/// What is secret in a file. One that is not of its kind is used by nothing, and may be a secret as a whole.
+fn secrets_in(text: &str, kind: SecretKind) -> Vec<Secret> {
+    let all = || vec![Secret::new(text.trim())];
+    match kind {
+        SecretKind::Token => all(),
+        SecretKind::Environment => match environment::parse(text) {
+            Ok(variables) => (variables.into_iter())
+                .map(|(_, value)| Secret::new(value))
+                .collect(),
+            Err(_) => all(),
+        },
+        SecretKind::Kubeconfig => kubeconfig::secrets(text).unwrap_or_else(|_| all()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::desired::{JoinMethod, NodeWish},
+        host::fake::FakeFiles,
+    };
+
+    #[test]
+    fn files_with_secrets_tell_them_by_their_kind() {
+        for (kind, text, found) in [
+            (
+                SecretKind::Token,
+                "\nabcdef.0123456789abcdef\n",
+                &["abcdef.0123456789abcdef"][..],
+            ),
+            (SecretKind::Token, "a=b\n", &["a=b"]),
+            (SecretKind::Environment, "TOKEN=abc\n", &["abc"]),
+            (
+                SecretKind::Environment,
+                "# cloud\nKEY=\"s3cret-1\"\nURL=https://a\n",
+                &["s3cret-1", "https://a"],
+            ),
+            (SecretKind::Environment, "s3cret", &["s3cret"]),
+            (
+                SecretKind::Kubeconfig,
+                "users: [{name: node, user: {token: ey.J}}]",
+                &["ey.J"],
+            ),
+            (SecretKind::Kubeconfig, "users: [ey.J", &["users: [ey.J"]),
+        ] {
+            let secrets = secrets_in(text, kind);
+            let secrets: Vec<&str> = secrets.iter().map(Secret::expose).collect();
+            assert_eq!(secrets, found, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_files_of_the_cluster_are_learned() {
+        let files = FakeFiles::new();
+        files.put("/etc/join.env", "TOKEN=abc-123\n");
+        files.put(
+            "/etc/admin.conf",
+            r#"{"users":[{"user":{"token":"ey.J-admin"}}]}"#,
+        );
+        let cluster = ClusterWish {
+            method: JoinMethod::Command {
+                command: vec!["/usr/local/sbin/join".to_owned()],
+                environment_file: Some("/etc/join.env".into()),
+                joined_file: "/var/lib/joined".into(),
+            },
+            node: NodeWish::default(),
+            packages: Vec::new(),
+            access: Some("/etc/admin.conf".into()),
+            timeout_seconds: 120,
+            ready_timeout_seconds: 300,
+        };
+        let secrets = Secrets::default();
+        learn(&files, &cluster, &secrets);
+        assert_eq!(
+            secrets.hide("joined with abc-123, admitted with ey.J-admin"),
+            "joined with ***, admitted with ***"
+        );
     }
 }

@@ -170,6 +170,12 @@ impl FilesError {
         }
     }
 
+    /// Whether this user may not read it, where root may.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied)
+    }
+
     /// Whether the file has more bytes than this program reads as a whole.
     #[must_use]
     pub fn is_too_large(&self) -> bool {

@@ -141,8 +141,9 @@ fn names_of_change(change: &Change) -> Vec<&str> {
         Change::SetSysctls { values } => values.keys().map(String::as_str).collect(),
         Change::TurnOffSwap { areas } => strs(areas).collect(),
         Change::JoinCluster { join } => {
-            let files = join.method.secret_files().into_iter().chain(&join.access);
-            files
+            let files = join.method.secret_files();
+            (files.into_iter().map(|(path, _)| path))
+                .chain(&join.access)
                 .map(|path| path.as_str())
                 .chain([join.node.as_str()])
                 .collect()

@@ -147,6 +147,17 @@ pub struct NodeWish {
     pub startup_taint: Option<Taint>,
 }
 
+/// What stands in a file with secrets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SecretKind {
+    /// A token alone.
+    Token,
+    /// `NAME=VALUE` lines.
+    Environment,
+    /// A kubeconfig.
+    Kubeconfig,
+}
+
 impl JoinMethod {
     /// Its name in the settings.
     #[must_use]
@@ -161,20 +172,26 @@ impl JoinMethod {
         }
     }
 
-    /// The files with secrets that it reads.
+    /// The files with secrets that it reads, and what stands in each.
     #[must_use]
-    pub fn secret_files(&self) -> Vec<&Utf8PathBuf> {
+    pub fn secret_files(&self) -> Vec<(&Utf8PathBuf, SecretKind)> {
+        use SecretKind::{Environment, Kubeconfig, Token};
         match self {
             Self::Kubeadm { discovery, .. } => match discovery {
-                Discovery::Token { token_file, .. } => vec![token_file],
+                Discovery::Token { token_file, .. } => vec![(token_file, Token)],
                 Discovery::File { path, token_file } => {
-                    std::iter::once(path).chain(token_file).collect()
+                    let token = token_file.iter().map(|file| (file, Token));
+                    std::iter::once((path, Kubeconfig)).chain(token).collect()
                 }
             },
-            Self::K3s { token_file, .. } | Self::Rke2 { token_file, .. } => vec![token_file],
+            Self::K3s { token_file, .. } | Self::Rke2 { token_file, .. } => {
+                vec![(token_file, Token)]
+            }
             Self::Command {
                 environment_file, ..
-            } => environment_file.iter().collect(),
+            } => (environment_file.iter())
+                .map(|file| (file, Environment))
+                .collect(),
             Self::Eks | Self::Managed => Vec::new(),
         }
     }

@@ -67,25 +67,6 @@ impl Secret {
     }
 }
 
-/// What is secret in a file that has secrets: a token alone in it, the values of `NAME=VALUE` lines, and of a
-/// kubeconfig the token, the key and the password.
-pub fn in_file(text: &str) -> impl Iterator<Item = Secret> {
-    const IN_KUBECONFIGS: [&str; 3] = ["token", "client-key-data", "password"];
-    let alone = text.lines().filter(|line| !line.trim().is_empty()).count() == 1;
-    text.lines().filter_map(move |line| {
-        let line = line.trim().trim_start_matches("- ");
-        if let Some((key, value)) = line.split_once(": ") {
-            let is_secret = IN_KUBECONFIGS.contains(&key.trim_matches('"'));
-            return is_secret.then(|| Secret::new(value.trim_matches(['"', '\'', ','])));
-        }
-        if alone {
-            return Some(Secret::new(line));
-        }
-        let (_, value) = line.split_once('=')?;
-        Some(Secret::new(value.trim_matches(['"', '\''])))
-    })
-}
-
 /// For documents: whether there is a secret, and no more.
 ///
 /// # Errors
@@ -415,29 +396,6 @@ mod tests {
         }
         for name in ["token-file", "key-url", "proxy", "tokens", "pretoken"] {
             assert!(!is_secret_name(name), "{name}");
-        }
-    }
-
-    #[test]
-    fn files_with_secrets_tell_them() {
-        for (text, found) in [
-            (
-                "abcdef.0123456789abcdef\n",
-                &["abcdef.0123456789abcdef"][..],
-            ),
-            (
-                "# cloud\nKEY=\"s3cret-1\"\nURL=https://a\n",
-                &["s3cret-1", "https://a"],
-            ),
-            (
-                "users:\n- name: a\n  user:\n    token: ey.J\n    client-key-data: \"LS0t\"\n",
-                &["ey.J", "LS0t"],
-            ),
-        ] {
-            let secrets: Vec<String> = super::in_file(text)
-                .map(|secret| secret.expose().to_owned())
-                .collect();
-            assert_eq!(secrets, found, "{text}");
         }
     }
 

@@ -21,8 +21,9 @@ use crate::{
 /// The file that `systemd-modules-load.service` reads.
 const MODULES_FILE: &str = "/etc/modules-load.d/gpu-bootstrap-kubernetes.conf";
 
-/// The file that `systemd-sysctl.service` reads, after those of distributions.
-const SYSCTL_FILE: &str = "/etc/sysctl.d/90-gpu-bootstrap-kubernetes.conf";
+/// A file that `systemd-sysctl.service` reads. Files count in the order of their names, whatever their folder, and
+/// distributions have `99-sysctl.conf` (sysctl.d(5)).
+const SYSCTL_FILE: &str = "/etc/sysctl.d/99-zz-gpu-bootstrap-kubernetes.conf";
 
 /// Each module, with a path that exists once its function is there: it may be built into the kernel.
 const MODULES: [(&str, &str); 2] = [
@@ -50,6 +51,8 @@ struct KernelState {
     /// Swap areas in use.
     swaps: Vec<String>,
     fstab: Option<String>,
+    /// Permission bits of that table.
+    fstab_mode: u32,
 }
 
 fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
@@ -73,6 +76,8 @@ fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
     let swaps = files.read_text(sysctl::SWAPS.into())?.unwrap_or_default();
     state.swaps = sysctl::parse_swaps(&swaps);
     state.fstab = files.read_text(sysctl::FSTAB.into())?;
+    let stat = files.stat(sysctl::FSTAB.into())?;
+    state.fstab_mode = stat.map_or(0o644, |stat| stat.mode & 0o777);
     Ok(state)
 }
 
@@ -115,12 +120,26 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
         .iter()
         .any(|check| ["swap", "all"].contains(&check.to_ascii_lowercase().as_str()));
     let fstab = state.fstab.as_deref().and_then(sysctl::without_swap);
+    if let (Some(_), false, true) = (&fstab, may_swap, state.fstab_mode & 0o004 == 0) {
+        // Its passwords would stand in the plan and in the journal.
+        return Assessment::Blocked {
+            why: format!(
+                "`{}` has a swap area, and not all users may read it: it may have passwords, so it is not changed",
+                sysctl::FSTAB
+            ),
+            hint: format!(
+                "remove the lines with `swap` from `{}` and run `swapoff --all`, or name `Swap` in \
+                 `cluster.ignore-preflight-errors`",
+                sysctl::FSTAB
+            ),
+        };
+    }
     if let (Some(content), false) = (fstab, may_swap) {
         whys.push(format!("`{}` has a swap area", sysctl::FSTAB));
         changes.push(Change::WriteFile {
             path: sysctl::FSTAB.into(),
             content,
-            mode: 0o644,
+            mode: state.fstab_mode,
         });
     }
     // What an image's kernel lacks says nothing about the kernels of its instances.
@@ -160,6 +179,14 @@ fn now(state: &KernelState, may_swap: bool, whys: &mut Vec<String>, changes: &mu
     }
     if !(state.swaps.is_empty() || may_swap) {
         whys.push(format!("swap is on: {}", state.swaps.join(", ")));
+        // zram-generator and disks that systemd finds by their type come back with the next boot.
+        if !(state.fstab.as_deref()).is_some_and(|text| sysctl::without_swap(text).is_some()) {
+            whys.push(format!(
+                "`{}` names none of it, so a unit of systemd may turn it on again at the next boot \
+                 (`systemctl list-units --type=swap`)",
+                sysctl::FSTAB
+            ));
+        }
         changes.push(Change::TurnOffSwap {
             areas: state.swaps.clone(),
         });
@@ -202,6 +229,7 @@ mod tests {
                 .into(),
             swaps: vec![],
             fstab: Some("UUID=a / ext4 defaults 0 1\n".to_owned()),
+            fstab_mode: 0o644,
         }
     }
 
@@ -211,8 +239,17 @@ mod tests {
             missing: vec!["overlay", "br_netfilter"],
             swaps: vec!["/swap.img".to_owned()],
             fstab: Some("/swap.img none swap sw 0 0\n".to_owned()),
+            fstab_mode: 0o644,
             ..KernelState::default()
         };
+        let with_passwords = KernelState {
+            fstab_mode: 0o600,
+            ..bare.clone()
+        };
+        assert!(matches!(
+            decide(&with_passwords, &with_kubeadm(&[])),
+            Assessment::Blocked { .. }
+        ));
         let Assessment::Needs { changes, .. } = decide(&bare, &with_kubeadm(&[])) else {
             panic!("must be changed");
         };

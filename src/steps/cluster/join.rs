@@ -101,7 +101,12 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     state.labels = place(&cx.facts.cloud);
     state.labels.extend(wanted.labels);
     state.unknown = wanted.unknown;
-    for path in wish.method.secret_files().into_iter().chain(&wish.access) {
+    let secrets = wish.method.secret_files();
+    for path in secrets
+        .into_iter()
+        .map(|(path, _)| path)
+        .chain(&wish.access)
+    {
         state.unusable.extend(unusable(files, path)?);
     }
     state.has_program = match program {

@@ -2,9 +2,13 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::x509::public_key_pin as pin;
-use crate::tools::yaml;
+use crate::{
+    model::secret::{Secret, is_secret_name},
+    tools::yaml,
+};
 
 /// The kubeconfigs of kubelets, in the order in which they are looked for. Each exists only on a node that has
 /// joined.
@@ -121,6 +125,36 @@ pub fn parse(text: &str) -> Result<Cluster, String> {
     })
 }
 
+/// What is secret in a kubeconfig, wherever it stands: tokens, keys and passwords. Source: Kubernetes, "kubeconfig
+/// (v1)", `AuthInfo`; the plugins of clouds have keys such as `id-token` and `client-secret`.
+///
+/// # Errors
+/// Why it is no YAML or JSON, in one line.
+pub fn secrets(text: &str) -> Result<Vec<Secret>, String> {
+    fn visit(value: &Value, is_secret: bool, found: &mut Vec<Secret>) {
+        match value {
+            Value::Object(entries) => {
+                for (key, value) in entries {
+                    let is_secret = is_secret_name(key) || key == "client-key-data";
+                    visit(value, is_secret, found);
+                }
+            }
+            Value::Array(values) => {
+                for value in values {
+                    visit(value, is_secret, found);
+                }
+            }
+            Value::String(text) if is_secret => found.push(Secret::new(text)),
+            // A password of digits that stands without quotes.
+            Value::Number(number) if is_secret => found.push(Secret::new(number.to_string())),
+            Value::String(_) | Value::Number(_) | Value::Bool(_) | Value::Null => {}
+        }
+    }
+    let mut found = Vec::new();
+    visit(&yaml::parse(text)?, false, &mut found);
+    Ok(found)
+}
+
 /// `sha256:` and the digest of the public key of the first certificate in PEM.
 #[must_use]
 pub fn pin_of(pem: &str) -> Option<String> {
@@ -158,6 +192,37 @@ users:
         assert_eq!(found.certificate_file.as_deref(), Some("/pki/client.pem"));
         let first = parse(&ADMIN.replace("current-context: b", "")).expect("a kubeconfig");
         assert_eq!(first.server, "https://one:6443");
+    }
+
+    #[test]
+    fn secrets_are_found_in_each_style() {
+        for (text, found) in [
+            (
+                "users:\n- name: a\n  user:\n    token: ey.J\n    client-key-data: \"LS0t\"\n    tokenFile: /t\n",
+                &["LS0t", "ey.J"][..],
+            ),
+            (
+                "users: [{name: node, user: {token: ey.J, client-certificate-data: TUlJ}}]",
+                &["ey.J"],
+            ),
+            (
+                r#"{"users":[{"name":"node","user":{"password":"p:w","username":"joe"}}]}"#,
+                &["p:w"],
+            ),
+            ("users:\n- user:\n    token: >-\n      ey.J\n", &["ey.J"]),
+            ("users: [{user: {password: 123456}}]", &["123456"]),
+            (
+                "users: [{user: {auth-provider: {config: {id-token: ey.K}}}}]",
+                &["ey.K"],
+            ),
+            ("clusters: []", &[]),
+        ] {
+            let secrets = secrets(text).expect(text);
+            let mut secrets: Vec<&str> = secrets.iter().map(Secret::expose).collect();
+            secrets.sort_unstable();
+            assert_eq!(secrets, found, "{text}");
+        }
+        assert!(secrets("users: [").is_err());
     }
 
     #[test]
