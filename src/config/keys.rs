@@ -4,10 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use serde_json::Value;
-
 use crate::{
-    config::values::{LOGIN, SECRET},
+    config::values::LOGIN,
     model::{
         secret::{self, Secret},
         text::nearest,
@@ -39,16 +37,50 @@ pub enum Secrecy {
 /// Stands for a chosen name in a dotted key.
 pub const ANY: &str = "NAME";
 
-/// The schema as the documentation has it; a test keeps it current. What makes a schema of types would be a
-/// large part of the program.
-const SCHEMA: &str = include_str!("../../docs/config.schema.json");
+/// Every key on a line of its own, and what of its value is secret; a test compares it with the types. What makes a
+/// schema of types would be a large part of the program.
+const KEYS: &str = include_str!("keys.txt");
 
 /// The tree of all keys.
 pub static TREE: LazyLock<Node> = LazyLock::new(|| {
-    #[expect(clippy::expect_used, reason = "a test reads the file that is built in")]
-    let schema: Value = serde_json::from_str(SCHEMA).expect("docs/config.schema.json");
-    node(&schema, &schema)
+    let lines: Vec<(Vec<&str>, Secrecy)> = (KEYS.lines())
+        .map(|line| {
+            let (key, secrecy) = line.split_once(' ').unwrap_or((line, ""));
+            let secrecy = match secrecy {
+                "" => Secrecy::Open,
+                LOGIN => Secrecy::Login,
+                _ => Secrecy::Whole,
+            };
+            (key.split('.').collect(), secrecy)
+        })
+        .collect();
+    let lines: Vec<(&[&str], Secrecy)> = (lines.iter())
+        .map(|(parts, secrecy)| (&parts[..], *secrecy))
+        .collect();
+    tree(&lines)
 });
+
+/// The tree of keys with a common beginning, by the rest of each.
+fn tree(lines: &[(&[&str], Secrecy)]) -> Node {
+    if let [([], secrecy)] = lines {
+        return Node::Leaf(*secrecy);
+    }
+    let mut groups: BTreeMap<&str, Vec<(&[&str], Secrecy)>> = BTreeMap::new();
+    for (parts, secrecy) in lines {
+        if let Some((first, rest)) = parts.split_first() {
+            groups.entry(first).or_default().push((rest, *secrecy));
+        }
+    }
+    if let (1, Some(group)) = (groups.len(), groups.get(ANY)) {
+        return Node::Map(Box::new(tree(group)));
+    }
+    let children = groups.iter();
+    Node::Table(
+        children
+            .map(|(name, group)| ((*name).to_owned(), tree(group)))
+            .collect(),
+    )
+}
 
 /// Every key, dotted.
 #[must_use]
@@ -127,64 +159,53 @@ pub fn suggestion(siblings: &BTreeMap<String, Node>, prefix: &str, name: &str) -
     })
 }
 
-/// A part of the schema, in which references lead to definitions of the whole.
-fn node(schema: &Value, whole: &Value) -> Node {
-    let reference = schema.get("$ref").and_then(Value::as_str);
-    if let Some(definition) = reference
-        .and_then(|path| path.strip_prefix('#'))
-        .and_then(|path| whole.pointer(path))
-    {
-        return node(definition, whole);
-    }
-    if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
-        let children = properties
-            .iter()
-            .map(|(name, child)| (name.clone(), node(child, whole)));
-        return Node::Table(children.collect());
-    }
-    match schema.get("additionalProperties") {
-        Some(child @ Value::Object(_)) => Node::Map(Box::new(node(child, whole))),
-        _ => Node::Leaf(
-            match optional(schema, whole).get(SECRET).and_then(Value::as_str) {
-                None => Secrecy::Open,
-                Some(LOGIN) => Secrecy::Login,
-                Some(_) => Secrecy::Whole,
-            },
-        ),
-    }
-}
-
-/// What an optional value is if it is there; otherwise the schema itself.
-fn optional<'s>(schema: &'s Value, whole: &'s Value) -> &'s Value {
-    let choices = schema.get("anyOf").and_then(Value::as_array);
-    let present = choices.and_then(|choices| {
-        choices
-            .iter()
-            .find(|choice| choice.get("type").and_then(Value::as_str) != Some("null"))
-    });
-    let reference = present
-        .and_then(|choice| choice.get("$ref")?.as_str()?.strip_prefix('#'))
-        .and_then(|path| whole.pointer(path));
-    reference.or(present).unwrap_or(schema)
-}
-
 #[cfg(test)]
 mod tests {
     use schemars::generate::SchemaSettings;
 
-    use super::{Node, Secrecy, TREE, all, node, secrecy, secret, suggestion};
-    use crate::config::file::Config;
+    use serde_json::Value;
+
+    use super::{Node, Secrecy, TREE, all, join, secrecy, secret, suggestion};
+    use crate::config::{
+        file::Config,
+        values::{LOGIN, SECRET},
+    };
+
+    /// The lines of the keys of a schema.
+    fn lines(schema: &Value, prefix: &str, found: &mut Vec<String>) {
+        if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
+            for (name, child) in properties {
+                lines(child, &join(prefix, name), found);
+            }
+            return;
+        }
+        if let Some(child @ Value::Object(_)) = schema.get("additionalProperties") {
+            return lines(child, &join(prefix, super::ANY), found);
+        }
+        found.push(match schema.get(SECRET).and_then(Value::as_str) {
+            None => prefix.to_owned(),
+            Some(LOGIN) => format!("{prefix} {LOGIN}"),
+            Some(_) => format!("{prefix} whole"),
+        });
+    }
 
     #[test]
-    fn the_schema_of_the_documentation_is_that_of_the_types() {
+    fn the_keys_are_those_of_the_types() {
         let settings = SchemaSettings::draft2020_12().with(|settings| {
             settings.inline_subschemas = true;
         });
         let schema = settings.into_generator().into_root_schema_for::<Config>();
-        let of_types = node(schema.as_value(), schema.as_value());
+        let mut found = Vec::new();
+        lines(schema.as_value(), "", &mut found);
+        let text = found.join("\n") + "\n";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/config/keys.txt");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(path, &text).expect("written");
+        }
+        let is_current = std::fs::read_to_string(path).is_ok_and(|kept| kept == text);
         assert!(
-            of_types == *TREE,
-            "`docs/config.schema.json` is not current: run `make update`, and compile again"
+            is_current,
+            "`src/config/keys.txt` is not current: run `make update`"
         );
     }
 

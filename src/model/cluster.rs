@@ -51,11 +51,7 @@ pub struct ClusterWish {
 
 /// How a machine joins, with what that needs. No secret is in here: only the paths of files that have one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    tag = "join",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case"
-)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum JoinMethod {
     /// `kubeadm join`.
     Kubeadm {
@@ -101,11 +97,7 @@ pub enum JoinMethod {
 
 /// How kubeadm finds the cluster, and trusts what it finds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    tag = "by",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case"
-)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum Discovery {
     /// By a bootstrap token.
     Token {

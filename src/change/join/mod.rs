@@ -57,11 +57,7 @@ pub struct Join {
 
 /// How a machine leaves a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    tag = "by",
-    rename_all = "kebab-case",
-    rename_all_fields = "kebab-case"
-)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum Leave {
     /// `kubeadm reset`.
     Kubeadm {
