@@ -180,7 +180,7 @@ fn now(state: &KernelState, may_swap: bool, whys: &mut Vec<String>, changes: &mu
     if !(state.swaps.is_empty() || may_swap) {
         whys.push(format!("swap is on: {}", state.swaps.join(", ")));
         // zram-generator and disks that systemd finds by their type come back with the next boot.
-        if !(state.fstab.as_deref()).is_some_and(|text| sysctl::without_swap(text).is_some()) {
+        if (state.fstab.as_deref()).is_none_or(|text| sysctl::without_swap(text).is_none()) {
             whys.push(format!(
                 "`{}` names none of it, so a unit of systemd may turn it on again at the next boot \
                  (`systemctl list-units --type=swap`)",
