@@ -208,7 +208,14 @@ impl Step for Kernel {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx)?, cx.desired))
+        // Without a kubelet to prepare for nothing is read: not everybody may read the table of filesystems.
+        let is_kubeadms =
+            wish(cx.desired).is_some_and(|wish| matches!(wish.method, JoinMethod::Kubeadm { .. }));
+        let state = match is_kubeadms {
+            true => detect(cx)?,
+            false => KernelState::default(),
+        };
+        Ok(decide(&state, cx.desired))
     }
 }
 
