@@ -17,6 +17,7 @@ use super::{
 use crate::{
     config::desired::{PackagePolicy, PackageWish},
     host::{Cmd, ExecError, FilesError, Host, Output, ReadFiles, digest::sha256},
+    model::secret::Secrets,
     tools::{kmod, packages::Backend},
 };
 
@@ -35,6 +36,8 @@ pub struct Applier {
     /// The packages of the proven driver, in exactly their versions.
     pub(super) proven: Arc<[PackageWish]>,
     pub(super) stop: CancellationToken,
+    /// What the run hides: secrets that a change reads are added.
+    pub(super) secrets: Secrets,
 }
 
 impl Applier {
@@ -52,6 +55,7 @@ impl Applier {
             wanted: None,
             proven: Arc::default(),
             stop: CancellationToken::new(),
+            secrets: Secrets::default(),
         }
     }
 
@@ -66,6 +70,13 @@ impl Applier {
     #[must_use]
     pub fn holding(self, names: impl IntoIterator<Item = String>) -> Self {
         self.holds.add(names);
+        self
+    }
+
+    /// The secrets of the run.
+    #[must_use]
+    pub fn hiding(mut self, secrets: Secrets) -> Self {
+        self.secrets = secrets;
         self
     }
 
@@ -294,6 +305,9 @@ impl Applier {
         }
         if let Undo::RestoreStream { .. } = undo {
             return self.reconcile_stream(undo, sink).await;
+        }
+        if let Undo::LeaveCluster { .. } = undo {
+            self.clear_interrupted_join()?;
         }
         self.restore_emptied_files(undo)?;
         self.refine(undo.clone()).await

@@ -37,7 +37,7 @@ pub use error::{
     ChangeError, ImageError, ImageFault, JoinError, ModuleError, PackageError, RepositoryError,
     RuntimeError, STOPPED,
 };
-pub use join::{Admission, Join, JoinedCluster, Leave};
+pub use join::{Admission, Join, Leave};
 pub use probe::{ProofRecord, Proving};
 pub use runtime::{RuntimeSettings, unread};
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};

@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{edits::Edit, packages::Effects};
 use crate::{
-    change::join::{JoinedCluster, Leave},
-    config::desired::RuntimeKind,
+    change::join::Leave, config::desired::RuntimeKind, tools::kubernetes::membership::Membership,
 };
 
 /// How one change is undone.
@@ -127,7 +126,7 @@ pub enum Undo {
         #[schemars(with = "Option<String>")]
         access: Option<Utf8PathBuf>,
         /// The cluster that it joined; `None` while that is not certain.
-        cluster: Option<JoinedCluster>,
+        cluster: Option<Membership>,
     },
     /// Give a node the labels that it had; its cluster may not be reached any more.
     RestoreLabels {

@@ -242,7 +242,8 @@ pub(super) fn tools(
         policy: Some(kept(&policy)),
         ..options(world, facts, request)
     };
-    let applier = Applier::new(host.clone(), policy, paths::STATE.into());
+    let applier =
+        Applier::new(host.clone(), policy, paths::STATE.into()).hiding(world.secrets.clone());
     tools_of(applier, host, options, running)
 }
 
@@ -423,7 +424,8 @@ impl Target {
             policy: Some(kept(&policy)),
             ..options(world, &self.ground.facts, self.kept(world))
         };
-        let applier = Applier::new(self.ground.host.clone(), policy, paths::STATE.into());
+        let applier = Applier::new(self.ground.host.clone(), policy, paths::STATE.into())
+            .hiding(world.secrets.clone());
         let applier = applier.holding(engine::holds(&self.ground.host));
         let applier = applier.keeping(engine::to_keep(&self.ground.host, desired));
         tools_of(

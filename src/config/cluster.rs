@@ -224,7 +224,12 @@ impl ClusterInputs<'_> {
     ) -> Result<&'v T, ResolveError> {
         match value {
             Some(value) => Ok(value),
-            None => self.wrong(&format!("cluster.{key}"), "it is needed to join", hint),
+            // The key that is missing has no place.
+            None => self.wrong(
+                "cluster.join",
+                &format!("`cluster.{key}` is needed, too"),
+                hint,
+            ),
         }
     }
 
@@ -235,7 +240,7 @@ impl ClusterInputs<'_> {
             &config.version,
             "name the cluster's version of Kubernetes, such as \"1.34\"; `kubectl version` shows it",
         )?;
-        // Source: Kubernetes 1.31, release notes of kubeadm: v1beta4 is new.
+        // Source: kubernetes/kubernetes#125029, in the changes of 1.31: kubeadm understands v1beta4.
         if config
             .version
             .as_ref()

@@ -3,29 +3,15 @@
 use camino::Utf8Path;
 
 use super::{State, StateError};
-use crate::{
-    host::ExecError,
-    tools::kubernetes::{
-        kubectl::{self, Kubectl, Node},
-        membership::{self, MembershipError},
-    },
+use crate::tools::kubernetes::{
+    kubectl::{self, Kubectl},
+    membership::{self, MembershipError},
 };
 
-pub use crate::tools::kubernetes::membership::Membership;
+pub use crate::tools::kubernetes::{kubectl::Registered, membership::Membership};
 
 /// The host name, as the kernel has it.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-
-/// What the cluster answers about a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Registered {
-    /// The node.
-    Node(Box<Node>),
-    /// It does not know it.
-    Unknown,
-    /// It cannot be asked: why.
-    Silent(String),
-}
 
 impl State {
     /// The cluster of this machine's kubelet; `None` if it has joined none.
@@ -70,12 +56,7 @@ impl State {
     /// # Errors
     /// When the machine's files cannot be read.
     pub fn kubectl(&self) -> Result<Option<Kubectl>, StateError> {
-        for one in kubectl::PROGRAMS {
-            if self.host.files.exists(Utf8Path::new(one.program))? {
-                return Ok(Some(one));
-            }
-        }
-        Ok(None)
+        Ok(kubectl::find(&*self.host.files)?)
     }
 
     /// What the cluster says about a node, asked with the credentials of the kubelet and no more.
@@ -92,29 +73,7 @@ impl State {
                 "there is no kubectl on this machine".to_owned(),
             ));
         };
-        let query = kubectl.node(&membership.kubeconfig, node);
-        let output = match self.host.reader().query(&query).await {
-            Ok(output) => output,
-            Err(ExecError::Deadline { .. }) => {
-                return Ok(Registered::Silent(format!(
-                    "{} does not answer",
-                    membership.server
-                )));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        if output.ok() {
-            let node =
-                kubectl::parse_node(&output.stdout).map_err(|why| StateError::Unexpected {
-                    what: format!("what `{}` prints", query.cmd().line()),
-                    why,
-                })?;
-            return Ok(Registered::Node(Box::new(node)));
-        }
-        if kubectl::is_not_found(&output.stderr) {
-            return Ok(Registered::Unknown);
-        }
-        let said = output.stderr.lines().last().unwrap_or_default().trim();
-        Ok(Registered::Silent(said.to_owned()))
+        let (host, kubeconfig) = (self.host.reader(), &membership.kubeconfig);
+        Ok(kubectl::registered(host, kubectl, kubeconfig, node).await?)
     }
 }

@@ -23,7 +23,7 @@ use std::fmt::Display;
 use crate::{
     facts::Facts,
     host::{FabricProgress, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView},
-    model::kubernetes::MigStrategy,
+    model::kubernetes::{MigStrategy, check_value},
     tools::packages::HEADER,
 };
 
@@ -91,7 +91,9 @@ pub fn of(facts: &Facts, nvml: &Nvml, strategy: MigStrategy) -> Result<Labels, N
     // vgpu.go. The PCI device of a vGPU says that it is one; the matrix knows these boards.
     let vgpu = facts.gpus.iter().any(|gpu| gpu.vgpu);
     put(&mut all, "nvidia.com/vgpu.present", vgpu);
-    let (labels, refused) = all.into_iter().partition(|(_, value)| is_value(value));
+    let (labels, refused) = all
+        .into_iter()
+        .partition(|(_, value)| check_value(value).is_ok());
     Ok(Labels { labels, refused })
 }
 
@@ -435,16 +437,6 @@ fn sanitised(text: &str) -> String {
         .filter(|letter| letter.is_ascii_alphanumeric() || "-_. ".contains(*letter))
         .collect();
     kept.split_whitespace().collect::<Vec<_>>().join("-")
-}
-
-/// Whether Kubernetes takes a label's value: at most 63 letters, digits, `-`, `_` and `.`, and the first
-/// and the last is a letter or a digit; it may be empty. Source: Kubernetes' documentation, "Labels and
-/// Selectors", "Syntax and character set".
-fn is_value(value: &str) -> bool {
-    let ends = |letter: char| letter.is_ascii_alphanumeric();
-    value.len() <= 63
-        && (value.is_empty() || (value.starts_with(ends) && value.ends_with(ends)))
-        && (value.chars()).all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
 }
 
 #[cfg(test)]

@@ -62,6 +62,18 @@ fn wrong_configuration() {
         "repositories.nvidia-container-tookit.url = \"http://127.0.0.1/\"\n",
         "repositories.\"../x\".url = \"http://127.0.0.1/\"\n",
         "driver.branch = 580\ndriver.version = \"535.261.03\"\n",
+        "cluster.join = \"kubeadm\"\n",
+        "cluster.join = \"kubeadm\"\ncluster.version = \"1.30\"\n",
+        "cluster.join = \"kubeadm\"\ncluster.version = \"1.34\"\nruntime.use = [\"docker\"]\n",
+        "cluster.join = \"kubeadm\"\ncluster.version = \"1.34\"\ncluster.server = \"https://10.0.0.1:6443\"\n",
+        "cluster.join = \"k3s\"\ncluster.server = \"10.0.0.1:6443\"\n",
+        "cluster.join = \"command\"\ncluster.command = [\"join\"]\n",
+        "cluster.join = \"managed\"\ncluster.node-name = \"gpu-1\"\n",
+        "cluster.join = \"managed\"\ncluster.taints = [\"a=b:NoSchedule\"]\n",
+        "cluster.join = \"eks\"\ncluster.token-file = \"/t\"\n",
+        "cluster.join = \"eks\"\ncluster.startup-taint = true\n",
+        "cluster.join = \"eks\"\ncluster.labels = [\"node-role.kubernetes.io/gpu=x\"]\n",
+        "cluster.join = \"eks\"\ncluster.timeout-seconds = 0\n",
     ];
     let mut all = String::new();
     for text in cases {

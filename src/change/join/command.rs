@@ -31,7 +31,9 @@ impl Applier {
                 why,
             })?;
             for (name, value) in variables {
-                cmd = cmd.secret_env(&name, &Secret::new(value));
+                let value = Secret::new(value);
+                self.secrets.learn(&value);
+                cmd = cmd.secret_env(&name, &value);
             }
         }
         self.tool("join the cluster with your command", &cmd, sink)

@@ -6,15 +6,15 @@ use super::Join;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink},
     error::one_line,
-    model::{cluster::Discovery, paths, secret::Secret},
+    model::{cluster::Discovery, secret::Secret},
     tools::kubernetes::kubeadm::{self, Fault, Found, Registration},
 };
 
 /// Below the state folder while this program joins: what an attempt leaves is this program's.
-const JOINING: &str = "joining";
+pub(super) const JOINING: &str = "joining";
 
 /// The configuration, below the run folder, while kubeadm runs.
-const CONFIGURATION: &str = "kubeadm-join.yaml";
+pub(super) const CONFIGURATION: &str = "kubeadm-join.yaml";
 
 /// Folders that kubeadm makes, outermost first; `kubeadm reset` leaves them.
 const FOLDERS: [&str; 3] = ["/etc/kubernetes", "/etc/kubernetes/pki", "/var/lib/kubelet"];
@@ -38,7 +38,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         self.is_worker()?;
-        let mark = Utf8Path::new(paths::STATE).join(JOINING);
+        let mark = self.state.join(JOINING);
         // An attempt that was cut off has left files that kubeadm refuses: by its step the machine is no node. Those of
         // somebody else are not thrown away.
         if self.has_begun()? {

@@ -25,8 +25,8 @@ use crate::{
         secret::Secret,
     },
     tools::kubernetes::{
-        agents, kubectl,
-        membership::{self, MembershipError},
+        agents,
+        membership::{self, Membership, MembershipError},
     },
 };
 
@@ -76,29 +76,6 @@ pub enum Leave {
         /// Its name in the settings.
         method: String,
     },
-}
-
-/// The cluster that a machine has joined.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct JoinedCluster {
-    /// The kubelet's kubeconfig.
-    #[schemars(with = "String")]
-    pub kubeconfig: Utf8PathBuf,
-    /// The address of the API server.
-    pub server: String,
-    /// `sha256:` and the digest of the certificate authority's public key, if it is known.
-    pub ca_pin: Option<String>,
-}
-
-impl JoinedCluster {
-    /// Whether both are the same cluster, as far as that can be told.
-    fn is(&self, other: &Self) -> bool {
-        match (&self.ca_pin, &other.ca_pin) {
-            (Some(mine), Some(others)) => mine == others,
-            _ => self.server == other.server,
-        }
-    }
 }
 
 impl Join {
@@ -153,19 +130,29 @@ impl Applier {
     }
 
     /// The cluster that this machine's kubelet has credentials of.
-    fn joined_cluster(&self) -> Result<Option<JoinedCluster>, ChangeError> {
-        let found = membership::read(&*self.host.files).map_err(|error| match error {
-            MembershipError::Files(error) => ChangeError::from(error),
+    fn joined_cluster(&self) -> Result<Option<Membership>, ChangeError> {
+        membership::read(&*self.host.files).map_err(|error| match error {
+            MembershipError::Files(error) => error.into(),
             MembershipError::Unreadable { path, why } => ChangeError::Unreadable {
                 what: format!("read `{path}`"),
                 why,
             },
-        })?;
-        Ok(found.map(|found| JoinedCluster {
-            kubeconfig: found.kubeconfig,
-            server: found.server,
-            ca_pin: found.ca_pin,
-        }))
+        })
+    }
+
+    /// Removes what an attempt of this program's has left that was cut off: the file with the token, and, if the machine
+    /// has joined all the same, the mark of the attempt.
+    pub(super) fn clear_interrupted_join(&self) -> Result<(), ChangeError> {
+        let files = &self.host.files;
+        let configuration = Utf8Path::new(paths::RUN).join(kubeadm::CONFIGURATION);
+        if files.exists(&configuration)? {
+            files.remove(&configuration)?;
+        }
+        let mark = self.state.join(kubeadm::JOINING);
+        if files.exists(&mark)? && self.joined_cluster()?.is_some() {
+            files.remove(&mark)?;
+        }
+        Ok(())
     }
 
     pub(super) async fn join_cluster(
@@ -202,7 +189,7 @@ impl Applier {
     /// machine forgets the cluster. A machine that is a node of another cluster by now stays there.
     pub(super) async fn leave_cluster(
         &self,
-        (way, joined): (&Leave, Option<&JoinedCluster>),
+        (way, joined): (&Leave, Option<&Membership>),
         node: &str,
         access: Option<&Utf8Path>,
         sink: &dyn Sink,
@@ -220,7 +207,7 @@ impl Applier {
         }
         let now = self.joined_cluster()?;
         match (joined, &now) {
-            (Some(joined), Some(now)) if !joined.is(now) => {
+            (Some(joined), Some(now)) if !joined.is_of_cluster_of(now) => {
                 return stays(format!(
                     "this program joined {}, and the machine is a node of {} now",
                     joined.server, now.server
@@ -271,7 +258,10 @@ impl Applier {
         {
             return Err(unusable("others than root may read it").into());
         }
-        Ok(Secret::new(text.trim()))
+        // It may be another one than at the start of the run.
+        let secret = Secret::new(text.trim());
+        self.secrets.learn(&secret);
+        Ok(secret)
     }
 
     /// Writes a file with a secret below the run folder, and removes it when the work is done.
@@ -310,15 +300,5 @@ impl Applier {
             }
             self.pause_for(POLL, what).await?;
         }
-    }
-
-    /// The kubectl of this machine.
-    fn kubectl(&self) -> Result<Option<kubectl::Kubectl>, ChangeError> {
-        for one in kubectl::PROGRAMS {
-            if self.host.files.exists(Utf8Path::new(one.program))? {
-                return Ok(Some(one));
-            }
-        }
-        Ok(None)
     }
 }

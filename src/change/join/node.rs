@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::DRAIN;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink, Undo},
-    host::ExecError,
     model::kubernetes::{Labels, Taint},
-    tools::kubernetes::kubectl::{self, Kubectl, Node},
+    tools::kubernetes::kubectl::{self, Kubectl, Registered},
 };
 
 /// What a node needs before pods may come.
@@ -59,9 +58,9 @@ impl Applier {
         }
         // A node that has just joined may not be there yet.
         let now = match self.node(&admission.node).await? {
-            Seen::Node(node) => node.labels,
-            Seen::Unknown => Labels::new(),
-            Seen::Silent(why) => return Err(unasked(&admission.node, why)),
+            Registered::Node(node) => node.labels,
+            Registered::Unknown => Labels::new(),
+            Registered::Silent(why) => return Err(unasked(&admission.node, why)),
         };
         Ok(Undo::RestoreLabels {
             node: admission.node.clone(),
@@ -82,16 +81,16 @@ impl Applier {
         let ready = self
             .awaited(&what, bound, || async {
                 Ok(match self.node(name).await? {
-                    Seen::Node(node) if node.ready => Some(node),
+                    Registered::Node(node) if node.ready => Some(node),
                     _ => None,
                 })
             })
             .await?;
         let Some(node) = ready else {
             let why = match self.node(name).await? {
-                Seen::Unknown => "the cluster does not know it".to_owned(),
-                Seen::Silent(why) => format!("the cluster cannot be asked: {why}"),
-                Seen::Node(node) => node.why.unwrap_or_default(),
+                Registered::Unknown => "the cluster does not know it".to_owned(),
+                Registered::Silent(why) => format!("the cluster cannot be asked: {why}"),
+                Registered::Node(node) => node.why.unwrap_or_default(),
             };
             return Err(JoinError::NotReady {
                 node: name.clone(),
@@ -122,33 +121,18 @@ impl Applier {
     }
 
     /// The node as its own kubelet may see it.
-    async fn node(&self, name: &str) -> Result<Seen, ChangeError> {
+    async fn node(&self, name: &str) -> Result<Registered, ChangeError> {
         let (kubectl, kubeconfig) = self.own_access(name)?;
-        let query = kubectl.node(&kubeconfig, name);
-        let output = match self.host.reader().query(&query).await {
-            Ok(output) => output,
-            // The API server may be away for a moment.
-            Err(error @ ExecError::Deadline { .. }) => return Ok(Seen::Silent(error.to_string())),
-            Err(source) => {
-                return Err(ChangeError::Tool {
-                    what: format!("ask the cluster about node `{name}`"),
-                    source,
-                });
-            }
-        };
-        if kubectl::is_not_found(&output.stderr) {
-            return Ok(Seen::Unknown);
-        }
-        if !output.ok() {
-            return Ok(Seen::Silent(last_line(&output.stderr)));
-        }
-        let node = kubectl::parse_node(&output.stdout).map_err(|why| unasked(name, why))?;
-        Ok(Seen::Node(Box::new(node)))
+        let asked = kubectl::registered(self.host.reader(), kubectl, &kubeconfig, name).await;
+        asked.map_err(|source| ChangeError::Tool {
+            what: format!("ask the cluster about node `{name}`"),
+            source,
+        })
     }
 
     /// kubectl, and the kubeconfig of the kubelet.
     fn own_access(&self, name: &str) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
-        let kubectl = self.kubectl()?.ok_or_else(|| JoinError::NoKubectl {
+        let kubectl = kubectl::find(&*self.host.files)?.ok_or_else(|| JoinError::NoKubectl {
             node: name.to_owned(),
         })?;
         let joined = self.joined_cluster()?;
@@ -167,13 +151,13 @@ impl Applier {
                 why: why.to_owned(),
             })
         };
-        if self.joined_cluster()?.is_none() || self.kubectl()?.is_none() {
+        if self.joined_cluster()?.is_none() || kubectl::find(&*self.host.files)?.is_none() {
             return nothing("the machine is no node any more");
         }
         match self.node(name).await? {
-            Seen::Node(_) => {}
-            Seen::Unknown => return nothing("the cluster does not know the node any more"),
-            Seen::Silent(why) => {
+            Registered::Node(_) => {}
+            Registered::Unknown => return nothing("the cluster does not know the node any more"),
+            Registered::Silent(why) => {
                 let keys: Vec<&str> = labels.keys().map(String::as_str).collect();
                 return Ok(Reverted::Left {
                     what: format!("the labels {} of node `{name}`", keys.join(", ")),
@@ -211,22 +195,19 @@ impl Applier {
         if !self.host.files.exists(access)? {
             return left(format!("`{access}` is gone"));
         }
-        let Some(kubectl) = self.kubectl()? else {
+        let Some(kubectl) = kubectl::find(&*self.host.files)? else {
             return left("there is no kubectl on this machine".to_owned());
         };
-        let query = kubectl.node(access, name);
-        match self.host.reader().query(&query).await {
-            Ok(output) if output.ok() => {}
-            Ok(output) if kubectl::is_not_found(&output.stderr) => {
+        let asked = kubectl::registered(self.host.reader(), kubectl, access, name).await;
+        match asked {
+            Ok(Registered::Node(_)) => {}
+            Ok(Registered::Unknown) => {
                 return Ok(Deleted::Ended(Reverted::Nothing {
                     why: format!("the cluster does not know the node `{name}` any more"),
                 }));
             }
-            Ok(output) => {
-                return left(format!(
-                    "the cluster cannot be asked: {}",
-                    last_line(&output.stderr)
-                ));
+            Ok(Registered::Silent(why)) => {
+                return left(format!("the cluster cannot be asked: {why}"));
             }
             Err(error) => return left(format!("the cluster cannot be asked: {error}")),
         }
@@ -248,16 +229,6 @@ impl Applier {
     }
 }
 
-/// What the cluster says about a node.
-enum Seen {
-    /// The node.
-    Node(Box<Node>),
-    /// It does not know it.
-    Unknown,
-    /// It cannot be asked now: why.
-    Silent(String),
-}
-
 /// How the deletion of a node ended.
 pub(super) enum Deleted {
     /// The machine may leave.
@@ -271,8 +242,4 @@ fn unasked(name: &str, why: String) -> ChangeError {
         what: format!("ask the cluster about node `{name}`"),
         why,
     }
-}
-
-fn last_line(text: &str) -> String {
-    text.lines().last().unwrap_or_default().trim().to_owned()
 }

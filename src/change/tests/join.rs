@@ -1,9 +1,6 @@
-//! The machine joins, fails to, and leaves; kernel parameters and swap.
+//! The machine joins, fails to, and leaves.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
 
 use super::kit::TestMachine;
 use crate::{
@@ -93,6 +90,8 @@ async fn kubeadm_gets_the_token_in_a_file_that_goes_and_the_machine_can_leave() 
     let undo = machine.apply(&by_kubeadm()).await.expect("joined");
     let configurations = configurations.lock().unwrap().clone();
     assert!(configurations.len() == 1 && configurations[0].contains(TOKEN));
+    // Also one that was written after the run had read its settings.
+    assert!(machine.applier.secrets.are_in(TOKEN));
     assert!(
         machine
             .fakes
@@ -226,6 +225,26 @@ async fn a_join_that_was_cut_off_is_cleared_away_first_and_one_of_somebody_else_
             assert_eq!(kubeadm, [""; 0]);
             assert_eq!(machine.fakes.files.text(begun), KUBECONFIG);
         }
+    }
+}
+
+/// The program was killed while kubeadm ran.
+#[tokio::test]
+async fn the_token_of_a_join_that_was_cut_off_does_not_stay() {
+    for has_joined in [true, false] {
+        let (machine, _) = machine(|_| ok(""));
+        let undo = machine.applier.capture(&by_kubeadm()).await.unwrap();
+        machine.fakes.files.put_mode(CONFIGURATION, TOKEN, 0o600);
+        machine.fakes.files.put(JOINING, "");
+        if has_joined {
+            machine.fakes.files.put(KUBELET_CONF, KUBECONFIG);
+        }
+        let exact = machine.applier.reconcile(&undo, &machine.sink).await;
+        assert_eq!(exact.expect("exact").is_nothing(), !has_joined);
+        let exists = |path: &str| machine.host.files.exists(path.into()).unwrap();
+        assert!(!exists(CONFIGURATION));
+        // What is left of an attempt that has not joined is still this program's.
+        assert_eq!(exists(JOINING), !has_joined);
     }
 }
 
@@ -517,71 +536,5 @@ async fn a_node_that_does_not_get_ready_keeps_its_startup_taint() {
     assert!(
         lines.iter().all(|line| !line.contains(" taint ")),
         "{lines:?}"
-    );
-}
-
-#[tokio::test]
-async fn kernel_parameters_and_swap_go_back_to_what_they_were() {
-    let machine = TestMachine::new();
-    let files = &machine.fakes.files;
-    files.put("/proc/sys/net/ipv4/ip_forward", "0\n");
-    files.put(
-        "/proc/swaps",
-        "Filename Type Size Used Priority\n/swap.img file 1 0 -2\n",
-    );
-    machine.fakes.exec.on("sysctl", |cmd, files| {
-        let (name, value) = cmd.args[1].split_once('=').expect("a value");
-        let path = format!("/proc/sys/{}", name.replace('.', "/"));
-        files.put(&path, format!("{value}\n"));
-        ok("")
-    });
-    machine.fakes.exec.on("swapoff", |_, files| {
-        files.put("/proc/swaps", "Filename Type Size Used Priority\n");
-        ok("")
-    });
-    machine.fakes.exec.on("swapon", |cmd, files| {
-        let line = format!(
-            "Filename Type Size Used Priority\n{} file 1 0 -2\n",
-            cmd.args[0]
-        );
-        files.put("/proc/swaps", line);
-        ok("")
-    });
-    let before = (
-        files.text("/proc/sys/net/ipv4/ip_forward"),
-        files.text("/proc/swaps"),
-    );
-    let changes = [
-        Change::SetSysctls {
-            values: BTreeMap::from([
-                ("net.ipv4.ip_forward".to_owned(), "1".to_owned()),
-                // The parameter of a module that is not there yet.
-                (
-                    "net.bridge.bridge-nf-call-iptables".to_owned(),
-                    "1".to_owned(),
-                ),
-            ]),
-        },
-        Change::TurnOffSwap {
-            areas: vec!["/swap.img".to_owned()],
-        },
-    ];
-    let mut undos = Vec::new();
-    for change in &changes {
-        undos.push(machine.apply(change).await.expect("applied"));
-    }
-    assert_eq!(files.text("/proc/sys/net/ipv4/ip_forward"), "1\n");
-    for undo in undos.iter().rev() {
-        let reverted = machine.revert(undo).await;
-        assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-        let again = machine.revert(undo).await;
-        assert!(matches!(again, Reverted::Nothing { .. }), "{again:?}");
-    }
-    assert_eq!(
-        before,
-        (
-            files.text("/proc/sys/net/ipv4/ip_forward"),
-            files.text("/proc/swaps")
-        )
     );
 }

@@ -11,6 +11,7 @@ mod files;
 mod holds;
 mod join;
 mod kept;
+mod kernel_parameters;
 mod kinds;
 pub(super) mod kit;
 mod leftovers;

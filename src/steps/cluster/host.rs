@@ -101,7 +101,10 @@ fn decide(state: &KernelState, desired: &Desired) -> Assessment {
     } = &wish.method
     else {
         return Assessment::NotApplicable {
-            why: format!("{} prepares the kernel itself", wish.method.name()),
+            why: format!(
+                "only kubeadm leaves the kernel to others, and the settings name {}",
+                wish.method.name()
+            ),
         };
     };
     let (mut whys, mut changes) = (Vec::new(), Vec::new());

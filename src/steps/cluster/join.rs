@@ -93,7 +93,11 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
         } = &wish.method
             && let Some(text) = files.read_text(path)?
         {
-            state.wanted = kubeconfig::parse(&text).ok();
+            let parsed = kubeconfig::parse(&text).map_err(|why| StepError::Unexpected {
+                what: format!("`{path}`"),
+                why,
+            })?;
+            state.wanted = Some(parsed);
         }
         return Ok(state);
     }

@@ -75,13 +75,15 @@ async fn wanted(cx: &Cx<'_>, wish: &ClusterWish) -> Wanted {
 /// Where the machine is, for the scheduler: labels that count at the registration only. A cloud's controller sets the
 /// same later, where the cluster has one.
 ///
-/// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not among them:
-/// it is what AWS' node termination handler and others use.
+/// Source: Kubernetes, "Well-Known Labels, Annotations and Taints". `node.kubernetes.io/lifecycle` is not among them: it is
+/// what public configurations of node pools with spot instances use (ten read, all with the value `spot`).
 /// Azure's zones are numbers; its controller makes names of them (kubernetes-sigs/cloud-provider-azure,
 /// `pkg/provider/azure_zones.go`, `makeZone`).
 fn place(cloud: &Cloud) -> Labels {
     let zone = match (cloud.provider.as_deref(), &cloud.region, &cloud.zone) {
-        (Some("azure"), Some(region), Some(zone)) => Some(format!("{region}-{zone}")),
+        (Some("azure"), Some(region), Some(zone)) => {
+            Some(format!("{}-{zone}", region.to_ascii_lowercase()))
+        }
         (Some("azure"), None, _) => None,
         _ => cloud.zone.clone(),
     };

@@ -1,12 +1,12 @@
 //! The agents of k3s and RKE2, which are one program with two names.
 //!
-//! Sources: k3s, "k3s agent" and "Configuration File"; RKE2, "Agent Configuration Reference"; both read at their
-//! documentation. Labels and taints count at the registration only.
+//! Sources: k3s, "k3s agent" and "Configuration File" (files of the folder in the order of their names; a `+` behind a key
+//! appends to what earlier files say); RKE2, "Agent Configuration Reference". Labels and taints count at the registration
+//! only.
 
 use camino::Utf8PathBuf;
 use serde_json::json;
 
-use super::kubeadm::label_list;
 use crate::model::kubernetes::{Labels, Taint};
 
 /// One of the two agents.
@@ -47,9 +47,8 @@ pub fn configuration(
     labels: &Labels,
     taints: &[Taint],
 ) -> String {
-    let labels: Vec<String> = (label_list(labels).split(','))
-        .filter(|label| !label.is_empty())
-        .map(str::to_owned)
+    let labels: Vec<String> = (labels.iter())
+        .map(|(key, value)| format!("{key}={value}"))
         .collect();
     let taints: Vec<String> = (taints.iter())
         .map(|taint| format!("{}={}:{}", taint.key, taint.value, taint.effect.name()))
@@ -58,8 +57,8 @@ pub fn configuration(
         "server": server,
         "token-file": token_file,
         "node-name": node,
-        "node-label": labels,
-        "node-taint": taints,
+        "node-label+": labels,
+        "node-taint+": taints,
     });
     format!("{configuration:#}\n")
 }

@@ -8,12 +8,15 @@ use camino::Utf8Path;
 use serde::Deserialize;
 
 use crate::{
-    host::{Cmd, Query},
+    host::{Cmd, ExecError, FilesError, Query, ReadFiles, Reader},
     model::kubernetes::{Labels, Taint},
 };
 
 /// The resource that NVIDIA's device plugin gives a node.
 pub const GPUS: &str = "nvidia.com/gpu";
+
+/// With these words kubectl says that there is no such node.
+const NOT_FOUND: &str = "(NotFound)";
 
 /// The time limit of one request, and of the command around it.
 const REQUEST: &str = "--request-timeout=10s";
@@ -53,6 +56,19 @@ pub const PROGRAMS: [Kubectl; 5] = [
         first: &[],
     },
 ];
+
+/// The kubectl of a machine; `None` if it has none.
+///
+/// # Errors
+/// When the machine's files cannot be read.
+pub fn find<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Kubectl>, FilesError> {
+    for one in PROGRAMS {
+        if files.exists(Utf8Path::new(one.program))? {
+            return Ok(Some(one));
+        }
+    }
+    Ok(None)
+}
 
 impl Kubectl {
     fn args<'a>(self, kubeconfig: &'a Utf8Path, own: &[&'a str]) -> Vec<&'a str> {
@@ -135,6 +151,51 @@ pub struct Node {
     pub kubelet: Option<String>,
 }
 
+/// What the cluster answers about a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Registered {
+    /// The node.
+    Node(Box<Node>),
+    /// It does not know it.
+    Unknown,
+    /// It cannot be asked now: why.
+    Silent(String),
+}
+
+/// Asks the cluster about a node. An API server that does not answer is no error: it may be away for a moment.
+///
+/// # Errors
+/// When kubectl cannot be run, or prints no node.
+pub async fn registered(
+    host: Reader<'_>,
+    kubectl: Kubectl,
+    kubeconfig: &Utf8Path,
+    name: &str,
+) -> Result<Registered, ExecError> {
+    let query = kubectl.node(kubeconfig, name);
+    let output = match host.query(&query).await {
+        Ok(output) => output,
+        Err(error @ ExecError::Deadline { .. }) => {
+            return Ok(Registered::Silent(error.to_string()));
+        }
+        Err(error) => return Err(error),
+    };
+    if !output.ok() {
+        if output.stderr.contains(NOT_FOUND) {
+            return Ok(Registered::Unknown);
+        }
+        // Before its last line kubectl tells of each of its own attempts.
+        let said = output.stderr.trim().lines().last();
+        let why = said.map_or_else(|| output.failure(query.cmd()).to_string(), str::to_owned);
+        return Ok(Registered::Silent(why));
+    }
+    let node = parse_node(&output.stdout).map_err(|why| ExecError::Unexpected {
+        command: query.cmd().line(),
+        why,
+    })?;
+    Ok(Registered::Node(Box::new(node)))
+}
+
 #[derive(Debug, Deserialize)]
 struct Document {
     metadata: Metadata,
@@ -195,7 +256,7 @@ struct NodeInfo {
 ///
 /// # Errors
 /// Why it is no node.
-pub fn parse_node(text: &str) -> Result<Node, String> {
+fn parse_node(text: &str) -> Result<Node, String> {
     let document: Document = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let ready = (document.status.conditions.iter()).find(|one| one.r#type == "Ready");
     let is_ready = ready.is_some_and(|condition| condition.status == "True");
@@ -216,12 +277,6 @@ pub fn parse_node(text: &str) -> Result<Node, String> {
         allocatable_gpus: document.status.allocatable.get(GPUS).cloned(),
         kubelet: document.status.node_info.kubelet_version,
     })
-}
-
-/// Whether kubectl says that there is no such node.
-#[must_use]
-pub fn is_not_found(stderr: &str) -> bool {
-    stderr.contains("(NotFound)")
 }
 
 #[cfg(test)]

@@ -1,19 +1,34 @@
 //! Whether a machine is a node: its kubelet has a kubeconfig, and the certificate that this names.
 
 use camino::{Utf8Path, Utf8PathBuf};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::kubeconfig::{self, Cluster};
 use crate::host::{FilesError, ReadFiles};
 
 /// This machine is a node of a cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub struct Membership {
     /// The kubelet's kubeconfig.
+    #[schemars(with = "String")]
     pub kubeconfig: Utf8PathBuf,
     /// The address of the API server.
     pub server: String,
     /// `sha256:` and the digest of the certificate authority's public key; `None` if it is not known.
     pub ca_pin: Option<String>,
+}
+
+impl Membership {
+    /// Whether both are of one cluster, as far as that can be told.
+    #[must_use]
+    pub fn is_of_cluster_of(&self, other: &Self) -> bool {
+        match (&self.ca_pin, &other.ca_pin) {
+            (Some(mine), Some(others)) => mine == others,
+            _ => self.server == other.server,
+        }
+    }
 }
 
 /// Why the membership is not known.
@@ -70,4 +85,30 @@ pub fn read<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Membership>, Memb
         }));
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::read;
+    use crate::host::fake::FakeFiles;
+
+    #[test]
+    fn a_kubeconfig_without_its_certificate_is_no_membership() {
+        let certificate = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+        let kubeconfig = format!(
+            "current-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters: [{{name: k, \
+             cluster: {{server: 'https://10.0.0.1:6443'}}}}]\nusers: [{{name: u, user: {{client-certificate: \
+             {certificate}}}}}]\n"
+        );
+        let files = FakeFiles::new();
+        assert_eq!(read(&files).expect("readable"), None);
+        files.put("/etc/kubernetes/kubelet.conf", kubeconfig);
+        assert_eq!(read(&files).expect("readable"), None);
+        files.put(certificate, "");
+        let found = read(&files).expect("readable").expect("a node");
+        assert_eq!(found.server, "https://10.0.0.1:6443");
+        files.put("/etc/kubernetes/kubelet.conf", "clusters: [");
+        let error = read(&files).expect_err("no YAML").to_string();
+        assert!(error.contains("/etc/kubernetes/kubelet.conf"), "{error}");
+    }
 }
