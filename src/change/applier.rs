@@ -191,6 +191,7 @@ impl Applier {
                 repeated,
                 ..
             } => self.capture_tool(purpose, writes, *repeated),
+            Change::PullImage { runtime, image, .. } => self.capture_image(*runtime, image).await,
             Change::RunProbe { probe, record, .. } => self.capture_probe(probe, record).await,
             Change::SetSysctls { values } => self.capture_sysctls(values),
             Change::TurnOffSwap { areas } => Ok(Undo::TurnOnSwap {
@@ -251,6 +252,14 @@ impl Applier {
                 writes,
                 repeated: _,
             } => self.run_tool(purpose, command, writes, sink).await?,
+            Change::PullImage {
+                runtime,
+                image,
+                timeout_seconds,
+            } => {
+                let limit = Duration::from_secs(*timeout_seconds);
+                self.pull_image(*runtime, image, limit, sink).await?;
+            }
             Change::RunProbe {
                 probe,
                 record,
@@ -476,6 +485,7 @@ fn is_written_by_tools(change: &Change) -> bool {
         | Change::ConfigureRuntime { .. }
         | Change::ReloadDocker { .. }
         | Change::LoadModule { .. }
+        | Change::PullImage { .. }
         | Change::RunProbe { .. }
         | Change::SetSysctls { .. }
         | Change::TurnOffSwap { .. }

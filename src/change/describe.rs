@@ -71,6 +71,9 @@ impl Change {
             Self::RunTool {
                 purpose, command, ..
             } => format!("{purpose} (`{}`)", command.join(" ")),
+            Self::PullImage { runtime, image, .. } => {
+                format!("pull the image `{image}` with {}", runtime.name())
+            }
             Self::RunProbe {
                 probe: Probe::ContainerSeesGpus { gpus, runtime, .. },
                 again,
@@ -119,6 +122,7 @@ impl Change {
             Self::RebuildInitramfs { .. } => "rebuild-initramfs",
             Self::BuildModule { .. } => "build-module",
             Self::RunTool { .. } => "run-tool",
+            Self::PullImage { .. } => "pull-image",
             Self::RunProbe { .. } => "run-probe",
             Self::SetSysctls { .. } => "set-sysctls",
             Self::TurnOffSwap { .. } => "turn-off-swap",

@@ -6,7 +6,7 @@ use super::{Applier, ChangeError, ImageError, ImageFault, Reverted, Sink, Undo};
 use crate::{
     config::desired::RuntimeKind,
     error::one_line,
-    host::{Cmd, ExecError, exec::Status},
+    host::{Cmd, ExecError, Reader, exec::Status},
     tools::{ctr, docker, podman},
 };
 
@@ -17,67 +17,58 @@ const BACKOFF: [Duration; 3] = [
     Duration::from_secs(60),
 ];
 
+/// Whether the runtime has the image; `None` if its client is not installed.
+///
+/// # Errors
+/// When the runtime could not be asked.
+pub async fn has_image(
+    host: Reader<'_>,
+    runtime: RuntimeKind,
+    image: &str,
+) -> Result<Option<bool>, ExecError> {
+    let image = &*name(runtime, image);
+    let query = match runtime {
+        RuntimeKind::Docker => docker::inspect_image(image),
+        RuntimeKind::Containerd => ctr::images(ctr::KUBERNETES),
+        RuntimeKind::Podman => podman::has_image(image),
+        // Nothing runs a container in it, so nothing needs an image.
+        RuntimeKind::Crio => return Ok(None),
+    };
+    let output = match host.query(&query).await {
+        Ok(output) => output,
+        Err(ExecError::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let absent = match runtime {
+        // A daemon that does not answer has not said that the image is missing.
+        RuntimeKind::Docker => {
+            !output.ok() && output.stderr.to_lowercase().contains("no such image")
+        }
+        RuntimeKind::Podman => output.status == Status::Exited(podman::NO_IMAGE),
+        RuntimeKind::Containerd | RuntimeKind::Crio => false,
+    };
+    if absent {
+        return Ok(Some(false));
+    }
+    let output = output.success(query.cmd())?;
+    Ok(Some(match runtime {
+        RuntimeKind::Containerd => output.stdout.lines().any(|line| line.trim() == image),
+        RuntimeKind::Docker | RuntimeKind::Podman | RuntimeKind::Crio => true,
+    }))
+}
+
 impl Applier {
-    /// Whether the runtime has the image; `None` if its client is not installed.
+    /// As [`has_image`].
     pub(super) async fn has_image(
         &self,
         runtime: RuntimeKind,
         image: &str,
     ) -> Result<Option<bool>, ChangeError> {
-        let image = &*name(runtime, image);
-        let query = match runtime {
-            RuntimeKind::Docker => docker::inspect_image(image),
-            RuntimeKind::Containerd => ctr::images(ctr::KUBERNETES),
-            RuntimeKind::Podman => podman::has_image(image),
-            // Nothing runs a container in it, so nothing needs an image.
-            RuntimeKind::Crio => return Ok(None),
-        };
-        let what = || format!("look for the image `{image}`");
-        let output = match self.host.reader().query(&query).await {
-            Ok(output) => output,
-            Err(ExecError::NotFound { .. }) => return Ok(None),
-            Err(source) => {
-                return Err(ChangeError::Tool {
-                    what: what(),
-                    source,
-                });
-            }
-        };
-        match runtime {
-            RuntimeKind::Docker => {
-                if !output.ok() && !output.stderr.to_lowercase().contains("no such image") {
-                    // A daemon that does not answer has not said that the image is missing.
-                    let source = output.success(query.cmd()).err();
-                    return source.map_or(Ok(Some(true)), |source| {
-                        Err(ChangeError::Tool {
-                            what: what(),
-                            source,
-                        })
-                    });
-                }
-                Ok(Some(output.ok()))
-            }
-            RuntimeKind::Containerd => {
-                let output = output
-                    .success(query.cmd())
-                    .map_err(|source| ChangeError::Tool {
-                        what: what(),
-                        source,
-                    })?;
-                Ok(Some(output.stdout.lines().any(|line| line.trim() == image)))
-            }
-            RuntimeKind::Crio => Ok(None),
-            RuntimeKind::Podman if output.status == Status::Exited(podman::NO_IMAGE) => {
-                Ok(Some(false))
-            }
-            RuntimeKind::Podman => match output.success(query.cmd()) {
-                Ok(_) => Ok(Some(true)),
-                Err(source) => Err(ChangeError::Tool {
-                    what: what(),
-                    source,
-                }),
-            },
-        }
+        let found = has_image(self.host.reader(), runtime, image).await;
+        found.map_err(|source| ChangeError::Tool {
+            what: format!("look for the image `{image}`"),
+            source,
+        })
     }
 
     pub(super) async fn capture_image(

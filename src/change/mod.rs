@@ -37,6 +37,7 @@ pub use error::{
     ChangeError, ImageError, ImageFault, JoinError, ModuleError, PackageError, RepositoryError,
     RuntimeError, STOPPED,
 };
+pub use image::has_image;
 pub use join::{Admission, Join, Leave};
 pub use probe::{ProofRecord, Proving};
 pub use runtime::{RuntimeSettings, unread};
@@ -150,6 +151,15 @@ pub enum Change {
         /// later and are this program's all the same.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         repeated: bool,
+    },
+    /// Pull an image for a proof.
+    PullImage {
+        /// The container runtime.
+        runtime: crate::config::desired::RuntimeKind,
+        /// The image, as settings name it.
+        image: String,
+        /// The time limit of all attempts, in seconds.
+        timeout_seconds: u64,
     },
     /// Run a probe. Its record stays, so that a later run probes again only if an input changed, or the
     /// machine has booted since.

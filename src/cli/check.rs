@@ -7,7 +7,7 @@ use camino::Utf8Path;
 use super::{
     Failure,
     args::{self, CheckFormat},
-    machine, prepare, print, prove,
+    install, machine, prepare, print, prove,
     world::World,
 };
 use crate::{
@@ -127,13 +127,18 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         host: ground.host.clone(),
         verbs: Arc::new(NoVerbs),
         events,
-        cancel: Cancel::new(),
+        // A signal ends any other audit at once: nothing must be cleared away.
+        cancel: match args.prove {
+            true => install::cancel()?,
+            false => Cancel::new(),
+        },
         options: Options {
             only: names(&args.only),
             skip: names(&args.skip),
             ..prepare::options(world, &ground.facts, Request::default())
         },
     };
+    let cancel = tools.cancel.clone();
     let proven = if args.prove {
         prove::prove(world, &ground, &tools, desired.as_ref().ok()).await?
     } else {
@@ -148,7 +153,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         prepared,
     };
     let session = Session::audit(tools, steps::all(), ground.state(), audit)?;
-    let report = session.check().await;
+    let report = prove::unless_stopped(&cancel, session.check()).await?;
     reporter.finish();
     if let Some(recording) = recording {
         // What `facts` tells of this machine is to be told from the recording as well.

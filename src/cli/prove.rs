@@ -7,7 +7,7 @@ use crate::{
     change::{Applier, Change, Probe, Sink},
     check::{Finding, Verdict},
     config::desired::Desired,
-    engine::Tools,
+    engine::{Cancel, Tools},
     error::{Report as _, one_line},
     exit::Exit,
     host::{FilesError, Host},
@@ -23,6 +23,7 @@ pub(super) async fn prove(
     tools: &Tools,
     desired: Option<&Desired>,
 ) -> Result<Vec<Finding>, Failure> {
+    let cancel = &tools.cancel;
     prepare::root(world, "prove")?;
     // Two probes would remove each other's container.
     let _lock = tools.lock()?;
@@ -41,11 +42,11 @@ pub(super) async fn prove(
             "no NVIDIA GPU is on the PCI bus, so nothing can be proven",
         )]);
     }
-    let document = probe::document(world).await?;
+    let document = unless_stopped(cancel, probe::document(world)).await??;
     let Some(layer) = document.failed_layer else {
         let mut found = vec![finding(Verdict::Pass, &document.why)];
         found.extend(match desired {
-            Some(desired) => containers(ground, desired).await,
+            Some(desired) => containers(ground, desired, cancel).await?,
             None => Some(of_containers(
                 Verdict::Unknown,
                 "not tried: what is configured for this machine cannot be determined",
@@ -100,7 +101,11 @@ fn of_containers(status: Verdict, why: &str) -> Finding {
 }
 
 /// The proof of each runtime; a finding only if one fails, because the audit sees what has passed.
-async fn containers(ground: &prepare::Ground, desired: &Desired) -> Option<Finding> {
+async fn containers(
+    ground: &prepare::Ground,
+    desired: &Desired,
+    cancel: &Cancel,
+) -> Result<Option<Finding>, Failure> {
     let state = ground.state();
     let cx = Cx {
         host: ground.host.reader(),
@@ -113,7 +118,7 @@ async fn containers(ground: &prepare::Ground, desired: &Desired) -> Option<Findi
         Ok(proofs) => proofs,
         Err(error) => {
             let why = format!("failed to {}", one_line(&error));
-            return Some(of_containers(Verdict::Unknown, &why));
+            return Ok(Some(of_containers(Verdict::Unknown, &why)));
         }
     };
     let applier = Applier::new(
@@ -123,15 +128,43 @@ async fn containers(ground: &prepare::Ground, desired: &Desired) -> Option<Findi
     );
     let (mut whys, mut remedy) = (Vec::new(), None);
     for proof in &proofs {
-        if let Err(error) = applier.prove(proof, &Unheard).await {
+        let ran = match unless_stopped(cancel, applier.prove(proof, &Unheard)).await {
+            Ok(ran) => ran,
+            Err(stopped) => {
+                // Only its client has ended: the container would keep the GPUs.
+                let cleared = applier.clear_proof(proof, &Unheard).await;
+                return Err(cleared.err().map_or(stopped, |error| {
+                    Failure::caused(
+                        cancel.exit().unwrap_or(Exit::Terminated),
+                        "stopped",
+                        "stopped by a signal; failed to remove the container of the proof",
+                        error,
+                        None,
+                    )
+                }));
+            }
+        };
+        if let Err(error) = ran {
             whys.push(format!("{}: {}", runtime(proof), one_line(&error)));
             remedy = remedy.or_else(|| error.hint());
         }
     }
-    (!whys.is_empty()).then(|| Finding {
+    Ok((!whys.is_empty()).then(|| Finding {
         remedy,
         ..of_containers(Verdict::Fail, &whys.join("; "))
-    })
+    }))
+}
+
+/// Waits for work that may be broken off at any moment; a signal ends it.
+pub(super) async fn unless_stopped<T>(
+    cancel: &Cancel,
+    work: impl Future<Output = T>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        biased;
+        exit = cancel.cancelled() => Err(Failure::new(exit, "stopped", "stopped by a signal", None)),
+        done = work => Ok(done),
+    }
 }
 
 fn runtime(proof: &Change) -> &'static str {

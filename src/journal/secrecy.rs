@@ -137,6 +137,7 @@ fn names_of_change(change: &Change) -> Vec<&str> {
                 .collect()
         }
         Change::RunTool { writes, .. } => writes.iter().map(|path| path.as_str()).collect(),
+        Change::PullImage { image, .. } => vec![image],
         Change::RunProbe { record, .. } => vec![record.as_str()],
         Change::SetSysctls { values } => values.keys().map(String::as_str).collect(),
         Change::TurnOffSwap { areas } => strs(areas).collect(),
@@ -193,6 +194,7 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
         | Change::ConfigureRuntime { .. }
         | Change::LoadModule { .. }
         | Change::RebuildInitramfs { .. }
+        | Change::PullImage { .. }
         | Change::SetSysctls { .. }
         | Change::TurnOffSwap { .. }
         | Change::JoinCluster { .. }

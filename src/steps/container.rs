@@ -8,7 +8,7 @@ use camino::Utf8PathBuf;
 
 use super::{
     CDI, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER_NVIDIA, RUNTIME_PODMAN, VALIDATION_DEVICES,
-    packages, wishes::Packages, words,
+    VALIDATION_IMAGE, packages, wishes::Packages, words,
 };
 use crate::{
     change::{Change, Lock, Probe, ProofRecord},
@@ -38,9 +38,7 @@ struct ContainerState {
 async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
     let mut records = BTreeMap::new();
     for wish in provable(cx.desired) {
-        if let Some(text) = cx.host.files().read_text(&record_path(wish.kind))? {
-            records.insert(wish.kind, ProofRecord::parse(&text));
-        }
+        records.extend(record(cx, wish.kind)?.map(|record| (wish.kind, record)));
     }
     let loaded = cx.state.loaded_driver()?.cloned();
     // As in `validation.devices`: without a driver it has nothing to say.
@@ -69,8 +67,19 @@ fn computing(view: &NvmlView) -> Vec<String> {
 /// The folder of the records, below the state folder.
 pub const RECORDS: &str = "proofs";
 
+/// The record of a runtime's last proof.
+pub(super) fn record(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Option<ProofRecord>, StepError> {
+    let text = cx.host.files().read_text(&record_path(kind))?;
+    Ok(text.map(|text| ProofRecord::parse(&text)))
+}
+
+/// Whether the settings want a container to prove something.
+pub(super) fn is_wanted(desired: &Desired) -> bool {
+    desired.validation.container && desired.toolkit.is_some() && provable(desired).next().is_some()
+}
+
 /// The runtimes in which a container is run.
-fn provable(desired: &Desired) -> impl Iterator<Item = &RuntimeWish> {
+pub(super) fn provable(desired: &Desired) -> impl Iterator<Item = &RuntimeWish> {
     (desired.runtimes.iter()).filter(|wish| wish.kind.runs_single_containers())
 }
 
@@ -117,7 +126,11 @@ fn inputs(
         expect,
         ..
     } = &desired.validation;
-    lines.extend(image.iter().map(|image| format!("image={image}")));
+    lines.extend(
+        image
+            .iter()
+            .map(|image| format!("{}{image}", ProofRecord::IMAGE)),
+    );
     if !command.is_empty() {
         lines.push(format!("command={}", command.join(" ")));
     }
@@ -279,6 +292,7 @@ impl Step for Container {
                 RUNTIME_CONTAINERD_NVIDIA,
                 RUNTIME_PODMAN,
                 VALIDATION_DEVICES,
+                VALIDATION_IMAGE,
             ]
         }
     }
@@ -288,10 +302,7 @@ impl Step for Container {
     }
 
     fn wants(&self, _: &Change, desired: &Desired) -> bool {
-        desired.driver.is_none()
-            || (desired.validation.container
-                && desired.toolkit.is_some()
-                && provable(desired).next().is_some())
+        desired.driver.is_none() || is_wanted(desired)
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {

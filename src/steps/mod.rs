@@ -16,6 +16,7 @@ mod fabric;
 pub(crate) mod fixtures;
 mod headers;
 mod holds;
+mod image;
 mod kernel_refusal;
 mod kernel_release;
 mod kernels;
@@ -93,6 +94,8 @@ pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
 pub const CDI: StepId = StepId::new("cdi");
 /// Bus, driver, NVML and device nodes agree.
 pub const VALIDATION_DEVICES: StepId = StepId::new("validation.devices");
+/// The image of the proof is pulled.
+pub const VALIDATION_IMAGE: StepId = StepId::new("validation.image");
 /// A container sees the GPUs.
 pub const VALIDATION_CONTAINER: StepId = StepId::new("validation.container");
 /// The GPUs compute. It is no step, but a finding of `check --prove`.
@@ -134,6 +137,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(runtime_config::RuntimeConfig(Daemon::Docker)),
         Box::new(runtime_config::RuntimeConfig(Daemon::Containerd)),
         Box::new(runtime_config::RuntimeConfig(Daemon::Crio)),
+        Box::new(image::Image),
         Box::new(devices::Devices),
         Box::new(cdi::Cdi),
         Box::new(container::Container),

@@ -87,6 +87,29 @@ pub(super) async fn run(
     Ok(proof(&view, &in_image))
 }
 
+/// Removes the container of a probe that was broken off.
+///
+/// # Errors
+/// When the runtime refuses.
+pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), ProbeError> {
+    let Probe::ContainerSeesGpus { runtime, image, .. } = probe;
+    let image = (image.as_ref()).map(|image| image::name(*runtime, image));
+    let job = Job {
+        host,
+        sink,
+        root: None,
+        image: image.as_deref(),
+        command: Vec::new(),
+        limit: Duration::ZERO,
+    };
+    match runtime {
+        RuntimeKind::Docker => docker::clear(&job).await,
+        RuntimeKind::Containerd => containerd::clear(&job).await,
+        RuntimeKind::Podman => podman::clear(&job).await,
+        RuntimeKind::Crio => Ok(()),
+    }
+}
+
 /// The result of the own probe.
 fn proof(view: &ContainerView, in_image: &str) -> Proof {
     let devices = view.probe.iter().flat_map(|probe| &probe.devices);

@@ -11,10 +11,9 @@ use crate::tools::ctr;
 /// # Errors
 /// See [`ProbeError`].
 pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
-    // The image was pulled into the namespace of the kubelet.
-    let namespace = job.image.map_or(CONTAINER, |_| ctr::KUBERNETES);
+    let namespace = namespace(job);
     // The container of an interrupted probe still has the name.
-    clear(job, namespace).await?;
+    clear(job).await?;
     let mut args: Vec<String> = ["--namespace", namespace, "run", "--rm"]
         .into_iter()
         .map(str::to_owned)
@@ -37,11 +36,20 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
     args.push(CONTAINER.to_owned());
     // They replace the image's entry point.
     args.extend(job.command.iter().map(|word| (*word).to_owned()));
-    job.contain(args, "ctr", async || clear(job, namespace).await)
-        .await
+    job.contain(args, "ctr", async || clear(job).await).await
 }
 
-async fn clear(job: &Job<'_>, namespace: &str) -> Result<(), ProbeError> {
+/// The image was pulled into the namespace of the kubelet.
+fn namespace(job: &Job<'_>) -> &'static str {
+    job.image.map_or(CONTAINER, |_| ctr::KUBERNETES)
+}
+
+/// Removes the container of a probe that was broken off.
+///
+/// # Errors
+/// When containerd refuses.
+pub(super) async fn clear(job: &Job<'_>) -> Result<(), ProbeError> {
+    let namespace = namespace(job);
     let list = ctr::containers(namespace);
     let listed = (job.host.reader().query(&list).await?).success(list.cmd())?;
     if !listed.stdout.lines().any(|name| name.trim() == CONTAINER) {

@@ -5,7 +5,7 @@ use super::{
     job::{CONTAINER, ENVIRONMENT, IMAGE, Job, PREPARE_DEADLINE, Ran},
     root::Root,
 };
-use crate::host::Cmd;
+use crate::{change::has_image, config::desired::RuntimeKind, host::Cmd};
 
 /// Runs the container to its end.
 ///
@@ -20,8 +20,10 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
         _ => false,
     };
     // The container of an interrupted probe still has the name.
-    let clear = Cmd::new("docker", ["rm", "--force", CONTAINER]).deadline(PREPARE_DEADLINE);
-    job.host.exec.run(&clear, &mut |_, _| {}).await?;
+    job.host
+        .exec
+        .run(&remove_container(), &mut |_, _| {})
+        .await?;
     let mut args: Vec<String> = [
         "run",
         "--rm",
@@ -46,15 +48,39 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
     args.push(job.image.unwrap_or(IMAGE).to_owned());
     args.extend(command.map(|word| (*word).to_owned()));
     let ran = job
-        .contain(args, "docker", async || job.quiet(&clear).await)
+        .contain(args, "docker", async || {
+            job.quiet(&remove_container()).await
+        })
         .await;
     if own {
-        let remove = Cmd::new("docker", ["rmi", "--force", IMAGE]).deadline(PREPARE_DEADLINE);
-        let removed = job.quiet(&remove).await;
+        let removed = job.quiet(&remove_image()).await;
         // The result of the container comes first; a left image is reported only after a success.
         return ran.and_then(|ran| removed.map(|()| ran));
     }
     ran
+}
+
+/// Removes the container of a probe that was broken off, and the own image.
+///
+/// # Errors
+/// When Docker refuses.
+pub(super) async fn clear(job: &Job<'_>) -> Result<(), ProbeError> {
+    job.quiet(&remove_container()).await?;
+    // It may have been broken off before the image was made.
+    let made = job.image.is_none()
+        && has_image(job.host.reader(), RuntimeKind::Docker, IMAGE).await? == Some(true);
+    match made {
+        true => job.quiet(&remove_image()).await,
+        false => Ok(()),
+    }
+}
+
+fn remove_container() -> Cmd {
+    Cmd::new("docker", ["rm", "--force", CONTAINER]).deadline(PREPARE_DEADLINE)
+}
+
+fn remove_image() -> Cmd {
+    Cmd::new("docker", ["rmi", "--force", IMAGE]).deadline(PREPARE_DEADLINE)
 }
 
 /// Makes the own image.

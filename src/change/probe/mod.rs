@@ -51,14 +51,31 @@ impl Applier {
             .await
     }
 
+    /// Removes the container of a proof that was broken off, and what was made for it.
+    ///
+    /// # Errors
+    /// When the runtime refuses.
+    pub async fn clear_proof(&self, change: &Change, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let Change::RunProbe { probe, .. } = change else {
+            return Ok(());
+        };
+        Ok(container::clear(&self.host, probe, sink).await?)
+    }
+
     pub(super) async fn capture_probe(
         &self,
         probe: &Probe,
         record: &Utf8Path,
     ) -> Result<Undo, ChangeError> {
         let Probe::ContainerSeesGpus { runtime, image, .. } = probe;
-        // `check --prove` writes it, too.
-        let record = self.capture_files(&[record.to_owned()], |_| FileAfter::Any)?;
+        let record = if self.host.files.exists(record)? {
+            Undo::Nothing {
+                why: "the record goes with the first proof".to_owned(),
+            }
+        } else {
+            // `check --prove` writes it, too.
+            self.capture_files(&[record.to_owned()], |_| FileAfter::Any)?
+        };
         let image = match (image, runtime) {
             (Some(image), _) => self.capture_image(*runtime, image).await?,
             // The probe builds and removes the image; this undo is for an interrupted probe.

@@ -15,8 +15,7 @@ const DEVICE: &str = "--device=nvidia.com/gpu=all";
 /// See [`ProbeError`].
 pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
     // The container of an interrupted probe still has the name.
-    let clear = podman::remove_container(CONTAINER);
-    job.quiet(&clear).await?;
+    clear(job).await?;
     let mut args: Vec<String> = ["run", "--rm", "--network=none", DEVICE]
         .into_iter()
         .map(str::to_owned)
@@ -39,6 +38,13 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
         }
     }
     args.extend(command.map(|word| (*word).to_owned()));
-    job.contain(args, "podman", async || job.quiet(&clear).await)
-        .await
+    job.contain(args, "podman", async || clear(job).await).await
+}
+
+/// Removes the container of a probe that was broken off.
+///
+/// # Errors
+/// When Podman refuses.
+pub(super) async fn clear(job: &Job<'_>) -> Result<(), ProbeError> {
+    job.quiet(&podman::remove_container(CONTAINER)).await
 }

@@ -27,6 +27,9 @@ pub struct ProofRecord {
 }
 
 impl ProofRecord {
+    /// Begins the input line of the image that settings name.
+    pub const IMAGE: &str = "image=";
+
     /// Reads a record. A line that is of no other kind is an input.
     #[must_use]
     pub fn parse(text: &str) -> Self {
@@ -78,6 +81,14 @@ impl ProofRecord {
             .collect()
         };
         lines(&self.inputs) == lines(inputs)
+    }
+
+    /// Whether it was made in this image.
+    #[must_use]
+    pub fn is_with_image(&self, image: &str) -> bool {
+        self.inputs
+            .lines()
+            .any(|line| line.strip_prefix(Self::IMAGE) == Some(image))
     }
 
     /// Whether it was made in this boot. Where the boot is not known, as in a mounted image, nothing can

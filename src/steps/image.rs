@@ -1,0 +1,269 @@
+//! `validation.image`: each runtime has the image that the proof runs in. It is pulled as soon as the runtimes answer,
+//! while the driver's module is built and loaded; the proof itself needs everything.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+
+use super::{
+    RUNTIME_CONTAINERD, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_DOCKER, RUNTIME_DOCKER_NVIDIA,
+    RUNTIME_PODMAN, container,
+};
+use crate::{
+    change::{Change, Lock, has_image},
+    config::desired::{Desired, RuntimeKind},
+    facts::Facts,
+    model::id::StepId,
+    step::{Assessment, Cx, Step, StepError},
+};
+
+/// See the module.
+pub struct Image;
+
+/// What is known about the image in one runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// It was proven with this image before. A kubelet removes images that no pod uses, and that is no drift: the next
+    /// proof pulls it again.
+    Proven,
+    /// It is there.
+    Present,
+    /// It is not there.
+    Missing,
+    /// The runtime is not installed.
+    NoRuntime,
+}
+
+type ImageState = BTreeMap<RuntimeKind, Found>;
+
+async fn detect(cx: &Cx<'_>, image: &str) -> Result<ImageState, StepError> {
+    let mut found = ImageState::new();
+    for wish in container::provable(cx.desired) {
+        let record = container::record(cx, wish.kind)?;
+        let proven = record.is_some_and(|record| record.is_with_image(image));
+        let is = match proven {
+            true => Found::Proven,
+            false => match has_image(cx.host, wish.kind, image).await? {
+                Some(true) => Found::Present,
+                Some(false) => Found::Missing,
+                None => Found::NoRuntime,
+            },
+        };
+        found.insert(wish.kind, is);
+    }
+    Ok(found)
+}
+
+/// The answer where no image is needed; otherwise the image.
+fn wanted<'d>(desired: &'d Desired, facts: &Facts) -> Result<&'d str, Assessment> {
+    let not = |why: &str| Err(Assessment::NotApplicable { why: why.into() });
+    let Some(image) = &desired.validation.image else {
+        return not("the proof brings its own image");
+    };
+    if !wants(desired) {
+        return not("no container is run for a proof");
+    }
+    if facts.gpus.is_empty() && !desired.image {
+        return not("no NVIDIA GPU is on the PCI bus");
+    }
+    Ok(image)
+}
+
+fn wants(desired: &Desired) -> bool {
+    desired.driver.is_some() && container::is_wanted(desired)
+}
+
+fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
+    let seconds = desired.validation.pull_timeout_seconds;
+    let pull = |runtime: RuntimeKind| Change::PullImage {
+        runtime,
+        image: image.to_owned(),
+        timeout_seconds: seconds,
+    };
+    let of = |wanted: Found| {
+        (state.iter())
+            .filter(move |(_, found)| **found == wanted)
+            .map(|(kind, _)| *kind)
+    };
+    let names = |kinds: &[RuntimeKind]| -> String {
+        let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+        names.join(" and ")
+    };
+    if let Some(kind) = of(Found::NoRuntime).next() {
+        return Assessment::After {
+            upstream: match kind {
+                RuntimeKind::Containerd => RUNTIME_CONTAINERD,
+                RuntimeKind::Podman => RUNTIME_PODMAN,
+                RuntimeKind::Docker | RuntimeKind::Crio => RUNTIME_DOCKER,
+            },
+            why: format!("{} is not installed yet", kind.name()),
+            expected: of(Found::NoRuntime)
+                .chain(of(Found::Missing))
+                .map(pull)
+                .collect(),
+        };
+    }
+    let missing: Vec<RuntimeKind> = of(Found::Missing).collect();
+    if missing.is_empty() {
+        let present: Vec<RuntimeKind> = of(Found::Present).collect();
+        return Assessment::Satisfied {
+            why: match &present[..] {
+                [] => format!("containers have run in the image `{image}`"),
+                present => format!("{} has the image `{image}`", names(present)),
+            },
+        };
+    }
+    Assessment::Needs {
+        why: format!("{} has no image `{image}`", names(&missing)),
+        changes: missing.into_iter().map(pull).collect(),
+    }
+}
+
+#[async_trait]
+impl Step for Image {
+    fn id(&self) -> StepId {
+        super::VALIDATION_IMAGE
+    }
+
+    fn title(&self) -> &'static str {
+        "Image for the proof"
+    }
+
+    fn after(&self) -> &[StepId] {
+        // A daemon that restarts would break off a pull.
+        const {
+            &[
+                RUNTIME_DOCKER,
+                RUNTIME_CONTAINERD,
+                RUNTIME_DOCKER_NVIDIA,
+                RUNTIME_CONTAINERD_NVIDIA,
+                RUNTIME_PODMAN,
+            ]
+        }
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &[Lock::Containers]
+    }
+
+    fn wants(&self, change: &Change, desired: &Desired) -> bool {
+        let Change::PullImage { runtime, image, .. } = change else {
+            return true;
+        };
+        desired.driver.is_none()
+            || (wants(desired)
+                && desired.validation.image.as_ref() == Some(image)
+                && container::provable(desired).any(|wish| wish.kind == *runtime))
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        match wanted(cx.desired, cx.facts) {
+            Ok(image) => Ok(decide(&detect(cx, image).await?, image, cx.desired)),
+            Err(answer) => Ok(answer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Found, Image, ImageState, decide, wanted};
+    use crate::{
+        change::Change,
+        config::desired::{Desired, RuntimeKind},
+        step::{Assessment, Step as _},
+        steps::fixtures::{desired, facts},
+    };
+
+    const IMAGE: &str = "registry.example.com/cuda:1";
+
+    fn with_image() -> Desired {
+        let mut desired = desired();
+        desired.validation.image = Some(IMAGE.to_owned());
+        desired.validation.pull_timeout_seconds = 90;
+        desired
+    }
+
+    #[test]
+    fn each_runtime_that_lacks_it_pulls_it() {
+        let state = ImageState::from([
+            (RuntimeKind::Docker, Found::Missing),
+            (RuntimeKind::Containerd, Found::Present),
+            (RuntimeKind::Podman, Found::Missing),
+        ]);
+        let Assessment::Needs { why, changes } = decide(&state, IMAGE, &with_image()) else {
+            panic!("must be pulled");
+        };
+        assert_eq!(why, format!("docker and podman has no image `{IMAGE}`"));
+        let pull = |runtime| Change::PullImage {
+            runtime,
+            image: IMAGE.to_owned(),
+            timeout_seconds: 90,
+        };
+        assert_eq!(
+            changes,
+            [pull(RuntimeKind::Docker), pull(RuntimeKind::Podman)]
+        );
+    }
+
+    #[test]
+    fn what_was_proven_in_it_needs_it_no_more() {
+        let mut state = ImageState::from([(RuntimeKind::Docker, Found::Proven)]);
+        let answer = decide(&state, IMAGE, &with_image());
+        assert!(matches!(answer, Assessment::Satisfied { .. }), "{answer:?}");
+        state.insert(RuntimeKind::Docker, Found::Present);
+        let Assessment::Satisfied { why } = decide(&state, IMAGE, &with_image()) else {
+            panic!("it is there");
+        };
+        assert_eq!(why, format!("docker has the image `{IMAGE}`"));
+    }
+
+    #[test]
+    fn a_plan_names_the_pull_before_the_runtime_is_installed() {
+        let state = ImageState::from([(RuntimeKind::Containerd, Found::NoRuntime)]);
+        let Assessment::After {
+            upstream, expected, ..
+        } = decide(&state, IMAGE, &with_image())
+        else {
+            panic!("there is no runtime yet");
+        };
+        assert_eq!(upstream, super::RUNTIME_CONTAINERD);
+        assert!(matches!(&expected[..], [Change::PullImage { .. }]));
+    }
+
+    #[test]
+    fn nothing_is_pulled_that_no_container_needs() {
+        let facts = facts();
+        assert_eq!(wanted(&with_image(), &facts), Ok(IMAGE));
+        let why = |desired: &Desired, facts| match wanted(desired, facts) {
+            Err(Assessment::NotApplicable { why }) => why,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(why(&desired(), &facts), "the proof brings its own image");
+        let mut without = with_image();
+        without.validation.container = false;
+        assert_eq!(why(&without, &facts), "no container is run for a proof");
+        let mut bare = facts.clone();
+        bare.gpus.clear();
+        assert_eq!(why(&with_image(), &bare), "no NVIDIA GPU is on the PCI bus");
+        // An image for instances with GPUs.
+        let mut baked = with_image();
+        baked.image = true;
+        assert_eq!(wanted(&baked, &bare), Ok(IMAGE));
+    }
+
+    #[test]
+    fn another_image_leaves_the_former_one_over() {
+        let pulled = |image: &str| Change::PullImage {
+            runtime: RuntimeKind::Docker,
+            image: image.to_owned(),
+            timeout_seconds: 90,
+        };
+        assert!(Image.wants(&pulled(IMAGE), &with_image()));
+        assert!(!Image.wants(&pulled("registry.example.com/cuda:0"), &with_image()));
+        assert!(!Image.wants(&pulled(IMAGE), &desired()));
+        // Settings alone decide: a GPU that is gone undoes nothing.
+        let mut without = desired();
+        without.driver = None;
+        assert!(Image.wants(&pulled(IMAGE), &without));
+    }
+}
