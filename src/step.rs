@@ -44,6 +44,11 @@ pub trait Step: Send + Sync {
     fn locks(&self) -> &[Lock] {
         &[]
     }
+    /// Whether its changes take long and need neither the package manager nor the driver: what it needs is
+    /// installed first, in a transaction of its own, and it goes on beside the next one.
+    fn is_long(&self) -> bool {
+        false
+    }
     /// Whether the settings still want a change that this step made in an earlier run. If not, it is
     /// left over, and `install` undoes it. Settings alone decide: hardware that is missing now, as a
     /// GPU that has fallen off the bus, is no reason to undo anything.

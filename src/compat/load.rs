@@ -1,14 +1,18 @@
 //! Reads a matrix and rejects one that contradicts itself.
 
 use std::fmt;
+use std::io::{self, Read as _};
 use std::sync::LazyLock;
+
+use flate2::read::DeflateDecoder;
 
 use crate::compat::locate::Spans;
 use crate::compat::matrix::Matrix;
 use crate::compat::validate::{self, Contradiction};
 use crate::model::text::nearest;
 
-const BUILTIN: &str = include_str!("../../compat/cuda-driver-matrix.toml");
+/// Compressed by `build.rs`.
+const BUILTIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/matrix.deflate"));
 const BUILTIN_NAME: &str = "compat/cuda-driver-matrix.toml";
 
 /// A matrix that cannot be used, with every problem in it.
@@ -52,6 +56,12 @@ fn list(problems: &[Problem]) -> String {
         .join("; ")
 }
 
+fn builtin_text() -> io::Result<String> {
+    let mut text = String::new();
+    DeflateDecoder::new(BUILTIN).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 impl Matrix {
     /// The built-in matrix.
     ///
@@ -59,7 +69,18 @@ impl Matrix {
     /// When the built-in matrix is wrong, which a test excludes.
     pub fn builtin() -> Result<Self, MatrixError> {
         static ONCE: LazyLock<Result<Matrix, MatrixError>> =
-            LazyLock::new(|| Matrix::parse(BUILTIN, BUILTIN_NAME));
+            LazyLock::new(|| match builtin_text() {
+                Ok(text) => Matrix::parse(&text, BUILTIN_NAME),
+                Err(error) => Err(MatrixError {
+                    file: BUILTIN_NAME.to_owned(),
+                    problems: vec![Problem {
+                        line: 0,
+                        key: String::new(),
+                        what: format!("decompress it: {error}"),
+                        remedy: "this program is damaged; install it again".to_owned(),
+                    }],
+                }),
+            });
         ONCE.clone()
     }
 
@@ -128,6 +149,8 @@ fn unreadable(text: &str, error: &toml::de::Error) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const BUILTIN: &str = include_str!("../../compat/cuda-driver-matrix.toml");
 
     /// The built-in matrix with one line changed must fail in that line.
     fn broken(from: &str, to: &str) -> Problem {

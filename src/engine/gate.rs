@@ -2,7 +2,8 @@
 //!
 //! A step whose next change refreshes repositories or installs packages waits at a gate. It opens
 //! when no other step with the package lock can reach it any more. Then all waiting steps share
-//! one refresh or one transaction.
+//! one refresh or one transaction. What a long step needs gets a transaction before that one, so that
+//! the long step goes on beside it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,7 +77,16 @@ pub(super) fn due(jobs: &[Job], graph: &Graph) -> Option<Shared> {
             change: Change::RefreshRepositories,
         });
     }
-    Some(union(jobs, at_gate(Gate::Install)))
+    let for_long_ones: Vec<usize> = at_gate(Gate::Install)
+        .filter(|at| {
+            let mut below = graph.below[*at].iter();
+            below.any(|below| jobs[*below].long && jobs[*below].will_change())
+        })
+        .collect();
+    if for_long_ones.is_empty() {
+        return Some(union(jobs, at_gate(Gate::Install)));
+    }
+    Some(union(jobs, for_long_ones.into_iter()))
 }
 
 /// One transaction for as many steps as have no conflict. The other steps get the next one.

@@ -25,6 +25,8 @@ pub(super) struct Job {
     pub(super) id: StepId,
     pub(super) title: &'static str,
     pub(super) locks: Vec<Lock>,
+    /// What it needs is installed before other packages.
+    pub(super) long: bool,
     /// The last assessment.
     pub(super) answer: Option<Answer>,
     /// The number of changes started or ended when that assessment was made.
@@ -123,6 +125,7 @@ impl Job {
             id: step.id(),
             title: step.title(),
             locks: step.locks().to_vec(),
+            long: step.is_long(),
             answer: None,
             answered_at: 0,
             changes: Vec::new(),
@@ -137,6 +140,16 @@ impl Job {
             left_over: Vec::new(),
             undone: Vec::new(),
         }
+    }
+
+    /// Whether it has not ended, and will change something as far as is known.
+    pub(super) fn will_change(&self) -> bool {
+        let expects = match &self.answer {
+            Some(Ok(Assessment::Needs { changes, .. })) => !changes.is_empty(),
+            Some(Ok(Assessment::After { expected, .. })) => !expected.is_empty(),
+            _ => false,
+        };
+        self.ended.is_none() && expects
     }
 
     /// The changes that are still to be applied.

@@ -87,7 +87,7 @@ fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
     };
     let names = |kinds: &[RuntimeKind]| -> String {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
-        names.join(" and ")
+        names.join(", ")
     };
     if let Some(kind) = of(Found::NoRuntime).next() {
         return Assessment::After {
@@ -109,12 +109,12 @@ fn decide(state: &ImageState, image: &str, desired: &Desired) -> Assessment {
         return Assessment::Satisfied {
             why: match &present[..] {
                 [] => format!("containers have run in the image `{image}`"),
-                present => format!("{} has the image `{image}`", names(present)),
+                present => format!("the image `{image}` is in {}", names(present)),
             },
         };
     }
     Assessment::Needs {
-        why: format!("{} has no image `{image}`", names(&missing)),
+        why: format!("the image `{image}` is not in {}", names(&missing)),
         changes: missing.into_iter().map(pull).collect(),
     }
 }
@@ -144,6 +144,10 @@ impl Step for Image {
 
     fn locks(&self) -> &[Lock] {
         &[Lock::Containers]
+    }
+
+    fn is_long(&self) -> bool {
+        true
     }
 
     fn wants(&self, change: &Change, desired: &Desired) -> bool {
@@ -193,7 +197,7 @@ mod tests {
         let Assessment::Needs { why, changes } = decide(&state, IMAGE, &with_image()) else {
             panic!("must be pulled");
         };
-        assert_eq!(why, format!("docker and podman has no image `{IMAGE}`"));
+        assert_eq!(why, format!("the image `{IMAGE}` is not in docker, podman"));
         let pull = |runtime| Change::PullImage {
             runtime,
             image: IMAGE.to_owned(),
@@ -214,7 +218,7 @@ mod tests {
         let Assessment::Satisfied { why } = decide(&state, IMAGE, &with_image()) else {
             panic!("it is there");
         };
-        assert_eq!(why, format!("docker has the image `{IMAGE}`"));
+        assert_eq!(why, format!("the image `{IMAGE}` is in docker"));
     }
 
     #[test]

@@ -74,6 +74,46 @@ async fn what_comes_after_a_transaction_gets_one_of_its_own_without_a_second_ref
 }
 
 #[tokio::test]
+async fn what_a_long_step_needs_comes_before_the_other_packages() {
+    let rig = || {
+        Rig::new([
+            packages("driver", &["driver"]),
+            packages("docker", &["docker"]),
+            packages("toolkit", &["toolkit"]),
+            step("image", |host| {
+                match (exists(host, "/packages/docker"), exists(host, "/image")) {
+                    (_, true) => satisfied("pulled"),
+                    (true, false) => needs(vec![write("/image", "")]),
+                    (false, false) => Assessment::After {
+                        upstream: crate::model::id::Id::new("docker"),
+                        why: "not installed".to_owned(),
+                        expected: vec![write("/image", "")],
+                    },
+                }
+            })
+            .after(&["docker", "toolkit"])
+            .locks(&[Lock::Containers])
+            .long(),
+        ])
+    };
+    let bare = rig();
+    let report = bare.install().await.unwrap();
+    assert_eq!(report.exit, Exit::Ok, "{report:#?}");
+    let log = bare.log();
+    assert_eq!(
+        log[..2],
+        ["refresh the package lists", "install docker, toolkit"]
+    );
+    assert!(log[2..].contains(&"install driver".to_owned()), "{log:?}");
+    assert!(log[2..].contains(&"write `/image`".to_owned()), "{log:?}");
+    // What it makes is there already: then it needs no transaction of its own.
+    let pulled = rig();
+    pulled.fakes.files.put("/image", "");
+    pulled.install().await.unwrap();
+    assert_eq!(pulled.log()[1], "install driver, docker, toolkit");
+}
+
+#[tokio::test]
 async fn versions_that_disagree_are_not_merged() {
     let wish = |id, version: &'static str| {
         step(id, move |host| {

@@ -1,4 +1,4 @@
-//! Small steps, verbs that act on a fake machine's files, and a subscriber that remembers.
+//! Verbs that act on a fake machine's files, and a subscriber that remembers.
 
 use std::{
     collections::BTreeSet,
@@ -10,13 +10,14 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::failures::{Refused, Unreachable, broken};
 pub use super::reading::{blocked, outcome, outcomes, satisfied, why};
+pub use super::small::{Small, exists, file, fixed, install, needs, packages, step, wishes, write};
 use crate::{
     change::{
-        Change, ChangeError, FileAfter, FileBefore, Lock, Reverted, Saved, Sink, Undo,
+        Change, ChangeError, FileAfter, FileBefore, Reverted, Saved, Sink, Undo,
         packages::{Effects, Withdrawn},
     },
     check::Check,
-    config::desired::{Desired, PackageWish},
+    config::desired::Desired,
     engine::{
         Audit, Cancel, EngineError, Failure, Options, RunReport, Session, Tools, Unresolvable,
         Verbs, events, uninstall,
@@ -24,15 +25,12 @@ use crate::{
     event::{Envelope, Event, Subscriber},
     facts::Facts,
     host::{
-        Host, Reader,
+        Host,
         fake::{self, Fakes},
     },
     journal::GoingBack,
-    model::{
-        id::{Id, StepId},
-        secret::Secrets,
-    },
-    step::{Assessment, Cx, Step, StepError},
+    model::secret::Secrets,
+    step::Step,
     steps::fixtures,
 };
 
@@ -41,161 +39,6 @@ pub const WANTS: &str = "/etc/systemd/system/multi-user.target.wants";
 
 type Hook = Box<dyn FnMut(&Change) + Send>;
 type Rehearsal = Box<dyn FnMut(&Change) -> Result<(), Failure> + Send>;
-type Decide = Arc<dyn Fn(Reader<'_>) -> Result<Assessment, StepError> + Send + Sync>;
-
-/// A step made of a closure.
-#[derive(Clone)]
-pub struct Small {
-    id: StepId,
-    after: Vec<StepId>,
-    locks: Vec<Lock>,
-    unwanted: bool,
-    decide: Decide,
-}
-
-pub fn step(
-    id: &'static str,
-    decide: impl Fn(Reader<'_>) -> Assessment + Send + Sync + 'static,
-) -> Small {
-    Small {
-        id: Id::new(id),
-        after: Vec::new(),
-        locks: Vec::new(),
-        unwanted: false,
-        decide: Arc::new(move |host| Ok(decide(host))),
-    }
-}
-
-/// Wants packages, which are files in `/packages`.
-pub fn packages(id: &'static str, names: &'static [&'static str]) -> Small {
-    let mut step = step(id, move |host| {
-        let there = |name: &&str| exists(host, &format!("/packages/{name}"));
-        if names.iter().all(there) {
-            return satisfied("all installed");
-        }
-        needs(vec![Change::RefreshRepositories, install(names)])
-    });
-    step.locks = vec![Lock::Packages];
-    step
-}
-
-/// Wants a file with this content.
-pub fn file(id: &'static str, path: &'static str, content: &'static str) -> Small {
-    step(id, move |host| {
-        match host.files().read_text(Utf8Path::new(path)) {
-            Ok(Some(there)) if there == content => satisfied("it says so"),
-            Ok(there) => needs_why(
-                &format!("{there:?} is there, {content:?} is wanted"),
-                vec![write(path, content)],
-            ),
-            Err(error) => panic!("{error}"),
-        }
-    })
-}
-
-pub fn fixed(id: &'static str, answer: Assessment) -> Small {
-    step(id, move |_| answer.clone())
-}
-
-impl Small {
-    pub fn after(mut self, ids: &[&'static str]) -> Self {
-        self.after = ids.iter().map(|id| Id::new(id)).collect();
-        self
-    }
-
-    /// No setting wants it any more.
-    pub fn withdraw(&mut self) {
-        self.unwanted = true;
-        let why = "it is not configured".to_owned();
-        self.decide = fixed("", Assessment::NotApplicable { why }).decide;
-    }
-
-    /// There is no GPU that it could work for.
-    pub fn has_no_gpu(&mut self) {
-        let why = "no driver is wanted".to_owned();
-        self.decide = fixed("", Assessment::NotApplicable { why }).decide;
-    }
-
-    /// Makes looking fail.
-    pub fn fails(&mut self) {
-        self.decide = Arc::new(|_| {
-            Err(StepError::Unexpected {
-                what: "the tool".to_owned(),
-                why: "it said nothing".to_owned(),
-            })
-        });
-    }
-
-    pub fn locks(mut self, locks: &[Lock]) -> Self {
-        self.locks = locks.to_vec();
-        self
-    }
-}
-
-#[async_trait]
-impl Step for Small {
-    fn id(&self) -> StepId {
-        self.id.clone()
-    }
-
-    fn title(&self) -> &'static str {
-        "a small step"
-    }
-
-    fn after(&self) -> &[StepId] {
-        &self.after
-    }
-
-    fn locks(&self) -> &[Lock] {
-        &self.locks
-    }
-
-    fn wants(&self, _: &Change, _: &Desired) -> bool {
-        !self.unwanted
-    }
-
-    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        (self.decide)(cx.host)
-    }
-}
-
-pub fn exists(host: Reader<'_>, path: &str) -> bool {
-    host.files().exists(Utf8Path::new(path)).unwrap()
-}
-
-pub fn needs(changes: Vec<Change>) -> Assessment {
-    needs_why("not there", changes)
-}
-
-fn needs_why(why: &str, changes: Vec<Change>) -> Assessment {
-    Assessment::Needs {
-        why: why.to_owned(),
-        changes,
-    }
-}
-
-pub fn write(path: &str, content: &str) -> Change {
-    Change::WriteFile {
-        path: path.into(),
-        content: content.to_owned(),
-        mode: 0o644,
-    }
-}
-
-pub fn install(names: &[&str]) -> Change {
-    Change::InstallPackages {
-        packages: wishes(names),
-        removing: Vec::new(),
-    }
-}
-
-fn wishes(names: &[&str]) -> Vec<PackageWish> {
-    let wish = |name: &&str| PackageWish {
-        name: (*name).to_owned(),
-        version: None,
-    };
-    names.iter().map(wish).collect()
-}
 
 /// Verbs on the files of the fake machine: packages are files in `/packages`, enabled units are
 /// files where systemd has links. A saved file is kept whole in the place of its digest.

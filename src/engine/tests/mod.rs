@@ -13,6 +13,7 @@ mod random;
 mod reading;
 mod reboot;
 mod secrets;
+mod small;
 mod stream;
 mod survey;
 mod unattended;

@@ -1,0 +1,182 @@
+//! Small steps: each is a closure that looks at a fake machine.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use camino::Utf8Path;
+
+use super::reading::satisfied;
+use crate::{
+    change::{Change, Lock},
+    config::desired::{Desired, PackageWish},
+    host::Reader,
+    model::id::{Id, StepId},
+    step::{Assessment, Cx, Step, StepError},
+};
+
+type Decide = Arc<dyn Fn(Reader<'_>) -> Result<Assessment, StepError> + Send + Sync>;
+
+/// A step made of a closure.
+#[derive(Clone)]
+pub struct Small {
+    id: StepId,
+    after: Vec<StepId>,
+    locks: Vec<Lock>,
+    long: bool,
+    unwanted: bool,
+    decide: Decide,
+}
+
+pub fn step(
+    id: &'static str,
+    decide: impl Fn(Reader<'_>) -> Assessment + Send + Sync + 'static,
+) -> Small {
+    Small {
+        id: Id::new(id),
+        after: Vec::new(),
+        locks: Vec::new(),
+        long: false,
+        unwanted: false,
+        decide: Arc::new(move |host| Ok(decide(host))),
+    }
+}
+
+/// Wants packages, which are files in `/packages`.
+pub fn packages(id: &'static str, names: &'static [&'static str]) -> Small {
+    let mut step = step(id, move |host| {
+        let there = |name: &&str| exists(host, &format!("/packages/{name}"));
+        if names.iter().all(there) {
+            return satisfied("all installed");
+        }
+        needs(vec![Change::RefreshRepositories, install(names)])
+    });
+    step.locks = vec![Lock::Packages];
+    step
+}
+
+/// Wants a file with this content.
+pub fn file(id: &'static str, path: &'static str, content: &'static str) -> Small {
+    step(id, move |host| {
+        match host.files().read_text(Utf8Path::new(path)) {
+            Ok(Some(there)) if there == content => satisfied("it says so"),
+            Ok(there) => needs_why(
+                &format!("{there:?} is there, {content:?} is wanted"),
+                vec![write(path, content)],
+            ),
+            Err(error) => panic!("{error}"),
+        }
+    })
+}
+
+pub fn fixed(id: &'static str, answer: Assessment) -> Small {
+    step(id, move |_| answer.clone())
+}
+
+impl Small {
+    pub fn after(mut self, ids: &[&'static str]) -> Self {
+        self.after = ids.iter().map(|id| Id::new(id)).collect();
+        self
+    }
+
+    /// No setting wants it any more.
+    pub fn withdraw(&mut self) {
+        self.unwanted = true;
+        let why = "it is not configured".to_owned();
+        self.decide = fixed("", Assessment::NotApplicable { why }).decide;
+    }
+
+    /// There is no GPU that it could work for.
+    pub fn has_no_gpu(&mut self) {
+        let why = "no driver is wanted".to_owned();
+        self.decide = fixed("", Assessment::NotApplicable { why }).decide;
+    }
+
+    /// Makes looking fail.
+    pub fn fails(&mut self) {
+        self.decide = Arc::new(|_| {
+            Err(StepError::Unexpected {
+                what: "the tool".to_owned(),
+                why: "it said nothing".to_owned(),
+            })
+        });
+    }
+
+    /// What it needs comes first.
+    pub fn long(mut self) -> Self {
+        self.long = true;
+        self
+    }
+
+    pub fn locks(mut self, locks: &[Lock]) -> Self {
+        self.locks = locks.to_vec();
+        self
+    }
+}
+
+#[async_trait]
+impl Step for Small {
+    fn id(&self) -> StepId {
+        self.id.clone()
+    }
+
+    fn title(&self) -> &'static str {
+        "a small step"
+    }
+
+    fn after(&self) -> &[StepId] {
+        &self.after
+    }
+
+    fn locks(&self) -> &[Lock] {
+        &self.locks
+    }
+    fn is_long(&self) -> bool {
+        self.long
+    }
+
+    fn wants(&self, _: &Change, _: &Desired) -> bool {
+        !self.unwanted
+    }
+
+    async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
+        (self.decide)(cx.host)
+    }
+}
+
+pub fn exists(host: Reader<'_>, path: &str) -> bool {
+    host.files().exists(Utf8Path::new(path)).unwrap()
+}
+
+pub fn needs(changes: Vec<Change>) -> Assessment {
+    needs_why("not there", changes)
+}
+
+fn needs_why(why: &str, changes: Vec<Change>) -> Assessment {
+    Assessment::Needs {
+        why: why.to_owned(),
+        changes,
+    }
+}
+
+pub fn write(path: &str, content: &str) -> Change {
+    Change::WriteFile {
+        path: path.into(),
+        content: content.to_owned(),
+        mode: 0o644,
+    }
+}
+
+pub fn install(names: &[&str]) -> Change {
+    Change::InstallPackages {
+        packages: wishes(names),
+        removing: Vec::new(),
+    }
+}
+
+pub fn wishes(names: &[&str]) -> Vec<PackageWish> {
+    let wish = |name: &&str| PackageWish {
+        name: (*name).to_owned(),
+        version: None,
+    };
+    names.iter().map(wish).collect()
+}
