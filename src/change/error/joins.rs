@@ -30,6 +30,12 @@ pub enum JoinError {
         /// What happened.
         source: Box<ExecError>,
     },
+    /// A command of the administrator's did not join.
+    #[error("join the cluster with your command")]
+    Command {
+        /// What happened, with its last words.
+        source: Box<ExecError>,
+    },
     /// What joins the machine has not done so in time.
     #[error("join the cluster: `{what}` has not joined it within {seconds} s{}", attached(.last_words))]
     NotJoined {
@@ -118,6 +124,7 @@ impl Report for JoinError {
                 Fault::Preflight => "join-preflight",
                 Fault::Other => "join-failed",
             },
+            Self::Command { .. } => "join-command",
             Self::NotJoined { .. } => "join-timeout",
             Self::NotReady { .. } => "node-not-ready",
             Self::Begun => "join-begun",
@@ -158,7 +165,19 @@ impl Report for JoinError {
                     "mend what the lines with `[ERROR …]` name, or name these checks in \
                      `cluster.ignore-preflight-errors`"
                 }
-                Fault::Other => return None,
+                Fault::Other => {
+                    "mend what kubeadm names; `journalctl --unit kubelet` may tell more. Then run the command again"
+                }
+            },
+            Self::Command { source } => match **source {
+                ExecError::Deadline { .. } | ExecError::Silent { .. } => {
+                    "see what your command waits for, or set a longer `cluster.timeout-seconds`; what it has done by \
+                     then stays. Then run the command again"
+                }
+                _ => {
+                    "mend what your command says; what it has done before it failed stays, and nothing here undoes it. \
+                     Then run the command again"
+                }
             },
             Self::NotJoined { .. } => "see what its log says, then run the command again",
             Self::NotReady { .. } => {

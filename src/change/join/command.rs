@@ -36,8 +36,10 @@ impl Applier {
                 cmd = cmd.secret_env(&name, &value);
             }
         }
-        self.tool("join the cluster with your command", &cmd, sink)
-            .await?;
+        let ran = self.exec(&cmd, sink).await;
+        (ran.and_then(|output| output.success(&cmd))).map_err(|source| JoinError::Command {
+            source: Box::new(source),
+        })?;
         if self.host.files.exists(joined_file)? {
             return Ok(());
         }

@@ -178,7 +178,7 @@ async fn each_fault_has_its_reason_and_leaves_a_machine_that_can_join() {
             (reason, passes),
             "{error}"
         );
-        assert_eq!(error.hint().is_some(), reason != "join-failed");
+        assert!(error.hint().is_some(), "{reason}");
         for path in [CA, CONFIGURATION] {
             assert!(
                 !machine.host.files.exists(path.into()).unwrap(),
@@ -421,6 +421,28 @@ async fn a_command_gets_its_secrets_as_environment() {
         .await
         .expect_err("it has not joined");
     assert_eq!(error.reason(), "join-timeout");
+}
+
+#[tokio::test]
+async fn a_command_that_fails_is_told_with_its_words_and_what_to_do() {
+    let command = join(JoinMethod::Command {
+        command: vec!["/usr/local/sbin/join".to_owned()],
+        environment_file: None,
+        joined_file: "/etc/joined".into(),
+    });
+    let said =
+        "error: none of the public keys \"sha256:1\" are pinned\nTo see the stack trace use --v=5";
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .exec
+        .on("/usr/local/sbin/join", move |_, _| failed(1, said));
+    let error = machine.apply(&command).await.expect_err("it has failed");
+    assert_eq!(error.reason(), "join-command");
+    let told = crate::error::one_line(&error);
+    assert!(told.contains(said), "{told}");
+    let hint = error.hint().expect("what to do");
+    assert!(hint.contains("mend what your command says"), "{hint}");
 }
 
 #[tokio::test]
