@@ -87,7 +87,11 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     };
     let mut ground = prepare::ground(world, host, request, scope).await?;
     let mut back = None;
-    let desired = match (!text_only).then(|| ground.resolve(world, &*named.files)) {
+    let resolved = match text_only {
+        true => None,
+        false => Some(ground.resolve(world, &*named.files).await),
+    };
+    let desired = match resolved {
         None => Err(Unresolvable {
             why: "only the output of lspci is known, so nothing can be wanted of the machine"
                 .to_owned(),

@@ -49,6 +49,8 @@ pub(super) struct Ground {
     pub(super) matrix: Arc<Matrix>,
     /// To ask for the same again.
     pub(super) request: Request,
+    /// What the cloud has said, if it was asked.
+    cloud: Option<Layers>,
 }
 
 /// What a command looks at, and what it wants there.
@@ -88,6 +90,7 @@ pub(super) fn request(
         reboot,
         lock_timeout_seconds: lock_timeout,
         deadline_seconds: None,
+        has_cloud_settings: false,
         credentials,
     })
 }
@@ -150,6 +153,7 @@ pub(super) async fn ground(
         facts,
         matrix: Arc::new(matrix),
         request,
+        cloud: None,
     })
 }
 
@@ -159,7 +163,7 @@ pub(super) async fn ground(
 /// Configuration that is wrong, or a machine that cannot be what is wanted.
 pub(super) async fn target(world: &World<'_>, request: Request) -> Result<Target, Failure> {
     let mut ground = ground(world, world.host.clone(), request, machine::scope(None)).await?;
-    let resolution = ground.resolve(world, &*world.host.files)?;
+    let resolution = ground.resolve(world, &*world.host.files).await?;
     Ok(Target { ground, resolution })
 }
 
@@ -169,17 +173,18 @@ impl Ground {
     ///
     /// # Errors
     /// Configuration that is wrong, or a machine that cannot be what is wanted.
-    pub(super) fn resolve(
+    pub(super) async fn resolve(
         &mut self,
         world: &World<'_>,
         named: &dyn ReadFiles,
     ) -> Result<Resolution, ResolveError> {
         let request = &self.request;
-        let ask = Ask {
+        let mut ask = Ask {
             profile: request.profile.clone(),
             config: request.config.clone(),
             env: env(&world.vars),
             set: settings(request),
+            cloud: None,
             lock_timeout_seconds: request.lock_timeout_seconds,
             flags: Flags {
                 image: request.image,
@@ -188,7 +193,21 @@ impl Ground {
             secrets: world.secrets.clone(),
             by_root: world.root && self.scope.executes,
         };
-        let resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
+        let warning = if request.has_cloud_settings {
+            None
+        } else {
+            let why_not = match (self.scope.executes, request.image) {
+                (false, _) => Some("the instance is another one than this machine"),
+                (true, true) => {
+                    Some("an image is built for other instances, which ask at their first boot")
+                }
+                (true, false) => None,
+            };
+            load::ask_cloud(&self.host, named, &mut ask, &self.facts, why_not).await?
+        };
+        let mut resolution = load::load(&*self.host.files, named, &ask, &self.facts, &self.matrix)?;
+        resolution.warnings.extend(warning);
+        self.cloud = ask.cloud;
         if let (Some(proxy), true) = (&resolution.desired.packages.proxy, self.scope.executes) {
             let direct = resolution.desired.packages.no_proxy.as_deref();
             self.host.http = (world.proxied)(proxy, direct);
@@ -464,13 +483,16 @@ impl Target {
     /// The request as the journal keeps it. After a reboot the environment is another one, so settings
     /// from the environment are kept, too, with lower priority than the others, as now.
     fn kept(&self, world: &World<'_>) -> Request {
-        let mut set = used_network(&env(&world.vars), &self.resolution.provenance);
+        let cloud = self.ground.cloud.as_ref();
+        let mut set = cloud.map(Layers::assignments).unwrap_or_default();
+        set.extend(used_network(&env(&world.vars), &self.resolution.provenance));
         set.extend(layers::assignments(env(&world.vars)));
         set.extend(settings(&self.ground.request));
         let (set, credentials) = parted(set, &world.secrets);
         Request {
             set,
             credentials,
+            has_cloud_settings: self.ground.request.has_cloud_settings || cloud.is_some(),
             ..self.ground.request.clone()
         }
     }
@@ -512,83 +534,4 @@ pub(super) fn root(world: &World<'_>, what: &str) -> Result<(), Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        host::fake,
-        journal::{Journal, Record},
-    };
-
-    #[test]
-    fn the_proxy_of_the_environment_is_kept_for_the_run_after_a_reboot() {
-        let (host, fakes) = fake::host();
-        let env: Vec<(String, String)> = [
-            ("https_proxy", "http://joe:s3cret@proxy:3128"),
-            ("no_proxy", "localhost,.internal"),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec();
-        let read = || Layers::read(&*host.files, &*host.files, &[], env.clone(), &[]).unwrap();
-        let set = used_network(&env, &read().provenance());
-        let (open, credentials) = parted(set, &Secrets::default());
-        assert_eq!(open, ["packages.no-proxy=localhost,.internal"]);
-        assert_eq!(
-            credentials[0].expose(),
-            "packages.proxy=http://joe:s3cret@proxy:3128"
-        );
-        assert_eq!(
-            read().merged().unwrap().packages.no_proxy.as_deref(),
-            Some("localhost,.internal")
-        );
-        // The configuration knows better.
-        let own = "[packages]\nproxy = \"http://other:8080\"\n";
-        fakes.files.put("/etc/gpu-bootstrap/config.toml", own);
-        assert_eq!(
-            used_network(&env, &read().provenance()),
-            ["packages.no-proxy=localhost,.internal"]
-        );
-        let proxy = read().merged().unwrap().packages.proxy.unwrap();
-        assert_eq!(proxy.expose(), "http://other:8080");
-    }
-
-    #[test]
-    fn a_secret_in_a_table_is_kept_for_the_run_after_a_reboot_and_not_in_the_journal() {
-        let token = "abcdef.0123456789";
-        let secret = [
-            format!("cluster={{name=\"c\", token=\"{token}\"}}"),
-            format!("cluster={{nodes=[{{join.token=\"{token}\"}}]}}"),
-            format!("node.label=x-{token}"),
-        ];
-        for setting in secret {
-            let secrets = Secrets::default();
-            secrets.learn(&Secret::new(token));
-            let open = "driver.branch=580".to_owned();
-            let (set, credentials) = parted(vec![setting.clone(), open.clone()], &secrets);
-            assert_eq!(set, std::slice::from_ref(&open));
-            let request = Request {
-                set,
-                credentials,
-                ..Request::default()
-            };
-
-            let (host, fakes) = fake::host();
-            fakes.files.put_folder("/var/lib", 0o755);
-            let (journal, _) = Journal::open(&host, "run", &secrets).unwrap();
-            journal.keep_credentials(&request.credentials).unwrap();
-            let record = Record::RunStarted {
-                tool: "0.0.0".to_owned(),
-                mode: "install".to_owned(),
-                instance_id: None,
-                boot_id: None,
-                request,
-                policy: None,
-            };
-            journal.append(record).unwrap();
-            let text = fakes.files.text("/var/lib/gpu-bootstrap/journal.jsonl");
-            assert!(!text.contains(token), "{text}");
-
-            let request = engine::request(&host).unwrap().unwrap();
-            assert_eq!(settings(&request), [open, setting]);
-        }
-    }
-}
+mod tests;

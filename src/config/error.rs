@@ -3,7 +3,8 @@
 use camino::Utf8PathBuf;
 
 use crate::{
-    config::place::Place, error::Report, exit::Exit, host::FilesError, model::text::nearest,
+    config::place::Place, error::Report, exit::Exit, facts::Untold, host::FilesError,
+    model::text::nearest,
 };
 
 /// A profile or a setting that cannot be used.
@@ -15,6 +16,9 @@ pub enum ConfigError {
     /// The package sources of the machine could not be read.
     #[error("read the package sources of this machine")]
     Sources(#[source] FilesError),
+    /// The cloud does not tell its settings.
+    #[error("ask the cloud for the settings of this instance")]
+    Cloud(#[source] Untold),
     /// A file that was asked for is not there.
     #[error("read `{path}`: there is no such file")]
     MissingFile {
@@ -105,6 +109,7 @@ impl Report for ConfigError {
         match self {
             Self::Files(error) => error.reason().unwrap_or("config-unreadable"),
             Self::Sources(_) => "sources-unreadable",
+            Self::Cloud(_) => "cloud-settings",
             Self::MissingFile { .. } => "config-missing",
             Self::Syntax { .. } => "config-syntax",
             Self::UnknownKey { .. } => "config-unknown-key",
@@ -114,6 +119,10 @@ impl Report for ConfigError {
             Self::UnknownOs => "os-unknown",
             Self::UnsupportedOs { .. } => "os-unsupported",
         }
+    }
+
+    fn passes(&self) -> bool {
+        matches!(self, Self::Cloud(Untold::Http(error)) if error.passes())
     }
 
     fn hint(&self) -> Option<String> {
@@ -139,6 +148,11 @@ impl Report for ConfigError {
                 supported.join("; ")
             )),
             Self::Files(error) => error.hint(),
+            Self::Cloud(_) => Some(
+                "see that the instance's metadata service is on and that routes and firewalls let this machine reach \
+                 169.254.169.254, or remove `cloud.settings`"
+                    .into(),
+            ),
             Self::Sources(_) | Self::MissingFile { .. } | Self::Syntax { .. } => None,
             Self::Profile { .. } => Some("profiles are described in docs/configuration.md".into()),
         }
@@ -227,6 +241,13 @@ impl Report for ResolveError {
         match self {
             Self::Config(error) => error.hint(),
             Self::Refused(error) => error.hint(),
+        }
+    }
+
+    fn passes(&self) -> bool {
+        match self {
+            Self::Config(error) => error.passes(),
+            Self::Refused(error) => error.passes(),
         }
     }
 }

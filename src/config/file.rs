@@ -57,6 +57,8 @@ pub struct Config {
     pub hold: HoldConfig,
     /// The cluster that the machine joins when all else is proven.
     pub cluster: ClusterConfig,
+    /// The cloud of the machine.
+    pub cloud: CloudConfig,
 }
 
 /// The NVIDIA driver.
@@ -263,4 +265,23 @@ pub struct ClusterConfig {
     pub timeout_seconds: Option<u64>,
     /// Seconds until the node must be Ready.
     pub ready_timeout_seconds: Option<u64>,
+}
+
+/// The cloud of the machine.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct CloudConfig {
+    /// Where the cloud has further settings for this instance: "user-data", "tags". Whoever may change these configures
+    /// the machine.
+    pub settings: Option<Vec<CloudPlace>>,
+}
+
+/// Where a cloud has settings for an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CloudPlace {
+    /// The user data of the instance, if its first line is `#gpu-bootstrap`.
+    UserData,
+    /// AWS, Azure: tags such as `gpu-bootstrap:driver.branch`. Google: the instance's attribute `gpu-bootstrap`.
+    Tags,
 }

@@ -5,6 +5,7 @@ use camino::Utf8PathBuf;
 use crate::{
     compat::matrix::Matrix,
     config::{
+        cloud,
         desired::ClusterWish,
         error::{ConfigError, ResolveError},
         layers::Layers,
@@ -12,7 +13,7 @@ use crate::{
         resolve::{self, Flags, Inputs, Resolution},
     },
     facts::Facts,
-    host::{ReadFiles, trusted::Trusted},
+    host::{Host, ReadFiles, trusted::Trusted},
     model::{
         cluster::SecretKind,
         environment,
@@ -33,6 +34,8 @@ pub struct Ask {
     pub env: Vec<(String, String)>,
     /// `--set`, in order.
     pub set: Vec<String>,
+    /// What the cloud has said, see [`ask_cloud`].
+    pub cloud: Option<Layers>,
     /// `--lock-timeout`.
     pub lock_timeout_seconds: Option<u64>,
     /// `--image` and `--assume-gpu`.
@@ -57,12 +60,11 @@ pub fn load(
     facts: &Facts,
     matrix: &Matrix,
 ) -> Result<Resolution, ResolveError> {
-    let (env, config) = (ask.env.iter().cloned(), &ask.config);
+    let mut layers = layers(files, named, ask)?;
     let (obeyed, named) = (
         Trusted::new(files, ask.by_root),
         Trusted::new(named, ask.by_root),
     );
-    let mut layers = Layers::read(&obeyed, &named, config, env, &ask.set)?;
     layers
         .secrets()
         .for_each(|secret| ask.secrets.learn(&secret));
@@ -101,6 +103,47 @@ pub fn load(
         learn(files, cluster, &ask.secrets);
     }
     Ok(resolution)
+}
+
+/// All settings with their places.
+fn layers(files: &dyn ReadFiles, named: &dyn ReadFiles, ask: &Ask) -> Result<Layers, ConfigError> {
+    let obeyed = Trusted::new(files, ask.by_root);
+    let named = Trusted::new(named, ask.by_root);
+    let env = ask.env.iter().cloned();
+    Layers::read_with(
+        ask.cloud.as_ref(),
+        (&obeyed, &named),
+        &ask.config,
+        env,
+        &ask.set,
+    )
+}
+
+/// Asks the cloud of the machine for its settings, if the other settings say so, and adds them to what was asked. Where
+/// there is a reason not to ask, it comes back as a warning.
+///
+/// # Errors
+/// Configuration that is wrong, also that of the cloud, or a cloud that does not answer.
+pub async fn ask_cloud(
+    host: &Host,
+    named: &dyn ReadFiles,
+    ask: &mut Ask,
+    facts: &Facts,
+    why_not: Option<&str>,
+) -> Result<Option<String>, ConfigError> {
+    let layers = layers(&*host.files, named, ask)?;
+    let places = layers.merged()?.cloud.settings.unwrap_or_default();
+    match why_not {
+        _ if places.is_empty() => Ok(None),
+        Some(why) => Ok(Some(format!(
+            "the cloud is not asked for settings, as `cloud.settings` wants: {why}"
+        ))),
+        None => {
+            let provider = facts.cloud.provider.as_deref();
+            ask.cloud = Some(cloud::ask(host, provider, &places, &layers).await?);
+            Ok(None)
+        }
+    }
 }
 
 /// Learns the secrets in files that the cluster's settings name, so that nothing shows them. A file that cannot be

@@ -4,6 +4,7 @@
 //! [`resolve`] joins both with the facts and the matrix; [`load`] reads all files and resolves.
 
 mod alternatives;
+mod cloud;
 pub mod cluster;
 pub mod desired;
 mod driver;

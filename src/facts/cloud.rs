@@ -18,8 +18,9 @@ pub(super) const UNTOLD: &str = "neither the firmware nor cloud-init tells";
 
 impl Cloud {
     /// What a metadata service also knows.
-    pub(super) fn keys(&self) -> [(&'static str, &Option<String>); 4] {
+    pub(super) fn keys(&self) -> [(&'static str, &Option<String>); 5] {
         [
+            ("cloud.instance-id", &self.instance_id),
             ("cloud.instance-type", &self.instance_type),
             ("cloud.lifecycle", &self.lifecycle),
             ("cloud.region", &self.region),
@@ -113,6 +114,7 @@ pub(super) fn gather(reader: &mut FactReader<'_>, dmi: &Dmi, init: &CloudInit) -
     let instance_type = from_product.or_else(|| init.instance_type.clone());
     let cloud = Cloud {
         provider: Some(provider),
+        instance_id: init.instance_id.clone(),
         instance_type,
         lifecycle: init.lifecycle.clone(),
         region: init.region.clone(),
@@ -283,7 +285,7 @@ mod tests {
             0
         );
         let google = dmi("Google", "Google Compute Engine", "");
-        assert_eq!(gathered(&google, &CloudInit::default()).1, 4);
+        assert_eq!(gathered(&google, &CloudInit::default()).1, 5);
     }
 
     #[test]

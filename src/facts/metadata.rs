@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::{
     error::one_line,
     facts::{Cloud, Facts, Unknown, cloud::UNTOLD},
-    host::{Ask, Clock, Host, Http, HttpError, Method},
+    host::{Ask, Clock, Host, Http, HttpError, Method, Persistence, Route, ask_again},
     model::secret::Secret,
 };
 
@@ -24,40 +24,144 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// How long all of it may take, pauses included.
 const WHOLE: Duration = Duration::from_secs(5);
 
-/// The first pause after an answer that passes, such as "too many requests"; the next are twice as long.
-const PAUSE: Duration = Duration::from_millis(200);
-
 /// Azure's answer is one document of a few kB, with up to 64 kB of user data.
 const LARGEST: u64 = 256 << 10;
 
+/// A header of a request; its value may be secret.
+pub type Header = (&'static str, Secret);
+
 /// Completes the cloud of the facts. What the service does not tell either stays unknown, with the reason.
 pub async fn complete(host: &Host, facts: &mut Facts) {
-    let service = Service {
-        http: &*host.http,
-        clock: &*host.clock,
-        address: SERVICE,
-        until: host.clock.monotonic() + WHOLE,
-    };
-    service.complete(facts).await;
+    // Where nothing answers, there is no service, and a second attempt is the last.
+    Service::of(host, WHOLE, 2).complete(facts).await;
 }
 
-struct Service<'h> {
-    http: &'h dyn Http,
-    clock: &'h dyn Clock,
-    address: &'h str,
-    until: Duration,
+/// The metadata service of the machine's cloud.
+#[derive(Clone, Copy)]
+pub struct Service<'h> {
+    pub(crate) http: &'h dyn Http,
+    pub(crate) clock: &'h dyn Clock,
+    pub(crate) address: &'h str,
+    pub(crate) persistence: Persistence,
 }
 
 /// Why the service tells nothing.
 #[derive(Debug, thiserror::Error)]
-enum Untold {
+pub enum Untold {
+    /// It does not answer, or refuses.
     #[error(transparent)]
     Http(#[from] HttpError),
-    #[error("`{url}` answers with something else than {what}")]
-    Odd { url: String, what: &'static str },
+    /// Somebody else answers.
+    #[error("get `{url}`: the answer is something else than {what}")]
+    Odd {
+        /// The address.
+        url: String,
+        /// What the answer should have been.
+        what: &'static str,
+    },
 }
 
-impl Service<'_> {
+/// Azure's document about the instance, without what follows the path.
+const AZURE: &str = "/metadata/instance/compute?api-version=2021-02-01&format=json";
+
+impl<'h> Service<'h> {
+    /// The service of this machine, asked within this time; it may say nothing at all so often.
+    #[must_use]
+    pub fn of(host: &'h Host, within: Duration, silences: u32) -> Self {
+        Self {
+            http: &*host.http,
+            clock: &*host.clock,
+            address: SERVICE,
+            persistence: Persistence {
+                until: host.clock.monotonic() + within,
+                silences,
+            },
+        }
+    }
+
+    /// The address of a path.
+    #[must_use]
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.address)
+    }
+
+    /// What the service has at a path.
+    ///
+    /// # Errors
+    /// No answer within the time, or one that is no success.
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        header: Header,
+    ) -> Result<Vec<u8>, HttpError> {
+        let request = Ask {
+            method,
+            route: Route::Direct,
+            url: self.url(path),
+            headers: vec![header],
+            within: ANSWER,
+            limit: LARGEST,
+        };
+        let answer = ask_again(self.http, self.clock, &request, self.persistence).await?;
+        answer.successful(&request.url)
+    }
+
+    /// The same; `None` if the service has no such key.
+    ///
+    /// # Errors
+    /// As [`Self::ask`], but for 404.
+    pub async fn find(&self, path: &str, header: Header) -> Result<Option<Vec<u8>>, HttpError> {
+        match self.ask(Method::Get, path, header).await {
+            Err(HttpError::Status { status: 404, .. }) => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+
+    /// AWS: the header without which nothing is told.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub async fn aws_header(&self) -> Result<Header, HttpError> {
+        let seconds = ("X-aws-ec2-metadata-token-ttl-seconds", Secret::new("60"));
+        let token = self.ask(Method::Put, "/latest/api/token", seconds).await?;
+        let token = Secret::new(String::from_utf8_lossy(&token).trim());
+        Ok(("X-aws-ec2-metadata-token", token))
+    }
+
+    /// Google: the same.
+    #[must_use]
+    pub fn gcp_header() -> Header {
+        ("Metadata-Flavor", Secret::new("Google"))
+    }
+
+    /// Azure: the same.
+    #[must_use]
+    pub fn azure_header() -> Header {
+        ("Metadata", Secret::new("true"))
+    }
+
+    /// Azure: the address of the document about the instance.
+    #[must_use]
+    pub fn azure_url(&self) -> String {
+        self.url(AZURE)
+    }
+
+    /// Azure: the document about the instance.
+    ///
+    /// # Errors
+    /// As [`Self::ask`]; something else than a document.
+    pub async fn azure_compute(&self) -> Result<serde_json::Value, Untold> {
+        let document = (self.ask(Method::Get, AZURE, Self::azure_header())).await?;
+        match serde_json::from_slice(&document) {
+            Ok(document @ serde_json::Value::Object(_)) => Ok(document),
+            _ => Err(Untold::Odd {
+                url: self.azure_url(),
+                what: "a document of JSON",
+            }),
+        }
+    }
+
     async fn complete(&self, facts: &mut Facts) {
         let complete = facts.cloud.keys().iter().all(|(_, value)| value.is_some());
         let told = match facts.cloud.provider.as_deref() {
@@ -71,6 +175,7 @@ impl Service<'_> {
             Ok(told) => {
                 let cloud = &mut facts.cloud;
                 for (key, value) in [
+                    (&mut cloud.instance_id, told.instance_id),
                     (&mut cloud.instance_type, told.instance_type),
                     (&mut cloud.lifecycle, told.lifecycle),
                     (&mut cloud.region, told.region),
@@ -97,16 +202,14 @@ impl Service<'_> {
     }
 
     async fn aws(&self) -> Result<Cloud, Untold> {
-        let seconds = ("X-aws-ec2-metadata-token-ttl-seconds", Secret::new("60"));
-        let token = self.ask(Method::Put, "/latest/api/token", seconds).await?;
-        let token = Secret::new(String::from_utf8_lossy(&token).trim());
+        let header = self.aws_header().await?;
         let value = async |path: &str| {
             let path = format!("/latest/meta-data/{path}");
-            self.name(&path, ("X-aws-ec2-metadata-token", token.clone()))
-                .await
+            self.name(&path, header.clone()).await
         };
         Ok(Cloud {
             provider: None,
+            instance_id: value("instance-id").await?,
             instance_type: value("instance-type").await?,
             lifecycle: value("instance-life-cycle").await?,
             region: value("placement/region").await?,
@@ -117,13 +220,13 @@ impl Service<'_> {
     async fn gcp(&self) -> Result<Cloud, Untold> {
         let value = async |path: &str| {
             let path = format!("/computeMetadata/v1/instance/{path}");
-            self.name(&path, ("Metadata-Flavor", Secret::new("Google")))
-                .await
+            self.name(&path, Self::gcp_header()).await
         };
         let zone = value("zone").await?;
         let region = zone.as_deref().and_then(|zone| zone.rsplit_once('-'));
         Ok(Cloud {
             provider: None,
+            instance_id: value("id").await?,
             instance_type: value("machine-type").await?,
             // Spot instances are preemptible ones, too.
             lifecycle: (value("scheduling/preemptible").await?).and_then(|text| match &*text {
@@ -137,23 +240,14 @@ impl Service<'_> {
     }
 
     async fn azure(&self) -> Result<Cloud, Untold> {
-        let path = "/metadata/instance/compute?api-version=2021-02-01&format=json";
-        let header = ("Metadata", Secret::new("true"));
-        let document = self.ask(Method::Get, path, header).await?;
-        let odd = || Untold::Odd {
-            url: format!("{}{path}", self.address),
-            what: "a document of JSON",
-        };
-        let document: serde_json::Value = serde_json::from_slice(&document).map_err(|_| odd())?;
+        let document = self.azure_compute().await?;
         let text = |key: &str| {
             let text = document.get(key).and_then(serde_json::Value::as_str);
             text.filter(|text| is_name(text)).map(str::to_owned)
         };
-        if !document.is_object() {
-            return Err(odd());
-        }
         Ok(Cloud {
             provider: None,
+            instance_id: text("vmId"),
             instance_type: text("vmSize"),
             lifecycle: text("priority").and_then(|priority| match &*priority {
                 "Spot" | "Low" => Some("spot".to_owned()),
@@ -166,14 +260,9 @@ impl Service<'_> {
     }
 
     /// A value that is a name, or a path whose last part is one; `None` if the service has no such key.
-    async fn name(
-        &self,
-        path: &str,
-        header: (&'static str, Secret),
-    ) -> Result<Option<String>, Untold> {
-        let answer = match self.ask(Method::Get, path, header).await {
-            Err(HttpError::Status { status: 404, .. }) => return Ok(None),
-            answer => answer?,
+    async fn name(&self, path: &str, header: Header) -> Result<Option<String>, Untold> {
+        let Some(answer) = self.find(path, header).await? else {
+            return Ok(None);
         };
         let text = String::from_utf8_lossy(&answer);
         let name = text.trim().rsplit('/').next().unwrap_or_default();
@@ -181,43 +270,9 @@ impl Service<'_> {
             return Ok(Some(name.to_owned()));
         }
         Err(Untold::Odd {
-            url: format!("{}{path}", self.address),
+            url: self.url(path),
             what: "a name",
         })
-    }
-
-    /// Asks, and asks again while the answer may pass and time is left. Where nothing answers, there is no
-    /// service, and a second attempt is the last.
-    async fn ask(
-        &self,
-        method: Method,
-        path: &str,
-        header: (&'static str, Secret),
-    ) -> Result<Vec<u8>, HttpError> {
-        let mut pause = PAUSE;
-        let mut silent = false;
-        loop {
-            let left = self.until.saturating_sub(self.clock.monotonic());
-            let request = Ask {
-                method,
-                url: format!("{}{path}", self.address),
-                headers: vec![header.clone()],
-                within: left.min(ANSWER),
-                limit: LARGEST,
-            };
-            let error = match self.http.ask(&request).await {
-                Err(error) if error.passes() => error,
-                answer => return answer,
-            };
-            let transport = matches!(error, HttpError::Transport { .. });
-            let left = self.until.saturating_sub(self.clock.monotonic());
-            if (transport && silent) || left <= pause {
-                return Err(error);
-            }
-            silent = transport;
-            self.clock.sleep(pause).await;
-            pause *= 2;
-        }
     }
 }
 
@@ -227,5 +282,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 64 && text.chars().all(letter)
 }
 
+#[cfg(test)]
+pub(crate) mod standin;
 #[cfg(test)]
 mod tests;

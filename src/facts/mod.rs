@@ -32,7 +32,9 @@ use crate::model::{
 
 pub use catalog::{DeviceCatalog, GpuDescription};
 pub use gather::gather;
-pub use metadata::complete;
+#[cfg(test)]
+pub(crate) use metadata::standin;
+pub use metadata::{Service, Untold, complete};
 
 /// The schema version of the document of `facts`.
 pub const SCHEMA: u32 = 1;
@@ -168,6 +170,9 @@ pub enum SecureBoot {
 pub struct Cloud {
     /// `aws`, `gcp`, `azure`, …; `None` outside a known cloud.
     pub provider: Option<String>,
+    /// The cloud's own id of the instance, such as `i-0929128ff2f73a2f1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_id: Option<String>,
     /// `p5.48xlarge`.
     pub instance_type: Option<String>,
     /// `on-demand`, `spot`.

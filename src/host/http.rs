@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::model::secret::Secret;
+use crate::{
+    host::Clock,
+    model::secret::{Secret, without_logins},
+};
 
 /// What can go wrong with a request.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -41,26 +44,44 @@ impl HttpError {
     pub fn passes(&self) -> bool {
         match self {
             Self::Transport { .. } => true,
-            Self::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500..),
+            Self::Status { status, .. } => status_passes(*status),
             Self::TooLarge { .. } => false,
         }
     }
 }
 
+/// Whether a later answer may have another status.
+fn status_passes(status: u16) -> bool {
+    matches!(status, 408 | 425 | 429 | 500..)
+}
+
 /// What a request does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Method {
     /// It reads.
     Get,
     /// It sends nothing but headers: so AWS gives out tokens.
     Put,
+    /// It sends this document.
+    Post(String),
 }
 
-/// One request to a service beside the machine, such as a cloud's metadata service.
+/// How a request reaches its service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// Through no proxy, which would answer for another machine.
+    Direct,
+    /// Through the proxy of the configuration, if there is one.
+    Proxied,
+}
+
+/// One request to a service of a cloud, such as its metadata service.
 #[derive(Debug, Clone)]
 pub struct Ask {
     /// What it does.
     pub method: Method,
+    /// How it gets there.
+    pub route: Route,
     /// The address.
     pub url: String,
     /// Headers; their values may be secret.
@@ -69,6 +90,37 @@ pub struct Ask {
     pub within: Duration,
     /// The bytes that the answer may have.
     pub limit: u64,
+}
+
+/// What a service answers, whatever its status is.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The content, which may be secret.
+    pub body: Vec<u8>,
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "[{}, {} bytes]", self.status, self.body.len())
+    }
+}
+
+impl Answer {
+    /// The content, if the status is one of success.
+    ///
+    /// # Errors
+    /// [`HttpError::Status`] otherwise.
+    pub fn successful(self, url: &str) -> Result<Vec<u8>, HttpError> {
+        match self.status {
+            200..300 => Ok(self.body),
+            status => Err(HttpError::Status {
+                url: without_logins(url).into_owned(),
+                status,
+            }),
+        }
+    }
 }
 
 /// Fetches. `file://` addresses are allowed: an offline mirror is a folder.
@@ -80,10 +132,62 @@ pub trait Http: Send + Sync {
     /// See [`HttpError`]; passing faults were retried already.
     async fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, HttpError>;
 
-    /// Asks once: through no proxy, which would answer for another machine, and without following a
-    /// redirect.
+    /// Asks once, without following a redirect, which would take the headers elsewhere.
     ///
     /// # Errors
-    /// See [`HttpError`]. A redirect is a status.
-    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError>;
+    /// No answer, or one that is too large. A redirect is a status.
+    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError>;
+}
+
+/// The first pause after an answer that passes, such as "too many requests"; the next are twice as long.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// No pause is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How long to go on asking.
+#[derive(Debug, Clone, Copy)]
+pub struct Persistence {
+    /// Until when on the monotonic clock, pauses included.
+    pub until: Duration,
+    /// How often the service may say nothing at all. Where nothing answers, there may be no service.
+    pub silences: u32,
+}
+
+/// Asks, and asks again while the answer may pass and time is left.
+///
+/// # Errors
+/// No answer; the last one, if it is still one that passes.
+pub async fn ask_again(
+    http: &dyn Http,
+    clock: &dyn Clock,
+    request: &Ask,
+    persistence: Persistence,
+) -> Result<Answer, HttpError> {
+    let mut pause = PAUSE;
+    let mut silences = 0;
+    let left = || persistence.until.saturating_sub(clock.monotonic());
+    loop {
+        let request = Ask {
+            within: left().min(request.within),
+            ..request.clone()
+        };
+        let error = match http.ask(&request).await {
+            Ok(answer) if !status_passes(answer.status) => return Ok(answer),
+            Ok(answer) => HttpError::Status {
+                url: without_logins(&request.url).into_owned(),
+                status: answer.status,
+            },
+            Err(error) if error.passes() => error,
+            Err(error) => return Err(error),
+        };
+        if matches!(error, HttpError::Transport { .. }) {
+            silences += 1;
+        }
+        if silences >= persistence.silences || left() <= pause {
+            return Err(error);
+        }
+        clock.sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
 }

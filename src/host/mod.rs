@@ -25,7 +25,7 @@ pub use cuda::{CudaCause, CudaDevice, CudaFault, CudaPeer, CudaStart, CudaView, 
 pub use exec::{Cmd, Exec, ExecError, Output, Query, Stream};
 pub use files::{Files, FilesError, Kind, ReadFiles, Stat};
 pub use gpu::{FabricProgress, Gpu, GpuFabric, MigDevice, MigShare, Nvml, NvmlDevice, NvmlView};
-pub use http::{Ask, Http, HttpError, Method};
+pub use http::{Answer, Ask, Http, HttpError, Method, Persistence, Route, ask_again};
 pub use system::System;
 
 /// The six capabilities through which everything outside this process is reached.

@@ -12,8 +12,8 @@ use super::files::Room;
 use super::real::RealClock;
 use super::system::ProcFiles;
 use super::{
-    Ask, Cmd, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Http, HttpError, Nvml,
-    Output, ReadFiles, Stat,
+    Answer, Ask, Cmd, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Http, HttpError,
+    Nvml, Output, ReadFiles, Stat,
 };
 
 /// Files that can be read and not written.
@@ -141,8 +141,11 @@ impl Http for Refusing {
         })
     }
 
-    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError> {
-        self.get(&request.url, request.limit).await
+    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
+        Err(HttpError::Transport {
+            url: request.url.clone(),
+            why: self.why.to_owned(),
+        })
     }
 }
 

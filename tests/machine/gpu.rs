@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use gpu_bootstrap::host::{
-    Ask, Clock, CudaDevice, CudaStart, CudaView, CudaWork, Gpu, Http, HttpError, Nvml, NvmlDevice,
-    NvmlView,
+    Answer, Ask, Clock, CudaDevice, CudaStart, CudaView, CudaWork, Gpu, Http, HttpError, Nvml,
+    NvmlDevice, NvmlView,
     fake::{FakeClock, FakeFiles, FakeHttp},
 };
 
@@ -151,7 +151,7 @@ impl Http for MachineHttp {
         self.pages.get(url, limit).await
     }
 
-    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError> {
+    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
         self.pages.ask(request).await
     }
 }

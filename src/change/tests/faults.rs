@@ -15,7 +15,7 @@ use crate::{
     config::desired::{PackageWish, Repository, RuntimeKind},
     error::{Report, causes},
     host::{
-        Ask, ExecError, Http, HttpError,
+        Answer, Ask, ExecError, Http, HttpError,
         fake::{Damage, failed, ok},
     },
     model::secret::Secret,
@@ -205,7 +205,7 @@ impl Http for Hangs {
         std::future::pending().await
     }
 
-    async fn ask(&self, _: &Ask) -> Result<Vec<u8>, HttpError> {
+    async fn ask(&self, _: &Ask) -> Result<Answer, HttpError> {
         std::future::pending().await
     }
 }

@@ -1,11 +1,10 @@
 //! The services, played by a local server that answers as theirs do, over real HTTP.
 
-use std::collections::BTreeMap;
-use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::standin::{aws, azure, gcp, no, ok, serve};
 use super::*;
 use crate::{
     host::{
@@ -14,123 +13,6 @@ use crate::{
     },
     steps::fixtures::facts,
 };
-
-/// A request as the server saw it, with the names of headers in small letters.
-struct Seen {
-    method: String,
-    path: String,
-    headers: BTreeMap<String, String>,
-}
-
-impl Seen {
-    fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(name).map(String::as_str)
-    }
-}
-
-/// What the server answers: a status and a body, or nothing at all.
-type Reply = Option<(u16, String)>;
-
-fn ok(body: &str) -> Reply {
-    Some((200, body.to_owned()))
-}
-
-fn no(status: u16) -> Reply {
-    Some((status, String::new()))
-}
-
-/// Serves for as long as the test runs; gives the address.
-fn serve(reply: impl Fn(&Seen) -> Reply + Send + 'static) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
-    std::thread::spawn(move || {
-        let mut silent = Vec::new();
-        while let Ok((mut connection, _)) = listener.accept() {
-            let mut request = Vec::new();
-            let mut buffer = [0; 1024];
-            while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-                let Ok(1..) = connection.read(&mut buffer).inspect(|count| {
-                    request.extend_from_slice(&buffer[..*count]);
-                }) else {
-                    break;
-                };
-            }
-            let text = String::from_utf8(request).unwrap();
-            let mut lines = text.lines();
-            let mut first = lines
-                .next()
-                .unwrap_or_default()
-                .split(' ')
-                .map(str::to_owned);
-            let seen = Seen {
-                method: first.next().unwrap_or_default(),
-                path: first.next().unwrap_or_default(),
-                headers: lines
-                    .filter_map(|line| line.split_once(": "))
-                    .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
-                    .collect(),
-            };
-            match reply(&seen) {
-                Some((status, body)) => {
-                    let length = body.len();
-                    let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n");
-                    let answer = format!("{head}Connection: close\r\n\r\n{body}");
-                    connection.write_all(answer.as_bytes()).unwrap();
-                }
-                // Kept open.
-                None => silent.push(connection),
-            }
-        }
-    });
-    address
-}
-
-/// IMDSv2: nothing without a token, and a token by PUT alone.
-fn aws(seen: &Seen) -> Reply {
-    if seen.path == "/latest/api/token" {
-        let seconds = seen.header("x-aws-ec2-metadata-token-ttl-seconds");
-        return match (seen.method.as_str(), seconds) {
-            ("PUT", Some(seconds)) if seconds.parse().is_ok_and(|s: u32| s <= 21_600) => {
-                ok("AQAEA-token==")
-            }
-            ("PUT", _) => no(400),
-            _ => no(405),
-        };
-    }
-    if seen.header("x-aws-ec2-metadata-token") != Some("AQAEA-token==") {
-        return no(401);
-    }
-    match seen.path.as_str() {
-        "/latest/meta-data/instance-type" => ok("p5.48xlarge"),
-        "/latest/meta-data/instance-life-cycle" => ok("spot"),
-        "/latest/meta-data/placement/region" => ok("us-east-2"),
-        "/latest/meta-data/placement/availability-zone" => ok("us-east-2b"),
-        _ => no(404),
-    }
-}
-
-fn gcp(seen: &Seen) -> Reply {
-    if seen.header("metadata-flavor") != Some("Google") {
-        return no(403);
-    }
-    match seen.path.strip_prefix("/computeMetadata/v1/instance/") {
-        Some("machine-type") => ok("projects/123456789/machineTypes/a3-highgpu-8g"),
-        Some("zone") => ok("projects/123456789/zones/europe-west4-b"),
-        Some("scheduling/preemptible") => ok("TRUE"),
-        _ => no(404),
-    }
-}
-
-fn azure(seen: &Seen) -> Reply {
-    let path = "/metadata/instance/compute?api-version=2021-02-01&format=json";
-    if seen.header("metadata") != Some("true") || seen.path != path {
-        return no(400);
-    }
-    ok(
-        r#"{"vmSize": "Standard_ND96isr_H100_v5", "location": "westeurope", "zone": "",
-           "priority": "Regular", "tags": "", "userData": ""}"#,
-    )
-}
 
 /// The facts of a machine of which the disk told only the provider, after these services were asked.
 async fn asked(provider: &str, address: &str, http: &dyn Http, clock: &dyn Clock) -> Facts {
@@ -146,7 +28,10 @@ async fn asked(provider: &str, address: &str, http: &dyn Http, clock: &dyn Clock
         http,
         clock,
         address,
-        until: clock.monotonic() + WHOLE,
+        persistence: Persistence {
+            until: clock.monotonic() + WHOLE,
+            silences: 2,
+        },
     };
     service.complete(&mut facts).await;
     facts
@@ -158,27 +43,44 @@ async fn asked_quickly(provider: &str, address: &str) -> Facts {
     asked(provider, address, &http, &clock).await
 }
 
-fn values(cloud: &Cloud) -> [Option<&str>; 4] {
+fn values(cloud: &Cloud) -> [Option<&str>; 5] {
     cloud.keys().map(|(_, value)| value.as_deref())
 }
 
 #[tokio::test]
 async fn each_cloud_completes_the_facts() {
     let facts = asked_quickly("aws", &serve(aws)).await;
-    let told = ["p5.48xlarge", "spot", "us-east-2", "us-east-2b"];
+    let told = [
+        "i-0929128ff2f73a2f1",
+        "p5.48xlarge",
+        "spot",
+        "us-east-2",
+        "us-east-2b",
+    ];
     assert_eq!(values(&facts.cloud), told.map(Some));
     assert_eq!(facts.unknown, []);
 
     let facts = asked_quickly("gcp", &serve(gcp)).await;
-    let told = ["a3-highgpu-8g", "spot", "europe-west4", "europe-west4-b"];
+    let told = [
+        "4877340112233445566",
+        "a3-highgpu-8g",
+        "spot",
+        "europe-west4",
+        "europe-west4-b",
+    ];
     assert_eq!(values(&facts.cloud), told.map(Some));
     assert_eq!(facts.unknown, []);
 
     let facts = asked_quickly("azure", &serve(azure)).await;
-    let told = ["Standard_ND96isr_H100_v5", "on-demand", "westeurope"];
-    let [size, lifecycle, region] = told.map(Some);
+    let told = [
+        "02aab8a4-74ef-476e-8182-f6d2ba4166a6",
+        "Standard_ND96isr_H100_v5",
+        "on-demand",
+        "westeurope",
+    ];
+    let [id, size, lifecycle, region] = told.map(Some);
     // This machine has no zone: that is known.
-    assert_eq!(values(&facts.cloud), [size, lifecycle, region, None]);
+    assert_eq!(values(&facts.cloud), [id, size, lifecycle, region, None]);
     assert_eq!(facts.unknown, []);
 }
 
@@ -187,6 +89,7 @@ async fn what_the_disk_tells_stays_and_a_complete_machine_asks_nobody() {
     let mut machine = facts();
     machine.cloud = Cloud {
         provider: Some("aws".to_owned()),
+        instance_id: Some("i-1".to_owned()),
         instance_type: Some("g5.xlarge".to_owned()),
         lifecycle: Some("on-demand".to_owned()),
         region: Some("eu-central-1".to_owned()),
@@ -208,7 +111,10 @@ async fn what_the_disk_tells_stays_and_a_complete_machine_asks_nobody() {
         http: &RealHttp::new(Arc::new(clock.clone()), None),
         clock: &clock,
         address: &serve(aws),
-        until: clock.monotonic() + WHOLE,
+        persistence: Persistence {
+            until: clock.monotonic() + WHOLE,
+            silences: 2,
+        },
     };
     service.complete(&mut machine).await;
     assert_eq!(machine.cloud.instance_type.as_deref(), Some("g5.xlarge"));
@@ -246,7 +152,7 @@ async fn too_many_requests_are_repeated_within_the_deadline() {
     let clock = FakeClock::default();
     let http = RealHttp::new(Arc::new(clock.clone()), None);
     let facts = asked("azure", &address, &http, &clock).await;
-    assert_eq!(values(&facts.cloud), [None; 4]);
+    assert_eq!(values(&facts.cloud), [None; 5]);
     let why = &facts.unknown[0].why;
     assert!(
         why.starts_with(UNTOLD) && why.ends_with("the server answered 429"),
@@ -262,7 +168,7 @@ async fn a_service_that_is_silent_or_absent_costs_little_time() {
     let begin = clock.monotonic();
     // As for a container behind a hop limit of 1, which gets no answer to its PUT.
     let facts = asked("aws", &serve(|_| None), &http, &*clock).await;
-    assert_eq!(facts.unknown.len(), 4);
+    assert_eq!(facts.unknown.len(), 5);
     assert!(clock.monotonic() - begin < WHOLE);
 
     let closed = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -270,7 +176,7 @@ async fn a_service_that_is_silent_or_absent_costs_little_time() {
     drop(closed);
     let begin = clock.monotonic();
     let facts = asked("gcp", &address, &http, &*clock).await;
-    assert_eq!(facts.unknown.len(), 4);
+    assert_eq!(facts.unknown.len(), 5);
     assert!(clock.monotonic() - begin < ANSWER);
 }
 
@@ -289,7 +195,7 @@ async fn without_a_token_nothing_is_asked_and_strange_answers_are_refused() {
     for (provider, page) in [("gcp", "<html>please log in</html>"), ("azure", "[1]")] {
         let page = page.to_owned();
         let facts = asked_quickly(provider, &serve(move |_| ok(&page))).await;
-        assert_eq!(values(&facts.cloud), [None; 4], "{provider}");
+        assert_eq!(values(&facts.cloud), [None; 5], "{provider}");
         assert!(
             facts.unknown[0].why.contains("something else"),
             "{provider}"

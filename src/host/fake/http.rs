@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 
 use super::locked;
-use crate::host::{Ask, Http, HttpError};
+use crate::host::{Answer, Ask, Http, HttpError};
 
 /// Addresses with their content; anything else answers 404.
 #[derive(Clone, Default)]
@@ -75,8 +75,15 @@ impl Http for FakeHttp {
         Ok(content)
     }
 
-    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError> {
-        self.get(&request.url, request.limit).await
+    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
+        match self.get(&request.url, request.limit).await {
+            Ok(body) => Ok(Answer { status: 200, body }),
+            Err(HttpError::Status { status, .. }) => Ok(Answer {
+                status,
+                body: Vec::new(),
+            }),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -8,11 +8,11 @@ use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use camino::{Utf8Path, Utf8PathBuf};
 use reqwest::redirect;
-use reqwest::{Client, NoProxy, Proxy, Response, Url};
+use reqwest::{Client, ClientBuilder, NoProxy, Proxy, Response, Url};
 use tokio::io::AsyncReadExt;
 
 use crate::error::one_line;
-use crate::host::{Ask, Clock, Http, HttpError, Method};
+use crate::host::{Answer, Ask, Clock, Http, HttpError, Method, Route};
 use crate::model::secret::{Secret, without_logins};
 
 /// How this program calls itself.
@@ -51,8 +51,9 @@ pub struct RealHttp {
     proxy: Option<HttpProxy>,
     limits: Limits,
     client: Built,
-    /// The client of [`Http::ask`].
+    /// The clients of [`Http::ask`].
     direct: Built,
+    proxied: Built,
 }
 
 /// A client, or why there is none.
@@ -88,6 +89,7 @@ impl RealHttp {
             limits: LIMITS,
             client: Built::default(),
             direct: Built::default(),
+            proxied: Built::default(),
         }
     }
 
@@ -102,7 +104,7 @@ impl RealHttp {
 
     fn build(&self) -> reqwest::Result<Client> {
         install_crypto_provider();
-        let mut builder = Client::builder()
+        let builder = Client::builder()
             .user_agent(AGENT)
             .connect_timeout(self.limits.connect)
             .read_timeout(self.limits.read)
@@ -118,24 +120,35 @@ impl RealHttp {
                     attempt.follow()
                 }
             }));
-        if let Some(proxy) = &self.proxy {
-            let direct = proxy.no_proxy.as_deref().and_then(NoProxy::from_string);
-            builder = builder.proxy(Proxy::all(proxy.url.expose())?.no_proxy(direct));
-        }
-        builder.build()
+        self.behind_proxy(builder)?.build()
     }
 
-    /// The client for services beside the machine.
-    fn direct(&self, url: &str) -> Result<&Client, HttpError> {
+    fn behind_proxy(&self, builder: ClientBuilder) -> reqwest::Result<ClientBuilder> {
+        let Some(proxy) = &self.proxy else {
+            return Ok(builder);
+        };
+        let direct = proxy.no_proxy.as_deref().and_then(NoProxy::from_string);
+        Ok(builder.proxy(Proxy::all(proxy.url.expose())?.no_proxy(direct)))
+    }
+
+    /// The client for services of a cloud.
+    fn asking(&self, route: Route, url: &str) -> Result<&Client, HttpError> {
         let build = || {
             install_crypto_provider();
-            Client::builder()
+            let builder = Client::builder()
                 .user_agent(AGENT)
-                .no_proxy()
-                .redirect(redirect::Policy::none())
-                .build()
+                .redirect(redirect::Policy::none());
+            match route {
+                Route::Direct => builder.no_proxy(),
+                Route::Proxied => self.behind_proxy(builder)?,
+            }
+            .build()
         };
-        self.direct
+        let built = match route {
+            Route::Direct => &self.direct,
+            Route::Proxied => &self.proxied,
+        };
+        built
             .get_or_init(|| build().map_err(|error| one_line(&error)))
             .as_ref()
             .map_err(|why| transport(url, why.clone()))
@@ -232,12 +245,13 @@ impl Http for RealHttp {
         }
     }
 
-    async fn ask(&self, request: &Ask) -> Result<Vec<u8>, HttpError> {
+    async fn ask(&self, request: &Ask) -> Result<Answer, HttpError> {
         let url = &request.url;
-        let client = self.direct(url)?;
-        let asked = match request.method {
+        let client = self.asking(request.route, url)?;
+        let asked = match &request.method {
             Method::Get => client.get(url),
             Method::Put => client.put(url),
+            Method::Post(document) => client.post(url).body(document.clone()),
         };
         // It ends the reading of the answer, too.
         let asked = (request.headers.iter())
@@ -245,7 +259,10 @@ impl Http for RealHttp {
                 asked.header(header.0, header.1.expose())
             });
         let response = asked.send().await.map_err(|error| broken(url, error))?;
-        body(url, successful(url, response)?, request.limit).await
+        Ok(Answer {
+            status: response.status().as_u16(),
+            body: body(url, response, request.limit).await?,
+        })
     }
 }
 
