@@ -35,7 +35,7 @@ pub use applier::Applier;
 pub use edits::Edit;
 pub use error::{
     ChangeError, ImageError, ImageFault, JoinError, ModuleError, PackageError, RepositoryError,
-    RuntimeError, STOPPED,
+    RuntimeError, STOPPED, TokenError, TokenFault,
 };
 pub use image::has_image;
 pub use join::{Admission, Join, Leave};

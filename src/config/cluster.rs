@@ -22,6 +22,7 @@ use crate::{
         kubernetes::{self, KubernetesVersion, Taint},
         packages::Signed,
         text::built_in,
+        token::TokenSource,
     },
     tools::{crio, kubelet},
 };
@@ -133,12 +134,18 @@ impl ClusterInputs<'_> {
             JoinKind::None => return Ok(None),
             JoinKind::Kubeadm => self.kubeadm()?,
             JoinKind::K3s => {
-                let (server, token_file) = self.agent("k3s", 6443)?;
-                JoinMethod::K3s { server, token_file }
+                let (server, token_source) = self.agent("k3s", 6443)?;
+                JoinMethod::K3s {
+                    server,
+                    token_source,
+                }
             }
             JoinKind::Rke2 => {
-                let (server, token_file) = self.agent("rke2", 9345)?;
-                JoinMethod::Rke2 { server, token_file }
+                let (server, token_source) = self.agent("rke2", 9345)?;
+                JoinMethod::Rke2 {
+                    server,
+                    token_source,
+                }
             }
             JoinKind::Eks => JoinMethod::Eks,
             JoinKind::Command => self.command()?,
@@ -180,6 +187,10 @@ impl ClusterInputs<'_> {
             (
                 "token-file",
                 of(&[Kubeadm, K3s, Rke2], config.token_file.is_some()),
+            ),
+            (
+                "token-source",
+                of(&[Kubeadm, K3s, Rke2], config.token_source.is_some()),
             ),
             (
                 "ca-cert-hashes",
@@ -287,7 +298,7 @@ impl ClusterInputs<'_> {
             }
             return Ok(Discovery::File {
                 path: file.clone().into_inner(),
-                token_file: path(&config.token_file),
+                token_source: self.token_source()?,
             });
         }
         let server = self.needed(
@@ -305,10 +316,11 @@ impl ClusterInputs<'_> {
                 "write it without `https://`, such as \"10.0.0.1:6443\"",
             );
         }
-        let token_file = self.needed(
+        let source = self.token_source()?;
+        let token_source = self.needed(
             "token-file",
-            &config.token_file,
-            "name a file with the token; `kubeadm token create` makes one",
+            &source,
+            "name a file with the token, or another place with `cluster.token-source`; `kubeadm token create` makes one",
         )?;
         let hashes = self.needed(
             "ca-cert-hashes",
@@ -325,24 +337,44 @@ impl ClusterInputs<'_> {
         }
         Ok(Discovery::Token {
             server: server.to_owned(),
-            token_file: token_file.clone().into_inner(),
+            token_source: token_source.clone(),
             ca_cert_hashes: hashes.iter().map(ToString::to_string).collect(),
         })
     }
 
-    fn agent(&self, name: &str, port: u16) -> Result<(String, Utf8PathBuf), ResolveError> {
+    fn agent(&self, name: &str, port: u16) -> Result<(String, TokenSource), ResolveError> {
         let example = format!("name the server as \"https://HOST:{port}\"");
         let server = self.needed("server", &self.config.server, &example)?;
         if !server.as_str().starts_with("https://") {
             let why = format!("{name} wants the whole address of the server");
             return self.wrong("cluster.server", &why, &example);
         }
-        let token_file = self.needed(
+        let source = self.token_source()?;
+        let source = self.needed(
             "token-file",
-            &self.config.token_file,
-            "name a file with the token of the server, as its `node-token` file has it",
+            &source,
+            "name a file with the token of the server, as its `node-token` file has it, or another place with \
+             `cluster.token-source`",
         )?;
-        Ok((server.to_string(), token_file.clone().into_inner()))
+        Ok((server.to_string(), source.clone()))
+    }
+
+    fn token_source(&self) -> Result<Option<TokenSource>, ResolveError> {
+        let config = self.config;
+        match (&config.token_file, &config.token_source) {
+            (Some(_), Some(_)) => self.wrong(
+                "cluster.token-source",
+                "`cluster.token-file` names another place of the token",
+                "keep one of the two keys",
+            ),
+            (None, Some(TokenSource::File(_))) => self.wrong(
+                "cluster.token-source",
+                "this is a file",
+                "name it with `cluster.token-file`",
+            ),
+            (None, source) => Ok(source.clone()),
+            (Some(file), None) => Ok(Some(TokenSource::File(file.clone().into_inner()))),
+        }
     }
 
     fn command(&self) -> Result<JoinMethod, ResolveError> {

@@ -18,6 +18,7 @@ use crate::{
     model::{
         gpu::Flavour,
         kubernetes::{KubernetesVersion, MigStrategy, OwnLabel, Taint},
+        token::TokenSource,
         version::{CudaVersion, DriverVersion},
     },
 };
@@ -233,6 +234,9 @@ pub struct ClusterConfig {
     pub server: Option<Word>,
     /// A file with the token, which only root may read.
     pub token_file: Option<AbsolutePath>,
+    /// Where the token is, if in no file: "credential:NAME" (systemd), "aws-secret:REGION/NAME",
+    /// "gcp-secret:PROJECT/NAME", "azure-secret:VAULT/NAME".
+    pub token_source: Option<TokenSource>,
     /// kubeadm: the digests of the cluster's certificate authority, each "sha256:…".
     pub ca_cert_hashes: Option<Vec<CaHash>>,
     /// kubeadm: a kubeconfig that says how to find the cluster, in place of server, token and digests.

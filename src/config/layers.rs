@@ -558,9 +558,11 @@ fn shown(setting: &Setting) -> String {
 
 /// A value that does not fit: what its key marks as secret is not shown at all.
 fn shown_in_error(setting: &Setting) -> String {
+    // What names the place of a secret may be the secret itself, by mistake.
+    let names_secret = (setting.path.last()).is_some_and(|name| name == "token-source");
     match keys::secrecy(&setting.path) {
-        Secrecy::Open => shown(setting),
-        Secrecy::Login | Secrecy::Whole => "this value".to_owned(),
+        Secrecy::Open if !names_secret => shown(setting),
+        _ => "this value".to_owned(),
     }
 }
 

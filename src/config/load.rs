@@ -1,6 +1,6 @@
 //! From the command line to the desired state: reads profile and configuration, then resolves.
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     compat::matrix::Matrix,
@@ -18,6 +18,7 @@ use crate::{
         cluster::SecretKind,
         environment,
         secret::{Secret, Secrets},
+        token::TokenSource,
     },
     state::bus,
     tools::kubernetes::kubeconfig,
@@ -90,7 +91,7 @@ pub fn load(
     // What we wrote is not the machine's own configuration.
     sources.retain(|entry| entry.binary && !entry.is_ours());
     let reserved = bus::reserved(files, &facts.gpus).map_err(ConfigError::Files)?;
-    let resolution = resolve::resolve(Inputs {
+    let mut resolution = resolve::resolve(Inputs {
         choice: &choice,
         layers: &layers,
         facts,
@@ -99,7 +100,8 @@ pub fn load(
         reserved: &reserved,
         flags: &ask.flags,
     })?;
-    if let Some(cluster) = &resolution.desired.cluster {
+    if let Some(cluster) = &mut resolution.desired.cluster {
+        settle_credential(files, &ask.env, cluster);
         learn(files, cluster, &ask.secrets);
     }
     Ok(resolution)
@@ -143,6 +145,35 @@ pub async fn ask_cloud(
             ask.cloud = Some(cloud::ask(host, provider, &places, &layers).await?);
             Ok(None)
         }
+    }
+}
+
+/// Where systemd keeps credentials: what the machine got, and what an administrator stored. Sources: systemd.exec(5),
+/// `ImportCredential=`, and systemd's `docs/CREDENTIALS.md`.
+const CREDENTIALS: [&str; 3] = [
+    "/run/credentials/@system",
+    "/etc/credstore",
+    "/run/credstore",
+];
+
+/// The file of a credential: that of our unit goes before those of the machine. One that is not there stays a name, and
+/// the step `cluster.join` says so.
+fn settle_credential(files: &dyn ReadFiles, env: &[(String, String)], cluster: &mut ClusterWish) {
+    let Some(source) = cluster.method.token_source_mut() else {
+        return;
+    };
+    let TokenSource::Credential(name) = source else {
+        return;
+    };
+    let own = (env.iter()).find(|(variable, _)| variable == "CREDENTIALS_DIRECTORY");
+    let own = own.map(|(_, folder)| folder.as_str());
+    let found = (own.into_iter().filter(|folder| folder.starts_with('/')))
+        .chain(CREDENTIALS)
+        .map(|folder| Utf8Path::new(folder).join(&*name))
+        // Others than root may not look there, and join nothing.
+        .find(|path| files.exists(path).unwrap_or(false));
+    if let Some(path) = found {
+        *source = TokenSource::File(path);
     }
 }
 
@@ -207,6 +238,50 @@ mod tests {
             let secrets: Vec<&str> = secrets.iter().map(Secret::expose).collect();
             assert_eq!(secrets, found, "{text}");
         }
+    }
+
+    #[test]
+    fn a_credential_is_a_file_of_the_unit_or_of_the_machine() {
+        let files = FakeFiles::new();
+        let env = [(
+            "CREDENTIALS_DIRECTORY".to_owned(),
+            "/run/credentials/gpu-bootstrap.service".to_owned(),
+        )];
+        let settled = |env: &[(String, String)]| {
+            let mut cluster = ClusterWish {
+                method: JoinMethod::K3s {
+                    server: "https://10.0.0.1:6443".to_owned(),
+                    token_source: "credential:join-token".parse().expect("a place"),
+                },
+                node: NodeWish::default(),
+                packages: Vec::new(),
+                access: None,
+                timeout_seconds: 120,
+                ready_timeout_seconds: 300,
+            };
+            settle_credential(&files, env, &mut cluster);
+            let secrets = Secrets::default();
+            learn(&files, &cluster, &secrets);
+            let source = cluster.method.token_source().map(ToString::to_string);
+            (
+                source.unwrap_or_default(),
+                secrets.are_in("K10abc::server:x"),
+            )
+        };
+        assert_eq!(settled(&env), ("credential:join-token".to_owned(), false));
+        for (folder, env) in [
+            ("/run/credstore", &env[..]),
+            ("/etc/credstore", &env),
+            ("/run/credentials/@system", &env),
+            ("/run/credentials/gpu-bootstrap.service", &env),
+        ] {
+            let path = format!("{folder}/join-token");
+            files.put(&path, "K10abc::server:x\n");
+            assert_eq!(settled(env), (path, true));
+        }
+        // As after a reboot, in another unit.
+        let (path, _) = settled(&[]);
+        assert_eq!(path, "/run/credentials/@system/join-token");
     }
 
     #[test]

@@ -37,6 +37,9 @@ const BEYOND_DEADLINE: Duration = Duration::from_secs(3600);
 /// Of systemd's sandbox options it has only those that neither package scripts nor kernel modules
 /// can need: these write everywhere, make setuid files and load modules.
 ///
+/// It gets the credentials whose names begin with `gpu-bootstrap.`, encrypted ones decrypted. systemd before 254 ignores
+/// this line with a warning in its log.
+///
 /// It is not started again after exit 5 and 6: the run has tried again what may pass, until its
 /// deadline.
 fn unit(exe: &Utf8Path, deadline: Duration) -> String {
@@ -53,6 +56,7 @@ fn unit(exe: &Utf8Path, deadline: Duration) -> String {
          [Service]\n\
          Type=exec\n\
          ExecStart={exe} install --resume\n\
+         ImportCredential=gpu-bootstrap.*\n\
          SuccessExitStatus=8\n\
          Restart=on-failure\n\
          RestartPreventExitStatus=2 3 5 6 7 9 10\n\

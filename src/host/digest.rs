@@ -9,7 +9,8 @@ pub fn sha256(content: &[u8]) -> String {
 }
 
 /// Bytes in lower-case hex.
-fn hex(bytes: &[u8]) -> String {
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
 
     bytes

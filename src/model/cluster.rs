@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{
     kubernetes::{Labels, MigStrategy, Taint},
     packages::PackageWish,
+    token::TokenSource,
 };
 
 /// Ways to join a cluster, as settings name them.
@@ -49,7 +50,7 @@ pub struct ClusterWish {
     pub ready_timeout_seconds: u64,
 }
 
-/// How a machine joins, with what that needs. No secret is in here: only the paths of files that have one.
+/// How a machine joins, with what that needs. No secret is in here: only places that have one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum JoinMethod {
@@ -66,17 +67,17 @@ pub enum JoinMethod {
     K3s {
         /// The address of the server.
         server: String,
-        /// The file with the token.
-        #[schemars(with = "String")]
-        token_file: Utf8PathBuf,
+        /// Where the token is.
+        #[serde(alias = "token-file")]
+        token_source: TokenSource,
     },
     /// The agent of RKE2.
     Rke2 {
         /// The address of the server.
         server: String,
-        /// The file with the token.
-        #[schemars(with = "String")]
-        token_file: Utf8PathBuf,
+        /// Where the token is.
+        #[serde(alias = "token-file")]
+        token_source: TokenSource,
     },
     /// `nodeadm`.
     Eks,
@@ -103,9 +104,9 @@ pub enum Discovery {
     Token {
         /// `HOST:PORT` of the API server.
         server: String,
-        /// The file with the token.
-        #[schemars(with = "String")]
-        token_file: Utf8PathBuf,
+        /// Where the token is.
+        #[serde(alias = "token-file")]
+        token_source: TokenSource,
         /// Digests of the certificate authority's public key, one of which must fit.
         ca_cert_hashes: Vec<String>,
     },
@@ -114,9 +115,9 @@ pub enum Discovery {
         /// The kubeconfig.
         #[schemars(with = "String")]
         path: Utf8PathBuf,
-        /// The file with the token for the kubelet's first certificate, if the kubeconfig has no credentials.
-        #[schemars(with = "Option<String>")]
-        token_file: Option<Utf8PathBuf>,
+        /// Where the token for the kubelet's first certificate is, if the kubeconfig has no credentials.
+        #[serde(alias = "token-file")]
+        token_source: Option<TokenSource>,
     },
 }
 
@@ -164,27 +165,50 @@ impl JoinMethod {
         }
     }
 
+    /// Where its token is.
+    #[must_use]
+    pub const fn token_source(&self) -> Option<&TokenSource> {
+        match self {
+            Self::Kubeadm { discovery, .. } => match discovery {
+                Discovery::Token { token_source, .. } => Some(token_source),
+                Discovery::File { token_source, .. } => token_source.as_ref(),
+            },
+            Self::K3s { token_source, .. } | Self::Rke2 { token_source, .. } => Some(token_source),
+            Self::Eks | Self::Command { .. } | Self::Managed => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub const fn token_source_mut(&mut self) -> Option<&mut TokenSource> {
+        match self {
+            Self::Kubeadm { discovery, .. } => match discovery {
+                Discovery::Token { token_source, .. } => Some(token_source),
+                Discovery::File { token_source, .. } => token_source.as_mut(),
+            },
+            Self::K3s { token_source, .. } | Self::Rke2 { token_source, .. } => Some(token_source),
+            Self::Eks | Self::Command { .. } | Self::Managed => None,
+        }
+    }
+
     /// The files with secrets that it reads, and what stands in each.
     #[must_use]
     pub fn secret_files(&self) -> Vec<(&Utf8PathBuf, SecretKind)> {
         use SecretKind::{Environment, Kubeconfig, Token};
+        let mut files = Vec::new();
         match self {
-            Self::Kubeadm { discovery, .. } => match discovery {
-                Discovery::Token { token_file, .. } => vec![(token_file, Token)],
-                Discovery::File { path, token_file } => {
-                    let token = token_file.iter().map(|file| (file, Token));
-                    std::iter::once((path, Kubeconfig)).chain(token).collect()
-                }
-            },
-            Self::K3s { token_file, .. } | Self::Rke2 { token_file, .. } => {
-                vec![(token_file, Token)]
-            }
+            Self::Kubeadm {
+                discovery: Discovery::File { path, .. },
+                ..
+            } => files.push((path, Kubeconfig)),
             Self::Command {
-                environment_file, ..
-            } => (environment_file.iter())
-                .map(|file| (file, Environment))
-                .collect(),
-            Self::Eks | Self::Managed => Vec::new(),
+                environment_file: Some(path),
+                ..
+            } => files.push((path, Environment)),
+            _ => {}
         }
+        if let Some(TokenSource::File(path)) = self.token_source() {
+            files.push((path, Token));
+        }
+        files
     }
 }

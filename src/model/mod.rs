@@ -12,4 +12,5 @@ pub mod pattern;
 pub mod pci;
 pub mod secret;
 pub mod text;
+pub mod token;
 pub mod version;

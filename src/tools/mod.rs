@@ -25,6 +25,7 @@ pub mod packages;
 pub mod podman;
 pub mod probe;
 pub mod selinux;
+pub mod sigv4;
 pub mod sysctl;
 pub mod systemctl;
 pub mod xid;

@@ -2,6 +2,7 @@
 
 use camino::Utf8PathBuf;
 
+use super::tokens::TokenError;
 use crate::{
     error::{Report, attached},
     exit::Exit,
@@ -20,6 +21,9 @@ pub enum JoinError {
         /// What is wrong with it.
         why: String,
     },
+    /// The token is not to be had.
+    #[error(transparent)]
+    Token(#[from] TokenError),
     /// kubeadm did not join.
     #[error("join the cluster: {}{}", said(*.fault), attached(.last_words))]
     Kubeadm {
@@ -99,6 +103,7 @@ impl JoinError {
     pub fn passes(&self) -> bool {
         match self {
             Self::Kubeadm { fault, .. } => fault.passes(),
+            Self::Token(error) => error.passes(),
             _ => false,
         }
     }
@@ -112,6 +117,7 @@ impl Report for JoinError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Secret { .. } => "join-secret",
+            Self::Token(error) => error.reason(),
             Self::Kubeadm { fault, .. } => match fault {
                 Fault::TokenUnknown => "join-token-unknown",
                 Fault::TokenWrong => "join-token-wrong",
@@ -138,10 +144,12 @@ impl Report for JoinError {
             Self::Secret { .. } => {
                 "write the secret into the file, with `chmod 600`, then run the command again"
             }
+            Self::Token(error) => return error.hint(),
             Self::Kubeadm { fault, .. } => match fault {
                 Fault::TokenUnknown | Fault::TokenWrong => {
                     "make a new token with `kubeadm token create` on the control plane (`kubeadm token list` shows \
-                     those that live), write it into `cluster.token-file`, then run the command again"
+                     those that live), write it where `cluster.token-file` or \
+                     `cluster.token-source` says, then run the command again"
                 }
                 Fault::CaWrong => {
                     "take the digest from `kubeadm token create --print-join-command` of this very cluster; if \

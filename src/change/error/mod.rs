@@ -6,6 +6,7 @@ mod modules;
 mod packages;
 mod repositories;
 mod runtimes;
+mod tokens;
 
 use camino::Utf8PathBuf;
 
@@ -15,6 +16,7 @@ pub use modules::ModuleError;
 pub use packages::PackageError;
 pub use repositories::RepositoryError;
 pub use runtimes::RuntimeError;
+pub use tokens::{TokenError, TokenFault};
 
 use super::probe::ProbeError;
 use crate::{

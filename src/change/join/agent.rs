@@ -6,6 +6,7 @@ use camino::Utf8Path;
 use super::Join;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    model::token::TokenSource,
     tools::{kubernetes::agents::Agent, systemctl},
 };
 
@@ -13,9 +14,16 @@ impl Applier {
     pub(super) async fn join_by_agent(
         &self,
         agent: &Agent,
+        token_source: &TokenSource,
         join: &Join,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
+        if token_source.lasting_file().is_none() {
+            let token = self.token(token_source).await?;
+            let content = format!("{}\n", token.expose());
+            let path = Utf8Path::new(agent.token);
+            (self.host.files).write(path, content.as_bytes(), 0o600)?;
+        }
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         // One that runs, and has joined nothing, does not know the configuration. It counts as started only once it
         // has joined, and systemd gives it any time.
@@ -45,12 +53,22 @@ impl Applier {
         if self.host.files.exists(kubeconfig)? {
             self.host.files.remove(kubeconfig)?;
         }
+        self.forget_token(agent)?;
         Err(JoinError::NotJoined {
             what: agent.unit.to_owned(),
             seconds: join.timeout_seconds,
             last_words: self.words_of(agent.unit).await?,
         }
         .into())
+    }
+
+    /// Removes our file with the token.
+    pub(super) fn forget_token(&self, agent: &Agent) -> Result<(), ChangeError> {
+        let path = Utf8Path::new(agent.token);
+        if self.host.files.exists(path)? {
+            self.host.files.remove(path)?;
+        }
+        Ok(())
     }
 
     pub(super) async fn leave_by_agent(
@@ -60,6 +78,7 @@ impl Applier {
     ) -> Result<Reverted, ChangeError> {
         let kubeconfig = Utf8Path::new(agent.kubeconfig);
         if !self.host.files.exists(kubeconfig)? {
+            self.forget_token(agent)?;
             return Ok(Reverted::Nothing {
                 why: "the machine is no node any more".to_owned(),
             });
@@ -68,6 +87,7 @@ impl Applier {
         self.tool(&what, &systemctl::act("stop", agent.unit), sink)
             .await?;
         self.host.files.remove(kubeconfig)?;
+        self.forget_token(agent)?;
         Ok(Reverted::Left {
             what: format!(
                 "the data and the containers of {} (its own script removes them: `{}-killall.sh`)",

@@ -4,9 +4,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::Join;
 use crate::{
-    change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    change::{Applier, ChangeError, JoinError, Reverted, Sink, TokenError, TokenFault},
     error::one_line,
-    model::{cluster::Discovery, secret::Secret},
+    model::{cluster::Discovery, secret::Secret, token::TokenSource},
     tools::kubernetes::kubeadm::{self, Fault, Found, Registration},
 };
 
@@ -56,7 +56,7 @@ impl Applier {
             ignore_preflight_errors: ignored,
             timeout: join.timeout(),
         };
-        let configuration = self.configuration(discovery, &registration)?;
+        let configuration = self.configuration(discovery, &registration).await?;
         let had_authority = self.exists(kubeadm::CA)?;
         self.host.files.write(&mark, b"", 0o600)?;
         let cmd_of = |path: &Utf8Path| kubeadm::join(path, join.timeout());
@@ -99,7 +99,7 @@ impl Applier {
         .into())
     }
 
-    fn configuration(
+    async fn configuration(
         &self,
         discovery: &Discovery,
         registration: &Registration<'_>,
@@ -107,10 +107,10 @@ impl Applier {
         match discovery {
             Discovery::Token {
                 server,
-                token_file,
+                token_source,
                 ca_cert_hashes,
             } => {
-                let token = self.token(token_file)?;
+                let token = self.bootstrap_token(token_source).await?;
                 let found = Found::Token {
                     server,
                     token: &token,
@@ -118,10 +118,11 @@ impl Applier {
                 };
                 Ok(kubeadm::join_configuration(&found, registration))
             }
-            Discovery::File { path, token_file } => {
-                let token = (token_file.as_ref())
-                    .map(|file| self.token(file))
-                    .transpose()?;
+            Discovery::File { path, token_source } => {
+                let token = match token_source {
+                    Some(source) => Some(self.bootstrap_token(source).await?),
+                    None => None,
+                };
                 let found = Found::File {
                     path,
                     token: token.as_ref(),
@@ -131,16 +132,18 @@ impl Applier {
         }
     }
 
-    fn token(&self, path: &Utf8PathBuf) -> Result<Secret, ChangeError> {
-        let token = self.secret(path)?;
+    async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
+        let token = self.token(source).await?;
         if kubeadm::is_token(token.expose()) {
             return Ok(token);
         }
-        Err(JoinError::Secret {
-            path: path.clone(),
-            why: "it has no bootstrap token, which is 6 and 16 small letters and digits with a full stop \
-                  between them"
-                .to_owned(),
+        let why = "it has no bootstrap token, which is 6 and 16 small letters and digits with a full stop between them";
+        Err(match source {
+            TokenSource::File(path) => JoinError::Secret {
+                path: path.clone(),
+                why: why.to_owned(),
+            },
+            source => TokenError::new(source, TokenFault::Form, why).into(),
         }
         .into())
     }

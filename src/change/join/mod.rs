@@ -5,6 +5,7 @@ mod command;
 mod eks;
 mod kubeadm;
 mod node;
+mod token;
 
 use std::{future::Future, time::Duration};
 
@@ -149,8 +150,15 @@ impl Applier {
             files.remove(&configuration)?;
         }
         let mark = self.state.join(kubeadm::JOINING);
-        if files.exists(&mark)? && self.joined_cluster()?.is_some() {
+        let has_joined = self.joined_cluster()?.is_some();
+        if has_joined && files.exists(&mark)? {
             files.remove(&mark)?;
+        }
+        // An agent that has joined reads its own at each start.
+        for agent in [&agents::K3S, &agents::RKE2] {
+            if !has_joined {
+                self.forget_token(agent)?;
+            }
         }
         Ok(())
     }
@@ -169,8 +177,14 @@ impl Applier {
                 self.join_by_kubeadm(join, (discovery, socket, ignore_preflight_errors), sink)
                     .await
             }
-            JoinMethod::K3s { .. } => self.join_by_agent(&agents::K3S, join, sink).await,
-            JoinMethod::Rke2 { .. } => self.join_by_agent(&agents::RKE2, join, sink).await,
+            JoinMethod::K3s { token_source, .. } => {
+                self.join_by_agent(&agents::K3S, token_source, join, sink)
+                    .await
+            }
+            JoinMethod::Rke2 { token_source, .. } => {
+                self.join_by_agent(&agents::RKE2, token_source, join, sink)
+                    .await
+            }
             JoinMethod::Eks => self.join_by_nodeadm(join, sink).await,
             JoinMethod::Command {
                 command,

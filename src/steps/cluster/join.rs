@@ -9,7 +9,7 @@ use crate::{
     change::{Change, Join, Lock},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
     host::{Kind, ReadFiles},
-    model::{id::StepId, kubernetes::Labels},
+    model::{id::StepId, kubernetes::Labels, token::TokenSource},
     state::Membership,
     step::{Assessment, Cx, Step, StepError},
     steps::{
@@ -113,6 +113,11 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     {
         state.unusable.extend(unusable(files, path)?);
     }
+    if let Some(TokenSource::Credential(name)) = wish.method.token_source() {
+        state.unusable.push(format!(
+            "systemd has given no credential `{name}`, neither to this program nor to the machine"
+        ));
+    }
     state.has_program = match program {
         Some(program) => files.exists(Utf8Path::new(program))?,
         None => true,
@@ -169,7 +174,8 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     if !state.unusable.is_empty() {
         return Assessment::Blocked {
             why: state.unusable.join("; "),
-            hint: "write each secret into a file of root's with mode 0600; cloud-init's `write_files` does that"
+            hint: "write each secret into a file of root's with mode 0600; cloud-init's `write_files` does that. A \
+                   credential may be in `/etc/credstore`, too, also for the run after a reboot"
                 .to_owned(),
         };
     }
@@ -290,13 +296,21 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &str) -> Vec<Change> {
         .cloned()
         .collect();
     let mut changes = Vec::new();
-    let agent = |agent: &Agent, server: &str, token_file: &Utf8PathBuf| {
-        let content = agents::configuration(server, token_file, node, &state.labels, &taints);
+    let agent = |agent: &Agent, server: &str, source: &TokenSource| {
+        let token = source.lasting_file();
+        let token = token.unwrap_or_else(|| Utf8Path::new(agent.token));
+        let content = agents::configuration(server, token, node, &state.labels, &taints);
         Some((agent.config, content))
     };
     let written = match &wish.method {
-        JoinMethod::K3s { server, token_file } => agent(&agents::K3S, server, token_file),
-        JoinMethod::Rke2 { server, token_file } => agent(&agents::RKE2, server, token_file),
+        JoinMethod::K3s {
+            server,
+            token_source,
+        } => agent(&agents::K3S, server, token_source),
+        JoinMethod::Rke2 {
+            server,
+            token_source,
+        } => agent(&agents::RKE2, server, token_source),
         JoinMethod::Eks => {
             let content = nodeadm::configuration(&state.labels, &taints);
             Some((nodeadm::CONFIG, content))
@@ -381,6 +395,7 @@ impl Step for JoinCluster {
 pub(in crate::steps) mod fixtures {
     use crate::{
         config::desired::{ClusterWish, Desired, Discovery, JoinMethod, NodeWish},
+        model::token::TokenSource,
         steps::{fixtures::desired, wishes::fixtures::wishes},
     };
 
@@ -392,7 +407,7 @@ pub(in crate::steps) mod fixtures {
         with(JoinMethod::Kubeadm {
             discovery: Discovery::Token {
                 server: "10.0.0.1:6443".to_owned(),
-                token_file: "/etc/gpu-bootstrap/join-token".into(),
+                token_source: TokenSource::File("/etc/gpu-bootstrap/join-token".into()),
                 ca_cert_hashes: vec![PIN.to_owned()],
             },
             socket: "unix:///run/containerd/containerd.sock".to_owned(),
@@ -541,7 +556,7 @@ mod tests {
         ));
         let k3s = with(JoinMethod::K3s {
             server: "https://10.0.0.1:6443".to_owned(),
-            token_file: "/t".into(),
+            token_source: TokenSource::File("/t".into()),
         });
         let bare = JoinState {
             unit: None,

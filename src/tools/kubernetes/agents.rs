@@ -4,7 +4,7 @@
 //! appends to what earlier files say); RKE2, "Agent Configuration Reference". Labels and taints count at the registration
 //! only.
 
-use camino::Utf8PathBuf;
+use camino::Utf8Path;
 use serde_json::json;
 
 use crate::model::kubernetes::{Labels, Taint};
@@ -18,6 +18,8 @@ pub struct Agent {
     pub unit: &'static str,
     /// Our part of its configuration. The agent reads the files of this folder in the order of their names.
     pub config: &'static str,
+    /// Our file with the token, where the one of the settings does not last: the agent reads it at each start.
+    pub token: &'static str,
     /// The kubeconfig of its kubelet, which exists once the machine has joined.
     pub kubeconfig: &'static str,
 }
@@ -27,6 +29,7 @@ pub const K3S: Agent = Agent {
     name: "k3s",
     unit: "k3s-agent.service",
     config: "/etc/rancher/k3s/config.yaml.d/50-gpu-bootstrap.yaml",
+    token: "/etc/rancher/k3s/gpu-bootstrap.token",
     kubeconfig: "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
 };
 
@@ -35,6 +38,7 @@ pub const RKE2: Agent = Agent {
     name: "rke2",
     unit: "rke2-agent.service",
     config: "/etc/rancher/rke2/config.yaml.d/50-gpu-bootstrap.yaml",
+    token: "/etc/rancher/rke2/gpu-bootstrap.token",
     kubeconfig: "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
 };
 
@@ -42,7 +46,7 @@ pub const RKE2: Agent = Agent {
 #[must_use]
 pub fn configuration(
     server: &str,
-    token_file: &Utf8PathBuf,
+    token_file: &Utf8Path,
     node: &str,
     labels: &Labels,
     taints: &[Taint],
@@ -76,7 +80,7 @@ mod tests {
         let taints = ["nvidia.com/gpu=present:NoSchedule"
             .parse()
             .expect("a taint")];
-        let token = Utf8PathBuf::from("/etc/gpu-bootstrap/join-token");
+        let token = Utf8Path::new("/etc/gpu-bootstrap/join-token");
         insta::assert_snapshot!(configuration(
             "https://10.0.0.1:6443",
             &token,
