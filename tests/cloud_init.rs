@@ -258,10 +258,17 @@ fn the_boothook_of_eks_holds_nodeadm_back() {
         .expect("a boothook");
     let run_folder = folder.path().join("run").display().to_string();
     let hook = hook.replace("/run/systemd", &format!("{run_folder}/systemd"));
+    let may_join = folder.path().join("may-join");
+    let hook = hook.replace(nodeadm::MAY_JOIN, &may_join.display().to_string());
+    let instance = folder.path().join("instance-id");
+    fs::write(&instance, "i-2\n").expect("written");
+    let hook = hook.replace(nodeadm::INSTANCE_ID, &instance.display().to_string());
     // Each boot runs it.
-    for _ in 0..2 {
+    for instance in ["i-1", "i-2"] {
+        fs::write(&may_join, format!("{instance}\n")).expect("written");
         let output = run(&folder, &hook, false);
         assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(may_join.exists(), instance == "i-2", "{instance}");
     }
     let condition = format!(
         "run/systemd/system/{}.d/50-gpu-bootstrap.conf",
@@ -269,7 +276,7 @@ fn the_boothook_of_eks_holds_nodeadm_back() {
     );
     assert_eq!(
         fs::read_to_string(folder.path().join(condition)).expect("a condition"),
-        format!("[Unit]\nConditionPathExists={}\n", nodeadm::MAY_JOIN)
+        format!("[Unit]\nConditionPathExists={}\n", may_join.display())
     );
     assert_eq!(
         fs::read_to_string(folder.path().join("calls")).expect("calls"),

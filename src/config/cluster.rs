@@ -147,7 +147,7 @@ impl ClusterInputs<'_> {
                     token_source,
                 }
             }
-            JoinKind::Eks => JoinMethod::Eks,
+            JoinKind::Eks => self.eks()?,
             JoinKind::Command => self.command()?,
             JoinKind::Managed => JoinMethod::Managed,
         };
@@ -375,6 +375,19 @@ impl ClusterInputs<'_> {
             (None, source) => Ok(source.clone()),
             (Some(file), None) => Ok(Some(TokenSource::File(file.clone().into_inner()))),
         }
+    }
+
+    /// nodeadm writes the whole configuration of containerd at each boot.
+    fn eks(&self) -> Result<JoinMethod, ResolveError> {
+        if self.runtimes.contains(&RuntimeKind::Containerd) {
+            return self.wrong(
+                "runtime.use",
+                "EKS' nodeadm writes containerd's configuration itself, at each boot",
+                "remove \"containerd\" from `runtime.use`: with the container toolkit nodeadm makes `nvidia` the default \
+                 runtime",
+            );
+        }
+        Ok(JoinMethod::Eks)
     }
 
     fn command(&self) -> Result<JoinMethod, ResolveError> {

@@ -16,20 +16,22 @@ impl Applier {
         join: &Join,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        (self.host.files).write(nodeadm::MAY_JOIN.into(), b"", 0o600)?;
-        // The first writes the kubelet's configuration again, with our part of it.
-        for unit in [nodeadm::CONFIG_UNIT, nodeadm::RUN_UNIT] {
-            let cmd = systemctl::act("restart", unit).deadline(join.timeout());
-            let ran = self.exec(&cmd, sink).await;
-            if let Err(error) = ran.and_then(|output| output.success(&cmd)) {
-                let words = self.words_of(unit).await?;
-                return Err(JoinError::NotJoined {
-                    what: unit.to_owned(),
-                    seconds: join.timeout_seconds,
-                    last_words: words.or_else(|| Some(error.to_string())),
-                }
-                .into());
+        let files = &self.host.files;
+        let instance = files.read_text(nodeadm::INSTANCE_ID.into())?;
+        let instance = instance.unwrap_or_default();
+        files.write(nodeadm::MAY_JOIN.into(), instance.as_bytes(), 0o600)?;
+        let cmd = systemctl::act("restart", nodeadm::RUN_UNIT).deadline(join.timeout());
+        let ran = self.exec(&cmd, sink).await;
+        if let Err(error) = ran.and_then(|output| output.success(&cmd)) {
+            // It would join at the next boot, when nobody looks whether the machine is proven.
+            files.remove(nodeadm::MAY_JOIN.into())?;
+            let words = self.words_of(nodeadm::RUN_UNIT).await?;
+            return Err(JoinError::NotJoined {
+                what: nodeadm::RUN_UNIT.to_owned(),
+                seconds: join.timeout_seconds,
+                last_words: words.or_else(|| Some(error.to_string())),
             }
+            .into());
         }
         let what = format!("wait until `{}` runs", kubeadm::UNIT);
         let runs = self
@@ -38,14 +40,20 @@ impl Applier {
                 Ok(unit.is_active().then_some(()))
             })
             .await?;
-        match runs {
-            Some(()) => Ok(()),
-            None => Err(JoinError::NotJoined {
-                what: nodeadm::RUN_UNIT.to_owned(),
-                seconds: join.timeout_seconds,
-                last_words: self.words_of(kubeadm::UNIT).await?,
-            }
-            .into()),
+        if runs.is_some() {
+            return Ok(());
         }
+        files.remove(nodeadm::MAY_JOIN.into())?;
+        // It would go on for ever, and join at a moment that nobody awaits.
+        let last_words = self.words_of(kubeadm::UNIT).await?;
+        let stop = systemctl::act("stop", kubeadm::UNIT);
+        self.tool(&format!("stop `{}`", kubeadm::UNIT), &stop, sink)
+            .await?;
+        Err(JoinError::NotJoined {
+            what: nodeadm::RUN_UNIT.to_owned(),
+            seconds: join.timeout_seconds,
+            last_words,
+        }
+        .into())
     }
 }

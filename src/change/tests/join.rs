@@ -579,6 +579,36 @@ fn a_join_of_an_earlier_version_is_read() {
     );
 }
 
+#[tokio::test]
+async fn nodeadm_may_join_this_instance_once_it_is_proven_and_no_more_if_that_fails() {
+    const MAY_JOIN: &str = "/var/lib/gpu-bootstrap/may-join";
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .files
+        .put("/var/lib/cloud/data/instance-id", "i-0123\n");
+    for (unit, state) in [
+        ("nodeadm-run.service", "inactive"),
+        ("kubelet.service", "active"),
+    ] {
+        machine.units.put(unit, "enabled", state);
+    }
+    machine
+        .apply(&join(JoinMethod::Eks))
+        .await
+        .expect("it joins");
+    assert_eq!(machine.fakes.files.text(MAY_JOIN), "i-0123\n");
+    machine.units.put("kubelet.service", "enabled", "failed");
+    let error = machine.apply(&join(JoinMethod::Eks)).await;
+    assert_eq!(error.expect_err("no kubelet").reason(), "join-timeout");
+    assert!(!machine.host.files.exists(MAY_JOIN.into()).unwrap());
+    let lines = machine.fakes.exec.lines();
+    for line in ["restart -- nodeadm-run.service", "stop -- kubelet.service"] {
+        let line = format!("systemctl {line}");
+        assert!(lines.contains(&line), "{lines:?}");
+    }
+}
+
 fn admission(labels: &[(&str, &str)]) -> Change {
     Change::AdmitNode {
         admission: Admission {

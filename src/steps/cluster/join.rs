@@ -79,6 +79,9 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
         return Ok(state);
     }
     let (unit, program, config) = tool(&wish.method);
+    if let Some(config) = config {
+        state.config = files.read_text(Utf8Path::new(config))?;
+    }
     if let Some(unit) = unit {
         state.unit = match cx.state.unit(unit).await {
             Ok(unit) => unit,
@@ -122,8 +125,8 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
         Some(program) => files.exists(Utf8Path::new(program))?,
         None => true,
     };
-    if let Some(config) = config {
-        state.config = files.read_text(Utf8Path::new(config))?;
+    if matches!(wish.method, JoinMethod::Eks) {
+        state.has_program &= files.exists(Utf8Path::new(nodeadm::DROP_INS))?;
     }
     Ok(state)
 }
@@ -235,16 +238,12 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
             };
             differs.then(|| format!("`cluster.discovery-file` names {}", wanted.server))
         }),
-        // Their kubelets talk to a proxy on the machine itself, so only the place tells.
-        JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => {
-            let agent = match &wish.method {
-                JoinMethod::K3s { .. } => &agents::K3S,
-                _ => &agents::RKE2,
-            };
-            (kubeconfig != agent.kubeconfig)
-                .then(|| format!("the settings name the agent of {}", agent.name))
-        }
-        JoinMethod::Eks | JoinMethod::Command { .. } | JoinMethod::Managed => None,
+        JoinMethod::K3s { server, .. } => of_agent(state, kubeconfig, &agents::K3S, server),
+        JoinMethod::Rke2 { server, .. } => of_agent(state, kubeconfig, &agents::RKE2, server),
+        // Its user data alone says which cluster, and at each boot again.
+        JoinMethod::Eks => (kubeconfig != nodeadm::KUBECONFIG)
+            .then(|| "the settings name EKS, whose nodeadm did not join it".to_owned()),
+        JoinMethod::Command { .. } | JoinMethod::Managed => None,
     };
     let disabled = (state.unit.as_ref()).filter(|unit| unit.exists() && !unit.is_enabled());
     match (other, disabled, tool(&wish.method).0) {
@@ -260,6 +259,26 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
                 .to_owned(),
         },
     }
+}
+
+/// Why a node is one of another cluster than the agent's. Its kubelet talks to a proxy on the machine itself, so the place
+/// tells, and what this program has written for the agent.
+fn of_agent(
+    state: &JoinState,
+    kubeconfig: &Utf8Path,
+    agent: &Agent,
+    server: &str,
+) -> Option<String> {
+    if kubeconfig != agent.kubeconfig {
+        return Some(format!("the settings name the agent of {}", agent.name));
+    }
+    let joined = state.config.as_deref().and_then(agents::server_of)?;
+    (joined != server).then(|| {
+        format!(
+            "it joined by {joined} (`{}`), and the settings name {server}",
+            agent.config
+        )
+    })
 }
 
 /// What joins must be there; the community's packages bring it for kubeadm.
@@ -279,8 +298,13 @@ fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
              as a script or by packages of their own",
         ),
         (JoinMethod::Eks, ..) if !state.has_program => blocked(
-            format!("`{}` does not exist", nodeadm::PROGRAM),
-            "use an image of EKS for Amazon Linux 2023 or Ubuntu, which have it",
+            format!(
+                "`{}` or its folder `{}` does not exist",
+                nodeadm::PROGRAM,
+                nodeadm::DROP_INS
+            ),
+            "use an image of EKS with nodeadm, from v20251023 on: older ones do not read the folder, and the node would \
+             have neither labels nor taints",
         ),
         (JoinMethod::Command { .. }, _, Some(program)) if !state.has_program => blocked(
             format!("`{program}` does not exist"),
@@ -576,6 +600,50 @@ mod tests {
                 Change::JoinCluster { .. }
             ]
         ));
+    }
+
+    #[test]
+    fn each_way_to_join_knows_a_node_that_another_way_has_made() {
+        let k3s = with(JoinMethod::K3s {
+            server: "https://10.0.0.1:6443".to_owned(),
+            token_file: "/t".into(),
+        });
+        let at = |kubeconfig: &str, server: Option<&str>| {
+            let mut state = member(None);
+            if let Some(membership) = &mut state.membership {
+                membership.kubeconfig = kubeconfig.into();
+            }
+            state.config = server.map(|server| format!("{{\"server\": \"{server}\"}}"));
+            state
+        };
+        for (state, want, other) in [
+            (at(agents::K3S.kubeconfig, None), &k3s, None),
+            (
+                at(agents::K3S.kubeconfig, Some("https://10.0.0.1:6443")),
+                &k3s,
+                None,
+            ),
+            (
+                at(agents::K3S.kubeconfig, Some("https://10.9.9.9:6443")),
+                &k3s,
+                Some("it joined by https://10.9.9.9:6443"),
+            ),
+            (at(kubeadm::KUBELET_CONF, None), &k3s, Some("agent of k3s")),
+            (at(nodeadm::KUBECONFIG, None), &with(JoinMethod::Eks), None),
+            (
+                at(kubeadm::KUBELET_CONF, None),
+                &with(JoinMethod::Eks),
+                Some("nodeadm did not join it"),
+            ),
+        ] {
+            match (decide(&state, want), other) {
+                (Assessment::Satisfied { .. }, None) => {}
+                (Assessment::Blocked { why, .. }, Some(other)) => {
+                    assert!(why.contains(other), "{why}");
+                }
+                (found, other) => panic!("{other:?}: {found:?}"),
+            }
+        }
     }
 
     #[test]

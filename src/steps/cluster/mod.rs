@@ -13,7 +13,7 @@ use crate::{
     model::kubernetes::{self, Labels},
     state::{Membership, labels},
     step::{Assessment, Cx, StepError},
-    tools::kubernetes::kubeadm,
+    tools::kubernetes::{kubeadm, nodeadm},
 };
 
 /// The answer of each of these steps where no cluster is named.
@@ -38,8 +38,9 @@ fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<String>, StepError> {
 /// The cluster that the machine has joined.
 async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
-    // nodeadm writes the kubeconfig long before it starts the kubelet (awslabs/amazon-eks-ami, `nodeadm-config.service`).
-    if found.is_some() && matches!(wish.method, JoinMethod::Eks) {
+    // nodeadm writes it long before it starts the kubelet.
+    let is_early = |found: &Membership| found.kubeconfig == nodeadm::KUBECONFIG;
+    if matches!(wish.method, JoinMethod::Eks) && found.as_ref().is_some_and(is_early) {
         let kubelet = cx.state.unit(kubeadm::UNIT).await?;
         return Ok(found.filter(|_| kubelet.is_some_and(|unit| unit.is_active())));
     }

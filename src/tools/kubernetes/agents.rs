@@ -67,6 +67,13 @@ pub fn configuration(
     format!("{configuration:#}\n")
 }
 
+/// The server of a configuration of ours; `None` for text that is none.
+#[must_use]
+pub fn server_of(configuration: &str) -> Option<String> {
+    let parsed: serde_json::Value = serde_json::from_str(configuration).ok()?;
+    Some(parsed["server"].as_str()?.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,12 +88,11 @@ mod tests {
             .parse()
             .expect("a taint")];
         let token = Utf8Path::new("/etc/gpu-bootstrap/join-token");
-        insta::assert_snapshot!(configuration(
-            "https://10.0.0.1:6443",
-            &token,
-            "gpu-1",
-            &labels,
-            &taints
-        ));
+        let written = configuration("https://10.0.0.1:6443", token, "gpu-1", &labels, &taints);
+        assert_eq!(
+            server_of(&written).as_deref(),
+            Some("https://10.0.0.1:6443")
+        );
+        insta::assert_snapshot!(written);
     }
 }
