@@ -84,6 +84,10 @@ impl Change {
                 let runtime = runtime.name();
                 format!("prove{again} that a container of {runtime} sees {gpus} {what}")
             }
+            Self::RunProbe {
+                probe: Probe::PodSeesGpu(pod),
+                ..
+            } => format!("prove that a pod on node `{}` computes on a GPU", pod.node),
             Self::SetSysctls { values } => {
                 let all: Vec<String> = (values.iter())
                     .map(|(name, value)| format!("{name} = {value}"))

@@ -39,7 +39,7 @@ pub use error::{
 };
 pub use image::has_image;
 pub use join::{Admission, Join, Leave};
-pub use probe::{ProofRecord, Proving};
+pub use probe::{PodProbe, ProofRecord, Proving};
 pub use runtime::{RuntimeSettings, unread};
 pub use undo::{Afterwards, FileAfter, FileBefore, Reverted, Saved, Undo};
 
@@ -237,6 +237,8 @@ pub enum Probe {
         #[serde(default = "crate::config::desired::pull_timeout")]
         pull_timeout_seconds: u64,
     },
+    /// A pod on this node sees one GPU, and computes on it.
+    PodSeesGpu(PodProbe),
 }
 
 impl Change {

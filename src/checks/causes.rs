@@ -77,8 +77,12 @@ const NEEDS: &[(&str, &[&str])] = &[
         ],
     ),
     ("cluster.join", &["cluster.packages", "validation"]),
-    ("cluster.node", &["cluster.join"]),
-    ("k8s.allocatable", &["cluster.node", "validation"]),
+    ("k8s.ready", &["cluster.join", "k8s.versions"]),
+    ("cluster.node", &["cluster.join", "k8s.ready"]),
+    (
+        "k8s.allocatable",
+        &["k8s.ready", "cluster.node", "validation"],
+    ),
 ];
 
 /// Names the root cause of every finding that has one. A cause that is not among the findings, or is

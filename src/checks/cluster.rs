@@ -1,15 +1,32 @@
-//! The node in its cluster: pods can be given the GPUs. It is asked with the kubelet's own credentials.
+//! The node in its cluster: it is Ready, its versions go with those of the cluster, and pods can be given the GPUs. The
+//! cluster is asked with the kubelet's own credentials.
 
 use async_trait::async_trait;
 
 use crate::{
     check::{Check, Finding, Subject, Verdict},
-    host::Nvml,
+    host::{Nvml, ReadFiles},
     model::id::Id,
     state::{Membership, Registered, StateError},
     step::StepError,
-    tools::kubernetes::kubectl::GPUS,
+    tools::kubernetes::{
+        kubectl::{GPUS, Node},
+        skew,
+    },
 };
+
+const READY: Id = Id::new("k8s.ready");
+const READY_TITLE: &str = "Node is Ready";
+const VERSIONS: Id = Id::new("k8s.versions");
+const VERSIONS_TITLE: &str = "Versions of kubelet and cluster";
+const SKEW_POLICY: &str = "https://kubernetes.io/releases/version-skew-policy/";
+
+/// Where network plugins are: the runtimes' default, and that of Debian's packages.
+const PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
+/// Where their configuration is.
+const NETWORKS: &str = "/etc/cni/net.d";
+/// There only with cgroup v2.
+const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
 
 const ALLOCATABLE: Id = Id::new("k8s.allocatable");
 const TITLE: &str = "GPUs that pods can be given";
@@ -25,6 +42,12 @@ struct NodeState {
     node: Option<(String, Registered)>,
     /// GPUs by NVML; `None` if it does not answer.
     gpus: Option<usize>,
+    /// The version of the API server, where it answers.
+    server: Option<String>,
+    /// Whether the machine has cgroup v1.
+    cgroup_v1: bool,
+    /// What pod networks lack on the machine.
+    network_lacks: Vec<String>,
 }
 
 async fn detect(subject: &Subject<'_>) -> Result<NodeState, StepError> {
@@ -32,6 +55,9 @@ async fn detect(subject: &Subject<'_>) -> Result<NodeState, StepError> {
         is_denied,
         node: None,
         gpus: None,
+        server: None,
+        cgroup_v1: false,
+        network_lacks: Vec::new(),
     };
     let membership: Membership = match subject.state.membership() {
         Ok(Some(membership)) => membership,
@@ -55,36 +81,147 @@ async fn detect(subject: &Subject<'_>) -> Result<NodeState, StepError> {
         Nvml::Ready(view) => Some(view.devices.len()),
         _ => None,
     };
+    let answers = matches!(node, Some((_, Registered::Node(_))));
+    let files = subject.host.files();
     Ok(NodeState {
         is_denied: false,
         node,
         gpus,
+        server: match answers {
+            true => subject.state.api_server(&membership).await?,
+            false => None,
+        },
+        cgroup_v1: !files.exists(CGROUP_V2.into())?,
+        network_lacks: network_lacks(files)?,
     })
+}
+
+/// Whether network plugins and a configuration of theirs are there.
+fn network_lacks(files: &dyn ReadFiles) -> Result<Vec<String>, StepError> {
+    let mut lacks = Vec::new();
+    let mut has_plugins = false;
+    for folder in PLUGINS {
+        has_plugins |= !files.list(folder.into())?.is_empty();
+    }
+    if !has_plugins {
+        lacks.push(format!("no network plugin is in `{}`", PLUGINS[0]));
+    }
+    let names = files.list(NETWORKS.into())?;
+    let is_network = |name: &String| {
+        [".conf", ".conflist", ".json"]
+            .iter()
+            .any(|end| name.ends_with(end))
+    };
+    if !names.iter().any(is_network) {
+        lacks.push(format!("no network configuration is in `{NETWORKS}`"));
+    }
+    Ok(lacks)
+}
+
+/// The node; otherwise why nothing can be said about it.
+fn known(state: &NodeState) -> Result<(&str, &Node), (Verdict, String)> {
+    if state.is_denied {
+        let why = "only root may read the kubelet's credentials";
+        return Err((Verdict::Skip, why.to_owned()));
+    }
+    match &state.node {
+        None => Err((
+            Verdict::Skip,
+            "the machine is a node of no cluster".to_owned(),
+        )),
+        Some((name, Registered::Node(node))) => Ok((name, node)),
+        Some((name, Registered::Unknown)) => Err((
+            Verdict::Unknown,
+            format!("the cluster does not know node `{name}`"),
+        )),
+        Some((_, Registered::Silent(why))) => Err((Verdict::Unknown, why.clone())),
+    }
+}
+
+/// Whether the node is Ready; the network of pods is what a new node most often lacks.
+fn ready(state: &NodeState) -> Finding {
+    let say = |status, why: String| Finding::new(READY, READY_TITLE, status, why);
+    let (name, node) = match known(state) {
+        Ok(known) => known,
+        Err((status, why)) => return say(status, why),
+    };
+    if node.ready {
+        return say(Verdict::Pass, format!("node `{name}` is Ready"));
+    }
+    let why = node.why.as_deref().unwrap_or("for an unknown reason");
+    let of_network = why.contains("cni") || why.contains("NetworkReady=false");
+    let (lacks, remedy) = match (of_network, &state.network_lacks[..]) {
+        (true, [_, ..]) => (
+            format!("; {}", state.network_lacks.join(", and ")),
+            "the network add-on of the cluster writes both when its pod runs on this node: see whether it tolerates \
+             the node's taints, and what its log says",
+        ),
+        _ => (
+            String::new(),
+            "read the kubelet's log: `journalctl --unit kubelet`",
+        ),
+    };
+    Finding {
+        remedy: Some(remedy.to_owned()),
+        ..say(
+            Verdict::Fail,
+            format!("node `{name}` is not Ready ({why}){lacks}"),
+        )
+    }
+}
+
+/// Whether the kubelet goes with API server, container runtime and kernel.
+fn versions(state: &NodeState) -> Finding {
+    let say = |status, why: String| Finding::new(VERSIONS, VERSIONS_TITLE, status, why);
+    let node = match known(state) {
+        Ok((_, node)) => node,
+        Err((status, why)) => return say(status, why),
+    };
+    let Some(kubelet) = &node.kubelet else {
+        return say(
+            Verdict::Unknown,
+            "the cluster does not tell the version of the kubelet".to_owned(),
+        );
+    };
+    let containerd = (node.runtime.as_deref()).and_then(|text| text.strip_prefix("containerd://"));
+    let whys: Vec<String> = [
+        (state.server.as_deref()).and_then(|server| skew::with_server(kubelet, server)),
+        containerd.and_then(|containerd| skew::with_containerd(kubelet, containerd)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if !whys.is_empty() {
+        return Finding {
+            remedy: Some(
+                "install the versions that go together, then join again (`cluster.version` names the kubelet's)"
+                    .to_owned(),
+            ),
+            links: vec![SKEW_POLICY.to_owned()],
+            ..say(Verdict::Fail, whys.join("; "))
+        };
+    }
+    // The kubelet runs all the same: its configuration says so.
+    if let (true, Some(why)) = (state.cgroup_v1, skew::with_cgroup_v1(kubelet)) {
+        return say(
+            Verdict::Warn,
+            format!("{why}, unless its configuration has `failCgroupV1: false`"),
+        );
+    }
+    let server =
+        (state.server.as_deref()).map_or_else(|| "not told".to_owned(), |server| server.to_owned());
+    let runtime = node.runtime.as_deref().unwrap_or("not told");
+    say(
+        Verdict::Pass,
+        format!("kubelet {kubelet}, API server {server}, runtime {runtime}"),
+    )
 }
 
 fn decide(state: &NodeState) -> Finding {
     let say = |status, why: String| Finding::new(ALLOCATABLE, TITLE, status, why);
-    if state.is_denied {
-        return say(
-            Verdict::Skip,
-            "only root may read the kubelet's credentials".to_owned(),
-        );
-    }
-    let Some((name, says)) = &state.node else {
-        return say(
-            Verdict::Skip,
-            "the machine is a node of no cluster".to_owned(),
-        );
-    };
-    let node = match says {
-        Registered::Node(node) => node,
-        Registered::Unknown => {
-            return say(
-                Verdict::Unknown,
-                format!("the cluster does not know node `{name}`"),
-            );
-        }
-        Registered::Silent(why) => return say(Verdict::Unknown, why.clone()),
+    let (name, node) = match known(state) {
+        Ok(known) => known,
+        Err((status, why)) => return say(status, why),
     };
     let with = |status, why: String, remedy: &str| Finding {
         observed: Some(
@@ -123,18 +260,109 @@ fn decide(state: &NodeState) -> Finding {
 #[async_trait]
 impl Check for Cluster {
     fn ids(&self) -> &[Id] {
-        const { &[ALLOCATABLE] }
+        const { &[READY, VERSIONS, ALLOCATABLE] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
-        Ok(vec![decide(&detect(subject).await?)])
+        let state = detect(subject).await?;
+        Ok(vec![ready(&state), versions(&state), decide(&state)])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{NodeState, decide};
-    use crate::{check::Verdict, state::Registered, tools::kubernetes::kubectl::Node};
+    use super::{NodeState, decide, network_lacks, ready, versions};
+    use crate::{
+        check::Verdict, host::fake::FakeFiles, state::Registered, tools::kubernetes::kubectl::Node,
+    };
+
+    fn state(says: Registered, gpus: Option<usize>) -> NodeState {
+        NodeState {
+            is_denied: false,
+            node: Some(("gpu-1".to_owned(), says)),
+            gpus,
+            server: Some("v1.34.4".to_owned()),
+            cgroup_v1: false,
+            network_lacks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_node_without_a_pod_network_tells_what_is_missing() {
+        let files = FakeFiles::new();
+        files.put("/etc/cni/net.d/.kubernetes-cni-keep", "");
+        let not_ready = Registered::Node(Box::new(Node {
+            why: Some("KubeletNotReady: cni plugin not initialized".to_owned()),
+            ..Node::default()
+        }));
+        let found = ready(&NodeState {
+            network_lacks: network_lacks(&files).expect("files"),
+            ..state(not_ready.clone(), None)
+        });
+        assert_eq!(found.status, Verdict::Fail);
+        for part in [
+            "cni plugin not initialized",
+            "`/opt/cni/bin`",
+            "`/etc/cni/net.d`",
+        ] {
+            assert!(found.why.contains(part), "{}", found.why);
+        }
+        files.put("/opt/cni/bin/bridge", "");
+        files.put("/etc/cni/net.d/10-bridge.conflist", "");
+        assert!(network_lacks(&files).expect("files").is_empty());
+        let found = ready(&state(not_ready, None));
+        assert!(
+            found
+                .remedy
+                .is_some_and(|remedy| remedy.contains("journalctl"))
+        );
+        let good = Registered::Node(Box::new(Node {
+            ready: true,
+            ..Node::default()
+        }));
+        assert_eq!(ready(&state(good, None)).status, Verdict::Pass);
+    }
+
+    #[test]
+    fn versions_must_go_together() {
+        let with = |kubelet: &str, runtime: &str, cgroup_v1| {
+            let node = Registered::Node(Box::new(Node {
+                kubelet: Some(kubelet.to_owned()),
+                runtime: Some(runtime.to_owned()),
+                ..Node::default()
+            }));
+            versions(&NodeState {
+                cgroup_v1,
+                server: Some("v1.36.0".to_owned()),
+                ..state(node, None)
+            })
+        };
+        for (found, status, part) in [
+            (
+                with("v1.36.0", "containerd://2.1.4", false),
+                Verdict::Pass,
+                "v1.36.0",
+            ),
+            (
+                with("v1.36.0", "containerd://1.7.28", false),
+                Verdict::Fail,
+                "at least 2.0",
+            ),
+            (
+                with("v1.37.0", "containerd://2.1.4", false),
+                Verdict::Fail,
+                "newer",
+            ),
+            (
+                with("v1.36.0", "cri-o://1.33.0", true),
+                Verdict::Warn,
+                "cgroup v1",
+            ),
+        ] {
+            assert_eq!(found.status, status, "{}", found.why);
+            assert!(found.why.contains(part), "{}", found.why);
+        }
+    }
 
     #[test]
     fn the_cluster_offers_what_the_device_plugin_has_registered() {
@@ -166,11 +394,7 @@ mod tests {
                 "no answer",
             ),
         ] {
-            let found = decide(&NodeState {
-                is_denied: false,
-                node: Some(("gpu-1".to_owned(), says)),
-                gpus,
-            });
+            let found = decide(&state(says, gpus));
             assert_eq!(found.status, status, "{}", found.why);
             assert!(found.why.contains(part), "{}", found.why);
         }
@@ -178,7 +402,7 @@ mod tests {
             let alone = decide(&NodeState {
                 is_denied,
                 node: None,
-                gpus: Some(8),
+                ..state(Registered::Unknown, Some(8))
             });
             assert_eq!(alone.status, Verdict::Skip);
             assert!(alone.why.contains(part), "{}", alone.why);

@@ -13,7 +13,7 @@ use crate::{
     host::{FilesError, Host},
     model::paths,
     step::Cx,
-    steps::{self, VALIDATION_COMPUTE, VALIDATION_CONTAINER},
+    steps::{self, CLUSTER_NODE, VALIDATION_COMPUTE, VALIDATION_CONTAINER},
 };
 
 /// The findings that proving gave. Proofs that passed are recorded, and the audit reads the records.
@@ -46,11 +46,11 @@ pub(super) async fn prove(
     let Some(layer) = document.failed_layer else {
         let mut found = vec![finding(Verdict::Pass, &document.why)];
         found.extend(match desired {
-            Some(desired) => containers(ground, desired, cancel).await?,
-            None => Some(of_containers(
+            Some(desired) => in_containers(ground, desired, cancel).await?,
+            None => vec![of_containers(
                 Verdict::Unknown,
                 "not tried: what is configured for this machine cannot be determined",
-            )),
+            )],
         });
         return Ok(found);
     };
@@ -100,12 +100,16 @@ fn of_containers(status: Verdict, why: &str) -> Finding {
     )
 }
 
-/// The proof of each runtime; a finding only if one fails, because the audit sees what has passed.
-async fn containers(
+fn of_pod(status: Verdict, why: &str) -> Finding {
+    Finding::new(CLUSTER_NODE, "Node in the cluster", status, why)
+}
+
+/// The proof of each runtime, and that of a pod; a finding only if one fails, because the audit sees what has passed.
+async fn in_containers(
     ground: &prepare::Ground,
     desired: &Desired,
     cancel: &Cancel,
-) -> Result<Option<Finding>, Failure> {
+) -> Result<Vec<Finding>, Failure> {
     let state = ground.state();
     let cx = Cx {
         host: ground.host.reader(),
@@ -118,7 +122,14 @@ async fn containers(
         Ok(proofs) => proofs,
         Err(error) => {
             let why = format!("failed to {}", one_line(&error));
-            return Ok(Some(of_containers(Verdict::Unknown, &why)));
+            return Ok(vec![of_containers(Verdict::Unknown, &why)]);
+        }
+    };
+    let pod = match steps::cluster::pod::proof(&cx).await {
+        Ok(pod) => pod,
+        Err(error) => {
+            let why = format!("failed to {}", one_line(&error));
+            return Ok(vec![of_pod(Verdict::Unknown, &why)]);
         }
     };
     let applier = Applier::new(
@@ -126,8 +137,8 @@ async fn containers(
         desired.packages.clone(),
         paths::STATE.into(),
     );
-    let (mut whys, mut remedy) = (Vec::new(), None);
-    for proof in &proofs {
+    let (mut whys, mut remedy, mut found) = (Vec::new(), None, Vec::new());
+    for proof in proofs.iter().chain(&pod) {
         let ran = match unless_stopped(cancel, applier.prove(proof, &Unheard)).await {
             Ok(ran) => ran,
             Err(stopped) => {
@@ -144,15 +155,24 @@ async fn containers(
                 }));
             }
         };
-        if let Err(error) = ran {
+        let Err(error) = ran else { continue };
+        if pod.as_ref() == Some(proof) {
+            found.push(Finding {
+                remedy: error.hint(),
+                ..of_pod(Verdict::Fail, &one_line(&error))
+            });
+        } else {
             whys.push(format!("{}: {}", runtime(proof), one_line(&error)));
             remedy = remedy.or_else(|| error.hint());
         }
     }
-    Ok((!whys.is_empty()).then(|| Finding {
-        remedy,
-        ..of_containers(Verdict::Fail, &whys.join("; "))
-    }))
+    if !whys.is_empty() {
+        found.push(Finding {
+            remedy,
+            ..of_containers(Verdict::Fail, &whys.join("; "))
+        });
+    }
+    Ok(found)
 }
 
 /// Waits for work that may be broken off at any moment; a signal ends it.

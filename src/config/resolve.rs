@@ -170,6 +170,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         driver
             .as_ref()
             .map(|driver| (&driver.wish, known.as_slice())),
+        &kinds,
     )?;
     let nvidia_default = config.runtime.nvidia_default.unwrap_or(false);
     let has_driver = driver.is_some();

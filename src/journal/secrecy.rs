@@ -138,6 +138,16 @@ fn names_of_change(change: &Change) -> Vec<&str> {
         }
         Change::RunTool { writes, .. } => writes.iter().map(|path| path.as_str()).collect(),
         Change::PullImage { image, .. } => vec![image],
+        Change::RunProbe {
+            probe: Probe::PodSeesGpu(pod),
+            record,
+            ..
+        } => vec![
+            record.as_str(),
+            &pod.node,
+            &pod.namespace,
+            pod.access.as_str(),
+        ],
         Change::RunProbe { record, .. } => vec![record.as_str()],
         Change::SetSysctls { values } => values.keys().map(String::as_str).collect(),
         Change::TurnOffSwap { areas } => strs(areas).collect(),
@@ -174,6 +184,11 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
         } => (std::iter::once(inputs).chain(image).chain(expect))
             .chain(command)
             .collect(),
+        Change::RunProbe {
+            probe: Probe::PodSeesGpu(_),
+            inputs,
+            ..
+        } => vec![inputs],
         Change::Reboot { why } => vec![why],
         Change::JoinCluster {
             join:
@@ -243,6 +258,11 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
         Undo::RestoreUnit { unit: name, .. }
         | Undo::UnloadModule { module: name }
         | Undo::RemoveImage { image: name, .. } => names.push(name),
+        Undo::DeletePod {
+            node,
+            namespace,
+            access,
+        } => names.extend([node.as_str(), namespace, access.as_str()]),
         Undo::RemoveModuleBuild {
             module,
             version,

@@ -3,6 +3,7 @@
 use camino::Utf8Path;
 
 use super::{State, StateError};
+use crate::host::ExecError;
 use crate::tools::kubernetes::{
     kubectl::{self, Kubectl},
     membership::{self, MembershipError},
@@ -57,6 +58,22 @@ impl State {
     /// When the machine's files cannot be read.
     pub fn kubectl(&self) -> Result<Option<Kubectl>, StateError> {
         Ok(kubectl::find(&*self.host.files)?)
+    }
+
+    /// The version of the cluster's API server; `None` if it does not answer.
+    ///
+    /// # Errors
+    /// When nothing may be executed.
+    pub async fn api_server(&self, membership: &Membership) -> Result<Option<String>, StateError> {
+        let Some(kubectl) = self.kubectl()? else {
+            return Ok(None);
+        };
+        let query = kubectl.version(&membership.kubeconfig);
+        match self.host.reader().query(&query).await {
+            Ok(output) if output.ok() => Ok(kubectl::server_version(&output.stdout)),
+            Ok(_) | Err(ExecError::Deadline { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// What the cluster says about a node, asked with the credentials of the kubelet and no more.

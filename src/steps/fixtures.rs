@@ -212,6 +212,7 @@ pub(crate) fn desired() -> Desired {
             ]),
         }),
         validation: Validation {
+            pod: None,
             container: true,
             image: None,
             command: vec![],

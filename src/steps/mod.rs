@@ -6,7 +6,7 @@ mod autoload;
 mod builds;
 mod cdi;
 mod cdi_rules;
-mod cluster;
+pub mod cluster;
 pub mod container;
 mod deny;
 pub(crate) mod devices;

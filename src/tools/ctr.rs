@@ -105,6 +105,15 @@ pub fn pull(namespace: &str, image: &str, hosts: bool) -> Cmd {
     Cmd::new("ctr", args)
 }
 
+/// Takes in the images of an archive.
+#[must_use]
+pub fn import(namespace: &str, archive: &str) -> Cmd {
+    Cmd::new(
+        "ctr",
+        ["--namespace", namespace, "images", "import", archive],
+    )
+}
+
 /// Removes an image.
 #[must_use]
 pub fn remove(namespace: &str, image: &str) -> Cmd {

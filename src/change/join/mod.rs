@@ -294,7 +294,7 @@ impl Applier {
     }
 
     /// Looks again and again until something is there; `None` if it is not in time.
-    async fn awaited<T, F>(
+    pub(super) async fn awaited<T, F>(
         &self,
         what: &str,
         bound: Duration,

@@ -121,7 +121,7 @@ impl Applier {
     }
 
     /// The node as its own kubelet may see it.
-    async fn node(&self, name: &str) -> Result<Registered, ChangeError> {
+    pub(in crate::change) async fn node(&self, name: &str) -> Result<Registered, ChangeError> {
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let asked = kubectl::registered(self.host.reader(), kubectl, &kubeconfig, name).await;
         asked.map_err(|source| ChangeError::Tool {

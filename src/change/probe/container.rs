@@ -53,7 +53,10 @@ pub(super) async fn run(
         expect,
         timeout_seconds,
         pull_timeout_seconds: _,
-    } = probe;
+    } = probe
+    else {
+        return Err(ProbeError::OnlyPods);
+    };
     let image = (image.as_ref()).map(|image| image::name(*runtime, image));
     let root = match &command[..] {
         [] => Some(Root::prepare(host, state)?),
@@ -92,7 +95,9 @@ pub(super) async fn run(
 /// # Errors
 /// When the runtime refuses.
 pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result<(), ProbeError> {
-    let Probe::ContainerSeesGpus { runtime, image, .. } = probe;
+    let Probe::ContainerSeesGpus { runtime, image, .. } = probe else {
+        return Ok(());
+    };
     let image = (image.as_ref()).map(|image| image::name(*runtime, image));
     let job = Job {
         host,
@@ -111,7 +116,7 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
 }
 
 /// The result of the own probe.
-fn proof(view: &ContainerView, in_image: &str) -> Proof {
+pub(super) fn proof(view: &ContainerView, in_image: &str) -> Proof {
     let devices = view.probe.iter().flat_map(|probe| &probe.devices);
     let measured = devices.filter_map(|device| {
         let work = device.work.as_ref()?;
@@ -185,7 +190,7 @@ fn said(
     }
 }
 
-fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeError> {
+pub(super) fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeError> {
     let missing: Vec<&str> = LIBRARIES
         .into_iter()
         .filter(|name| !view.has_library(name, driver))
@@ -205,7 +210,7 @@ fn judge(view: &ContainerView, gpus: usize, driver: &str) -> Result<(), ProbeErr
 }
 
 /// Whether all layers work there, as far as the container tells.
-fn layers(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
+pub(super) fn layers(view: &ContainerView, uuids: &[String]) -> Result<(), ProbeError> {
     match &view.probe {
         Some(probe) if !uuids.is_empty() => match probe.failed_layer {
             None => Ok(()),
@@ -480,7 +485,10 @@ mod tests {
             command,
             expect: expected,
             ..
-        } = &mut probe;
+        } = &mut probe
+        else {
+            panic!("a container");
+        };
         *command = vec!["nvidia-smi".into(), "-L".into()];
         *expected = expect.map(str::to_owned);
         let ran = run(&host, "/state".into(), &probe, &Silent).await;

@@ -1,5 +1,6 @@
 //! Why a probe failed.
 
+use super::pod_error::PodError;
 use crate::{
     error::{Report, attached},
     exit::Exit,
@@ -91,6 +92,9 @@ pub enum ProbeError {
         /// Its last line.
         said: Option<String>,
     },
+    /// A pod did not prove a GPU.
+    #[error(transparent)]
+    Pod(#[from] PodError),
     /// The container ran, and said nothing about the GPUs.
     #[error("the container printed no result of the probe")]
     Silent,
@@ -104,6 +108,7 @@ impl Report for ProbeError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Files(error) => error.reason().unwrap_or("proof-not-prepared"),
+            Self::Pod(error) => error.reason(),
             Self::Unknown { .. } | Self::Replaced { .. } => "proof-not-prepared",
             Self::Exec(_) | Self::Command { .. } | Self::OnlyPods => "container-failed",
             Self::NoImage { .. } => "image-missing",
@@ -117,6 +122,7 @@ impl Report for ProbeError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Files(error) if error.disk().is_some() => return error.hint(),
+            Self::Pod(error) => return error.hint(),
             Self::Files(_) => "free space below `/var/lib`, then run again".to_owned(),
             Self::Unknown { .. } => "check that `/proc` is mounted, then run again".to_owned(),
             Self::Replaced { .. } => {

@@ -6,6 +6,8 @@ mod containerd;
 mod docker;
 mod error;
 mod job;
+mod pod;
+mod pod_error;
 mod podman;
 mod record;
 mod root;
@@ -15,6 +17,8 @@ use std::time::Duration;
 use camino::Utf8Path;
 
 pub use error::ProbeError;
+pub use pod::PodProbe;
+pub use pod_error::PodError;
 pub use record::ProofRecord;
 
 use super::{Applier, Change, ChangeError, FileAfter, Probe, Sink, Undo};
@@ -59,7 +63,10 @@ impl Applier {
         let Change::RunProbe { probe, .. } = change else {
             return Ok(());
         };
-        Ok(container::clear(&self.host, probe, sink).await?)
+        match probe {
+            Probe::PodSeesGpu(pod) => self.clear_proof_of_pod(pod, sink).await,
+            Probe::ContainerSeesGpus { .. } => Ok(container::clear(&self.host, probe, sink).await?),
+        }
     }
 
     pub(super) async fn capture_probe(
@@ -67,7 +74,6 @@ impl Applier {
         probe: &Probe,
         record: &Utf8Path,
     ) -> Result<Undo, ChangeError> {
-        let Probe::ContainerSeesGpus { runtime, image, .. } = probe;
         let record = if self.host.files.exists(record)? {
             Undo::Nothing {
                 why: "the record goes with the first proof".to_owned(),
@@ -75,6 +81,26 @@ impl Applier {
         } else {
             // `check --prove` writes it, too.
             self.capture_files(&[record.to_owned()], |_| FileAfter::Any)?
+        };
+        let (runtime, image) = match probe {
+            Probe::ContainerSeesGpus { runtime, image, .. } => (runtime, image),
+            // The probe deletes both; this undo is for an interrupted one.
+            Probe::PodSeesGpu(pod) => {
+                return Ok(Undo::Several {
+                    undos: vec![
+                        Undo::DeletePod {
+                            node: pod.node.clone(),
+                            namespace: pod.namespace.clone(),
+                            access: pod.access.clone(),
+                        },
+                        Undo::RemoveImage {
+                            runtime: RuntimeKind::Containerd,
+                            image: job::IMAGE.to_owned(),
+                        },
+                        record,
+                    ],
+                });
+            }
         };
         let image = match (image, runtime) {
             (Some(image), _) => self.capture_image(*runtime, image).await?,
@@ -99,8 +125,10 @@ impl Applier {
             Undo::Several { undos } => Undo::Several {
                 undos: undos
                     .into_iter()
-                    .filter(|undo| {
-                        !matches!(undo, Undo::RemoveImage { image, .. } if image == job::IMAGE)
+                    .filter(|undo| match undo {
+                        Undo::RemoveImage { image, .. } => image != job::IMAGE,
+                        Undo::DeletePod { .. } => false,
+                        _ => true,
                     })
                     .collect(),
             },
@@ -116,14 +144,15 @@ impl Applier {
         proving: Proving,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
-        let Probe::ContainerSeesGpus {
-            runtime,
-            image,
-            pull_timeout_seconds,
-            ..
-        } = probe;
         let files = &*self.host.files;
-        if let (Some(image), Proving::Check) = (image, proving)
+        if let (
+            Probe::ContainerSeesGpus {
+                runtime,
+                image: Some(image),
+                ..
+            },
+            Proving::Check,
+        ) = (probe, proving)
             && self.has_image(*runtime, image).await? != Some(true)
         {
             return Err(ProbeError::NoImage {
@@ -134,11 +163,25 @@ impl Applier {
         }
         // From here on nothing is proven: a proof that fails must not leave the former one.
         files.remove(record)?;
-        if let (Some(image), Proving::Install) = (image, proving) {
+        if let (
+            Probe::ContainerSeesGpus {
+                runtime,
+                image: Some(image),
+                pull_timeout_seconds,
+                ..
+            },
+            Proving::Install,
+        ) = (probe, proving)
+        {
             let limit = Duration::from_secs(*pull_timeout_seconds);
             self.pull_image(*runtime, image, limit, sink).await?;
         }
-        let proof = container::run(&self.host, &self.state, probe, sink).await?;
+        let proof = match probe {
+            Probe::PodSeesGpu(pod) => self.run_pod(pod, sink).await?,
+            Probe::ContainerSeesGpus { .. } => {
+                container::run(&self.host, &self.state, probe, sink).await?
+            }
+        };
         let boot = files.read_text(BOOT_ID.into())?;
         let text = ProofRecord {
             inputs: inputs.to_owned(),

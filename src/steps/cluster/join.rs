@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{joined, name, no_cluster, place, wanted, wish};
+use super::{joined, name, no_cluster, place, skew, wanted, wish};
 use crate::{
     change::{Change, Join, Lock},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
@@ -50,6 +50,8 @@ struct JoinState {
     config: Option<String>,
     /// The cluster of the kubeconfig that says how to find it.
     wanted: Option<Cluster>,
+    /// What the kubelet has to go with.
+    versions: skew::Versions,
 }
 
 /// What a machine joins with, and our part of its configuration.
@@ -128,6 +130,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if matches!(wish.method, JoinMethod::Eks) {
         state.has_program &= files.exists(Utf8Path::new(nodeadm::DROP_INS))?;
     }
+    state.versions = skew::detect(cx, wish).await?;
     Ok(state)
 }
 
@@ -190,6 +193,9 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
     };
     if let Some(missing) = missing(state, wish) {
         return missing;
+    }
+    if let Some(refused) = skew::refused(wish, &state.versions) {
+        return refused;
     }
     let changes = changes(state, wish, node);
     match &state.unknown {

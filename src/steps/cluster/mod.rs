@@ -6,6 +6,8 @@ pub(super) mod host;
 pub(super) mod join;
 pub(super) mod node;
 pub(super) mod packages;
+pub mod pod;
+pub(super) mod skew;
 
 use crate::{
     config::desired::{ClusterWish, Desired, JoinMethod},

@@ -99,6 +99,11 @@ const RUNC: &str = "io.containerd.runc.v2";
 /// Keys of a runtime that name its program in another way.
 const PROGRAMS: [&str; 3] = ["runtime_path", "runtime_engine", "runtime_root"];
 
+/// Where Kubernetes' package and the network add-ons put network plugins, which is containerd's default; and the folder
+/// that the file of Debian's package names instead (seen with 1.6.20): no pod starts with it.
+const PLUGINS_FOLDER: &str = "/opt/cni/bin";
+const DEBIANS_PLUGINS: &str = "/usr/lib/cni";
+
 /// The plugin with the runtimes, in a file with this version of the format.
 fn plugin(format: i64) -> &'static str {
     match format {
@@ -204,6 +209,15 @@ pub fn settings(
                 value: Some(json!({"runtime_type": RUNC})),
             },
         ));
+    }
+    if runtime.for_kubelet {
+        let name = ["cni", "bin_dir"];
+        let at = place(&name);
+        let key = files[at].plugin(&name);
+        if files[at].document.get(&key) == Some(json!(DEBIANS_PLUGINS)) {
+            let value = Some(json!(PLUGINS_FOLDER));
+            wanted.push((at, Setting { key, value }));
+        }
     }
     if runtime.name != BUILT_IN {
         wanted.push((
@@ -403,6 +417,9 @@ mod tests {
         let mirrors = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n\
             config_path = \"/etc/containerd/certs.d\"\n";
         let imports = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n";
+        let debian = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    \
+            [plugins.\"io.containerd.grpc.v1.cri\".cni]\n      bin_dir = \"/usr/lib/cni\"\n      \
+            conf_dir = \"/etc/cni/net.d\"\n";
         let docker =
             "#   Copyright\n\ndisabled_plugins = [\"cri\"]\n\n#root = \"/var/lib/containerd\"\n";
         let default = Runtime {
@@ -419,7 +436,7 @@ mod tests {
             cdi: false,
             ..kubelets
         };
-        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 13] = [
+        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 14] = [
             (
                 "no file, 1.6, for a kubelet without GPUs",
                 vec![absent.clone()],
@@ -436,6 +453,12 @@ mod tests {
                 "the file of Docker's package, 1.7, for a kubelet",
                 vec![file(ROOT, docker)],
                 Version(1, 7),
+                kubelets,
+            ),
+            (
+                "the file of Debian's package, 1.6, for a kubelet",
+                vec![file(ROOT, debian)],
+                Version(1, 6),
                 kubelets,
             ),
             (

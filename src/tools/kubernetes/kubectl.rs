@@ -20,7 +20,7 @@ const NOT_FOUND: &str = "(NotFound)";
 
 /// The time limit of one request, and of the command around it.
 const REQUEST: &str = "--request-timeout=10s";
-const DEADLINE: Duration = Duration::from_secs(20);
+pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A program that is kubectl, with the arguments before its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub fn find<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Kubectl>, FilesEr
 }
 
 impl Kubectl {
-    fn args<'a>(self, kubeconfig: &'a Utf8Path, own: &[&'a str]) -> Vec<&'a str> {
+    pub(super) fn args<'a>(self, kubeconfig: &'a Utf8Path, own: &[&'a str]) -> Vec<&'a str> {
         let mut args = self.first.to_vec();
         args.extend(["--kubeconfig", kubeconfig.as_str(), REQUEST]);
         args.extend(own);
@@ -83,6 +83,13 @@ impl Kubectl {
     pub fn node(self, kubeconfig: &Utf8Path, name: &str) -> Query {
         let args = self.args(kubeconfig, &["get", "node", name, "--output=json"]);
         Query::new(self.program, args).deadline(DEADLINE)
+    }
+
+    /// Asks the API server for its version, which every account may ask for.
+    #[must_use]
+    pub fn version(self, kubeconfig: &Utf8Path) -> Query {
+        let own = ["get", "--raw", "/version"];
+        Query::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
     }
 
     /// Sets labels, and removes those whose value is `None`.
@@ -149,6 +156,17 @@ pub struct Node {
     pub allocatable_gpus: Option<String>,
     /// The version of its kubelet.
     pub kubelet: Option<String>,
+    /// Its container runtime, as in `containerd://2.1.4`.
+    pub runtime: Option<String>,
+}
+
+impl Node {
+    /// Whether pods can be given a GPU.
+    #[must_use]
+    pub fn offers_gpus(&self) -> bool {
+        let count = self.allocatable_gpus.as_deref();
+        count.is_some_and(|count| count.parse() != Ok(0_u64))
+    }
 }
 
 /// What the cluster answers about a node.
@@ -194,6 +212,18 @@ pub async fn registered(
         why,
     })?;
     Ok(Registered::Node(Box::new(node)))
+}
+
+/// The version in the answer to [`Kubectl::version`].
+#[must_use]
+pub fn server_version(text: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Version {
+        git_version: String,
+    }
+    let version: Version = serde_json::from_str(text).ok()?;
+    Some(version.git_version)
 }
 
 #[derive(Debug, Deserialize)]
@@ -250,6 +280,7 @@ struct Condition {
 #[serde(rename_all = "camelCase")]
 struct NodeInfo {
     kubelet_version: Option<String>,
+    container_runtime_version: Option<String>,
 }
 
 /// Reads the output of [`Kubectl::node`].
@@ -276,6 +307,7 @@ fn parse_node(text: &str) -> Result<Node, String> {
         taints: document.spec.taints.iter().filter_map(taint).collect(),
         allocatable_gpus: document.status.allocatable.get(GPUS).cloned(),
         kubelet: document.status.node_info.kubelet_version,
+        runtime: document.status.node_info.container_runtime_version,
     })
 }
 
@@ -295,7 +327,7 @@ mod tests {
       {"type": "MemoryPressure", "status": "False"},
       {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "cni plugin not initialized"}
     ],
-    "nodeInfo": {"kubeletVersion": "v1.34.4"}
+    "nodeInfo": {"kubeletVersion": "v1.34.4", "containerRuntimeVersion": "containerd://2.1.4"}
   }
 }"#;
 
@@ -316,6 +348,11 @@ mod tests {
             ]
         );
         assert_eq!(node.allocatable_gpus.as_deref(), Some("8"));
+        assert_eq!(node.runtime.as_deref(), Some("containerd://2.1.4"));
+        assert_eq!(
+            server_version(r#"{"major": "1", "gitVersion": "v1.34.4"}"#).as_deref(),
+            Some("v1.34.4")
+        );
         let ready = NODE.replace(
             r#""status": "False", "reason""#,
             r#""status": "True", "reason""#,

@@ -21,8 +21,8 @@ use crate::sh::Cmd;
 use crate::simulation::StandIns;
 use crate::tables::{Machines, Root};
 use crate::{
-    almalinux, disk_image, image, kubernetes, lock, modules, needs, qemu, repo, rootfs, toolkit,
-    ubuntu,
+    almalinux, disk_image, image, kubernetes, lock, modules, needs, pods, qemu, repo, rootfs,
+    toolkit, ubuntu,
 };
 
 /// Programs that are compiled from the repository.
@@ -58,8 +58,9 @@ pub struct Assets {
     ubuntu: BTreeMap<String, repo::Repositories>,
     /// By root filesystem, what machines beside a control plane are served instead.
     clusters: BTreeMap<String, repo::Repositories>,
-    /// The folder of Kubernetes' programs, if some machine is beside a control plane.
-    pub kubernetes: Option<PathBuf>,
+    /// The folder of Kubernetes' programs, and that of those with which a machine runs pods, if some machine is beside
+    /// a control plane.
+    pub kubernetes: Option<(PathBuf, PathBuf)>,
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
@@ -137,7 +138,8 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
                         repo::build(bed, &packages, &toolkit, Some(&programs), &mirror)
                     })?;
                     clusters.insert(name.clone(), one);
-                    kubernetes = Some(programs);
+                    let for_pods = timed("what runs pods, compiled", || pods::build(bed))?;
+                    kubernetes = Some((programs, for_pods));
                 }
                 anyhow::Ok((repositories, served, ubuntu, (clusters, kubernetes)))
             })

@@ -20,7 +20,7 @@ use crate::kubernetes::{API_SERVER, CONTROLLERS, ETCD, KUBEADM, KUBECTL};
 use crate::machine::Machine;
 use crate::sh::{Cmd, Done};
 use crate::simulation::INSIDE;
-use crate::{net, out};
+use crate::{net, out, pods};
 
 const ADDRESS: &str = "10.0.0.1";
 const PORT: u16 = 6443;
@@ -33,9 +33,12 @@ const START: Duration = Duration::from_secs(180);
 
 const CONFIG: &str = include_str!("../../kubernetes/kubeadm.yaml");
 const ACCOUNT: &str = include_str!("../../kubernetes/node-manager.yaml");
+const DAEMON_SET: &str = include_str!("../../../../cloud-init/daemonset/daemonset.yaml");
 const NETWORK: &str = include_str!("../../kubernetes/bridge.conflist");
 const ADMIN: &str = include_str!("../files/cluster-admin.sh");
 const SECRET: &str = include_str!("../files/secret.sh");
+const MAKE_IMAGE: &str = include_str!("../files/make-image.sh");
+const RUN_PODS: &str = include_str!("../files/run-pods.sh");
 const UNAVAILABLE: &str = include_str!("../files/unavailable.sh");
 
 /// In the root of the control plane.
@@ -110,6 +113,8 @@ pub enum Behaviour {
 pub struct Cluster {
     root: PathBuf,
     programs: PathBuf,
+    /// Programs with which the machine runs pods.
+    for_pods: PathBuf,
     netns: PathBuf,
     /// What listens at its address: the API server, or what stands in its place.
     door: Option<Child>,
@@ -122,10 +127,15 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts it beside a machine that is not up yet, and gives the machine what a node needs.
-    pub fn start(machine: &Machine, programs: &Path, wish: &Wish) -> Result<Cluster> {
+    pub fn start(
+        machine: &Machine,
+        (programs, for_pods): (&Path, &Path),
+        wish: &Wish,
+    ) -> Result<Cluster> {
         let mut cluster = Cluster {
             root: machine.log("cluster"),
             programs: programs.to_path_buf(),
+            for_pods: for_pods.to_path_buf(),
             netns: net::beside(machine.run(), machine.netns(), ADDRESS, MACHINE)?,
             door: None,
             stopped: false,
@@ -361,6 +371,12 @@ impl Cluster {
         let here = format!("{INSIDE}/cluster");
         machine.put(&self.programs.join(KUBECTL), &format!("{here}/kubectl"))?;
         machine.put(&self.root.join(ALL_RIGHTS), &format!("{here}/admin.conf"))?;
+        for name in pods::PROGRAMS {
+            machine.put(&self.for_pods.join(name), &format!("{here}/{name}"))?;
+        }
+        write(&at(&here).join("daemonset.yaml"), DAEMON_SET, 0o644)?;
+        write(&at(INSIDE).join("make-image"), MAKE_IMAGE, 0o755)?;
+        write(&at(INSIDE).join("run-pods"), RUN_PODS, 0o755)?;
         write(&at(INSIDE).join("cluster-admin"), ADMIN, 0o755)?;
         write(&at(INSIDE).join("secret"), SECRET, 0o755)?;
         for (name, value) in SYSCTLS {

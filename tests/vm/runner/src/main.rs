@@ -23,6 +23,7 @@ mod needs;
 mod net;
 mod out;
 mod pci;
+mod pods;
 mod power;
 mod qemu;
 mod queue;

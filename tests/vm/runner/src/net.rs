@@ -198,7 +198,7 @@ pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<
     let file = run.join(BESIDE);
     fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
     let [there, here] = [&file, netns].map(|path| path.to_string_lossy());
-    let prefix = machine.split_once('/').map_or("32", |(_, prefix)| prefix);
+    let (here_address, prefix) = machine.split_once('/').unwrap_or((machine, "32"));
     Cmd::new(["unshare", &format!("--net={there}"), "true"])
         .ok()
         .context("cannot make a network namespace")?;
@@ -216,6 +216,8 @@ pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<
         ),
         (&there, format!("link set {CABLE}-end up")),
         (&there, "link set lo up".into()),
+        // A kubelet is asked at the address that it names, which need not be the one on the cable.
+        (&there, format!("route add default via {here_address}")),
     ] {
         let enter = format!("--net={at}");
         let argv = ["nsenter", &enter, "--", "ip"];

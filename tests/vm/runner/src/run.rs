@@ -157,7 +157,9 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
     }
     let server = Server::start(&machine, repositories)?;
     let cluster = match (&case.cluster, &stage.assets.kubernetes) {
-        (Some(wish), Some(programs)) => Some(Cluster::start(&machine, programs, wish)?),
+        (Some(wish), Some((programs, for_pods))) => {
+            Some(Cluster::start(&machine, (programs, for_pods), wish)?)
+        }
         _ => None,
     };
     if let Some(name) = &case.config {

@@ -1,0 +1,130 @@
+//! Whether the kubelet that is to join goes with the container runtime and the kernel of the machine. Whether it goes with
+//! the API server, kubeadm itself looks at.
+
+use crate::{
+    config::desired::{ClusterWish, JoinMethod, RuntimeKind},
+    step::{Assessment, Cx, StepError},
+    tools::kubernetes::skew,
+};
+
+/// There only with cgroup v2.
+const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
+
+/// What the kubelet has to go with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Versions {
+    /// The version of containerd; `None` if it is not installed yet, or another runtime serves the kubelet.
+    pub(super) containerd: Option<String>,
+    /// Whether the machine has cgroup v1.
+    pub(super) has_cgroup_v1: bool,
+}
+
+pub(super) async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Versions, StepError> {
+    if kubelet(wish).is_none() {
+        return Ok(Versions::default());
+    }
+    let is_wanted =
+        (cx.desired.runtimes.iter()).any(|runtime| runtime.kind == RuntimeKind::Containerd);
+    let containerd = match is_wanted {
+        true => (cx.state.containerd_version().await).map(|version| version.to_string()),
+        false => None,
+    };
+    Ok(Versions {
+        containerd,
+        has_cgroup_v1: !cx.host.files().exists(CGROUP_V2.into())?,
+    })
+}
+
+/// The version of the kubelet that is to be installed.
+fn kubelet(wish: &ClusterWish) -> Option<&str> {
+    let package = wish.packages.iter().find(|one| one.name == "kubelet")?;
+    package.version.as_deref()
+}
+
+/// Why the machine cannot join with these versions.
+pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessment> {
+    let kubelet = kubelet(wish)?;
+    let containerd = versions.containerd.as_deref();
+    if let Some(why) = containerd.and_then(|found| skew::with_containerd(kubelet, found)) {
+        return Some(Assessment::Blocked {
+            why,
+            hint:
+                "take a newer containerd (`runtime.source = \"docker\"` may have one), or an older \
+                   `cluster.version` that the cluster accepts"
+                    .to_owned(),
+        });
+    }
+    // A cluster whose kubelets accept cgroup v1 says so by the check that it ignores: kubeadm looks at the same.
+    let ignores = match &wish.method {
+        JoinMethod::Kubeadm {
+            ignore_preflight_errors,
+            ..
+        } => ignore_preflight_errors
+            .iter()
+            .any(|one| ["systemverification", "all"].contains(&one.to_ascii_lowercase().as_str())),
+        _ => false,
+    };
+    let why = (versions.has_cgroup_v1 && !ignores)
+        .then(|| skew::with_cgroup_v1(kubelet))
+        .flatten()?;
+    Some(Assessment::Blocked {
+        why,
+        hint: "boot with `systemd.unified_cgroup_hierarchy=1` on the kernel's command line; or, if the cluster's \
+               kubelets have `failCgroupV1: false`, name `SystemVerification` in `cluster.ignore-preflight-errors`"
+            .to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Versions, refused};
+    use crate::{
+        config::desired::ClusterWish,
+        step::Assessment,
+        steps::{cluster::join::fixtures::with_kubeadm, wishes::fixtures::wishes},
+    };
+
+    #[test]
+    fn a_kubelet_that_would_not_start_does_not_join() {
+        let wish = |kubelet: &str, ignored: &[&str]| ClusterWish {
+            packages: wishes(&[kubelet]),
+            ..with_kubeadm(ignored).cluster.expect("a cluster")
+        };
+        let machine = |containerd: &str, has_cgroup_v1| Versions {
+            containerd: Some(containerd.to_owned()),
+            has_cgroup_v1,
+        };
+        for (wish, machine, part) in [
+            (
+                wish("kubelet=1.34.*", &[]),
+                machine("1.6.20~ds1", true),
+                None,
+            ),
+            (wish("kubelet=1.35.*", &[]), machine("1.7.28", false), None),
+            (
+                wish("kubelet=1.35.*", &[]),
+                machine("1.7.28", true),
+                Some("cgroup v1"),
+            ),
+            (
+                wish("kubelet=1.35.*", &["SystemVerification"]),
+                machine("1.7.28", true),
+                None,
+            ),
+            (
+                wish("kubelet=1.36.*", &[]),
+                machine("1.7.28", false),
+                Some("at least 2.0"),
+            ),
+            (wish("kubelet=1.36.*", &[]), Versions::default(), None),
+        ] {
+            match (refused(&wish, &machine), part) {
+                (None, None) => {}
+                (Some(Assessment::Blocked { why, .. }), Some(part)) => {
+                    assert!(why.contains(part), "{why}");
+                }
+                (other, part) => panic!("{other:?}, expected {part:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Programs with which a machine beside a control plane runs pods: a stand-in for NVIDIA's device plugin, the program of
+//! the pause image, and runc without control groups. They are compiled with the module of Kubernetes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bed::Bed;
+use crate::sh::Cmd;
+
+/// The programs.
+pub const PROGRAMS: [&str; 3] = ["device-plugin", "pause", "plain-runc"];
+
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// A part of the recipe: a change of this file may change the result.
+const SOURCE: &str = include_str!("pods.rs");
+
+/// Builds the directory with the programs.
+pub fn build(bed: &Bed) -> Result<PathBuf> {
+    let here = bed.here("kubernetes");
+    let mut sources = String::new();
+    for name in PROGRAMS {
+        let path = here.join(name).join("main.go");
+        sources += &fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+    }
+    let sums = fs::read_to_string(here.join("go.sum")).context("cannot read go.sum")?;
+    let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
+    let recipe = format!("{sources} {sums} {go} {SOURCE}");
+    bed.cached("pods", &recipe, None, |dir| compile(&here, dir))
+}
+
+/// Without libraries, so that the programs run in any machine and container.
+fn compile(here: &Path, to: &Path) -> Result<()> {
+    let to = format!("{}/", to.display());
+    let fixed = [
+        "nice",
+        "go",
+        "build",
+        "-mod=readonly",
+        "-trimpath",
+        "-buildvcs=false",
+        "-ldflags",
+        "-s -w",
+        "-o",
+        &to,
+    ];
+    let packages = PROGRAMS.map(|name| format!("./{name}"));
+    let argv = fixed.into_iter().chain(packages.iter().map(String::as_str));
+    Cmd::new(argv)
+        .env("CGO_ENABLED", "0")
+        .cwd(here)
+        .deadline(LIMIT)
+        .ok()
+        .context("cannot compile what runs pods")
+        .map(drop)
+}
