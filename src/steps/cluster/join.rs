@@ -612,7 +612,7 @@ mod tests {
     fn each_way_to_join_knows_a_node_that_another_way_has_made() {
         let k3s = with(JoinMethod::K3s {
             server: "https://10.0.0.1:6443".to_owned(),
-            token_file: "/t".into(),
+            token_source: TokenSource::File("/t".into()),
         });
         let at = |kubeconfig: &str, server: Option<&str>| {
             let mut state = member(None);
