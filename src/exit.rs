@@ -55,4 +55,26 @@ impl Exit {
             Self::Terminated => 143,
         }
     }
+
+    /// What an exit status says; a status that this program does not give is an error without its own code.
+    #[must_use]
+    pub fn of(code: u8) -> Self {
+        const ALL: [Exit; 13] = [
+            Exit::Ok,
+            Exit::Internal,
+            Exit::Usage,
+            Exit::Config,
+            Exit::Drift,
+            Exit::Blocked,
+            Exit::StepFailed,
+            Exit::Partial,
+            Exit::RebootRequired,
+            Exit::Busy,
+            Exit::NotPermitted,
+            Exit::Interrupted,
+            Exit::Terminated,
+        ];
+        let named = ALL.into_iter().find(|exit| exit.code() == code);
+        named.unwrap_or(Self::Internal)
+    }
 }

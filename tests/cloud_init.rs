@@ -35,6 +35,9 @@ const USER_DATA: [&str; 4] = [
     "eks/user-data.mime",
 ];
 
+/// The script that waits for the run of a later boot.
+const PER_BOOT: &str = "/var/lib/cloud/scripts/per-boot/gpu-bootstrap";
+
 fn text(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("cloud-init")
@@ -185,13 +188,48 @@ fn secrets_are_for_root_alone() {
     let mut secrets = 0;
     for path in USER_DATA {
         for (name, file) in written(path) {
-            if !name.ends_with(".toml") {
+            if !name.ends_with(".toml") && name != PER_BOOT {
                 secrets += 1;
                 assert_eq!(file["permissions"], "0600", "{path}: {name}");
             }
         }
     }
     assert_eq!(secrets, 2);
+}
+
+/// `cloud-init status` shows a failure of the last command of `runcmd`, and of the scripts of each boot.
+#[test]
+fn cloud_init_learns_how_the_run_ends() {
+    for path in USER_DATA {
+        let documents = documents(path);
+        let mut commands = (documents.iter()).filter_map(|one| one["runcmd"].as_array());
+        let last = commands.next().and_then(|commands| commands.last());
+        let words: Vec<&str> = (last.and_then(Value::as_array).into_iter().flatten())
+            .filter_map(Value::as_str)
+            .collect();
+        assert_eq!(
+            words[..2],
+            ["/usr/local/bin/gpu-bootstrap", "status"],
+            "{path}"
+        );
+
+        let (_, file) = (written(path).into_iter())
+            .find(|(name, _)| name == PER_BOOT)
+            .unwrap_or_else(|| panic!("{path} has no script for later boots"));
+        assert_eq!(file["permissions"], "0755");
+        let script = file["content"].as_str().expect("a content");
+        assert!(script.contains(&words.join(" ")), "{path}: {script}");
+
+        // Before the program is there it says nothing, later what the program says.
+        let folder = folder();
+        let bin = folder.path().join("bin").display().to_string();
+        let script = script.replace("/usr/local/bin", &bin);
+        assert!(run(&folder, &script, false).status.success());
+        program(&folder, "gpu-bootstrap", r#"echo "$*"; exit 6"#);
+        let output = run(&folder, &script, false);
+        assert_eq!(output.status.code(), Some(6));
+        assert_eq!(said(&output), format!("{}\n", words[1..].join(" ")));
+    }
 }
 
 #[test]

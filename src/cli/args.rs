@@ -41,7 +41,7 @@ pub enum Command {
     /// Undo all changes of `install`
     Uninstall(Uninstall),
     /// Show the current run, the last run and an awaited reboot
-    Status(Output),
+    Status(Status),
     /// Show what was detected
     Facts(Facts),
     /// Show which driver supports which GPU, CUDA version and kernel
@@ -219,6 +219,25 @@ pub struct Install {
     /// Continue the run that the journal contains
     #[arg(long, hide = true, conflicts_with_all = ["profile", "config", "set", "image"])]
     pub resume: bool,
+}
+
+/// `status`.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Wait until the run under way has ended or a reboot is awaited, and end with the run's exit
+    /// status; with 0 if the machine reboots by itself, with 9 if the run takes longer [default: 3h]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = duration,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "3h"
+    )]
+    pub wait: Option<Duration>,
+    /// The output
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// `uninstall`.

@@ -79,7 +79,7 @@ async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failu
         Command::Plan(args) => plan::run(world, &args).await,
         Command::Install(args) => install::run(world, &args).await,
         Command::Uninstall(args) => uninstall::run(world, &args).await,
-        Command::Status(args) => status::run(world, &args),
+        Command::Status(args) => status::run(world, &args).await,
         Command::Facts(args) => facts::run(world, &args).await,
         Command::Compat(args) => compat::run(world, &args),
         Command::Probe(args) => probe::run(world, args).await,

@@ -21,11 +21,15 @@ pub(super) fn boot_id(world: &World<'_>) -> Result<Option<String>, Failure> {
     Ok(text.map(|text| text.trim().to_owned()))
 }
 
-pub(super) fn run(world: &mut World<'_>, args: &args::Output) -> Result<Exit, Failure> {
+pub(super) async fn run(world: &mut World<'_>, args: &args::Status) -> Result<Exit, Failure> {
     let boot = boot_id(world)?;
+    let ended = match args.wait {
+        None => Ok(Exit::Ok),
+        Some(limit) => engine::wait(&world.host, boot.as_deref(), limit).await,
+    };
     let status = engine::status(&world.host, boot.as_deref())?;
     let style = world.out_style();
-    match args.format {
+    match args.output.format {
         args::Format::Json => print::json(&mut world.out, &report::document::status(&status))?,
         args::Format::Human => {
             print::show(&mut world.out, |to| {
@@ -33,5 +37,5 @@ pub(super) fn run(world: &mut World<'_>, args: &args::Output) -> Result<Exit, Fa
             })?;
         }
     }
-    Ok(Exit::Ok)
+    Ok(ended?)
 }

@@ -33,6 +33,7 @@ mod tests;
 mod uninstall;
 mod units;
 mod verbs;
+mod wait;
 mod way_back;
 mod way_back_words;
 
@@ -59,6 +60,7 @@ pub use status::{Current, Status, policy, status};
 pub use statusfile::{RunFault, RunState, RunStatus, StatusFile};
 pub use uninstall::uninstall;
 pub use verbs::{Failure, NoVerbs, Verbs};
+pub use wait::{WaitError, wait};
 pub use way_back::{Instead, to_keep, wanted_instead};
 
 use crate::{

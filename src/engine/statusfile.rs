@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle, Subscriber},
-    host::Files,
+    host::{Files, FilesError, ReadFiles},
     model::{id::StepId, paths::RUN},
 };
 
@@ -78,6 +78,15 @@ pub struct RunFault {
 #[must_use]
 pub fn path() -> Utf8PathBuf {
     Utf8Path::new(RUN).join("status.json")
+}
+
+/// The last run of this boot; `None` before there is one, or where another version wrote the file.
+///
+/// # Errors
+/// When the file cannot be read.
+pub(super) fn read(files: &dyn ReadFiles) -> Result<Option<RunStatus>, FilesError> {
+    let bytes = files.read(&path())?;
+    Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
 /// Writes the file. Subscribes only to runs that hold the run lock.

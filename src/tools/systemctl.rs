@@ -96,6 +96,44 @@ pub fn parse_show(text: &str) -> Option<UnitState> {
     })
 }
 
+/// What a unit that runs once is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Once {
+    /// It runs, is about to start, or is started again after a pause.
+    Busy,
+    /// It has failed, with this exit status of its process; `None` if the process was killed or never began.
+    Failed(Option<u8>),
+    /// Neither; also if it does not exist.
+    Idle,
+}
+
+/// Asks for it.
+#[must_use]
+pub fn once(unit: &str) -> Query {
+    let properties = "--property=ActiveState,Job,Result,ExecMainStatus";
+    Query::new("systemctl", ["show", properties, "--", unit])
+}
+
+/// Reads the answer to [`once`]; `None` when it is not one. `Job` is there while one is queued:
+/// `org.freedesktop.systemd1(5)`, and systemctl leaves it out where its number is 0.
+#[must_use]
+pub fn parse_once(text: &str) -> Option<Once> {
+    let value = |key: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+    };
+    let queued = value("Job").is_some_and(|job| !matches!(job, "" | "0"));
+    Some(match value("ActiveState")? {
+        _ if queued => Once::Busy,
+        "inactive" => Once::Idle,
+        "failed" if value("Result") == Some("exit-code") => {
+            Once::Failed(value("ExecMainStatus").and_then(|status| status.parse().ok()))
+        }
+        "failed" => Once::Failed(None),
+        _ => Once::Busy,
+    })
+}
+
 /// Asks for the command that a unit runs, as systemd knows it from the unit file and all drop-ins.
 #[must_use]
 pub fn command(unit: &str) -> Query {
@@ -191,7 +229,43 @@ pub fn last_words(unit: &str) -> Query {
 
 #[cfg(test)]
 mod tests {
-    use super::{drop_in_folder, parse_command, parse_needs_reload, parse_show};
+    use super::{Once, drop_in_folder, parse_command, parse_needs_reload, parse_once, parse_show};
+
+    #[test]
+    fn what_runs_once_is_busy_until_nothing_of_it_is_left_to_do() {
+        for (text, expected) in [
+            (
+                "ActiveState=active\nResult=success\nExecMainStatus=0\n",
+                Once::Busy,
+            ),
+            // Between two attempts.
+            (
+                "ActiveState=activating\nResult=exit-code\nExecMainStatus=1\n",
+                Once::Busy,
+            ),
+            // At boot, until the network is up.
+            (
+                "Job=312\nActiveState=inactive\nResult=success\nExecMainStatus=0\n",
+                Once::Busy,
+            ),
+            (
+                "ActiveState=inactive\nResult=success\nExecMainStatus=0\n",
+                Once::Idle,
+            ),
+            (
+                "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n",
+                Once::Failed(Some(6)),
+            ),
+            // The number is that of a signal.
+            (
+                "ActiveState=failed\nResult=signal\nExecMainStatus=9\n",
+                Once::Failed(None),
+            ),
+        ] {
+            assert_eq!(parse_once(text), Some(expected), "{text}");
+        }
+        assert_eq!(parse_once("Failed to connect to bus"), None);
+    }
 
     #[test]
     fn a_reload_is_asked_for_in_so_many_words() {

@@ -1,0 +1,367 @@
+//! `status --wait`: waits until the run under way has ended, and says how. cloud-init learns from it whether a machine
+//! is what it should be, so nothing may be waited for that itself waits for cloud-init's end.
+
+use std::time::Duration;
+
+use camino::Utf8Path;
+
+use super::{EngineError, Status, resume::UNIT, status, statusfile};
+use crate::{
+    engine::{RunState, RunStatus},
+    error::Report,
+    exit::Exit,
+    host::{ExecError, FilesError, Host},
+    tools::{
+        cloud_init,
+        kubernetes::nodeadm,
+        systemctl::{self, Once},
+    },
+};
+
+/// The units that run the program without a person: that of user data, and that which goes on after a reboot.
+const UNITS: [&str; 2] = ["gpu-bootstrap.service", UNIT];
+
+/// The pause between two looks.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Why nobody knows how the run ended.
+#[derive(Debug, thiserror::Error)]
+pub enum WaitError {
+    /// The journal cannot be read.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// What the run has left cannot be read.
+    #[error("read the status of the run")]
+    Files(#[from] FilesError),
+    /// It takes longer than somebody wants to wait.
+    #[error("see the end of the run: it has not ended after {} s", .0.as_secs())]
+    Late(Duration),
+}
+
+impl Report for WaitError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Engine(error) => error.exit(),
+            Self::Files(_) => Exit::Internal,
+            Self::Late(_) => Exit::Busy,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Engine(error) => error.reason(),
+            Self::Files(_) => "status-unreadable",
+            Self::Late(_) => "run-not-ended",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Engine(error) => error.hint(),
+            Self::Files(_) => None,
+            Self::Late(_) => Some(
+                "it goes on; `gpu-bootstrap status` and `journalctl -u gpu-bootstrap -u \
+                 gpu-bootstrap-resume` say what it does"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+/// What is known about runs at one moment.
+struct Seen {
+    status: Status,
+    /// The last run of this boot.
+    run: Option<RunStatus>,
+    units: [Once; 2],
+    /// The node is proven, and what joins it starts when cloud-init has ended.
+    nodeadm_is_left: bool,
+}
+
+/// Waits until no run is under way, or until the one under way only waits for cloud-init's end itself: to reboot the
+/// machine, or to join by `nodeadm`. Returns the exit status of the last run, and 0 where it goes on by itself.
+///
+/// # Errors
+/// See [`WaitError`].
+pub async fn wait(host: &Host, boot_id: Option<&str>, limit: Duration) -> Result<Exit, WaitError> {
+    let began = host.clock.monotonic();
+    loop {
+        if let Some(exit) = verdict(&look(host, boot_id).await?) {
+            return Ok(exit);
+        }
+        let waited = host.clock.monotonic().saturating_sub(began);
+        if waited >= limit {
+            return Err(WaitError::Late(limit));
+        }
+        host.clock.sleep(POLL.min(limit - waited)).await;
+    }
+}
+
+async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, WaitError> {
+    // The units first: whatever one has left is there when it has ended.
+    let [of_user_data, of_resume] = UNITS;
+    let units = [once(host, of_user_data).await, once(host, of_resume).await];
+    let may_join = host.files.exists(Utf8Path::new(nodeadm::MAY_JOIN))?;
+    Ok(Seen {
+        units,
+        nodeadm_is_left: may_join && cloud_init::is_running(&*host.files)?,
+        run: statusfile::read(&*host.files)?,
+        status: status(host, boot_id)?,
+    })
+}
+
+/// A manager that does not answer is one that starts again, as while its package is installed.
+async fn once(host: &Host, unit: &str) -> Once {
+    match host.reader().query(&systemctl::once(unit)).await {
+        Ok(output) => systemctl::parse_once(&output.stdout).unwrap_or(Once::Busy),
+        Err(ExecError::NotFound { .. }) => Once::Idle,
+        Err(_) => Once::Busy,
+    }
+}
+
+/// How the last run ended; `None` while there is something to wait for.
+fn verdict(seen: &Seen) -> Option<Exit> {
+    let Seen { status, run, .. } = seen;
+    let state = run.as_ref().map(|run| run.state);
+    let by_itself = (status.awaited_reboot.as_ref()).is_some_and(|awaited| awaited.automatic);
+    if status.reboot_due && by_itself && state != Some(RunState::Running) {
+        return Some(Exit::Ok);
+    }
+    let alive = status.current.as_ref().is_some_and(|current| current.alive);
+    if alive || seen.units.contains(&Once::Busy) {
+        return seen.nodeadm_is_left.then_some(Exit::Ok);
+    }
+    // What ended before it was a run, as with a setting that is wrong, has left no file.
+    let ended = run.as_ref().and_then(|run| run.exit);
+    let failed = seen.units.iter().find_map(|unit| match unit {
+        Once::Failed(code) => Some(code.map_or(Exit::Internal, Exit::of)),
+        _ => None,
+    });
+    let last = || match &status.last {
+        None => Exit::Ok,
+        Some(last) => (last.ended.as_ref()).map_or(Exit::StepFailed, |ended| Exit::of(ended.exit)),
+    };
+    Some(match (ended, failed, state) {
+        (Some(code), _, _) => Exit::of(code),
+        (None, Some(failed), _) => failed,
+        (None, None, Some(_)) => Exit::StepFailed,
+        (None, None, None) if status.gave_up.is_some() => Exit::StepFailed,
+        (None, None, None) => last(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::{
+        engine::{Current, Progress},
+        host::fake,
+        journal::{Awaited, Ended, Run},
+    };
+
+    fn nothing() -> Seen {
+        let (host, _) = fake::host();
+        Seen {
+            status: status(&host, Some("boot-1")).unwrap(),
+            run: None,
+            units: [Once::Idle; 2],
+            nodeadm_is_left: false,
+        }
+    }
+
+    fn at() -> jiff::Timestamp {
+        jiff::Timestamp::UNIX_EPOCH
+    }
+
+    fn run(state: RunState, exit: Option<u8>) -> Option<RunStatus> {
+        Some(RunStatus {
+            schema: statusfile::SCHEMA,
+            run: "1".to_owned(),
+            mode: "install".to_owned(),
+            state,
+            since: at(),
+            at: at(),
+            seconds: 0.0,
+            steps_ended: 0,
+            steps: 1,
+            last_step: None,
+            fault: None,
+            reboot: None,
+            exit,
+        })
+    }
+
+    fn last(exit: Option<u8>) -> Option<Run> {
+        Some(Run {
+            id: "1".to_owned(),
+            tool: "1".to_owned(),
+            mode: "install".to_owned(),
+            started: at(),
+            ended: exit.map(|exit| Ended {
+                at: at(),
+                exit,
+                summary: crate::event::Summary::default(),
+            }),
+        })
+    }
+
+    fn awaiting(automatic: bool, due: bool) -> Seen {
+        let mut seen = nothing();
+        seen.run = due.then(|| run(RunState::RebootAwaited, Some(8))).flatten();
+        seen.status.last = last(Some(8));
+        seen.status.reboot_due = due;
+        seen.status.awaited_reboot = Some(Awaited {
+            boot_id: Some("boot-1".to_owned()),
+            why: "nouveau holds the GPU".to_owned(),
+            automatic,
+            since: at(),
+        });
+        seen
+    }
+
+    #[test]
+    fn a_machine_without_a_run_is_not_waited_for() {
+        assert_eq!(verdict(&nothing()), Some(Exit::Ok));
+    }
+
+    #[test]
+    fn a_run_is_waited_for_from_its_units_start_to_its_end() {
+        let mut seen = nothing();
+        seen.units[0] = Once::Busy;
+        assert_eq!(verdict(&seen), None);
+        seen.run = run(RunState::Running, None);
+        assert_eq!(verdict(&seen), None);
+        // An internal error: the unit starts it again.
+        seen.run = run(RunState::Failed, Some(1));
+        assert_eq!(verdict(&seen), None);
+        for (state, exit, ends) in [
+            (RunState::Done, 0, Exit::Ok),
+            (RunState::Failed, 5, Exit::Blocked),
+            (RunState::Failed, 6, Exit::StepFailed),
+        ] {
+            seen.run = run(state, Some(exit));
+            seen.units[0] = match exit {
+                0 => Once::Idle,
+                code => Once::Failed(Some(code)),
+            };
+            assert_eq!(verdict(&seen), Some(ends));
+        }
+    }
+
+    #[test]
+    fn a_run_of_a_person_is_waited_for_too() {
+        let mut seen = nothing();
+        seen.status.current = Some(Current {
+            alive: true,
+            progress: Progress {
+                schema: 1,
+                run: "1".to_owned(),
+                mode: "install".to_owned(),
+                pid: 1,
+                pid_started: None,
+                command: "gpu-bootstrap install".to_owned(),
+                since: at(),
+                at: at(),
+                steps: Vec::new(),
+                changes: Vec::new(),
+                detail: None,
+            },
+        });
+        seen.run = run(RunState::Running, None);
+        assert_eq!(verdict(&seen), None);
+    }
+
+    #[test]
+    fn what_ends_without_a_run_is_a_failure_as_well() {
+        let mut seen = nothing();
+        seen.units[0] = Once::Failed(Some(3));
+        assert_eq!(verdict(&seen), Some(Exit::Config));
+        seen.units[0] = Once::Failed(None);
+        seen.run = run(RunState::Running, None);
+        assert_eq!(verdict(&seen), Some(Exit::Internal));
+        // Cut off, and nothing goes on with it.
+        seen.units[0] = Once::Idle;
+        assert_eq!(verdict(&seen), Some(Exit::StepFailed));
+    }
+
+    /// The run waits for the end of cloud-init, which waits for this.
+    #[test]
+    fn a_reboot_is_not_waited_for() {
+        let mut seen = awaiting(true, true);
+        seen.units[0] = Once::Busy;
+        assert_eq!(verdict(&seen), Some(Exit::Ok));
+        // Nobody reboots it.
+        assert_eq!(verdict(&awaiting(false, true)), Some(Exit::RebootRequired));
+        // The run after the reboot, before and after its start.
+        let mut seen = awaiting(true, false);
+        seen.units[1] = Once::Busy;
+        assert_eq!(verdict(&seen), None);
+        seen.run = run(RunState::Running, None);
+        assert_eq!(verdict(&seen), None);
+        seen.units[1] = Once::Idle;
+        seen.run = run(RunState::Done, Some(0));
+        assert_eq!(verdict(&seen), Some(Exit::Ok));
+        // Somebody has removed its unit.
+        assert_eq!(verdict(&awaiting(true, false)), Some(Exit::RebootRequired));
+    }
+
+    /// `nodeadm-run` starts when cloud-init has ended, which waits for this.
+    #[test]
+    fn a_join_by_nodeadm_is_not_waited_for() {
+        let mut seen = nothing();
+        seen.units[0] = Once::Busy;
+        seen.run = run(RunState::Running, None);
+        seen.nodeadm_is_left = true;
+        assert_eq!(verdict(&seen), Some(Exit::Ok));
+        seen.units[0] = Once::Failed(Some(6));
+        seen.run = run(RunState::Failed, Some(6));
+        assert_eq!(verdict(&seen), Some(Exit::StepFailed));
+    }
+
+    #[test]
+    fn a_later_boot_says_how_the_last_run_ended() {
+        let mut seen = nothing();
+        for (exit, said) in [
+            (Some(0), Exit::Ok),
+            (Some(6), Exit::StepFailed),
+            (None, Exit::StepFailed),
+        ] {
+            seen.status.last = last(exit);
+            assert_eq!(verdict(&seen), Some(said));
+        }
+        seen.status.last = last(Some(0));
+        seen.status.gave_up = Some("3 boots in a row ended before the run did".to_owned());
+        assert_eq!(verdict(&seen), Some(Exit::StepFailed));
+    }
+
+    #[tokio::test]
+    async fn the_wait_ends_with_the_unit_or_at_its_bound() {
+        const BUSY: &str = "ActiveState=active\nResult=success\nExecMainStatus=0\n";
+        let (host, fakes) = fake::host();
+        let looks = Arc::new(Mutex::new(0));
+        fakes.exec.on("systemctl", move |_, _| {
+            let mut looks = looks.lock().unwrap();
+            *looks += 1;
+            // Two units are looked at each time.
+            fake::ok(match *looks {
+                0..5 => BUSY,
+                _ => "ActiveState=failed\nResult=exit-code\nExecMainStatus=5\n",
+            })
+        });
+        let minute = Duration::from_secs(60);
+        let ended = wait(&host, Some("boot-1"), minute).await;
+        assert_eq!(ended.unwrap(), Exit::Blocked);
+        assert_eq!(fakes.clock.slept(), [POLL; 2]);
+
+        let (host, fakes) = fake::host();
+        fakes.exec.on("systemctl", |_, _| fake::ok(BUSY));
+        let late = wait(&host, Some("boot-1"), minute).await.unwrap_err();
+        assert_eq!(late.exit(), Exit::Busy);
+        assert_eq!(
+            late.to_string(),
+            "see the end of the run: it has not ended after 60 s"
+        );
+    }
+}
