@@ -208,7 +208,9 @@ mod tests {
     use super::*;
     use crate::{
         config::desired::{JoinMethod, NodeWish},
-        host::fake::FakeFiles,
+        host::fake::{self, FakeFiles},
+        model::gpu::Flavour,
+        steps::fixtures::facts,
     };
 
     #[test]
@@ -238,6 +240,96 @@ mod tests {
             let secrets: Vec<&str> = secrets.iter().map(Secret::expose).collect();
             assert_eq!(secrets, found, "{text}");
         }
+    }
+
+    /// A machine of AWS with tags, whose file asks for them.
+    fn tagged() -> (Host, fake::Fakes, Ask) {
+        let (host, fakes) = fake::host();
+        fakes.files.put(
+            "/etc/gpu-bootstrap/config.toml",
+            "cloud.settings = [\"tags\"]\ndriver.branch = 535\ndriver.flavour = \"proprietary\"\n\
+             packages.recommends = true\n",
+        );
+        let service = "http://169.254.169.254/latest";
+        let tags = format!("{service}/meta-data/tags/instance");
+        fakes.http.serve(&format!("{service}/api/token"), "AQAEA");
+        let settings = [
+            ("driver.branch", "570"),
+            ("driver.flavour", "open"),
+            ("driver.cuda", "12.4"),
+            ("packages.proxy", "http://joe:s3cret@proxy:3128"),
+        ];
+        let names = settings.map(|(key, _)| format!("gpu-bootstrap:{key}"));
+        fakes
+            .http
+            .serve(&tags, format!("Name\n{}", names.join("\n")));
+        for (key, value) in settings {
+            fakes
+                .http
+                .serve(&format!("{tags}/gpu-bootstrap:{key}"), value);
+        }
+        let ask = Ask {
+            env: vec![(
+                "GPU_BOOTSTRAP_DRIVER__FLAVOUR".to_owned(),
+                "proprietary".to_owned(),
+            )],
+            set: vec!["driver.cuda=12.6".to_owned()],
+            ..Ask::default()
+        };
+        (host, fakes, ask)
+    }
+
+    fn on_aws() -> Facts {
+        let mut facts = facts();
+        facts.cloud.provider = Some("aws".to_owned());
+        facts
+    }
+
+    #[tokio::test]
+    async fn what_the_cloud_says_goes_before_files_and_after_environment_and_flags() {
+        let (host, _, mut ask) = tagged();
+        let warning = ask_cloud(&host, &*host.files, &mut ask, &on_aws(), None).await;
+        assert_eq!(warning.expect("told"), None);
+        let config = layers(&*host.files, &*host.files, &ask)
+            .and_then(|layers| layers.merged())
+            .expect("settings");
+        let branch = config.driver.branch.map(|branch| branch.0.to_string());
+        assert_eq!(branch.as_deref(), Some("570"));
+        assert_eq!(config.driver.flavour, Some(Flavour::Proprietary));
+        assert_eq!(
+            config.driver.cuda,
+            Some(vec!["12.6".parse().expect("a version")])
+        );
+        assert_eq!(config.packages.recommends, Some(true));
+
+        // The run after a reboot has them from its request, and in the same order.
+        let kept = ask.cloud.as_ref().expect("asked").assignments();
+        let mut again = Ask {
+            set: [kept, crate::config::layers::assignments(ask.env), ask.set].concat(),
+            ..Ask::default()
+        };
+        again.cloud = None;
+        let again = layers(&*host.files, &*host.files, &again)
+            .and_then(|layers| layers.merged())
+            .expect("settings");
+        assert_eq!(again, config);
+    }
+
+    #[tokio::test]
+    async fn nobody_is_asked_unless_a_setting_says_so_and_the_instance_is_this_machine() {
+        let (host, fakes, mut ask) = tagged();
+        let why = Some("an image is built for other instances");
+        let warning = ask_cloud(&host, &*host.files, &mut ask, &on_aws(), why)
+            .await
+            .expect("no error");
+        assert!(warning.is_some_and(|warning| warning.contains("cloud.settings")));
+        fakes.files.put("/etc/gpu-bootstrap/config.toml", "");
+        for why in [why, None] {
+            let warning = ask_cloud(&host, &*host.files, &mut ask, &on_aws(), why).await;
+            assert_eq!(warning.expect("no error"), None);
+        }
+        assert!(ask.cloud.is_none());
+        assert_eq!(fakes.http.log(), [""; 0]);
     }
 
     #[test]

@@ -17,19 +17,20 @@ use crate::{
     },
 };
 
-const TOKEN: &str = "abcdef.0123456789abcdef";
+pub(super) const TOKEN: &str = "abcdef.0123456789abcdef";
 const TOKEN_FILE: &str = "/etc/gpu-bootstrap/join-token";
-const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
+pub(super) const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 const CA: &str = "/etc/kubernetes/pki/ca.crt";
 /// A kubelet's kubeconfig.
-const KUBECONFIG: &str = "clusters: [{name: c, cluster: {server: 'https://10.0.0.1:6443'}}]";
+pub(super) const KUBECONFIG: &str =
+    "clusters: [{name: c, cluster: {server: 'https://10.0.0.1:6443'}}]";
 /// One of another cluster.
 const ANOTHER: &str = "clusters: [{name: c, cluster: {server: 'https://10.9.9.9:6443'}}]";
 const ACCESS: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
 const JOINING: &str = "/var/lib/gpu-bootstrap/joining";
-const CONFIGURATION: &str = "/run/gpu-bootstrap/kubeadm-join.yaml";
+pub(super) const CONFIGURATION: &str = "/run/gpu-bootstrap/kubeadm-join.yaml";
 
-fn join(method: JoinMethod) -> Change {
+pub(super) fn join(method: JoinMethod) -> Change {
     Change::JoinCluster {
         join: Join {
             method,
@@ -55,7 +56,7 @@ fn by_kubeadm() -> Change {
 }
 
 /// A machine with a token whose kubeadm answers so. `reset` does what it does.
-fn machine(
+pub(super) fn machine(
     joins: impl Fn(&FakeFiles) -> Output + Send + Sync + 'static,
 ) -> (TestMachine, Arc<Mutex<Vec<String>>>) {
     let machine = TestMachine::new();
@@ -476,107 +477,6 @@ async fn an_agent_that_does_not_join_is_stopped() {
     let undo = machine.apply(&agent).await.expect("joined");
     let left = machine.revert(&undo).await;
     assert!(matches!(left, Reverted::Left { .. }), "{left:?}");
-}
-
-/// The metadata service and the vault of Azure, in the network of the machine.
-fn with_vault(machine: &TestMachine, value: &str) {
-    let identity = "http://169.254.169.254/metadata/identity/oauth2/token?api-version=2018-02-01\
-                    &resource=https%3A%2F%2Fvault.azure.net";
-    let http = &machine.fakes.http;
-    http.serve(identity, r#"{"access_token": "eyJ0.azure"}"#);
-    http.serve(
-        "https://v.vault.azure.net/secrets/join?api-version=7.4",
-        format!(r#"{{"value": "{value}"}}"#),
-    );
-}
-
-/// Nothing that the run leaves or shows has the token, but the agent's own file.
-fn has_not_shown(machine: &TestMachine, change: &Change, secret: &str) {
-    assert!(machine.applier.secrets.are_in(secret));
-    let journal = serde_json::to_string(change).unwrap();
-    let shown = format!("{journal} {change:?}");
-    let lines = machine.fakes.exec.lines().join("\n");
-    for text in [shown, lines, machine.sink.text()] {
-        assert!(!text.contains(secret), "{text}");
-    }
-}
-
-#[tokio::test]
-async fn an_agent_gets_the_clouds_token_in_a_file_of_its_own_that_goes_with_it() {
-    let secret = "K10abc::server:hush";
-    let agent = join(JoinMethod::K3s {
-        server: "https://10.0.0.1:6443".to_owned(),
-        token_source: "azure-secret:v/join".parse().expect("a place"),
-    });
-    let kept = "/etc/rancher/k3s/gpu-bootstrap.token";
-    let machine = TestMachine::new();
-    machine.fakes.files.put_folder("/etc/rancher/k3s", 0o755);
-    // Without the secret the agent is not touched.
-    machine
-        .units
-        .put("k3s-agent.service", "enabled", "inactive");
-    let error = machine.apply(&agent).await.expect_err("no identity");
-    assert_eq!(error.reason(), "join-token-unreachable");
-    assert!(error.passes() && machine.fakes.exec.lines().is_empty());
-
-    with_vault(&machine, secret);
-    machine.apply(&agent).await.expect_err("it has not joined");
-    assert!(!machine.host.files.exists(kept.into()).unwrap());
-    machine
-        .fakes
-        .files
-        .put("/var/lib/rancher/k3s/agent/kubelet.kubeconfig", KUBECONFIG);
-    machine.units.put("k3s-agent.service", "enabled", "active");
-    let undo = machine.apply(&agent).await.expect("joined");
-    assert_eq!(machine.fakes.files.text(kept), format!("{secret}\n"));
-    let stat = machine
-        .host
-        .files
-        .stat(kept.into())
-        .unwrap()
-        .expect("a file");
-    assert_eq!(stat.mode & 0o777, 0o600);
-    has_not_shown(&machine, &agent, secret);
-    machine.revert(&undo).await;
-    assert!(!machine.host.files.exists(kept.into()).unwrap());
-}
-
-#[tokio::test]
-async fn kubeadm_gets_the_clouds_token_and_a_secret_of_another_form_is_refused() {
-    let by_cloud = join(JoinMethod::Kubeadm {
-        discovery: Discovery::Token {
-            server: "10.0.0.1:6443".to_owned(),
-            token_source: "azure-secret:v/join".parse().expect("a place"),
-            ca_cert_hashes: vec!["sha256:00".to_owned()],
-        },
-        socket: "unix:///run/containerd/containerd.sock".to_owned(),
-        ignore_preflight_errors: vec![],
-    });
-    let (machine, configurations) = machine(|files| {
-        files.put(KUBELET_CONF, KUBECONFIG);
-        ok("This node has joined the cluster")
-    });
-    with_vault(&machine, "K10abc::server:hush");
-    let error = machine.apply(&by_cloud).await.expect_err("no token");
-    assert_eq!((error.reason(), error.passes()), ("join-token-form", false));
-    assert!(!error.to_string().contains("hush"));
-    assert!(configurations.lock().unwrap().is_empty());
-    with_vault(&machine, TOKEN);
-    machine.apply(&by_cloud).await.expect("joined");
-    assert!(configurations.lock().unwrap()[0].contains(TOKEN));
-    assert!(!machine.host.files.exists(CONFIGURATION.into()).unwrap());
-    has_not_shown(&machine, &by_cloud, TOKEN);
-}
-
-/// A journal of an earlier version names a file.
-#[test]
-fn a_join_of_an_earlier_version_is_read() {
-    let old = r#"{"k3s": {"server": "https://10.0.0.1:6443", "token-file": "/etc/token"}}"#;
-    let method: JoinMethod = serde_json::from_str(old).expect("a method");
-    assert_eq!(
-        method.token_source(),
-        Some(&TokenSource::File("/etc/token".into()))
-    );
 }
 
 #[tokio::test]

@@ -26,6 +26,7 @@ mod rehearsal;
 mod space;
 mod system;
 mod tiny;
+mod tokens;
 mod withdrawn;
 
 /// Runs each of these tests against each package manager, including the smallest one.
