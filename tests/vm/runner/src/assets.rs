@@ -21,8 +21,8 @@ use crate::sh::Cmd;
 use crate::simulation::StandIns;
 use crate::tables::{Machines, Root};
 use crate::{
-    almalinux, disk_image, image, kubernetes, lock, modules, needs, pods, qemu, repo, rootfs,
-    toolkit, ubuntu,
+    agents, almalinux, disk_image, image, kubernetes, lock, modules, needs, pods, qemu, repo,
+    rootfs, toolkit, ubuntu,
 };
 
 /// Programs that are compiled from the repository.
@@ -61,6 +61,8 @@ pub struct Assets {
     /// The folder of Kubernetes' programs, and that of those with which a machine runs pods, if some machine is beside
     /// a control plane.
     pub kubernetes: Option<(PathBuf, PathBuf)>,
+    /// The folder of the stand-in for agents, as above.
+    pub agents: Option<PathBuf>,
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
@@ -131,6 +133,18 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
                 for name in &wanted.clusters {
                     let programs =
                         timed("Kubernetes, compiled", || kubernetes::build(bed, &mirror))?;
+                    let for_pods = timed("what runs pods, compiled", || pods::build(bed))?;
+                    kubernetes = Some((programs.clone(), for_pods));
+                    if let Some(number) = numbers.get(name) {
+                        let one = timed(&format!("the same with Kubernetes for {name}"), || {
+                            let real = rpms.of_kubernetes(&bed.here("rpms"))?;
+                            let served = &served[number].repositories;
+                            let sources = (&*toolkit, &*programs);
+                            repo::rpm::with_kubernetes(bed, (&real, number), served, sources)
+                        })?;
+                        clusters.insert(name.clone(), one);
+                        continue;
+                    }
                     let packages = ubuntu_packages.get(name).unwrap_or(&packages).clone();
                     let real = Packages::load(&[bed.here("kubernetes.toml")])?;
                     let one = timed(&format!("the same with Kubernetes for {name}"), || {
@@ -138,8 +152,6 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
                         repo::build(bed, &packages, &toolkit, Some(&programs), &mirror)
                     })?;
                     clusters.insert(name.clone(), one);
-                    let for_pods = timed("what runs pods, compiled", || pods::build(bed))?;
-                    kubernetes = Some((programs, for_pods));
                 }
                 anyhow::Ok((repositories, served, ubuntu, (clusters, kubernetes)))
             })
@@ -154,6 +166,10 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             true => timed("QEMU", || qemu::root(bed)).map(drop),
             false => Ok(()),
         });
+        let agents = match wanted.clusters.is_empty() {
+            true => None,
+            false => Some(timed("stand-in for agents", || agents::build(bed))?),
+        };
         let image = scope.spawn(|| timed("probe image", || image::build(bed)));
         let (mut roots, mut carrying) = (BTreeMap::new(), Vec::new());
         for (name, row) in &ubuntus {
@@ -214,6 +230,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             ubuntu,
             clusters,
             kubernetes,
+            agents,
             served: (numbers.iter())
                 .map(|(name, number)| (name.clone(), served[number].clone()))
                 .collect(),

@@ -90,6 +90,9 @@ pub struct Wish {
     pub token_file: Option<String>,
     /// A file of the machine for a kubeconfig whose account may drain and delete nodes.
     pub kubeconfig: Option<String>,
+    /// The machine has the stand-in for the agents of k3s and RKE2.
+    #[serde(default)]
+    pub agents: bool,
 }
 
 /// How the control plane behaves from a step on.

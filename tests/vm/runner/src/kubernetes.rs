@@ -130,6 +130,7 @@ fn unpack(mirror: &Mirror, dir: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::repo::rpm::table::Rpms;
     use crate::repo::table::{Packages, upstream};
 
     #[test]
@@ -138,10 +139,15 @@ mod tests {
         let modules = fs::read_to_string(here.join("kubernetes/go.mod")).unwrap();
         let version = version(&modules).unwrap();
         let table = Packages::load(&[here.join("kubernetes.toml")]).unwrap();
+        let rpms = Rpms::load(&here.join("rpms")).unwrap();
+        let rpms = rpms.of_kubernetes(&here.join("rpms")).unwrap();
         for name in [KUBEADM, "kubelet", KUBECTL] {
             let package = table.packages.iter().find(|package| package.name == name);
             let newest = package.unwrap().versions.last().unwrap();
             assert_eq!(upstream(newest), version, "{name}");
+            let package = rpms.packages.iter().find(|package| package.name == name);
+            let newest = package.unwrap().versions.last().unwrap();
+            assert_eq!(upstream(newest), version, "{name}, for rpm");
         }
     }
 }

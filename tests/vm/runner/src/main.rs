@@ -3,6 +3,7 @@
 //!
 //! People who add a machine or a case read `tests/vm/README.md`.
 
+mod agents;
 mod almalinux;
 mod assets;
 mod bed;

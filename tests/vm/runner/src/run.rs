@@ -17,7 +17,8 @@ use crate::sh::Done;
 use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
 use crate::{
-    almalinux, documents, kernel, modules, out, power, seed, simulation, ubuntu, units, watch,
+    agents, almalinux, documents, kernel, modules, out, power, seed, simulation, ubuntu, units,
+    watch,
 };
 
 /// What a case needs to run.
@@ -158,6 +159,9 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
     let server = Server::start(&machine, repositories)?;
     let cluster = match (&case.cluster, &stage.assets.kubernetes) {
         (Some(wish), Some((programs, for_pods))) => {
+            if let (true, Some(built)) = (wish.agents, &stage.assets.agents) {
+                agents::equip(&machine, built, programs)?;
+            }
             Some(Cluster::start(&machine, (programs, for_pods), wish)?)
         }
         _ => None,

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use self::spec::Work;
 use self::table::{Rpms, Stream};
 use super::stand_in::Source;
-use super::table::upstream;
+use super::table::{Place, upstream};
 use super::{
     Gpg, HALF_SYNCED, PORT, Repositories, STRANGER, UNSIGNED, WRONG_KEY, addresses, binaries, keys,
     owner,
@@ -75,8 +75,55 @@ pub fn build(
     let dir = bed.cached(&format!("rpms-{number}"), &recipe, None, |dir| {
         let paths = (table.packages.iter()).flat_map(|package| package.from_debian.values());
         let binaries = binaries(bed, paths, mirror)?;
-        make(bed, dir, table, number, (toolkit, &binaries))
+        make(bed, dir, table, number, (toolkit, &binaries, None))
     })?;
+    let repositories = Repositories {
+        root: dir.join("www"),
+        faults: dir.join("faults"),
+        places: places(&dir, table, number)?,
+    };
+    Ok(Served {
+        files: files(table, number, &repositories)?,
+        installed: dir.join(INSTALLED),
+        repositories,
+    })
+}
+
+/// Adds the repository of Kubernetes to those of a release: `programs` are what its packages contain.
+pub fn with_kubernetes(
+    bed: &Bed,
+    (kubernetes, number): (&Rpms, &str),
+    served: &Repositories,
+    (toolkit, programs): (&Path, &Path),
+) -> Result<Repositories> {
+    let recipe = format!(
+        "{number} {} {} {kubernetes:?} {SIGN} {SOURCE:?} {BUILD:?}",
+        served.root.display(),
+        programs.display()
+    );
+    let kind = format!("rpms-{number}-kubernetes");
+    let dir = bed.cached(&kind, &recipe, None, |dir| {
+        for (from, name) in [(&served.root, "www"), (&served.faults, "faults")] {
+            let (from, to) = (from.to_string_lossy(), dir.join(name));
+            Cmd::new(["cp", "-al", &from, &to.to_string_lossy()])
+                .ok()
+                .context("cannot link the repositories")?;
+        }
+        // None of its packages has files of Debian.
+        let sources = (toolkit, Path::new("/dev/null"), Some(programs));
+        make(bed, dir, kubernetes, number, sources)
+    })?;
+    let mut places = places(&dir, kubernetes, number)?;
+    places.extend(served.places.clone());
+    Ok(Repositories {
+        root: dir.join("www"),
+        faults: dir.join("faults"),
+        places,
+    })
+}
+
+/// The repositories of a directory, each with the fingerprint of its key.
+fn places(dir: &Path, table: &Rpms, number: &str) -> Result<BTreeMap<String, (Place, String)>> {
     let mut places = BTreeMap::new();
     for (name, place) in table.places(number)? {
         let signer = signer(table, &name);
@@ -84,16 +131,7 @@ pub fn build(
             .context("cannot read a fingerprint")?;
         places.insert(name, (place, fingerprint.trim().to_string()));
     }
-    let repositories = Repositories {
-        root: dir.join("www"),
-        faults: dir.join("faults"),
-        places,
-    };
-    Ok(Served {
-        files: files(table, number, &repositories)?,
-        installed: dir.join(INSTALLED),
-        repositories,
-    })
+    Ok(places)
 }
 
 /// The repository whose key signs another.
@@ -139,7 +177,7 @@ fn make(
     dir: &Path,
     table: &Rpms,
     number: &str,
-    (toolkit, binaries): (&Path, &Path),
+    (toolkit, binaries, programs): (&Path, &Path, Option<&Path>),
 ) -> Result<()> {
     let release = table.release(number)?;
     let places = table.places(number)?;
@@ -158,7 +196,7 @@ fn make(
     let source = Source {
         keys: &armoured,
         debian: binaries,
-        programs: None,
+        programs,
         values: &values,
     };
     let work = dir.join("work");

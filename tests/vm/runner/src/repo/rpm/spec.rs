@@ -94,6 +94,12 @@ pub fn write(
         modules: "/extra",
     };
     tree.files(&package.files, &package.from_debian, source)?;
+    for (path, name) in &package.from_programs {
+        let real = source.programs.context("the programs are not compiled")?;
+        let real = real.join(name);
+        fs::copy(&real, tree.place(path)?)
+            .with_context(|| format!("cannot copy {}", real.display()))?;
+    }
     for library in &package.libraries {
         tree.library(library, upstream)?;
     }

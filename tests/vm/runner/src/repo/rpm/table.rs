@@ -150,6 +150,9 @@ pub struct Package {
     /// Real files of Debian's packages: path here = path there.
     #[serde(default)]
     pub from_debian: BTreeMap<String, String>,
+    /// Compiled programs: path here = name there.
+    #[serde(default)]
+    pub from_programs: BTreeMap<String, String>,
     /// The package of NVIDIA's container toolkit, built by `toolkit.rs`, whose files it has.
     pub from_toolkit: Option<String>,
     /// Where these facts come from, for the reader of the table.
@@ -211,6 +214,21 @@ impl Rpms {
         for package in &table.packages {
             package
                 .check(&table)
+                .with_context(|| format!("package `{}` is not valid", package.name))?;
+        }
+        Ok(table)
+    }
+
+    /// The table of Kubernetes' packages, for the releases of this one.
+    pub fn of_kubernetes(&self, folder: &Path) -> Result<Rpms> {
+        let path = folder.join("kubernetes.toml");
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut table: Rpms =
+            toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
+        table.releases = self.releases.clone();
+        for package in &table.packages {
+            (package.check(&table))
                 .with_context(|| format!("package `{}` is not valid", package.name))?;
         }
         Ok(table)

@@ -1,0 +1,85 @@
+//! The stand-in for the agents of k3s and RKE2: one Go program, which knows by its name which of both it is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bed::Bed;
+use crate::machine::Machine;
+use crate::sh::Cmd;
+use crate::simulation::INSIDE;
+
+/// A part of the recipe: a change of this file may change the result.
+const SOURCE: &str = include_str!("agents.rs");
+
+const PROGRAM: &str = "agent";
+
+/// Where the real ones and their units lie. Sources: k3s-io/k3s, `install.sh`; rancher/rke2,
+/// `bundle/lib/systemd/system/rke2-agent.service`, which their scripts install. The lines that start a
+/// program after the agent's end are left out, and those that load modules: the case does that.
+const AGENTS: [(&str, &str, &str); 2] = [
+    (
+        "k3s",
+        "etc/systemd/system/k3s-agent.service",
+        "Type=notify\n",
+    ),
+    (
+        "rke2",
+        "usr/local/lib/systemd/system/rke2-agent.service",
+        "",
+    ),
+];
+
+/// Builds the directory with the program, from the modules that Kubernetes is compiled from.
+pub fn build(bed: &Bed) -> Result<PathBuf> {
+    let here = bed.here("kubernetes");
+    let read = |name: &str| {
+        fs::read_to_string(here.join(name)).with_context(|| format!("cannot read {name}"))
+    };
+    let (sums, source) = (read("go.sum")?, read("agent/main.go")?);
+    let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
+    bed.cached(
+        "agents",
+        &format!("{sums} {source} {go} {SOURCE}"),
+        None,
+        |dir| {
+            let to = dir.join(PROGRAM);
+            let flags = ["-mod=readonly", "-trimpath", "-buildvcs=false", "-o"];
+            let mut argv = vec!["go".to_string(), "build".into()];
+            argv.extend(flags.map(String::from));
+            argv.extend([to.to_string_lossy().into_owned(), "./agent".into()]);
+            Cmd::new(argv)
+                .env("CGO_ENABLED", "0")
+                .cwd(&here)
+                .deadline(Duration::from_secs(900))
+                .ok()
+                .context("cannot compile the stand-in for agents")
+                .map(drop)
+        },
+    )
+}
+
+/// Gives a machine both agents, as their scripts install them without a start; `programs` has the kubelet.
+pub fn equip(machine: &Machine, built: &Path, programs: &Path) -> Result<()> {
+    machine.put(
+        &programs.join("kubelet"),
+        &format!("{INSIDE}/cluster/kubelet"),
+    )?;
+    for (name, unit, kind) in AGENTS {
+        let program = format!("/usr/local/bin/{name}");
+        machine.put(&built.join(PROGRAM), &program)?;
+        let path = machine.root().join(unit);
+        let text = format!(
+            "[Unit]\nDescription={name} agent (a stand-in of the test bed)\nWants=network-online.target\n\
+             After=network-online.target\n\n[Install]\nWantedBy=multi-user.target\n\n[Service]\n{kind}KillMode=process\n\
+             Delegate=yes\nTimeoutStartSec=0\nRestart=always\nRestartSec=5s\nExecStart={program} agent\n"
+        );
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).context("cannot make a folder")?;
+        }
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
