@@ -1,14 +1,16 @@
 #!/bin/sh
-# Part of the test bed, about the token in a file: `secret watch FILE` looks for it in command lines and
-# environments of processes until it is ended, and notes what it finds; `secret search FILE` fails if it was
-# found there, or is now in another file or in the journal. Only its secret part counts: the rest is its name.
+# Part of the test bed, about the token in a file: `secret watch FILE [cmdline]` looks for it in command lines
+# and, without the second word, environments of processes until it is ended, and notes what it finds;
+# `secret search FILE` fails if it was found there, or is now in another file or in the journal. Only its secret part counts: the rest is its name.
 set -u
 found=/run/testbed-secret
 case $1 in
 watch)
     touch "$found"
     while sleep 0.02; do
-        sed 's/.*[.]//' "$2" | grep -laFs -f - /proc/[0-9]*/cmdline /proc/[0-9]*/environ >>"$found"
+        for name in ${3:-cmdline environ}; do
+            sed 's/.*[.]//' "$2" | grep -laFs -f - /proc/[0-9]*/"$name" >>"$found"
+        done
     done
     ;;
 search)
