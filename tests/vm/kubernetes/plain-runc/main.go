@@ -24,8 +24,11 @@ func plain(bundle string) error {
 		return err
 	}
 	if linux, ok := config["linux"].(map[string]any); ok {
-		delete(linux, "resources")
 		delete(linux, "cgroupsPath")
+		// Which devices it may open is no matter of a controller.
+		if resources, ok := linux["resources"].(map[string]any); ok {
+			linux["resources"] = map[string]any{"devices": resources["devices"]}
+		}
 	}
 	// The kernel refuses a value below the one that the machine was started with.
 	if process, ok := config["process"].(map[string]any); ok {
