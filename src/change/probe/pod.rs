@@ -421,7 +421,9 @@ fn judge(pod: &PodProbe, log: &str) -> Result<Proof, ProbeError> {
     let view = view(log)?;
     container::layers(&view, &pod.uuids)?;
     container::judge(&view, 1, &pod.driver)?;
-    let probe = view.probe.as_ref().ok_or(ProbeError::Silent)?;
+    let probe = (view.probe.as_ref())
+        .filter(|probe| !probe.devices.is_empty())
+        .ok_or(ProbeError::Silent)?;
     let strange: Vec<&str> = (probe.devices.iter())
         .map(|device| device.uuid.as_str())
         .filter(|uuid| !pod.uuids.iter().any(|own| own == uuid))
