@@ -1,0 +1,197 @@
+//! The answers of `cluster.join`.
+
+use super::{
+    fixtures::{PIN, with, with_kubeadm},
+    *,
+};
+use crate::steps::fixtures::{desired, unit};
+
+fn stranger() -> JoinState {
+    JoinState {
+        node: Some("gpu-1".to_owned()),
+        labels: Labels::from([("team".to_owned(), "research".to_owned())]),
+        unit: Some(unit("enabled", "inactive")),
+        has_program: true,
+        ..JoinState::default()
+    }
+}
+
+fn member(pin: Option<&str>) -> JoinState {
+    JoinState {
+        membership: Some(Membership {
+            kubeconfig: kubeadm::KUBELET_CONF.into(),
+            server: "https://10.0.0.1:6443".to_owned(),
+            ca_pin: pin.map(str::to_owned),
+        }),
+        ..JoinState::default()
+    }
+}
+
+#[test]
+fn a_stranger_joins_with_all_taints() {
+    let Assessment::Needs { changes, .. } = decide(&stranger(), &with_kubeadm(&[])) else {
+        panic!("must join");
+    };
+    let [Change::JoinCluster { join }] = &changes[..] else {
+        panic!("{changes:?}");
+    };
+    assert_eq!((join.node.as_str(), join.taints.len()), ("gpu-1", 2));
+    let disabled = JoinState {
+        unit: Some(unit("disabled", "inactive")),
+        ..stranger()
+    };
+    let Assessment::Needs { changes, .. } = decide(&disabled, &with_kubeadm(&[])) else {
+        panic!("must join");
+    };
+    assert!(matches!(
+        &changes[..],
+        [
+            Change::JoinCluster { .. },
+            Change::EnableUnit { start: false, .. }
+        ]
+    ));
+    let member = JoinState {
+        unit: Some(unit("disabled", "active")),
+        ..member(Some(PIN))
+    };
+    let Assessment::Needs { changes, .. } = decide(&member, &with_kubeadm(&[])) else {
+        panic!("must be enabled");
+    };
+    assert!(matches!(
+        &changes[..],
+        [Change::EnableUnit { start: false, .. }]
+    ));
+}
+
+#[test]
+fn a_node_registers_once_its_labels_are_known() {
+    let without_driver = JoinState {
+        unknown: Some("NVML does not answer".to_owned()),
+        ..stranger()
+    };
+    let Assessment::After {
+        upstream, expected, ..
+    } = decide(&without_driver, &with_kubeadm(&[]))
+    else {
+        panic!("must wait");
+    };
+    assert_eq!((upstream, expected.len()), (VALIDATION_DEVICES, 1));
+}
+
+#[test]
+fn a_member_of_the_same_cluster_stays_and_one_of_another_is_refused() {
+    let want = with_kubeadm(&[]);
+    for same in [Some(PIN), None] {
+        assert!(matches!(
+            decide(&member(same), &want),
+            Assessment::Satisfied { .. }
+        ));
+    }
+    let Assessment::Blocked { why, .. } = decide(&member(Some("sha256:00")), &want) else {
+        panic!("another cluster");
+    };
+    assert!(why.contains("sha256:00") && why.contains(PIN), "{why}");
+    let mut elsewhere = member(None);
+    if let Some(membership) = &mut elsewhere.membership {
+        membership.server = "https://10.9.9.9:6443".to_owned();
+    }
+    let Assessment::Blocked { why, .. } = decide(&elsewhere, &want) else {
+        panic!("another cluster");
+    };
+    assert!(why.contains("the settings name 10.0.0.1:6443"), "{why}");
+}
+
+#[test]
+fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
+    let open = JoinState {
+        unusable: vec!["`/t` has mode 0644: others than root may use it".to_owned()],
+        ..stranger()
+    };
+    assert!(matches!(
+        decide(&open, &with_kubeadm(&[])),
+        Assessment::Blocked { .. }
+    ));
+    let k3s = with(JoinMethod::K3s {
+        server: "https://10.0.0.1:6443".to_owned(),
+        token_source: TokenSource::File("/t".into()),
+    });
+    let bare = JoinState {
+        unit: None,
+        ..stranger()
+    };
+    let Assessment::Blocked { why, .. } = decide(&bare, &k3s) else {
+        panic!("no agent");
+    };
+    assert!(why.contains("k3s-agent.service"), "{why}");
+    let Assessment::Needs { changes, .. } = decide(&stranger(), &k3s) else {
+        panic!("must join");
+    };
+    assert!(matches!(
+        &changes[..],
+        [
+            Change::WriteFile { mode: 0o600, .. },
+            Change::JoinCluster { .. }
+        ]
+    ));
+}
+
+#[test]
+fn each_way_to_join_knows_a_node_that_another_way_has_made() {
+    let k3s = with(JoinMethod::K3s {
+        server: "https://10.0.0.1:6443".to_owned(),
+        token_source: TokenSource::File("/t".into()),
+    });
+    let at = |kubeconfig: &str, server: Option<&str>| {
+        let mut state = member(None);
+        if let Some(membership) = &mut state.membership {
+            membership.kubeconfig = kubeconfig.into();
+        }
+        state.config = server.map(|server| format!("{{\"server\": \"{server}\"}}"));
+        state
+    };
+    for (state, want, other) in [
+        (at(agents::K3S.kubeconfig, None), &k3s, None),
+        (
+            at(agents::K3S.kubeconfig, Some("https://10.0.0.1:6443")),
+            &k3s,
+            None,
+        ),
+        (
+            at(agents::K3S.kubeconfig, Some("https://10.9.9.9:6443")),
+            &k3s,
+            Some("it joined by https://10.9.9.9:6443"),
+        ),
+        (at(kubeadm::KUBELET_CONF, None), &k3s, Some("agent of k3s")),
+        (at(nodeadm::KUBECONFIG, None), &with(JoinMethod::Eks), None),
+        (
+            at(kubeadm::KUBELET_CONF, None),
+            &with(JoinMethod::Eks),
+            Some("nodeadm did not join it"),
+        ),
+    ] {
+        match (decide(&state, want), other) {
+            (Assessment::Satisfied { .. }, None) => {}
+            (Assessment::Blocked { why, .. }, Some(other)) => {
+                assert!(why.contains(other), "{why}");
+            }
+            (found, other) => panic!("{other:?}: {found:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_managed_node_is_joined_by_its_provider() {
+    let want = with(JoinMethod::Managed);
+    assert!(matches!(
+        decide(&member(None), &want),
+        Assessment::Satisfied { .. }
+    ));
+    assert!(matches!(
+        decide(&stranger(), &want),
+        Assessment::BlockedNow { .. }
+    ));
+    assert!(matches!(
+        decide(&stranger(), &desired()),
+        Assessment::NotApplicable { .. }
+    ));
+}
