@@ -69,17 +69,17 @@ type Failure = (TokenFault, String);
 impl Clouds<'_> {
     async fn token(&self, source: &TokenSource) -> Result<Secret, TokenError> {
         let fetched = match source {
-            TokenSource::Aws { region, name } => self.from_aws(region, name).await,
+            TokenSource::Aws { region, name } => self.of_aws(region, name).await,
             TokenSource::Gcp {
                 project,
                 name,
                 version,
-            } => self.from_gcp(project, name, version).await,
+            } => self.of_gcp(project, name, version).await,
             TokenSource::Azure {
                 vault,
                 name,
                 version,
-            } => self.from_azure(vault, name, version.as_deref()).await,
+            } => self.of_azure(vault, name, version.as_deref()).await,
             TokenSource::File(_) | TokenSource::Credential(_) => {
                 Err((TokenFault::NotFound, "it is not there".to_owned()))
             }

@@ -19,7 +19,7 @@ use crate::{
 const ROLES: &str = "/latest/meta-data/iam/security-credentials/";
 
 impl Clouds<'_> {
-    pub(super) async fn from_aws(&self, region: &str, name: &str) -> Result<Secret, Failure> {
+    pub(super) async fn of_aws(&self, region: &str, name: &str) -> Result<Secret, Failure> {
         let credentials = self.role().await?;
         let end = if region.starts_with("cn-") { ".cn" } else { "" };
         let host = format!("secretsmanager.{region}.amazonaws.com{end}");

@@ -21,7 +21,7 @@ const TOKEN: &str =
 const VERSION: &str = "api-version=7.4";
 
 impl Clouds<'_> {
-    pub(super) async fn from_azure(
+    pub(super) async fn of_azure(
         &self,
         vault: &str,
         name: &str,

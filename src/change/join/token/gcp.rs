@@ -13,7 +13,7 @@ use crate::{change::TokenFault, facts::Service, host::Method, model::secret::Sec
 const TOKEN: &str = "/computeMetadata/v1/instance/service-accounts/default/token";
 
 impl Clouds<'_> {
-    pub(super) async fn from_gcp(
+    pub(super) async fn of_gcp(
         &self,
         project: &str,
         name: &str,
