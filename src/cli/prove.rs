@@ -142,13 +142,13 @@ async fn in_containers(
         let ran = match unless_stopped(cancel, applier.prove(proof, &Unheard)).await {
             Ok(ran) => ran,
             Err(stopped) => {
-                // Only its client has ended: the container would keep the GPUs.
+                // Only its client has ended: container or pod would keep the GPUs.
                 let cleared = applier.clear_proof(proof, &Unheard).await;
                 return Err(cleared.err().map_or(stopped, |error| {
                     Failure::caused(
                         cancel.exit().unwrap_or(Exit::Terminated),
                         "stopped",
-                        "stopped by a signal; failed to remove the container of the proof",
+                        "failed to remove what was made for the proof, after the check was stopped by a signal",
                         error,
                         None,
                     )
@@ -182,7 +182,10 @@ pub(super) async fn unless_stopped<T>(
 ) -> Result<T, Failure> {
     tokio::select! {
         biased;
-        exit = cancel.cancelled() => Err(Failure::new(exit, "stopped", "stopped by a signal", None)),
+        exit = cancel.cancelled() => {
+            let message = "failed to finish the check: it was stopped by a signal";
+            Err(Failure::new(exit, "stopped", message, None))
+        }
         done = work => Ok(done),
     }
 }
