@@ -1,5 +1,6 @@
-//! Whether the kubelet that is to join goes with the container runtime and the kernel of the machine. Whether it goes with
-//! the API server, kubeadm itself looks at.
+//! Whether the kubelet that is to join goes with the container runtime and the kernel of the machine. The version of the
+//! API server is not known before: kubeadm refuses one that is more than one minor version older (Kubernetes, "Creating a
+//! cluster with kubeadm", version skew), and `check` compares both afterwards.
 
 use crate::{
     config::desired::{ClusterWish, JoinMethod, RuntimeKind},
