@@ -9,6 +9,7 @@ mod assets;
 mod bed;
 mod cases;
 mod claim;
+mod cloud;
 mod cluster;
 mod disk_image;
 mod documents;
@@ -19,6 +20,7 @@ mod kubernetes;
 mod lock;
 mod loops;
 mod machine;
+mod metadata;
 mod modules;
 mod needs;
 mod net;
@@ -97,6 +99,13 @@ enum Verb {
     Clean,
     /// Serves a folder over HTTP; used inside the namespaces of machines.
     Serve(Order),
+    /// Answers as a cloud's metadata service; used inside the namespaces of machines.
+    Metadata {
+        /// What it knows.
+        document: PathBuf,
+        /// Where it listens.
+        addresses: Vec<String>,
+    },
 }
 
 /// The options of a server.
@@ -172,6 +181,14 @@ fn run() -> Result<ExitCode> {
         serve_repositories(order)?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Verb::Metadata {
+        document,
+        addresses,
+    } = &cli.verb
+    {
+        metadata::run(document, addresses)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     stop::on_signals()?;
     // After a signal the process ends once every guard has been dropped.
     let _work = stop::guard("the work in progress", || Ok(()));
@@ -225,7 +242,7 @@ fn run() -> Result<ExitCode> {
             let cases = chosen(&cases, &how.cases, how.all)?;
             return test(&bed, &machines, &cases, &how);
         }
-        Verb::Serve(_) => {}
+        Verb::Serve(_) | Verb::Metadata { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }

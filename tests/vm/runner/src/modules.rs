@@ -106,6 +106,7 @@ fn compile(
         kernel: None,
         secure_boot: false,
         dmi: BTreeMap::new(),
+        cloud: None,
         pci: Vec::new(),
         faults: toml::Table::new(),
         key: String::new(),

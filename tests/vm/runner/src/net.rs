@@ -157,6 +157,13 @@ impl Net {
         self.exec(["ip", "link", "del", QUEUE]).map(drop)
     }
 
+    /// The Ethernet address of the card.
+    pub fn mac(&self) -> Result<String> {
+        let told = self.exec(["ip", "-br", "link", "show", "dev", "tap0"])?;
+        let mac = told.split_whitespace().nth(2).map(String::from);
+        mac.with_context(|| format!("no address in `{told}`"))
+    }
+
     /// Runs a program of the host inside the namespace.
     pub fn exec<'a>(&self, argv: impl IntoIterator<Item = &'a str>) -> Result<String> {
         Ok(Cmd::new(self.inside(argv)).ok()?.stdout)

@@ -17,8 +17,8 @@ use crate::sh::Done;
 use crate::snapshot::Snapshot;
 use crate::tables::{Kind, Machines};
 use crate::{
-    agents, almalinux, documents, kernel, modules, out, power, seed, simulation, ubuntu, units,
-    watch,
+    agents, almalinux, cloud, documents, kernel, modules, out, power, seed, simulation, ubuntu,
+    units, watch,
 };
 
 /// What a case needs to run.
@@ -182,7 +182,10 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let known = known(stage, case, &spec.root, cluster.as_ref());
         let text = seed::adapt(&text, &case.user_data_values, &known)?;
-        seed::make(&machine.seed(), &case.name, &text)?;
+        match spec.cloud {
+            Some(cloud) => cloud::join(stage.bed, &machine, cloud, &text)?,
+            None => seed::make(&machine.seed(), &case.name, &text)?,
+        }
     }
     Ok((machine, server, cluster))
 }

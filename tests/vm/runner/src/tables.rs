@@ -9,6 +9,8 @@ use anyhow::{Context, Result, bail};
 use gpu_bootstrap_vm_pci::table::{self, Device, Function, Place};
 use serde::Deserialize;
 
+use crate::metadata::Cloud;
+
 /// The whole table.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -125,6 +127,8 @@ pub struct MachineSpec {
     /// What the firmware of such a machine says about it: `sys_vendor` and the like.
     #[serde(default)]
     pub dmi: BTreeMap<String, String>,
+    /// It stands for a machine of this cloud: `clouds/NAME.toml`.
+    pub cloud: Option<Cloud>,
     /// The devices on its bus, by place.
     #[serde(default)]
     pub pci: Vec<Place>,

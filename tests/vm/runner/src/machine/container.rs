@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::disk::Disk;
 use super::{Body, End, Ended, Frame, PATH, TURN};
+use crate::cloud::FIRST;
 use crate::group::Part;
 use crate::sh::daemon;
 
@@ -38,7 +39,6 @@ impl Body for Container {
             "--quiet",
             "--register=no",
             "--keep-unit",
-            "--boot",
             "--capability=all",
             "--resolv-conf=off",
             "--timezone=off",
@@ -50,12 +50,17 @@ impl Body for Container {
             &format!("--network-namespace-path={}", frame.net.file().display()),
         ]
         .map(String::from);
+        let first = match frame.root().join(FIRST.trim_start_matches('/')).exists() {
+            true => FIRST,
+            false => "--boot",
+        };
         let mut full = vec![
             "env".to_string(),
             "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1".into(),
             "SYSTEMD_SECCOMP=0".into(),
         ];
         full.extend(argv);
+        full.push(first.into());
         let nspawn = daemon(&frame.group.inside(Part::Machine, &full), &frame.console())?;
         self.booted = Some(Booted { nspawn, init: None });
         Ok(())

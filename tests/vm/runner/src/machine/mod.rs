@@ -415,6 +415,18 @@ impl Machine {
         self.frame.net.file()
     }
 
+    /// The Ethernet address of its network card.
+    pub fn mac(&self) -> Result<String> {
+        self.frame.net.mac()
+    }
+
+    /// Makes an address one of its own network, for a service beside it.
+    pub fn has_address(&self, address: &str) -> Result<()> {
+        let address = format!("{address}/32");
+        let argv = ["ip", "addr", "add", &address, "dev", "lo"];
+        self.frame.net.exec(argv).map(drop)
+    }
+
     /// Cuts or restores its connection to the outside.
     pub fn line(&self, line: Line) -> Result<()> {
         self.frame.net.line(line)

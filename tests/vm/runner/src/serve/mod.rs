@@ -21,7 +21,7 @@ pub use fault::{Count, Fault, Serving};
 pub use files::Site;
 
 use crate::out;
-use request::{Request, read_request};
+pub use request::{Request, read_request};
 
 /// The log contains this once connections are accepted.
 pub const READY: &str = "listening on";

@@ -1,0 +1,126 @@
+//! A machine that stands for one in a cloud: its firmware says so, and the cloud's metadata service answers in its
+//! network. Its user-data reaches cloud-init by the cloud's own data source.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::bed::Bed;
+use crate::cases::fill;
+use crate::machine::Machine;
+use crate::metadata::{Cloud, Service};
+use crate::out;
+use crate::serve::READY;
+use crate::simulation::{INSIDE, program, write};
+
+/// The first process of such a machine, instead of systemd.
+pub const FIRST: &str = "/usr/lib/testbed/first";
+
+const FIRST_PROGRAM: &str = include_str!("../files/cloud-init-first.sh");
+const DETECT_VIRT: &str = include_str!("../files/systemd-detect-virt.sh");
+
+/// Keys and locales that nobody uses take time.
+const QUICKER: &str = "ssh_genkeytypes: [ed25519]\nlocale: false\n";
+
+/// The files of the folder `cloud-init` that cloud-init reads.
+const USER_DATA: [(&str, &str); 4] = [
+    ("bare", "user-data.yaml"),
+    ("eks", "user-data.mime"),
+    ("k3s", "user-data.yaml"),
+    ("kubeadm", "user-data.yaml"),
+];
+
+/// The longest time until the service listens.
+const START: Duration = Duration::from_secs(10);
+
+/// A file of the folder `clouds`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    /// Where the service listens.
+    addresses: Vec<String>,
+    /// Its names, which the cloud's resolver knows.
+    #[serde(default)]
+    names: Vec<String>,
+    /// The files of the firmware.
+    dmi: BTreeMap<String, String>,
+    answers: serde_json::Value,
+}
+
+/// Makes a machine that is not up yet one of the cloud, with this user-data.
+pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Result<()> {
+    let path = bed.here("clouds").join(format!("{}.toml", cloud.name()));
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = fill(&text, &BTreeMap::from([("mac", machine.mac()?)]))?;
+    let table: Table =
+        toml::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
+    let root = machine.root();
+    let here = root.join(INSIDE.trim_start_matches('/'));
+    for (name, text) in &table.dmi {
+        write(&here.join("class/dmi/id").join(name), &format!("{text}\n"))?;
+    }
+    program(&root.join(FIRST.trim_start_matches('/')), FIRST_PROGRAM)?;
+    program(&root.join("usr/bin/systemd-detect-virt"), DETECT_VIRT)?;
+    write(&root.join("etc/cloud/cloud.cfg.d/99-testbed.cfg"), QUICKER)?;
+    // The bed has configured the network; without a network of its own, its wait takes two minutes.
+    for unit in [
+        "systemd-networkd.service",
+        "systemd-networkd-wait-online.service",
+    ] {
+        symlink("/dev/null", root.join("etc/systemd/system").join(unit))
+            .with_context(|| format!("cannot mask {unit}"))?;
+    }
+    let hosts = root.join("etc/hosts");
+    let mut known = fs::read_to_string(&hosts).context("cannot read the machine's hosts")?;
+    for (address, name) in table.addresses.iter().zip(&table.names) {
+        known.push_str(&format!("{address}\t{name}\n"));
+    }
+    fs::write(&hosts, known).context("cannot write the machine's hosts")?;
+    for (way, file) in USER_DATA {
+        let from = bed.repo.join("cloud-init").join(way).join(file);
+        machine.put(&from, &format!("{INSIDE}/cloud-init/{way}-{file}"))?;
+    }
+    let service = Service {
+        cloud,
+        answers: table.answers,
+        user_data: user_data.into(),
+    };
+    serve(machine, &table.addresses, &service)
+}
+
+/// Starts the service; it lives as long as the machine.
+fn serve(machine: &Machine, addresses: &[String], service: &Service) -> Result<()> {
+    let document = machine.log("metadata.json");
+    let text = serde_json::to_vec(service).context("cannot write the metadata")?;
+    fs::write(&document, text).context("cannot write the metadata")?;
+    // The program that runs, even if its file was compiled again meanwhile.
+    let program = format!("/proc/{}/exe", std::process::id());
+    let document = document.to_string_lossy().into_owned();
+    let mut argv = vec![program, "metadata".into(), document];
+    for address in addresses {
+        machine.has_address(address)?;
+        argv.push(format!("{address}:80"));
+    }
+    let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+    let log = machine.log("metadata.log");
+    let mut child = machine.serve(&argv, &log)?;
+    let end = Instant::now() + START;
+    while Instant::now() < end {
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        if text.matches(READY).count() == addresses.len() {
+            return Ok(());
+        }
+        if let Some(status) = child.try_wait().context("cannot wait for the service")? {
+            let said = out::tail(&text, 5);
+            bail!("the metadata service ended with {status}: {said}");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    bail!("the metadata service does not listen")
+}
