@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{joined, name, no_cluster, place, skew, wanted, wish};
+use super::{joined, member::another, name, no_cluster, place, skew, wanted, wish};
 use crate::{
     change::{Change, Join, Lock},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
@@ -214,43 +214,15 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
 /// A machine that is a node already.
 fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> Assessment {
     let Membership {
-        kubeconfig,
-        server,
-        ca_pin,
+        kubeconfig, server, ..
     } = membership;
     let is = format!("the machine is a node of the cluster at {server} (by `{kubeconfig}`)");
-    let other = match &wish.method {
-        JoinMethod::Kubeadm {
-            discovery:
-                Discovery::Token {
-                    server: wanted,
-                    ca_cert_hashes,
-                    ..
-                },
-            ..
-        } => match ca_pin {
-            Some(pin) if !ca_cert_hashes.contains(pin) => Some(format!(
-                "its certificate authority is {pin}, and the one of the settings is {}",
-                ca_cert_hashes.join(" or ")
-            )),
-            Some(_) => None,
-            None => (server.trim_start_matches("https://") != wanted)
-                .then(|| format!("the settings name {wanted}")),
-        },
-        JoinMethod::Kubeadm { .. } => (state.wanted.as_ref()).and_then(|wanted| {
-            let differs = match (&wanted.ca_pin, ca_pin) {
-                (Some(wanted), Some(pin)) => wanted != pin,
-                _ => wanted.server != *server,
-            };
-            differs.then(|| format!("`cluster.discovery-file` names {}", wanted.server))
-        }),
-        JoinMethod::K3s { server, .. } => of_agent(state, kubeconfig, &agents::K3S, server),
-        JoinMethod::Rke2 { server, .. } => of_agent(state, kubeconfig, &agents::RKE2, server),
-        // Its user data alone says which cluster, and at each boot again.
-        JoinMethod::Eks => (kubeconfig != nodeadm::KUBECONFIG)
-            .then(|| "the settings name EKS, whose nodeadm did not join it".to_owned()),
-        JoinMethod::Command { .. } | JoinMethod::Managed => None,
-    };
+    let other = another(
+        &wish.method,
+        membership,
+        state.config.as_deref(),
+        state.wanted.as_ref(),
+    );
     let disabled = (state.unit.as_ref()).filter(|unit| unit.exists() && !unit.is_enabled());
     match (other, disabled, tool(&wish.method).0) {
         (None, Some(_), Some(unit)) => Assessment::Needs {
@@ -265,26 +237,6 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
                 .to_owned(),
         },
     }
-}
-
-/// Why a node is one of another cluster than the agent's. Its kubelet talks to a proxy on the machine itself, so the place
-/// tells, and what this program has written for the agent.
-fn of_agent(
-    state: &JoinState,
-    kubeconfig: &Utf8Path,
-    agent: &Agent,
-    server: &str,
-) -> Option<String> {
-    if kubeconfig != agent.kubeconfig {
-        return Some(format!("the settings name the agent of {}", agent.name));
-    }
-    let joined = state.config.as_deref().and_then(agents::server_of)?;
-    (joined != server).then(|| {
-        format!(
-            "it joined by {joined} (`{}`), and the settings name {server}",
-            agent.config
-        )
-    })
 }
 
 /// What joins must be there; the community's packages bring it for kubeadm.

@@ -1,9 +1,10 @@
 //! The steps that make the machine a node. Settings that name no cluster any more change nothing about a node: it leaves
 //! with `uninstall` alone, because its pods end then. Each looks at its own part: `host` the kernel, `packages` the programs,
-//! `join` the membership, `node` what the cluster says.
+//! `join` the membership (`member`: of which cluster), `node` what the cluster says.
 
 pub(super) mod host;
 pub(super) mod join;
+mod member;
 pub(super) mod node;
 pub(super) mod packages;
 pub mod pod;
@@ -40,9 +41,10 @@ fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<String>, StepError> {
 /// The cluster that the machine has joined.
 async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
-    // nodeadm writes it long before it starts the kubelet.
+    // nodeadm writes it long before it starts the kubelet; so does that of hybrid nodes, which a command starts.
     let is_early = |found: &Membership| found.kubeconfig == nodeadm::KUBECONFIG;
-    if matches!(wish.method, JoinMethod::Eks) && found.as_ref().is_some_and(is_early) {
+    let by_nodeadm = matches!(wish.method, JoinMethod::Eks | JoinMethod::Command { .. });
+    if by_nodeadm && found.as_ref().is_some_and(is_early) {
         let kubelet = cx.state.unit(kubeadm::UNIT).await?;
         return Ok(found.filter(|_| kubelet.is_some_and(|unit| unit.is_active())));
     }

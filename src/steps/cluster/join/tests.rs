@@ -136,50 +136,6 @@ fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
 }
 
 #[test]
-fn each_way_to_join_knows_a_node_that_another_way_has_made() {
-    let k3s = with(JoinMethod::K3s {
-        server: "https://10.0.0.1:6443".to_owned(),
-        token_source: TokenSource::File("/t".into()),
-    });
-    let at = |kubeconfig: &str, server: Option<&str>| {
-        let mut state = member(None);
-        if let Some(membership) = &mut state.membership {
-            membership.kubeconfig = kubeconfig.into();
-        }
-        state.config = server.map(|server| format!("{{\"server\": \"{server}\"}}"));
-        state
-    };
-    for (state, want, other) in [
-        (at(agents::K3S.kubeconfig, None), &k3s, None),
-        (
-            at(agents::K3S.kubeconfig, Some("https://10.0.0.1:6443")),
-            &k3s,
-            None,
-        ),
-        (
-            at(agents::K3S.kubeconfig, Some("https://10.9.9.9:6443")),
-            &k3s,
-            Some("it joined by https://10.9.9.9:6443"),
-        ),
-        (at(kubeadm::KUBELET_CONF, None), &k3s, Some("agent of k3s")),
-        (at(nodeadm::KUBECONFIG, None), &with(JoinMethod::Eks), None),
-        (
-            at(kubeadm::KUBELET_CONF, None),
-            &with(JoinMethod::Eks),
-            Some("nodeadm did not join it"),
-        ),
-    ] {
-        match (decide(&state, want), other) {
-            (Assessment::Satisfied { .. }, None) => {}
-            (Assessment::Blocked { why, .. }, Some(other)) => {
-                assert!(why.contains(other), "{why}");
-            }
-            (found, other) => panic!("{other:?}: {found:?}"),
-        }
-    }
-}
-
-#[test]
 fn a_managed_node_is_joined_by_its_provider() {
     let want = with(JoinMethod::Managed);
     assert!(matches!(
