@@ -9,7 +9,7 @@ use std::{
 };
 
 use gpu_bootstrap::{
-    config::desired::ClusterWish,
+    config::desired::{ClusterWish, JoinMethod},
     error::Report as _,
     tools::kubernetes::{kubectl, nodeadm},
 };
@@ -28,11 +28,12 @@ mod machine;
 /// The smallest limit of the clouds: AWS takes 16 KiB of user data. Google Cloud takes 256 KiB, Azure 64 KiB.
 const LARGEST: usize = 16 * 1024;
 
-const USER_DATA: [&str; 4] = [
+const USER_DATA: [&str; 5] = [
     "bare/user-data.yaml",
     "kubeadm/user-data.yaml",
     "k3s/user-data.yaml",
     "eks/user-data.mime",
+    "aks/user-data.yaml",
 ];
 
 /// The script that waits for the run of a later boot.
@@ -194,7 +195,7 @@ fn secrets_are_for_root_alone() {
             }
         }
     }
-    assert_eq!(secrets, 2);
+    assert_eq!(secrets, 3);
 }
 
 /// `cloud-init status` shows a failure of the last command of `runcmd`, and of the scripts of each boot.
@@ -246,6 +247,7 @@ fn settings_become_a_desired_state() {
         (alma, "kubeadm/user-data.yaml", "kubeadm"),
         (ubuntu(), "k3s/user-data.yaml", "k3s"),
         (ubuntu(), "eks/user-data.mime", "eks"),
+        (ubuntu(), "aks/user-data.yaml", "command"),
     ] {
         let wish = of(machine, path).unwrap_or_else(|| panic!("{path} joins nothing"));
         assert_eq!(wish.method.name(), method, "{path}");
@@ -260,6 +262,25 @@ fn settings_become_a_desired_state() {
         wish.access.as_deref().map(camino::Utf8Path::as_str),
         Some("/etc/gpu-bootstrap/cluster.kubeconfig")
     );
+}
+
+#[test]
+fn the_file_of_the_agent_of_aks_is_json_and_the_command_reads_it() {
+    let (name, file) = (written("aks/user-data.yaml").into_iter())
+        .find(|(name, _)| name.ends_with(".json"))
+        .expect("the agent's file");
+    let content = filled(file["content"].as_str().expect("a content"));
+    let config: Value = serde_json::from_str(&content).expect("JSON");
+    assert_eq!(
+        config["node"]["taints"][0],
+        "nvidia.com/gpu=present:NoSchedule"
+    );
+    let wish = resolved(ubuntu(), &settings("aks/user-data.yaml"));
+    let Some(JoinMethod::Command { command, .. }) = wish.expect("settings").map(|it| it.method)
+    else {
+        panic!("it joins by a command");
+    };
+    assert_eq!(command.last(), Some(&name));
 }
 
 #[test]
