@@ -381,10 +381,10 @@ impl ClusterInputs<'_> {
     fn eks(&self) -> Result<JoinMethod, ResolveError> {
         if self.runtimes.contains(&RuntimeKind::Containerd) {
             return self.wrong(
-                "runtime.use",
+                "cluster.join",
                 "EKS' nodeadm writes containerd's configuration itself, at each boot",
-                "remove \"containerd\" from `runtime.use`: with the container toolkit nodeadm makes `nvidia` the default \
-                 runtime",
+                "set `runtime.use` to a list without \"containerd\", such as `[]`: with the container toolkit nodeadm \
+                 makes `nvidia` the default runtime",
             );
         }
         Ok(JoinMethod::Eks)
