@@ -27,6 +27,9 @@ const DETECT_VIRT: &str = include_str!("../files/systemd-detect-virt.sh");
 /// Keys and locales that nobody uses take time.
 const QUICKER: &str = "ssh_genkeytypes: [ed25519]\nlocale: false\n";
 
+/// The resolver that slirp4netns answers for.
+const RESOLVER: &str = "nameserver 10.0.2.3\n";
+
 /// The files of the folder `cloud-init` that cloud-init reads.
 const USER_DATA: [(&str, &str); 4] = [
     ("bare", "user-data.yaml"),
@@ -76,6 +79,10 @@ pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Resu
         symlink("/dev/null", root.join("etc/systemd/system").join(unit))
             .with_context(|| format!("cannot mask {unit}"))?;
     }
+    // A link to the file of systemd-resolved, which learns of no resolver then.
+    let resolver = root.join("etc/resolv.conf");
+    fs::remove_file(&resolver).context("cannot remove the machine's resolver")?;
+    fs::write(&resolver, RESOLVER).context("cannot write the machine's resolver")?;
     let hosts = root.join("etc/hosts");
     let mut known = fs::read_to_string(&hosts).context("cannot read the machine's hosts")?;
     for (address, name) in table.addresses.iter().zip(&table.names) {
