@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,8 +26,8 @@ const DETECT_VIRT: &str = include_str!("../files/systemd-detect-virt.sh");
 /// Keys and locales that nobody uses take time.
 const QUICKER: &str = "ssh_genkeytypes: [ed25519]\nlocale: false\n";
 
-/// The resolver that slirp4netns answers for.
-const RESOLVER: &str = "nameserver 10.0.2.3\n";
+/// cloud-init's own configuration wants the permanent address of a card, and this card has none.
+const NETWORK: &str = "[Match]\nName=tap0\n[Network]\nDHCP=ipv4\n";
 
 /// The files of the folder `cloud-init` that cloud-init reads.
 const USER_DATA: [(&str, &str); 4] = [
@@ -71,18 +70,10 @@ pub fn join(bed: &Bed, machine: &Machine, cloud: Cloud, user_data: &str) -> Resu
     program(&root.join(FIRST.trim_start_matches('/')), FIRST_PROGRAM)?;
     program(&root.join("usr/bin/systemd-detect-virt"), DETECT_VIRT)?;
     write(&root.join("etc/cloud/cloud.cfg.d/99-testbed.cfg"), QUICKER)?;
-    // The bed has configured the network; without a network of its own, its wait takes two minutes.
-    for unit in [
-        "systemd-networkd.service",
-        "systemd-networkd-wait-online.service",
-    ] {
-        symlink("/dev/null", root.join("etc/systemd/system").join(unit))
-            .with_context(|| format!("cannot mask {unit}"))?;
-    }
-    // A link to the file of systemd-resolved, which learns of no resolver then.
-    let resolver = root.join("etc/resolv.conf");
-    fs::remove_file(&resolver).context("cannot remove the machine's resolver")?;
-    fs::write(&resolver, RESOLVER).context("cannot write the machine's resolver")?;
+    write(
+        &root.join("usr/lib/systemd/network/90-testbed.network"),
+        NETWORK,
+    )?;
     let hosts = root.join("etc/hosts");
     let mut known = fs::read_to_string(&hosts).context("cannot read the machine's hosts")?;
     for (address, name) in table.addresses.iter().zip(&table.names) {
