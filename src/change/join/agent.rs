@@ -38,7 +38,9 @@ impl Applier {
         let joined = self
             .awaited(&what, join.timeout(), || async {
                 let unit = self.unit_state(agent.unit).await?;
-                let there = self.host.files.exists(kubeconfig)?;
+                // Without its certificate it is no membership yet, and the undo would be none.
+                let there =
+                    (self.joined_cluster()?).is_some_and(|now| now.kubeconfig == kubeconfig);
                 Ok((there && unit.is_active()).then_some(()))
             })
             .await?;
