@@ -138,7 +138,8 @@ fn pod_refused(
         _ if cluster.kubeconfig_file.is_none() => Some((
             key,
             "a node may not make pods, so the kubelet's own credentials are not enough",
-            "set `cluster.kubeconfig-file` to a kubeconfig that may make, read and delete pods in              `validation.pod-namespace`",
+            "set `cluster.kubeconfig-file` to a kubeconfig that may make, read and delete pods in \
+             `validation.pod-namespace`",
         )),
         _ if !runtimes.contains(&RuntimeKind::Containerd) => Some((
             key,
