@@ -10,7 +10,7 @@ use crate::{
         profile::Profile,
     },
     facts::Facts,
-    model::{cluster::JoinKind, gpu::GpuIdentity},
+    model::{cluster::JoinKind, gpu::GpuIdentity, kubernetes::MigStrategy},
 };
 
 /// As `validation.image`: NVIDIA's own image.
@@ -134,6 +134,11 @@ fn pod_refused(
             key,
             "the image of the pod cannot be given to the containerd of k3s or RKE2",
             "remove the key, and run a pod with a GPU by hand",
+        )),
+        _ if cluster.mig_strategy == Some(MigStrategy::Mixed) => Some((
+            key,
+            "with `cluster.mig-strategy = \"mixed\"` the device plugin may offer MIG devices and no `nvidia.com/gpu`",
+            "remove the key, and run a pod with a MIG device by hand",
         )),
         _ if cluster.kubeconfig_file.is_none() => Some((
             key,

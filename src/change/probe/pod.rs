@@ -19,7 +19,7 @@ use super::{
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink, image},
     config::desired::RuntimeKind,
-    host::{Cmd, digest},
+    host::{Cmd, ExecError, digest},
     tools::{
         container_view::ContainerView,
         ctr,
@@ -33,6 +33,9 @@ use crate::{
 
 /// How long a pod that was deleted may need until it is gone.
 const END: Duration = Duration::from_secs(60);
+
+/// How much longer than our own wait a pod may run.
+const SPARE_SECONDS: u64 = 60;
 
 /// Where the parts of the image are, below the state folder.
 const IMAGE_FOLDER: &str = "probe/image";
@@ -84,8 +87,8 @@ impl PodProbe {
                 "nodeName": self.node,
                 "restartPolicy": "Never",
                 "tolerations": [{ "operator": "Exists" }],
-                // A pod that nobody deletes any more ends all the same.
-                "activeDeadlineSeconds": self.timeout_seconds,
+                // A pod that nobody deletes any more ends all the same, but after our own wait has told why it did not.
+                "activeDeadlineSeconds": self.timeout_seconds + SPARE_SECONDS,
                 "terminationGracePeriodSeconds": 1,
                 "automountServiceAccountToken": false,
                 "enableServiceLinks": false,
@@ -280,7 +283,17 @@ impl Applier {
             what: what(),
             source,
         };
-        let output = (self.host.reader().query(&query).await).map_err(tool)?;
+        let output = match self.host.reader().query(&query).await {
+            // An API server that is away for a moment proves nothing. The wait has a bound.
+            Err(error @ ExecError::Deadline { .. }) => {
+                return Ok(PodState::Waiting(error.to_string()));
+            }
+            output => output.map_err(tool)?,
+        };
+        if !output.ok() && !output.stderr.contains(kubectl::FORBIDDEN) {
+            let last = output.stderr.trim().lines().last();
+            return Ok(PodState::Waiting(last.unwrap_or_default().to_owned()));
+        }
         let output = output.success(query.cmd()).map_err(tool)?;
         pods::parse(&output.stdout).map_err(|why| ChangeError::Unreadable { what: what(), why })
     }

@@ -18,6 +18,9 @@ pub const GPUS: &str = "nvidia.com/gpu";
 /// With these words kubectl says that there is no such node.
 const NOT_FOUND: &str = "(NotFound)";
 
+/// Stands in its message when the account may not do what was asked.
+pub const FORBIDDEN: &str = "(Forbidden)";
+
 /// The time limit of one request, and of the command around it.
 const REQUEST: &str = "--request-timeout=10s";
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
