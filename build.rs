@@ -1,17 +1,47 @@
-//! Compresses the matrix: as text it would be a fortieth of the program.
+//! Packs the tables that are built into the program into one compressed stream, without what only people read: the program
+//! is copied to each machine.
 
 use std::{env, error::Error, fs, io::Write as _, path::Path};
 
 use flate2::{Compression, write::DeflateEncoder};
 
-const MATRIX: &str = "compat/cuda-driver-matrix.toml";
+const TABLES: [&str; 9] = [
+    "compat/cuda-driver-matrix.toml",
+    "profiles/almalinux.toml",
+    "profiles/amzn.toml",
+    "profiles/debian.toml",
+    "profiles/ubuntu.toml",
+    "src/config/kubernetes.toml",
+    "src/facts/detection.toml",
+    "src/tools/cuda.toml",
+    "src/tools/xid.toml",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed={MATRIX}");
     println!("cargo::rerun-if-changed=build.rs");
-    let out = Path::new(&env::var("OUT_DIR")?).join("matrix.deflate");
+    let out = Path::new(&env::var("OUT_DIR")?).join("tables.deflate");
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
-    encoder.write_all(&fs::read(MATRIX)?)?;
+    for table in TABLES {
+        println!("cargo::rerun-if-changed={table}");
+        let name = Path::new(table).file_stem().ok_or("a table has no name")?;
+        let text = for_programs(&fs::read_to_string(table)?);
+        write!(encoder, "{}\n{text}\0", name.display())?;
+    }
     fs::write(out, encoder.finish()?)?;
     Ok(())
+}
+
+/// The text with an empty line in the place of each comment, so that errors name the same lines, and without the sources of
+/// a profile.
+fn for_programs(text: &str) -> String {
+    let mut lines = String::new();
+    for line in text.lines() {
+        if line.starts_with("facts = ") {
+            lines.push_str("facts = \"\"");
+        } else if !line.starts_with('#') {
+            lines.push_str(line);
+        }
+        lines.push('\n');
+    }
+    lines
 }

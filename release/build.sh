@@ -27,7 +27,7 @@ PATH=$(cd "$tools/bin" && pwd):$PATH
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 here=$(pwd -P)
 cargo_home=$(cd "${CARGO_HOME:-$HOME/.cargo}" && pwd -P)
-RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$cargo_home=/cargo --remap-path-prefix=$here=/source"
+RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$cargo_home=/cargo --remap-path-prefix=$here=/source -Clink-arg=-Wl,--hash-style=gnu"
 CFLAGS="${CFLAGS:-} -ffile-prefix-map=$cargo_home=/cargo"
 CARGO_INCREMENTAL=0
 export PATH SOURCE_DATE_EPOCH RUSTFLAGS CFLAGS CARGO_INCREMENTAL
@@ -54,7 +54,7 @@ for shell in bash zsh fish; do
     ${RUNNER:-} "$tree/gpu-bootstrap" completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
 done
 install -m 644 docs/man/*.1 "$tree/man"
-install -m 644 README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "$tree"
+install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
 mkdir "$tree/docs"
 install -m 644 docs/*.md docs/*.json "$tree/docs"
 cp -r cloud-init "$tree"

@@ -25,8 +25,12 @@ fn main() -> ExitCode {
     if let Err(error) = stop.thread_unblock() {
         return fail("failed to listen for SIGINT, SIGTERM and SIGHUP", &error);
     }
-    // A core dump would have the secrets of the run. The programs that it starts have none, either.
-    if let Err(error) = setrlimit(Resource::RLIMIT_CORE, 0, 0) {
+    // A core dump would have the secrets of the run; its child processes leave none, either. The limit of 1 byte is the
+    // only one that the kernel respects where it pipes dumps into a program (`do_coredump` in fs/coredump.c), as into
+    // systemd-coredump; and no file of 1 byte is written. Where the limit is 0 already, only a privileged process may
+    // raise it.
+    let limited = setrlimit(Resource::RLIMIT_CORE, 1, 1);
+    if let Err(error) = limited.or_else(|_| setrlimit(Resource::RLIMIT_CORE, 0, 0)) {
         return fail("failed to turn off core dumps", &error);
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
@@ -79,7 +83,7 @@ fn main() -> ExitCode {
                 url: url.clone(),
                 no_proxy: direct.map(str::to_owned),
             };
-            Arc::new(RealHttp::new(Arc::new(RealClock::default()), Some(proxy)))
+            Arc::new(RealHttp::new(Arc::new(RealClock), Some(proxy)))
         }),
         talk: Arc::new(|| Box::new(stderr())),
         drawn,

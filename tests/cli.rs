@@ -89,6 +89,7 @@ fn invalid_command_lines() {
             "compat --cuda twelve",
             "compat --driver latest",
             "facts --root /nowhere/at/all",
+            "check --root tests/hosts",
             &format!("check --root {BARE} --only kernel.dney"),
             &format!("check --root {BARE} --skip xyz"),
         ],

@@ -155,6 +155,25 @@ fn program(folder: &TempDir, name: &str, body: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
 }
 
+/// Runs a script that finds no program of the machine but these.
+fn run_with(folder: &TempDir, script: &str, programs: &[&str]) {
+    for name in programs {
+        program(
+            folder,
+            name,
+            &format!(r#"PATH=/usr/bin:/bin exec {name} "$@""#),
+        );
+    }
+    let bin = folder.path().join("bin");
+    Command::new("/bin/sh")
+        .args(["-c", script])
+        .env_clear()
+        .env("PATH", bin)
+        .env("T", folder.path())
+        .output()
+        .expect("a shell");
+}
+
 fn run(folder: &TempDir, script: &str, syntax_alone: bool) -> Output {
     let path = format!("{}/bin:/usr/bin:/bin", folder.path().display());
     let mut sh = Command::new("/bin/sh");
@@ -198,16 +217,100 @@ fn secrets_are_for_root_alone() {
     assert_eq!(secrets, 3);
 }
 
+/// The commands of `runcmd`, each as its words.
+fn commands(path: &str) -> Vec<Vec<String>> {
+    let documents = documents(path);
+    let lists = documents.iter().filter_map(|one| one["runcmd"].as_array());
+    (lists.flatten())
+        .map(|command| {
+            let words = command.as_array().expect("words").iter();
+            words.filter_map(Value::as_str).map(str::to_owned).collect()
+        })
+        .collect()
+}
+
+#[test]
+fn each_file_downloads_and_starts_the_program_in_the_same_way() {
+    // Only the settings decide what it does; and how long an autoscaler waits.
+    let without_deadline = |path: &str| -> Vec<Vec<String>> {
+        let mut all = commands(path);
+        for words in &mut all {
+            words.retain(|word| word != "--deadline" && word != "10min");
+        }
+        all
+    };
+    let [bare, others @ ..] = USER_DATA;
+    for path in others {
+        assert_eq!(without_deadline(path)[..3], without_deadline(bare)[..3]);
+    }
+}
+
+/// A late network is awaited, and only the program with the digest of the user data gets its name.
+#[test]
+fn a_download_is_tried_again_and_verified() {
+    let wanted = "the program\n";
+    for (content, has_curl, is_taken) in [
+        (wanted, true, true),
+        (wanted, false, true),
+        ("another\n", true, false),
+    ] {
+        let folder = folder();
+        let place = folder.path().join("place");
+        fs::create_dir(&place).expect("a folder");
+        program(&folder, "sleep", r#"echo "$*" >>"$T/pauses""#);
+        fs::write(folder.path().join("content"), content).expect("written");
+        // It knows the name of the host at the third attempt.
+        let downloads = r#"echo >>"$T/attempts"
+            test "$(wc -l <"$T/attempts")" -ge 3 || exit 6
+            cp "$T/content" "$T/place/gpu-bootstrap.new""#;
+        // An older program of the image is no substitute.
+        fs::write(place.join("gpu-bootstrap"), "old").expect("written");
+        program(&folder, "timeout", r#"shift; exec "$@""#);
+        match has_curl {
+            true => program(&folder, "curl", downloads),
+            false => program(&folder, "wget", downloads),
+        }
+        let digest = run(&folder, r#"printf 'the program\n' | sha256sum"#, false);
+        let digest = said(&digest);
+        let digest = digest.split_whitespace().next().expect("a digest");
+        for words in &commands(USER_DATA[0])[..2] {
+            assert_eq!(words[..2], ["sh", "-c"]);
+            let script = words[2]
+                .replace("/usr/local/bin", &place.display().to_string())
+                .replace("SHA-256", digest);
+            run_with(
+                &folder,
+                &script,
+                &["sh", "wc", "cp", "sha256sum", "chmod", "mv", "rm"],
+            );
+        }
+        let pauses = fs::read_to_string(folder.path().join("pauses")).expect("pauses");
+        assert_eq!(pauses, "10\n10\n");
+        let names: Vec<String> = (fs::read_dir(&place).expect("a folder"))
+            .map(|entry| {
+                entry
+                    .expect("a file")
+                    .file_name()
+                    .into_string()
+                    .expect("a name")
+            })
+            .collect();
+        match is_taken {
+            true => {
+                assert_eq!(names, ["gpu-bootstrap"]);
+                let mode = place.join("gpu-bootstrap").metadata().expect("a mode");
+                assert_eq!(mode.permissions().mode() & 0o777, 0o755);
+            }
+            false => assert!(names.is_empty(), "{names:?}"),
+        }
+    }
+}
+
 /// `cloud-init status` shows a failure of the last command of `runcmd`, and of the scripts of each boot.
 #[test]
 fn cloud_init_learns_how_the_run_ends() {
     for path in USER_DATA {
-        let documents = documents(path);
-        let mut commands = (documents.iter()).filter_map(|one| one["runcmd"].as_array());
-        let last = commands.next().and_then(|commands| commands.last());
-        let words: Vec<&str> = (last.and_then(Value::as_array).into_iter().flatten())
-            .filter_map(Value::as_str)
-            .collect();
+        let words = commands(path).pop().expect("a command");
         assert_eq!(
             words[..2],
             ["/usr/local/bin/gpu-bootstrap", "status"],

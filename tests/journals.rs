@@ -4,9 +4,9 @@ use std::{fs, path::Path};
 
 use camino::Utf8Path;
 use gpu_bootstrap::{
-    change::Undo,
+    change::{Leave, Undo},
     error::Report,
-    journal::{History, JournalError, Receipt, fold, parse},
+    journal::{History, JournalError, Receipt, Record, fold, parse},
 };
 
 fn folder() -> std::path::PathBuf {
@@ -69,6 +69,36 @@ fn a_complete_run() {
         receipt.request.unwrap().set,
         ["driver.branch=535".to_owned()]
     );
+}
+
+/// By kubeadm, with the key `token-file` of earlier versions, and later by a command of the administrator's.
+#[test]
+fn a_machine_that_has_joined_knows_how_it_leaves() {
+    let history = read("left-and-joined-anew.jsonl");
+    let ways: Vec<Leave> = (history.lines.iter())
+        .filter_map(|line| match &line.record {
+            Record::Applied {
+                undo: Undo::LeaveCluster { way, cluster, .. },
+                ..
+            } => {
+                assert_eq!(cluster.as_ref().unwrap().server, "https://10.0.0.1:6443");
+                Some(way.clone())
+            }
+            _ => None,
+        })
+        .collect();
+    let [
+        Leave::Kubeadm {
+            created_folders, ..
+        },
+        Leave::Command { command, .. },
+    ] = &ways[..]
+    else {
+        panic!("{ways:?}");
+    };
+    assert_eq!(created_folders.len(), 3);
+    assert_eq!(command[..], ["/usr/local/sbin/leave", "--now"]);
+    assert_eq!(standing(&fold(&history.lines)), ["8 cluster.join"]);
 }
 
 #[test]

@@ -315,8 +315,8 @@ impl Applier {
         if let Undo::RestoreStream { .. } = undo {
             return self.reconcile_stream(undo, sink).await;
         }
-        if let Undo::LeaveCluster { .. } = undo {
-            self.clear_interrupted_join()?;
+        if let Undo::LeaveCluster { way, .. } = undo {
+            self.clear_interrupted_join(way).await?;
         }
         self.restore_emptied_files(undo)?;
         self.refine(undo.clone()).await
@@ -346,13 +346,8 @@ impl Applier {
                 created_folders,
                 then,
             } => {
-                let restored = self.restore_files(files, created_folders)?;
-                if matches!(restored, Reverted::Nothing { .. }) {
-                    return Ok(restored);
-                }
-                self.restore_labels(&written(undo), sink).await?;
-                let followed = self.afterwards(then, sink).await?;
-                Ok(Reverted::of(vec![restored, followed]))
+                self.restore_and_follow(undo, (files, created_folders), then, sink)
+                    .await
             }
             Undo::Packages {
                 transaction,
@@ -420,7 +415,7 @@ impl Applier {
             Undo::RestoreFiles { .. } => self.refine_files(undo),
             Undo::Packages { .. } => self.refine_packages(undo).await,
             Undo::Unhold { .. } => self.refine_hold(undo).await,
-            Undo::LeaveCluster { .. } => self.refine_join(undo),
+            Undo::LeaveCluster { .. } => self.refine_join(undo).await,
             Undo::Several { undos } => {
                 let mut refined = Vec::new();
                 for undo in undos {

@@ -88,6 +88,17 @@ impl Change {
                 probe: Probe::PodSeesGpu(pod),
                 ..
             } => format!("prove that a pod on node `{}` computes on a GPU", pod.node),
+            Self::RunProbe {
+                probe: Probe::HostComputes { gpus },
+                again,
+                ..
+            } => {
+                let again = if *again { " again" } else { "" };
+                match gpus {
+                    1 => format!("prove{again} that 1 GPU computes"),
+                    n => format!("prove{again} that {n} GPUs compute"),
+                }
+            }
             Self::SetSysctls { values } => {
                 let all: Vec<String> = (values.iter())
                     .map(|(name, value)| format!("{name} = {value}"))

@@ -30,6 +30,9 @@ pub(super) struct TakenBack {
     pub(super) taken: Vec<String>,
     /// Keys that somebody has changed since; they stay.
     pub(super) left: Vec<String>,
+    /// Keys that somebody has set since, and that went all the same: without the program of a runtime that
+    /// goes they are of no use.
+    pub(super) theirs: Vec<String>,
 }
 
 /// Sets keys, and says what that has changed. The version of the format is no edit: whoever adds more
@@ -116,12 +119,68 @@ fn is_needed_beside(edit: &Edit, document: &Document) -> bool {
         && others.is_some_and(|all| all.len() > 1)
 }
 
-/// Takes edits back whose keys still have the value of the change.
-pub(super) fn take_back(now: &Document, edits: &[Edit]) -> Result<TakenBack, DocumentError> {
+/// The program of a runtime, by its entry: Docker's, containerd's, or CRI-O's. Programs in the folder of NVIDIA's packages
+/// may be named without it.
+fn program(entry: Option<&Value>) -> Option<&str> {
+    let entry = entry?;
+    let options = entry.get("options");
+    let path = (entry.get("path"))
+        .or_else(|| options?.get("BinaryName"))
+        .or_else(|| entry.get("runtime_path"))?
+        .as_str()?;
+    Some(path.strip_prefix("/usr/bin/").unwrap_or(path))
+}
+
+/// Whether an entry still names the program of the change, or another one of the same packages
+/// (`nvidia-container-runtime.cdi`, `.legacy`), which goes with it.
+fn names_program_of(edit: &Edit, found: Option<&Value>) -> bool {
+    let (Some(ours), Some(now)) = (program(edit.after.as_ref()), program(found)) else {
+        return false;
+    };
+    (now.strip_prefix(ours)).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The name of the runtime, and the objects or tables around all entries, if the key is that of an entry.
+fn runtime_of(key: &[String]) -> Option<(&String, &[String])> {
+    let (name, around) = key.split_last()?;
+    let (table, outer) = around.split_last()?;
+    (table == "runtimes").then_some((name, outer))
+}
+
+/// The keys of a value that differ, down to the innermost ones.
+fn differing(key: &str, ours: Option<&Value>, now: Option<&Value>, found: &mut Vec<String>) {
+    match (ours, now) {
+        (Some(Value::Object(ours)), Some(Value::Object(now))) => {
+            for name in names(ours, now) {
+                differing(
+                    &format!("{key}.{name}"),
+                    ours.get(name),
+                    now.get(name),
+                    found,
+                );
+            }
+        }
+        _ if ours != now => found.push(key.to_owned()),
+        _ => {}
+    }
+}
+
+/// The keys that name the default runtime: Docker's, containerd's, and CRI-O's.
+const DEFAULTS: [&str; 3] = ["default-runtime", "default_runtime_name", "default_runtime"];
+
+/// Takes edits back whose keys still have the value of the change. The entry of a runtime goes as long as it names
+/// the program of the change, and a default that names the entry goes with it: with either a daemon would not
+/// start, or start no container. `before` is the document before the change.
+pub(super) fn take_back(
+    now: &Document,
+    edits: &[Edit],
+    before: Option<&Document>,
+) -> Result<TakenBack, DocumentError> {
     let mut back = TakenBack {
         document: now.clone(),
         taken: Vec::new(),
         left: Vec::new(),
+        theirs: Vec::new(),
     };
     // The last one first: what an earlier one was made for is gone then.
     for edit in edits.iter().rev() {
@@ -129,9 +188,15 @@ pub(super) fn take_back(now: &Document, edits: &[Edit]) -> Result<TakenBack, Doc
         if found == edit.before {
             continue;
         }
+        let name = edit.key.join(".");
+        let runtime = runtime_of(&edit.key).filter(|_| names_program_of(edit, found.as_ref()));
         if found != edit.after {
-            back.left.push(edit.key.join("."));
-            continue;
+            if runtime.is_none() {
+                back.left.push(name);
+                continue;
+            }
+            let (ours, now) = (edit.after.as_ref(), found.as_ref());
+            differing(&name, ours, now, &mut back.theirs);
         }
         if is_needed_beside(edit, &back.document) {
             continue;
@@ -140,7 +205,27 @@ pub(super) fn take_back(now: &Document, edits: &[Edit]) -> Result<TakenBack, Doc
             key: edit.key.clone(),
             value: edit.before.clone(),
         })?;
-        back.taken.push(edit.key.join("."));
+        back.taken.push(name);
+        let Some((runtime, outer)) = runtime.filter(|_| edit.before.is_none()) else {
+            continue;
+        };
+        for default in DEFAULTS {
+            let mut key = outer.to_vec();
+            key.push(default.to_owned());
+            let names_it = |value: &Value| value.as_str() == Some(runtime);
+            // One of the change is taken back as such.
+            if edits.iter().any(|edit| edit.key == key)
+                || !back.document.get(&key).as_ref().is_some_and(names_it)
+            {
+                continue;
+            }
+            let value = before.and_then(|before| before.get(&key));
+            back.theirs.push(key.join("."));
+            back.document.set(&Setting {
+                key,
+                value: value.filter(|value| !names_it(value)),
+            })?;
+        }
     }
     Ok(back)
 }
@@ -167,7 +252,7 @@ mod tests {
         let edits = edits(&json(before), &json(OURS));
         let keys: Vec<String> = edits.iter().map(|edit| edit.key.join(".")).collect();
         assert_eq!(keys, ["runtimes.nvidia", "default-runtime"]);
-        let back = take_back(&document(OURS), &edits).unwrap();
+        let back = take_back(&document(OURS), &edits, None).unwrap();
         assert!(
             back.document.is_like(&document(before)),
             "no empty section stays"
@@ -176,12 +261,12 @@ mod tests {
             r#"{"mtu":1400,"runtimes":{"kata":{"path":"k"},"nvidia":{"args":[],"path":"n"}},
                 "default-runtime":"kata"}"#,
         );
-        let back = take_back(&theirs, &edits).unwrap();
+        let back = take_back(&theirs, &edits, None).unwrap();
         assert_eq!(back.taken, ["runtimes.nvidia"]);
         assert_eq!(back.left, ["default-runtime"], "somebody chose another one");
         let left = r#"{"mtu":1400,"runtimes":{"kata":{"path":"k"}},"default-runtime":"kata"}"#;
         assert!(back.document.is_like(&document(left)));
-        let nothing = take_back(&document(before), &edits).unwrap();
+        let nothing = take_back(&document(before), &edits, None).unwrap();
         assert!(nothing.taken.is_empty());
     }
 
@@ -191,11 +276,48 @@ mod tests {
         let after = r#"{"runtimes":{"nvidia":{"path":"n"}},"features":{"cdi":true}}"#;
         let edits = edits(&json(before), &json(after));
         assert_eq!(edits.len(), 2);
-        let back = take_back(&document(after), &edits).unwrap();
+        let back = take_back(&document(after), &edits, None).unwrap();
         assert!(back.document.is_like(&document(before)));
         let edited = document(r#"{"runtimes":{"nvidia":{"path":"x"}},"features":{"cdi":true}}"#);
-        let back = take_back(&edited, &edits).unwrap();
+        let back = take_back(&edited, &edits, None).unwrap();
         assert_eq!(back.left, ["runtimes.nvidia"]);
+    }
+
+    #[test]
+    fn an_entry_that_was_edited_inside_goes_while_it_names_our_program() {
+        let ours = r#"{"runtimes":{"nvidia":{"args":[],"path":"nvidia-container-runtime"}}}"#;
+        let edits = edits(&json("{}"), &json(ours));
+        let entry = |path: &str| {
+            document(&format!(
+                r#"{{"default-runtime":"nvidia","runtimes":{{"nvidia":{{"args":["-d"],"path":"{path}"}}}}}}"#
+            ))
+        };
+        for path in [
+            "nvidia-container-runtime",
+            "/usr/bin/nvidia-container-runtime",
+            "/usr/bin/nvidia-container-runtime.cdi",
+        ] {
+            let back = take_back(&entry(path), &edits, None).unwrap();
+            assert!(back.document.is_like(&document("{}")), "{path}");
+            assert!(back.left.is_empty());
+            let last = back.theirs.last().map(String::as_str);
+            assert_eq!(last, Some("default-runtime"), "{path}");
+            assert!(back.theirs.contains(&"runtimes.nvidia.args".to_owned()));
+        }
+        for path in [
+            "/opt/bin/nvidia-container-runtime",
+            "nvidia-container-runtime2",
+            "runsc",
+        ] {
+            let back = take_back(&entry(path), &edits, None).unwrap();
+            assert_eq!(back.left, ["runtimes.nvidia"], "{path}");
+            assert!(back.document.is_like(&entry(path)), "{path}");
+        }
+        // What was the default before is it again.
+        let before = document(r#"{"default-runtime":"kata"}"#);
+        let now = entry("nvidia-container-runtime");
+        let back = take_back(&now, &edits, Some(&before)).unwrap();
+        assert!(back.document.is_like(&before));
     }
 
     #[test]
@@ -210,11 +332,11 @@ mod tests {
         let mut now = toml("version = 2\n");
         let edits = set(&mut now, &[entry("runc"), entry("nvidia")]).unwrap();
         assert_eq!(
-            take_back(&now, &edits).unwrap().document.text(),
+            take_back(&now, &edits, None).unwrap().document.text(),
             "version = 2\n"
         );
         now.set(&entry("kata")).unwrap();
-        let back = take_back(&now, &edits).unwrap().document;
+        let back = take_back(&now, &edits, None).unwrap().document;
         assert_eq!(back.get(&entry("runc").key), entry("runc").value);
         assert_eq!(back.get(&entry("nvidia").key), None);
     }
@@ -232,10 +354,10 @@ mod tests {
             value: Some(serde_json::json!({"type": "r"})),
         };
         let edits = set(&mut now, &[entry]).unwrap();
-        let back = take_back(&now, &edits).unwrap();
+        let back = take_back(&now, &edits, None).unwrap();
         assert_eq!(back.document.text(), before);
         let edited = now.text().replace("gid = 0", "gid = 5 # ours");
-        let back = take_back(&toml(&edited), &edits).unwrap();
+        let back = take_back(&toml(&edited), &edits, None).unwrap();
         assert_eq!(
             back.document.text(),
             "version = 2\n[grpc]\ngid = 5 # ours\n"

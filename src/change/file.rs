@@ -3,7 +3,9 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;
 
-use super::{Applier, ChangeError, Edit, FileAfter, FileBefore, Reverted, Saved, Undo, edits};
+use super::{
+    Applier, ChangeError, Edit, FileAfter, FileBefore, Reverted, Saved, Sink, Undo, edits,
+};
 use crate::{
     host::{Kind, Stat, digest::sha256, files::leftovers},
     model::document::{Document, DocumentError, Format},
@@ -107,7 +109,12 @@ impl Applier {
     }
 
     /// Takes the edits of a change back from a file that somebody has edited since.
-    fn take_edits_back(&self, file: &FileBefore, made: &[Edit]) -> Result<Reverted, ChangeError> {
+    fn take_edits_back(
+        &self,
+        file: &FileBefore,
+        made: &[Edit],
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
         let (files, path) = (&self.host.files, &file.path);
         let (Some(now), Some(stat)) = (self.document_now(path)?, files.stat(path)?) else {
             return Ok(self.edited_by_others(file, "changed"));
@@ -116,7 +123,8 @@ impl Applier {
             what: format!("edit `{path}`"),
             why: error.to_string(),
         };
-        let back = edits::take_back(&now, made).map_err(unreadable)?;
+        let before = self.document_before(file)?;
+        let back = edits::take_back(&now, made, before.as_ref()).map_err(unreadable)?;
         let mut endings = Vec::new();
         if !back.left.is_empty() {
             endings.push(Reverted::Left {
@@ -127,15 +135,23 @@ impl Applier {
                 ),
             });
         }
-        let is_before = match self.document_before(file)? {
+        let is_before = match before {
             Some(_) if file.before.is_none() => back.document.is_bare(),
             Some(before) => before.is_like(&back.document),
             None => false,
         };
-        if back.left.is_empty() && is_before {
-            return self.put_back(file);
+        if !back.theirs.is_empty() {
+            let what = format!(
+                "took {}, which somebody has set since, out of `{path}`, because the program of that \
+                 runtime goes",
+                back.theirs.join(", ")
+            );
+            sink.note(&what);
+            endings.push(Reverted::Done { what });
         }
-        if back.taken.is_empty() {
+        if back.left.is_empty() && is_before {
+            endings.push(self.put_back(file)?);
+        } else if back.taken.is_empty() {
             endings.push(Reverted::Nothing {
                 why: format!("`{path}` has nothing of this program"),
             });
@@ -202,7 +218,7 @@ impl Applier {
             _ => None,
         };
         if content.is_some_and(|content| content.iter().all(|byte| *byte == 0)) {
-            self.restore(file)?;
+            self.put_back(file)?;
         }
         Ok(())
     }
@@ -266,10 +282,11 @@ impl Applier {
         &self,
         files: &[FileBefore],
         created_folders: &[Utf8PathBuf],
+        sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let mut endings = Vec::new();
         for file in files {
-            endings.push(self.restore(file)?);
+            endings.push(self.restore(file, sink)?);
         }
         for folder in created_folders.iter().rev() {
             if self.host.files.stat(folder)?.is_some()
@@ -283,7 +300,7 @@ impl Applier {
         Ok(Reverted::of(endings))
     }
 
-    fn restore(&self, file: &FileBefore) -> Result<Reverted, ChangeError> {
+    fn restore(&self, file: &FileBefore, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
         let path = &file.path;
         // An earlier undo may have been killed while it wrote.
         self.remove_temporary_files(path)?;
@@ -296,7 +313,7 @@ impl Applier {
         if file.after != FileAfter::Unknown && !file.after.is(&now.after) {
             return match (&file.after, &now.after) {
                 (FileAfter::Edited { edits, .. }, FileAfter::File { .. }) => {
-                    self.take_edits_back(file, edits)
+                    self.take_edits_back(file, edits, sink)
                 }
                 (_, FileAfter::Absent) => Ok(self.edited_by_others(file, "removed")),
                 _ => Ok(self.edited_by_others(file, "changed")),

@@ -6,6 +6,7 @@
 
 mod applier;
 mod backup;
+mod cri;
 mod describe;
 mod docker;
 mod edits;
@@ -18,6 +19,7 @@ mod labels;
 mod module;
 pub mod packages;
 pub mod probe;
+mod restored;
 mod runtime;
 #[cfg(test)]
 mod tests;
@@ -239,6 +241,11 @@ pub enum Probe {
     },
     /// A pod on this node sees one GPU, and computes on it.
     PodSeesGpu(PodProbe),
+    /// Processes on the host compute on all devices that NVML lists.
+    HostComputes {
+        /// The number of GPUs.
+        gpus: usize,
+    },
 }
 
 impl Change {

@@ -48,13 +48,13 @@ pub struct RuntimeSettings {
 const MODE: u32 = 0o644;
 
 /// The time limit for a daemon to answer after it was started.
-const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// The time limit for CRI-O to take up its files after a reload.
 const RELOAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// The pause between two questions to a daemon.
-const POLL: Duration = Duration::from_millis(500);
+pub(super) const POLL: Duration = Duration::from_millis(500);
 
 impl Applier {
     /// Diffs of the files.
@@ -188,7 +188,13 @@ impl Applier {
         before: Option<&Known>,
     ) -> Result<(), ChangeError> {
         match settings.kind {
-            Daemon::Docker => self.validate_docker(settings).await,
+            Daemon::Docker => {
+                let paths = settings.files.iter().map(|one| one.path.as_path());
+                match self.docker_refuses(&settings.unit, paths).await? {
+                    Some(why) => Err(refused(settings, why).into()),
+                    None => Ok(()),
+                }
+            }
             Daemon::Containerd => {
                 let after = self.containerd_config().await?;
                 Ok(judge(settings, before, after.map(Known::from))?)
@@ -200,31 +206,36 @@ impl Applier {
         }
     }
 
-    async fn validate_docker(&self, settings: &RuntimeSettings) -> Result<(), ChangeError> {
+    /// Why Docker would not start with a file; `None` if it would, or is too old to tell.
+    pub(super) async fn docker_refuses(
+        &self,
+        unit: &str,
+        paths: impl Iterator<Item = &Utf8Path>,
+    ) -> Result<Option<String>, ChangeError> {
         let version = self.answer_of("dockerd", &docker::daemon_version()).await?;
         let can = (version.as_ref()).is_some_and(|output| docker::can_validate(&output.stdout));
         if !can {
-            return Ok(());
+            return Ok(None);
         }
         // A key that the unit's command line has, too, keeps the daemon from starting.
         let said = self
-            .answer_of("systemctl", &systemctl::command(&settings.unit))
+            .answer_of("systemctl", &systemctl::command(unit))
             .await?;
         let command = (said.as_ref()).and_then(|said| systemctl::parse_command(&said.stdout));
         let flags = command.map(docker::flags).unwrap_or_default();
-        for one in &settings.files {
+        for path in paths {
             let output = self
-                .answer_of("dockerd", &docker::validate(&flags, &one.path))
+                .answer_of("dockerd", &docker::validate(&flags, path))
                 .await?;
             if let Some(output) = output.filter(|output| !output.ok()) {
-                return Err(refused(settings, last_lines(&output)).into());
+                return Ok(Some(last_lines(&output)));
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// The configuration that containerd reads from its files, or why it refuses them.
-    async fn containerd_config(&self) -> Result<Result<CriConfig, String>, ChangeError> {
+    pub(super) async fn containerd_config(&self) -> Result<Result<CriConfig, String>, ChangeError> {
         let Some(output) = self
             .answer_of("containerd", &containerd::config_dump())
             .await?
@@ -238,7 +249,7 @@ impl Applier {
     }
 
     /// The configuration that CRI-O reads from its files, or why it refuses them.
-    async fn crio_config(&self) -> Result<Result<CrioConfig, String>, ChangeError> {
+    pub(super) async fn crio_config(&self) -> Result<Result<CrioConfig, String>, ChangeError> {
         let Some(output) = self.answer_of("crio", &crio::config()).await? else {
             return Ok(Err("CRI-O is not installed".to_owned()));
         };
@@ -278,7 +289,7 @@ impl Applier {
             Daemon::Containerd => {
                 self.restart_unit(&settings.unit, sink).await?;
                 self.answers(settings).await?;
-                self.serves_cri(settings).await
+                self.serves_cri(settings, sink).await
             }
             Daemon::Crio => {
                 // It takes up runtimes when it is reloaded; those that do not, are restarted.
@@ -360,21 +371,6 @@ impl Applier {
         Ok(false)
     }
 
-    /// Whether the part of containerd that the kubelet talks to has come up.
-    async fn serves_cri(&self, settings: &RuntimeSettings) -> Result<(), ChangeError> {
-        let Some(output) = self.answer_of("ctr", &ctr::plugins()).await? else {
-            return Ok(());
-        };
-        match ctr::cri_status(&output.stdout) {
-            Some(status) if status != "ok" => Err(RuntimeError::NoCri {
-                runtime: settings.kind.name(),
-                status: status.to_owned(),
-            }
-            .into()),
-            _ => Ok(()),
-        }
-    }
-
     /// Restores the files, and the daemon if it has seen them; the error says how that ended.
     async fn undo_settings(
         &self,
@@ -421,7 +417,8 @@ impl Applier {
             created_folders,
             ..
         } = undo
-            && let Reverted::Left { what, why } = self.restore_files(files, created_folders)?
+            && let Reverted::Left { what, why } =
+                self.restore_files(files, created_folders, sink)?
         {
             return Err(ChangeError::Unreadable { what, why });
         }
@@ -442,7 +439,11 @@ impl Applier {
     }
 
     /// The answer of a program, whatever its exit status; `None` if it is not installed.
-    async fn answer_of(&self, program: &str, query: &Query) -> Result<Option<Output>, ChangeError> {
+    pub(super) async fn answer_of(
+        &self,
+        program: &str,
+        query: &Query,
+    ) -> Result<Option<Output>, ChangeError> {
         match self.host.reader().query(query).await {
             Ok(output) => Ok(Some(output)),
             Err(ExecError::NotFound { .. }) => Ok(None),
@@ -455,10 +456,17 @@ impl Applier {
 }
 
 /// What matters of the configuration that a daemon would run with.
-struct Known {
+pub(super) struct Known {
     runtimes: BTreeSet<String>,
     default: Option<String>,
     enabled: bool,
+}
+
+impl Known {
+    /// The default runtime if it is none of the known ones: the daemon would not start.
+    pub(super) fn unknown_default(&self) -> Option<&str> {
+        (self.default.as_deref()).filter(|name| !self.runtimes.contains(*name))
+    }
 }
 
 impl From<CriConfig> for Known {
@@ -528,7 +536,7 @@ fn refused(settings: &RuntimeSettings, why: String) -> RuntimeError {
 }
 
 /// The last lines of a program's errors.
-fn last_lines(output: &Output) -> String {
+pub(super) fn last_lines(output: &Output) -> String {
     let said = match output.stderr.trim() {
         "" => output.stdout.trim(),
         said => said,

@@ -76,8 +76,10 @@ const NEEDS: &[(&str, &[&str])] = &[
             "validation.devices",
         ],
     ),
+    ("validation.compute", &["validation.devices"]),
     ("cluster.join", &["cluster.packages", "validation"]),
     ("k8s.ready", &["cluster.join", "k8s.versions"]),
+    ("k8s.taints", &["cluster.join"]),
     ("cluster.node", &["cluster.join", "k8s.ready"]),
     (
         "k8s.allocatable",

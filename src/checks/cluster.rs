@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     host::{Nvml, ReadFiles},
-    model::id::Id,
+    model::{id::Id, kubernetes::Taint},
     state::{Membership, Registered, StateError},
     step::StepError,
     tools::kubernetes::{
@@ -25,8 +25,15 @@ const SKEW_POLICY: &str = "https://kubernetes.io/releases/version-skew-policy/";
 const PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 /// Where their configuration is.
 const NETWORKS: &str = "/etc/cni/net.d";
+/// The folder of k3s and RKE2.
+const RANCHER: &str = "/var/lib/rancher";
 /// There only with cgroup v2.
 const CGROUP_V2: &str = "/sys/fs/cgroup/cgroup.controllers";
+
+const TAINTS: Id = Id::new("k8s.taints");
+const TAINTS_TITLE: &str = "Taints of the node";
+const TAINTS_DOC: &str =
+    "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/";
 
 const ALLOCATABLE: Id = Id::new("k8s.allocatable");
 const TITLE: &str = "GPUs that pods can be given";
@@ -92,8 +99,17 @@ async fn detect(subject: &Subject<'_>) -> Result<NodeState, StepError> {
             false => None,
         },
         cgroup_v1: !files.exists(CGROUP_V2.into())?,
-        network_lacks: network_lacks(files)?,
+        network_lacks: match brings_network(&membership) {
+            true => Vec::new(),
+            false => network_lacks(files)?,
+        },
     })
+}
+
+/// Whether the node's Kubernetes distribution brings network plugins, in folders of its own. Sources: k3s, "Basic network
+/// options"; RKE2, "Networking".
+fn brings_network(membership: &Membership) -> bool {
+    membership.kubeconfig.starts_with(RANCHER)
 }
 
 /// Whether network plugins and a configuration of theirs are there.
@@ -170,6 +186,36 @@ fn ready(state: &NodeState) -> Finding {
     }
 }
 
+/// Whether the node has the taints with which it has registered. Without them pods that need no GPU fill it.
+fn taints(state: &NodeState, wanted: &[Taint]) -> Finding {
+    let say = |status, why: String| Finding::new(TAINTS, TAINTS_TITLE, status, why);
+    let (name, node) = match known(state) {
+        Ok(known) => known,
+        Err((status, why)) => return say(status, why),
+    };
+    if wanted.is_empty() {
+        return say(Verdict::Skip, "the settings name no taint".to_owned());
+    }
+    let missing: Vec<String> = (wanted.iter())
+        .filter(|taint| !node.taints.contains(taint))
+        .map(ToString::to_string)
+        .collect();
+    if missing.is_empty() {
+        return say(Verdict::Pass, format!("node `{name}` has its taints"));
+    }
+    Finding {
+        remedy: Some(format!(
+            "`kubectl taint node {name} {}`; or take them out of `cluster.taints`, if they were removed on purpose",
+            missing.join(" ")
+        )),
+        links: vec![TAINTS_DOC.to_owned()],
+        ..say(
+            Verdict::Warn,
+            format!("node `{name}` lacks {}", missing.join(", ")),
+        )
+    }
+}
+
 /// Whether the kubelet goes with API server, container runtime and kernel.
 fn versions(state: &NodeState) -> Finding {
     let say = |status, why: String| Finding::new(VERSIONS, VERSIONS_TITLE, status, why);
@@ -208,6 +254,9 @@ fn versions(state: &NodeState) -> Finding {
             format!("{why}, unless its configuration has `failCgroupV1: false`"),
         );
     }
+    if let Some(why) = containerd.and_then(|one| skew::untested_containerd(kubelet, one)) {
+        return say(Verdict::Warn, why);
+    }
     let server =
         (state.server.as_deref()).map_or_else(|| "not told".to_owned(), |server| server.to_owned());
     let runtime = node.runtime.as_deref().unwrap_or("not told");
@@ -234,10 +283,16 @@ fn decide(state: &NodeState) -> Finding {
         links: vec![LINK.to_owned()],
         ..say(status, why)
     };
+    let instead = node.offered_instead();
     let offered: Option<usize> =
         (node.allocatable_gpus.as_ref()).and_then(|text| text.parse().ok());
     match (offered, state.gpus) {
         (_, Some(0)) => say(Verdict::Skip, "NVML lists no GPU".to_owned()),
+        // Shared GPUs and MIG slices have other numbers.
+        (None | Some(0), _) if instead.is_some() => say(
+            Verdict::Pass,
+            format!("node `{name}` offers {}", instead.unwrap_or_default()),
+        ),
         (None | Some(0), _) => with(
             Verdict::Warn,
             format!("node `{name}` offers no {GPUS}: no device plugin has registered"),
@@ -260,20 +315,31 @@ fn decide(state: &NodeState) -> Finding {
 #[async_trait]
 impl Check for Cluster {
     fn ids(&self) -> &[Id] {
-        const { &[READY, VERSIONS, ALLOCATABLE] }
+        const { &[READY, TAINTS, VERSIONS, ALLOCATABLE] }
     }
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let state = detect(subject).await?;
-        Ok(vec![ready(&state), versions(&state), decide(&state)])
+        let wish = (subject.desired).and_then(|desired| desired.cluster.as_ref());
+        let wanted = wish.map_or(&[][..], |wish| &wish.node.taints);
+        Ok(vec![
+            ready(&state),
+            taints(&state, wanted),
+            versions(&state),
+            decide(&state),
+        ])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{NodeState, decide, network_lacks, ready, versions};
+    use super::{NodeState, brings_network, decide, network_lacks, ready, taints, versions};
     use crate::{
-        check::Verdict, host::fake::FakeFiles, state::Registered, tools::kubernetes::kubectl::Node,
+        check::Verdict,
+        host::fake::FakeFiles,
+        model::kubernetes::Taint,
+        state::{Membership, Registered},
+        tools::kubernetes::kubectl::Node,
     };
 
     fn state(says: Registered, gpus: Option<usize>) -> NodeState {
@@ -324,6 +390,45 @@ mod tests {
     }
 
     #[test]
+    fn a_taint_that_somebody_has_removed_is_named() {
+        let wanted: [Taint; 1] = ["nvidia.com/gpu=present:NoSchedule".parse().expect("one")];
+        let node = |taints: &[Taint]| {
+            let node = Node {
+                taints: taints.to_vec(),
+                ..Node::default()
+            };
+            state(Registered::Node(Box::new(node)), None)
+        };
+        let has = taints(&node(&wanted), &wanted);
+        assert_eq!(has.status, Verdict::Pass);
+        let lacks = taints(&node(&[]), &wanted);
+        assert_eq!(lacks.status, Verdict::Warn);
+        let remedy = lacks.remedy.expect("a remedy");
+        assert!(
+            remedy.contains("taint node gpu-1 nvidia.com/gpu=present:NoSchedule"),
+            "{remedy}"
+        );
+        // A provider sets them, or nobody.
+        assert_eq!(taints(&node(&[]), &[]).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn k3s_and_rke2_have_networks_in_folders_of_their_own() {
+        for (kubeconfig, expected) in [
+            ("/etc/kubernetes/kubelet.conf", false),
+            ("/var/lib/rancher/k3s/agent/kubelet.kubeconfig", true),
+            ("/var/lib/rancher/rke2/agent/kubelet.kubeconfig", true),
+        ] {
+            let membership = Membership {
+                kubeconfig: kubeconfig.into(),
+                server: "https://10.0.0.1:6443".to_owned(),
+                ca_pin: None,
+            };
+            assert_eq!(brings_network(&membership), expected, "{kubeconfig}");
+        }
+    }
+
+    #[test]
     fn versions_must_go_together() {
         let with = |kubelet: &str, runtime: &str, cgroup_v1| {
             let node = Registered::Node(Box::new(Node {
@@ -339,9 +444,14 @@ mod tests {
         };
         for (found, status, part) in [
             (
-                with("v1.36.0", "containerd://2.1.4", false),
+                with("v1.36.0", "containerd://2.2.0", false),
                 Verdict::Pass,
                 "v1.36.0",
+            ),
+            (
+                with("v1.36.0", "containerd://2.1.4", false),
+                Verdict::Warn,
+                "is tested with 2.2.0",
             ),
             (
                 with("v1.36.0", "containerd://1.7.28", false),
@@ -381,6 +491,15 @@ mod tests {
             (node(Some("0")), Some(8), Verdict::Warn, "no device plugin"),
             (node(None), Some(8), Verdict::Warn, "no device plugin"),
             (node(None), Some(0), Verdict::Skip, "no GPU"),
+            (
+                Registered::Node(Box::new(Node {
+                    other_resources: [("nvidia.com/gpu.shared".to_owned(), "32".to_owned())].into(),
+                    ..Node::default()
+                })),
+                Some(8),
+                Verdict::Pass,
+                "32 nvidia.com/gpu.shared",
+            ),
             (
                 Registered::Unknown,
                 Some(8),

@@ -10,6 +10,7 @@ use crate::{
     model::{gpu::ArchitectureEvidence, id::Id},
     state::{is_nova, is_reserved},
     step::StepError,
+    steps::promise::{self, Promise},
 };
 
 const PRESENT: Id = Id::new("pci.gpu.present");
@@ -46,7 +47,7 @@ fn foreign(gpu: &PciFact) -> String {
     format!("{vendor}{name} [{}] at {}", gpu.pci_id, gpu.pci_address)
 }
 
-fn present(facts: &Facts, wanted: Wanted) -> Finding {
+fn present(facts: &Facts, wanted: Wanted, promise: Option<Promise<'_>>) -> Finding {
     let count = facts.gpus.len();
     let is_wsl = facts.virtualization.as_deref() == Some("wsl");
     let others: Vec<String> = facts.foreign_gpus.iter().map(foreign).collect();
@@ -55,9 +56,20 @@ fn present(facts: &Facts, wanted: Wanted) -> Finding {
     } else {
         format!("{}; other adapters: {}", words::NO_GPU, others.join("; "))
     };
+    // An image is built on another machine than those that it serves.
+    let promise = promise.filter(|_| !wanted.image);
+    let least = promise.map_or(1, |promise| promise.promised);
     let (status, why, remedy) = if count > 0 {
         let names: Vec<String> = facts.gpus.iter().map(label).collect();
-        (Verdict::Pass, names.join("; "), None)
+        let names = names.join("; ");
+        match promise.and_then(|promise| promise.broken()) {
+            None => (Verdict::Pass, names, None),
+            Some(broken) => (
+                Verdict::Fail,
+                format!("{broken}: {names}"),
+                Some(promise::REMEDY.to_owned()),
+            ),
+        }
     } else if is_wsl {
         (
             Verdict::Skip,
@@ -73,6 +85,8 @@ fn present(facts: &Facts, wanted: Wanted) -> Finding {
     } else if let Some(unread) = facts.unknown.iter().find(|one| one.fact == "gpus") {
         let why = format!("the PCI bus cannot be read: {}", unread.why);
         (Verdict::Unknown, why, None)
+    } else if let Some(why) = promise.and_then(|one| one.broken()) {
+        (Verdict::Fail, why, Some(promise::REMEDY.to_owned()))
     } else if wanted.allow_none {
         (Verdict::Skip, format!("{none}, and none is required"), None)
     } else {
@@ -88,7 +102,8 @@ fn present(facts: &Facts, wanted: Wanted) -> Finding {
     };
     Finding {
         observed: Some(count.to_string()),
-        expected: (!wanted.allow_none && !wanted.image && !is_wsl).then(|| "at least 1".into()),
+        expected: (promise.is_some() || !wanted.allow_none && !wanted.image && !is_wsl)
+            .then(|| format!("at least {least}")),
         remedy,
         ..Finding::new(PRESENT, "GPUs on the PCI bus", status, why)
     }
@@ -312,7 +327,11 @@ impl Check for Pci {
             },
         };
         Ok(vec![
-            present(subject.facts, wanted),
+            present(
+                subject.facts,
+                wanted,
+                Promise::of(subject.facts, subject.matrix).ok(),
+            ),
             identity(&subject.facts.gpus),
             of_drivers,
         ])
@@ -322,7 +341,11 @@ impl Check for Pci {
 #[cfg(test)]
 mod tests {
     use super::{Bound, Means, Wanted, bound, identity, present};
-    use crate::{check::Verdict, facts::PciFact, steps::fixtures::facts};
+    use crate::{
+        check::Verdict,
+        facts::PciFact,
+        steps::{fixtures::facts, promise::Promise},
+    };
 
     fn means(loaded: bool) -> Means {
         Means {
@@ -452,10 +475,40 @@ mod tests {
             allow_none: true,
             image: false,
         };
-        assert_eq!(present(&none, must).status, Verdict::Pass);
+        assert_eq!(present(&none, must, None).status, Verdict::Pass);
         none.gpus.clear();
-        assert_eq!(present(&none, must).status, Verdict::Fail);
-        assert_eq!(present(&none, may).status, Verdict::Skip);
+        assert_eq!(present(&none, must, None).status, Verdict::Fail);
+        assert_eq!(present(&none, may, None).status, Verdict::Skip);
+    }
+
+    #[test]
+    fn fewer_gpus_than_the_instance_type_promises_are_a_failure() {
+        let promise = |promised| {
+            Some(Promise {
+                instance_type: "p5.48xlarge",
+                promised,
+                found: 2,
+            })
+        };
+        let finding = present(&facts(), Wanted::default(), promise(8));
+        assert_eq!(finding.status, Verdict::Fail);
+        assert_eq!(finding.observed.as_deref(), Some("2"));
+        assert_eq!(finding.expected.as_deref(), Some("at least 8"));
+        let words = "p5.48xlarge has 8 GPUs, but only 2 GPUs are on the PCI bus: H100 SXM5 80GB";
+        assert!(finding.why.starts_with(words), "{}", finding.why);
+        assert!(
+            finding
+                .remedy
+                .is_some_and(|text| text.contains("stop the instance"))
+        );
+        let kept = present(&facts(), Wanted::default(), promise(2));
+        assert_eq!(kept.status, Verdict::Pass);
+        let image = Wanted {
+            image: true,
+            ..Wanted::default()
+        };
+        let finding = present(&facts(), image, promise(8));
+        assert_eq!((finding.status, finding.expected), (Verdict::Pass, None));
     }
 
     #[test]
@@ -467,7 +520,7 @@ mod tests {
             pci_id: "1002:74a1".parse().unwrap(),
             name: Some("Aqua Vanjaram [Instinct MI300X]".to_owned()),
         });
-        let finding = present(&none, Wanted::default());
+        let finding = present(&none, Wanted::default(), None);
         let named = "AMD Aqua Vanjaram [Instinct MI300X] [1002:74a1] at 0000:05:00.0";
         assert!(finding.why.contains(named), "{}", finding.why);
     }
@@ -477,7 +530,7 @@ mod tests {
         let mut wsl = facts();
         wsl.gpus.clear();
         wsl.virtualization = Some("wsl".to_owned());
-        let finding = present(&wsl, Wanted::default());
+        let finding = present(&wsl, Wanted::default(), None);
         assert_eq!((finding.status, finding.expected), (Verdict::Skip, None));
     }
 
@@ -504,11 +557,11 @@ mod tests {
             allow_none: false,
             image: true,
         };
-        let finding = present(&none, image);
+        let finding = present(&none, image, None);
         assert_eq!(finding.status, Verdict::Skip);
         assert!(finding.why.contains("an image"), "{}", finding.why);
         assert_eq!((finding.expected, finding.remedy), (None, None));
         // An image that is built on a machine with GPUs reports them.
-        assert_eq!(present(&facts(), image).status, Verdict::Pass);
+        assert_eq!(present(&facts(), image, None).status, Verdict::Pass);
     }
 }

@@ -156,7 +156,7 @@ pub struct Check {
     /// (as root; pulls no image; each container takes at most `validation.timeout-seconds`)
     #[arg(long, conflicts_with_all = ["root", "record", "lspci"])]
     pub prove: bool,
-    /// Read a mounted image or a recording instead; nothing in it is executed
+    /// Read a mounted image, or the `files` of a recording, instead; nothing in it is executed
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
     /// Examine the output of `lspci -nnk` instead of this machine; `-` is stdin
@@ -265,7 +265,7 @@ pub struct Facts {
     /// The output
     #[command(flatten)]
     pub output: Output,
-    /// Read a mounted image or a recording instead; nothing in it is executed
+    /// Read a mounted image, or the `files` of a recording, instead; nothing in it is executed
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
     /// Examine the output of `lspci -nnk` instead of this machine; `-` is stdin

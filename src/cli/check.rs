@@ -23,7 +23,10 @@ use crate::{
     host::record::{self, Recording},
     journal::Request,
     model::id::Id,
-    report::{document, human},
+    report::{
+        document,
+        human::{self, Examined},
+    },
     steps,
 };
 
@@ -171,15 +174,18 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         .collect();
     prepare::warn(world, &unsaid);
     let style = world.out_style().verbose(args.detail.verbose);
-    let whole = args.only.is_empty() && args.skip.is_empty();
+    let examined = Examined {
+        whole: args.only.is_empty() && args.skip.is_empty(),
+        here: args.root.is_none() && !text_only,
+    };
     match args.format {
         CheckFormat::Json => print::json(
             &mut world.out,
             &document::check(&report, &ground.facts, &warnings),
         )?,
-        CheckFormat::Human => {
-            print::show(&mut world.out, |to| human::check(to, &report, whole, style))?
-        }
+        CheckFormat::Human => print::show(&mut world.out, |to| {
+            human::check(to, &report, examined, style)
+        })?,
     }
     Ok(report.exit)
 }

@@ -181,7 +181,10 @@ pub(super) fn subscribers(
         world.host.files.clone(),
         world.command.clone(),
     )));
-    list.push(Box::new(StatusFile::new(world.host.files.clone())));
+    list.push(Box::new(StatusFile::new(
+        world.host.files.clone(),
+        world.host.clock.clone(),
+    )));
     if let Some(place) = events {
         let sink: Box<dyn Write + Send> = if place == "-" {
             Box::new(std::io::stdout())

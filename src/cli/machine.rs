@@ -16,27 +16,52 @@ use crate::{
 /// The most that is read from standard input: the whole output for a machine has some hundred KiB.
 const MOST_INPUT: u64 = 64 << 20;
 
+/// What to do about a text that cannot be read, such as a pipe that has a name.
+const NO_TEXT: Option<&str> =
+    Some("name the file with the output of `lspci -nnk`, or `-` for standard input");
+
+/// A tree without any of them is no mounted image and no recording.
+const OF_SYSTEMS: [&str; 4] = ["/etc", "/usr", "/proc", "/sys"];
+
 /// The machine, or the tree that `--root` names.
 pub(super) fn host(world: &World<'_>, root: Option<&Utf8Path>) -> Result<Host, Failure> {
     match root {
         None => Ok(world.host.clone()),
-        Some(folder) => rooted::host(folder).map_err(|error| {
-            Failure::caused(
+        Some(folder) => {
+            let failed = |error| {
+                Failure::caused(
+                    Exit::Usage,
+                    "root-unreadable",
+                    "failed to open the folder of `--root`",
+                    error,
+                    None,
+                )
+            };
+            let host = rooted::host(folder).map_err(failed)?;
+            for of_system in OF_SYSTEMS {
+                if host.files.exists(of_system.into()).map_err(failed)? {
+                    return Ok(host);
+                }
+            }
+            Err(Failure::new(
                 Exit::Usage,
-                "root-unreadable",
-                "failed to open the folder of `--root`",
-                error,
-                None,
-            )
-        }),
+                "root-no-system",
+                &format!(
+                    "failed to find a Linux system in `{folder}`, the folder of `--root`: \
+                     it has no `/etc`, `/usr`, `/proc` or `/sys`"
+                ),
+                Some(
+                    "name the folder where the image is mounted, or `files` in a recording of `check --record`",
+                ),
+            ))
+        }
     }
 }
 
 /// A machine with the bus that the text of `--lspci` tells, and nothing else.
 pub(super) fn from_lspci(world: &World<'_>, file: &Utf8Path) -> Result<Host, Failure> {
     let failed = |message: &str, error: io::Error| {
-        let hint = Some("name the file with the output of `lspci -nnk`, or `-` for standard input");
-        Failure::caused(Exit::Usage, "lspci-unreadable", message, error, hint)
+        Failure::caused(Exit::Usage, "lspci-unreadable", message, error, NO_TEXT)
     };
     let bytes = if file == "-" {
         let mut bytes = Vec::new();
@@ -51,7 +76,7 @@ pub(super) fn from_lspci(world: &World<'_>, file: &Utf8Path) -> Result<Host, Fai
         let message = format!("failed to read `{file}`, the file of `--lspci`");
         let path = camino::absolute_utf8(file).map_err(|error| failed(&message, error))?;
         let read = world.host.files.read(&path).map_err(|error| {
-            Failure::caused(Exit::Usage, "lspci-unreadable", &message, error, None)
+            Failure::caused(Exit::Usage, "lspci-unreadable", &message, error, NO_TEXT)
         })?;
         read.ok_or_else(|| failed(&message, io::ErrorKind::NotFound.into()))?
     };

@@ -1,7 +1,7 @@
 //! `probe`: bottom up to the first layer that fails, and no further. It reads no configuration, needs
 //! no root, and works in a container, too.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use camino::Utf8Path;
 
@@ -12,23 +12,23 @@ use super::{
     world::World,
 };
 use crate::{
+    change::probe::host,
     compat::matrix::Matrix,
     exit::Exit,
     facts::Facts,
     host::{Nvml, ReadFiles, real},
     report::human,
     state::State,
-    steps::devices::{self, DevicesState, Disagreement},
-    tools::container_view,
-    tools::probe::{self, LayerFault, Layers, ProbeDocument, ProbeLayer, ProbedDevice, count},
+    steps::{
+        devices::{self, DevicesState, Disagreement},
+        promise::{self, Promise},
+    },
+    tools::{
+        container_view,
+        probe::{LayerFault, Layers, ProbeDocument, ProbeLayer, count},
+        systemctl,
+    },
 };
-
-/// The time limit of a whole probe: NVML and CUDA each have limits of their own, which are longer
-/// together. A container has as much time and some seconds to start (`validation.timeout-seconds`).
-const WHOLE: Duration = Duration::from_secs(50);
-
-/// systemd makes it at boot, `sd_booted(3)`. A container of an application has none.
-const BOOTED: &str = "/run/systemd/system";
 
 pub(super) async fn run(world: &mut World<'_>, output: Output) -> Result<Exit, Failure> {
     let document = document(world).await?;
@@ -80,10 +80,14 @@ pub(super) async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure
     let begin = world.host.clock.monotonic();
     let matrix = matrix(world)?;
     let scope = machine::scope(None);
-    let facts = Arc::new(machine::facts(&world.host, &matrix, scope));
-    let state = State::new(world.host.clone(), scope, Arc::clone(&facts));
     let files = &*world.host.files;
     let in_container = !is_machine(files)?;
+    // A container is judged by its device nodes, and the service is none of its business.
+    let facts = Arc::new(match in_container {
+        true => machine::facts(&world.host, &matrix, scope),
+        false => machine::all_facts(&world.host, &matrix, scope).await,
+    });
+    let state = State::new(world.host.clone(), scope, Arc::clone(&facts));
     let seen = if in_container {
         DevicesState::of_container(files, &state).await
     } else {
@@ -99,8 +103,6 @@ pub(super) async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure
         )
     })?;
     let mut layers = Layers::default();
-    let mut listed: Vec<ProbedDevice> = Vec::new();
-    let (mut driver, mut cuda, mut peers) = (None, None, Vec::new());
     if in_container {
         container(&mut layers, &seen);
     } else {
@@ -109,44 +111,32 @@ pub(super) async fn document(world: &World<'_>) -> Result<ProbeDocument, Failure
             instance_type(&mut layers, &facts, &matrix);
         }
     }
-    if let (false, Nvml::Ready(view)) = (layers.failed(), seen.nvml()) {
-        driver = Some(view.driver_version.clone());
-        listed = probe::devices(view);
-        if listed.is_empty() {
-            layers.fail(no_device());
-        } else {
-            let uuids: Vec<String> = listed.iter().map(|one| one.uuid.clone()).collect();
-            let spent = world.host.clock.monotonic().saturating_sub(begin);
-            let within = WHOLE.saturating_sub(spent);
-            let view = world.host.gpu.compute(&uuids, within).await;
-            probe::judge(&mut layers, &mut listed, &view);
-            cuda = view.start.ok().map(|start| start.version);
-            peers = view.peers.and_then(Result::ok).unwrap_or_default();
-        }
-    }
-    let mut document = layers.document();
-    if document.passed {
-        document.why = format!("{} compute", probe::devices_for_people(&listed));
-    }
-    document.driver_version = driver.or_else(|| seen.loaded().map(ToString::to_string));
-    document.cuda_version = cuda;
-    document.devices = listed;
-    document.peers = peers;
+    let view = match seen.nvml() {
+        Nvml::Ready(view) => Some(view),
+        _ => None,
+    };
+    let spent = world.host.clock.monotonic().saturating_sub(begin);
+    let within = host::WHOLE.saturating_sub(spent);
+    let mut document = host::compute(&*world.host.gpu, layers, view, within).await;
+    let loaded = || seen.loaded().map(ToString::to_string);
+    document.driver_version = document.driver_version.or_else(loaded);
     document.seconds = (world.host.clock.monotonic() - begin).as_secs_f64();
     Ok(document)
 }
 
 /// Whether this is a machine, and not a container of an application.
 fn is_machine(files: &dyn ReadFiles) -> Result<bool, Failure> {
-    let found = files.stat(Utf8Path::new(BOOTED)).map_err(|error| {
-        Failure::caused(
-            Exit::Internal,
-            "machine-unreadable",
-            "failed to look whether this is a container",
-            error,
-            None,
-        )
-    })?;
+    let found = files
+        .stat(Utf8Path::new(systemctl::BOOTED))
+        .map_err(|error| {
+            Failure::caused(
+                Exit::Internal,
+                "machine-unreadable",
+                "failed to look whether this is a container",
+                error,
+                None,
+            )
+        })?;
     Ok(found.is_some())
 }
 
@@ -244,47 +234,17 @@ fn disagreement(differ: Disagreement) -> LayerFault {
     }
 }
 
-/// The GPUs that the provider sells with this type.
+/// The GPUs that the provider sells with this type, by the rule of `validation.devices`.
 fn instance_type(layers: &mut Layers, facts: &Facts, matrix: &Matrix) {
     let layer = ProbeLayer::InstanceType;
-    let cloud = &facts.cloud;
-    let (Some(provider), Some(name)) = (&cloud.provider, &cloud.instance_type) else {
-        return layers.skip(layer, "no instance type is known");
-    };
-    // A type with a part of a GPU promises none.
-    let row = matrix.instance_type(provider, name);
-    let promised = row.map(|row| row.gpus).filter(|gpus| *gpus > 0);
-    let found = facts.gpus.len();
-    match promised {
-        None => layers.skip(
-            layer,
-            format!("the matrix does not know how many GPUs {name} has"),
-        ),
-        Some(promised) if promised as usize == found => {
-            layers.pass(layer, format!("{name} has {}", count(found)));
-        }
-        Some(promised) => layers.fail(LayerFault {
-            layer,
-            why: format!(
-                "{name} has {}, and {} on the bus",
-                count(promised as usize),
-                match found {
-                    1 => "1 is".to_owned(),
-                    n => format!("{n} are"),
-                }
+    match Promise::of(facts, matrix) {
+        Err(why) => layers.skip(layer, why),
+        Ok(promise) => match promise.broken() {
+            Some(why) => layers.fail(fault(layer, &why, promise::REMEDY)),
+            None => layers.pass(
+                layer,
+                format!("{} has {}", promise.instance_type, count(promise.promised)),
             ),
-            remedy: "stop the instance and start it again, which moves it to another host"
-                .to_owned(),
-        }),
-    }
-}
-
-fn no_device() -> LayerFault {
-    LayerFault {
-        layer: ProbeLayer::Cuda,
-        why:
-            "there is no device on which a program can compute: GPUs in MIG mode have no MIG device"
-                .to_owned(),
-        remedy: "make MIG devices (`nvidia-smi mig -cgi PROFILE -C`), or end MIG mode".to_owned(),
+        },
     }
 }

@@ -12,8 +12,10 @@ use crate::{
     exit::Exit,
     host::{FilesError, Host},
     model::paths,
+    state::State,
     step::Cx,
     steps::{self, CLUSTER_NODE, VALIDATION_COMPUTE, VALIDATION_CONTAINER},
+    tools::probe::ProbeDocument,
 };
 
 /// The findings that proving gave. Proofs that passed are recorded, and the audit reads the records.
@@ -44,6 +46,9 @@ pub(super) async fn prove(
     }
     let document = unless_stopped(cancel, probe::document(world)).await??;
     let Some(layer) = document.failed_layer else {
+        if let Some(desired) = desired {
+            record(ground, desired, &document).await?;
+        }
         let mut found = vec![finding(Verdict::Pass, &document.why)];
         found.extend(match desired {
             Some(desired) => in_containers(ground, desired, cancel).await?,
@@ -82,6 +87,40 @@ pub(super) async fn prove(
     Ok([host].into_iter().chain(container).collect())
 }
 
+/// Records what has computed on the host, where `install` wants that.
+async fn record(
+    ground: &prepare::Ground,
+    desired: &Desired,
+    document: &ProbeDocument,
+) -> Result<(), Failure> {
+    let state = ground.state();
+    let cx = cx(ground, &state, desired);
+    let failed = |error: &dyn std::error::Error| {
+        let message = format!("failed to record the proof: {}", one_line(&error));
+        Failure::new(Exit::Internal, "state", &message, None)
+    };
+    let Some(proof) = (steps::compute::proof(&cx).await).map_err(|error| failed(&error))? else {
+        return Ok(());
+    };
+    let applier = applier(ground, desired);
+    (applier.record_host(&proof, document)).map_err(|error| failed(&error))
+}
+
+fn cx<'a>(ground: &'a prepare::Ground, state: &'a State, desired: &'a Desired) -> Cx<'a> {
+    Cx {
+        host: ground.host.reader(),
+        facts: &ground.facts,
+        state,
+        desired,
+        matrix: Some(&ground.matrix),
+    }
+}
+
+fn applier(ground: &prepare::Ground, desired: &Desired) -> Applier {
+    let packages = desired.packages.clone();
+    Applier::new(ground.host.clone(), packages, paths::STATE.into())
+}
+
 /// Removes the records of all proofs.
 fn forget(host: &Host) -> Result<(), FilesError> {
     let folder = Utf8Path::new(paths::STATE).join(steps::container::RECORDS);
@@ -111,13 +150,7 @@ async fn in_containers(
     cancel: &Cancel,
 ) -> Result<Vec<Finding>, Failure> {
     let state = ground.state();
-    let cx = Cx {
-        host: ground.host.reader(),
-        facts: &ground.facts,
-        state: &state,
-        desired,
-        matrix: Some(&ground.matrix),
-    };
+    let cx = cx(ground, &state, desired);
     let proofs = match steps::container::proofs(&cx).await {
         Ok(proofs) => proofs,
         Err(error) => {
@@ -132,11 +165,7 @@ async fn in_containers(
             return Ok(vec![of_pod(Verdict::Unknown, &why)]);
         }
     };
-    let applier = Applier::new(
-        ground.host.clone(),
-        desired.packages.clone(),
-        paths::STATE.into(),
-    );
+    let applier = applier(ground, desired);
     let (mut whys, mut remedy, mut found) = (Vec::new(), None, Vec::new());
     for proof in proofs.iter().chain(&pod) {
         let ran = match unless_stopped(cancel, applier.prove(proof, &Unheard)).await {

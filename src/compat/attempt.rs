@@ -397,8 +397,14 @@ fn why_flavour(
 
 fn why_cuda(matrix: &Matrix, cuda: CudaVersion, version: &DriverVersion) -> Option<String> {
     let (needed, full) = rules::cuda_minimum(matrix, cuda);
-    let full = full.map_or(String::new(), |full| format!(", {full} for every feature"));
-    needed.map(|needed| format!("CUDA {cuda} needs {needed}{full}; {version} supports it"))
+    let (needed, major) = (needed?, cuda.major);
+    Some(match full {
+        Some(full) => {
+            format!("CUDA {cuda} needs {needed}, {full} for every feature; {version} supports it")
+        }
+        // Another ruling says whether anything is known of this version.
+        None => format!("each CUDA {major} needs {needed} or newer, as {version} is"),
+    })
 }
 
 /// The fabric that the GPUs need. A part of a board shows no NVSwitch and needs none.

@@ -1,18 +1,13 @@
 //! Reads a matrix and rejects one that contradicts itself.
 
 use std::fmt;
-use std::io::{self, Read as _};
 use std::sync::LazyLock;
-
-use flate2::read::DeflateDecoder;
 
 use crate::compat::locate::Spans;
 use crate::compat::matrix::Matrix;
 use crate::compat::validate::{self, Contradiction};
-use crate::model::text::nearest;
+use crate::model::text::{nearest, table};
 
-/// Compressed by `build.rs`.
-const BUILTIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/matrix.deflate"));
 const BUILTIN_NAME: &str = "compat/cuda-driver-matrix.toml";
 
 /// A matrix that cannot be used, with every problem in it.
@@ -56,12 +51,6 @@ fn list(problems: &[Problem]) -> String {
         .join("; ")
 }
 
-fn builtin_text() -> io::Result<String> {
-    let mut text = String::new();
-    DeflateDecoder::new(BUILTIN).read_to_string(&mut text)?;
-    Ok(text)
-}
-
 impl Matrix {
     /// The built-in matrix.
     ///
@@ -69,14 +58,14 @@ impl Matrix {
     /// When the built-in matrix is wrong, which a test excludes.
     pub fn builtin() -> Result<Self, MatrixError> {
         static ONCE: LazyLock<Result<Matrix, MatrixError>> =
-            LazyLock::new(|| match builtin_text() {
-                Ok(text) => Matrix::parse(&text, BUILTIN_NAME),
+            LazyLock::new(|| match table("cuda-driver-matrix") {
+                Ok(text) => Matrix::parse(text, BUILTIN_NAME),
                 Err(error) => Err(MatrixError {
                     file: BUILTIN_NAME.to_owned(),
                     problems: vec![Problem {
                         line: 0,
                         key: String::new(),
-                        what: format!("decompress it: {error}"),
+                        what: error,
                         remedy: "this program is damaged; install it again".to_owned(),
                     }],
                 }),

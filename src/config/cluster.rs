@@ -27,11 +27,11 @@ use crate::{
     tools::{crio, kubelet},
 };
 
-/// The community's packages of Kubernetes.
-const PACKAGES: &str = include_str!("kubernetes.toml");
-
 /// The name of their repository.
 pub(super) const REPOSITORY: &str = "kubernetes";
+
+/// Where an API server listens by default.
+const API_PORT: u16 = 6443;
 
 /// The taint of a GPU node that nobody has given others: pods that want no GPU stay away. Source: GKE, "About
 /// GPUs", which gives it to each GPU node.
@@ -63,7 +63,7 @@ struct PackagesRow {
 
 static KUBERNETES: LazyLock<Packages> = LazyLock::new(|| {
     #[expect(clippy::expect_used, reason = "a test reads the file that is built in")]
-    built_in(PACKAGES).expect("kubernetes.toml")
+    built_in("kubernetes").expect("kubernetes.toml")
 });
 
 /// The repository with this version of Kubernetes, as a profile would have it.
@@ -134,7 +134,7 @@ impl ClusterInputs<'_> {
             JoinKind::None => return Ok(None),
             JoinKind::Kubeadm => self.kubeadm()?,
             JoinKind::K3s => {
-                let (server, token_source) = self.agent("k3s", 6443)?;
+                let (server, token_source) = self.agent("k3s", API_PORT)?;
                 JoinMethod::K3s {
                     server,
                     token_source,
@@ -210,6 +210,10 @@ impl ClusterInputs<'_> {
                 of(&[Command], config.environment_file.is_some()),
             ),
             ("joined-file", of(&[Command], config.joined_file.is_some())),
+            (
+                "leave-command",
+                of(&[Command], config.leave_command.is_some()),
+            ),
         ] {
             if strange {
                 return self.wrong(
@@ -349,6 +353,24 @@ impl ClusterInputs<'_> {
             let why = format!("{name} wants the whole address of the server");
             return self.wrong("cluster.server", &why, &example);
         }
+        // Source: RKE2, "Quick Start": a server registers nodes at 9345 and serves the API at 6443. k3s does both at 6443.
+        if port != API_PORT
+            && server
+                .as_str()
+                .trim_end_matches('/')
+                .ends_with(&format!(":{API_PORT}"))
+        {
+            let why = format!("at {API_PORT} is the API server; {name} registers nodes at {port}");
+            return self.wrong("cluster.server", &why, &example);
+        }
+        // The files of `cloud-init` mark what is to be filled in with `@`.
+        if server.as_str().contains('@') {
+            return self.wrong(
+                "cluster.server",
+                "no address of a server contains `@`",
+                &example,
+            );
+        }
         let source = self.token_source()?;
         let source = self.needed(
             "token-file",
@@ -397,12 +419,22 @@ impl ClusterInputs<'_> {
             &config.command,
             "write program and arguments as a list",
         )?;
-        if !(command.first()).is_some_and(|program| program.starts_with('/')) {
-            return self.wrong(
-                "cluster.command",
-                "it does not start with the path of a program",
-                "write program and arguments as a list, such as `[\"/usr/local/sbin/join\"]`",
-            );
+        for (key, command, example) in [
+            ("cluster.command", Some(command), "join"),
+            (
+                "cluster.leave-command",
+                config.leave_command.as_ref(),
+                "leave",
+            ),
+        ] {
+            let program = command.map(|command| command.first().map(String::as_str));
+            if program.is_some_and(|program| !program.is_some_and(|path| path.starts_with('/'))) {
+                return self.wrong(
+                    key,
+                    "it does not start with the path of a program",
+                    &format!("write program and arguments as a list, such as `[\"/usr/local/sbin/{example}\"]`"),
+                );
+            }
         }
         let joined = self.needed(
             "joined-file",
@@ -413,6 +445,7 @@ impl ClusterInputs<'_> {
             command: command.clone(),
             environment_file: path(&config.environment_file),
             joined_file: joined.clone().into_inner(),
+            leave_command: config.leave_command.clone().unwrap_or_default(),
         })
     }
 

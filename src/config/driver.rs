@@ -513,7 +513,13 @@ impl<'a> DriverInputs<'a> {
         );
         let hint = self
             .other_sources(|row| row.branches.contains(&branch))
-            .unwrap_or_else(|| "remove `driver.branch`: then the matrix decides".into());
+            .unwrap_or_else(|| {
+                let key = match self.config.branch {
+                    Some(_) => "driver.branch",
+                    None => "driver.version",
+                };
+                format!("remove `{key}`: then the matrix decides")
+            });
         Refusal::new("driver-not-offered", why, hint)
     }
 

@@ -101,6 +101,12 @@ impl Report for ConfigError {
     fn exit(&self) -> Exit {
         match self {
             Self::UnknownOs | Self::UnsupportedOs { .. } => Exit::Blocked,
+            // Settings may be for root alone.
+            Self::Files(FilesError::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                Exit::NotPermitted
+            }
             _ => Exit::Config,
         }
     }
@@ -147,6 +153,7 @@ impl Report for ConfigError {
                 "supported are {}; for a close relative of one, name its profile with `--profile`",
                 supported.join("; ")
             )),
+            Self::Files(_) if self.exit() == Exit::NotPermitted => Some("run it as root".into()),
             Self::Files(error) => error.hint(),
             Self::Cloud(_) => Some(
                 "see that the instance's metadata service is on and that routes and firewalls let this machine reach \

@@ -237,7 +237,8 @@ pub struct ClusterConfig {
     pub join: Option<JoinKind>,
     /// kubeadm: the version of Kubernetes, such as "1.34" or "1.34.4".
     pub version: Option<KubernetesVersion>,
-    /// kubeadm: `HOST:PORT` of the API server. k3s, rke2: its address, such as "https://10.0.0.1:6443".
+    /// kubeadm: `HOST:PORT` of the API server. k3s, rke2: the address of a
+    /// server, such as "https://10.0.0.1:6443" for k3s and "https://10.0.0.1:9345" for rke2.
     pub server: Option<Word>,
     /// A file with the token, which only root may read.
     pub token_file: Option<AbsolutePath>,
@@ -256,6 +257,8 @@ pub struct ClusterConfig {
     pub environment_file: Option<AbsolutePath>,
     /// command: a file that exists once the machine has joined.
     pub joined_file: Option<AbsolutePath>,
+    /// command: program and arguments that take this machine out of its cluster again, on `uninstall`.
+    pub leave_command: Option<Vec<String>>,
     /// The node's name; without it the machine's host name.
     pub node_name: Option<Word>,
     /// Labels of the node beside those that describe its GPUs, such as ["team=research"].

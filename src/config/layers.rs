@@ -372,11 +372,14 @@ impl Layers {
                 });
             }
         }
-        self.add(Setting {
-            path,
-            value: typed.unwrap_or(text),
-            place,
-        })
+        // What is wrong with an item is told of the item, where a list is wanted.
+        let is_list = fits(&path, &Value::Array(Vec::new())).is_ok();
+        let value = match typed {
+            Some(Value::Array(items)) => Value::Array(items),
+            _ if is_list => list,
+            typed => typed.unwrap_or(text),
+        };
+        self.add(Setting { path, value, place })
     }
 
     fn add(&mut self, setting: Setting) -> Result<(), ConfigError> {

@@ -6,7 +6,7 @@ use crate::{
     compat::matrix::Matrix,
     config::{
         cloud,
-        desired::ClusterWish,
+        desired::{ClusterWish, JoinMethod},
         error::{ConfigError, ResolveError},
         layers::Layers,
         profile::Profile,
@@ -103,6 +103,19 @@ pub fn load(
     if let Some(cluster) = &mut resolution.desired.cluster {
         settle_credential(files, &ask.env, cluster);
         learn(files, cluster, &ask.secrets);
+        // The journal keeps the command for the run that leaves.
+        if let JoinMethod::Command { leave_command, .. } = &cluster.method
+            && leave_command.iter().any(|word| ask.secrets.are_in(word))
+        {
+            let why = "one of its values stands in `cluster.leave-command`, too, which the journal keeps as it is";
+            let hint = "let the command read the value from its environment, or take the value out of the file";
+            let wrong = layers.wrong(
+                "cluster.environment-file",
+                why.to_owned(),
+                Some(hint.to_owned()),
+            );
+            return Err(wrong.into());
+        }
     }
     Ok(resolution)
 }
@@ -207,7 +220,7 @@ fn secrets_in(text: &str, kind: SecretKind) -> Vec<Secret> {
 mod tests {
     use super::*;
     use crate::{
-        config::desired::{JoinMethod, NodeWish},
+        config::desired::NodeWish,
         host::fake::{self, FakeFiles},
         model::gpu::Flavour,
         steps::fixtures::facts,
@@ -239,6 +252,45 @@ mod tests {
             let secrets = secrets_in(text, kind);
             let secrets: Vec<&str> = secrets.iter().map(Secret::expose).collect();
             assert_eq!(secrets, found, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_command_that_the_journal_keeps_has_no_secret_of_its_environment() {
+        let files = FakeFiles::new();
+        files.put_mode("/etc/join.env", "TOKEN=s3cret-1\n", 0o600);
+        let leave = |word: &str| {
+            let ask = Ask {
+                set: vec![
+                    "cluster.join=command".to_owned(),
+                    "cluster.command=[\"/usr/local/sbin/join\"]".to_owned(),
+                    format!("cluster.leave-command=[\"/usr/local/sbin/leave\", \"{word}\"]"),
+                    "cluster.environment-file=/etc/join.env".to_owned(),
+                    "cluster.joined-file=/etc/joined".to_owned(),
+                ],
+                ..Ask::default()
+            };
+            let matrix = crate::steps::fixtures::matrix();
+            load(&files, &files, &ask, &machine(), &matrix).map(|_| ())
+        };
+        leave("now").expect("no secret");
+        let error = leave("--token=s3cret-1").expect_err("a secret").to_string();
+        assert!(
+            error.contains("cluster.environment-file") && !error.contains("s3cret-1"),
+            "{error}"
+        );
+    }
+
+    fn machine() -> Facts {
+        Facts {
+            os: Some(crate::facts::Os {
+                id: "debian".into(),
+                version_id: Some("12".into()),
+                id_like: vec![],
+                version_codename: None,
+                pretty_name: None,
+            }),
+            ..facts()
         }
     }
 
@@ -389,6 +441,7 @@ mod tests {
                 command: vec!["/usr/local/sbin/join".to_owned()],
                 environment_file: Some("/etc/join.env".into()),
                 joined_file: "/var/lib/joined".into(),
+                leave_command: Vec::new(),
             },
             node: NodeWish::default(),
             packages: Vec::new(),

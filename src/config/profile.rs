@@ -16,7 +16,7 @@ use crate::{
     },
     facts::Os,
     host::ReadFiles,
-    model::packages::Signed,
+    model::{packages::Signed, text::table},
 };
 
 pub use crate::config::rows::{
@@ -29,15 +29,8 @@ pub const SCHEMA: u32 = 1;
 /// The folder for files that replace the built-in profile of their name.
 pub const FOLDER: &str = "/etc/gpu-bootstrap/profiles";
 
-/// Names and texts of files in `profiles/`.
-macro_rules! built_in {
-    ($($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../../profiles/", $name, ".toml")))),*]
-    };
-}
-
-/// The built-in profiles; a test compares the list with the folder.
-const BUILT_IN: &[(&str, &str)] = built_in!("debian", "ubuntu", "almalinux", "amzn");
+/// The files in `profiles/`; a test compares the list with the folder.
+const BUILT_IN: [&str; 4] = ["debian", "ubuntu", "almalinux", "amzn"];
 
 /// A profile as it is written.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
@@ -277,14 +270,18 @@ impl Profile {
     /// # Errors
     /// When there is none of this name.
     pub fn built_in(name: &str) -> Result<Self, ConfigError> {
-        let (_, text) = BUILT_IN
-            .iter()
-            .find(|(known, _)| *known == name)
-            .ok_or_else(|| ConfigError::NoSuchProfile {
+        if !BUILT_IN.contains(&name) {
+            return Err(ConfigError::NoSuchProfile {
                 name: name.to_owned(),
                 known: built_in_names().map(str::to_owned).collect(),
-            })?;
-        Self::parse(text, &format!("profiles/{name}.toml (built in)"))
+            });
+        }
+        let file = format!("profiles/{name}.toml (built in)");
+        let text = table(name).map_err(|why| ConfigError::Profile {
+            file: file.clone(),
+            why: format!("{why}; this program is damaged: install it again"),
+        })?;
+        Self::parse(text, &file)
     }
 
     /// The profile that was asked for by name or path, or else the one for the operating system.
@@ -492,7 +489,7 @@ pub const DISTRIBUTION: &str = "distribution";
 
 /// The names of the built-in profiles.
 pub fn built_in_names() -> impl Iterator<Item = &'static str> {
-    BUILT_IN.iter().map(|(name, _)| *name)
+    BUILT_IN.into_iter()
 }
 
 /// An operating system, for people.

@@ -82,7 +82,18 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let profile = &inputs.choice.profile;
     let config = inputs.layers.merged()?;
     let (release, terms) = machine(profile, inputs.facts, inputs.flags)?;
-    let gpus = gpus(inputs, &config)?;
+    let gpus = gpus(inputs, &config);
+    // What is wrong in a file is said on each machine that reads it, also on one without a GPU.
+    let runtimes = runtimes(inputs, &config, release)?;
+    let kinds: Vec<RuntimeKind> = runtimes.iter().map(|row| row.kind).collect();
+    let cluster = ClusterInputs {
+        config: &config.cluster,
+        layers: inputs.layers,
+        runtimes: &kinds,
+        has_gpu: matches!(gpus, Ok(Some(_))),
+    }
+    .resolve()?;
+    let gpus = gpus?;
     let known = gpus.clone().unwrap_or_default();
     let driver = gpus
         .map(|gpus| {
@@ -100,15 +111,6 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
             .choose()
         })
         .transpose()?;
-    let runtimes = runtimes(inputs, &config, release)?;
-    let kinds: Vec<RuntimeKind> = runtimes.iter().map(|row| row.kind).collect();
-    let cluster = ClusterInputs {
-        config: &config.cluster,
-        layers: inputs.layers,
-        runtimes: &kinds,
-        has_gpu: driver.is_some(),
-    }
-    .resolve()?;
     let with_toolkit = driver.is_some() && config.toolkit.enabled.unwrap_or(true);
     let cdi = (with_toolkit && config.cdi.enabled.unwrap_or(true)).then(|| Cdi {
         path: (config.cdi.path.as_ref())

@@ -107,7 +107,7 @@ impl Report for EngineError {
         match self {
             Self::Graph(_) => Some("this is a bug; please report it".to_owned()),
             Self::NoFinding { nearest, .. } => Some(nearest.as_ref().map_or_else(
-                || "run `gpu-bootstrap check` for all names".to_owned(),
+                || "run `gpu-bootstrap check -v` for all names".to_owned(),
                 |nearest| format!("did you mean `{nearest}`?"),
             )),
             Self::Journal(error) | Self::Unfinished(error) => error.hint(),

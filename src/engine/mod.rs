@@ -308,7 +308,7 @@ impl Session {
         let known = (steps.iter().map(|step| step.id()))
             .chain(checks.iter().flat_map(|check| check.ids().to_vec()))
             .chain(proven.iter().map(|finding| finding.id.clone()))
-            .chain([check::RESOLVABLE, steps::VALIDATION_COMPUTE]);
+            .chain([check::RESOLVABLE]);
         tools.options.all_known(&known.collect::<Vec<_>>())?;
         let wanted = |id: &str| tools.options.wants(id);
         let keep: Vec<bool> = (steps.iter())

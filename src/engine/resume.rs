@@ -271,7 +271,7 @@ mod tests {
             include_str!("../../cloud-init/kubeadm/user-data.yaml"),
             include_str!("../../cloud-init/k3s/user-data.yaml"),
             include_str!("../../cloud-init/eks/user-data.mime"),
-            include_str!("../../docs/cloud-init.md"),
+            include_str!("../../cloud-init/aks/user-data.yaml"),
         ] {
             let settings: Vec<&str> = text
                 .split("--property=")

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     event::{Envelope, Event, Outcome, StepTitle, Subscriber},
-    host::{Files, FilesError, ReadFiles},
+    host::{Clock, Files, FilesError, ReadFiles},
     model::{id::StepId, paths::RUN},
 };
 
@@ -34,6 +34,9 @@ pub struct RunStatus {
     pub at: jiff::Timestamp,
     /// Its duration until then.
     pub seconds: f64,
+    /// Seconds since the machine booted, at that moment, without its suspensions. They do not jump when the clock is set.
+    #[serde(default)]
+    pub uptime: Option<f64>,
     /// How many of its steps have ended, and how many it has.
     pub steps_ended: usize,
     /// See above.
@@ -92,15 +95,17 @@ pub(super) fn read(files: &dyn ReadFiles) -> Result<Option<RunStatus>, FilesErro
 /// Writes the file. Subscribes only to runs that hold the run lock.
 pub struct StatusFile {
     files: Arc<dyn Files>,
+    clock: Arc<dyn Clock>,
     status: Option<RunStatus>,
 }
 
 impl StatusFile {
     /// For this process.
     #[must_use]
-    pub fn new(files: Arc<dyn Files>) -> Self {
+    pub fn new(files: Arc<dyn Files>, clock: Arc<dyn Clock>) -> Self {
         Self {
             files,
+            clock,
             status: None,
         }
     }
@@ -123,6 +128,7 @@ impl Subscriber for StatusFile {
         }
         status.at = envelope.at;
         status.seconds = envelope.elapsed_ms as f64 / 1000.0;
+        status.uptime = Some(self.clock.monotonic().as_secs_f64());
         let text = serde_json::to_vec_pretty(status)?;
         self.files
             .write(&path(), &text, 0o644)
@@ -139,6 +145,7 @@ fn started(envelope: &Envelope, mode: &str, steps: &[StepTitle]) -> RunStatus {
         since: envelope.at,
         at: envelope.at,
         seconds: 0.0,
+        uptime: None,
         steps_ended: 0,
         steps: steps.len(),
         last_step: None,
@@ -190,7 +197,10 @@ mod tests {
     use super::*;
     use crate::{
         event::Summary,
-        host::{ReadFiles, fake::FakeFiles},
+        host::{
+            ReadFiles,
+            fake::{FakeClock, FakeFiles},
+        },
     };
 
     fn envelope(seq: u64, event: Event) -> Envelope {
@@ -206,7 +216,8 @@ mod tests {
 
     fn ended(events: Vec<Event>) -> RunStatus {
         let files = Arc::new(FakeFiles::new());
-        let mut file = StatusFile::new(files.clone());
+        let clock = Arc::new(FakeClock::default());
+        let mut file = StatusFile::new(files.clone(), clock.clone());
         for (seq, event) in (1..).zip(events) {
             file.event(&envelope(seq, event)).expect("written");
         }
@@ -254,6 +265,7 @@ mod tests {
         let done = ended(vec![start(), step(Outcome::Changed), finish(0)]);
         assert_eq!((done.state, done.exit), (RunState::Done, Some(0)));
         assert!((done.seconds - 3.0).abs() < 0.01);
+        assert!(done.uptime.is_some());
         let failed = ended(vec![start(), step(Outcome::Failed), finish(6)]);
         assert_eq!(failed.state, RunState::Failed);
         let fault = failed.fault.expect("a fault");

@@ -216,8 +216,8 @@ pub(super) async fn undo_groups(
 }
 
 /// A change that makes something read files again (a restart, an initial RAM filesystem) is undone
-/// with the oldest files of its own step. Steps run concurrently, so changes of other steps may lie
-/// in between.
+/// with the oldest files of its own step; without such files at the end, because it has read what other steps have
+/// installed. Steps run concurrently, so changes of other steps may lie in between.
 fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
     // From the oldest on, so that a move does not change the indices that are still to be visited.
     for at in (0..standing.len()).rev() {
@@ -231,10 +231,9 @@ fn follow_files(mut standing: Vec<Standing>) -> Vec<Standing> {
                     .iter()
                     .any(|step| standing[at].steps.contains(step))
         });
-        if let Some(files) = files {
-            // It takes the place just before them.
-            standing[at..files].rotate_left(1);
-        }
+        // It takes the place just before them: what stands there is undone after it.
+        let place = files.unwrap_or(standing.len());
+        standing[at..place].rotate_left(1);
     }
     standing
 }
@@ -485,6 +484,19 @@ mod tests {
             matches!(&groups[3].undo, Undo::RestoreFiles { then, .. } if then.len() == 1),
             "one restart, after the files"
         );
+    }
+
+    #[test]
+    fn a_restart_without_files_follows_what_others_have_installed() {
+        let newest_first = vec![
+            standing(3, "agent", restart()),
+            standing(2, "other", files()),
+            standing(1, "packages", files()),
+        ];
+        let order: Vec<u64> = (group(newest_first).iter())
+            .flat_map(|group| group.standing.iter().map(|one| one.intent))
+            .collect();
+        assert_eq!(order, [2, 1, 3]);
     }
 
     #[test]

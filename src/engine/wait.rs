@@ -11,6 +11,7 @@ use crate::{
     error::Report,
     exit::Exit,
     host::{ExecError, FilesError, Host},
+    steps,
     tools::{
         cloud_init,
         kubernetes::nodeadm,
@@ -74,8 +75,8 @@ struct Seen {
     /// The last run of this boot.
     run: Option<RunStatus>,
     units: [Once; 2],
-    /// The node is proven, and what joins it starts when cloud-init has ended.
-    nodeadm_is_left: bool,
+    /// The run under way joins a node by `nodeadm`, which starts when cloud-init has ended.
+    joins_after_cloud_init: bool,
 }
 
 /// Waits until no run is under way, or until the one under way only waits for cloud-init's end itself: to reboot the
@@ -100,23 +101,42 @@ pub async fn wait(host: &Host, boot_id: Option<&str>, limit: Duration) -> Result
 async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, WaitError> {
     // The units first: whatever one has left is there when it has ended.
     let [of_user_data, of_resume] = UNITS;
-    let units = [once(host, of_user_data).await, once(host, of_resume).await];
-    let may_join = host.files.exists(Utf8Path::new(nodeadm::MAY_JOIN))?;
+    let units = [
+        once(host, of_user_data).await?,
+        once(host, of_resume).await?,
+    ];
+    let run = statusfile::read(&*host.files)?;
+    let status = status(host, boot_id)?;
+    // The file alone says little: it stays when the node has joined.
+    let joins_after_cloud_init = joins(&status)
+        && host.files.exists(Utf8Path::new(nodeadm::MAY_JOIN))?
+        && cloud_init::is_running(&*host.files)?;
     Ok(Seen {
+        status,
+        run,
         units,
-        nodeadm_is_left: may_join && cloud_init::is_running(&*host.files)?,
-        run: statusfile::read(&*host.files)?,
-        status: status(host, boot_id)?,
+        joins_after_cloud_init,
     })
 }
 
-/// A manager that does not answer is one that starts again, as while its package is installed.
-async fn once(host: &Host, unit: &str) -> Once {
-    match host.reader().query(&systemctl::once(unit)).await {
+/// Whether the run under way is joining the cluster.
+fn joins(status: &Status) -> bool {
+    let steps = status.current.iter().flat_map(|run| &run.progress.steps);
+    let mut active = steps.filter(|step| step.active);
+    active.any(|step| step.id == steps::CLUSTER_JOIN)
+}
+
+/// A manager that does not answer is one that starts again, as while its package is installed. Where there is none, no
+/// unit runs.
+async fn once(host: &Host, unit: &str) -> Result<Once, FilesError> {
+    if !host.files.exists(systemctl::BOOTED.into())? {
+        return Ok(Once::Idle);
+    }
+    Ok(match host.reader().query(&systemctl::once(unit)).await {
         Ok(output) => systemctl::parse_once(&output.stdout).unwrap_or(Once::Busy),
         Err(ExecError::NotFound { .. }) => Once::Idle,
         Err(_) => Once::Busy,
-    }
+    })
 }
 
 /// How the last run ended; `None` while there is something to wait for.
@@ -129,13 +149,18 @@ fn verdict(seen: &Seen) -> Option<Exit> {
     }
     let alive = status.current.as_ref().is_some_and(|current| current.alive);
     if alive || seen.units.contains(&Once::Busy) {
-        return seen.nodeadm_is_left.then_some(Exit::Ok);
+        return seen.joins_after_cloud_init.then_some(Exit::Ok);
     }
-    // What ended before it was a run, as with a setting that is wrong, has left no file.
-    let ended = run.as_ref().and_then(|run| run.exit);
-    let failed = seen.units.iter().find_map(|unit| match unit {
-        Once::Failed(code) => Some(code.map_or(Exit::Internal, Exit::of)),
+    // What ended before it was a run, as with a setting that is wrong, has left no file, or that of an earlier run.
+    let failures = seen.units.iter().filter_map(|unit| match unit {
+        Once::Failed { code, at } => Some((at, code.map_or(Exit::Internal, Exit::of))),
         _ => None,
+    });
+    let failed = failures.max_by_key(|(at, _)| **at);
+    let ended = run.as_ref().and_then(|run| {
+        let is_older = |at: &Duration| run.uptime.is_some_and(|end| end < at.as_secs_f64());
+        run.exit
+            .filter(|_| !failed.is_some_and(|(at, _)| is_older(at)))
     });
     let last = || match &status.last {
         None => Exit::Ok,
@@ -143,7 +168,7 @@ fn verdict(seen: &Seen) -> Option<Exit> {
     };
     Some(match (ended, failed, state) {
         (Some(code), _, _) => Exit::of(code),
-        (None, Some(failed), _) => failed,
+        (None, Some((_, failed)), _) => failed,
         (None, None, Some(_)) => Exit::StepFailed,
         (None, None, None) if status.gave_up.is_some() => Exit::StepFailed,
         (None, None, None) => last(),
@@ -156,9 +181,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        engine::{Current, Progress},
+        engine::{Current, Progress, StepProgress},
         host::fake,
         journal::{Awaited, Ended, Run},
+        model::id::StepId,
     };
 
     fn nothing() -> Seen {
@@ -167,7 +193,7 @@ mod tests {
             status: status(&host, Some("boot-1")).unwrap(),
             run: None,
             units: [Once::Idle; 2],
-            nodeadm_is_left: false,
+            joins_after_cloud_init: false,
         }
     }
 
@@ -184,6 +210,7 @@ mod tests {
             since: at(),
             at: at(),
             seconds: 0.0,
+            uptime: Some(100.0),
             steps_ended: 0,
             steps: 1,
             last_step: None,
@@ -191,6 +218,11 @@ mod tests {
             reboot: None,
             exit,
         })
+    }
+
+    fn failed(code: Option<u8>, seconds: u64) -> Once {
+        let at = Duration::from_secs(seconds);
+        Once::Failed { code, at }
     }
 
     fn last(exit: Option<u8>) -> Option<Run> {
@@ -244,16 +276,20 @@ mod tests {
             seen.run = run(state, Some(exit));
             seen.units[0] = match exit {
                 0 => Once::Idle,
-                code => Once::Failed(Some(code)),
+                code => failed(Some(code), 101),
             };
             assert_eq!(verdict(&seen), Some(ends));
         }
     }
 
-    #[test]
-    fn a_run_of_a_person_is_waited_for_too() {
-        let mut seen = nothing();
-        seen.status.current = Some(Current {
+    fn current(active: &[StepId]) -> Current {
+        let step = |id: &StepId| StepProgress {
+            id: id.clone(),
+            title: String::new(),
+            outcome: None,
+            active: true,
+        };
+        Current {
             alive: true,
             progress: Progress {
                 schema: 1,
@@ -264,11 +300,17 @@ mod tests {
                 command: "gpu-bootstrap install".to_owned(),
                 since: at(),
                 at: at(),
-                steps: Vec::new(),
+                steps: active.iter().map(step).collect(),
                 changes: Vec::new(),
                 detail: None,
             },
-        });
+        }
+    }
+
+    #[test]
+    fn a_run_of_a_person_is_waited_for_too() {
+        let mut seen = nothing();
+        seen.status.current = Some(current(&[]));
         seen.run = run(RunState::Running, None);
         assert_eq!(verdict(&seen), None);
     }
@@ -276,14 +318,27 @@ mod tests {
     #[test]
     fn what_ends_without_a_run_is_a_failure_as_well() {
         let mut seen = nothing();
-        seen.units[0] = Once::Failed(Some(3));
+        seen.units[0] = failed(Some(3), 7);
         assert_eq!(verdict(&seen), Some(Exit::Config));
-        seen.units[0] = Once::Failed(None);
+        seen.units[0] = failed(None, 7);
         seen.run = run(RunState::Running, None);
         assert_eq!(verdict(&seen), Some(Exit::Internal));
         // Cut off, and nothing goes on with it.
         seen.units[0] = Once::Idle;
         assert_eq!(verdict(&seen), Some(Exit::StepFailed));
+    }
+
+    /// A second start of the unit fails before it is a run; or a person repairs what the unit could not.
+    #[test]
+    fn what_ended_last_counts() {
+        let mut seen = nothing();
+        seen.run = run(RunState::Done, Some(0));
+        seen.units[0] = failed(Some(3), 101);
+        assert_eq!(verdict(&seen), Some(Exit::Config));
+        seen.units[0] = failed(Some(3), 99);
+        assert_eq!(verdict(&seen), Some(Exit::Ok));
+        seen.units = [failed(Some(3), 102), failed(Some(5), 103)];
+        assert_eq!(verdict(&seen), Some(Exit::Blocked));
     }
 
     /// The run waits for the end of cloud-init, which waits for this.
@@ -313,11 +368,22 @@ mod tests {
         let mut seen = nothing();
         seen.units[0] = Once::Busy;
         seen.run = run(RunState::Running, None);
-        seen.nodeadm_is_left = true;
+        seen.joins_after_cloud_init = true;
         assert_eq!(verdict(&seen), Some(Exit::Ok));
-        seen.units[0] = Once::Failed(Some(6));
+        seen.units[0] = failed(Some(6), 101);
         seen.run = run(RunState::Failed, Some(6));
         assert_eq!(verdict(&seen), Some(Exit::StepFailed));
+    }
+
+    /// Its file stays when the node has joined, so what the run is doing decides.
+    #[test]
+    fn a_run_at_a_later_boot_of_a_node_is_waited_for_before_it_joins() {
+        let mut status = nothing().status;
+        assert!(!joins(&status));
+        for (active, expected) in [(steps::DRIVER_PACKAGES, false), (steps::CLUSTER_JOIN, true)] {
+            status.current = Some(current(&[active]));
+            assert_eq!(joins(&status), expected);
+        }
     }
 
     #[test]
@@ -340,6 +406,7 @@ mod tests {
     async fn the_wait_ends_with_the_unit_or_at_its_bound() {
         const BUSY: &str = "ActiveState=active\nResult=success\nExecMainStatus=0\n";
         let (host, fakes) = fake::host();
+        fakes.files.put_folder(systemctl::BOOTED, 0o755);
         let looks = Arc::new(Mutex::new(0));
         fakes.exec.on("systemctl", move |_, _| {
             let mut looks = looks.lock().unwrap();
@@ -347,7 +414,10 @@ mod tests {
             // Two units are looked at each time.
             fake::ok(match *looks {
                 0..5 => BUSY,
-                _ => "ActiveState=failed\nResult=exit-code\nExecMainStatus=5\n",
+                _ => {
+                    "ActiveState=failed\nResult=exit-code\nExecMainStatus=5\n\
+                     InactiveEnterTimestampMonotonic=1\n"
+                }
             })
         });
         let minute = Duration::from_secs(60);
@@ -356,6 +426,7 @@ mod tests {
         assert_eq!(fakes.clock.slept(), [POLL; 2]);
 
         let (host, fakes) = fake::host();
+        fakes.files.put_folder(systemctl::BOOTED, 0o755);
         fakes.exec.on("systemctl", |_, _| fake::ok(BUSY));
         let late = wait(&host, Some("boot-1"), minute).await.unwrap_err();
         assert_eq!(late.exit(), Exit::Busy);
@@ -363,5 +434,10 @@ mod tests {
             late.to_string(),
             "see the end of the run: it has not ended after 60 s"
         );
+
+        // A container of an application.
+        let (host, _) = fake::host();
+        let ended = wait(&host, Some("boot-1"), minute).await;
+        assert_eq!(ended.unwrap(), Exit::Ok);
     }
 }

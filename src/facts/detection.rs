@@ -9,10 +9,8 @@ use serde::Deserialize;
 
 use crate::model::{pattern, text::built_in};
 
-const TEXT: &str = include_str!("detection.toml");
-
 static TABLE: LazyLock<Detection> =
-    LazyLock::new(|| built_in(TEXT).expect("the built-in table parses: a test reads it"));
+    LazyLock::new(|| built_in("detection").expect("the built-in table parses: a test reads it"));
 
 /// The table.
 pub(crate) fn table() -> &'static Detection {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 pub trait Clock: Send + Sync {
     /// The time now.
     fn now(&self) -> jiff::Timestamp;
-    /// Time since some fixed instant; never goes back.
+    /// Time since the machine booted, without that of its suspensions; never goes back. systemd notes the same.
     fn monotonic(&self) -> Duration;
     /// Waits.
     async fn sleep(&self, duration: Duration);

@@ -41,7 +41,7 @@ pub fn host<R: ReadFiles + 'static>(files: R, why: &'static str) -> Host {
         http: Arc::new(refusing),
         gpu: Arc::new(refusing),
         system: Arc::new(ProcFiles(files)),
-        clock: Arc::new(RealClock::default()),
+        clock: Arc::new(RealClock),
     }
 }
 

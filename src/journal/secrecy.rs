@@ -3,7 +3,7 @@
 
 use super::{JournalError, Record};
 use crate::{
-    change::{Afterwards, Change, FileAfter, FileBefore, Join, Probe, Undo},
+    change::{Afterwards, Change, FileAfter, FileBefore, Join, Leave, Probe, Undo},
     model::{cluster::JoinMethod, packages::Repository, secret::Secrets},
 };
 
@@ -185,7 +185,7 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
             .chain(command)
             .collect(),
         Change::RunProbe {
-            probe: Probe::PodSeesGpu(_),
+            probe: Probe::PodSeesGpu(_) | Probe::HostComputes { .. },
             inputs,
             ..
         } => vec![inputs],
@@ -193,10 +193,15 @@ fn texts_of_change(change: &mut Change) -> Vec<&mut String> {
         Change::JoinCluster {
             join:
                 Join {
-                    method: JoinMethod::Command { command, .. },
+                    method:
+                        JoinMethod::Command {
+                            command,
+                            leave_command,
+                            ..
+                        },
                     ..
                 },
-        } => command.iter_mut().collect(),
+        } => command.iter_mut().chain(leave_command).collect(),
         Change::AddRepository { .. }
         | Change::RefreshRepositories
         | Change::EnableStream { .. }
@@ -269,11 +274,23 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
             kernel,
         } => names.extend([module.as_str(), version, kernel]),
         Undo::LeaveCluster {
-            way: _,
+            way,
             node,
             access,
             cluster: _,
         } => {
+            // A later run starts the command as it is.
+            if let Leave::Command {
+                command,
+                environment_file,
+                joined_file,
+                timeout_seconds: _,
+            } = way
+            {
+                names.extend(strs(command));
+                let files = environment_file.iter().chain([joined_file]);
+                names.extend(files.map(|path| path.as_str()));
+            }
             names.push(node);
             names.extend(access.iter().map(|path| path.as_str()));
         }
@@ -493,9 +510,22 @@ mod tests {
             created_folders: Vec::new(),
             then: Vec::new(),
         };
+        let leave = |word: &str, joined: &str| Undo::LeaveCluster {
+            way: Leave::Command {
+                command: vec!["/usr/local/sbin/leave".to_owned(), word.to_owned()],
+                environment_file: None,
+                joined_file: joined.into(),
+                timeout_seconds: 5,
+            },
+            node: "gpu-1".to_owned(),
+            access: None,
+            cluster: None,
+        };
         for record in [
             intent(write("/etc/docker/a", ""), nothing()),
             intent(install("docker.io"), nothing()),
+            intent(Change::RepairPackages, leave("docker", "/etc/joined")),
+            intent(Change::RepairPackages, leave("now", "/etc/docker")),
             intent(Change::RepairPackages, file("/etc/docker", None)),
             intent(Change::RepairPackages, file("/etc/a", Some("/docker"))),
             intent(

@@ -91,6 +91,9 @@ pub enum JoinMethod {
         /// The file that exists once the machine has joined.
         #[schemars(with = "String")]
         joined_file: Utf8PathBuf,
+        /// Program and arguments that take the machine out of its cluster again; empty if nothing does.
+        #[serde(default)]
+        leave_command: Vec<String>,
     },
     /// The provider has joined it.
     Managed,

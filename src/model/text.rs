@@ -1,6 +1,9 @@
 //! Text that people write and read: the known word that is nearest to a mistyped one, sizes, and
 //! types that are shown as text.
 
+use std::{io::Read as _, sync::LazyLock};
+
+use flate2::read::DeflateDecoder;
 use serde::de::DeserializeOwned;
 
 /// The name that is nearest to a mistyped one.
@@ -31,13 +34,35 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
+/// All tables that are built into the program: `build.rs` makes it.
+static TABLES: LazyLock<Result<String, String>> = LazyLock::new(|| {
+    let packed = &include_bytes!(concat!(env!("OUT_DIR"), "/tables.deflate"))[..];
+    let mut text = String::new();
+    match DeflateDecoder::new(packed).read_to_string(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) => Err(format!("decompress it: {error}")),
+    }
+});
+
+/// The text of such a table, by the name of its file without the ending, and without its comments.
+///
+/// # Errors
+/// When this program is damaged.
+pub fn table(name: &str) -> Result<&'static str, String> {
+    let all = TABLES.as_ref().map_err(Clone::clone)?;
+    all.split('\0')
+        .find_map(|table| table.strip_prefix(name)?.strip_prefix('\n'))
+        .ok_or_else(|| format!("there is no table `{name}` in this program"))
+}
+
 /// Reads a table that is built into the program. Its errors have no lines: only tests see them, and each type that is read
 /// out of TOML itself adds a parser of its own to the program.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn built_in<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    let value: serde_json::Value = toml::from_str(text).map_err(|error| error.to_string())?;
+pub fn built_in<T: DeserializeOwned>(name: &str) -> Result<T, String> {
+    let value: serde_json::Value =
+        toml::from_str(table(name)?).map_err(|error| error.to_string())?;
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 

@@ -15,6 +15,12 @@ use crate::{
     steps::fixtures,
 };
 
+/// All of the machine that runs the command.
+const HERE: human::Examined = human::Examined {
+    whole: true,
+    here: true,
+};
+
 fn step(id: &'static str, outcome: Outcome, why: &str) -> StepReport {
     StepReport {
         id: Id::new(id),
@@ -80,7 +86,7 @@ fn checked() -> RunReport {
 
 #[test]
 fn a_check_tells_what_is_wrong_and_counts_the_rest() {
-    let plain = text(|to| human::check(to, &checked(), true, Style::default()));
+    let plain = text(|to| human::check(to, &checked(), HERE, Style::default()));
     assert_eq!(
         plain,
         "not ready: another one is loaded\n\
@@ -93,10 +99,10 @@ fn a_check_tells_what_is_wrong_and_counts_the_rest() {
          \n\
          1 fail, 1 pass, 1 skip (`-v` shows all)\n"
     );
-    let coloured = text(|to| human::check(to, &checked(), true, Style::new(true)));
+    let coloured = text(|to| human::check(to, &checked(), HERE, Style::new(true)));
     assert!(coloured.contains("\u{1b}[31;1mfail     \u{1b}[0m"));
     assert_eq!(bare(&coloured), plain);
-    let all = text(|to| human::check(to, &checked(), true, Style::default().verbose(true)));
+    let all = text(|to| human::check(to, &checked(), HERE, Style::default().verbose(true)));
     for line in ["pass     A look (preflight)", "skip     A look (nvswitch)"] {
         assert!(all.contains(line), "{all}");
     }
@@ -129,7 +135,7 @@ fn drifted() -> RunReport {
 #[test]
 fn drift_is_a_list_with_one_command() {
     assert_eq!(
-        text(|to| human::check(to, &drifted(), true, Style::default())),
+        text(|to| human::check(to, &drifted(), HERE, Style::default())),
         "2 things would change\n\
          \n  \
          - A look (packages)\n    \
@@ -142,6 +148,12 @@ fn drift_is_a_list_with_one_command() {
          \n\
          1 fail, 1 unknown (`-v` shows all)\n"
     );
+    let elsewhere = human::Examined {
+        here: false,
+        ..HERE
+    };
+    let text = text(|to| human::check(to, &drifted(), elsewhere, Style::default()));
+    assert!(text.contains("\n\nTo make these changes, run on that machine:\n\n"));
 }
 
 #[test]
@@ -149,7 +161,17 @@ fn a_part_of_the_findings_is_no_verdict_about_the_node() {
     let mut report = report(Mode::Check, Exit::Ok, Vec::new());
     report.findings = vec![finding("a", Verdict::Pass, "fine")];
     let first = |report: &RunReport| {
-        let text = text(|to| human::check(to, report, false, Style::default()));
+        let text = text(|to| {
+            human::check(
+                to,
+                report,
+                human::Examined {
+                    whole: false,
+                    ..HERE
+                },
+                Style::default(),
+            )
+        });
         text.lines().next().unwrap_or_default().to_owned()
     };
     assert_eq!(first(&report), "1 finding passes");
@@ -163,7 +185,7 @@ fn the_first_line_is_the_verdict() {
     let first = |exit, findings: Vec<Finding>| {
         let mut report = report(Mode::Check, exit, Vec::new());
         report.findings = findings;
-        let text = text(|to| human::check(to, &report, true, Style::default()));
+        let text = text(|to| human::check(to, &report, HERE, Style::default()));
         text.lines().next().unwrap_or_default().to_owned()
     };
     let pass = || finding("a", Verdict::Pass, "fine");

@@ -11,8 +11,8 @@ use crate::tools::kubernetes::{
 
 pub use crate::tools::kubernetes::{kubectl::Registered, membership::Membership};
 
-/// The host name, as the kernel has it.
-const HOST_NAME: &str = "/proc/sys/kernel/hostname";
+/// The host name: as the kernel has it, or where no kernel runs, as hostname(5) gives it at the next boot.
+const HOST_NAMES: [&str; 2] = ["/proc/sys/kernel/hostname", "/etc/hostname"];
 
 impl State {
     /// The cluster of this machine's kubelet; `None` if it has joined none.
@@ -47,9 +47,16 @@ impl State {
                 return Ok(Some(name.to_ascii_lowercase()));
             }
         }
-        let text = self.host.files.read_text(Utf8Path::new(HOST_NAME))?;
-        let name = text.unwrap_or_default().trim().to_ascii_lowercase();
-        Ok((!name.is_empty()).then_some(name))
+        for path in HOST_NAMES {
+            let text = self.host.files.read_text(Utf8Path::new(path))?;
+            let text = text.unwrap_or_default();
+            let mut lines = text.lines().map(str::trim);
+            let name = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
+            if let Some(name) = name {
+                return Ok(Some(name.to_ascii_lowercase()));
+            }
+        }
+        Ok(None)
     }
 
     /// The kubectl of this machine.
@@ -92,5 +99,28 @@ impl State {
         };
         let (host, kubeconfig) = (self.host.reader(), &membership.kubeconfig);
         Ok(kubectl::registered(host, kubectl, kubeconfig, node).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        host::fake,
+        steps::fixtures::{facts, state_below_root},
+    };
+
+    #[test]
+    fn without_a_kernel_the_name_is_that_of_the_next_boot() {
+        let (host, fakes) = fake::host();
+        let name = || {
+            let state = state_below_root(&host, facts());
+            state.host_name().expect("readable")
+        };
+        assert_eq!(name(), None);
+        let files = &fakes.files;
+        files.put("/etc/hostname", "# by the installer\n\nGPU-1\n");
+        assert_eq!(name().as_deref(), Some("gpu-1"));
+        files.put("/proc/sys/kernel/hostname", "gpu-2\n");
+        assert_eq!(name().as_deref(), Some("gpu-2"));
     }
 }

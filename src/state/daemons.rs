@@ -205,6 +205,8 @@ impl State {
                 config = more;
                 continue;
             }
+            // Lists are united.
+            config.enabled &= more.enabled;
             config.systemd_cgroup.extend(more.systemd_cgroup);
             config.programs.extend(more.programs);
             config.runtimes.extend(more.runtimes);

@@ -5,6 +5,8 @@
 //! kept like values, so that a hanging GPU costs one deadline per epoch for all readers together. A
 //! second reader waits while a value is being read. There is one file in this folder per area.
 
+#[cfg(test)]
+mod arrangements;
 pub mod bus;
 mod cluster;
 mod daemons;

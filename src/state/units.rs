@@ -33,6 +33,20 @@ impl State {
             })?;
         Ok(state.exists().then_some(state))
     }
+
+    /// Whether what a unit has started goes on when the unit ends.
+    ///
+    /// # Errors
+    /// When systemd cannot be queried, or does not tell.
+    pub async fn spares_children(&self, name: &str) -> Result<bool, StateError> {
+        let query = systemctl::kill_mode(name);
+        let output = (self.host.reader().query(&query).await?).success(query.cmd())?;
+        let spares = systemctl::parse_spares_children(&output.stdout);
+        spares.ok_or_else(|| StateError::Unexpected {
+            what: format!("`{}`", query.cmd().line()),
+            why: format!("no `KillMode` in {:?}", output.stdout),
+        })
+    }
 }
 
 #[cfg(test)]

@@ -34,6 +34,8 @@ const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-cdi.service";
 const REFRESH: &str = "nvidia-cdi-refresh.service";
 
 /// Where packages install it.
+/// The toolkit's program that writes specifications.
+const PROGRAM: &str = "/usr/bin/nvidia-ctk";
 const REFRESH_PATHS: [&str; 2] = [
     "/usr/lib/systemd/system/nvidia-cdi-refresh.service",
     "/etc/systemd/system/nvidia-cdi-refresh.service",
@@ -56,6 +58,8 @@ struct CdiState {
     seen: Vec<Seen>,
     /// The toolkit's own unit, which writes a file of its own, is there.
     refreshes: bool,
+    /// The toolkit is there.
+    has_toolkit: bool,
 }
 
 impl CdiState {
@@ -72,7 +76,7 @@ fn unit(path: &Utf8Path) -> String {
         "{HEADER}[Unit]\n\
          Description=Describe the GPUs for container runtimes (CDI) as they are at this boot\n\
          ConditionPathExists={path}\n\
-         ConditionPathExists=/usr/bin/nvidia-ctk\n\
+         ConditionPathExists={PROGRAM}\n\
          ConditionPathExists=/proc/driver/nvidia/version\n\
          After={nodes} nvidia-persistenced.service\n\
          PartOf={nodes}\n\
@@ -106,6 +110,7 @@ async fn detect(cx: &Cx<'_>, wish: &Wish) -> Result<CdiState, StepError> {
         seen: cdi_rules::seen(cx, &wish.path)?,
         loaded,
         refreshes,
+        has_toolkit: files.exists(Utf8Path::new(PROGRAM))?,
     })
 }
 
@@ -239,15 +244,22 @@ fn obstacle(state: &CdiState, wish: &Wish, loaded: &DriverVersion) -> Option<Ass
         .filter(|seen| !(state.refreshes && seen.path == REFRESHED))
         .find_map(|seen| Some((seen, cdi_rules::stale(seen, &state.machine, loaded)?)));
     let (seen, why) = stranger?;
-    Some(Assessment::Blocked {
-        why: format!(
-            "`{}` {why}, and runtimes prefer it to `{}`",
-            seen.path, wish.path
-        ),
-        hint: format!(
-            "correct `{}`, or remove it; this program deletes no file of others",
-            seen.path
-        ),
+    let why = format!(
+        "`{}` {why}, and runtimes prefer it to `{}`",
+        seen.path, wish.path
+    );
+    let hint = format!(
+        "correct `{}`, or remove it; this program deletes no file of others",
+        seen.path
+    );
+    Some(match seen.path == REFRESHED && !state.has_toolkit {
+        // A toolkit that was removed has left it, and the unit of the one that comes writes it anew.
+        true => Assessment::BlockedNow {
+            why,
+            hint,
+            passes: None,
+        },
+        false => Assessment::Blocked { why, hint },
     })
 }
 
@@ -345,6 +357,7 @@ devices:
             },
             seen: vec![seen(path.as_str(), SPEC)],
             refreshes: true,
+            has_toolkit: true,
         }
     }
 
@@ -353,6 +366,7 @@ devices:
         match decide(state, &desired(), &facts()) {
             Assessment::Needs { why, .. } => format!("needs: {why}"),
             Assessment::Blocked { why, hint } => format!("blocked: {why}; {hint}"),
+            Assessment::BlockedNow { why, hint, .. } => format!("blocked now: {why}; {hint}"),
             Assessment::Satisfied { why } => why,
             other => panic!("{other:?}"),
         }
@@ -416,8 +430,11 @@ devices:
                 unit: REFRESH.to_owned()
             }]
         );
-        // Without the unit it is the file of somebody.
+        // Without the unit it is the file of somebody, unless the toolkit brings the unit.
         state.refreshes = false;
+        state.has_toolkit = false;
+        assert!(said(&state).starts_with("blocked now: "));
+        state.has_toolkit = true;
         let why = said(&state);
         assert!(
             why.starts_with("blocked: ")

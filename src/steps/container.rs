@@ -14,7 +14,7 @@ use crate::{
     change::{Change, Lock, Probe, ProofRecord},
     config::desired::{Desired, RuntimeKind, RuntimeWish, Validation},
     facts::{Facts, GpuFact},
-    host::{Nvml, NvmlView},
+    host::Nvml,
     model::{id::StepId, paths, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
     tools::probe,
@@ -40,28 +40,28 @@ async fn detect(cx: &Cx<'_>) -> Result<ContainerState, StepError> {
     for wish in provable(cx.desired) {
         records.extend(record(cx, wish.kind)?.map(|record| (wish.kind, record)));
     }
-    let loaded = cx.state.loaded_driver()?.cloned();
-    // As in `validation.devices`: without a driver it has nothing to say.
-    let uuids = if loaded.is_some() && cx.desired.driver.is_some() {
-        match cx.state.nvml().await {
-            Nvml::Ready(view) => Some(computing(view)),
-            _ => None,
-        }
-    } else {
-        None
-    };
     Ok(ContainerState {
-        loaded,
-        uuids,
+        loaded: cx.state.loaded_driver()?.cloned(),
+        uuids: uuids(cx).await?,
         installed: packages::installed(cx).await?,
         gpus: words::usable(cx)?.into_iter().cloned().collect(),
         records,
     })
 }
 
-fn computing(view: &NvmlView) -> Vec<String> {
-    let devices = probe::devices(view).into_iter();
-    devices.map(|device| device.uuid).collect()
+/// UUIDs of the devices that compute, by NVML; `None` if it does not answer.
+pub(super) async fn uuids(cx: &Cx<'_>) -> Result<Option<Vec<String>>, StepError> {
+    // As in `validation.devices`: without a driver it has nothing to say.
+    if cx.state.loaded_driver()?.is_none() || cx.desired.driver.is_none() {
+        return Ok(None);
+    }
+    Ok(match cx.state.nvml().await {
+        Nvml::Ready(view) => {
+            let devices = probe::devices(view).into_iter();
+            Some(devices.map(|device| device.uuid).collect())
+        }
+        _ => None,
+    })
 }
 
 /// The folder of the records, below the state folder.
@@ -88,6 +88,28 @@ fn record_path(kind: RuntimeKind) -> Utf8PathBuf {
     Utf8PathBuf::from(paths::STATE).join(RECORDS).join(name)
 }
 
+/// What each probe depends on.
+pub(super) fn machine_inputs(
+    gpus: &[GpuFact],
+    facts: &Facts,
+    loaded: &DriverVersion,
+) -> Vec<String> {
+    let mut lines = vec![format!("driver={loaded}")];
+    // A clone has GPUs of its own, which nobody has seen, at the same addresses.
+    if let Some(instance) = &facts.instance_id {
+        lines.push(format!("instance={instance}"));
+    }
+    for gpu in gpus {
+        lines.push(format!("gpu={} {}", gpu.pci_address, gpu.pci_id));
+    }
+    lines
+}
+
+/// The same, of the devices that compute.
+pub(super) fn device_inputs(uuids: Option<&[String]>) -> impl Iterator<Item = String> {
+    (uuids.into_iter().flatten()).map(|uuid| format!("device={uuid}"))
+}
+
 /// What the probe depends on. If none of it moved, the last result of the same boot still holds.
 fn inputs(
     state: &ContainerState,
@@ -96,14 +118,7 @@ fn inputs(
     facts: &Facts,
     loaded: &DriverVersion,
 ) -> String {
-    let mut lines = vec![format!("driver={loaded}")];
-    // A clone has GPUs of its own, which nobody has seen, at the same addresses.
-    if let Some(instance) = &facts.instance_id {
-        lines.push(format!("instance={instance}"));
-    }
-    for gpu in &state.gpus {
-        lines.push(format!("gpu={} {}", gpu.pci_address, gpu.pci_id));
-    }
+    let mut lines = machine_inputs(&state.gpus, facts, loaded);
     let toolkit = desired.toolkit.iter().flat_map(|toolkit| &toolkit.packages);
     let alternatives = wish.alternatives.iter();
     let mut names: Vec<&String> = wish
@@ -135,9 +150,7 @@ fn inputs(
         lines.push(format!("command={}", command.join(" ")));
     }
     lines.extend(expect.iter().map(|expect| format!("expect={expect}")));
-    for uuid in state.uuids.iter().flatten() {
-        lines.push(format!("device={uuid}"));
-    }
+    lines.extend(device_inputs(state.uuids.as_deref()));
     lines.join("\n") + "\n"
 }
 
@@ -207,19 +220,26 @@ fn nothing_to_prove(
     if state.loaded.is_some() {
         return None;
     }
+    Some(without_driver(desired, facts))
+}
+
+/// The answer of a proof as long as no driver is loaded.
+pub(super) fn without_driver(desired: &Desired, facts: &Facts) -> Assessment {
     if desired.image {
-        return Some(Assessment::AwaitingBoot {
+        return Assessment::AwaitingBoot {
             why: "the probe needs live GPUs; it runs at the first boot".into(),
-        });
+        };
     }
     if facts.gpus.is_empty() {
-        return not("no NVIDIA GPU is on the PCI bus");
+        return Assessment::NotApplicable {
+            why: "no NVIDIA GPU is on the PCI bus".into(),
+        };
     }
-    Some(Assessment::After {
+    Assessment::After {
         upstream: VALIDATION_DEVICES,
         why: "the probe needs live GPUs".into(),
         expected: Vec::new(),
-    })
+    }
 }
 
 fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessment {
@@ -262,7 +282,7 @@ fn decide(state: &ContainerState, desired: &Desired, facts: &Facts) -> Assessmen
 }
 
 /// Which lines are new, for people.
-fn moved(record: &str, inputs: &str) -> String {
+pub(super) fn moved(record: &str, inputs: &str) -> String {
     let new: Vec<&str> = inputs
         .lines()
         .filter(|line| !record.lines().any(|old| old == *line))

@@ -1,10 +1,15 @@
-//! `validation.devices`: the bus, the driver, NVML and `/dev` show the same GPUs.
+//! `validation.devices`: the bus, the driver, NVML and `/dev` show the same GPUs, and no fewer than the
+//! instance type promises.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PERSISTENCE, words};
+use super::{
+    DRIVER_FABRIC, DRIVER_MODULE, DRIVER_PERSISTENCE,
+    promise::{self, Promise},
+    words,
+};
 use crate::{
     config::desired::Desired,
     facts::Facts,
@@ -326,7 +331,20 @@ async fn detect(cx: &Cx<'_>) -> Result<DevicesState, StepError> {
     DevicesState::read(cx.host.files(), cx.state, cx.desired.driver.is_some()).await
 }
 
-fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment {
+fn decide(
+    state: &DevicesState,
+    desired: &Desired,
+    facts: &Facts,
+    promise: Option<Promise<'_>>,
+) -> Assessment {
+    // Known before the driver is installed, and also where no GPU is left and none is required. An image is built on
+    // another machine than those that it serves.
+    if let (Some(why), false) = (promise.and_then(|one| one.broken()), desired.image) {
+        return Assessment::Blocked {
+            why,
+            hint: promise::REMEDY.into(),
+        };
+    }
     if desired.driver.is_none() {
         return words::no_driver();
     }
@@ -375,8 +393,12 @@ fn decide(state: &DevicesState, desired: &Desired, facts: &Facts) -> Assessment 
     }
     Assessment::Satisfied {
         why: format!(
-            "{} on the bus, bound to nvidia {loaded}, listed by NVML, with device nodes{}",
+            "{} on the bus{}, bound to nvidia {loaded}, listed by NVML, with device nodes{}",
             words::gpus(state.bound.len()),
+            promise.map_or_else(String::new, |one| format!(
+                ", as {} promises",
+                one.instance_type
+            )),
             match state.reserved.as_slice() {
                 [] => String::new(),
                 some => format!("; reserved for virtual machines: {}", some.join(", ")),
@@ -400,7 +422,10 @@ impl Step for Devices {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        Ok(decide(&detect(cx).await?, cx.desired, cx.facts))
+        let promise = cx
+            .matrix
+            .and_then(|matrix| Promise::of(cx.facts, matrix).ok());
+        Ok(decide(&detect(cx).await?, cx.desired, cx.facts, promise))
     }
 }
 
@@ -410,7 +435,10 @@ mod tests {
     use crate::{
         host::{Nvml, NvmlView},
         step::Assessment,
-        steps::fixtures::{desired, facts, nvml_device},
+        steps::{
+            fixtures::{desired, facts, nvml_device},
+            promise::Promise,
+        },
     };
 
     fn good() -> DevicesState {
@@ -434,7 +462,7 @@ mod tests {
     }
 
     fn why(state: &DevicesState) -> String {
-        match decide(state, &desired(), &facts()) {
+        match decide(state, &desired(), &facts(), None) {
             Assessment::Blocked { why, .. } | Assessment::BlockedNow { why, .. } => why,
             other => panic!("must be refused: {other:?}"),
         }
@@ -443,7 +471,7 @@ mod tests {
     #[test]
     fn agreement_passes() {
         assert!(matches!(
-            decide(&good(), &desired(), &facts()),
+            decide(&good(), &desired(), &facts(), None),
             Assessment::Satisfied { .. }
         ));
     }
@@ -504,15 +532,51 @@ mod tests {
         if let Nvml::Ready(view) = &mut state.nvml {
             view.devices.pop();
         }
-        let Assessment::Satisfied { why } = decide(&state, &desired(), &facts()) else {
+        let Assessment::Satisfied { why } = decide(&state, &desired(), &facts(), None) else {
             panic!("the other GPU is ready");
         };
         let words = "reserved for virtual machines: 0000:2a:00.0";
         assert!(why.contains(words), "{why}");
         state.reserved.push(state.bound.remove(0).0);
         assert!(matches!(
-            decide(&state, &desired(), &facts()),
+            decide(&state, &desired(), &facts(), None),
             Assessment::NotApplicable { .. }
+        ));
+    }
+
+    #[test]
+    fn fewer_gpus_than_the_instance_type_promises_are_refused_before_the_driver_is_installed() {
+        let promise = |promised| {
+            Some(Promise {
+                instance_type: "p5.48xlarge",
+                promised,
+                found: 2,
+            })
+        };
+        let bare = DevicesState {
+            loaded: None,
+            ..good()
+        };
+        for state in [&bare, &good()] {
+            let Assessment::Blocked { why, hint } = decide(state, &desired(), &facts(), promise(8))
+            else {
+                panic!("only a person can heal this");
+            };
+            assert_eq!(
+                why,
+                "p5.48xlarge has 8 GPUs, but only 2 GPUs are on the PCI bus"
+            );
+            assert!(hint.contains("stop the instance"), "{hint}");
+        }
+        for fewer in [1, 2] {
+            let answer = decide(&good(), &desired(), &facts(), promise(fewer));
+            assert!(matches!(answer, Assessment::Satisfied { .. }), "{answer:?}");
+        }
+        let mut image = desired();
+        image.image = true;
+        assert!(matches!(
+            decide(&bare, &image, &facts(), promise(8)),
+            Assessment::AwaitingBoot { .. }
         ));
     }
 
@@ -523,13 +587,13 @@ mod tests {
             ..good()
         };
         assert!(matches!(
-            decide(&state, &desired(), &facts()),
+            decide(&state, &desired(), &facts(), None),
             Assessment::After { .. }
         ));
         let mut image = desired();
         image.image = true;
         assert!(matches!(
-            decide(&state, &image, &facts()),
+            decide(&state, &image, &facts(), None),
             Assessment::AwaitingBoot { .. }
         ));
     }

@@ -7,6 +7,7 @@ mod builds;
 mod cdi;
 mod cdi_rules;
 pub mod cluster;
+pub mod compute;
 pub mod container;
 mod deny;
 pub(crate) mod devices;
@@ -26,6 +27,7 @@ mod options;
 mod packages;
 mod persistence;
 mod preflight;
+pub(crate) mod promise;
 mod replaced;
 mod repositories;
 mod runtime_config;
@@ -92,13 +94,13 @@ pub const RUNTIME_CRIO_NVIDIA: StepId = StepId::new("runtime.crio-nvidia");
 pub const PACKAGES_HOLD: StepId = StepId::new("packages.hold");
 /// CDI specification.
 pub const CDI: StepId = StepId::new("cdi");
-/// Bus, driver, NVML and device nodes agree.
+/// Instance type, bus, driver, NVML and device nodes agree.
 pub const VALIDATION_DEVICES: StepId = StepId::new("validation.devices");
 /// The image of the proof is pulled.
 pub const VALIDATION_IMAGE: StepId = StepId::new("validation.image");
 /// A container sees the GPUs.
 pub const VALIDATION_CONTAINER: StepId = StepId::new("validation.container");
-/// The GPUs compute. It is no step, but a finding of `check --prove`.
+/// The GPUs compute on the host. `check --prove` proves it on every machine, the step where no container does.
 pub const VALIDATION_COMPUTE: StepId = StepId::new("validation.compute");
 
 /// Kernel modules and parameters for Kubernetes.
@@ -141,6 +143,7 @@ pub fn all() -> Vec<Box<dyn Step>> {
         Box::new(devices::Devices),
         Box::new(cdi::Cdi),
         Box::new(container::Container),
+        Box::new(compute::Compute),
         Box::new(cluster::host::Kernel),
         Box::new(cluster::join::JoinCluster),
         Box::new(cluster::node::AdmittedNode),

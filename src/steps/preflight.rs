@@ -280,7 +280,10 @@ fn obstacles(state: &PreflightState, desired: &Desired, facts: &Facts) -> Vec<Ob
             passes: true,
         });
     }
-    if facts.gpus.is_empty() && desired.assume_gpus.is_empty() && !want.allow_no_gpu {
+    // Settings that name branch and flavour need no GPU of the machine that makes an image.
+    let is_for_others = desired.image && desired.driver.is_some();
+    let has_gpus = !(facts.gpus.is_empty() && desired.assume_gpus.is_empty());
+    if !(has_gpus || is_for_others || want.allow_no_gpu) {
         found.push(Obstacle {
             why: "no NVIDIA GPU is on the PCI bus".into(),
             hint: "run `lspci -d 10de:` to list the GPUs; for an image name the GPUs of its \

@@ -49,6 +49,8 @@ pub struct Edits {
     pub device_nodes: Vec<DeviceNode>,
     /// Files and folders of the host.
     pub mounts: Vec<Mount>,
+    /// Programs of the host that prepare the container; without one it does not start.
+    pub hooks: Vec<Hook>,
 }
 
 /// A device node that is made in a container.
@@ -67,6 +69,13 @@ pub struct DeviceNode {
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
     host_path: String,
+}
+
+/// A program of the host that a runtime runs for a container. Its `hookName`, `args`, `env` and `timeout` are
+/// for the runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Hook {
+    path: String,
 }
 
 impl DeviceNode {
@@ -100,7 +109,9 @@ impl Spec {
     #[must_use]
     pub fn host_paths(&self) -> BTreeSet<&str> {
         let mounts = self.edits().flat_map(|edits| &edits.mounts);
+        let hooks = self.edits().flat_map(|edits| &edits.hooks);
         (mounts.map(|mount| mount.host_path.as_str()))
+            .chain(hooks.map(|hook| hook.path.as_str()))
             .chain(self.device_nodes().into_iter().map(DeviceNode::host_path))
             .collect()
     }
@@ -283,6 +294,7 @@ containerEdits:
                 "/dev/nvidia-uvm-tools",
                 "/dev/nvidia0",
                 "/dev/nvidiactl",
+                "/usr/bin/nvidia-cdi-hook",
                 "/usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03",
             ]
         );
@@ -309,6 +321,7 @@ containerEdits:
         for none in [
             SPEC.replace("    - name: all", "   - name: all"),
             SPEC.replace("hostPath: /usr", "path: /usr"),
+            SPEC.replace("path: /usr/bin/nvidia-cdi-hook", "name: nvidia-cdi-hook"),
         ] {
             let error = parse(&none).expect_err("no specification");
             assert_eq!(error.lines().count(), 1, "{error}");

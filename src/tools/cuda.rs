@@ -9,10 +9,8 @@ use crate::{
     model::text::built_in,
 };
 
-const TEXT: &str = include_str!("cuda.toml");
-
 static TABLE: LazyLock<BTreeMap<i32, Meaning>> = LazyLock::new(|| {
-    let table: Table = built_in(TEXT).expect("the built-in table parses: a test reads it");
+    let table: Table = built_in("cuda").expect("the built-in table parses: a test reads it");
     (table.result.into_iter())
         .filter_map(|(code, meaning)| Some((code.parse().ok()?, meaning)))
         .collect()

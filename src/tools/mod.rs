@@ -6,6 +6,7 @@ pub mod cdi;
 pub mod cloud_init;
 pub mod container_view;
 pub mod containerd;
+pub mod crictl;
 pub mod crio;
 pub mod ctr;
 pub mod cuda;

@@ -1,6 +1,9 @@
 //! OpenPGP public keys: their fingerprints, and the binary form that apt wants of a keyring.
 
+use std::{borrow::Cow, io::Read as _};
+
 use pgp::{
+    armor::{BlockType, Dearmor},
     composed::{ArmorOptions, Deserializable, SignedPublicKey},
     ser::Serialize,
     types::KeyDetails,
@@ -43,7 +46,8 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     let malformed = |error: pgp::errors::Error| OpenPgpError::Malformed {
         why: error.to_string(),
     };
-    let (keys, _) = SignedPublicKey::from_reader_many(bytes).map_err(malformed)?;
+    let binary = without_armour(bytes).map_err(malformed)?;
+    let keys = SignedPublicKey::from_bytes_many(&*binary).map_err(malformed)?;
     let mut found = Vec::new();
     for key in keys {
         let key = key.map_err(malformed)?;
@@ -61,6 +65,27 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     } else {
         Ok(found)
     }
+}
+
+/// The packets of a key file. They have one form for the parser, so that the program has one parser: that of the library for
+/// both forms has a parser for each.
+fn without_armour(bytes: &[u8]) -> Result<Cow<'_, [u8]>, pgp::errors::Error> {
+    // RFC 9580, 4.2: the highest bit of a packet's first byte is set.
+    if bytes.first().is_some_and(|first| first & 0x80 != 0) {
+        return Ok(Cow::Borrowed(bytes));
+    }
+    let mut armoured = Dearmor::new(bytes);
+    armoured.read_header()?;
+    match armoured.typ {
+        Some(BlockType::PublicKey | BlockType::File) => {}
+        Some(other) => {
+            return Err(std::io::Error::other(format!("it has the armour of a {other}")).into());
+        }
+        None => return Err(std::io::Error::other("its armour has no type").into()),
+    }
+    let mut binary = Vec::new();
+    armoured.read_to_end(&mut binary)?;
+    Ok(Cow::Owned(binary))
 }
 
 /// The digest of a key file without its lines that begin with `Version`: programs that armour keys
@@ -130,6 +155,16 @@ mod tests {
             parse(b""),
             Err(OpenPgpError::Empty | OpenPgpError::Malformed { .. })
         ));
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_named() {
+        let public = std::str::from_utf8(ARMOURED).unwrap();
+        let error = parse(public.replace("PUBLIC", "PRIVATE").as_bytes()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "it is not an OpenPGP public key: IO error: it has the armour of a PGP PRIVATE KEY BLOCK"
+        );
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::host::{Cmd, Query};
 /// its own verdict arrives first.
 const UNIT_DEADLINE: Duration = Duration::from_secs(180);
 
+/// Exists where systemd runs, sd_booted(3). A container of an application has none.
+pub const BOOTED: &str = "/run/systemd/system";
+
 /// The state of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitState {
@@ -101,8 +104,13 @@ pub fn parse_show(text: &str) -> Option<UnitState> {
 pub enum Once {
     /// It runs, is about to start, or is started again after a pause.
     Busy,
-    /// It has failed, with this exit status of its process; `None` if the process was killed or never began.
-    Failed(Option<u8>),
+    /// It has failed.
+    Failed {
+        /// The exit status of its process; `None` if the process was killed or never began.
+        code: Option<u8>,
+        /// When, as time since the machine booted.
+        at: Duration,
+    },
     /// Neither; also if it does not exist.
     Idle,
 }
@@ -110,7 +118,8 @@ pub enum Once {
 /// Asks for it.
 #[must_use]
 pub fn once(unit: &str) -> Query {
-    let properties = "--property=ActiveState,Job,Result,ExecMainStatus";
+    let properties =
+        "--property=ActiveState,Job,Result,ExecMainStatus,InactiveEnterTimestampMonotonic";
     Query::new("systemctl", ["show", properties, "--", unit])
 }
 
@@ -126,10 +135,14 @@ pub fn parse_once(text: &str) -> Option<Once> {
     Some(match value("ActiveState")? {
         _ if queued => Once::Busy,
         "inactive" => Once::Idle,
-        "failed" if value("Result") == Some("exit-code") => {
-            Once::Failed(value("ExecMainStatus").and_then(|status| status.parse().ok()))
+        "failed" => {
+            let status = value("ExecMainStatus").filter(|_| value("Result") == Some("exit-code"));
+            let microseconds = value("InactiveEnterTimestampMonotonic")?.parse().ok()?;
+            Once::Failed {
+                code: status.and_then(|status| status.parse().ok()),
+                at: Duration::from_micros(microseconds),
+            }
         }
-        "failed" => Once::Failed(None),
         _ => Once::Busy,
     })
 }
@@ -150,6 +163,19 @@ pub fn parse_command(text: &str) -> Option<&str> {
     let only = commands.next().filter(|_| commands.next().is_none())?;
     let (_, rest) = only.split_once(" argv[]=")?;
     Some(rest.split_once(" ; ignore_errors=")?.0)
+}
+
+/// Asks what ends with a unit.
+#[must_use]
+pub fn kill_mode(unit: &str) -> Query {
+    Query::new("systemctl", ["show", "--property=KillMode", "--", unit])
+}
+
+/// Reads the answer to [`kill_mode`]: whether the unit's main process alone ends, and not what it has started. systemd.kill(5).
+#[must_use]
+pub fn parse_spares_children(text: &str) -> Option<bool> {
+    let mode = (text.lines()).find_map(|line| line.strip_prefix("KillMode="))?;
+    Some(mode == "process")
 }
 
 /// Where an administrator, and this program, add drop-ins to a unit.
@@ -229,7 +255,26 @@ pub fn last_words(unit: &str) -> Query {
 
 #[cfg(test)]
 mod tests {
-    use super::{Once, drop_in_folder, parse_command, parse_needs_reload, parse_once, parse_show};
+    use std::time::Duration;
+
+    use super::{
+        Once, drop_in_folder, parse_command, parse_needs_reload, parse_once, parse_show,
+        parse_spares_children,
+    };
+
+    #[test]
+    fn what_ends_with_a_unit() {
+        for (text, spares) in [
+            ("KillMode=process\n", Some(true)),
+            // Not even the main process ends.
+            ("KillMode=none\n", Some(false)),
+            ("KillMode=control-group\n", Some(false)),
+            ("KillMode=mixed\n", Some(false)),
+            ("", None),
+        ] {
+            assert_eq!(parse_spares_children(text), spares, "{text}");
+        }
+    }
 
     #[test]
     fn what_runs_once_is_busy_until_nothing_of_it_is_left_to_do() {
@@ -253,13 +298,21 @@ mod tests {
                 Once::Idle,
             ),
             (
-                "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n",
-                Once::Failed(Some(6)),
+                "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
+                 InactiveEnterTimestampMonotonic=61500000\n",
+                Once::Failed {
+                    code: Some(6),
+                    at: Duration::from_millis(61_500),
+                },
             ),
             // The number is that of a signal.
             (
-                "ActiveState=failed\nResult=signal\nExecMainStatus=9\n",
-                Once::Failed(None),
+                "ActiveState=failed\nResult=signal\nExecMainStatus=9\n\
+                 InactiveEnterTimestampMonotonic=7\n",
+                Once::Failed {
+                    code: None,
+                    at: Duration::from_micros(7),
+                },
             ),
         ] {
             assert_eq!(parse_once(text), Some(expected), "{text}");

@@ -6,10 +6,8 @@ use serde::Deserialize;
 
 use crate::model::text::built_in;
 
-const TEXT: &str = include_str!("xid.toml");
-
 static TABLE: LazyLock<BTreeMap<u32, Xid>> = LazyLock::new(|| {
-    let table: Table = built_in(TEXT).expect("the built-in table parses: a test reads it");
+    let table: Table = built_in("xid").expect("the built-in table parses: a test reads it");
     (table.xid.into_iter())
         .filter_map(|(code, xid)| Some((code.parse().ok()?, xid)))
         .collect()

@@ -259,6 +259,13 @@ fn machines_without_a_gpu() {
     assert!(desired.driver.is_none() && desired.toolkit.is_none() && desired.cdi.is_none());
     assert!(!desired.runtimes.is_empty());
 
+    // A file that is wrong on each machine is told on this one, too.
+    let wrong = bare().config("cluster.join = \"k3s\"").load();
+    assert_eq!(
+        wrong.err().map(|error| error.reason()),
+        Some("config-value")
+    );
+
     let mut image = bare();
     image.ask.flags.image = true;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! `check --root` and `facts --root` on the machines of `machines.toml`, built as trees.
+//! `check --root` and `facts --root` on the machines of `machines/*.toml`, built as trees.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ struct Table {
     machine: Vec<Machine>,
 }
 
-/// See `machines.toml`.
+/// See `machines/distributions.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Machine {
@@ -300,8 +300,15 @@ fn run(args: &[&str]) -> Ran {
 }
 
 fn machines() -> Vec<Machine> {
-    let table: Table = toml::from_str(include_str!("machines.toml")).unwrap();
-    table.machine
+    let tables = [
+        include_str!("machines/distributions.toml"),
+        include_str!("machines/hardware.toml"),
+        include_str!("machines/drivers.toml"),
+        include_str!("machines/surroundings.toml"),
+    ];
+    (tables.iter())
+        .flat_map(|text| toml::from_str::<Table>(text).unwrap().machine)
+        .collect()
 }
 
 /// Runs something on each machine's tree, on two threads, and gathers what it says by name.

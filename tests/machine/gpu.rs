@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use gpu_bootstrap::host::{
-    Answer, Ask, Clock, CudaDevice, CudaStart, CudaView, CudaWork, Gpu, Http, HttpError, Nvml,
-    NvmlDevice, NvmlView,
+    Answer, Ask, Clock, CudaCause, CudaDevice, CudaFault, CudaStart, CudaView, CudaWork, Gpu, Http,
+    HttpError, Nvml, NvmlDevice, NvmlView,
     fake::{FakeClock, FakeFiles, FakeHttp},
 };
 
@@ -31,7 +31,8 @@ impl Gpu for MachineGpu {
     }
 
     async fn compute(&self, devices: &[String], _: Duration) -> CudaView {
-        // Not asked before NVML answers, and then all is well: `tests/probe` has the faults of CUDA.
+        // Not asked before NVML answers; `tests/probe` has the other faults of CUDA.
+        let wrong = lock(&self.state).faults.computes_wrong;
         let plain = |uuid: &String| uuid.trim_start_matches("GPU-").to_owned();
         let work = |uuid: &String| CudaWork {
             uuid: uuid.clone(),
@@ -52,10 +53,13 @@ impl Gpu for MachineGpu {
                 version: "12.2".to_owned(),
                 uuids: devices.iter().map(plain).collect(),
             }),
-            devices: (devices.iter())
-                .map(|uuid| CudaDevice {
+            devices: (devices.iter().enumerate())
+                .map(|(index, uuid)| CudaDevice {
                     uuid: uuid.clone(),
-                    result: Ok(work(uuid)),
+                    result: match wrong && index == 0 {
+                        true => Err(CudaFault::new(CudaCause::WrongResult { at: 7 })),
+                        false => Ok(work(uuid)),
+                    },
                 })
                 .collect(),
             peers: None,

@@ -48,6 +48,8 @@ pub struct Faults {
     pub docker_reload: bool,
     /// Docker and containerd do not start with the nvidia runtime in their configuration.
     pub refuse_nvidia: bool,
+    /// The first GPU computes another result than the CPU.
+    pub computes_wrong: bool,
     /// A container sees no GPU, whatever is configured.
     pub container: bool,
     /// Units that do not start.

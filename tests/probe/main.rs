@@ -350,8 +350,8 @@ fn fewer_gpus_than_the_instance_type_promises_are_found() {
         let path = format!("/sys/class/dmi/id/{name}");
         node.fakes.files.put(&path, format!("{value}\n"));
     }
-    let line = "failed at the layer instance type: p5.48xlarge has 8 GPUs, and 2 are on the bus";
-    fails(&node, line, "another host");
+    let line = "failed at the layer instance type: p5.48xlarge has 8 GPUs, but only 2 GPUs are on the PCI bus";
+    fails(&node, line, "other hardware");
 }
 
 #[test]

@@ -87,6 +87,7 @@ fn said(fault: Fault) -> &'static str {
         Fault::CaWrong => "the certificate authority of the server is not the one that was named",
         Fault::Unreachable => "the API server cannot be reached",
         Fault::Unavailable => "the API server answers that it cannot serve now",
+        Fault::NotAllowed => "the API server does not let the machine read what a join needs",
         Fault::Clock => {
             "a certificate of the cluster is not valid at the time that this machine's clock shows"
         }
@@ -124,6 +125,7 @@ impl Report for JoinError {
                 Fault::CaWrong => "join-ca-wrong",
                 Fault::Unreachable => "join-unreachable",
                 Fault::Unavailable => "join-unavailable",
+                Fault::NotAllowed => "join-not-allowed",
                 Fault::Clock => "join-clock",
                 Fault::Kubelet => "join-kubelet",
                 Fault::NoCertificate => "join-no-certificate",
@@ -160,6 +162,10 @@ impl Report for JoinError {
                      then run the command again"
                 }
                 Fault::Unavailable => "see how the control plane is, then run the command again",
+                Fault::NotAllowed => {
+                    "an API server that has just started answers so for some seconds; if it stays so, run \
+                     `kubeadm init phase bootstrap-token` on the control plane, then run the command again"
+                }
                 Fault::Clock => {
                     "set the clock (`timedatectl` shows it), then run the command again"
                 }

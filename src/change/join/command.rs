@@ -1,13 +1,21 @@
-//! A command of the administrator's that joins. Its secrets come as environment, from a file that only root may read.
+//! Commands of the administrator's: one joins, one leaves. Their secrets come as environment, from a file that only root may
+//! read.
+
+use std::time::Duration;
 
 use camino::Utf8Path;
 
 use super::Join;
 use crate::{
-    change::{Applier, ChangeError, JoinError, Sink},
+    change::{Applier, ChangeError, JoinError, Reverted, Sink},
+    error::one_line,
     host::Cmd,
     model::{environment, secret::Secret},
 };
+
+/// Below the state folder from the start of the command that leaves until it has ended well: one that was cut off has
+/// perhaps removed the file that tells of the membership, and not the rest.
+const LEAVING: &str = "leaving";
 
 impl Applier {
     pub(super) async fn join_by_command(
@@ -17,13 +25,91 @@ impl Applier {
         (environment_file, joined_file): (Option<&Utf8Path>, &Utf8Path),
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
+        let cmd = self.with_environment(command, environment_file, join.timeout())?;
+        let ran = self.exec(&cmd, sink).await;
+        (ran.and_then(|output| output.success(&cmd))).map_err(|source| JoinError::Command {
+            source: Box::new(source),
+        })?;
+        if self.host.files.exists(joined_file)? {
+            return Ok(());
+        }
+        Err(JoinError::NotJoined {
+            what: cmd.program,
+            seconds: join.timeout_seconds,
+            last_words: Some(format!(
+                "the command ended well, but `{joined_file}` does not exist"
+            )),
+        }
+        .into())
+    }
+
+    /// Takes the machine out of its cluster. What the command does not do is left to people.
+    pub(super) async fn leave_by_command(
+        &self,
+        (command, timeout): (&[String], Duration),
+        (environment_file, joined_file): (Option<&Utf8Path>, &Utf8Path),
+        is_member: bool,
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let files = &self.host.files;
+        let mark = self.state.join(LEAVING);
+        if self.has_left_by_command(joined_file, is_member)? {
+            return Ok(Reverted::Nothing {
+                why: format!("`{joined_file}` does not exist any more"),
+            });
+        }
+        let words = command.join(" ");
+        let left = |why: String| {
+            Ok(Reverted::Left {
+                what: format!("what `cluster.command` has done (`{words}` undoes it)"),
+                why,
+            })
+        };
+        let cmd = match self.with_environment(command, environment_file, timeout) {
+            Ok(cmd) => cmd,
+            Err(error) => return left(one_line(&error)),
+        };
+        files.write(&mark, b"", 0o600)?;
+        let ran = self.exec(&cmd, sink).await;
+        if let Err(error) = ran.and_then(|output| output.success(&cmd)) {
+            return left(one_line(&error));
+        }
+        if files.exists(joined_file)? {
+            return left(format!(
+                "the command ended well, but `{joined_file}` still exists"
+            ));
+        }
+        files.remove(&mark)?;
+        Ok(Reverted::Done {
+            what: format!("ran `{words}`"),
+        })
+    }
+
+    /// Whether there is nothing that the command could undo.
+    pub(super) fn has_left_by_command(
+        &self,
+        joined_file: &Utf8Path,
+        is_member: bool,
+    ) -> Result<bool, ChangeError> {
+        let files = &self.host.files;
+        let begun = files.exists(&self.state.join(LEAVING))?;
+        Ok(!is_member && !begun && !files.exists(joined_file)?)
+    }
+
+    /// The command, with what stands in its file now.
+    pub(super) fn with_environment(
+        &self,
+        command: &[String],
+        environment_file: Option<&Utf8Path>,
+        timeout: Duration,
+    ) -> Result<Cmd, ChangeError> {
         let Some((program, args)) = command.split_first() else {
             return Err(ChangeError::Unreadable {
-                what: "join the cluster".to_owned(),
+                what: "run a command for the cluster".to_owned(),
                 why: "the command is empty".to_owned(),
             });
         };
-        let mut cmd = Cmd::new(program, args.iter().cloned()).deadline(join.timeout());
+        let mut cmd = Cmd::new(program, args.iter().cloned()).deadline(timeout);
         if let Some(path) = environment_file {
             let text = self.secret(path)?;
             let variables = environment::parse(text.expose()).map_err(|why| JoinError::Secret {
@@ -36,20 +122,6 @@ impl Applier {
                 cmd = cmd.secret_env(&name, &value);
             }
         }
-        let ran = self.exec(&cmd, sink).await;
-        (ran.and_then(|output| output.success(&cmd))).map_err(|source| JoinError::Command {
-            source: Box::new(source),
-        })?;
-        if self.host.files.exists(joined_file)? {
-            return Ok(());
-        }
-        Err(JoinError::NotJoined {
-            what: program.clone(),
-            seconds: join.timeout_seconds,
-            last_words: Some(format!(
-                "the command ended well, but `{joined_file}` does not exist"
-            )),
-        }
-        .into())
+        Ok(cmd)
     }
 }

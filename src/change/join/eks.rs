@@ -3,7 +3,7 @@
 
 use super::Join;
 use crate::{
-    change::{Applier, ChangeError, JoinError, Sink},
+    change::{Applier, ChangeError, JoinError, Reverted, Sink},
     error::one_line,
     tools::{
         kubernetes::{kubeadm, nodeadm},
@@ -25,17 +25,42 @@ impl Applier {
         if joined.is_err() {
             // It would join at the next boot, when nobody looks whether the machine is proven, and its kubelet would go on
             // for ever.
-            files.remove(nodeadm::MAY_JOIN.into())?;
-            let stop = systemctl::act("stop", kubeadm::UNIT);
-            let stopped = self
-                .tool(&format!("stop `{}`", kubeadm::UNIT), &stop, sink)
-                .await;
             // What failed first is what must be told.
-            if let Err(error) = stopped {
+            if let Err(error) = self.hold_nodeadm_back(sink).await {
                 sink.note(&format!("failed to {}", one_line(&error)));
             }
         }
         joined
+    }
+
+    /// `nodeadm` does not join at the next boot, nor goes on now, and its kubelet ends.
+    async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let files = &self.host.files;
+        if files.exists(nodeadm::MAY_JOIN.into())? {
+            files.remove(nodeadm::MAY_JOIN.into())?;
+        }
+        // It starts the kubelet at its end.
+        for unit in [nodeadm::RUN_UNIT, kubeadm::UNIT] {
+            self.tool(
+                &format!("stop `{unit}`"),
+                &systemctl::act("stop", unit),
+                sink,
+            )
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// What `nodeadm` has written stays: it came with the image, and user data writes it again at each boot.
+    pub(super) async fn leave_by_nodeadm(&self, sink: &dyn Sink) -> Result<Reverted, ChangeError> {
+        self.hold_nodeadm_back(sink).await?;
+        Ok(Reverted::Done {
+            what: format!(
+                "stopped `{}`, and removed `{}`, so `nodeadm` does not join any more",
+                kubeadm::UNIT,
+                nodeadm::MAY_JOIN
+            ),
+        })
     }
 
     async fn start_nodeadm(&self, join: &Join, sink: &dyn Sink) -> Result<(), ChangeError> {

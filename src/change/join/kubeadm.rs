@@ -76,7 +76,7 @@ impl Applier {
             ),
             Err(error) => (error.to_string(), error),
         };
-        let fault = Fault::of(&said);
+        let fault = Fault::of(&said, matches!(discovery, Discovery::Token { .. }));
         let last_words = match fault {
             Fault::Kubelet => (self.words_of(kubeadm::UNIT).await?).map(|words| last_of(&words)),
             _ => None,
@@ -137,13 +137,12 @@ impl Applier {
         if kubeadm::is_token(token.expose()) {
             return Ok(token);
         }
-        let why = "it has no bootstrap token, which is 6 and 16 small letters and digits with a full stop between them";
         Err(match source {
             TokenSource::File(path) => JoinError::Secret {
                 path: path.clone(),
-                why: why.to_owned(),
+                why: kubeadm::NO_TOKEN.to_owned(),
             },
-            source => TokenError::new(source, TokenFault::Form, why).into(),
+            source => TokenError::new(source, TokenFault::Form, kubeadm::NO_TOKEN).into(),
         }
         .into())
     }

@@ -18,6 +18,7 @@ use node::Deleted;
 
 use super::{Applier, ChangeError, JoinError, Reverted, Sink, Undo};
 use crate::{
+    error::one_line,
     host::Kind,
     model::{
         cluster::JoinMethod,
@@ -27,7 +28,9 @@ use crate::{
     },
     tools::kubernetes::{
         agents,
+        kubeadm::UNIT as KUBELET,
         membership::{self, Membership, MembershipError},
+        nodeadm,
     },
 };
 
@@ -72,11 +75,33 @@ pub enum Leave {
     K3s,
     /// The agent of RKE2 stops.
     Rke2,
+    /// EKS' `nodeadm` may not join any more, and its kubelet stops.
+    Nodeadm,
+    /// A command of the administrator's.
+    Command {
+        /// Program and arguments.
+        command: Vec<String>,
+        /// The file with its environment.
+        #[schemars(with = "Option<String>")]
+        environment_file: Option<Utf8PathBuf>,
+        /// The file that exists while the machine is a node.
+        #[schemars(with = "String")]
+        joined_file: Utf8PathBuf,
+        /// Seconds for the command.
+        timeout_seconds: u64,
+    },
     /// Nothing undoes this way to join.
     Never {
         /// Its name in the settings.
         method: String,
     },
+}
+
+impl Leave {
+    /// Earlier versions of this program left a node of EKS alone.
+    fn is_by_nodeadm(&self) -> bool {
+        matches!(self, Self::Nodeadm) || matches!(self, Self::Never { method } if method == "eks")
+    }
 }
 
 impl Join {
@@ -95,7 +120,19 @@ impl Applier {
             },
             JoinMethod::K3s { .. } => Leave::K3s,
             JoinMethod::Rke2 { .. } => Leave::Rke2,
-            JoinMethod::Eks | JoinMethod::Command { .. } | JoinMethod::Managed => Leave::Never {
+            JoinMethod::Eks => Leave::Nodeadm,
+            JoinMethod::Command {
+                environment_file,
+                joined_file,
+                leave_command,
+                ..
+            } if !leave_command.is_empty() => Leave::Command {
+                command: leave_command.clone(),
+                environment_file: environment_file.clone(),
+                joined_file: joined_file.clone(),
+                timeout_seconds: join.timeout_seconds,
+            },
+            JoinMethod::Command { .. } | JoinMethod::Managed => Leave::Never {
                 method: join.method.name().to_owned(),
             },
         };
@@ -108,16 +145,22 @@ impl Applier {
     }
 
     /// Which cluster it joined; nothing is left to undo where it joined none.
-    pub(super) fn refine_join(&self, undo: Undo) -> Result<Undo, ChangeError> {
+    pub(super) async fn refine_join(&self, undo: Undo) -> Result<Undo, ChangeError> {
         let Undo::LeaveCluster {
             way, node, access, ..
         } = undo
         else {
             return Ok(undo);
         };
-        let cluster = self.joined_cluster()?;
-        let begun = matches!(way, Leave::Kubeadm { .. }) && self.has_begun()?;
-        if cluster.is_none() && !begun && !matches!(way, Leave::Never { .. }) {
+        let cluster = self.joined_by(&way).await?;
+        let begun = match &way {
+            Leave::Kubeadm { .. } => self.has_begun()?,
+            // What a command has done is not known.
+            Leave::Command { .. } => true,
+            Leave::Never { .. } => !way.is_by_nodeadm(),
+            Leave::K3s | Leave::Rke2 | Leave::Nodeadm => false,
+        };
+        if cluster.is_none() && !begun {
             return Ok(Undo::Nothing {
                 why: "the machine has joined no cluster".to_owned(),
             });
@@ -128,6 +171,19 @@ impl Applier {
             access,
             cluster,
         })
+    }
+
+    /// The cluster that the machine is a node of, or is about to be. `nodeadm` writes the kubeconfig at each boot, before
+    /// anything may join.
+    async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, ChangeError> {
+        let found = self.joined_cluster()?;
+        if way.is_by_nodeadm()
+            && !self.host.files.exists(nodeadm::MAY_JOIN.into())?
+            && !self.unit_state(KUBELET).await?.is_active()
+        {
+            return Ok(None);
+        }
+        Ok(found)
     }
 
     /// The cluster that this machine's kubelet has credentials of.
@@ -142,9 +198,15 @@ impl Applier {
     }
 
     /// Removes what an attempt of this program's has left that was cut off: the file with the token, and, if the machine
-    /// has joined all the same, the mark of the attempt.
-    pub(super) fn clear_interrupted_join(&self) -> Result<(), ChangeError> {
+    /// has joined all the same, the mark of the attempt. `nodeadm` would join at the next boot, proven or not.
+    pub(super) async fn clear_interrupted_join(&self, way: &Leave) -> Result<(), ChangeError> {
         let files = &self.host.files;
+        if way.is_by_nodeadm()
+            && files.exists(nodeadm::MAY_JOIN.into())?
+            && !self.unit_state(KUBELET).await?.is_active()
+        {
+            files.remove(nodeadm::MAY_JOIN.into())?;
+        }
         let configuration = Utf8Path::new(paths::RUN).join(kubeadm::CONFIGURATION);
         if files.exists(&configuration)? {
             files.remove(&configuration)?;
@@ -190,6 +252,7 @@ impl Applier {
                 command,
                 environment_file,
                 joined_file,
+                leave_command: _,
             } => {
                 let files = (environment_file.as_deref(), joined_file.as_path());
                 self.join_by_command(join, command, files, sink).await
@@ -214,12 +277,12 @@ impl Applier {
                 why,
             })
         };
-        if let Leave::Never { method } = way {
+        if let (Leave::Never { method }, false) = (way, way.is_by_nodeadm()) {
             return stays(format!(
                 "nothing undoes what `cluster.join = \"{method}\"` has done"
             ));
         }
-        let now = self.joined_cluster()?;
+        let now = self.joined_by(way).await?;
         match (joined, &now) {
             (Some(joined), Some(now)) if !joined.is_of_cluster_of(now) => {
                 return stays(format!(
@@ -234,6 +297,22 @@ impl Applier {
                 ));
             }
             _ => {}
+        }
+        let is_member = now.is_some();
+        // A node is not deleted whose machine cannot leave.
+        if let Leave::Command {
+            command,
+            environment_file,
+            joined_file,
+            timeout_seconds,
+        } = way
+            && !self.has_left_by_command(joined_file, is_member)?
+        {
+            let timeout = Duration::from_secs(*timeout_seconds);
+            let runs = self.with_environment(command, environment_file.as_deref(), timeout);
+            if let Err(error) = runs {
+                return stays(one_line(&error));
+            }
         }
         let deleted = match now {
             None => Reverted::Nothing {
@@ -254,7 +333,18 @@ impl Applier {
             }
             Leave::K3s => self.leave_by_agent(&agents::K3S, sink).await?,
             Leave::Rke2 => self.leave_by_agent(&agents::RKE2, sink).await?,
-            Leave::Never { .. } => return Ok(deleted),
+            Leave::Command {
+                command,
+                environment_file,
+                joined_file,
+                timeout_seconds,
+            } => {
+                let files = (environment_file.as_deref(), joined_file.as_path());
+                let timeout = Duration::from_secs(*timeout_seconds);
+                self.leave_by_command((command, timeout), files, is_member, sink)
+                    .await?
+            }
+            Leave::Nodeadm | Leave::Never { .. } => self.leave_by_nodeadm(sink).await?,
         };
         Ok(Reverted::of(vec![deleted, left]))
     }

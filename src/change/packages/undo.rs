@@ -388,8 +388,8 @@ impl Applier {
 
     /// Makes systemd forget removed unit files. A failure is only reported: the files are gone.
     async fn reload_units(&self, sink: &dyn Sink) -> Result<Option<Reverted>, ChangeError> {
-        // sd_booted(3): the folder exists if systemd runs; otherwise there is nothing to forget.
-        if !self.host.files.exists("/run/systemd/system".into())? {
+        // Otherwise there is nothing to forget.
+        if !self.host.files.exists(systemctl::BOOTED.into())? {
             return Ok(None);
         }
         let reload = self

@@ -117,29 +117,31 @@ pub(super) async fn clear(host: &Host, probe: &Probe, sink: &dyn Sink) -> Result
 
 /// The result of the own probe.
 pub(super) fn proof(view: &ContainerView, in_image: &str) -> Proof {
-    let devices = view.probe.iter().flat_map(|probe| &probe.devices);
-    let measured = devices.filter_map(|device| {
+    match &view.probe {
+        Some(probe) => proof_of(probe, in_image),
+        None => Proof {
+            result: format!(
+                "{} GPUs seen{in_image}, none of them asked to compute",
+                view.gpus()
+            ),
+            measured: Vec::new(),
+        },
+    }
+}
+
+/// The result of a probe that passed.
+pub(super) fn proof_of(probe: &ProbeDocument, in_image: &str) -> Proof {
+    let measured = probe.devices.iter().filter_map(|device| {
         let work = device.work.as_ref()?;
         Some(format!(
             "{} to-device={:.1} from-device={:.1} on-device={:.1} GB/s",
             device.uuid, work.to_device_gb_s, work.from_device_gb_s, work.on_device_gb_s
         ))
     });
-    let what = |probe: &ProbeDocument| {
-        let cuda = (probe.cuda_version.as_ref())
-            .map_or_else(String::new, |version| format!(" with CUDA {version}"));
-        format!("{}{cuda}{in_image}", probe.why)
-    };
+    let cuda = (probe.cuda_version.as_ref())
+        .map_or_else(String::new, |version| format!(" with CUDA {version}"));
     Proof {
-        result: (view.probe.as_ref()).map_or_else(
-            || {
-                format!(
-                    "{} GPUs seen{in_image}, none of them asked to compute",
-                    view.gpus()
-                )
-            },
-            what,
-        ),
+        result: format!("{}{cuda}{in_image}", probe.why),
         measured: measured.collect(),
     }
 }

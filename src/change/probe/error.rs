@@ -54,6 +54,16 @@ pub enum ProbeError {
         /// What to do.
         remedy: Option<String>,
     },
+    /// A layer of the probe fails on the host.
+    #[error("the host fails at the layer {layer}: {why}")]
+    OnHost {
+        /// Which.
+        layer: ProbeLayer,
+        /// What is wrong.
+        why: String,
+        /// What to do.
+        remedy: Option<String>,
+    },
     /// The container computes on other devices than those of the host.
     #[error(
         "the container fails at the layer NVML: only it has {inside}; only the host has {outside}"
@@ -115,6 +125,7 @@ impl Report for ProbeError {
             Self::NotExpected { .. } => "container-not-expected",
             Self::Blind { .. } => "container-sees-no-gpu",
             Self::Layer { .. } | Self::Silent => "container-cannot-compute",
+            Self::OnHost { .. } => "host-cannot-compute",
             Self::OtherDevices { .. } => "container-has-other-gpus",
         }
     }
@@ -129,6 +140,10 @@ impl Report for ProbeError {
                 "run `gpu-bootstrap install` again: it starts with the new library".to_owned()
             }
             Self::Layer {
+                remedy: Some(remedy),
+                ..
+            }
+            | Self::OnHost {
                 remedy: Some(remedy),
                 ..
             } => remedy.clone(),
@@ -151,7 +166,7 @@ impl Report for ProbeError {
                  `*` stands for any text"
                     .to_owned()
             }
-            Self::Exec(_) | Self::Layer { .. } | Self::Silent => {
+            Self::Exec(_) | Self::Layer { .. } | Self::OnHost { .. } | Self::Silent => {
                 "run `gpu-bootstrap check`: it names the faulty layer (driver, CDI or runtime)"
                     .to_owned()
             }

@@ -5,6 +5,7 @@ mod container;
 mod containerd;
 mod docker;
 mod error;
+pub mod host;
 mod job;
 mod pod;
 mod pod_error;
@@ -22,7 +23,7 @@ pub use pod_error::PodError;
 pub use record::ProofRecord;
 
 use super::{Applier, Change, ChangeError, FileAfter, Probe, Sink, Undo};
-use crate::config::desired::RuntimeKind;
+use crate::{config::desired::RuntimeKind, tools::probe::ProbeDocument};
 
 /// The kernel's name for this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -65,6 +66,8 @@ impl Applier {
         };
         match probe {
             Probe::PodSeesGpu(pod) => self.clear_proof_of_pod(pod, sink).await,
+            // Its processes end with this one.
+            Probe::HostComputes { .. } => Ok(()),
             Probe::ContainerSeesGpus { .. } => Ok(container::clear(&self.host, probe, sink).await?),
         }
     }
@@ -84,6 +87,7 @@ impl Applier {
         };
         let (runtime, image) = match probe {
             Probe::ContainerSeesGpus { runtime, image, .. } => (runtime, image),
+            Probe::HostComputes { .. } => return Ok(record),
             // The probe deletes both; this undo is for an interrupted one.
             Probe::PodSeesGpu(pod) => {
                 return Ok(Undo::Several {
@@ -92,10 +96,6 @@ impl Applier {
                             node: pod.node.clone(),
                             namespace: pod.namespace.clone(),
                             access: pod.access.clone(),
-                        },
-                        Undo::RemoveImage {
-                            runtime: RuntimeKind::Containerd,
-                            image: job::IMAGE.to_owned(),
                         },
                         record,
                     ],
@@ -178,10 +178,36 @@ impl Applier {
         }
         let proof = match probe {
             Probe::PodSeesGpu(pod) => self.run_pod(pod, sink).await?,
+            Probe::HostComputes { .. } => host::run(&self.host).await?,
             Probe::ContainerSeesGpus { .. } => {
                 container::run(&self.host, &self.state, probe, sink).await?
             }
         };
+        self.write_record(record, inputs, proof)
+    }
+
+    /// Records what a probe on the host has computed, which `check` runs in any case.
+    ///
+    /// # Errors
+    /// When the record could not be written.
+    pub fn record_host(
+        &self,
+        change: &Change,
+        document: &ProbeDocument,
+    ) -> Result<(), ChangeError> {
+        let Change::RunProbe { record, inputs, .. } = change else {
+            return Ok(());
+        };
+        self.write_record(record, inputs, container::proof_of(document, ""))
+    }
+
+    fn write_record(
+        &self,
+        record: &Utf8Path,
+        inputs: &str,
+        proof: container::Proof,
+    ) -> Result<(), ChangeError> {
+        let files = &*self.host.files;
         let boot = files.read_text(BOOT_ID.into())?;
         let text = ProofRecord {
             inputs: inputs.to_owned(),

@@ -19,19 +19,20 @@ use super::{
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink, image},
     config::desired::RuntimeKind,
+    error::one_line,
     host::{Cmd, ExecError, digest},
     tools::{
         container_view::ContainerView,
         ctr,
         kubernetes::{
             kubeadm,
-            kubectl::{self, GPUS, Kubectl, Registered},
+            kubectl::{self, Kubectl, Registered},
             pods::{self, PodState},
         },
     },
 };
 
-/// How long a pod that was deleted may need until it is gone.
+/// How long a pod that was deleted may need until it is gone, and the log of one that has ended until it is read.
 const END: Duration = Duration::from_secs(60);
 
 /// How much longer than our own wait a pod may run.
@@ -73,8 +74,14 @@ impl PodProbe {
         Duration::from_secs(self.timeout_seconds)
     }
 
-    /// The pod, for the API server.
-    fn manifest(&self, image: &str, command: &[&str], class: Option<&str>) -> String {
+    /// The pod, for the API server. `resource` is what a GPU is called in the cluster.
+    fn manifest(
+        &self,
+        resource: &str,
+        image: &str,
+        command: &[&str],
+        class: Option<&str>,
+    ) -> String {
         let mut pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -98,7 +105,7 @@ impl PodProbe {
                     "imagePullPolicy": "Never",
                     "command": command,
                     "env": [{ "name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility" }],
-                    "resources": { "limits": { GPUS: "1" } },
+                    "resources": { "limits": { resource: "1" } },
                     "securityContext": { "allowPrivilegeEscalation": false },
                 }],
             },
@@ -122,14 +129,14 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Proof, ChangeError> {
         let kubectl = self.kubectl_for(&pod.node)?;
-        self.offered(pod).await?;
+        let resource = self.offered(pod).await?;
         let root = Root::prepare(&self.host, &self.state)?;
         let image = image::name(RuntimeKind::Containerd, IMAGE);
         self.clear_pod(pod, sink).await?;
         let ran = async {
             self.import(&root, &image, sink).await?;
             let class = self.runtime_class(kubectl, pod, sink).await?;
-            let manifest = pod.manifest(&image, &root.command(), class);
+            let manifest = pod.manifest(resource, &image, &root.command(), class);
             let create = kubectl.create(&pod.access, manifest);
             let made = self.exec(&create, sink).await;
             made.and_then(|output| output.success(&create))
@@ -194,19 +201,22 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let what = format!("the pod `{}` in namespace `{namespace}`", name_for(node));
+        // It needs no cluster.
+        let removed = self.remove_own_image(sink).await;
         if !self.host.files.exists(access)? || kubectl::find(&*self.host.files)?.is_none() {
             return Ok(Reverted::Left {
                 what,
                 why: format!("`{access}` or kubectl is gone"),
             });
         }
-        Ok(match self.delete_pod(node, namespace, access, sink).await {
+        let deleted = self.delete_pod(node, namespace, access, sink).await;
+        Ok(match deleted.and(removed) {
             Ok(()) => Reverted::Done {
-                what: format!("deleted {what}"),
+                what: format!("deleted {what} and its image"),
             },
             Err(error) => Reverted::Left {
-                what,
-                why: crate::error::one_line(&error),
+                what: format!("{what} and its image"),
+                why: one_line(&error),
             },
         })
     }
@@ -231,23 +241,24 @@ impl Applier {
         })?)
     }
 
-    /// Waits until the node offers a GPU.
-    async fn offered(&self, pod: &PodProbe) -> Result<(), ChangeError> {
+    /// Waits until the node offers a GPU; returns the name of that resource.
+    async fn offered(&self, pod: &PodProbe) -> Result<&'static str, ChangeError> {
         let what = format!("wait until node `{}` offers a GPU", pod.node);
         let offered = self
             .awaited(&what, pod.bound(), || async {
                 Ok(match self.node(&pod.node).await? {
-                    Registered::Node(node) if node.offers_gpus() => Some(()),
+                    Registered::Node(node) => node.gpu_resource(),
                     _ => None,
                 })
             })
             .await?;
-        if offered.is_some() {
-            return Ok(());
+        if let Some(resource) = offered {
+            return Ok(resource);
         }
         let error = match self.node(&pod.node).await? {
-            Registered::Node(_) => PodError::NoDevicePlugin {
+            Registered::Node(node) => PodError::NoDevicePlugin {
                 node: pod.node.clone(),
+                instead: node.offered_instead(),
                 seconds: pod.timeout_seconds,
             },
             Registered::Unknown => PodError::NotAsked {
@@ -387,21 +398,11 @@ impl Applier {
         };
         let seconds = pod.timeout_seconds;
         let error = match state {
-            PodState::Ended(_) => {
-                let query = kubectl.log(&pod.access, &pod.namespace, &pod.name());
-                let log = self.host.reader().query(&query).await;
-                let log = log.and_then(|output| output.success(query.cmd()));
-                let log = log.map_err(|source| ChangeError::Tool {
-                    what: format!("read the log of the pod `{}`", pod.name()),
-                    source,
-                })?;
-                log.stdout.lines().for_each(|line| sink.line(line));
-                return Ok(log.stdout);
-            }
+            PodState::Ended(_) => return self.log_of(kubectl, pod, sink).await,
             PodState::NoImage(why) => PodError::NoImage { why },
             PodState::Refused(why) => PodError::Refused { why },
             PodState::NotStarted(why) => PodError::NotStarted { why },
-            PodState::Waiting(why) => PodError::NotInTime {
+            PodState::Waiting(why) | PodState::Overdue(why) => PodError::NotInTime {
                 seconds,
                 why,
                 // A sandbox that cannot be made is told there, and in events, which need a right of their own.
@@ -417,6 +418,30 @@ impl Applier {
             },
         };
         Err(ProbeError::from(error).into())
+    }
+
+    /// What the pod has printed. The API server asks the kubelet for it, and either may be away for a moment.
+    async fn log_of(
+        &self,
+        kubectl: Kubectl,
+        pod: &PodProbe,
+        sink: &dyn Sink,
+    ) -> Result<String, ChangeError> {
+        let what = format!("read the log of the pod `{}`", pod.name());
+        let query = kubectl.log(&pod.access, &pod.namespace, &pod.name());
+        let read = || async {
+            let output = self.host.reader().query(&query).await;
+            output.and_then(|output| output.success(query.cmd()))
+        };
+        let log = self
+            .awaited(&what, END, || async { Ok(read().await.ok()) })
+            .await?;
+        let log = match log {
+            Some(log) => log,
+            None => (read().await).map_err(|source| ChangeError::Tool { what, source })?,
+        };
+        log.stdout.lines().for_each(|line| sink.line(line));
+        Ok(log.stdout)
     }
 }
 
@@ -489,14 +514,17 @@ mod tests {
 
     #[test]
     fn the_pod_is_bound_to_its_node_and_asks_for_one_gpu() {
-        let text = pod().manifest("x:1", &["/p"], Some("nvidia"));
+        let text = pod().manifest("nvidia.com/gpu.shared", "x:1", &["/p"], Some("nvidia"));
         let pod: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         let spec = &pod["spec"];
         assert_eq!(spec["nodeName"], "gpu-1");
         assert_eq!(spec["runtimeClassName"], "nvidia");
         assert_eq!(spec["tolerations"][0]["operator"], "Exists");
         let container = &spec["containers"][0];
-        assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], "1");
+        assert_eq!(
+            container["resources"]["limits"]["nvidia.com/gpu.shared"],
+            "1"
+        );
         assert_eq!(container["imagePullPolicy"], "Never");
     }
 

@@ -4,6 +4,7 @@ use crate::{
     error::{Report, attached},
     exit::Exit,
     host::ExecError,
+    tools::kubernetes::kubectl::GPUS,
 };
 
 /// Why a pod did not prove a GPU.
@@ -11,12 +12,17 @@ use crate::{
 pub enum PodError {
     /// The node offers none.
     #[error(
-        "run a pod with a GPU: after {seconds} s node `{node}` offers no nvidia.com/gpu: no device plugin has \
-         registered"
+        "run a pod with a GPU: after {seconds} s node `{node}` offers no {GPUS}{}",
+        .instead.as_ref().map_or_else(
+            || ": no device plugin has registered".to_owned(),
+            |instead| format!(", but {instead}"),
+        )
     )]
     NoDevicePlugin {
         /// The node.
         node: String,
+        /// What it offers of NVIDIA's, under other names.
+        instead: Option<String>,
         /// The bound.
         seconds: u64,
     },
@@ -90,7 +96,13 @@ impl Report for PodError {
 
     fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::NoDevicePlugin { .. } => {
+            Self::NoDevicePlugin {
+                instead: Some(_), ..
+            } => {
+                "the pod asks for one whole or shared GPU: set `validation.pod = false` on nodes whose device plugin \
+                 offers others"
+            }
+            Self::NoDevicePlugin { instead: None, .. } => {
                 "install NVIDIA's device plugin or GPU operator in the cluster; if it is there, see whether its pod \
                  tolerates the node's taints, the startup taint included, and what its log says"
             }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::kit::TestMachine;
 use crate::{
-    change::{Admission, Change, Join, Reverted},
+    change::{Change, Join, Reverted, Undo},
     error::Report,
     host::{
         Output,
@@ -144,6 +144,9 @@ async fn each_fault_has_its_reason_and_leaves_a_machine_that_can_join() {
             "join-unavailable",
             true,
         ),
+        ("error: x is forbidden: User y", "join-not-allowed", true),
+        // The signature of `cluster-info` has shown that the token is right.
+        ("error: x: Unauthorized", "join-not-allowed", true),
         (
             "error: tls: failed to verify certificate: x509: certificate has expired or is not yet valid",
             "join-clock",
@@ -400,6 +403,7 @@ async fn a_command_gets_its_secrets_as_environment() {
         command: vec!["/usr/local/sbin/join".to_owned(), "--now".to_owned()],
         environment_file: Some(environment.into()),
         joined_file: joined.into(),
+        leave_command: vec![],
     });
     let machine = TestMachine::new();
     machine
@@ -431,6 +435,7 @@ async fn a_command_that_fails_is_told_with_its_words_and_what_to_do() {
         command: vec!["/usr/local/sbin/join".to_owned()],
         environment_file: None,
         joined_file: "/etc/joined".into(),
+        leave_command: vec![],
     });
     let said =
         "error: none of the public keys \"sha256:1\" are pinned\nTo see the stack trace use --v=5";
@@ -445,6 +450,64 @@ async fn a_command_that_fails_is_told_with_its_words_and_what_to_do() {
     assert!(told.contains(said), "{told}");
     let hint = error.hint().expect("what to do");
     assert!(hint.contains("mend what your command says"), "{hint}");
+}
+
+#[tokio::test]
+async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment() {
+    const JOINED: &str = "/etc/joined";
+    const LEAVE: &str = "/usr/local/sbin/leave";
+    let environment = "/etc/gpu-bootstrap/join.env";
+    let machine = TestMachine::new();
+    let files = &machine.fakes.files;
+    files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
+    let exec = &machine.fakes.exec;
+    exec.on("/usr/local/sbin/join", |_, files| {
+        files.put(JOINED, "");
+        ok("")
+    });
+    let joins = join(JoinMethod::Command {
+        command: vec!["/usr/local/sbin/join".to_owned()],
+        environment_file: Some(environment.into()),
+        joined_file: JOINED.into(),
+        leave_command: vec![LEAVE.to_owned(), "--now".to_owned()],
+    });
+    let undo = machine.apply(&joins).await.expect("joined");
+    // A command that fails, or that does not do its work, leaves the membership to people.
+    for (answer, told) in [(failed(3, "no quorum"), "no quorum"), (ok(""), JOINED)] {
+        exec.on(LEAVE, move |_, _| answer.clone());
+        let left = machine.revert(&undo).await;
+        assert!(
+            matches!(&left, Reverted::Left { what, why } if what.contains("leave --now") && why.contains(told)),
+            "{left:?}"
+        );
+    }
+    // One that has removed the file and failed then is run again; without its secrets it does not run.
+    exec.on(LEAVE, |_, files| {
+        files.take(JOINED);
+        failed(1, "cut off")
+    });
+    let left = machine.revert(&undo).await;
+    assert!(matches!(&left, Reverted::Left { .. }), "{left:?}");
+    let files = &machine.fakes.files;
+    files.put_mode(environment, "", 0o644);
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { why, .. } if why.contains("others than root")),
+        "{left:?}"
+    );
+    files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
+    exec.on(LEAVE, |cmd, files| {
+        assert_eq!(cmd.args, ["--now"]);
+        assert_eq!(cmd.secret_env[0].1.expose(), TOKEN);
+        files.take(JOINED);
+        ok("")
+    });
+    let left = machine.revert(&undo).await;
+    assert!(matches!(&left, Reverted::Done { .. }), "{left:?}");
+    let again = machine.revert(&undo).await;
+    assert!(matches!(&again, Reverted::Nothing { .. }), "{again:?}");
+    let lines = machine.fakes.exec.lines();
+    assert!(lines.iter().all(|line| !line.contains(TOKEN)), "{lines:?}");
 }
 
 #[tokio::test]
@@ -493,102 +556,43 @@ async fn nodeadm_may_join_this_instance_once_it_is_proven_and_no_more_if_that_fa
     ] {
         machine.units.put(unit, "enabled", state);
     }
-    machine
-        .apply(&join(JoinMethod::Eks))
-        .await
-        .expect("it joins");
+    machine.fakes.files.put(
+        "/var/lib/kubelet/kubeconfig",
+        "clusters: [{name: c, cluster: {server: 'https://10.0.0.1:6443'}}]",
+    );
+    let undo = machine.apply(&join(JoinMethod::Eks)).await;
+    let undo = undo.expect("it joins");
     assert_eq!(machine.fakes.files.text(MAY_JOIN), "i-0123\n");
+    // Nobody may delete the node, and it does not join again.
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { what, .. } if what.contains("kubectl delete node")),
+        "{left:?}"
+    );
+    assert!(!machine.host.files.exists(MAY_JOIN.into()).unwrap());
+    let again = machine.revert(&undo).await;
+    assert!(!matches!(again, Reverted::Left { .. }), "{again:?}");
+    machine.units.put("kubelet.service", "enabled", "active");
+    let undo = machine.apply(&join(JoinMethod::Eks)).await;
+    undo.expect("it joins");
+    // A power cut: the kubelet does not run at the next boot.
+    machine.units.put("kubelet.service", "enabled", "inactive");
+    let begun = machine.applier.capture(&join(JoinMethod::Eks)).await;
+    let begun = begun.expect("an undo");
+    let cut = machine.applier.reconcile(&begun, &machine.sink).await;
+    assert!(matches!(cut, Ok(Undo::Nothing { .. })), "{cut:?}");
+    assert!(!machine.host.files.exists(MAY_JOIN.into()).unwrap());
     machine.units.put("kubelet.service", "enabled", "failed");
     let error = machine.apply(&join(JoinMethod::Eks)).await;
     assert_eq!(error.expect_err("no kubelet").reason(), "join-timeout");
     assert!(!machine.host.files.exists(MAY_JOIN.into()).unwrap());
     let lines = machine.fakes.exec.lines();
-    for line in ["restart -- nodeadm-run.service", "stop -- kubelet.service"] {
+    for line in [
+        "restart -- nodeadm-run.service",
+        "stop -- nodeadm-run.service",
+        "stop -- kubelet.service",
+    ] {
         let line = format!("systemctl {line}");
         assert!(lines.contains(&line), "{lines:?}");
     }
-}
-
-fn admission(labels: &[(&str, &str)]) -> Change {
-    Change::AdmitNode {
-        admission: Admission {
-            node: "gpu-1".to_owned(),
-            labels: (labels.iter())
-                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-                .collect(),
-            startup_taint: "starting:NoSchedule".parse().ok(),
-            access: Some("/etc/gpu-bootstrap/cluster.kubeconfig".into()),
-            ready_timeout_seconds: 5,
-        },
-    }
-}
-
-/// A node whose kubectl counts how often it was asked, and becomes Ready with the third answer.
-fn node(ready_after: usize) -> TestMachine {
-    let machine = TestMachine::new();
-    machine.fakes.files.put("/usr/bin/kubectl", "");
-    machine.fakes.files.put(KUBELET_CONF, KUBECONFIG);
-    let asked = Mutex::new(0);
-    machine.fakes.exec.on("/usr/bin/kubectl", move |cmd, _| {
-        if !cmd.args.contains(&"get".to_owned()) {
-            return ok("");
-        }
-        let mut asked = asked.lock().unwrap();
-        *asked += 1;
-        let status = if *asked > ready_after { "True" } else { "False" };
-        ok(format!(
-            r#"{{"metadata": {{"labels": {{"team": "old"}}}}, "spec": {{"taints": [{{"key": "starting",
-                "effect": "NoSchedule"}}]}}, "status": {{"conditions": [
-                {{"type": "Ready", "status": "{status}", "reason": "KubeletNotReady", "message": "no network"}}]}}}}"#
-        ))
-    });
-    machine
-}
-
-#[tokio::test]
-async fn a_node_is_admitted_once_it_is_ready() {
-    let machine = node(3);
-    let undo = machine
-        .apply(&admission(&[("team", "research"), ("new", "yes")]))
-        .await
-        .expect("Ready");
-    let lines = machine.fakes.exec.lines();
-    let last: Vec<&str> = lines
-        .iter()
-        .rev()
-        .take(2)
-        .rev()
-        .map(String::as_str)
-        .collect();
-    assert_eq!(
-        last,
-        [
-            "/usr/bin/kubectl --kubeconfig /etc/kubernetes/kubelet.conf --request-timeout=10s label node gpu-1 \
-             --overwrite new=yes team=research",
-            "/usr/bin/kubectl --kubeconfig /etc/gpu-bootstrap/cluster.kubeconfig --request-timeout=10s taint node \
-             gpu-1 starting:NoSchedule-"
-        ]
-    );
-    let reverted = machine.revert(&undo).await;
-    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    let lines = machine.fakes.exec.lines();
-    assert!(
-        lines
-            .last()
-            .is_some_and(|line| line.ends_with("--overwrite new- team=old")),
-        "{lines:?}"
-    );
-}
-
-#[tokio::test]
-async fn a_node_that_does_not_get_ready_keeps_its_startup_taint() {
-    let machine = node(usize::MAX);
-    let error = machine.apply(&admission(&[])).await.expect_err("not Ready");
-    assert_eq!(error.reason(), "node-not-ready");
-    assert!(error.to_string().contains("no network"), "{error}");
-    let lines = machine.fakes.exec.lines();
-    assert!(
-        lines.iter().all(|line| !line.contains(" taint ")),
-        "{lines:?}"
-    );
 }

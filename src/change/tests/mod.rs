@@ -2,6 +2,7 @@
 //! before.
 
 mod accounts;
+mod admission;
 mod archive;
 mod crio;
 mod dnf;
@@ -24,6 +25,7 @@ mod pods;
 mod probes;
 mod record;
 mod rehearsal;
+mod restored;
 mod space;
 mod system;
 mod tiny;

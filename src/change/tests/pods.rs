@@ -7,7 +7,7 @@ use crate::{
     change::{Change, PodProbe, Probe, ProofRecord, Reverted},
     error::Report,
     host::{
-        ReadFiles,
+        ReadFiles, digest,
         fake::{failed, ok},
     },
     tools::{
@@ -17,6 +17,8 @@ use crate::{
 };
 
 const RECORD: &str = "/var/lib/gpu-bootstrap/proofs/pod";
+/// Where the API server of these tests keeps the manifest of the pod.
+const MADE: &str = "/made";
 const IMAGE: &str = "docker.io/gpu-bootstrap/probe:local";
 
 fn pod() -> Change {
@@ -93,8 +95,8 @@ fn node(gpus: &'static str, status: String, log: String) -> TestMachine {
         _ => ok(""),
     });
     exec.on("journalctl", |_, _| ok("kubelet: no network\n"));
-    let is_made = Mutex::new(false);
-    exec.on("/usr/bin/kubectl", move |cmd, _| {
+    let (is_made, is_kubelet_away) = (Mutex::new(false), Mutex::new(true));
+    exec.on("/usr/bin/kubectl", move |cmd, files| {
         let mut is_made = is_made.lock().unwrap();
         match (cmd.args[3].as_str(), cmd.args[4].as_str()) {
             ("get", "node") => ok(format!(
@@ -105,7 +107,11 @@ fn node(gpus: &'static str, status: String, log: String) -> TestMachine {
             ("get", "runtimeclass") => failed(1, "Error from server (NotFound)"),
             ("create", _) => {
                 *is_made = true;
+                files.put(MADE, cmd.stdin.as_ref().expect("a manifest").expose());
                 ok("")
+            }
+            ("logs", _) if std::mem::take(&mut *is_kubelet_away.lock().unwrap()) => {
+                failed(1, "Error from server: no route to host")
             }
             ("logs", _) => ok(log.clone()),
             _ => ok(""),
@@ -193,12 +199,36 @@ async fn each_cause_is_told_apart_and_the_pod_goes() {
 
 #[tokio::test]
 async fn without_a_device_plugin_no_pod_is_made() {
-    for gpus in ["", r#""nvidia.com/gpu": "0""#] {
+    for (gpus, part) in [
+        ("", "no device plugin"),
+        (r#""nvidia.com/gpu": "0""#, "no device plugin"),
+        (
+            r#""nvidia.com/mig-1g.10gb": "7""#,
+            "but 7 nvidia.com/mig-1g.10gb",
+        ),
+    ] {
         let machine = node(gpus, terminated(), String::new());
         let error = machine.apply(&pod()).await.expect_err("no GPU");
         assert_eq!(error.reason(), "no-device-plugin");
+        assert!(error.to_string().contains(part), "{error}");
         assert_eq!(ran(&machine, " create "), 0);
     }
+}
+
+#[tokio::test]
+async fn a_kubelet_that_is_away_for_a_moment_loses_no_log() {
+    let machine = offering(terminated(), log(Layers::default()));
+    machine.apply(&pod()).await.expect("it computes");
+    assert_eq!(ran(&machine, " logs gpu-bootstrap-probe-gpu-1"), 2);
+}
+
+#[tokio::test]
+async fn a_shared_gpu_is_asked_for_by_its_name() {
+    let shared = r#""nvidia.com/gpu.shared": "32""#;
+    let machine = node(shared, terminated(), log(Layers::default()));
+    machine.apply(&pod()).await.expect("it computes");
+    let made = machine.fakes.files.text(MADE);
+    assert!(made.contains("nvidia.com/gpu.shared"), "{made}");
 }
 
 #[tokio::test]
@@ -208,8 +238,20 @@ async fn the_pod_of_a_probe_that_was_cut_off_is_deleted() {
         .fakes
         .files
         .put("/etc/gpu-bootstrap/cluster.kubeconfig", "");
+    // The kubelet has named the image by its digest, too.
+    let config = "{}";
+    let digest = format!("sha256:{}", digest::sha256(config.as_bytes()));
+    machine
+        .fakes
+        .files
+        .put("/var/lib/gpu-bootstrap/probe/image/config.json", config);
+    let listed = format!("{IMAGE}\n{digest}\n");
+    machine.fakes.exec.on("ctr", move |_, _| ok(listed.clone()));
     let undo = (machine.applier.capture(&pod()).await).expect("an undo");
     let reverted = machine.revert(&undo).await;
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
     assert_eq!(ran(&machine, "delete pod gpu-bootstrap-probe-gpu-1"), 1);
+    for image in [IMAGE, &digest] {
+        assert_eq!(ran(&machine, &format!("images remove --sync {image}")), 1);
+    }
 }

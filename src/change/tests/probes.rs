@@ -11,6 +11,7 @@ use crate::{
         ReadFiles,
         fake::{failed, ok},
     },
+    model::secret::Secret,
 };
 
 #[tokio::test]
@@ -113,6 +114,46 @@ async fn a_pull_is_repeated_within_its_time_limit() {
     // The third pause of 60 s would be longer than what is left.
     let slept = machine.fakes.clock.slept();
     assert_eq!(slept, [5, 20].map(Duration::from_secs));
+}
+
+/// Docker's daemon pulls by its own settings; these programs by what they are given.
+#[tokio::test]
+async fn a_pull_goes_through_the_proxy_whose_password_stands_nowhere() {
+    for (runtime, program) in [
+        (RuntimeKind::Containerd, "ctr"),
+        (RuntimeKind::Podman, "podman"),
+    ] {
+        let mut machine = TestMachine::new();
+        let proxy = Secret::new("http://user:hunter2@proxy:3128");
+        machine.applier.policy.proxy = Some(proxy);
+        machine.applier.policy.no_proxy = Some("10.0.0.0/8".into());
+        machine.fakes.exec.on(program, |cmd, files| {
+            if cmd.args.iter().any(|word| word == "pull") {
+                let secret = |name| {
+                    let found = cmd.secret_env.iter().find(|(key, _)| key == name);
+                    found.map_or("", |(_, value)| value.expose())
+                };
+                let direct = cmd.env.iter().find(|(key, _)| key == "no_proxy");
+                let direct = direct.map_or("", |(_, value)| value);
+                let seen = [secret("https_proxy"), secret("http_proxy"), direct].join(" ");
+                files.put("/seen", seen.as_str());
+            }
+            match cmd.args.iter().any(|word| word == "exists") {
+                true => failed(1, ""),
+                false => ok(""),
+            }
+        });
+        let change = in_image(runtime, "registry/x:1");
+        machine.apply(&change).await.unwrap();
+        let proxy = "http://user:hunter2@proxy:3128";
+        let seen = machine.fakes.files.text("/seen");
+        assert_eq!(seen, format!("{proxy} {proxy} 10.0.0.0/8"), "{program}");
+        let lines = machine.fakes.exec.lines();
+        assert!(
+            !lines.iter().any(|line| line.contains("hunter2")),
+            "{lines:#?}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -143,7 +143,7 @@ fn reload() -> Change {
     }
 }
 
-fn restarts(machine: &TestMachine) -> usize {
+pub(super) fn restarts(machine: &TestMachine) -> usize {
     let lines = machine.fakes.exec.lines();
     (lines.iter())
         .filter(|line| line.starts_with("systemctl restart"))

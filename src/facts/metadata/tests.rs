@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::standin::{aws, azure, gcp, no, ok, serve};
+use super::standin::{Seen, aws, azure, gcp, no, ok, serve};
 use super::*;
 use crate::{
     host::{
@@ -162,8 +162,20 @@ async fn too_many_requests_are_repeated_within_the_deadline() {
 }
 
 #[tokio::test]
+async fn a_slow_service_is_waited_for() {
+    let clock = Arc::new(RealClock);
+    let http = RealHttp::new(clock.clone(), None);
+    let slow = |seen: &Seen| {
+        std::thread::sleep(Duration::from_millis(100));
+        aws(seen)
+    };
+    let facts = asked("aws", &serve(slow), &http, &*clock).await;
+    assert!(facts.unknown.is_empty(), "{:?}", facts.unknown);
+}
+
+#[tokio::test]
 async fn a_service_that_is_silent_or_absent_costs_little_time() {
-    let clock = Arc::new(RealClock::default());
+    let clock = Arc::new(RealClock);
     let http = RealHttp::new(clock.clone(), None);
     let begin = clock.monotonic();
     // As for a container behind a hop limit of 1, which gets no answer to its PUT.

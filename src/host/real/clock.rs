@@ -1,24 +1,15 @@
 //! The time of the kernel.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use nix::time::ClockId;
 
 use crate::host::Clock;
 
-/// The wall clock, and a monotonic time that starts with this value.
-#[derive(Debug, Clone)]
-pub struct RealClock {
-    start: Instant,
-}
-
-impl Default for RealClock {
-    fn default() -> Self {
-        Self {
-            start: Instant::now(),
-        }
-    }
-}
+/// The wall clock, and the monotonic one, which begins at boot.
+#[derive(Debug, Clone, Default)]
+pub struct RealClock;
 
 #[async_trait]
 impl Clock for RealClock {
@@ -27,7 +18,12 @@ impl Clock for RealClock {
     }
 
     fn monotonic(&self) -> Duration {
-        self.start.elapsed()
+        #[expect(
+            clippy::expect_used,
+            reason = "each kernel that this program runs on has it"
+        )]
+        let now = ClockId::CLOCK_MONOTONIC.now().expect("a monotonic clock");
+        now.into()
     }
 
     async fn sleep(&self, duration: Duration) {

@@ -32,7 +32,7 @@ use super::Host;
 /// This machine.
 #[must_use]
 pub fn host() -> Host {
-    let clock = Arc::new(RealClock::default());
+    let clock = Arc::new(RealClock);
     let exec = Arc::new(RealExec::default());
     Host {
         files: Arc::new(RealFiles),

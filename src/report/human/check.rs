@@ -172,14 +172,27 @@ fn doubts(findings: &[&Finding]) -> Option<String> {
     }
 }
 
-/// The result of `check`: the verdict, what fails, what would change, and how many pass. If not the
-/// whole node was examined, but a part that was asked for, the verdict is about that part.
+/// What was examined.
+#[derive(Debug, Clone, Copy)]
+pub struct Examined {
+    /// The whole node. Otherwise a part that was asked for, and the verdict is about that part.
+    pub whole: bool,
+    /// The machine that runs the command. Otherwise a tree or a text that tells of another one.
+    pub here: bool,
+}
+
+/// The result of `check`: the verdict, what fails, what would change, and how many pass.
 ///
 /// # Errors
 /// An error of the writer.
-pub fn check(to: &mut dyn Write, report: &RunReport, whole: bool, style: Style) -> io::Result<()> {
+pub fn check(
+    to: &mut dyn Write,
+    report: &RunReport,
+    examined: Examined,
+    style: Style,
+) -> io::Result<()> {
     let sorted = Sorted::of(report);
-    let headline = headline(report, &sorted, whole, style);
+    let headline = headline(report, &sorted, examined.whole, style);
     writeln!(to, "{}", style.paint(headline.ink, &headline.text))?;
     if style.verbose {
         for finding in &report.findings {
@@ -187,7 +200,7 @@ pub fn check(to: &mut dyn Write, report: &RunReport, whole: bool, style: Style) 
             row(to, finding, Shown::ALL, style)?;
         }
     } else {
-        problems(to, &sorted, &headline, style)?;
+        problems(to, &sorted, (&headline, examined), style)?;
     }
     if !report.notes.is_empty() {
         writeln!(to)?;
@@ -209,7 +222,7 @@ pub fn check(to: &mut dyn Write, report: &RunReport, whole: bool, style: Style) 
 fn problems(
     to: &mut dyn Write,
     sorted: &Sorted<'_>,
-    headline: &Headline<'_>,
+    (headline, examined): (&Headline<'_>, Examined),
     style: Style,
 ) -> io::Result<()> {
     for finding in sorted.broken.iter().chain(&sorted.doubts) {
@@ -237,7 +250,11 @@ fn problems(
             let head = format!("    {BLOCKED} ");
             listed(to, &head, &sorted.under(finding), style)?;
         }
-        next_step(to, "To make these changes:", INSTALL, style)?;
+        let why = match examined.here {
+            true => "To make these changes:",
+            false => "To make these changes, run on that machine:",
+        };
+        next_step(to, why, INSTALL, style)?;
     }
     if !sorted.at_boot.is_empty() {
         writeln!(to)?;

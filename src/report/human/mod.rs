@@ -7,7 +7,7 @@ mod run;
 
 use std::io::{self, Write};
 
-pub use check::check;
+pub use check::{Examined, check};
 pub use plan::plan;
 pub use probe::probe;
 pub use run::{run, troubles};

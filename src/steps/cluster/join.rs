@@ -4,7 +4,13 @@
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{joined, member::another, name, no_cluster, place, skew, wanted, wish};
+use super::{
+    joined,
+    member::another,
+    name, no_cluster,
+    outdated::{self, Outdated},
+    place, skew, wanted, wish,
+};
 use crate::{
     change::{Change, Join, Lock},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
@@ -15,7 +21,7 @@ use crate::{
     steps::{
         CDI, CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_PERSISTENCE,
         PACKAGES_HOLD, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_CRIO_NVIDIA, RUNTIME_DOCKER_NVIDIA,
-        VALIDATION_CONTAINER, VALIDATION_DEVICES,
+        TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER, VALIDATION_DEVICES,
     },
     tools::{
         kubernetes::{
@@ -44,12 +50,16 @@ struct JoinState {
     unusable: Vec<String>,
     /// The unit that joins, and its state.
     unit: Option<UnitState>,
+    /// Whether nobody could be asked about the unit, as below `--root`.
+    is_unit_unknown: bool,
     /// Whether the program that joins is there.
     has_program: bool,
     /// Our part of the configuration of what joins.
     config: Option<String>,
     /// The cluster of the kubeconfig that says how to find it.
     wanted: Option<Cluster>,
+    /// The agent, if it has to start again.
+    outdated: Option<Outdated>,
     /// What the kubelet has to go with.
     versions: skew::Versions,
 }
@@ -87,7 +97,10 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if let Some(unit) = unit {
         state.unit = match cx.state.unit(unit).await {
             Ok(unit) => unit,
-            Err(error) if error.not_asked().is_some() => None,
+            Err(error) if error.not_asked().is_some() => {
+                state.is_unit_unknown = true;
+                None
+            }
             Err(error) => return Err(error.into()),
         };
     }
@@ -104,6 +117,7 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
             })?;
             state.wanted = Some(parsed);
         }
+        state.outdated = outdated::detect(cx, wish).await?;
         return Ok(state);
     }
     let wanted = wanted(cx, wish).await;
@@ -117,6 +131,19 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
         .chain(&wish.access)
     {
         state.unusable.extend(unusable(files, path)?);
+    }
+    // A form that was not filled in is found before the first change, not at the end.
+    if let (JoinMethod::Kubeadm { .. }, Some(TokenSource::File(path)), true) = (
+        &wish.method,
+        wish.method.token_source(),
+        state.unusable.is_empty(),
+    ) && let Some(text) = files.read_text(path)?
+        && !kubeadm::is_token(text.trim())
+    {
+        let why = kubeadm::NO_TOKEN;
+        state
+            .unusable
+            .push(format!("`{path}` cannot be used: {why}"));
     }
     if let Some(TokenSource::Credential(name)) = wish.method.token_source() {
         state.unusable.push(format!(
@@ -223,19 +250,33 @@ fn of_member(state: &JoinState, membership: &Membership, wish: &ClusterWish) -> 
         state.config.as_deref(),
         state.wanted.as_ref(),
     );
-    let disabled = (state.unit.as_ref()).filter(|unit| unit.exists() && !unit.is_enabled());
-    match (other, disabled, tool(&wish.method).0) {
-        (None, Some(_), Some(unit)) => Assessment::Needs {
-            why: format!("{is}; `{unit}` does not start at the next boot"),
-            changes: vec![enable(unit)],
-        },
-        (None, ..) => Assessment::Satisfied { why: is },
-        (Some(other), ..) => Assessment::Blocked {
+    if let Some(other) = other {
+        return Assessment::Blocked {
             why: format!("{is}, which is another one: {other}"),
             hint: "take the machine out of that cluster first (drain and delete its node, then `kubeadm reset`), or \
                    correct `cluster.server` and `cluster.ca-cert-hashes`"
                 .to_owned(),
+        };
+    }
+    let mut why = is;
+    let mut changes = Vec::new();
+    let disabled = (state.unit.as_ref()).filter(|unit| unit.exists() && !unit.is_enabled());
+    if let (Some(_), Some(unit)) = (disabled, tool(&wish.method).0) {
+        why = format!("{why}; `{unit}` does not start at the next boot");
+        changes.push(enable(unit));
+    }
+    if let Some(outdated) = &state.outdated {
+        why = format!("{why}; {}", outdated.why());
+        changes.extend(outdated.change());
+    }
+    match &state.outdated {
+        _ if changes.is_empty() => Assessment::Satisfied { why },
+        Some(outdated) if !outdated.has_toolkit => Assessment::After {
+            upstream: TOOLKIT_PACKAGES,
+            why,
+            expected: changes,
         },
+        _ => Assessment::Needs { why, changes },
     }
 }
 
@@ -248,7 +289,7 @@ fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
             hint: hint.to_owned(),
         })
     };
-    let has_unit = state.unit.as_ref().is_some_and(UnitState::exists);
+    let has_unit = state.is_unit_unknown || state.unit.as_ref().is_some_and(UnitState::exists);
     match (&wish.method, unit, program) {
         (JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. }, Some(unit), _) if !has_unit => blocked(
             format!("`{unit}` does not exist"),
@@ -347,6 +388,7 @@ impl Step for JoinCluster {
         const {
             &[
                 PACKAGES_HOLD,
+                TOOLKIT_PACKAGES,
                 DRIVER_PERSISTENCE,
                 DRIVER_FABRIC,
                 RUNTIME_DOCKER_NVIDIA,
@@ -355,6 +397,7 @@ impl Step for JoinCluster {
                 CDI,
                 VALIDATION_DEVICES,
                 VALIDATION_CONTAINER,
+                VALIDATION_COMPUTE,
                 CLUSTER_KERNEL,
                 CLUSTER_PACKAGES,
             ]

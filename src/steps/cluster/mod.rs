@@ -1,11 +1,13 @@
 //! The steps that make the machine a node. Settings that name no cluster any more change nothing about a node: it leaves
 //! with `uninstall` alone, because its pods end then. Each looks at its own part: `host` the kernel, `packages` the programs,
-//! `join` the membership (`member`: of which cluster), `node` what the cluster says.
+//! `join` the membership (`member`: of which cluster; `outdated`: an agent that has to start again), `node` what the
+//! cluster says.
 
 pub(super) mod host;
 pub(super) mod join;
 mod member;
 pub(super) mod node;
+mod outdated;
 pub(super) mod packages;
 pub mod pod;
 pub(super) mod skew;

@@ -49,10 +49,10 @@ pub(super) fn refused(wish: &ClusterWish, versions: &Versions) -> Option<Assessm
     if let Some(why) = containerd.and_then(|found| skew::with_containerd(kubelet, found)) {
         return Some(Assessment::Blocked {
             why,
-            hint:
-                "take a newer containerd (`runtime.source = \"docker\"` may have one), or an older \
-                   `cluster.version` that the cluster accepts"
-                    .to_owned(),
+            hint: "upgrade containerd (a package that is installed already is kept: upgrade it yourself, or remove it, and \
+                   `runtime.source = \"docker\"` installs Docker's newest), or set an older `cluster.version` that the \
+                   cluster accepts"
+                .to_owned(),
         });
     }
     // A cluster whose kubelets accept cgroup v1 says so by the check that it ignores: kubeadm looks at the same.

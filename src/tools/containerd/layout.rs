@@ -356,10 +356,10 @@ fn entry(files: &[Parsed<'_>], at: usize, runtime: &Runtime<'_>) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
+pub(crate) mod fixtures {
+    use super::Runtime;
 
-    const NVIDIA: Runtime<'_> = Runtime {
+    pub(crate) const NVIDIA: Runtime<'_> = Runtime {
         name: "nvidia",
         program: "/usr/bin/nvidia-container-runtime",
         kept: false,
@@ -368,6 +368,11 @@ mod tests {
         systemd_cgroup: None,
         for_kubelet: false,
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{fixtures::NVIDIA, *};
 
     fn file(path: &str, text: &str) -> ConfigFile {
         ConfigFile {

@@ -146,6 +146,9 @@ pub fn reset(socket: &str) -> Cmd {
         .deadline(Duration::from_secs(300))
 }
 
+/// What is wrong with text that is no bootstrap token.
+pub const NO_TOKEN: &str = "it has no bootstrap token, which is 6 and 16 small letters and digits with a full stop between them";
+
 /// Whether text is a bootstrap token. Source: Kubernetes, "Authenticating with Bootstrap Tokens", token format.
 #[must_use]
 pub fn is_token(text: &str) -> bool {
@@ -168,6 +171,9 @@ pub enum Fault {
     Unreachable,
     /// The API server answers that it cannot serve.
     Unavailable,
+    /// The API server does not let the machine read what a join needs. One that has just started answers so until it
+    /// has read its tokens and roles, and a new control plane until `kubeadm init` has ended.
+    NotAllowed,
     /// A certificate is not valid at the time that this machine's clock shows.
     Clock,
     /// The kubelet does not become healthy.
@@ -183,8 +189,11 @@ pub enum Fault {
 impl Fault {
     /// The fault that kubeadm's output tells. The order counts: a wrong clock is told by messages about certificates,
     /// and all of them can stand behind one about the time that is over.
+    ///
+    /// `signed` tells that the cluster proves by a signature that it knows the token, before the token is used: then an
+    /// answer of 401 does not mean that the token is wrong.
     #[must_use]
-    pub fn of(output: &str) -> Self {
+    pub fn of(output: &str, signed: bool) -> Self {
         let text = output.to_ascii_lowercase();
         // Before it, kubeadm tells what it waits for.
         let text = match text.rfind("\nerror:") {
@@ -196,7 +205,7 @@ impl Fault {
             Self::Clock
         } else if says(&["could not find a jws signature"]) {
             Self::TokenUnknown
-        } else if says(&["failed to verify jws signature", "unauthorized"]) {
+        } else if says(&["failed to verify jws signature"]) {
             Self::TokenWrong
         } else if says(&["are pinned", "certificate signed by unknown authority"]) {
             Self::CaWrong
@@ -208,6 +217,10 @@ impl Fault {
             "the kubelet is not running",
         ]) {
             Self::Kubelet
+        } else if says(&["unauthorized"]) && !signed {
+            Self::TokenWrong
+        } else if says(&["unauthorized", "is forbidden"]) {
+            Self::NotAllowed
         } else if says(&[
             "currently unable to handle the request",
             "service unavailable",
@@ -238,7 +251,10 @@ impl Fault {
     /// Whether it goes away without help.
     #[must_use]
     pub const fn passes(self) -> bool {
-        matches!(self, Self::Unreachable | Self::Unavailable | Self::Clock)
+        matches!(
+            self,
+            Self::Unreachable | Self::Unavailable | Self::NotAllowed | Self::Clock
+        )
     }
 }
 
@@ -276,6 +292,15 @@ mod tests {
             token: Some(&token),
         };
         insta::assert_snapshot!(join_configuration(&by_file, &node).expose());
+    }
+
+    #[test]
+    fn an_answer_of_401_blames_the_token_only_if_nothing_has_proven_it() {
+        let said = "error: failed to get config map: Unauthorized";
+        assert_eq!(Fault::of(said, false), Fault::TokenWrong);
+        assert_eq!(Fault::of(said, true), Fault::NotAllowed);
+        let preflight = "error: [ERROR CRI]: the socket is forbidden";
+        assert_eq!(Fault::of(preflight, true), Fault::Preflight);
     }
 
     #[test]

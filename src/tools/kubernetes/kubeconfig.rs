@@ -41,12 +41,10 @@ pub struct Cluster {
 struct File {
     #[serde(default)]
     current_context: String,
-    #[serde(default)]
-    contexts: Vec<NamedContext>,
-    #[serde(default)]
-    clusters: Vec<NamedCluster>,
-    #[serde(default)]
-    users: Vec<NamedUser>,
+    // The cluster's own description of itself, `cluster-info` in `kube-public`, has `null` here.
+    contexts: Option<Vec<NamedContext>>,
+    clusters: Option<Vec<NamedCluster>>,
+    users: Option<Vec<NamedUser>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -98,15 +96,17 @@ struct ClusterEntry {
 /// Why it is no kubeconfig, in one line.
 pub fn parse(text: &str) -> Result<Cluster, String> {
     let file: File = yaml::parse(text)?;
-    let context = (file.contexts.iter())
+    let mut clusters = file.clusters.iter().flatten();
+    let mut users = file.users.iter().flatten();
+    let context = (file.contexts.iter().flatten())
         .find(|context| context.name == file.current_context)
         .map(|context| &context.context);
     let (entry, user) = match context {
         Some(context) => (
-            (file.clusters.iter()).find(|cluster| cluster.name == context.cluster),
-            file.users.iter().find(|user| user.name == context.user),
+            clusters.find(|cluster| cluster.name == context.cluster),
+            users.find(|user| user.name == context.user),
         ),
-        None => (file.clusters.first(), file.users.first()),
+        None => (clusters.next(), users.next()),
     };
     let entry = &entry.ok_or("it names no cluster")?.cluster;
     let ca_pin = match &entry.certificate_authority_data {
@@ -192,6 +192,10 @@ users:
         assert_eq!(found.certificate_file.as_deref(), Some("/pki/client.pem"));
         let first = parse(&ADMIN.replace("current-context: b", "")).expect("a kubeconfig");
         assert_eq!(first.server, "https://one:6443");
+        let described = "contexts: null\ncurrent-context: ''\nusers: null\n\
+                         clusters: [{name: '', cluster: {server: 'https://10.0.0.1:6443'}}]";
+        let described = parse(described).expect("a kubeconfig");
+        assert_eq!(described.server, "https://10.0.0.1:6443");
     }
 
     #[test]

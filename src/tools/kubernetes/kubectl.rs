@@ -2,7 +2,7 @@
 //!
 //! Sources: Kubernetes, reference of kubectl, and of the API (`Node`).
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use camino::Utf8Path;
 use serde::Deserialize;
@@ -14,6 +14,14 @@ use crate::{
 
 /// The resource that NVIDIA's device plugin gives a node.
 pub const GPUS: &str = "nvidia.com/gpu";
+
+/// What it is called where GPUs are shared by time-slicing or MPS with `renameByDefault`. Source: NVIDIA/k8s-device-plugin,
+/// README, "Shared Access to GPUs".
+const SHARED_GPUS: &str = "nvidia.com/gpu.shared";
+
+/// How names of MIG devices begin, with the strategy `mixed`. Other names of the vendor are not those of GPUs: its network
+/// cards have some, too.
+const MIG_DEVICES: &str = "nvidia.com/mig-";
 
 /// With these words kubectl says that there is no such node.
 const NOT_FOUND: &str = "(NotFound)";
@@ -157,6 +165,8 @@ pub struct Node {
     pub taints: Vec<Taint>,
     /// How many GPUs pods can be given; `None` without a device plugin.
     pub allocatable_gpus: Option<String>,
+    /// Shared GPUs and MIG devices that pods can be given, with their numbers.
+    pub other_resources: BTreeMap<String, String>,
     /// The version of its kubelet.
     pub kubelet: Option<String>,
     /// Its container runtime, as in `containerd://2.1.4`.
@@ -164,12 +174,32 @@ pub struct Node {
 }
 
 impl Node {
-    /// Whether pods can be given a GPU.
+    /// The name of the resource by which a pod can be given a GPU; `None` if the node offers none.
     #[must_use]
-    pub fn offers_gpus(&self) -> bool {
-        let count = self.allocatable_gpus.as_deref();
-        count.is_some_and(|count| count.parse() != Ok(0_u64))
+    pub fn gpu_resource(&self) -> Option<&'static str> {
+        let shared = self.other_resources.get(SHARED_GPUS);
+        [
+            (GPUS, self.allocatable_gpus.as_ref()),
+            (SHARED_GPUS, shared),
+        ]
+        .into_iter()
+        .find_map(|(name, count)| count.filter(|count| is_some(count)).map(|_| name))
     }
+
+    /// What the node offers instead of [`GPUS`], for people; `None` if that is nothing.
+    #[must_use]
+    pub fn offered_instead(&self) -> Option<String> {
+        let others = (self.other_resources.iter()).filter(|(_, count)| is_some(count));
+        let others: Vec<String> = others
+            .map(|(name, count)| format!("{count} {name}"))
+            .collect();
+        (!others.is_empty()).then(|| others.join(", "))
+    }
+}
+
+/// Whether the number of a resource is not 0.
+fn is_some(count: &str) -> bool {
+    count.parse() != Ok(0_u64)
 }
 
 /// What the cluster answers about a node.
@@ -264,7 +294,7 @@ struct Status {
     #[serde(default)]
     conditions: Vec<Condition>,
     #[serde(default)]
-    allocatable: Labels,
+    allocatable: BTreeMap<String, String>,
     #[serde(default)]
     node_info: NodeInfo,
 }
@@ -303,12 +333,16 @@ fn parse_node(text: &str) -> Result<Node, String> {
         let text = format!("{}={}:{}", entry.key, entry.value, entry.effect);
         text.parse().ok()
     };
+    let mut resources = document.status.allocatable;
+    let allocatable_gpus = resources.remove(GPUS);
+    resources.retain(|name, _| name == SHARED_GPUS || name.starts_with(MIG_DEVICES));
     Ok(Node {
         ready: is_ready,
         why,
         labels: document.metadata.labels,
         taints: document.spec.taints.iter().filter_map(taint).collect(),
-        allocatable_gpus: document.status.allocatable.get(GPUS).cloned(),
+        allocatable_gpus,
+        other_resources: resources,
         kubelet: document.status.node_info.kubelet_version,
         runtime: document.status.node_info.container_runtime_version,
     })
@@ -356,6 +390,29 @@ mod tests {
             server_version(r#"{"major": "1", "gitVersion": "v1.34.4"}"#).as_deref(),
             Some("v1.34.4")
         );
+        assert_eq!(
+            (node.gpu_resource(), node.offered_instead()),
+            (Some(GPUS), None)
+        );
+        for (offered, resource, instead) in [
+            (r#""nvidia.com/gpu": "0""#, None, None),
+            (r#""nvidia.com/hostdev": "8""#, None, None),
+            (
+                r#""nvidia.com/gpu.shared": "32""#,
+                Some(SHARED_GPUS),
+                Some("32 nvidia.com/gpu.shared"),
+            ),
+            (
+                r#""nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "0""#,
+                None,
+                Some("7 nvidia.com/mig-1g.10gb"),
+            ),
+        ] {
+            let node = NODE.replace(r#""nvidia.com/gpu": "8""#, offered);
+            let node = parse_node(&node).expect("a node");
+            assert_eq!(node.gpu_resource(), resource, "{offered}");
+            assert_eq!(node.offered_instead().as_deref(), instead, "{offered}");
+        }
         let ready = NODE.replace(
             r#""status": "False", "reason""#,
             r#""status": "True", "reason""#,

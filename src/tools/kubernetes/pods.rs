@@ -19,6 +19,9 @@ pub const RUNTIME_CLASS: &str = "nvidia";
 /// Reasons for which a container waits because its image is not there.
 const NO_IMAGE: [&str; 3] = ["ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff"];
 
+/// The reason of a pod whose own deadline is over. Source: kubernetes/kubernetes, `pkg/kubelet/active_deadline.go`.
+const OVERDUE: &str = "DeadlineExceeded";
+
 /// Reasons for which a container has ended although its program never ran.
 const NOT_STARTED: [&str; 2] = ["StartError", "ContainerCannotRun"];
 
@@ -95,6 +98,8 @@ pub enum PodState {
     Refused(String),
     /// The image is not there.
     NoImage(String),
+    /// The kubelet has ended the pod at its own deadline.
+    Overdue(String),
 }
 
 #[derive(Debug, Deserialize)]
@@ -154,6 +159,9 @@ pub fn parse(text: &str) -> Result<PodState, String> {
         (one, "") | ("", one) => one.to_owned(),
         (reason, message) => format!("{reason}: {message}"),
     };
+    if phase == "Failed" && reason == OVERDUE {
+        return Ok(PodState::Overdue(said(&reason, &message)));
+    }
     let state = (container_statuses.into_iter().next()).map(|one| one.state);
     if let Some(ended) = state.as_ref().and_then(|state| state.terminated.as_ref()) {
         return Ok(match NOT_STARTED.contains(&ended.reason.as_str()) {
@@ -206,6 +214,13 @@ mod tests {
                     r#"{"phase":"Failed","reason":"UnexpectedAdmissionError","message":"Allocate failed"}"#,
                 ),
                 PodState::Refused("UnexpectedAdmissionError: Allocate failed".into()),
+            ),
+            // The kubelet has killed its container.
+            (
+                status(
+                    r#"{"phase":"Failed","reason":"DeadlineExceeded","containerStatuses":[{"name":"probe","state":{"terminated":{"exitCode":137}}}]}"#,
+                ),
+                PodState::Overdue("DeadlineExceeded".into()),
             ),
             (
                 of(r#"{"waiting":{"reason":"ContainerCreating"}}"#),

@@ -9,6 +9,14 @@ const OLDER: u64 = 3;
 /// From this minor version of Kubernetes on, a kubelet needs at least this containerd.
 const CONTAINERD: [(u64, (u64, u64)); 2] = [(26, (1, 6)), (36, (2, 0))];
 
+/// The versions of containerd, from the oldest on, with which a minor version of Kubernetes is tested; each counts for its own
+/// series.
+type Tested = (u64, &'static [(u64, u64, u64)]);
+const TESTED: [Tested; 2] = [
+    (35, &[(1, 7, 28), (2, 1, 5), (2, 2, 0)]),
+    (36, &[(2, 2, 0)]),
+];
+
 /// From this minor version on, a kubelet does not start with cgroup v1, unless its configuration has
 /// `failCgroupV1: false`.
 const CGROUP_V2: u64 = 35;
@@ -57,6 +65,29 @@ pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     })
 }
 
+/// Why a kubelet is not tested with a containerd, although it starts.
+#[must_use]
+pub fn untested_containerd(kubelet: &str, containerd: &str) -> Option<String> {
+    let (_, minor) = series(kubelet)?;
+    let (_, tested) = TESTED.into_iter().find(|(of, _)| *of == minor)?;
+    let (major, second) = series(containerd)?;
+    let third = containerd.trim_start_matches('v').splitn(3, '.').nth(2)?;
+    let end = third.find(|letter: char| !letter.is_ascii_digit());
+    let patch: u64 = third[..end.unwrap_or(third.len())].parse().ok()?;
+    let is_newer = (tested.last()).is_some_and(|&(a, b, _)| (major, second) > (a, b));
+    let is_tested =
+        is_newer || (tested.iter()).any(|&(a, b, c)| (major, second) == (a, b) && patch >= c);
+    (!is_tested).then(|| {
+        let versions: Vec<String> = (tested.iter())
+            .map(|(a, b, c)| format!("{a}.{b}.{c}"))
+            .collect();
+        format!(
+            "containerd is {containerd}; kubelet {kubelet} is tested with {} and newer ones of these series",
+            versions.join(", ")
+        )
+    })
+}
+
 /// Why a kubelet does not go with cgroup v1.
 #[must_use]
 pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
@@ -70,7 +101,7 @@ pub fn with_cgroup_v1(kubelet: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{series, with_cgroup_v1, with_containerd, with_server};
+    use super::{series, untested_containerd, with_cgroup_v1, with_containerd, with_server};
 
     #[test]
     fn versions_are_read_as_programs_and_packages_write_them() {
@@ -121,6 +152,19 @@ mod tests {
         let why = with_containerd("1.36.*", "1.7.28").unwrap_or_default();
         assert!(why.contains("at least 2.0"), "{why}");
         assert_eq!(with_containerd("1.36.*", "2.0.1"), None);
+        for (kubelet, containerd, is_tested) in [
+            ("v1.34.4", "1.6.20", true),
+            ("v1.35.0", "1.7.28", true),
+            ("v1.35.0", "1.7.24~ds1", false),
+            ("v1.35.0", "2.0.9", false),
+            ("v1.35.0", "v2.1.5", true),
+            ("v1.35.0", "2.3.1", true),
+            ("v1.36.0", "2.1.5", false),
+            ("v1.36.0", "2.2.0", true),
+        ] {
+            let why = untested_containerd(kubelet, containerd);
+            assert_eq!(why.is_none(), is_tested, "{kubelet} {containerd} {why:?}");
+        }
         assert_eq!(with_cgroup_v1("1.34.*"), None);
         assert!(with_cgroup_v1("1.35.*").is_some());
     }

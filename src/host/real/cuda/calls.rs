@@ -196,11 +196,16 @@ mod tests {
         let starting = calls(SHORT.whole);
         starting.note("+1 cuInit");
         assert!(wait(&starting).await.0 >= SHORT.starting);
-        let whole = Duration::from_millis(50);
-        let bounded = calls(whole);
+        let patient = Patience {
+            starting: Duration::from_secs(3600),
+            ..SHORT
+        };
+        let (begin, whole) = (Instant::now(), Duration::from_millis(50));
+        let bounded = Calls::new(patient, begin + whole);
         bounded.note("+1 cuInit");
-        let (waited, fault) = wait(&bounded).await;
-        assert!(waited >= whole && waited < SHORT.starting, "{waited:?}");
+        let (_, fault) = wait(&bounded).await;
+        let waited = begin.elapsed();
+        assert!(waited >= whole && waited < patient.starting, "{waited:?}");
         assert_eq!(fault.call.as_deref(), Some("cuInit"));
     }
 

@@ -136,6 +136,47 @@ fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
 }
 
 #[test]
+fn an_agent_that_started_before_the_toolkit_starts_again() {
+    let k3s = with(JoinMethod::K3s {
+        server: "https://10.0.0.1:6443".to_owned(),
+        token_source: TokenSource::File("/t".into()),
+    });
+    let answer = |has_toolkit, spares_containers| {
+        let state = JoinState {
+            membership: Some(Membership {
+                kubeconfig: agents::K3S.kubeconfig.into(),
+                server: "https://127.0.0.1:6444".to_owned(),
+                ca_pin: None,
+            }),
+            outdated: Some(Outdated {
+                unit: agents::K3S.unit,
+                has_toolkit,
+                spares_containers,
+            }),
+            ..JoinState::default()
+        };
+        decide(&state, &k3s)
+    };
+    let Assessment::Needs { changes, .. } = answer(true, true) else {
+        panic!("must start again");
+    };
+    assert!(matches!(&changes[..], [Change::RestartUnit { unit }] if unit == agents::K3S.unit));
+    let Assessment::After {
+        upstream, expected, ..
+    } = answer(false, true)
+    else {
+        panic!("must wait for the toolkit");
+    };
+    assert_eq!((upstream, expected.len()), (TOOLKIT_PACKAGES, 1));
+    for has_toolkit in [true, false] {
+        let Assessment::Satisfied { why } = answer(has_toolkit, false) else {
+            panic!("containers would end");
+        };
+        assert!(why.contains("that is left to you"), "{why}");
+    }
+}
+
+#[test]
 fn a_managed_node_is_joined_by_its_provider() {
     let want = with(JoinMethod::Managed);
     assert!(matches!(

@@ -14,7 +14,7 @@ use crate::model;
 /// The environment variable that names the file.
 pub const VARIABLE: &str = "GPU_STANDIN_NVML";
 
-/// The file that is read if the variable is not set.
+/// The file that is read if neither the variable nor a file beside the library exists.
 pub const DEFAULT_PATH: &str = "/etc/standin-nvml.toml";
 
 /// A machine as NVML reports it.

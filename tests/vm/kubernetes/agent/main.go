@@ -7,7 +7,8 @@
 // key appends).
 //
 // Differences from the real ones: the kubelet talks to the API server itself and gets its certificate from it, not by a
-// proxy on the machine; containerd and the network plugins are those of the machine; there is no kube-proxy.
+// proxy on the machine; containerd and the network plugins are those of the machine, by a link in the place of their own
+// socket, so what it writes about the nvidia runtime, as they do, configures nothing; there is no kube-proxy.
 package main
 
 import (
@@ -33,7 +34,10 @@ import (
 
 const (
 	programs = "/usr/lib/testbed/cluster"
-	runtime  = "unix:///run/containerd/containerd.sock"
+	// Both have this socket. Source: k3s-io/k3s, pkg/agent/config/config.go.
+	socket   = "/run/k3s/containerd/containerd.sock"
+	machines = "/run/containerd/containerd.sock"
+	toolkit  = "/usr/bin/nvidia-container-runtime"
 )
 
 type kind int
@@ -273,10 +277,20 @@ func prepare(folder, server, token string) ([]string, error) {
 		"contexts: [{name: c, context: {cluster: c, user: u}}]\n"+
 		"clusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]\n"+
 		"users: [{name: u, user: {token: %q}}]\n", server, certificate, token)
+	// Source: k3s-io/k3s, pkg/agent/containerd/runtimes.go and pkg/agent/templates/templates.go.
+	containers := "version = 3\n"
+	if _, err := os.Stat(toolkit); err == nil {
+		containers += fmt.Sprintf("\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.'nvidia'.options]\n"+
+			"  BinaryName = %q\n", toolkit)
+	}
+	if err := link(); err != nil {
+		return nil, err
+	}
 	for path, content := range map[string]string{
-		"server-ca.crt":        string(authority),
-		"bootstrap.kubeconfig": bootstrap,
-		"etc/kubelet.conf":     string(configuration),
+		"server-ca.crt":              string(authority),
+		"bootstrap.kubeconfig":       bootstrap,
+		"etc/kubelet.conf":           string(configuration),
+		"etc/containerd/config.toml": containers,
 	} {
 		path = filepath.Join(folder, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -291,8 +305,19 @@ func prepare(folder, server, token string) ([]string, error) {
 		"--kubeconfig=" + folder + "/kubelet.kubeconfig",
 		"--cert-dir=" + folder + "/pki",
 		"--config=" + folder + "/etc/kubelet.conf",
-		"--container-runtime-endpoint=" + runtime,
+		"--container-runtime-endpoint=unix://" + socket,
 	}, nil
+}
+
+// The machine's containerd answers at the socket of their own.
+func link() error {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return err
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(machines, socket)
 }
 
 // A value of a ConfigMap of the cluster. Without an authority none is verified.

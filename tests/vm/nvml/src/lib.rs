@@ -1,8 +1,7 @@
 //! A stand-in for `libnvidia-ml.so.1`: it exports NVML's C functions, and its GPUs and its faults
 //! come from a TOML file. Programs under test open it through the real `dlopen` path.
 //!
-//! The file is named by the environment variable `GPU_STANDIN_NVML`, else it is
-//! `/etc/standin-nvml.toml`; it is read when NVML is initialised. `README.md` describes it.
+//! The file is read when NVML is initialised. `README.md` says where it is read from, and describes it.
 
 mod api;
 mod call;

@@ -43,9 +43,13 @@ stand_in() {
             cat "$here/$2"
             printf '\n# inventory of the stand-in\n'
             cat "$here/standin-nvml.toml"
-        } >"$now/library"
-        cmp -s "$now/library" "$library" || cp "$now/library" "$library"
-        rm "$now/library"
+        } >"$now/library.$$"
+        if ! cmp -s "$now/library.$$" "$library"; then
+            # In its place at once: a program may open the library meanwhile.
+            cp "$now/library.$$" "${library%/*}/.testbed.$$"
+            mv "${library%/*}/.testbed.$$" "$library"
+        fi
+        rm "$now/library.$$"
     done
 }
 

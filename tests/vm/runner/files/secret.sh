@@ -1,7 +1,8 @@
 #!/bin/sh
 # Part of the test bed, about the token in a file: `secret watch FILE [cmdline]` looks for it in command lines
 # and, without the second word, environments of processes until it is ended, and notes what it finds;
-# `secret search FILE` fails if it was found there, or is now in another file or in the journal. Only its secret part counts: the rest is its name.
+# `secret search FILE [FOLDER...]` fails if it was found there, or is now in another file that is not in those folders, or in
+# the journal. Only its secret part counts: the rest is its name.
 set -u
 found=/run/testbed-secret
 case $1 in
@@ -14,18 +15,24 @@ watch)
     done
     ;;
 search)
+    file=$2
+    shift 2
+    kept=$(mktemp)
+    printf '^%s/\n' "$@" >"$kept"
+    test $# -gt 0 || : >"$kept"
     if [ -s "$found" ]; then
         echo "it was in $(sort -u "$found" | tr '\n' ' ')"
         exit 1
     fi
-    files=$(sed 's/.*[.]//' "$2" | grep -rlaFs -D skip -f - /boot /etc /home /opt /root /run /srv /tmp /usr /var |
-        grep -vxF "$2")
+    files=$(sed 's/.*[.]//' "$file" | grep -rlaFs -D skip -f - /boot /etc /home /opt /root /run /srv /tmp /usr /var |
+        grep -vxF "$file" | grep -v -f "$kept")
+    rm "$kept"
     if [ -n "$files" ]; then
         echo "it is in $files"
         exit 1
     fi
     pattern=$(mktemp)
-    sed 's/.*[.]//' "$2" >"$pattern"
+    sed 's/.*[.]//' "$file" >"$pattern"
     journalctl -q -o export | grep -aF -f "$pattern"
     code=$?
     rm "$pattern"

@@ -6,6 +6,10 @@ mount --bind "$here/pci/devices" /sys/bus/pci/devices
 mount --bind "$here/pci/drivers" /sys/bus/pci/drivers
 mount --bind "$here/osrelease" /proc/sys/kernel/osrelease
 mount --bind "$here/version" /proc/version
+# A machine in a cloud has mounted it before its first process.
+if [ -d "$here/class" ] && ! mountpoint --quiet /sys/class; then
+    mount -t overlay -o "lowerdir=$here/class:/sys/class" testbed /sys/class
+fi
 if [ -d "$here/cluster" ]; then
     # What a kubelet reads and cannot write in a container.
     [ -e /dev/kmsg ] || mknod -m 600 /dev/kmsg c 1 11
@@ -17,7 +21,6 @@ if [ -e "$here/kernel" ]; then
     # Nothing is loaded yet: "$here/kernel" loads what is asked for.
     mkdir -p /run/testbed-kernel/module
     [ ! -d "$here/firmware" ] || mount -t overlay -o "lowerdir=$here/firmware:/sys/firmware" testbed /sys/firmware
-    [ ! -d "$here/class" ] || mount -t overlay -o "lowerdir=$here/class:/sys/class" testbed /sys/class
     "$here/kernel" nvml
     exit 0
 fi

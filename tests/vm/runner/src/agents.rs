@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
+use crate::golang;
 use crate::machine::Machine;
-use crate::sh::Cmd;
 use crate::simulation::INSIDE;
 
 /// A part of the recipe: a change of this file may change the result.
@@ -39,20 +39,14 @@ pub fn build(bed: &Bed) -> Result<PathBuf> {
         fs::read_to_string(here.join(name)).with_context(|| format!("cannot read {name}"))
     };
     let (sums, source) = (read("go.sum")?, read("agent/main.go")?);
-    let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
+    let go = golang::version()?;
     bed.cached(
         "agents",
-        &format!("{sums} {source} {go} {SOURCE}"),
+        &format!("{sums} {source} {go} {SOURCE} {}", golang::SOURCE),
         None,
         |dir| {
             let to = dir.join(PROGRAM);
-            let flags = ["-mod=readonly", "-trimpath", "-buildvcs=false", "-o"];
-            let mut argv = vec!["go".to_string(), "build".into()];
-            argv.extend(flags.map(String::from));
-            argv.extend([to.to_string_lossy().into_owned(), "./agent".into()]);
-            Cmd::new(argv)
-                .env("CGO_ENABLED", "0")
-                .cwd(&here)
+            golang::build(&here, ["./agent"], "", &to.to_string_lossy())
                 .deadline(Duration::from_secs(900))
                 .ok()
                 .context("cannot compile the stand-in for agents")

@@ -13,9 +13,11 @@ use anyhow::{Context, Result, anyhow};
 use crate::bed::{Bed, PROGRAMS};
 use crate::claim::Claim;
 use crate::out::timed;
+use crate::repo::PORT;
 use crate::repo::rpm::Served;
 use crate::repo::rpm::table::Rpms;
 use crate::repo::table::Packages;
+use crate::serve::PROGRAM;
 use crate::server::PROXY;
 use crate::sh::Cmd;
 use crate::simulation::StandIns;
@@ -66,6 +68,8 @@ pub struct Assets {
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
+    /// Its SHA-256, in hexadecimal digits.
+    pub product_digest: String,
     pub stand_ins: StandIns,
     /// Holds the programs; `None` where none were compiled.
     _programs: Option<Claim>,
@@ -236,6 +240,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
                 .collect(),
             image: image.join().map_err(joined)??,
             mirror: mirror.clone(),
+            product_digest: digest(&bed.programs.join(PRODUCT))?,
             product: bed.programs.join(PRODUCT),
             stand_ins: StandIns {
                 nvml: bed.programs.join(NVML),
@@ -244,6 +249,16 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             _programs: programs,
         })
     })
+}
+
+/// The SHA-256 of a file, in hexadecimal digits.
+fn digest(path: &Path) -> Result<String> {
+    let name = path.to_string_lossy();
+    let said = Cmd::new(["sha256sum", "--binary", &name]).ok()?.stdout;
+    let digest = said.split_whitespace().next();
+    digest
+        .map(str::to_owned)
+        .context("`sha256sum` printed no digest")
 }
 
 /// By root filesystem, the release of AlmaLinux that it stands in for.
@@ -269,6 +284,8 @@ pub fn values(assets: &Assets, root: &str, cluster: bool) -> BTreeMap<String, St
         ("security-mirror", &assets.mirror.security),
         ("image", image::NAME),
         ("image-archive", "/usr/lib/testbed/probe.tar"),
+        ("program-url", &format!("http://127.0.0.1:{PORT}/{PROGRAM}")),
+        ("program-sha256", &assets.product_digest),
     ] {
         values.insert(name.into(), value.into());
     }

@@ -215,7 +215,8 @@ fn last_use(path: &Path) -> Result<SystemTime> {
     }
 }
 
-fn remove_file(path: &Path) -> Result<()> {
+/// Removes a file if it is there.
+pub fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::cluster::{Behaviour, Wish};
-use crate::net::Line;
+use crate::net;
 use crate::serve::Serving;
 use crate::tables::{MachineSpec, Machines};
 
@@ -47,10 +47,12 @@ pub struct Case {
     pub about: String,
     /// A machine of `machines.toml`.
     pub machine: String,
-    /// Machines of the other family on which the same case runs, too, under the name
-    /// `NAME-MACHINE`.
+    /// Other machines on which the same case runs, too, under the name `NAME-MACHINE`.
     #[serde(default)]
     pub also_on: Vec<String>,
+    /// Those of them that the quick run has, too: where the case shows something else.
+    #[serde(default)]
+    pub quick_on: Vec<String>,
     /// A template in `configs/`, put into the machine as `/etc/gpu-bootstrap/config.toml`.
     pub config: Option<String>,
     /// Whether DKMS compiles the driver's module in it.
@@ -63,6 +65,9 @@ pub struct Case {
     /// An empty text removes the whole line.
     #[serde(default)]
     pub user_data_values: BTreeMap<String, String>,
+    /// The machine does not have the product: its user-data downloads it.
+    #[serde(default)]
+    pub downloads_program: bool,
     /// A control plane of Kubernetes beside the machine.
     pub cluster: Option<Wish>,
     /// Mebibytes of a container's disk of its own. Without this key a container has one, of
@@ -148,6 +153,9 @@ pub struct Step {
     /// Its standard output is a document of `plan` without any change.
     #[serde(default)]
     pub did_nothing: bool,
+    /// What the console must have said by the end of the step, since the machine was turned on.
+    #[serde(default)]
+    pub console: Vec<String>,
     /// Prints its output while it runs.
     #[serde(default)]
     pub show: bool,
@@ -165,7 +173,7 @@ pub struct Step {
     /// How the repository server behaves from now on.
     pub server: Option<Serving>,
     /// The state of the machine's connection to the outside from now on.
-    pub line: Option<Line>,
+    pub network: Option<net::State>,
     /// How the control plane behaves from now on.
     pub control_plane: Option<Behaviour>,
     /// Waits until this script succeeds, across reboots that the machine makes by itself. A script
@@ -207,6 +215,13 @@ impl Step {
         !(self.stdout.is_empty() && self.stderr.is_empty())
             || self.did.is_some()
             || self.reads_document()
+    }
+
+    /// Whether it starts a unit of this name: with `background`, or by its script.
+    fn starts(&self, unit: &str) -> bool {
+        let option = format!("--unit={unit}");
+        let by_script = |run: &String| run.split_whitespace().any(|word| word == option);
+        self.background.as_deref() == Some(unit) || self.run.as_ref().is_some_and(by_script)
     }
 
     fn reads_document(&self) -> bool {
@@ -304,6 +319,7 @@ fn spread(case: Case) -> Vec<Case> {
         .map(|machine| Case {
             name: format!("{}-{machine}", case.name),
             machine: machine.clone(),
+            quick: case.quick && case.quick_on.contains(machine),
             ..case.clone()
         })
         .collect();
@@ -312,8 +328,9 @@ fn spread(case: Case) -> Vec<Case> {
     all
 }
 
-/// Refuses cases that name a machine, a root filesystem or a configuration that does not exist.
-pub fn fit(cases: &[Case], machines: &Machines, configs: &Path) -> Result<()> {
+/// Refuses cases that name a machine, a root filesystem, a configuration or a file of the repository that does not
+/// exist.
+pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> Result<()> {
     for case in cases {
         let spec = (machines.machine(&case.machine))
             .with_context(|| format!("case `{}` is not valid", case.name))?;
@@ -326,7 +343,17 @@ pub fn fit(cases: &[Case], machines: &Machines, configs: &Path) -> Result<()> {
                 spec.configs
             );
         }
-        if !spec.kind.is_emulated() && case.run.iter().any(|step| step.cut_at_console.is_some()) {
+        if let Some(path) = &case.user_data
+            && !repo.join(path).is_file()
+        {
+            bail!(
+                "case `{}`: the repository has no `{}`",
+                case.name,
+                path.display()
+            );
+        }
+        let reads = |step: &Step| step.cut_at_console.is_some() || !step.console.is_empty();
+        if !spec.kind.is_emulated() && case.run.iter().any(reads) {
             bail!(
                 "case `{}`: the console of a container says nothing; `cut-when` can cut during its boot, too",
                 case.name
@@ -384,6 +411,9 @@ fn check(case: &Case) -> Result<()> {
     if case.name.is_empty() || case.name.len() > 40 || !case.name.chars().all(plain) {
         bail!("a name has at most 40 small letters, digits and hyphens");
     }
+    if let Some(stray) = (case.quick_on.iter()).find(|one| !case.also_on.contains(one)) {
+        bail!("`quick-on` names `{stray}`, which `also-on` does not");
+    }
     for step in &case.run {
         let kinds = [
             step.run.is_some(),
@@ -391,7 +421,7 @@ fn check(case: &Case) -> Result<()> {
             step.resumed,
             step.boot.is_some(),
             step.server.is_some(),
-            step.line.is_some(),
+            step.network.is_some(),
             step.control_plane.is_some(),
             step.until.is_some(),
             step.cut_when.is_some(),
@@ -401,7 +431,7 @@ fn check(case: &Case) -> Result<()> {
         ];
         if kinds.iter().filter(|kind| **kind).count() != 1 {
             bail!(
-                "step `{}` needs one of `run`, `join`, `resumed`, `boot`, `server`, `line`, \
+                "step `{}` needs one of `run`, `join`, `resumed`, `boot`, `server`, `network`, \
                  `control-plane`, `until`, `cut-when`, `cut-at-console`, `cut-at-records` and `unchanged`",
                 step.title
             );
@@ -427,7 +457,56 @@ fn check(case: &Case) -> Result<()> {
                 .with_context(|| format!("step `{}`", step.title))?;
         }
     }
+    check_names(&case.run)?;
+    for script in scripts(case) {
+        if let Some(line) = ignored_line(script) {
+            bail!("`{line}`: bash ignores `!` before the last line: write `if …; then exit 1; fi`");
+        }
+    }
     Ok(())
+}
+
+/// Refuses steps that name a plan or a unit which no earlier step saves or starts.
+fn check_names(steps: &[Step]) -> Result<()> {
+    for (at, step) in steps.iter().enumerate() {
+        let earlier = &steps[..at];
+        if let Some(plan) = &step.did
+            && !earlier.iter().any(|step| step.save.as_ref() == Some(plan))
+        {
+            bail!(
+                "step `{}`: no earlier step has `save = \"{plan}\"`",
+                step.title
+            );
+        }
+        if let Some(unit) = &step.join
+            && !earlier.iter().any(|step| step.starts(unit))
+        {
+            bail!(
+                "step `{}`: no earlier step starts the unit `{unit}`",
+                step.title
+            );
+        }
+    }
+    Ok(())
+}
+
+/// All scripts of a case.
+fn scripts(case: &Case) -> impl Iterator<Item = &String> {
+    let of_steps = (case.run.iter())
+        .flat_map(|step| [&step.run, &step.until, &step.cut_when])
+        .flatten();
+    of_steps
+        .chain(&case.before)
+        .chain(&case.after)
+        .chain(case.after_uninstall.iter().flatten())
+}
+
+/// The first line that asserts nothing: a failed `! command` ends no script, even with `set -e`, so that only the last
+/// line of a script may start with it.
+fn ignored_line(script: &str) -> Option<&str> {
+    let mut lines = script.trim().lines();
+    lines.next_back();
+    lines.map(str::trim).find(|line| line.starts_with("! "))
 }
 
 /// Replaces `{{name}}` by its value. A name without a value is an error.
@@ -451,138 +530,4 @@ where
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_table_of_the_repository_is_valid() {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let machines = Machines::load(&here.join("machines.toml")).unwrap();
-        let cases = load(&here.join("cases")).unwrap();
-        assert!(!cases.is_empty());
-        fit(&cases, &machines, &here.join("configs")).unwrap();
-        type Break = fn(&mut Case);
-        for (wrong, word) in [
-            ((|case| case.machine = "h1000".into()) as Break, "h1000"),
-            (
-                |case| case.config = Some("debian-21.toml".into()),
-                "debian-21",
-            ),
-        ] {
-            let mut cases = cases.clone();
-            wrong(&mut cases[0]);
-            let error = fit(&cases, &machines, &here.join("configs")).unwrap_err();
-            assert!(format!("{error:#}").contains(word), "{error:#}");
-        }
-    }
-
-    #[test]
-    fn a_case_on_another_machine_takes_its_configuration() {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let machines = Machines::load(&here.join("machines.toml")).unwrap();
-        let cases = load(&here.join("cases")).unwrap();
-        let find = |cases: &[Case]| cases.iter().find(|case| case.name == "main-job").cloned();
-        let ubuntu = machines.machine("ubuntu-24-04").unwrap();
-        let moved = find(&moved(cases, ubuntu)).unwrap();
-        assert_eq!(moved.machine, "ubuntu-24-04");
-        assert_eq!(moved.config.as_deref(), Some("ubuntu-24-04.toml"));
-    }
-
-    #[test]
-    fn a_case_on_several_machines_is_a_case_on_each() {
-        let dir = tempfile::tempdir().unwrap();
-        let case = "[[case]]\nname = \"one\"\nabout = \"\"\nmachine = \"m\"\nalso-on = [\"n\"]\nrun = []\n";
-        fs::write(dir.path().join("a.toml"), case).unwrap();
-        let cases = load(dir.path()).unwrap();
-        let named: Vec<_> = (cases.iter())
-            .map(|case| (case.name.as_str(), case.machine.as_str()))
-            .collect();
-        assert_eq!(named, [("one", "m"), ("one-n", "n")]);
-    }
-
-    #[test]
-    fn a_container_whose_power_is_cut_has_a_disk_of_its_own() {
-        let disk = |text: &str| {
-            let head = "name = 'one'\nabout = ''\nmachine = 'm'\n";
-            let case: Case = toml::from_str(&format!("{head}{text}")).unwrap();
-            case.disk()
-        };
-        assert_eq!(disk("run = [{ title = 't', run = '' }]"), None);
-        assert_eq!(disk("run = [{ title = 't', cut-when = '' }]"), Some(ROOMY));
-        assert_eq!(disk("disk-mib = 9\nrun = []"), Some(9));
-    }
-
-    #[test]
-    fn a_case_that_is_defined_twice_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let case = "[[case]]\nname = \"one\"\nabout = \"\"\nmachine = \"m\"\nrun = []\n";
-        for name in ["a.toml", "b.toml"] {
-            fs::write(dir.path().join(name), case).unwrap();
-        }
-        let text = load(dir.path()).unwrap_err().to_string();
-        assert!(text.contains("b.toml") && text.contains("one"), "{text}");
-    }
-
-    #[test]
-    fn a_key_that_its_step_would_ignore_is_refused() {
-        let ignored = |text: &str| {
-            let step: Step = toml::from_str(&format!("title = 't'\n{text}")).unwrap();
-            step.ignored().join(" ")
-        };
-        for text in [
-            "run = ''\nexit = 3\nstdout = ['x']\njson = { '/a' = 1 }\nshow = true\ndeadline = 9",
-            "run = ''\ndid = 'plan'\nstdout = ['x']",
-            "until = ''\nreboots = 1\ndeadline = 9",
-            "cut-at-records = ''\nevery = 2\ndeadline = 9",
-            "resumed = true\nexit = 3\ndeadline = 9",
-            "join = 'u'\nwithin = 9",
-            "join = 'u'\nstdout = ['x']\nonly-queries = true",
-            "boot = 'plain'",
-        ] {
-            assert_eq!(ignored(text), "", "{text}");
-        }
-        for (text, key) in [
-            ("until = ''\nstdout = ['x']", "`stdout`"),
-            ("boot = 'plain'\njson = { '/a' = 1 }", "`json`"),
-            ("boot = 'plain'\ndeadline = 9", "`deadline`"),
-            ("run = ''\ndeadline = 9\nwithin = 9", "`deadline`"),
-            ("line = 'up'\nwithin = 9", "`within`"),
-            ("run = ''\nreboots = 1", "`reboots`"),
-            ("cut-when = ''\nevery = 2", "`every`"),
-            ("run = ''\ndid = 'plan'\nfails = []", "`fails`"),
-            ("unchanged = true\nexit = 1", "`exit`"),
-            (
-                "run = ''\nbackground = 'u'\nonly-queries = true",
-                "`only-queries`",
-            ),
-        ] {
-            assert!(ignored(text).contains(key), "{text}");
-        }
-    }
-
-    #[test]
-    fn output_that_a_check_needs_is_kept() {
-        let is_read = |text: &str| {
-            let step: Step = toml::from_str(&format!("title = 't'\nrun = ''\n{text}")).unwrap();
-            step.is_read()
-        };
-        assert!(!is_read("show = true\nexit = 1"));
-        for text in [
-            "stderr = ['x']",
-            "fails = []",
-            "null = ['/a']",
-            "did = 'p'",
-            "save = 'p'",
-        ] {
-            assert!(is_read(text), "{text}");
-        }
-    }
-
-    #[test]
-    fn templates_are_filled_and_unknown_names_are_refused() {
-        let values = BTreeMap::from([("url", "http://x".to_string())]);
-        assert_eq!(fill("a {{url}} b", &values).unwrap(), "a http://x b");
-        assert!(fill("{{other}}", &values).is_err());
-        assert!(fill("{{url", &values).is_err());
-    }
-}
+mod tests;

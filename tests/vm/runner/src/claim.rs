@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::statvfs::statvfs;
 
-use crate::bed::{Bed, remove_tree};
+use crate::bed::{Bed, remove_file, remove_tree};
 use crate::group::Group;
 use crate::{lock, loops, net, out, stop};
 
@@ -226,15 +226,6 @@ fn owned(run: &Path) -> Result<bool> {
 fn turn(bed: &Bed) -> Result<File> {
     fs::create_dir_all(&bed.run).with_context(|| format!("cannot make {}", bed.run.display()))?;
     lock::take(&bed.run.join(LIST), NAME_OF_LIST)
-}
-
-fn remove_file(file: &Path) -> Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", file.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A control plane of Kubernetes beside the machine of a case: real etcd, API server and controller
-//! manager, prepared by real kubeadm. It has a network namespace of its own, which a cable connects
-//! with the machine's, and a root directory in which its files lie where kubeadm puts them.
+//! manager, prepared by real kubeadm. It has a network namespace of its own, which a pair of
+//! virtual cards (veth) connects with the machine's, and a root directory in which its files lie where kubeadm puts them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +24,9 @@ use crate::{net, out, pods};
 
 const ADDRESS: &str = "10.0.0.1";
 const PORT: u16 = 6443;
-/// The machine's end of the cable.
+/// Where a server of RKE2 registers nodes.
+const RKE2_PORT: u16 = 9345;
+/// The address of the machine's card.
 const MACHINE: &str = "10.0.0.2/24";
 const STORE: &str = "http://127.0.0.1:2379";
 
@@ -57,7 +59,7 @@ const SYSCTLS: [(&str, &str); 3] = [
 
 /// Makes a certificate of the API server that is valid from tomorrow on: the authority's own, for the
 /// key that is there.
-const TOMORROW: &str = r#"set -eu
+const NOT_YET_VALID: &str = r#"set -eu
 cd "$1/etc/kubernetes/pki"
 day=$(date -u -d tomorrow +%y%m%d%H%M%SZ)
 year=$(date -u -d 'next year' +%y%m%d%H%M%SZ)
@@ -79,7 +81,7 @@ commonName = supplied
 END
 openssl req -new -key apiserver.key -subj /CN=kube-apiserver -addext "subjectAltName=IP:$2" -out "$work/request"
 openssl ca -batch -notext -config "$work/ca.conf" -cert ca.crt -keyfile ca.key \
-    -startdate "$day" -enddate "$year" -in "$work/request" -out tomorrow.crt
+    -startdate "$day" -enddate "$year" -in "$work/request" -out not-yet-valid.crt
 "#;
 
 /// The control plane that a case wants.
@@ -109,7 +111,7 @@ pub enum Behaviour {
     Unavailable,
     /// Its certificate is valid from tomorrow on, so a machine that verifies it finds its own clock a
     /// day behind.
-    Tomorrow,
+    NotYetValid,
 }
 
 /// A control plane.
@@ -120,9 +122,13 @@ pub struct Cluster {
     for_pods: PathBuf,
     netns: PathBuf,
     /// What listens at its address: the API server, or what stands in its place.
-    door: Option<Child>,
-    /// Whether that is stopped by a signal.
+    server: Option<Child>,
+    /// How that behaves, or did before a signal stopped it.
+    behaviour: Behaviour,
+    /// Whether it is stopped by a signal.
     stopped: bool,
+    /// The controller manager.
+    controllers: Option<Child>,
     starts: usize,
     logs: Vec<PathBuf>,
     values: BTreeMap<String, String>,
@@ -140,8 +146,10 @@ impl Cluster {
             programs: programs.to_path_buf(),
             for_pods: for_pods.to_path_buf(),
             netns: net::beside(machine.run(), machine.netns(), ADDRESS, MACHINE)?,
-            door: None,
+            server: None,
+            behaviour: Behaviour::Down,
             stopped: false,
+            controllers: None,
             starts: 0,
             logs: Vec::new(),
             values: BTreeMap::new(),
@@ -164,6 +172,9 @@ impl Cluster {
         }
         cluster.admit(machine)?;
         cluster.equip(machine, wish)?;
+        if wish.agents {
+            cluster.register(machine)?;
+        }
         Ok(cluster)
     }
 
@@ -175,39 +186,50 @@ impl Cluster {
     /// Behaves in this way from now on. Existing connections are cut.
     pub fn behave(&mut self, machine: &Machine, behaviour: Behaviour) -> Result<()> {
         if behaviour == Behaviour::Silent {
-            let door = self.door.as_ref().context("nothing listens")?;
+            let server = self.server.as_ref().context("nothing listens")?;
             self.stopped = true;
-            return signal(door, Signal::SIGSTOP);
+            return signal(server, Signal::SIGSTOP);
         }
-        if self.stopped && behaviour == Behaviour::Up {
-            let door = self.door.as_ref().context("nothing listens")?;
+        if self.stopped && behaviour == Behaviour::Up && self.behaviour == Behaviour::Up {
+            let server = self.server.as_ref().context("nothing listens")?;
             self.stopped = false;
-            return signal(door, Signal::SIGCONT);
+            return signal(server, Signal::SIGCONT);
         }
-        if let Some(mut door) = self.door.take() {
+        if let Some(mut server) = self.server.take() {
             self.stopped = false;
-            door.kill().context("cannot end the API server")?;
-            door.wait().context("cannot wait for the API server")?;
+            server.kill().context("cannot end the API server")?;
+            server.wait().context("cannot wait for the API server")?;
         }
+        self.behaviour = behaviour;
         let more: &[&str] = match behaviour {
             Behaviour::Down | Behaviour::Silent => return Ok(()),
             Behaviour::Unavailable => return self.refuse(machine),
             Behaviour::Up => &[],
-            Behaviour::Tomorrow => {
+            Behaviour::NotYetValid => {
                 let root = self.root.to_string_lossy();
-                Cmd::new(["/bin/sh", "-c", TOMORROW, "sh", &root, ADDRESS])
+                Cmd::new(["/bin/sh", "-c", NOT_YET_VALID, "sh", &root, ADDRESS])
                     .ok()
                     .context("cannot make a certificate")?;
-                &["--tls-cert-file=/etc/kubernetes/pki/tomorrow.crt"]
+                &["--tls-cert-file=/etc/kubernetes/pki/not-yet-valid.crt"]
             }
         };
         let mut argv = self.manifest(API_SERVER)?;
         argv.extend(more.iter().map(|word| (*word).to_string()));
-        self.door = Some(self.daemon(machine, API_SERVER, argv)?);
+        self.server = Some(self.daemon(machine, API_SERVER, argv)?);
         let ready = ["--kubeconfig", NO_CHECK, "get", "--raw", "/readyz"];
         self.wait("the API server", || {
             Ok(self.program(machine, KUBECTL, &ready).run()?.code == 0)
-        })
+        })?;
+        // In a cluster, a controller manager that has not reached the API server for some seconds ends and is started
+        // again. This one would look for it again only after half a minute.
+        if behaviour == Behaviour::Up
+            && let Some(mut controllers) = self.controllers.take()
+        {
+            let ended = controllers.kill().and_then(|()| controllers.wait());
+            ended.context("cannot end the controller manager")?;
+            self.controllers(machine)?;
+        }
+        Ok(())
     }
 
     /// The end of each log without mere information, for a case that failed.
@@ -255,6 +277,7 @@ impl Cluster {
             .stdout;
         for (name, value) in [
             ("api-server", format!("{ADDRESS}:{PORT}")),
+            ("rke2-server", format!("{ADDRESS}:{RKE2_PORT}")),
             ("address", ADDRESS.into()),
             ("port", PORT.to_string()),
             ("etcd", STORE.into()),
@@ -301,18 +324,24 @@ impl Cluster {
             "--listen-peer-urls=http://127.0.0.1:2380".into(),
             "--logger=zap".into(),
         ];
-        let log = self.log(ETCD);
-        let argv = self.inside(argv.to_vec());
-        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        // It ends with the machine.
-        machine.beside(&argv, &log).map(drop)
+        self.beside(machine, ETCD, argv.to_vec()).map(drop)
+    }
+
+    /// Lets nodes of RKE2 register: the stand-in for its agent asks there what it asks k3s' server at the API server's
+    /// port.
+    fn register(&mut self, machine: &Machine) -> Result<()> {
+        let listen = format!("TCP-LISTEN:{RKE2_PORT},bind={ADDRESS},reuseaddr,fork");
+        let argv = ["socat", &listen, &format!("TCP:{ADDRESS}:{PORT}")].map(String::from);
+        self.beside(machine, "rke2-server", argv.to_vec())?;
+        self.listens("what registers nodes of RKE2", RKE2_PORT)
     }
 
     fn controllers(&mut self, machine: &Machine) -> Result<()> {
         let mut argv = self.manifest(CONTROLLERS)?;
         // It is alone.
         argv.push("--leader-elect=false".into());
-        self.daemon(machine, CONTROLLERS, argv).map(drop)
+        self.controllers = Some(self.daemon(machine, CONTROLLERS, argv)?);
+        Ok(())
     }
 
     /// Lets machines join, and makes the account of a person who manages nodes.
@@ -434,13 +463,16 @@ impl Cluster {
             pki = pki.display()
         );
         let answer = format!("EXEC:/bin/sh {}", script.display());
-        let log = self.log("unavailable");
-        let argv = self.inside(["socat".to_string(), listen, answer].to_vec());
-        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        self.door = Some(machine.beside(&argv, &log)?);
-        let question = format!("sport = :{PORT}");
+        let argv = ["socat".to_string(), listen, answer].to_vec();
+        self.server = Some(self.beside(machine, "unavailable", argv)?);
+        self.listens("what answers 503", PORT)
+    }
+
+    /// Waits until something listens at a port.
+    fn listens(&self, what: &str, port: u16) -> Result<()> {
+        let question = format!("sport = :{port}");
         let asked = self.inside(["ss", "-Hltn", &question].map(String::from).to_vec());
-        self.wait("what answers 503", || {
+        self.wait(what, || {
             Ok(!Cmd::new(asked.clone()).ok()?.stdout.trim().is_empty())
         })
     }
@@ -460,8 +492,14 @@ impl Cluster {
     }
 
     fn daemon(&mut self, machine: &Machine, name: &str, argv: Vec<String>) -> Result<Child> {
+        let argv = self.in_root(argv);
+        self.beside(machine, name, argv)
+    }
+
+    /// Starts a program in the control plane's network; it ends with the machine at the latest.
+    fn beside(&mut self, machine: &Machine, name: &str, argv: Vec<String>) -> Result<Child> {
         let log = self.log(name);
-        let argv = self.inside(self.in_root(argv));
+        let argv = self.inside(argv);
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         machine.beside(&argv, &log)
     }

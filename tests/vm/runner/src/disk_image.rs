@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bed::Bed;
+use crate::bed::{Bed, remove_file};
 use crate::sh::Cmd;
 use crate::tables::{Image, Machines};
 use crate::{qemu, rootfs};
@@ -111,7 +111,7 @@ fn fetch(bed: &Bed, name: &str, image: &str, checksums: &str) -> Result<PathBuf>
         .join(format!("{file}.{}.sums", std::process::id()));
     let read = download(checksums, &list, Duration::from_secs(60))
         .and_then(|()| fs::read_to_string(&list).context("cannot read a list of checksums"));
-    discard(&list)?;
+    remove_file(&list)?;
     let sum = listed(&read?, file)
         .with_context(|| format!("{checksums} has no SHA-256 checksum of {file}"))?;
     let kind = format!("disk-{name}");
@@ -119,7 +119,7 @@ fn fetch(bed: &Bed, name: &str, image: &str, checksums: &str) -> Result<PathBuf>
         let disk = dir.join(DISK);
         let result = download(image, &disk, DOWNLOAD).and_then(|()| verify(&disk, &sum));
         if result.is_err() {
-            discard(&disk)?;
+            remove_file(&disk)?;
         }
         result
     })?;
@@ -173,15 +173,6 @@ fn download(url: &str, to: &Path, limit: Duration) -> Result<()> {
     .ok()
     .with_context(|| format!("cannot download {url}"))?;
     Ok(())
-}
-
-fn discard(file: &Path) -> Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", file.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::{Bed, remove_tree};
+use crate::golang;
 use crate::rootfs::{KEYRING, Mirror};
 use crate::sh::Cmd;
 
@@ -45,8 +46,11 @@ pub fn build(bed: &Bed, mirror: &Mirror) -> Result<PathBuf> {
     };
     let (modules, sums) = (read("go.mod")?, read("go.sum")?);
     let version = version(&modules)?;
-    let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
-    let recipe = format!("{modules} {sums} {go} {mirror:?} {SOURCE}");
+    let go = golang::version()?;
+    let recipe = format!(
+        "{modules} {sums} {go} {mirror:?} {SOURCE} {}",
+        golang::SOURCE
+    );
     bed.cached("kubernetes", &recipe, None, |dir| {
         compile(&here, version, dir)?;
         unpack(mirror, dir)
@@ -65,9 +69,8 @@ fn version(modules: &str) -> Result<&str> {
         .context("go.mod does not require k8s.io/kubernetes")
 }
 
-/// Without libraries, so that the programs run in any machine. Go compares each module with `go.sum`.
 fn compile(here: &Path, version: &str, to: &Path) -> Result<()> {
-    let mut flags = "-s -w".to_string();
+    let mut flags = String::new();
     let mut numbers = version.split('.');
     let (major, minor) = (numbers.next(), numbers.next());
     for package in [
@@ -80,27 +83,12 @@ fn compile(here: &Path, version: &str, to: &Path) -> Result<()> {
             ("gitMinor", minor.unwrap_or_default().into()),
             ("gitTreeState", "clean".into()),
         ] {
-            flags.push_str(&format!(" -X {package}.{name}={value}"));
+            flags.push_str(&format!("-X {package}.{name}={value} "));
         }
     }
-    let mut argv: Vec<String> = [
-        "nice",
-        "go",
-        "build",
-        "-mod=readonly",
-        "-trimpath",
-        "-buildvcs=false",
-        "-ldflags",
-        &flags,
-        "-o",
-        &format!("{}/", to.display()),
-    ]
-    .map(String::from)
-    .to_vec();
-    argv.extend(COMMANDS.map(|name| format!("k8s.io/kubernetes/cmd/{name}")));
-    Cmd::new(argv)
-        .env("CGO_ENABLED", "0")
-        .cwd(here)
+    let commands = COMMANDS.map(|name| format!("k8s.io/kubernetes/cmd/{name}"));
+    let to = format!("{}/", to.display());
+    golang::build(here, commands, &flags, &to)
         .deadline(LIMIT)
         .ok()
         .context("cannot compile Kubernetes")

@@ -13,6 +13,7 @@ mod cloud;
 mod cluster;
 mod disk_image;
 mod documents;
+mod golang;
 mod group;
 mod image;
 mod kernel;
@@ -124,6 +125,9 @@ struct Order {
     /// How it behaves, as JSON.
     #[arg(long)]
     serving: String,
+    /// The product.
+    #[arg(long)]
+    program: PathBuf,
     /// The path below which a fault holds.
     #[arg(long)]
     below: String,
@@ -196,7 +200,7 @@ fn run() -> Result<ExitCode> {
     let bed = Bed::open(&here, cli.cache)?;
     let machines = Machines::load(&bed.here("machines.toml"))?;
     let cases = cases::load(&bed.here("cases"))?;
-    cases::fit(&cases, &machines, &bed.here("configs"))?;
+    cases::fit(&cases, &machines, &bed.repo, &bed.here("configs"))?;
     match cli.verb {
         Verb::Needs => needs::ensure(&machines.toolkit.go)?,
         Verb::Prepare => {
@@ -263,14 +267,15 @@ fn serve_repositories(order: &Order) -> Result<()> {
         faults: order.faults.clone(),
         serving: serde_json::from_str(&order.serving).context("the order does not parse")?,
         below: order.below.clone(),
+        program: order.program.clone(),
         hosts: order.host.clone(),
         cuts: serve::Count::default(),
     };
-    let door = serve::Door {
+    let listener = serve::Listener {
         address: order.listen.clone(),
         netns: order.netns.clone(),
     };
-    serve::run(&door, site)
+    serve::run(&listener, site)
 }
 
 fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a Case>> {

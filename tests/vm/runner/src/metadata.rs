@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::out;
-use crate::serve::{READY, Request, read_request};
+use crate::serve::{READY, Request, base64, read_request};
 
 /// The only token, as IMDSv2 gives one.
 const TOKEN: &str = "AQAEAHEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLEEXAMPLE==";
@@ -69,14 +69,15 @@ pub fn run(document: &Path, addresses: &[String]) -> Result<()> {
     let text = fs::read(document).context("cannot read the metadata")?;
     let service: Service = serde_json::from_slice(&text).context("the metadata is not valid")?;
     let service = Arc::new(service);
-    let mut doors = Vec::new();
+    let mut threads: Vec<thread::JoinHandle<Result<()>>> = Vec::new();
     for address in addresses {
         let listener =
             TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
         writeln!(std::io::stdout(), "{READY} {address}").context("cannot write the log")?;
         let service = Arc::clone(&service);
-        doors.push(thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+        threads.push(thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.context("cannot accept a connection")?;
                 let service = Arc::clone(&service);
                 thread::spawn(move || {
                     if let Err(error) = talk(&stream, &service) {
@@ -84,11 +85,13 @@ pub fn run(document: &Path, addresses: &[String]) -> Result<()> {
                     }
                 });
             }
+            Ok(())
         }));
     }
-    for door in doors {
-        door.join()
-            .map_err(|_| anyhow::anyhow!("a thread that listens panicked"))?;
+    for thread in threads {
+        thread
+            .join()
+            .map_err(|_| anyhow::anyhow!("a thread that listens panicked"))??;
     }
     Ok(())
 }
@@ -252,23 +255,6 @@ fn walk<'v>(answers: &'v Value, parts: &[&str]) -> Option<&'v Value> {
     parts
         .iter()
         .try_fold(answers, |value, part| value.get(*part))
-}
-
-/// The encoding of RFC 4648, section 4.
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for group in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for place in 0..4 {
-            text.push(match place <= group.len() {
-                true => char::from(DIGITS[(bits >> (18 - 6 * place)) as usize & 63]),
-                false => '=',
-            });
-        }
-    }
-    text
 }
 
 #[cfg(test)]

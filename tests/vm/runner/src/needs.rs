@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::out;
 use crate::sh::Cmd;
+use crate::{golang, out};
 
 /// A package, and a file that shows that it is installed.
 const PACKAGES: &[(&str, &str)] = &[
@@ -82,11 +82,9 @@ fn check_go(oldest: &str) -> Result<()> {
     let remedy = format!(
         "NVIDIA's container toolkit is compiled from source: Go {oldest} or newer must be on PATH"
     );
-    let done = Cmd::new(["go", "env", "GOVERSION"])
-        .run()
-        .context(remedy.clone())?;
-    let found = done.stdout.trim().trim_start_matches("go").to_string();
-    if numbers(&found) < numbers(oldest) {
+    let found = golang::version().context(remedy.clone())?;
+    let found = found.trim_start_matches("go");
+    if numbers(found) < numbers(oldest) {
         bail!("{remedy}; found {found}");
     }
     Ok(())

@@ -31,22 +31,22 @@ const SLOW: &str = "2mbit";
 /// The interface that delays incoming packets: traffic control shapes only what an interface sends.
 const QUEUE: &str = "slow0";
 
-/// The file of a namespace beside that of a machine, and the cable between them.
+/// The file of a namespace beside that of a machine, and the pair of virtual cards (veth) between them.
 const BESIDE: &str = "netns-beside";
-const CABLE: &str = "cluster";
+const VETH: &str = "cluster";
 
 /// The namespace of one machine, kept alive by a file.
 #[derive(Clone, Debug)]
 pub struct Net {
     file: PathBuf,
     /// The process that forwards packets to the outside.
-    carrier: Pid,
+    slirp: Pid,
 }
 
 /// The state of a machine's connection to the outside.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Line {
+pub enum State {
     /// Works.
     Up,
     /// The resolver does not answer.
@@ -78,10 +78,10 @@ impl Net {
             "tap0",
         ]
         .map(String::from);
-        let carrier = daemon(&group.inside(Part::Support, &argv), log)?;
+        let slirp = daemon(&group.inside(Part::Support, &argv), log)?;
         let net = Net {
             file,
-            carrier: Pid::from_raw(i32::try_from(carrier.id()).context("a process id too large")?),
+            slirp: Pid::from_raw(i32::try_from(slirp.id()).context("a process id too large")?),
         };
         net.exec(["ip", "link", "set", "lo", "up"])?;
         // dockerd refuses to start without it, and /proc/sys is read-only inside a machine.
@@ -112,21 +112,21 @@ impl Net {
     }
 
     /// Cuts or restores the connection to the outside.
-    pub fn line(&self, line: Line) -> Result<()> {
-        let signal = match line {
-            Line::Silent => Signal::SIGSTOP,
-            Line::Up | Line::NoDns | Line::Slow => Signal::SIGCONT,
+    pub fn switch(&self, state: State) -> Result<()> {
+        let signal = match state {
+            State::Silent => Signal::SIGSTOP,
+            State::Up | State::NoDns | State::Slow => Signal::SIGCONT,
         };
-        kill(self.carrier, signal).context("cannot signal the process that forwards packets")?;
+        kill(self.slirp, signal).context("cannot signal the process that forwards packets")?;
         let slow = self.exec(["ip", "-br", "link"])?.contains(QUEUE);
-        match (line == Line::Slow, slow) {
+        match (state == State::Slow, slow) {
             (true, false) => self.hold_back()?,
             (false, true) => self.let_go()?,
             _ => {}
         }
         // A connection to an own address without a listener is refused at once.
         let own = self.exec(["ip", "-br", "addr", "show", "dev", "lo"])?;
-        let verb = match (line == Line::NoDns, own.contains(RESOLVER)) {
+        let verb = match (state == State::NoDns, own.contains(RESOLVER)) {
             (true, false) => "add",
             (false, true) => "del",
             _ => return Ok(()),
@@ -147,7 +147,7 @@ impl Net {
             ),
         ] {
             self.exec(words.split_whitespace())
-                .context("cannot make the line slow")?;
+                .context("cannot make the network slow")?;
         }
         Ok(())
     }
@@ -199,8 +199,8 @@ impl Net {
     }
 }
 
-/// Creates a namespace in `run` beside that of a machine, connected with it by a cable, and returns the file
-/// that keeps it alive. `address` is at its end, `machine` with the length of the prefix at the other.
+/// Creates a namespace in `run` beside that of a machine, connected with it by a pair of virtual cards, and returns the
+/// file that keeps it alive. `address` is at its end, `machine` with the length of the prefix at the other.
 pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<PathBuf> {
     let file = run.join(BESIDE);
     fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
@@ -212,18 +212,18 @@ pub fn beside(run: &Path, netns: &Path, address: &str, machine: &str) -> Result<
     for (at, words) in [
         (
             &here,
-            format!("link add {CABLE} type veth peer name {CABLE}-end"),
+            format!("link add {VETH} type veth peer name {VETH}-end"),
         ),
-        (&here, format!("link set {CABLE}-end netns {there}")),
-        (&here, format!("addr add {machine} dev {CABLE}")),
-        (&here, format!("link set {CABLE} up")),
+        (&here, format!("link set {VETH}-end netns {there}")),
+        (&here, format!("addr add {machine} dev {VETH}")),
+        (&here, format!("link set {VETH} up")),
         (
             &there,
-            format!("addr add {address}/{prefix} dev {CABLE}-end"),
+            format!("addr add {address}/{prefix} dev {VETH}-end"),
         ),
-        (&there, format!("link set {CABLE}-end up")),
+        (&there, format!("link set {VETH}-end up")),
         (&there, "link set lo up".into()),
-        // A kubelet is asked at the address that it names, which need not be the one on the cable.
+        // A kubelet is asked at the address that it names, which need not be the one of its card.
         (&there, format!("route add default via {here_address}")),
     ] {
         let enter = format!("--net={at}");

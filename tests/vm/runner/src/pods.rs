@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
-use crate::sh::Cmd;
+use crate::golang;
 
 /// The programs.
 pub const PROGRAMS: [&str; 3] = ["device-plugin", "pause", "plain-runc"];
@@ -28,31 +28,15 @@ pub fn build(bed: &Bed) -> Result<PathBuf> {
             .with_context(|| format!("cannot read {}", path.display()))?;
     }
     let sums = fs::read_to_string(here.join("go.sum")).context("cannot read go.sum")?;
-    let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
-    let recipe = format!("{sources} {sums} {go} {SOURCE}");
+    let go = golang::version()?;
+    let recipe = format!("{sources} {sums} {go} {SOURCE} {}", golang::SOURCE);
     bed.cached("pods", &recipe, None, |dir| compile(&here, dir))
 }
 
-/// Without libraries, so that the programs run in any machine and container.
 fn compile(here: &Path, to: &Path) -> Result<()> {
     let to = format!("{}/", to.display());
-    let fixed = [
-        "nice",
-        "go",
-        "build",
-        "-mod=readonly",
-        "-trimpath",
-        "-buildvcs=false",
-        "-ldflags",
-        "-s -w",
-        "-o",
-        &to,
-    ];
     let packages = PROGRAMS.map(|name| format!("./{name}"));
-    let argv = fixed.into_iter().chain(packages.iter().map(String::as_str));
-    Cmd::new(argv)
-        .env("CGO_ENABLED", "0")
-        .cwd(here)
+    golang::build(here, packages, "", &to)
         .deadline(LIMIT)
         .ok()
         .context("cannot compile what runs pods")

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bed::Bed;
+use crate::bed::{Bed, remove_file};
 use crate::sh::Cmd;
 use crate::tables::Root;
 
@@ -149,12 +149,7 @@ fn finish(root: &Path, spec: &Root, mirror: &Mirror) -> Result<()> {
         // A link if systemd-resolved is installed.
         "etc/resolv.conf",
     ] {
-        match fs::remove_file(at(old)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("cannot remove {old}"));
-            }
-            _ => {}
-        }
+        remove_file(&at(old))?;
     }
     let files = [
         (

@@ -139,7 +139,10 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
         }
     }
     simulation::equip(&machine.root())?;
-    machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
+    simulation::firmware(&machine.root(), &spec.dmi)?;
+    if !case.downloads_program {
+        machine.put(&stage.assets.product, "/usr/local/bin/gpu-bootstrap")?;
+    }
     machine.put(&stage.assets.image, "/usr/lib/testbed/probe.tar")?;
     // The stand-in's inventory is linked from the start, so that the link never counts as a change.
     std::os::unix::fs::symlink(
@@ -156,7 +159,7 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
         ubuntu::configure(&root, kernel, repositories)?;
         kernel::prepare(&root, kernel, stage.machines, spec, stand_ins)?;
     }
-    let server = Server::start(&machine, repositories)?;
+    let server = Server::start(&machine, repositories, &stage.assets.product)?;
     let cluster = match (&case.cluster, &stage.assets.kubernetes) {
         (Some(wish), Some((programs, for_pods))) => {
             if let (true, Some(built)) = (wish.agents, &stage.assets.agents) {
@@ -208,7 +211,7 @@ impl Running<'_> {
             self.step(step)
                 .with_context(|| format!("step `{}`", step.title))?;
         }
-        self.server.did_its_worst()?;
+        self.server.fault_happened()?;
         self.hold_all("after", &self.case.after)?;
         if let Some(scripts) = &self.case.after_uninstall {
             self.uninstall(scripts)?;
@@ -238,8 +241,8 @@ impl Running<'_> {
             self.server
                 .behave(&self.machine, &serving)
                 .map(|()| serving.tell())
-        } else if let Some(line) = step.line {
-            self.machine.line(line).map(|()| format!("{line:?}"))
+        } else if let Some(state) = step.network {
+            self.machine.network(state).map(|()| format!("{state:?}"))
         } else if let Some(behaviour) = step.control_plane {
             let cluster = self.cluster.as_mut().context("there is no control plane")?;
             (cluster.behave(&self.machine, behaviour)).map(|()| format!("{behaviour:?}"))
@@ -259,8 +262,22 @@ impl Running<'_> {
         } else {
             power::wake(&mut self.machine, limit).and_then(|()| self.unchanged())
         };
+        let result = result.and_then(|said| self.console_has(&step.console).map(|()| said));
         self.row(&step.title, start, result.as_deref().unwrap_or("FAILED"));
         result.map(drop)
+    }
+
+    fn console_has(&self, texts: &[String]) -> Result<()> {
+        for text in texts {
+            let console = self.machine.console()?;
+            if !console.contains(text) {
+                bail!(
+                    "its console does not say `{text}`:\n{}",
+                    out::tail(&console, 40)
+                );
+            }
+        }
+        Ok(())
     }
 
     fn command(&mut self, step: &Step, script: &str, limit: Duration) -> Result<String> {

@@ -1,7 +1,7 @@
 //! The repository server of one machine. It is restarted when a step changes its behaviour.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +22,8 @@ const START: Duration = Duration::from_secs(10);
 /// A server, or none at the moment.
 pub struct Server {
     repositories: Repositories,
+    /// The product, which a machine can download.
+    program: PathBuf,
     /// The number of starts: each start has its own log.
     starts: usize,
     running: Option<Child>,
@@ -32,7 +34,7 @@ pub struct Server {
 impl Server {
     /// Starts it without a fault, and adds its names to the hosts file of a machine that is not up
     /// yet.
-    pub fn start(machine: &Machine, repositories: &Repositories) -> Result<Server> {
+    pub fn start(machine: &Machine, repositories: &Repositories, program: &Path) -> Result<Server> {
         let hosts = machine.root().join("etc/hosts");
         let mut text = fs::read_to_string(&hosts).context("cannot read the machine's hosts")?;
         for host in repositories.hosts() {
@@ -41,6 +43,7 @@ impl Server {
         fs::write(&hosts, text).context("cannot write the machine's hosts")?;
         let mut server = Server {
             repositories: repositories.clone(),
+            program: program.to_path_buf(),
             starts: 0,
             running: None,
             awaited: None,
@@ -51,7 +54,7 @@ impl Server {
 
     /// Behaves in this way from now on. Existing connections are cut.
     pub fn behave(&mut self, machine: &Machine, serving: &Serving) -> Result<()> {
-        self.did_its_worst()?;
+        self.fault_happened()?;
         if let Some(mut child) = self.running.take() {
             child.kill().context("cannot end the server")?;
             child.wait().context("cannot wait for the server's end")?;
@@ -87,7 +90,7 @@ impl Server {
 
     /// Fails if a fault never happened, or not as often as it should: then the case did not test
     /// it.
-    pub fn did_its_worst(&mut self) -> Result<()> {
+    pub fn fault_happened(&mut self) -> Result<()> {
         let Some((log, times)) = self.awaited.take() else {
             return Ok(());
         };
@@ -117,6 +120,8 @@ impl Server {
             serde_json::to_string(serving).context("cannot write the server's order")?,
             "--below".into(),
             below,
+            "--program".into(),
+            self.program.to_string_lossy().into_owned(),
             "--listen".into(),
         ];
         match serving.proxy {

@@ -285,6 +285,11 @@ impl Reader {
     }
 }
 
+/// Quotes a word for a shell.
+pub fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 //! It lies in `/usr/lib/testbed` of the machine, outside `/etc`, and a unit mounts it early in each
 //! boot.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -47,6 +48,17 @@ const PROGRAMS: [(&str, &str); 14] = [
     ("installed", include_str!("../files/installed.sh")),
     ("vendors-only", include_str!("../files/vendors-only.sh")),
 ];
+
+/// Gives a machine what its firmware shows: names of files, and their texts.
+pub fn firmware(root: &Path, dmi: &BTreeMap<String, String>) -> Result<()> {
+    let here = root
+        .join(INSIDE.trim_start_matches('/'))
+        .join("class/dmi/id");
+    for (name, text) in dmi {
+        write(&here.join(name), &format!("{text}\n"))?;
+    }
+    Ok(())
+}
 
 /// Copies the programs for cases into a machine of any kind.
 pub fn equip(root: &Path) -> Result<()> {

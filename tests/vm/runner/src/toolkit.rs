@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::bed::Bed;
+use crate::golang;
 use crate::sh::Cmd;
 use crate::tables::Toolkit;
 
@@ -25,7 +26,7 @@ const SOURCE: &str = include_str!("toolkit.rs");
 
 /// Builds the directory with the toolkit's packages.
 pub fn build(bed: &Bed, spec: &Toolkit) -> Result<PathBuf> {
-    let go = Cmd::new(["go", "env", "GOVERSION"]).ok()?.stdout;
+    let go = golang::version()?;
     bed.cached("toolkit", &format!("{spec:?} {go} {SOURCE}"), None, |dir| {
         let module = download(spec)?;
         let source = dir.join("work/source");

@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 
 use crate::cases::Step;
+use crate::sh::quoted;
 
 /// Exits with the exit code of the unit `$unit`, in the form of a shell.
 const END: &str = r#"journalctl --sync
@@ -74,11 +75,6 @@ fn background(unit: &str, script: &str, until_said: Option<&str>) -> String {
             quoted(said)
         ),
     }
-}
-
-/// Quotes a word for the shell.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]

@@ -182,11 +182,10 @@ fn a_signal_leaves_nothing_of_a_build() {
         let mut roots = entries.map(|entry| entry.path().join("root"));
         roots.any(|root| root.join("var/lib/dpkg/info/kmod.list").exists())
     });
+    // mmdebstrap mounts in a namespace of its own, so that a mount which is left shows as a process in it.
+    run.remember();
     assert_eq!(run.end(Signal::SIGINT).code(), Some(130));
     run.assert_gone(about);
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let cache = cache.path().display().to_string();
-    assert!(!mounts.contains(&cache), "{mounts}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The boot source of a machine of the kind `image`: a distribution's cloud image with its own boot
 //! loader. cloud-init installs everything of the bed at the first boot.
 //!
-//! The machine's root directory serves as a parcel here: the files that other kinds of machines
+//! The machine's root directory serves as a payload here: the files that other kinds of machines
 //! have in their root from the start are copied from it, before cloud-init applies the user-data.
 
 use std::fs;
@@ -31,8 +31,8 @@ const OVER: &str = "disk.qcow2";
 const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const VARIABLES: &str = "usr/share/OVMF/OVMF_VARS_4M.fd";
 
-/// The label of the disk with the parcel.
-const LABEL: &str = "testbed-parcel";
+/// The label of the disk with the payload.
+const LABEL: &str = "testbed-payload";
 
 /// The user-data if the case has none: a small system has no other locale.
 const USER_DATA: &str = "#cloud-config\nlocale: C.UTF-8\n";
@@ -57,9 +57,9 @@ pub struct Image {
     qemu: PathBuf,
 }
 
-/// Links the image in `image` into the machine's directory, and makes an empty parcel. The kernel
+/// Links the image in `image` into the machine's directory, and makes an empty payload. The kernel
 /// version is not known here.
-pub fn parcel(image: &Path, dir: &Path) -> Result<String> {
+pub fn payload(image: &Path, dir: &Path) -> Result<String> {
     fs::hard_link(image.join(DISK), dir.join(BASE)).context("cannot link an image")?;
     let etc = dir.join("root/etc");
     fs::create_dir_all(&etc).context("cannot make a folder")?;
@@ -68,7 +68,7 @@ pub fn parcel(image: &Path, dir: &Path) -> Result<String> {
 }
 
 impl Image {
-    /// Makes the ssh key, and adds the connection to the repository server to the parcel.
+    /// Makes the ssh key, and adds the connection to the repository server to the payload.
     pub fn prepare(bed: &Bed, frame: &Frame) -> Result<Image> {
         keygen(&frame.dir.join("key"))?;
         let units = frame.root().join("usr/lib/systemd/system");
@@ -108,7 +108,7 @@ impl Image {
         let folders = (frame.dir.as_path(), frame.run.as_path());
         let argv = qemu::command(&self.qemu, &frame.group, &frame.net, folders, &argv);
         Cmd::new(argv).ok().context("cannot make a disk")?;
-        self.seal_parcel(frame)?;
+        self.seal_payload(frame)?;
         let seed = frame.seed();
         if !seed.exists() {
             seed::make(&seed, &frame.name, USER_DATA)?;
@@ -120,13 +120,13 @@ impl Image {
         seed::add(&seed, "vendor-data", &data)
     }
 
-    fn seal_parcel(&self, frame: &Frame) -> Result<()> {
+    fn seal_payload(&self, frame: &Frame) -> Result<()> {
         let root = frame.root();
         // The image has its own entries in that file: these are appended to them.
         let inside = root.join(INSIDE.trim_start_matches('/'));
         fs::create_dir_all(&inside).context("cannot make a folder")?;
         fs::rename(root.join("etc/hosts"), inside.join("hosts")).context("cannot move a file")?;
-        let disk = frame.dir.join("parcel.img");
+        let disk = frame.dir.join("payload.img");
         super::sparse(&disk, 1 << 30)?;
         let [root, disk] = [&root, &disk].map(|path| path.to_string_lossy());
         let argv = [
@@ -134,7 +134,7 @@ impl Image {
         ];
         Cmd::new(frame.group.inside(Part::Support, &argv.map(String::from)))
             .ok()
-            .context("cannot make the disk with the parcel")
+            .context("cannot make the disk with the payload")
             .map(drop)
     }
 }
@@ -163,9 +163,9 @@ impl Source for Image {
                     "id=disk,file={DISKS}/{OVER},format=qcow2,if=none,cache=unsafe,discard=unmap"
                 ),
                 "-drive",
-                &format!("id=parcel,file={DISKS}/parcel.img,format=raw,if=none,readonly=on"),
+                &format!("id=payload,file={DISKS}/payload.img,format=raw,if=none,readonly=on"),
                 "-device",
-                "virtio-blk-pci,drive=parcel,bus=pcie.0,addr=14",
+                "virtio-blk-pci,drive=payload,bus=pcie.0,addr=14",
             ]
             .map(String::from),
         );

@@ -3,10 +3,10 @@
 //! runs.
 
 mod container;
+mod direct_boot;
 pub mod disk;
 mod image;
 mod monitor;
-mod mould;
 mod vm;
 
 use std::fs::{self, File};
@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use self::container::Container;
+use self::direct_boot::DirectBoot;
 use self::disk::Disk;
 use self::image::Image;
-use self::mould::Mould;
 use self::vm::Vm;
 use crate::bed::Bed;
 use crate::claim::Claim;
 use crate::group::{Group, Part};
-use crate::net::{Line, Net};
+use crate::net::{self, Net};
 use crate::sh::{Cmd, Done, daemon};
 use crate::tables::{Kind, MachineSpec};
 use crate::{out, simulation};
@@ -157,7 +157,7 @@ impl Machine {
         let in_memory = spec.kind == Kind::Container && available_memory()? >= MEMORY;
         let mut disk = None;
         let kernel = match spec.kind {
-            Kind::Image => image::parcel(root, &dir)?,
+            Kind::Image => image::payload(root, &dir)?,
             Kind::Container | Kind::Vm => {
                 let mib = mib.filter(|_| spec.kind == Kind::Container);
                 disk = lay(name, &group, root, &dir, in_memory, mib)?;
@@ -186,7 +186,7 @@ impl Machine {
                 }
                 Box::new(Container::new(disk))
             }
-            Kind::Vm => Box::new(Vm::new(bed, spec, Mould::prepare(&frame)?)?),
+            Kind::Vm => Box::new(Vm::new(bed, spec, DirectBoot::prepare(&frame)?)?),
             Kind::Image => Box::new(Vm::new(bed, spec, Image::prepare(bed, &frame)?)?),
         };
         Ok(Machine {
@@ -428,8 +428,8 @@ impl Machine {
     }
 
     /// Cuts or restores its connection to the outside.
-    pub fn line(&self, line: Line) -> Result<()> {
-        self.frame.net.line(line)
+    pub fn network(&self, state: net::State) -> Result<()> {
+        self.frame.net.switch(state)
     }
 
     /// Copies a file onto the machine's disk.
@@ -526,13 +526,4 @@ fn sparse(file: &Path, size: u64) -> Result<()> {
     File::create(file)
         .and_then(|made| made.set_len(size))
         .with_context(|| format!("cannot make {}", file.display()))
-}
-
-fn remove(file: &Path) -> Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", file.display()))
-        }
-        _ => Ok(()),
-    }
 }

@@ -13,11 +13,11 @@ use gpu_bootstrap_vm_pci::table::{Address, Function};
 use sha2::{Digest, Sha256};
 
 use super::monitor::Monitor;
-use super::{Body, End, Ended, Frame, TURN, remove, sparse};
-use crate::bed::Bed;
+use super::{Body, End, Ended, Frame, TURN, sparse};
+use crate::bed::{Bed, remove_file};
 use crate::group::Part;
 use crate::qemu::{self, DISKS, SOCKETS};
-use crate::sh::daemon;
+use crate::sh::{daemon, quoted};
 use crate::tables::MachineSpec;
 
 /// Memory of a machine, in mebibytes.
@@ -188,7 +188,7 @@ impl Body for Vm {
         self.serve_bus(frame)?;
         // Files of an earlier start would be used in place of the new ones.
         for old in [frame.run.join("qmp.sock"), frame.console()] {
-            remove(&old)?;
+            remove_file(&old)?;
         }
         let argv = qemu::command(
             &self.qemu,
@@ -257,7 +257,7 @@ impl Body for Vm {
             drop(master.kill());
             drop(master.wait());
         }
-        remove(&frame.run.join("ssh"))?;
+        remove_file(&frame.run.join("ssh"))?;
         let reason = running.monitor.reason().with_context(|| {
             let said = fs::read_to_string(frame.dir.join("qemu.log")).unwrap_or_default();
             format!("QEMU ended with {status}: {said}")
@@ -352,11 +352,6 @@ fn place(address: &str) -> Option<(u8, String)> {
     let (domain, bus, slot) = (parts.next()?, parts.next()?, parts.next()?);
     let bus = u8::from_str_radix(bus, 16).ok()?;
     (domain == "0000").then(|| (bus, slot.to_string()))
-}
-
-/// Quotes a word for the shell in the machine.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// The machine's UUID in its firmware, the same at every run.

@@ -13,6 +13,9 @@ use super::request::Request;
 use super::{FAULT, Next, empty};
 use crate::{out, repo};
 
+/// Where a machine can download the product, on each host.
+pub const PROGRAM: &str = "gpu-bootstrap";
+
 /// What is served.
 #[derive(Debug)]
 pub struct Site {
@@ -22,6 +25,8 @@ pub struct Site {
     pub serving: Serving,
     /// The fault holds below this path.
     pub below: String,
+    /// The product, which [`PROGRAM`] names.
+    pub program: PathBuf,
     /// `host:port` of the repositories, for a proxy.
     pub hosts: Vec<String>,
     pub cuts: Count,
@@ -131,6 +136,9 @@ impl Site {
             .filter(is_file);
         if let (Some(fault), Some(_)) = (fault, &shown) {
             happened(fault);
+        }
+        if path == Path::new(PROGRAM) {
+            return Some(self.program.clone());
         }
         shown.or_else(|| Some(self.root.join(&path)).filter(is_file))
     }

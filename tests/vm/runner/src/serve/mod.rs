@@ -18,7 +18,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 
 pub use fault::{Count, Fault, Serving};
-pub use files::Site;
+pub use files::{PROGRAM, Site};
+pub use proxy::base64;
 
 use crate::out;
 pub use request::{Request, read_request};
@@ -31,20 +32,20 @@ pub const FAULT: &str = "the fault happened:";
 
 /// The address that a server listens at.
 #[derive(Clone, Debug)]
-pub struct Door {
+pub struct Listener {
     pub address: String,
     /// The network namespace; the current one if absent.
     pub netns: Option<PathBuf>,
 }
 
 /// Serves until the process ends.
-pub fn run(door: &Door, site: Site) -> Result<()> {
-    let listener = match &door.netns {
-        Some(file) => bind_inside(file, &door.address)?,
-        None => bind(&door.address)?,
+pub fn run(at: &Listener, site: Site) -> Result<()> {
+    let listener = match &at.netns {
+        Some(file) => bind_inside(file, &at.address)?,
+        None => bind(&at.address)?,
     };
     // Whoever started it waits for this line. If it cannot be written, nobody would ever know.
-    writeln!(std::io::stdout(), "{READY} {}", door.address).context("cannot write the log")?;
+    writeln!(std::io::stdout(), "{READY} {}", at.address).context("cannot write the log")?;
     serve(listener, site)
 }
 

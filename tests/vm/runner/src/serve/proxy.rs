@@ -116,8 +116,8 @@ fn refuse(mut client: &TcpStream, error: &anyhow::Error) -> Result<u16> {
 
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// RFC 4648, section 4.
-fn base64(bytes: &[u8]) -> String {
+/// The encoding of RFC 4648, section 4.
+pub fn base64(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.chunks(3) {
         let bits = chunk.iter().enumerate().fold(0_u32, |bits, (at, byte)| {

@@ -19,6 +19,7 @@ fn server(serving: Serving) -> Server {
     let dir = files.path();
     for (path, text) in [
         ("www/d/file", "0123456789"),
+        ("product", "the product"),
         ("www/d/InRelease", "signed by us"),
         ("www/d/one_1.0_amd64.deb", "0123456789"),
         ("www/other/one_1.0_amd64.deb", "0123456789"),
@@ -35,6 +36,7 @@ fn server(serving: Serving) -> Server {
         faults: dir.join("faults"),
         serving,
         below: "d".into(),
+        program: dir.join("product"),
         hosts: vec!["repository.test:80".into()],
         cuts: Count::default(),
     };
@@ -55,6 +57,12 @@ fn ask_at(server: &Server, request: &str) -> String {
 
 fn ask(request: &str) -> String {
     ask_at(&server(Serving::default()), request)
+}
+
+#[test]
+fn the_product_is_on_each_host() {
+    let answer = ask("GET /gpu-bootstrap HTTP/1.1\r\nHost: 127.0.0.1");
+    assert!(answer.ends_with("\r\n\r\nthe product"), "{answer}");
 }
 
 fn with(fault: Fault) -> Serving {

@@ -11,7 +11,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use super::vm::Source;
-use super::{Frame, keygen, remove, sparse};
+use super::{Frame, keygen, sparse};
+use crate::bed::remove_file;
 use crate::group::Part;
 use crate::qemu::DISKS;
 use crate::seed;
@@ -70,11 +71,11 @@ const UNITS: [(&str, &str); 3] = [
 ];
 
 /// See the module.
-pub struct Mould;
+pub struct DirectBoot;
 
-impl Mould {
+impl DirectBoot {
     /// Adds the access to the machine's root.
-    pub fn prepare(frame: &Frame) -> Result<Mould> {
+    pub fn prepare(frame: &Frame) -> Result<DirectBoot> {
         let root = frame.root();
         let here = root.join(INSIDE.trim_start_matches('/'));
         fs::create_dir_all(&here).context("cannot make a folder")?;
@@ -94,14 +95,14 @@ impl Mould {
                 .with_context(|| format!("cannot enable {unit}"))?;
         }
         let resolver = root.join("etc/resolv.conf");
-        remove(&resolver)?;
+        remove_file(&resolver)?;
         symlink("../run/systemd/resolve/stub-resolv.conf", resolver)
             .context("cannot configure the resolver")?;
-        Ok(Mould)
+        Ok(DirectBoot)
     }
 }
 
-impl Source for Mould {
+impl Source for DirectBoot {
     fn port(&self) -> &'static str {
         "2222"
     }
@@ -165,7 +166,7 @@ fn load(frame: &Frame) -> Result<()> {
     for (link, file) in [("/vmlinuz", "kernel"), ("/initrd.img", "initrd")] {
         let target = link_target(&disk, link)?;
         let to = frame.dir.join(file);
-        remove(&to)?;
+        remove_file(&to)?;
         debugfs(&disk, &format!("dump {target} {}", to.display()))?;
         let size = fs::metadata(&to).map(|meta| meta.len()).unwrap_or(0);
         if size == 0 {

@@ -1,0 +1,168 @@
+//! Restored files of a container runtime: its own program reads them before its daemon does.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::{
+    Afterwards, Applier, ChangeError, FileAfter, FileBefore, Reverted, Sink, Undo,
+    labels::written,
+    runtime::{Known, unread},
+};
+use crate::{config::desired::Daemon, error::one_line, host::Stat, state::CONTAINERD_CONFIG};
+
+/// A file with keys of a change, as it is before the undo.
+pub(super) struct EditedNow {
+    path: Utf8PathBuf,
+    content: Vec<u8>,
+    stat: Stat,
+}
+
+impl Applier {
+    /// Restores files, and has those who read them read them again.
+    pub(super) async fn restore_and_follow(
+        &self,
+        undo: &Undo,
+        (files, created_folders): (&[FileBefore], &[Utf8PathBuf]),
+        then: &[Afterwards],
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        // After a kill before the daemon has read them the files would look as if nothing were left to do.
+        let has_keys = (files.iter()).any(|file| matches!(file.after, FileAfter::Edited { .. }));
+        let daemons = then.iter().filter_map(daemon).filter(|_| has_keys);
+        let marks: Vec<Utf8PathBuf> = daemons
+            .map(|(daemon, _)| unread(&self.state, daemon))
+            .collect();
+        let mut was_cut = false;
+        for mark in &marks {
+            was_cut |= self.host.files.exists(mark)?;
+            self.host.files.write(mark, b"", 0o600)?;
+        }
+        let edited = self.edited_now(files)?;
+        let restored = self.restore_files(files, created_folders, sink)?;
+        let ending = if matches!(restored, Reverted::Nothing { .. }) && !was_cut {
+            restored
+        } else {
+            self.restore_labels(&written(undo), sink).await?;
+            let followed = match self.refused_undo(&edited, then).await? {
+                Some(left) => left,
+                None => self.afterwards(then, sink).await?,
+            };
+            Reverted::of(vec![restored, followed])
+        };
+        for mark in &marks {
+            self.host.files.remove(mark)?;
+        }
+        Ok(ending)
+    }
+
+    /// The files in which a change has set keys.
+    fn edited_now(&self, files: &[FileBefore]) -> Result<Vec<EditedNow>, ChangeError> {
+        let mut found = Vec::new();
+        for file in files {
+            if let FileAfter::Edited { .. } = file.after
+                && let Some(stat) = self.host.files.stat(&file.path)?
+                && let Some(content) = self.host.files.read(&file.path)?
+            {
+                found.push(EditedNow {
+                    path: file.path.clone(),
+                    content,
+                    stat,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Puts files back as they were before their undo if a daemon would not start with the restored ones.
+    async fn refused_undo(
+        &self,
+        edited: &[EditedNow],
+        then: &[Afterwards],
+    ) -> Result<Option<Reverted>, ChangeError> {
+        let files = &self.host.files;
+        let mut changed = Vec::new();
+        for one in edited {
+            if files.read(&one.path)?.as_ref() != Some(&one.content) {
+                changed.push(one);
+            }
+        }
+        if changed.is_empty() {
+            return Ok(None);
+        }
+        for (daemon, unit) in then.iter().filter_map(daemon) {
+            let why = match self.refusal(daemon, unit, &changed).await {
+                Ok(None) => continue,
+                Ok(Some(why)) => why,
+                Err(error) => format!("failed to {}", one_line(&error)),
+            };
+            let mut paths = Vec::new();
+            for one in changed {
+                if let Some(folder) = one.path.parent()
+                    && files.stat(folder)?.is_none()
+                {
+                    files.create_folder(folder, 0o755)?;
+                }
+                files.write(&one.path, &one.content, one.stat.mode)?;
+                files.chown(&one.path, one.stat.uid, one.stat.gid)?;
+                paths.push(format!("`{}`", one.path));
+            }
+            return Ok(Some(Reverted::Left {
+                what: format!("{}, as before the undo", paths.join(", ")),
+                why: format!(
+                    "{} refuses its configuration without the keys of this program: {why}; correct what it \
+                     names, and run the same command again: until then an entry may name a program that has gone",
+                    daemon.name()
+                ),
+            }));
+        }
+        Ok(None)
+    }
+
+    /// Why a daemon would not start with its files; `None` if it would, or is not there any more.
+    async fn refusal(
+        &self,
+        daemon: Daemon,
+        unit: &str,
+        changed: &[&EditedNow],
+    ) -> Result<Option<String>, ChangeError> {
+        let state = self.unit_state_if_any(unit).await?;
+        if !state.is_some_and(|state| state.exists()) {
+            return Ok(None);
+        }
+        let files = &self.host.files;
+        let known = match daemon {
+            Daemon::Docker => {
+                let mut paths = Vec::new();
+                for one in changed {
+                    if one.path.extension() == Some("json") && files.exists(&one.path)? {
+                        paths.push(one.path.as_path());
+                    }
+                }
+                return self.docker_refuses(unit, paths.into_iter()).await;
+            }
+            // Without any file it starts, but `containerd config dump` of 1.6 fails.
+            Daemon::Containerd if files.stat(Utf8Path::new(CONTAINERD_CONFIG))?.is_none() => {
+                return Ok(None);
+            }
+            Daemon::Containerd => self.containerd_config().await?.map(Known::from),
+            Daemon::Crio => self.crio_config().await?.map(Known::from),
+        };
+        Ok(match known {
+            Err(why) => Some(why),
+            Ok(known) => known.unknown_default().map(|name| {
+                format!("its default runtime would be {name}, which it would not know")
+            }),
+        })
+    }
+}
+
+/// The daemon that reads restored files again, with its unit.
+fn daemon(then: &Afterwards) -> Option<(Daemon, &str)> {
+    match then {
+        Afterwards::ReloadDocker { unit, .. } => Some((Daemon::Docker, unit)),
+        Afterwards::RestartUnit { unit } => [Daemon::Containerd, Daemon::Crio]
+            .into_iter()
+            .find(|daemon| unit.strip_suffix(".service") == Some(daemon.name()))
+            .map(|daemon| (daemon, unit.as_str())),
+        Afterwards::RebuildInitramfs { .. } => None,
+    }
+}

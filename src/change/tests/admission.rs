@@ -1,0 +1,97 @@
+//! The node gets its labels, and loses its startup taint.
+
+use std::sync::Mutex;
+
+use super::{
+    join::{KUBECONFIG, KUBELET_CONF},
+    kit::TestMachine,
+};
+use crate::{
+    change::{Admission, Change, Reverted},
+    error::Report,
+    host::fake::ok,
+};
+
+fn admission(labels: &[(&str, &str)]) -> Change {
+    Change::AdmitNode {
+        admission: Admission {
+            node: "gpu-1".to_owned(),
+            labels: (labels.iter())
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
+            startup_taint: "starting:NoSchedule".parse().ok(),
+            access: Some("/etc/gpu-bootstrap/cluster.kubeconfig".into()),
+            ready_timeout_seconds: 5,
+        },
+    }
+}
+
+/// A node whose kubectl counts how often it was asked, and becomes Ready with the third answer.
+fn node(ready_after: usize) -> TestMachine {
+    let machine = TestMachine::new();
+    machine.fakes.files.put("/usr/bin/kubectl", "");
+    machine.fakes.files.put(KUBELET_CONF, KUBECONFIG);
+    let asked = Mutex::new(0);
+    machine.fakes.exec.on("/usr/bin/kubectl", move |cmd, _| {
+        if !cmd.args.contains(&"get".to_owned()) {
+            return ok("");
+        }
+        let mut asked = asked.lock().unwrap();
+        *asked += 1;
+        let status = if *asked > ready_after { "True" } else { "False" };
+        ok(format!(
+            r#"{{"metadata": {{"labels": {{"team": "old"}}}}, "spec": {{"taints": [{{"key": "starting",
+                "effect": "NoSchedule"}}]}}, "status": {{"conditions": [
+                {{"type": "Ready", "status": "{status}", "reason": "KubeletNotReady", "message": "no network"}}]}}}}"#
+        ))
+    });
+    machine
+}
+
+#[tokio::test]
+async fn a_node_is_admitted_once_it_is_ready() {
+    let machine = node(3);
+    let undo = machine
+        .apply(&admission(&[("team", "research"), ("new", "yes")]))
+        .await
+        .expect("Ready");
+    let lines = machine.fakes.exec.lines();
+    let last: Vec<&str> = lines
+        .iter()
+        .rev()
+        .take(2)
+        .rev()
+        .map(String::as_str)
+        .collect();
+    assert_eq!(
+        last,
+        [
+            "/usr/bin/kubectl --kubeconfig /etc/kubernetes/kubelet.conf --request-timeout=10s label node gpu-1 \
+             --overwrite new=yes team=research",
+            "/usr/bin/kubectl --kubeconfig /etc/gpu-bootstrap/cluster.kubeconfig --request-timeout=10s taint node \
+             gpu-1 starting:NoSchedule-"
+        ]
+    );
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines
+            .last()
+            .is_some_and(|line| line.ends_with("--overwrite new- team=old")),
+        "{lines:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_get_ready_keeps_its_startup_taint() {
+    let machine = node(usize::MAX);
+    let error = machine.apply(&admission(&[])).await.expect_err("not Ready");
+    assert_eq!(error.reason(), "node-not-ready");
+    assert!(error.to_string().contains("no network"), "{error}");
+    let lines = machine.fakes.exec.lines();
+    assert!(
+        lines.iter().all(|line| !line.contains(" taint ")),
+        "{lines:?}"
+    );
+}

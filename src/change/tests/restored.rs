@@ -1,0 +1,292 @@
+//! The undo of a runtime's configuration after an administrator has edited it. Programs are simulated.
+
+use serde_json::{Value, json};
+
+use super::{kit::TestMachine, system::restarts};
+use crate::{
+    change::{Change, Reverted, RuntimeSettings},
+    config::desired::Daemon,
+    host::{
+        ReadFiles,
+        fake::{diff, failed, ok},
+    },
+    model::document::{FileSettings, Setting},
+};
+
+const JSON: &str = "/etc/docker/daemon.json";
+const TOML: &str = "/etc/containerd/config.toml";
+const PROGRAM: &str = "/usr/bin/nvidia-container-runtime";
+
+/// A machine with both daemons. Each refuses a default runtime that it does not know, and a file with `broken`.
+fn machine(docker: &str, containerd: &str) -> TestMachine {
+    let machine = TestMachine::new();
+    machine.units.put("docker.service", "enabled", "active");
+    machine.units.put("containerd.service", "enabled", "active");
+    machine.fakes.files.put(JSON, docker);
+    machine.fakes.files.put(TOML, containerd);
+    let file = |files: &crate::host::fake::FakeFiles| -> Value {
+        let text = files.read_text(JSON.into()).ok().flatten();
+        serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
+    };
+    (machine.fakes.exec).on("docker", move |cmd, files| match &*cmd.args[0] {
+        "ps" => ok(""),
+        _ => {
+            let runtimes = file(files).get("runtimes").cloned();
+            ok(json!({"Runtimes": runtimes.unwrap_or(json!({}))}).to_string())
+        }
+    });
+    machine.fakes.exec.on("dockerd", move |cmd, files| {
+        let file = file(files);
+        match (&*cmd.args[0], file.get("broken")) {
+            ("--version", _) => ok("Docker version 26.1.5, build 411e817\n"),
+            (_, None) => ok("configuration OK\n"),
+            (_, Some(_)) => failed(1, "the following directives don't match any: broken"),
+        }
+    });
+    (machine.fakes.exec).on("containerd", |_, files| ok(files.text(TOML)));
+    (machine.fakes.exec).on("ctr", |_, _| {
+        ok("io.containerd.grpc.v1  cri  linux/amd64  ok\n")
+    });
+    machine
+}
+
+fn configure(kind: Daemon, path: &str, key: &[&str], entry: Value) -> Change {
+    Change::ConfigureRuntime {
+        settings: RuntimeSettings {
+            kind,
+            unit: format!("{}.service", kind.name()),
+            files: vec![FileSettings {
+                path: path.into(),
+                settings: vec![Setting {
+                    key: key.iter().map(ToString::to_string).collect(),
+                    value: Some(entry),
+                }],
+            }],
+            runtime: "nvidia".into(),
+            default: false,
+            cdi: false,
+            may_stop: false,
+        },
+    }
+}
+
+fn docker() -> Change {
+    let entry = json!({"args": [], "path": "nvidia-container-runtime"});
+    configure(Daemon::Docker, JSON, &["runtimes", "nvidia"], entry)
+}
+
+/// Of versions 2 and 3, the plugin with the runtimes.
+const PLUGINS: [(u8, &str); 2] = [
+    (2, "io.containerd.grpc.v1.cri"),
+    (3, "io.containerd.cri.v1.runtime"),
+];
+
+fn containerd(plugin: &str) -> Change {
+    configure(
+        Daemon::Containerd,
+        TOML,
+        &["plugins", plugin, "containerd", "runtimes", "nvidia"],
+        json!({"runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": PROGRAM}}),
+    )
+}
+
+fn root(version: u8, plugin: &str) -> String {
+    format!(
+        "version = {version}\n\n[plugins.'{plugin}'.containerd]\nsnapshotter = 'overlayfs' # the team\n"
+    )
+}
+
+#[tokio::test]
+async fn docker_keeps_neither_an_edited_entry_nor_a_default_of_a_program_that_goes() {
+    let machine = machine("{\"mtu\": 1400}\n", "version = 2\n");
+    let before = machine.snapshot();
+    let undo = machine.apply(&docker()).await.unwrap();
+    let ours = machine.fakes.files.text(JSON);
+    let edited = (ours.replace("\"args\": []", "\"args\": [\"--debug\"]"))
+        .replace("\"mtu\"", "\"default-runtime\": \"nvidia\", \"mtu\"");
+    machine.fakes.files.put(JSON, edited);
+    let reverted = machine.revert(&undo).await;
+    let Reverted::Done { what } = &reverted else {
+        panic!("{reverted:?}");
+    };
+    for part in [
+        "default-runtime",
+        "runtimes.nvidia.args",
+        "which somebody has set since",
+    ] {
+        assert!(what.contains(part), "{what}");
+    }
+    let left = diff(&before, &machine.snapshot());
+    assert!(left.is_empty(), "{left:#?}");
+    // What else the administrator has set stays, and an entry with a program of theirs.
+    let theirs = "{\"mtu\":1300,\"default-runtime\":\"nvidia\",\"runtimes\":{\"nvidia\":{\"path\":\"/opt/own\"}}}";
+    machine.fakes.files.put(JSON, theirs);
+    let reverted = machine.revert(&undo).await;
+    assert!(
+        matches!(&reverted, Reverted::Left { what, .. } if what.contains("runtimes.nvidia")),
+        "{reverted:?}"
+    );
+    assert_eq!(machine.fakes.files.text(JSON), theirs);
+}
+
+#[tokio::test]
+async fn containerd_keeps_neither_an_edited_entry_nor_a_default_of_a_program_that_goes() {
+    for (version, plugin) in PLUGINS {
+        let root = root(version, plugin);
+        let machine = machine("{}\n", &root);
+        let undo = machine.apply(&containerd(plugin)).await.unwrap();
+        let ours = machine.fakes.files.text(TOML);
+        let edited = ours.replace(
+            "# the team\n",
+            "# the team\ndefault_runtime_name = 'nvidia'\n",
+        ) + "SystemdCgroup = true\n\n[grpc]\ngid = 5\n";
+        machine.fakes.files.put(TOML, edited);
+        let Reverted::Done { what } = machine.revert(&undo).await else {
+            panic!("nothing of the runtime stays");
+        };
+        for part in [
+            "containerd.default_runtime_name",
+            "nvidia.options.SystemdCgroup",
+        ] {
+            assert!(what.contains(part), "{what}");
+        }
+        let now = machine.fakes.files.text(TOML);
+        assert!(!now.contains("nvidia"), "{now}");
+        assert!(
+            now.contains("# the team\n") && now.contains("gid = 5\n"),
+            "{now}"
+        );
+        // An entry with a program of theirs.
+        let theirs = ours.replace(PROGRAM, "/opt/own/runtime");
+        machine.fakes.files.put(TOML, theirs.clone());
+        let reverted = machine.revert(&undo).await;
+        assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+        assert_eq!(machine.fakes.files.text(TOML), theirs);
+    }
+}
+
+#[tokio::test]
+async fn a_default_that_was_replaced_comes_back_with_its_value_before() {
+    for (version, plugin) in PLUGINS {
+        let root = root(version, plugin)
+            + "default_runtime_name = 'runc'\n"
+            + &format!("[plugins.'{plugin}'.containerd.runtimes.runc]\nruntime_type = 'r'\n");
+        let machine = machine("{}\n", &root);
+        let undo = machine.apply(&containerd(plugin)).await.unwrap();
+        let edited = machine.fakes.files.text(TOML);
+        let edited = edited.replace(
+            "default_runtime_name = 'runc'",
+            "default_runtime_name = 'nvidia'",
+        );
+        machine.fakes.files.put(TOML, edited);
+        let reverted = machine.revert(&undo).await;
+        assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+        let now = machine.fakes.files.text(TOML);
+        assert!(!now.contains("nvidia"), "{now}");
+        assert!(
+            now.contains("default_runtime_name = \"runc\"") || now == root,
+            "{now}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_restarted() {
+    let machine = machine("{}\n", "version = 3\n");
+    let undo = machine.apply(&docker()).await.unwrap();
+    let broken = machine
+        .fakes
+        .files
+        .text(JSON)
+        .replacen('{', "{\"broken\": 1,", 1);
+    machine.fakes.files.put(JSON, broken.clone());
+    let began = restarts(&machine);
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
+        panic!("Docker would not start");
+    };
+    assert!(
+        what.contains(JSON) && why.contains("don't match any: broken"),
+        "{what}: {why}"
+    );
+    assert_eq!(machine.fakes.files.text(JSON), broken);
+    assert_eq!(restarts(&machine), began);
+    // Once it is right, the same undo completes.
+    let right = broken.replace("\"broken\": 1,", "");
+    machine.fakes.files.put(JSON, right);
+    assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
+
+    // The default is in a file that is not ours, so it stays.
+    for (version, plugin) in PLUGINS {
+        let machine = self::machine("{}\n", &format!("version = {version}\n"));
+        let undo = machine.apply(&containerd(plugin)).await.unwrap();
+        let ours = machine.fakes.files.text(TOML);
+        machine.fakes.exec.on("containerd", move |_, files| {
+            ok(files.text(TOML)
+                + &format!("[plugins.'{plugin}'.containerd]\ndefault_runtime_name = 'nvidia'\n"))
+        });
+        let began = restarts(&machine);
+        let Reverted::Left { why, .. } = machine.revert(&undo).await else {
+            panic!("its CRI plugin would not load");
+        };
+        assert!(why.contains("default runtime would be nvidia"), "{why}");
+        assert_eq!(machine.fakes.files.text(TOML), ours);
+        assert_eq!(restarts(&machine), began);
+        machine
+            .fakes
+            .exec
+            .on("containerd", |_, _| failed(1, "toml: expected ]"));
+        let Reverted::Left { why, .. } = machine.revert(&undo).await else {
+            panic!("it would not start");
+        };
+        assert!(why.contains("toml: expected ]"), "{why}");
+    }
+}
+
+const READY: &str = r#"{"status": {"conditions": [{"type": "RuntimeReady", "status": true},
+    {"type": "NetworkReady", "status": false, "message": "cni plugin not initialized"}]}}"#;
+
+#[tokio::test]
+async fn cri_has_to_be_ready_where_it_can_be_asked_and_a_pod_network_may_come_later() {
+    let machine = || machine("{}\n", "version = 3\n");
+    let change = containerd(PLUGINS[1].1);
+    let without = machine();
+    without.apply(&change).await.unwrap();
+    assert!(!without.sink.text().contains("network"));
+
+    let ready = machine();
+    let mut asked = 0;
+    ready.fakes.exec.on("crictl", move |_, _| {
+        asked += 1;
+        match asked {
+            1 => failed(1, "server is not initialized yet"),
+            _ => ok(READY),
+        }
+    });
+    ready.apply(&change).await.unwrap();
+    let said = ready.sink.text();
+    assert!(
+        said.contains("no pod network yet: NetworkReady is false: cni plugin not"),
+        "{said}"
+    );
+
+    // A client of another version of CRI tells nothing.
+    let old = machine();
+    (old.fakes.exec).on("crictl", |_, _| {
+        failed(1, "unknown service runtime.v1alpha2.RuntimeService")
+    });
+    old.apply(&change).await.unwrap();
+
+    let dead = machine();
+    let before = dead.snapshot();
+    dead.fakes
+        .exec
+        .on("crictl", |_, _| ok(READY.replace("true", "false")));
+    let error = dead.apply(&change).await.unwrap_err();
+    let causes = crate::error::causes(&error).join("; ");
+    assert!(
+        causes.contains("RuntimeReady is false"),
+        "{error}: {causes}"
+    );
+    let left = diff(&before, &dead.snapshot());
+    assert!(left.is_empty(), "{left:#?}");
+}

@@ -1,0 +1,175 @@
+//! Whether the agent of k3s or RKE2, on a machine that is a node already, has to start again: it looks for the nvidia runtime
+//! when it starts, and somebody has started it before the container toolkit came.
+
+use camino::Utf8Path;
+
+use crate::{
+    change::Change,
+    config::desired::{ClusterWish, JoinMethod, PackageWish},
+    step::{Cx, StepError},
+    steps::packages,
+    tools::{
+        kubelet::OWNERS,
+        kubernetes::agents::{self, Agent},
+    },
+};
+
+/// An agent whose containerd does not know the nvidia runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Outdated {
+    /// Its unit.
+    pub unit: &'static str,
+    /// Whether the container toolkit is there by now.
+    pub has_toolkit: bool,
+    /// Whether its containers go on while its unit starts again, as with the units that k3s and RKE2 bring.
+    pub spares_containers: bool,
+}
+
+pub(super) async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Outdated>, StepError> {
+    let agent: &Agent = match wish.method {
+        JoinMethod::K3s { .. } => &agents::K3S,
+        JoinMethod::Rke2 { .. } => &agents::RKE2,
+        _ => return Ok(None),
+    };
+    let Some(toolkit) = &cx.desired.toolkit else {
+        return Ok(None);
+    };
+    let runtime = cx.state.kubelet_runtime()?;
+    let lacks = runtime.is_some_and(|runtime| {
+        runtime.name == agent.name && runtime.runs && runtime.nvidia == Some(false)
+    });
+    if !lacks || !writes_configuration(cx, agent)? {
+        return Ok(None);
+    }
+    let installed = packages::installed(cx).await?;
+    let has = |wish: &PackageWish| installed.contains_key(&wish.name);
+    let spares_containers = match cx.state.spares_children(agent.unit).await {
+        Ok(spares) => spares,
+        Err(error) if error.not_asked().is_some() => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Some(Outdated {
+        unit: agent.unit,
+        has_toolkit: toolkit.packages.iter().all(has),
+        spares_containers,
+    }))
+}
+
+/// Whether the agent writes the configuration of its containerd itself at each start, so that a start can mend it. With
+/// another container runtime it writes none, and an administrator's template says what is in it. Sources: k3s, "Advanced
+/// Options", "Configuring containerd", and `--container-runtime-endpoint`.
+fn writes_configuration(cx: &Cx<'_>, agent: &Agent) -> Result<bool, StepError> {
+    let owner = OWNERS.iter().find(|owner| owner.name == agent.name);
+    let Some(folder) = owner.map(|owner| Utf8Path::new(owner.mark)) else {
+        return Ok(false);
+    };
+    let names = cx.host.files().list(folder)?;
+    let has_template = names.iter().any(|name| name.ends_with(".tmpl"));
+    Ok(!has_template && names.iter().any(|name| name == "config.toml"))
+}
+
+impl Outdated {
+    /// What is wrong, and what happens.
+    pub fn why(&self) -> String {
+        let before = match self.has_toolkit {
+            true => "",
+            false => " before the container toolkit comes",
+        };
+        let unit = self.unit;
+        match self.spares_containers {
+            true => format!("`{unit}` started{before} without the nvidia runtime: it starts again"),
+            false => format!(
+                "`{unit}` started{before} without the nvidia runtime. To start it again would end its containers, \
+                 because its `KillMode` is not `process`: that is left to you"
+            ),
+        }
+    }
+
+    /// What makes the agent look for the nvidia runtime.
+    pub fn change(&self) -> Option<Change> {
+        self.spares_containers.then(|| Change::RestartUnit {
+            unit: self.unit.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Outdated, detect};
+    use crate::{
+        host::{fake, system::ProcFiles},
+        model::{cluster::JoinMethod, token::TokenSource},
+        step::Cx,
+        steps::{cluster::join::fixtures::with, fixtures},
+    };
+
+    const CONFIG: &str = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml";
+
+    /// What is found with this configuration of containerd, this process and this mode of the unit.
+    async fn found(configuration: &str, process: &str, mode: &str) -> Option<Outdated> {
+        found_at(CONFIG, configuration, process, mode).await
+    }
+
+    async fn found_at(
+        path: &str,
+        configuration: &str,
+        process: &str,
+        mode: &str,
+    ) -> Option<Outdated> {
+        let (mut host, fakes) = fake::host();
+        fakes.files.put(path, configuration);
+        fakes.files.put("/proc/9/comm", format!("{process}\n"));
+        fakes.files.put("/proc/9/cmdline", process);
+        fakes.files.put("/var/lib/dpkg/status", "");
+        let mode = format!("KillMode={mode}\n");
+        fakes
+            .exec
+            .on("systemctl", move |_, _| fake::ok(mode.clone()));
+        fakes.exec.on("dpkg-query", |_, _| fake::ok(""));
+        host.system = std::sync::Arc::new(ProcFiles(host.files.clone()));
+        let desired = with(JoinMethod::K3s {
+            server: "https://10.0.0.1:6443".to_owned(),
+            token_source: TokenSource::File("/t".into()),
+        });
+        let (facts, matrix) = (fixtures::facts(), fixtures::matrix());
+        let state = fixtures::state(&host, facts.clone());
+        let cx = Cx {
+            host: host.reader(),
+            facts: &facts,
+            state: &state,
+            desired: &desired,
+            matrix: Some(&matrix),
+        };
+        let wish = desired.cluster.as_ref().expect("a cluster");
+        detect(&cx, wish).await.expect("the machine can be read")
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_runs_without_the_nvidia_runtime_is_found() {
+        let without = found("version = 3\n", "k3s-agent", "process").await;
+        let expected = Outdated {
+            unit: "k3s-agent.service",
+            has_toolkit: false,
+            spares_containers: true,
+        };
+        assert_eq!(without, Some(expected.clone()));
+        let strict = found("version = 3\n", "k3s-agent", "control-group").await;
+        assert_eq!(
+            strict,
+            Some(Outdated {
+                spares_containers: false,
+                ..expected
+            })
+        );
+        let with = "BinaryName = '/usr/bin/nvidia-container-runtime'\n";
+        assert_eq!(found(with, "k3s-agent", "process").await, None);
+        // A start would change nothing.
+        let folder = "/var/lib/rancher/k3s/agent/etc/containerd";
+        for other in ["config.toml.tmpl", "certs.d/hosts.toml"] {
+            let path = format!("{folder}/{other}");
+            assert_eq!(found_at(&path, "", "k3s-agent", "process").await, None);
+        }
+        // It looks when it starts.
+        assert_eq!(found("version = 3\n", "bash", "process").await, None);
+    }
+}
