@@ -7,7 +7,9 @@ use super::{
     labels::written,
     runtime::{Known, unread},
 };
-use crate::{config::desired::Daemon, error::one_line, host::Stat, state::CONTAINERD_CONFIG};
+use crate::{
+    config::desired::Daemon, error::one_line, host::Stat, state::CONTAINERD_CONFIG, tools::toolkit,
+};
 
 /// A file with keys of a change, as it is before the undo.
 pub(super) struct EditedNow {
@@ -27,14 +29,17 @@ impl Applier {
     ) -> Result<Reverted, ChangeError> {
         // After a kill before the daemon has read them the files would look as if nothing were left to do.
         let has_keys = (files.iter()).any(|file| matches!(file.after, FileAfter::Edited { .. }));
-        let daemons = then.iter().filter_map(daemon).filter(|_| has_keys);
-        let marks: Vec<Utf8PathBuf> = daemons
-            .map(|(daemon, _)| unread(&self.state, daemon))
+        let daemons: Vec<Daemon> = (then.iter().filter_map(daemon))
+            .filter(|_| has_keys)
+            .map(|(daemon, _)| daemon)
             .collect();
         let mut was_cut = false;
-        for mark in &marks {
-            was_cut |= self.host.files.exists(mark)?;
-            self.host.files.write(mark, b"", 0o600)?;
+        for &daemon in &daemons {
+            let unread = unread(&self.state, daemon);
+            was_cut |= self.host.files.exists(&unread)?;
+            self.host.files.write(&unread, b"", 0o600)?;
+            let needs = needs_toolkit(&self.state, daemon);
+            self.host.files.write(&needs, b"", 0o600)?;
         }
         let edited = self.edited_now(files)?;
         let restored = self.restore_files(files, created_folders, sink)?;
@@ -48,10 +53,27 @@ impl Applier {
             };
             Reverted::of(vec![restored, followed])
         };
-        for mark in &marks {
-            self.host.files.remove(mark)?;
+        let needs = matches!(ending, Reverted::Left { .. }) && self.name_the_toolkit(files)?;
+        for &daemon in &daemons {
+            self.host.files.remove(&unread(&self.state, daemon))?;
+            if !needs {
+                (self.host.files).remove(&needs_toolkit(&self.state, daemon))?;
+            }
         }
         Ok(ending)
+    }
+
+    /// Whether one of the files in which a change has set keys names the toolkit's runtime now.
+    fn name_the_toolkit(&self, files: &[FileBefore]) -> Result<bool, ChangeError> {
+        for file in files {
+            if let FileAfter::Edited { .. } = file.after
+                && let Some(content) = self.host.files.read(&file.path)?
+                && toolkit::is_named_in(&String::from_utf8_lossy(&content))
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The files in which a change has set keys.
@@ -109,7 +131,7 @@ impl Applier {
                 what: format!("{}, as before the undo", paths.join(", ")),
                 why: format!(
                     "{} refuses its configuration without the keys of this program: {why}; correct what it \
-                     names, and run the same command again: until then an entry may name a program that has gone",
+                     names, and run the same command again: until then the program that they name stays",
                     daemon.name()
                 ),
             }));
@@ -165,4 +187,10 @@ fn daemon(then: &Afterwards) -> Option<(Daemon, &str)> {
             .map(|daemon| (daemon, unit.as_str())),
         Afterwards::RebuildInitramfs { .. } => None,
     }
+}
+
+/// The file that is there while files of a daemon name the toolkit's runtime although their undo was tried: the
+/// runtime's package stays.
+pub(super) fn needs_toolkit(state: &Utf8Path, daemon: Daemon) -> Utf8PathBuf {
+    state.join(format!("needs-toolkit-{}", daemon.name()))
 }

@@ -9,14 +9,11 @@ use crate::{
     model::id::Id,
     state::KubeletRuntime,
     step::StepError,
-    tools::kubelet::OWNERS,
+    tools::{kubelet::OWNERS, toolkit},
 };
 
 const RUNTIME: Id = Id::new("rt.kubelet.runtime");
 const TITLE: &str = "Container runtime of the kubelet";
-
-/// The toolkit's runtime: k3s and RKE2 look for it when they start.
-const PROGRAM: &str = "/usr/bin/nvidia-container-runtime";
 
 /// See the module.
 pub struct Kubelet;
@@ -107,7 +104,8 @@ impl Check for Kubelet {
 
     async fn examine(&self, subject: &Subject<'_>) -> Result<Vec<Finding>, StepError> {
         let found = subject.state.kubelet_runtime()?;
-        let toolkit = subject.host.files().exists(PROGRAM.into())?;
+        // k3s and RKE2 look for it when they start.
+        let toolkit = subject.host.files().exists(toolkit::RUNTIME.into())?;
         Ok(vec![decide(found.as_ref(), toolkit, subject.desired)])
     }
 }

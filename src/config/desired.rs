@@ -402,6 +402,9 @@ pub enum Daemon {
 }
 
 impl Daemon {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Docker, Self::Containerd, Self::Crio];
+
     /// Its name, which is that of its client, too.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -9,7 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::{State, StateError};
 use crate::{
     host::system::Process,
-    tools::kubelet::{self, OWNERS, Owner},
+    tools::{
+        kubelet::{self, OWNERS, Owner},
+        toolkit,
+    },
 };
 
 /// The container runtime of the kubelet.
@@ -139,7 +142,7 @@ impl State {
                 }
                 _ => texts.extend(files.read_text(path)?),
             }
-            if texts.iter().any(|text| kubelet::names_nvidia(text)) {
+            if texts.iter().any(|text| toolkit::is_named_in(text)) {
                 return Ok(true);
             }
         }

@@ -13,16 +13,12 @@ use crate::{
     step::{Cx, StepError},
     tools::{
         containerd::{self, layout},
-        crio, docker,
+        crio, docker, toolkit,
     },
 };
 
 /// The name of the runtime.
 pub(super) const NVIDIA: &str = "nvidia";
-
-/// The toolkit's program, as `nvidia-ctk` names it to Docker and to containerd.
-const PROGRAM: &str = "nvidia-container-runtime";
-const PROGRAM_PATH: &str = "/usr/bin/nvidia-container-runtime";
 
 /// Docker's configuration file.
 const DAEMON_JSON: &str = "/etc/docker/daemon.json";
@@ -130,7 +126,7 @@ async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, 
     };
     let entry = ["runtimes", NVIDIA, "path"].map(str::to_owned);
     let is_program = match file.get(&entry).as_ref().and_then(|path| path.as_str()) {
-        Some(PROGRAM) => true,
+        Some(toolkit::RUNTIME_NAME) => true,
         Some(path) => cx.host.files().exists(Utf8Path::new(path))?,
         None => false,
     };
@@ -138,7 +134,8 @@ async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, 
         &file,
         &docker::Runtime {
             name: NVIDIA,
-            program: PROGRAM,
+            // As `nvidia-ctk` names it to Docker; the others get its path.
+            program: toolkit::RUNTIME_NAME,
             kept: known.0 || is_program,
             default: wish.nvidia_default && !known.1,
             cdi: state.cdi,
@@ -200,7 +197,7 @@ async fn detect_containerd(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeSta
     let for_kubelet = serves_kubelet(cx.desired);
     let runtime = layout::Runtime {
         name: runtime_of(cx.desired),
-        program: PROGRAM_PATH,
+        program: toolkit::RUNTIME,
         kept,
         default: wish.nvidia_default,
         cdi: cx.desired.cdi.is_some(),
@@ -257,7 +254,7 @@ async fn detect_crio(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, St
     };
     let runtime = crio::Runtime {
         name: NVIDIA,
-        program: PROGRAM_PATH,
+        program: toolkit::RUNTIME,
         kept,
         default: wish.nvidia_default,
     };

@@ -65,13 +65,6 @@ pub fn name_of(socket: &str) -> &str {
     }
 }
 
-/// Whether a configuration of containerd names NVIDIA's runtime, outside of comments.
-#[must_use]
-pub fn names_nvidia(text: &str) -> bool {
-    let mut lines = text.lines().map(str::trim_start);
-    lines.any(|line| !line.starts_with('#') && line.contains("nvidia-container-runtime"))
-}
-
 /// A Kubernetes distribution that brings a containerd of its own.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Owner {

@@ -29,5 +29,6 @@ pub mod selinux;
 pub mod sigv4;
 pub mod sysctl;
 pub mod systemctl;
+pub mod toolkit;
 pub mod xid;
 mod yaml;

@@ -3,15 +3,19 @@
 
 use std::collections::BTreeSet;
 
-use super::{approval::Approved, effects::Effects, run::Attempts};
+use camino::Utf8Path;
+
+use super::{approval::Approved, effects::Effects, inventory::unreadable_database, run::Attempts};
 use crate::{
-    change::{Applier, ChangeError, PackageError, Reverted, STOPPED, Sink},
-    config::desired::PackageWish,
+    change::{
+        Applier, ChangeError, PackageError, Reverted, STOPPED, Sink, restored::needs_toolkit,
+    },
+    config::desired::{Daemon, PackageWish},
     error::{Report, one_line},
     model::pattern,
     tools::{
         packages::{Action, Fault, Mark, Removals, TransactionRequest},
-        systemctl,
+        systemctl, toolkit,
     },
 };
 
@@ -140,6 +144,15 @@ impl Applier {
                 why: "marked as manually installed since then".to_owned(),
             });
         }
+        let needed = self.needed_by_daemons(&both).await?;
+        let (needed_names, both): (Vec<String>, Vec<String>) =
+            (both.into_iter()).partition(|name| needed.names.contains(name));
+        if let Some(why) = &needed.why {
+            endings.push(Reverted::Left {
+                what: format!("{} ({})", count(&needed_names), first_few(&needed_names)),
+                why: why.clone(),
+            });
+        }
         let mut kept = self.needed_by_others(&both).await?;
         if let Some(why) = &kept.why {
             endings.push(Reverted::Left {
@@ -147,7 +160,7 @@ impl Applier {
                 why: why.clone(),
             });
         }
-        kept.names.extend(wanted);
+        kept.names.extend(wanted.into_iter().chain(needed_names));
         purge.retain(|name| !kept.names.contains(name));
         remove.retain(|name| !kept.names.contains(name));
         if !purge.is_empty() {
@@ -255,6 +268,47 @@ impl Applier {
             }
         }
         Ok(Kept { names, why })
+    }
+
+    /// Which of the packages must stay, because files of a daemon name the toolkit's runtime although their undo
+    /// was tried: without that program the daemon starts no container with it.
+    async fn needed_by_daemons(&self, packages: &[String]) -> Result<Kept, ChangeError> {
+        let mut kept = Kept {
+            names: Vec::new(),
+            why: None,
+        };
+        let mut daemons = Vec::new();
+        for daemon in Daemon::ALL {
+            if (self.host.files).exists(&needs_toolkit(&self.state, daemon))? {
+                daemons.push(daemon.name());
+            }
+        }
+        if daemons.is_empty() {
+            return Ok(kept);
+        }
+        let (mut others, runtime) = (Vec::new(), Utf8Path::new(toolkit::RUNTIME));
+        for name in packages {
+            let alone = BTreeSet::from([name.clone()]);
+            let manifest = self.backend.manifest(self.host.reader(), &alone).await;
+            let manifest = manifest
+                .map_err(|error| unreadable_database("list the files of a package", error))?;
+            if manifest.owns(runtime) {
+                kept.names.push(name.clone());
+            } else {
+                others.push(name.clone());
+            }
+        }
+        if kept.names.is_empty() {
+            return Ok(kept);
+        }
+        // What the removal of another one would take along, needs that one.
+        kept.names
+            .extend(self.needed_by_others(&others).await?.names);
+        kept.why = Some(format!(
+            "the configuration of {} names `{runtime}`, and could not be restored",
+            daemons.join(" and ")
+        ));
+        Ok(kept)
     }
 
     /// Why the packages cannot be removed without removing anything but `along`.

@@ -4,7 +4,7 @@ use super::{
     error::ProbeError,
     job::{CONTAINER, ENVIRONMENT, Job, Ran},
 };
-use crate::tools::ctr;
+use crate::tools::{ctr, toolkit};
 
 /// Runs the container to its end.
 ///
@@ -20,7 +20,7 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
         .collect();
     // Its default needs the CPU controller, which systemd does not enable on every machine.
     args.push("--cpu-shares=0".to_owned());
-    args.push("--runc-binary=/usr/bin/nvidia-container-runtime".to_owned());
+    args.push(format!("--runc-binary={}", toolkit::RUNTIME));
     args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
     match (job.image, job.root) {
         (None, Some(root)) => args.extend(["--rootfs".to_owned(), root.folder.to_string()]),

@@ -2,7 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::{kit::TestMachine, system::restarts};
+use super::{
+    archive::{Archive, Kind, Offered},
+    kit::TestMachine,
+    packages::install,
+    system::restarts,
+    with_each_manager,
+};
 use crate::{
     change::{Change, Reverted, RuntimeSettings},
     config::desired::Daemon,
@@ -19,7 +25,11 @@ const PROGRAM: &str = "/usr/bin/nvidia-container-runtime";
 
 /// A machine with both daemons. Each refuses a default runtime that it does not know, and a file with `broken`.
 fn machine(docker: &str, containerd: &str) -> TestMachine {
-    let machine = TestMachine::new();
+    machine_with(Kind::Apt, docker, containerd)
+}
+
+fn machine_with(kind: Kind, docker: &str, containerd: &str) -> TestMachine {
+    let machine = TestMachine::with(kind);
     machine.units.put("docker.service", "enabled", "active");
     machine.units.put("containerd.service", "enabled", "active");
     machine.fakes.files.put(JSON, docker);
@@ -240,6 +250,61 @@ async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_res
         };
         assert!(why.contains("toml: expected ]"), "{why}");
     }
+}
+
+with_each_manager! {
+    the_package_of_the_runtime_stays_while_a_daemon_names_it
+}
+
+async fn the_package_of_the_runtime_stays_while_a_daemon_names_it(kind: Kind) {
+    let machine = machine_with(kind, "{}\n", "version = 3\n");
+    let archive = Archive::on(&machine);
+    archive.offer(
+        "toolkit-base",
+        Offered {
+            owns: PROGRAM,
+            ..Offered::new("1.18.0", &["toolkit-common"])
+        },
+    );
+    archive.offer("toolkit-common", Offered::new("1.18.0", &[]));
+    archive.offer("toolkit", Offered::new("1.18.0", &["toolkit-base"]));
+    let installed = || -> Vec<String> {
+        let mut names: Vec<String> = archive.installed.lock().unwrap().keys().cloned().collect();
+        names.retain(|name| name.starts_with("toolkit"));
+        names
+    };
+    let packages = machine.apply(&install(&["toolkit"])).await.unwrap();
+    let keys = machine.apply(&docker()).await.unwrap();
+    let broken = (machine.fakes.files.text(JSON)).replacen('{', "{\"broken\": 1,", 1);
+    machine.fakes.files.put(JSON, broken.clone());
+    let reverted = machine.revert(&keys).await;
+    assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+    let Reverted::Left { what, why } = machine.revert(&packages).await else {
+        panic!("the file names the program");
+    };
+    assert!(
+        what.contains("2 packages") && why.contains(PROGRAM),
+        "{what}: {why}"
+    );
+    assert_eq!(installed(), ["toolkit-base", "toolkit-common"]);
+    machine
+        .fakes
+        .files
+        .put(JSON, broken.replace("\"broken\": 1,", ""));
+    let reverted = machine.revert(&keys).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    let reverted = machine.revert(&packages).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    assert_eq!(installed(), [""; 0]);
+    // An entry with a program of somebody's stays, and needs no package.
+    let packages = machine.apply(&install(&["toolkit"])).await.unwrap();
+    let keys = machine.apply(&docker()).await.unwrap();
+    let theirs = "{\"runtimes\":{\"nvidia\":{\"path\":\"/opt/own\"}}}";
+    machine.fakes.files.put(JSON, theirs);
+    let reverted = machine.revert(&keys).await;
+    assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+    let reverted = machine.revert(&packages).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
 }
 
 const READY: &str = r#"{"status": {"conditions": [{"type": "RuntimeReady", "status": true},
