@@ -14,7 +14,7 @@ use crate::{
     host::Host,
     journal::{GoingBack, Journal, JournalError, Proven, Receipt, Record, Standing, fold},
     model::{id::StepId, paths, version::DriverVersion},
-    steps,
+    steps::{self, promise::Promise},
     tools::packages::Fault,
 };
 
@@ -335,6 +335,16 @@ impl Session {
         Ok(())
     }
 
+    /// The proof that failed; `None` also if a GPU is missing which the instance type promises: no driver brings
+    /// it back.
+    fn failed_proof(&self, jobs: &[Job]) -> Option<String> {
+        let state = self.inner.state();
+        let promise = (self.inner.matrix.get())
+            .and_then(|matrix| Promise::of(state.facts(), matrix).ok());
+        let is_broken = promise.is_some_and(|promise| promise.broken().is_some());
+        failed_proof(jobs).filter(|_| !is_broken)
+    }
+
     /// Decides to go back, if this run has replaced the driver and a step that proves it has failed.
     /// The next run does it.
     pub(super) fn turn_back(
@@ -345,7 +355,7 @@ impl Session {
         notes: &mut Vec<String>,
     ) -> Result<(), EngineError> {
         let failed = matches!(exit, Exit::StepFailed | Exit::Blocked | Exit::Internal);
-        match failed_proof(jobs).filter(|_| failed && self.tools.cancel.exit().is_none()) {
+        match (self.failed_proof(jobs)).filter(|_| failed && self.tools.cancel.exit().is_none()) {
             Some(why) => self.turn_back_because(ledger, why, notes).map(|_| ()),
             None => Ok(()),
         }
@@ -428,7 +438,7 @@ impl Session {
         let proven = has_passed(exit, jobs);
         let GoingBack { from, to, why } = back;
         let is_over = proven
-            || failed_proof(jobs).is_some()
+            || self.failed_proof(jobs).is_some()
             || (lacks_a_package(jobs) && self.is_gone(ledger, notes).await);
         if !is_over {
             self.tools.note(
