@@ -316,7 +316,7 @@ impl Applier {
             return self.reconcile_stream(undo, sink).await;
         }
         if let Undo::LeaveCluster { way, .. } = undo {
-            self.clear_interrupted_join(way).await?;
+            self.clear_interrupted_join(way, sink).await?;
         }
         self.restore_emptied_files(undo)?;
         self.refine(undo.clone()).await

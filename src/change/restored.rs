@@ -1,5 +1,7 @@
 //! Restored files of a container runtime: its own program reads them before its daemon does.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
@@ -42,14 +44,21 @@ impl Applier {
             self.host.files.write(&needs, b"", 0o600)?;
         }
         let edited = self.edited_now(files)?;
-        let restored = self.restore_files(files, created_folders, sink)?;
+        let later = Later {
+            sink,
+            notes: Mutex::default(),
+        };
+        let restored = self.restore_files(files, created_folders, &later)?;
         let ending = if matches!(restored, Reverted::Nothing { .. }) && !was_cut {
             restored
         } else {
             self.restore_labels(&written(undo), sink).await?;
-            let followed = match self.refused_undo(&edited, then).await? {
+            let followed = match self.refused_undo(&edited, then, was_cut).await? {
                 Some(left) => left,
-                None => self.afterwards(then, sink).await?,
+                None => {
+                    later.tell();
+                    self.afterwards(then, sink).await?
+                }
             };
             Reverted::of(vec![restored, followed])
         };
@@ -94,11 +103,13 @@ impl Applier {
         Ok(found)
     }
 
-    /// Puts files back as they were before their undo if a daemon would not start with the restored ones.
+    /// Puts files back as they were before their undo if a daemon would not start with the restored ones. Those that an
+    /// undo restored which was cut off stay, but the daemon is not restarted with them.
     async fn refused_undo(
         &self,
         edited: &[EditedNow],
         then: &[Afterwards],
+        was_cut: bool,
     ) -> Result<Option<Reverted>, ChangeError> {
         let files = &self.host.files;
         let mut changed = Vec::new();
@@ -107,11 +118,11 @@ impl Applier {
                 changed.push(one);
             }
         }
-        if changed.is_empty() {
+        if changed.is_empty() && !was_cut {
             return Ok(None);
         }
         for (daemon, unit) in then.iter().filter_map(daemon) {
-            let why = match self.refusal(daemon, unit, &changed).await {
+            let why = match self.refusal(daemon, unit, edited).await {
                 Ok(None) => continue,
                 Ok(Some(why)) => why,
                 Err(error) => format!("failed to {}", one_line(&error)),
@@ -127,8 +138,12 @@ impl Applier {
                 files.chown(&one.path, one.stat.uid, one.stat.gid)?;
                 paths.push(format!("`{}`", one.path));
             }
+            let what = match &paths[..] {
+                [] => format!("`{unit}`, which still uses the configuration from before the undo"),
+                paths => format!("{}, as before the undo", paths.join(", ")),
+            };
             return Ok(Some(Reverted::Left {
-                what: format!("{}, as before the undo", paths.join(", ")),
+                what,
                 why: format!(
                     "{} refuses its configuration without the keys of this program: {why}; correct what it \
                      names, and run the same command again: until then the program that they name stays",
@@ -144,7 +159,7 @@ impl Applier {
         &self,
         daemon: Daemon,
         unit: &str,
-        changed: &[&EditedNow],
+        edited: &[EditedNow],
     ) -> Result<Option<String>, ChangeError> {
         let state = self.unit_state_if_any(unit).await?;
         if !state.is_some_and(|state| state.exists()) {
@@ -154,7 +169,7 @@ impl Applier {
         let known = match daemon {
             Daemon::Docker => {
                 let mut paths = Vec::new();
-                for one in changed {
+                for one in edited {
                     if one.path.extension() == Some("json") && files.exists(&one.path)? {
                         paths.push(one.path.as_path());
                     }
@@ -174,6 +189,42 @@ impl Applier {
                 format!("its default runtime would be {name}, which it would not know")
             }),
         })
+    }
+}
+
+/// Keeps notes until it is certain that what they tell stays.
+struct Later<'s> {
+    sink: &'s dyn Sink,
+    notes: Mutex<Vec<String>>,
+}
+
+impl Later<'_> {
+    fn notes(&self) -> MutexGuard<'_, Vec<String>> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self) {
+        for note in self.notes().drain(..) {
+            self.sink.note(&note);
+        }
+    }
+}
+
+impl Sink for Later<'_> {
+    fn line(&self, line: &str) {
+        self.sink.line(line);
+    }
+
+    fn progress(&self, current: u64, total: Option<u64>, unit: &str) {
+        self.sink.progress(current, total, unit);
+    }
+
+    fn retry(&self, message: &str, in_seconds: f64) {
+        self.sink.retry(message, in_seconds);
+    }
+
+    fn note(&self, message: &str) {
+        self.notes().push(message.to_owned());
     }
 }
 

@@ -20,6 +20,8 @@ const READY_TITLE: &str = "Node is Ready";
 const VERSIONS: Id = Id::new("k8s.versions");
 const VERSIONS_TITLE: &str = "Versions of kubelet and cluster";
 const SKEW_POLICY: &str = "https://kubernetes.io/releases/version-skew-policy/";
+const CONTAINERD_RELEASES: &str =
+    "https://github.com/containerd/containerd/blob/main/RELEASES.md#kubernetes-support";
 
 /// Where network plugins are: the runtimes' default, and that of Debian's packages.
 const PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
@@ -205,7 +207,8 @@ fn taints(state: &NodeState, wanted: &[Taint]) -> Finding {
     }
     Finding {
         remedy: Some(format!(
-            "`kubectl taint node {name} {}`; or take them out of `cluster.taints`, if they were removed on purpose",
+            "`kubectl taint node {name} {}`; or name in `cluster.taints` those that the node is to have, if they were \
+             removed on purpose",
             missing.join(" ")
         )),
         links: vec![TAINTS_DOC.to_owned()],
@@ -255,7 +258,14 @@ fn versions(state: &NodeState) -> Finding {
         );
     }
     if let Some(why) = containerd.and_then(|one| skew::untested_containerd(kubelet, one)) {
-        return say(Verdict::Warn, why);
+        return Finding {
+            remedy: Some(
+                "move to a containerd that was tested with this kubelet, or to a kubelet that was tested with it"
+                    .to_owned(),
+            ),
+            links: vec![CONTAINERD_RELEASES.to_owned()],
+            ..say(Verdict::Warn, why)
+        };
     }
     let server =
         (state.server.as_deref()).map_or_else(|| "not told".to_owned(), |server| server.to_owned());

@@ -76,7 +76,7 @@ pub(super) async fn prove(
             &format!("the probe fails at the layer {layer}: {}", document.why),
         )
     };
-    let wanted = desired.is_some_and(|desired| desired.validation.container);
+    let wanted = desired.is_some_and(steps::container::is_wanted);
     let container = wanted.then(|| Finding {
         because: Some(VALIDATION_COMPUTE),
         ..of_containers(

@@ -468,14 +468,15 @@ impl ClusterInputs<'_> {
         }
         let labels = config.labels.as_deref().unwrap_or_default();
         // A node that the provider has joined has the taints that its pool names.
-        let registers = kind != JoinKind::Managed;
-        if !registers && config.taints.is_some() {
+        if kind == JoinKind::Managed && config.taints.is_some() {
             return self.wrong(
                 "cluster.taints",
                 "a node gets its taints when it joins, and this one has joined already",
                 "give the node pool these taints",
             );
         }
+        // A command registers the node as it likes.
+        let registers = !matches!(kind, JoinKind::Managed | JoinKind::Command);
         let has_access = config.kubeconfig_file.is_some();
         if config.startup_taint == Some(true) && !has_access {
             return self.wrong(

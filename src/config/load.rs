@@ -9,6 +9,7 @@ use crate::{
         desired::{ClusterWish, JoinMethod},
         error::{ConfigError, ResolveError},
         layers::Layers,
+        place::Place,
         profile::Profile,
         resolve::{self, Flags, Inputs, Resolution},
     },
@@ -107,13 +108,17 @@ pub fn load(
         if let JoinMethod::Command { leave_command, .. } = &cluster.method
             && leave_command.iter().any(|word| ask.secrets.are_in(word))
         {
-            let why = "one of its values stands in `cluster.leave-command`, too, which the journal keeps as it is";
-            let hint = "let the command read the value from its environment, or take the value out of the file";
-            let wrong = layers.wrong(
-                "cluster.environment-file",
-                why.to_owned(),
-                Some(hint.to_owned()),
-            );
+            let why = "a secret of the settings, or of a file that they name, stands in it, and the journal keeps the \
+                       command as it is";
+            let hint = "let the command read the value from its environment, which `cluster.environment-file` fills";
+            let key = "cluster.leave-command";
+            let wrong = ConfigError::Value {
+                place: Box::new(layers.place(key).cloned().unwrap_or(Place::Profile)),
+                key: key.to_owned(),
+                value: "this value".to_owned(),
+                why: why.to_owned(),
+                hint: Some(hint.to_owned()),
+            };
             return Err(wrong.into());
         }
     }
@@ -276,7 +281,8 @@ mod tests {
         leave("now").expect("no secret");
         let error = leave("--token=s3cret-1").expect_err("a secret").to_string();
         assert!(
-            error.contains("cluster.environment-file") && !error.contains("s3cret-1"),
+            error.contains("`cluster.leave-command` cannot be this value")
+                && !error.contains("s3cret-1"),
             "{error}"
         );
     }

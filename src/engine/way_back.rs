@@ -339,8 +339,8 @@ impl Session {
     /// it back.
     fn failed_proof(&self, jobs: &[Job]) -> Option<String> {
         let state = self.inner.state();
-        let promise = (self.inner.matrix.get())
-            .and_then(|matrix| Promise::of(state.facts(), matrix).ok());
+        let promise =
+            (self.inner.matrix.get()).and_then(|matrix| Promise::of(state.facts(), matrix).ok());
         let is_broken = promise.is_some_and(|promise| promise.broken().is_some());
         failed_proof(jobs).filter(|_| !is_broken)
     }

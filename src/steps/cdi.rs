@@ -34,14 +34,15 @@ const UNIT_PATH: &str = "/etc/systemd/system/gpu-bootstrap-cdi.service";
 const REFRESH: &str = "nvidia-cdi-refresh.service";
 
 /// Where packages install it.
-/// The toolkit's program that writes specifications.
-const PROGRAM: &str = "/usr/bin/nvidia-ctk";
 const REFRESH_PATHS: [&str; 2] = [
     "/usr/lib/systemd/system/nvidia-cdi-refresh.service",
     "/etc/systemd/system/nvidia-cdi-refresh.service",
 ];
 
-/// What it writes.
+/// The toolkit's program that writes specifications.
+const PROGRAM: &str = "/usr/bin/nvidia-ctk";
+
+/// What the toolkit's unit writes.
 const REFRESHED: &str = "/var/run/cdi/nvidia.yaml";
 
 /// See the module.

@@ -74,7 +74,7 @@ pub(super) fn record(cx: &Cx<'_>, kind: RuntimeKind) -> Result<Option<ProofRecor
 }
 
 /// Whether the settings want a container to prove something.
-pub(super) fn is_wanted(desired: &Desired) -> bool {
+pub fn is_wanted(desired: &Desired) -> bool {
     desired.validation.container && desired.toolkit.is_some() && provable(desired).next().is_some()
 }
 

@@ -72,7 +72,14 @@ impl Applier {
         files.write(&mark, b"", 0o600)?;
         let ran = self.exec(&cmd, sink).await;
         if let Err(error) = ran.and_then(|output| output.success(&cmd)) {
-            return left(one_line(&error));
+            let by_hand = match files.exists(joined_file)? {
+                true => String::new(),
+                false => format!(
+                    "; `{joined_file}` is gone, but perhaps not all the rest: once it is, run `rm {mark}`, or the \
+                     next uninstall runs the command again"
+                ),
+            };
+            return left(one_line(&error) + &by_hand);
         }
         if files.exists(joined_file)? {
             return left(format!(

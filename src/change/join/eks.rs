@@ -5,11 +5,16 @@ use super::Join;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink},
     error::one_line,
+    host::Cmd,
     tools::{
         kubernetes::{kubeadm, nodeadm},
         systemctl,
     },
 };
+
+fn stop(unit: &str) -> (String, Cmd) {
+    (format!("stop `{unit}`"), systemctl::act("stop", unit))
+}
 
 impl Applier {
     pub(super) async fn join_by_nodeadm(
@@ -34,21 +39,17 @@ impl Applier {
     }
 
     /// `nodeadm` does not join at the next boot, nor goes on now, and its kubelet ends.
-    async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+    pub(super) async fn hold_nodeadm_back(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
         let files = &self.host.files;
         if files.exists(nodeadm::MAY_JOIN.into())? {
             files.remove(nodeadm::MAY_JOIN.into())?;
         }
-        // It starts the kubelet at its end.
-        for unit in [nodeadm::RUN_UNIT, kubeadm::UNIT] {
-            self.tool(
-                &format!("stop `{unit}`"),
-                &systemctl::act("stop", unit),
-                sink,
-            )
-            .await?;
-        }
-        Ok(())
+        // It starts the kubelet at its end. One that does not stop keeps nobody from stopping the kubelet.
+        let (what, cmd) = stop(nodeadm::RUN_UNIT);
+        let nodeadm = self.tool(&what, &cmd, sink).await;
+        let (what, cmd) = stop(kubeadm::UNIT);
+        let kubelet = self.tool(&what, &cmd, sink).await;
+        nodeadm.and(kubelet).map(drop)
     }
 
     /// What `nodeadm` has written stays: it came with the image, and user data writes it again at each boot.

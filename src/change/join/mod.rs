@@ -174,13 +174,16 @@ impl Applier {
     }
 
     /// The cluster that the machine is a node of, or is about to be. `nodeadm` writes the kubeconfig at each boot, before
-    /// anything may join.
+    /// anything may join; so does that of hybrid nodes, which a command starts.
     async fn joined_by(&self, way: &Leave) -> Result<Option<Membership>, ChangeError> {
         let found = self.joined_cluster()?;
-        if way.is_by_nodeadm()
-            && !self.host.files.exists(nodeadm::MAY_JOIN.into())?
-            && !self.unit_state(KUBELET).await?.is_active()
-        {
+        let is_early = if way.is_by_nodeadm() {
+            !self.host.files.exists(nodeadm::MAY_JOIN.into())?
+        } else {
+            matches!(way, Leave::Command { .. })
+                && (found.as_ref()).is_some_and(|found| found.kubeconfig == nodeadm::KUBECONFIG)
+        };
+        if is_early && !self.unit_state(KUBELET).await?.is_active() {
             return Ok(None);
         }
         Ok(found)
@@ -199,13 +202,17 @@ impl Applier {
 
     /// Removes what an attempt of this program's has left that was cut off: the file with the token, and, if the machine
     /// has joined all the same, the mark of the attempt. `nodeadm` would join at the next boot, proven or not.
-    pub(super) async fn clear_interrupted_join(&self, way: &Leave) -> Result<(), ChangeError> {
+    pub(super) async fn clear_interrupted_join(
+        &self,
+        way: &Leave,
+        sink: &dyn Sink,
+    ) -> Result<(), ChangeError> {
         let files = &self.host.files;
         if way.is_by_nodeadm()
             && files.exists(nodeadm::MAY_JOIN.into())?
             && !self.unit_state(KUBELET).await?.is_active()
         {
-            files.remove(nodeadm::MAY_JOIN.into())?;
+            self.hold_nodeadm_back(sink).await?;
         }
         let configuration = Utf8Path::new(paths::RUN).join(kubeadm::CONFIGURATION);
         if files.exists(&configuration)? {
@@ -310,8 +317,15 @@ impl Applier {
         {
             let timeout = Duration::from_secs(*timeout_seconds);
             let runs = self.with_environment(command, environment_file.as_deref(), timeout);
-            if let Err(error) = runs {
-                return stays(one_line(&error));
+            match runs {
+                Ok(cmd) if !self.host.files.exists(Utf8Path::new(&cmd.program))? => {
+                    return stays(format!(
+                        "`{}` does not exist, which `cluster.leave-command` names",
+                        cmd.program
+                    ));
+                }
+                Ok(_) => {}
+                Err(error) => return stays(one_line(&error)),
             }
         }
         let deleted = match now {

@@ -178,7 +178,10 @@ impl Applier {
             what: what.to_owned(),
             source,
         };
-        let listed = (self.host.reader().query(&list).await).map_err(tool)?;
+        // Its images went with it.
+        let Some(listed) = self.answer_of("ctr", &list).await? else {
+            return Ok(());
+        };
         let listed = listed.success(list.cmd()).map_err(tool)?.stdout;
         for name in [image::name(RuntimeKind::Containerd, IMAGE)]
             .into_iter()
@@ -201,24 +204,28 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
         let what = format!("the pod `{}` in namespace `{namespace}`", name_for(node));
-        // It needs no cluster.
-        let removed = self.remove_own_image(sink).await;
-        if !self.host.files.exists(access)? || kubectl::find(&*self.host.files)?.is_none() {
-            return Ok(Reverted::Left {
-                what,
-                why: format!("`{access}` or kubectl is gone"),
-            });
-        }
-        let deleted = self.delete_pod(node, namespace, access, sink).await;
-        Ok(match deleted.and(removed) {
+        let ended = |done: Result<(), ChangeError>, verb: &str, what: String| match done {
             Ok(()) => Reverted::Done {
-                what: format!("deleted {what} and its image"),
+                what: format!("{verb} {what}"),
             },
             Err(error) => Reverted::Left {
-                what: format!("{what} and its image"),
+                what,
                 why: one_line(&error),
             },
-        })
+        };
+        // It needs no cluster.
+        let removed = self.remove_own_image(sink).await;
+        let removed = ended(removed, "removed", "the image of that pod".to_owned());
+        if !self.host.files.exists(access)? || kubectl::find(&*self.host.files)?.is_none() {
+            let left = Reverted::Left {
+                what,
+                why: format!("`{access}` or kubectl is gone"),
+            };
+            return Ok(Reverted::of(vec![left, removed]));
+        }
+        let deleted = self.delete_pod(node, namespace, access, sink).await;
+        let deleted = ended(deleted, "deleted", what);
+        Ok(Reverted::of(vec![deleted, removed]))
     }
 
     async fn delete_pod(

@@ -284,7 +284,7 @@ async fn a_control_plane_is_never_reset() {
 }
 
 /// A machine with a kubectl that answers so to `drain`; it knows each node.
-fn with_access(
+pub(super) fn with_access(
     machine: &TestMachine,
     drain: impl Fn() -> Output + Send + Sync + 'static,
 ) -> Change {
@@ -307,7 +307,7 @@ fn with_access(
     }
 }
 
-fn kubectl(machine: &TestMachine, verb: &str) -> bool {
+pub(super) fn kubectl(machine: &TestMachine, verb: &str) -> bool {
     let lines = machine.fakes.exec.lines();
     (lines.iter()).any(|line| line.starts_with("/usr/bin/kubectl") && line.contains(verb))
 }
@@ -396,121 +396,6 @@ async fn a_token_that_others_may_read_or_that_is_none_is_refused() {
 }
 
 #[tokio::test]
-async fn a_command_gets_its_secrets_as_environment() {
-    let environment = "/etc/gpu-bootstrap/join.env";
-    let joined = "/etc/joined";
-    let command = join(JoinMethod::Command {
-        command: vec!["/usr/local/sbin/join".to_owned(), "--now".to_owned()],
-        environment_file: Some(environment.into()),
-        joined_file: joined.into(),
-        leave_command: vec![],
-    });
-    let machine = TestMachine::new();
-    machine
-        .fakes
-        .files
-        .put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
-    machine
-        .fakes
-        .exec
-        .on("/usr/local/sbin/join", move |cmd, files| {
-            assert_eq!(cmd.secret_env[0].0, "TOKEN");
-            assert_eq!(cmd.secret_env[0].1.expose(), TOKEN);
-            files.put(joined, "");
-            ok("")
-        });
-    machine.apply(&command).await.expect("joined");
-    machine.fakes.exec.on("/usr/local/sbin/join", |_, _| ok(""));
-    machine.fakes.files.take(joined);
-    let error = machine
-        .apply(&command)
-        .await
-        .expect_err("it has not joined");
-    assert_eq!(error.reason(), "join-timeout");
-}
-
-#[tokio::test]
-async fn a_command_that_fails_is_told_with_its_words_and_what_to_do() {
-    let command = join(JoinMethod::Command {
-        command: vec!["/usr/local/sbin/join".to_owned()],
-        environment_file: None,
-        joined_file: "/etc/joined".into(),
-        leave_command: vec![],
-    });
-    let said =
-        "error: none of the public keys \"sha256:1\" are pinned\nTo see the stack trace use --v=5";
-    let machine = TestMachine::new();
-    machine
-        .fakes
-        .exec
-        .on("/usr/local/sbin/join", move |_, _| failed(1, said));
-    let error = machine.apply(&command).await.expect_err("it has failed");
-    assert_eq!(error.reason(), "join-command");
-    let told = crate::error::one_line(&error);
-    assert!(told.contains(said), "{told}");
-    let hint = error.hint().expect("what to do");
-    assert!(hint.contains("mend what your command says"), "{hint}");
-}
-
-#[tokio::test]
-async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment() {
-    const JOINED: &str = "/etc/joined";
-    const LEAVE: &str = "/usr/local/sbin/leave";
-    let environment = "/etc/gpu-bootstrap/join.env";
-    let machine = TestMachine::new();
-    let files = &machine.fakes.files;
-    files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
-    let exec = &machine.fakes.exec;
-    exec.on("/usr/local/sbin/join", |_, files| {
-        files.put(JOINED, "");
-        ok("")
-    });
-    let joins = join(JoinMethod::Command {
-        command: vec!["/usr/local/sbin/join".to_owned()],
-        environment_file: Some(environment.into()),
-        joined_file: JOINED.into(),
-        leave_command: vec![LEAVE.to_owned(), "--now".to_owned()],
-    });
-    let undo = machine.apply(&joins).await.expect("joined");
-    // A command that fails, or that does not do its work, leaves the membership to people.
-    for (answer, told) in [(failed(3, "no quorum"), "no quorum"), (ok(""), JOINED)] {
-        exec.on(LEAVE, move |_, _| answer.clone());
-        let left = machine.revert(&undo).await;
-        assert!(
-            matches!(&left, Reverted::Left { what, why } if what.contains("leave --now") && why.contains(told)),
-            "{left:?}"
-        );
-    }
-    // One that has removed the file and failed then is run again; without its secrets it does not run.
-    exec.on(LEAVE, |_, files| {
-        files.take(JOINED);
-        failed(1, "cut off")
-    });
-    let left = machine.revert(&undo).await;
-    assert!(matches!(&left, Reverted::Left { .. }), "{left:?}");
-    let files = &machine.fakes.files;
-    files.put_mode(environment, "", 0o644);
-    let left = machine.revert(&undo).await;
-    assert!(
-        matches!(&left, Reverted::Left { why, .. } if why.contains("others than root")),
-        "{left:?}"
-    );
-    files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
-    exec.on(LEAVE, |cmd, files| {
-        assert_eq!(cmd.args, ["--now"]);
-        assert_eq!(cmd.secret_env[0].1.expose(), TOKEN);
-        files.take(JOINED);
-        ok("")
-    });
-    let left = machine.revert(&undo).await;
-    assert!(matches!(&left, Reverted::Done { .. }), "{left:?}");
-    let again = machine.revert(&undo).await;
-    assert!(matches!(&again, Reverted::Nothing { .. }), "{again:?}");
-    let lines = machine.fakes.exec.lines();
-    assert!(lines.iter().all(|line| !line.contains(TOKEN)), "{lines:?}");
-}
-
-#[tokio::test]
 async fn an_agent_that_does_not_join_is_stopped() {
     let agent = join(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
@@ -595,4 +480,34 @@ async fn nodeadm_may_join_this_instance_once_it_is_proven_and_no_more_if_that_fa
         let line = format!("systemctl {line}");
         assert!(lines.contains(&line), "{lines:?}");
     }
+}
+
+/// Killed while `nodeadm` works, which would start the kubelet at its end.
+#[tokio::test]
+async fn nodeadm_does_not_go_on_after_a_join_that_was_cut_off_and_a_stop_that_fails_keeps_nobody_from_the_next()
+ {
+    let machine = TestMachine::new();
+    let (files, units) = (&machine.fakes.files, &machine.units);
+    files.put("/var/lib/gpu-bootstrap/may-join", "i-0123\n");
+    units.put("nodeadm-run.service", "enabled", "activating");
+    units.put("kubelet.service", "enabled", "inactive");
+    let begun = (machine.applier.capture(&join(JoinMethod::Eks)).await).expect("an undo");
+    let cut = machine.applier.reconcile(&begun, &machine.sink).await;
+    assert!(matches!(cut, Ok(Undo::Nothing { .. })), "{cut:?}");
+    let stops = || {
+        let lines = machine.fakes.exec.lines();
+        let stops = lines.iter().filter(|line| line.contains("systemctl stop"));
+        stops.cloned().collect::<Vec<_>>()
+    };
+    let both = ["nodeadm-run.service", "kubelet.service"];
+    let both = both.map(|unit| format!("systemctl stop -- {unit}"));
+    assert_eq!(stops(), both);
+    machine.fakes.exec.clear_log();
+    (machine.fakes.exec).on("systemctl", |cmd, _| match &*cmd.args[0] {
+        "stop" => failed(1, "transport endpoint"),
+        _ => ok("LoadState=loaded\nActiveState=inactive\nUnitFileState=enabled\n"),
+    });
+    let error = machine.applier.revert(&begun, &machine.sink).await;
+    error.expect_err("neither stops");
+    assert_eq!(stops(), both);
 }

@@ -11,6 +11,7 @@ mod faults;
 mod files;
 mod holds;
 mod join;
+mod join_command;
 mod kept;
 mod kernel_parameters;
 mod kinds;

@@ -254,4 +254,23 @@ async fn the_pod_of_a_probe_that_was_cut_off_is_deleted() {
     for image in [IMAGE, &digest] {
         assert_eq!(ran(&machine, &format!("images remove --sync {image}")), 1);
     }
+    // Without containerd its images are gone.
+    machine.fakes.exec.forget("ctr");
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    // Without kubectl nobody can delete the pod, and a containerd that does not answer keeps the image.
+    machine.fakes.exec.forget("/usr/bin/kubectl");
+    machine.fakes.files.take("/usr/bin/kubectl");
+    (machine.fakes.exec).on("ctr", |_, _| failed(1, "connection refused"));
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
+        panic!("both stay");
+    };
+    assert!(
+        what.contains("the pod") && what.contains("the image"),
+        "{what}"
+    );
+    assert!(
+        why.contains("kubectl is gone") && why.contains("connection refused"),
+        "{why}"
+    );
 }

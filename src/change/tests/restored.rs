@@ -220,6 +220,12 @@ async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_res
     );
     assert_eq!(machine.fakes.files.text(JSON), broken);
     assert_eq!(restarts(&machine), began);
+    // Whoever edits the entry, too, is not told that it went.
+    let edited = broken.replace("\"args\": []", "\"args\": [\"--debug\"]");
+    machine.fakes.files.put(JSON, edited.clone());
+    machine.revert(&undo).await;
+    assert_eq!(machine.fakes.files.text(JSON), edited);
+    assert!(!machine.sink.text().contains("which somebody has set since"));
     // Once it is right, the same undo completes.
     let right = broken.replace("\"broken\": 1,", "");
     machine.fakes.files.put(JSON, right);
@@ -250,6 +256,24 @@ async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_res
         };
         assert!(why.contains("toml: expected ]"), "{why}");
     }
+}
+
+#[tokio::test]
+async fn a_daemon_that_refuses_what_an_undo_restored_that_was_cut_off_is_not_restarted() {
+    let machine = machine("{}\n", "version = 3\n");
+    let undo = machine.apply(&containerd(PLUGINS[1].1)).await.unwrap();
+    machine.fakes.files.put(TOML, "version = 3\n");
+    (machine.fakes.files).put("/var/lib/gpu-bootstrap/unread-containerd", "");
+    (machine.fakes.exec).on("containerd", |_, _| failed(1, "toml: expected ]"));
+    let began = restarts(&machine);
+    let Reverted::Left { what, why } = machine.revert(&undo).await else {
+        panic!("it would not start");
+    };
+    assert!(
+        what.contains("`containerd.service`, which still uses") && why.contains("expected ]"),
+        "{what}: {why}"
+    );
+    assert_eq!(restarts(&machine), began);
 }
 
 with_each_manager! {

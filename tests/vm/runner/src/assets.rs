@@ -68,8 +68,8 @@ pub struct Assets {
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
-    /// Its SHA-256, in hexadecimal digits.
-    pub product_digest: String,
+    /// Its SHA-256, in hexadecimal digits; `None` where it was not compiled.
+    pub product_digest: Option<String>,
     pub stand_ins: StandIns,
     /// Holds the programs; `None` where none were compiled.
     _programs: Option<Claim>,
@@ -240,7 +240,9 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
                 .collect(),
             image: image.join().map_err(joined)??,
             mirror: mirror.clone(),
-            product_digest: digest(&bed.programs.join(PRODUCT))?,
+            product_digest: (programs.as_ref())
+                .map(|_| digest(&bed.programs.join(PRODUCT)))
+                .transpose()?,
             product: bed.programs.join(PRODUCT),
             stand_ins: StandIns {
                 nvml: bed.programs.join(NVML),
@@ -285,7 +287,10 @@ pub fn values(assets: &Assets, root: &str, cluster: bool) -> BTreeMap<String, St
         ("image", image::NAME),
         ("image-archive", "/usr/lib/testbed/probe.tar"),
         ("program-url", &format!("http://127.0.0.1:{PORT}/{PROGRAM}")),
-        ("program-sha256", &assets.product_digest),
+        (
+            "program-sha256",
+            assets.product_digest.as_deref().unwrap_or_default(),
+        ),
     ] {
         values.insert(name.into(), value.into());
     }

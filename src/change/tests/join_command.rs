@@ -1,0 +1,180 @@
+//! Commands of the administrator's that join and leave.
+
+use super::{
+    join::{KUBECONFIG, TOKEN, join, kubectl, machine, with_access},
+    kit::TestMachine,
+};
+use crate::{
+    change::{Change, Reverted, Undo},
+    error::Report,
+    host::fake::{failed, ok},
+    model::cluster::JoinMethod,
+};
+
+#[tokio::test]
+async fn a_command_gets_its_secrets_as_environment() {
+    let environment = "/etc/gpu-bootstrap/join.env";
+    let joined = "/etc/joined";
+    let command = join(JoinMethod::Command {
+        command: vec!["/usr/local/sbin/join".to_owned(), "--now".to_owned()],
+        environment_file: Some(environment.into()),
+        joined_file: joined.into(),
+        leave_command: vec![],
+    });
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .files
+        .put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
+    machine
+        .fakes
+        .exec
+        .on("/usr/local/sbin/join", move |cmd, files| {
+            assert_eq!(cmd.secret_env[0].0, "TOKEN");
+            assert_eq!(cmd.secret_env[0].1.expose(), TOKEN);
+            files.put(joined, "");
+            ok("")
+        });
+    machine.apply(&command).await.expect("joined");
+    machine.fakes.exec.on("/usr/local/sbin/join", |_, _| ok(""));
+    machine.fakes.files.take(joined);
+    let error = machine
+        .apply(&command)
+        .await
+        .expect_err("it has not joined");
+    assert_eq!(error.reason(), "join-timeout");
+}
+
+#[tokio::test]
+async fn a_command_that_fails_is_told_with_its_words_and_what_to_do() {
+    let command = join(JoinMethod::Command {
+        command: vec!["/usr/local/sbin/join".to_owned()],
+        environment_file: None,
+        joined_file: "/etc/joined".into(),
+        leave_command: vec![],
+    });
+    let said =
+        "error: none of the public keys \"sha256:1\" are pinned\nTo see the stack trace use --v=5";
+    let machine = TestMachine::new();
+    machine
+        .fakes
+        .exec
+        .on("/usr/local/sbin/join", move |_, _| failed(1, said));
+    let error = machine.apply(&command).await.expect_err("it has failed");
+    assert_eq!(error.reason(), "join-command");
+    let told = crate::error::one_line(&error);
+    assert!(told.contains(said), "{told}");
+    let hint = error.hint().expect("what to do");
+    assert!(hint.contains("mend what your command says"), "{hint}");
+}
+
+#[tokio::test]
+async fn a_command_takes_the_machine_out_again_with_its_secrets_as_environment() {
+    const JOINED: &str = "/etc/joined";
+    const LEAVE: &str = "/usr/local/sbin/leave";
+    let environment = "/etc/gpu-bootstrap/join.env";
+    let machine = TestMachine::new();
+    let files = &machine.fakes.files;
+    files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
+    let exec = &machine.fakes.exec;
+    exec.on("/usr/local/sbin/join", |_, files| {
+        files.put(JOINED, "");
+        ok("")
+    });
+    let joins = join(JoinMethod::Command {
+        command: vec!["/usr/local/sbin/join".to_owned()],
+        environment_file: Some(environment.into()),
+        joined_file: JOINED.into(),
+        leave_command: vec![LEAVE.to_owned(), "--now".to_owned()],
+    });
+    let undo = machine.apply(&joins).await.expect("joined");
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { why, .. } if why.contains("`/usr/local/sbin/leave` does not exist")),
+        "{left:?}"
+    );
+    let files = &machine.fakes.files;
+    files.put(LEAVE, "");
+    // A command that fails, or that does not do its work, leaves the membership to people.
+    for (answer, told) in [(failed(3, "no quorum"), "no quorum"), (ok(""), JOINED)] {
+        exec.on(LEAVE, move |_, _| answer.clone());
+        let left = machine.revert(&undo).await;
+        assert!(
+            matches!(&left, Reverted::Left { what, why } if what.contains("leave --now") && why.contains(told)),
+            "{left:?}"
+        );
+    }
+    // One that has removed the file and failed then is run again; without its secrets it does not run.
+    exec.on(LEAVE, |_, files| {
+        files.take(JOINED);
+        failed(1, "cut off")
+    });
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { why, .. } if why.contains("`rm /var/lib/gpu-bootstrap/leaving`")),
+        "{left:?}"
+    );
+    files.put_mode(environment, "", 0o644);
+    let left = machine.revert(&undo).await;
+    assert!(
+        matches!(&left, Reverted::Left { why, .. } if why.contains("others than root")),
+        "{left:?}"
+    );
+    files.put_mode(environment, format!("TOKEN={TOKEN}\n"), 0o600);
+    exec.on(LEAVE, |cmd, files| {
+        assert_eq!(cmd.args, ["--now"]);
+        assert_eq!(cmd.secret_env[0].1.expose(), TOKEN);
+        files.take(JOINED);
+        ok("")
+    });
+    let left = machine.revert(&undo).await;
+    assert!(matches!(&left, Reverted::Done { .. }), "{left:?}");
+    let again = machine.revert(&undo).await;
+    assert!(matches!(&again, Reverted::Nothing { .. }), "{again:?}");
+    let lines = machine.fakes.exec.lines();
+    assert!(lines.iter().all(|line| !line.contains(TOKEN)), "{lines:?}");
+}
+
+/// As `nodeadm` of hybrid nodes, which writes its kubeconfig before it starts the kubelet.
+#[tokio::test]
+async fn a_command_that_failed_after_its_early_kubeconfig_deletes_nobodys_node() {
+    let (machine, _) = machine(|_| ok(""));
+    let Change::JoinCluster { join: access } = with_access(&machine, || ok("")) else {
+        unreachable!("a join");
+    };
+    let mut change = join(JoinMethod::Command {
+        command: vec!["/usr/local/sbin/join".to_owned()],
+        environment_file: None,
+        joined_file: "/etc/joined".into(),
+        leave_command: vec!["/usr/local/sbin/leave".to_owned()],
+    });
+    if let Change::JoinCluster { join } = &mut change {
+        join.access = access.access;
+    }
+    let exec = &machine.fakes.exec;
+    exec.on("/usr/local/sbin/join", |_, files| {
+        files.put("/var/lib/kubelet/kubeconfig", KUBECONFIG);
+        failed(1, "timed out")
+    });
+    exec.on("/usr/local/sbin/leave", |_, _| ok(""));
+    machine.fakes.files.put("/usr/local/sbin/leave", "");
+    machine.units.put("kubelet.service", "enabled", "inactive");
+    let undo = machine.applier.capture(&change).await.expect("an undo");
+    (machine
+        .applier
+        .apply(&change, undo.clone(), &machine.sink)
+        .await)
+        .expect_err("it failed");
+    let exact = (machine.applier.reconcile(&undo, &machine.sink).await).expect("exact");
+    assert!(
+        matches!(&exact, Undo::LeaveCluster { cluster: None, .. }),
+        "{exact:?}"
+    );
+    machine.revert(&exact).await;
+    assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
+    // One whose kubelet runs is a node, and goes with it.
+    machine.units.put("kubelet.service", "enabled", "active");
+    let exact = (machine.applier.reconcile(&undo, &machine.sink).await).expect("exact");
+    machine.revert(&exact).await;
+    assert!(kubectl(&machine, " delete "));
+}
