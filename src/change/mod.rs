@@ -4,6 +4,7 @@
 //! The set is closed on purpose: a step cannot invent a way to change the machine, so no step
 //! can forget the dry run or the undo.
 
+mod agents;
 mod applier;
 mod backup;
 mod cri;

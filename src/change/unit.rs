@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo};
+use super::{Afterwards, Applier, ChangeError, Reverted, Sink, Undo, agents};
 use crate::{
     host::{ExecError, Output},
     tools::{
@@ -253,7 +253,10 @@ impl Applier {
         let mut endings = Vec::new();
         for one in then {
             endings.push(match one {
-                Afterwards::RestartUnit { unit } => self.restart_again(unit, sink).await?,
+                Afterwards::RestartUnit { unit } => match agents::of_unit(unit) {
+                    Some(agent) => self.forget_toolkit(agent, sink).await?,
+                    None => self.restart_again(unit, sink).await?,
+                },
                 Afterwards::ReloadDocker { unit, runtime } => {
                     self.docker_again(unit, runtime, sink).await?
                 }

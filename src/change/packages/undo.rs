@@ -104,6 +104,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(Vec<Reverted>, bool), ChangeError> {
         let mut endings = Vec::new();
+        let had_toolkit = self.host.files.exists(toolkit::RUNTIME.into())?;
         let inventory = self.inventory().await?;
         let mut purge: Vec<String> = effects
             .appeared
@@ -178,6 +179,9 @@ impl Applier {
             endings.push(Reverted::Done {
                 what: format!("removed {} ({})", count(&remove), first_few(&remove)),
             });
+        }
+        if had_toolkit {
+            endings.extend(self.agents_forget_toolkit(sink).await?);
         }
         endings.extend(self.reinstall(&effects.disappeared, sink).await?);
         endings.extend(self.restore_marks(effects, sink).await?);

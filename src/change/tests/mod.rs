@@ -3,6 +3,7 @@
 
 mod accounts;
 mod admission;
+mod agents;
 mod archive;
 mod crio;
 mod dnf;

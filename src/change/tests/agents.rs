@@ -1,0 +1,122 @@
+//! The agent of k3s when the container toolkit goes: it has found its runtime when it started.
+
+use super::{
+    archive::{Archive, Kind, Offered},
+    kit::TestMachine,
+    packages::install,
+    with_each_manager,
+};
+use crate::{
+    change::{Afterwards, Reverted, Undo},
+    host::fake::{failed, ok},
+    tools::toolkit,
+};
+
+const CONFIG: &str = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml";
+const RUNTIME: &str = "BinaryName = '/usr/bin/nvidia-container-runtime'\n";
+
+with_each_manager! {
+    an_agent_that_has_found_the_toolkit_starts_again_when_it_goes
+    an_agent_whose_containers_would_end_is_left_and_named
+    a_template_that_names_the_runtime_is_left_and_named
+}
+
+/// A machine with the toolkit and an agent that writes its configuration at each start, but for what a template says.
+/// Returns the undo of the toolkit's installation, too.
+async fn machine(kind: Kind, kill_mode: &str, has_template: bool) -> (TestMachine, Undo) {
+    let machine = TestMachine::with(kind);
+    let archive = Archive::on(&machine);
+    machine.fakes.files.put_folder("/usr/bin", 0o755);
+    archive.offer(
+        "toolkit",
+        Offered {
+            conffile: Some(toolkit::RUNTIME),
+            ..Offered::new("1.18.0", &[])
+        },
+    );
+    let kill_mode = format!("KillMode={kill_mode}\n");
+    (machine.fakes.exec).on("systemctl", move |cmd, files| {
+        let asks = |about: &str| cmd.args.iter().any(|arg| arg.contains(about));
+        match &*cmd.args[0] {
+            "show" if asks("KillMode") => ok(kill_mode.clone()),
+            "show" if asks("NeedDaemonReload") => ok("NeedDaemonReload=no\n"),
+            "show" if asks("k3s-agent") => {
+                ok("LoadState=loaded\nActiveState=active\nUnitFileState=enabled\nResult=success\n")
+            }
+            "show" => {
+                ok("LoadState=not-found\nActiveState=inactive\nUnitFileState=\nResult=success\n")
+            }
+            "restart" if asks("k3s-agent") => {
+                files.put(
+                    CONFIG,
+                    if has_template {
+                        RUNTIME
+                    } else {
+                        "version = 3\n"
+                    },
+                );
+                ok("")
+            }
+            "daemon-reload" => ok(""),
+            verb => failed(1, format!("Unknown command verb {verb}.")),
+        }
+    });
+    let undo = machine.apply(&install(&["toolkit"])).await.unwrap();
+    machine.fakes.files.put(CONFIG, RUNTIME);
+    (machine, undo)
+}
+
+fn restarts(machine: &TestMachine) -> usize {
+    let lines = machine.fakes.exec.lines();
+    (lines.iter())
+        .filter(|line| *line == "systemctl restart -- k3s-agent.service")
+        .count()
+}
+
+async fn an_agent_that_has_found_the_toolkit_starts_again_when_it_goes(kind: Kind) {
+    let (machine, undo) = machine(kind, "process", false).await;
+    // Ours that started it again after the toolkit came has nothing to do while the program is there.
+    let ours = Undo::Afterwards {
+        then: vec![Afterwards::RestartUnit {
+            unit: "k3s-agent.service".into(),
+        }],
+    };
+    let reverted = machine.revert(&ours).await;
+    assert!(matches!(reverted, Reverted::Nothing { .. }), "{reverted:?}");
+    let reverted = machine.revert(&undo).await;
+    let Reverted::Done { what } = &reverted else {
+        panic!("{reverted:?}");
+    };
+    assert!(what.contains("restarted `k3s-agent.service`"), "{what}");
+    assert_eq!(restarts(&machine), 1);
+    machine.revert(&ours).await;
+    machine.revert(&undo).await;
+    assert_eq!(restarts(&machine), 1);
+}
+
+async fn an_agent_whose_containers_would_end_is_left_and_named(kind: Kind) {
+    let (machine, undo) = machine(kind, "control-group", false).await;
+    let reverted = machine.revert(&undo).await;
+    let Reverted::Left { what, why } = &reverted else {
+        panic!("{reverted:?}");
+    };
+    assert!(
+        what.contains("`k3s-agent.service`, whose containerd"),
+        "{what}"
+    );
+    assert!(
+        why.contains("run `systemctl restart k3s-agent.service` when they may"),
+        "{why}"
+    );
+    assert_eq!(restarts(&machine), 0);
+}
+
+async fn a_template_that_names_the_runtime_is_left_and_named(kind: Kind) {
+    let (machine, undo) = machine(kind, "process", true).await;
+    let reverted = machine.revert(&undo).await;
+    assert!(
+        matches!(&reverted, Reverted::Left { why, .. } if why.contains("template names it")),
+        "{reverted:?}"
+    );
+    assert_eq!(restarts(&machine), 1);
+}
