@@ -124,6 +124,15 @@ fn settings(request: &Request) -> Vec<String> {
 
 /// Makes a path absolute: after a reboot the request is repeated from another working directory.
 fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
+    if path.as_str().is_empty() {
+        // Most likely a variable that is not set.
+        return Err(Failure::new(
+            Exit::Usage,
+            "empty-path",
+            "the path of a file is empty",
+            Some("name a file"),
+        ));
+    }
     camino::absolute_utf8(path).map_err(|error| {
         Failure::caused(
             Exit::Internal,

@@ -3,7 +3,11 @@
 use camino::Utf8PathBuf;
 
 use crate::{
-    config::place::Place, error::Report, exit::Exit, facts::Untold, host::FilesError,
+    config::place::{PREFIX, Place},
+    error::Report,
+    exit::Exit,
+    facts::Untold,
+    host::FilesError,
     model::text::nearest,
 };
 
@@ -24,6 +28,14 @@ pub enum ConfigError {
     MissingFile {
         /// Its path.
         path: Utf8PathBuf,
+    },
+    /// A link in the place of a file or a folder with settings, and nothing at its end.
+    #[error("read `{path}`: it is a link to `{target}`, where nothing is")]
+    DeadLink {
+        /// The link.
+        path: Utf8PathBuf,
+        /// Where it leads.
+        target: Utf8PathBuf,
     },
     /// Not TOML, or not of the form of a profile.
     #[error("read {place}: {why}")]
@@ -116,7 +128,7 @@ impl Report for ConfigError {
             Self::Files(error) => error.reason().unwrap_or("config-unreadable"),
             Self::Sources(_) => "sources-unreadable",
             Self::Cloud(_) => "cloud-settings",
-            Self::MissingFile { .. } => "config-missing",
+            Self::MissingFile { .. } | Self::DeadLink { .. } => "config-missing",
             Self::Syntax { .. } => "config-syntax",
             Self::UnknownKey { .. } => "config-unknown-key",
             Self::Value { .. } => "config-value",
@@ -133,9 +145,13 @@ impl Report for ConfigError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            Self::UnknownKey { nearest, .. } => Some(match nearest {
-                Some(key) => format!("did you mean `{key}`?"),
-                None => "docs/configuration.md lists every key".into(),
+            Self::UnknownKey { nearest, place, .. } => Some(match (nearest, place) {
+                (Some(key), Place::Env { .. }) => format!(
+                    "did you mean `{key}`? Its variable is `{PREFIX}{}`",
+                    key.replace('.', "__").replace('-', "_").to_uppercase()
+                ),
+                (Some(key), _) => format!("did you mean `{key}`?"),
+                (None, _) => "docs/configuration.md lists every key".into(),
             }),
             Self::Value { hint, .. } => hint.clone(),
             Self::NoSuchProfile { name, known } => {
@@ -158,6 +174,16 @@ impl Report for ConfigError {
             Self::Cloud(_) => Some(
                 "see that the instance's metadata service is on and that routes and firewalls let this machine reach \
                  169.254.169.254, or remove `cloud.settings`"
+                    .into(),
+            ),
+            Self::DeadLink { path, target } => Some(format!(
+                "put the settings at `{target}`, or remove the link: `rm {path}`"
+            )),
+            Self::Syntax {
+                place: Place::File { .. },
+                ..
+            } => Some(
+                "settings are TOML: `KEY = VALUE` below the line `[TABLE]`, text and versions in quotes"
                     .into(),
             ),
             Self::Sources(_) | Self::MissingFile { .. } | Self::Syntax { .. } => None,

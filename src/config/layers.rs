@@ -5,6 +5,7 @@
 //! replaces the whole list of an earlier layer.
 
 mod cloud;
+mod hints;
 
 use std::collections::BTreeMap;
 
@@ -21,9 +22,9 @@ use crate::{
         file::Config,
         keys::{self, Node, Secrecy, TREE},
         network,
-        place::Place,
+        place::{PREFIX, Place},
     },
-    host::ReadFiles,
+    host::{Kind, ReadFiles},
     model::secret::{Secret, without_logins},
 };
 
@@ -31,8 +32,6 @@ use crate::{
 pub const FILE: &str = "/etc/gpu-bootstrap/config.toml";
 /// The folder of drop-ins.
 pub const DROP_INS: &str = "/etc/gpu-bootstrap/config.d";
-/// The prefix of our environment variables; `__` stands for the dot, `_` for the dash.
-pub const PREFIX: &str = "GPU_BOOTSTRAP_";
 
 /// Variables of the program that are not settings: the filter of its log.
 const NOT_SETTINGS: [&str; 1] = ["GPU_BOOTSTRAP_LOG"];
@@ -187,7 +186,10 @@ impl Layers {
                 .filter(|name| name.ends_with(".toml"))
                 .map(|name| drop_ins.join(name)),
         );
+        // A link that leads nowhere was to lead to settings: without them this would be another machine.
+        whole(files, drop_ins)?;
         for path in standard {
+            whole(files, &path)?;
             if let Some(text) = files.read_text(&path)? {
                 layers.file(path.as_str(), &text)?;
             }
@@ -353,6 +355,16 @@ impl Layers {
     /// else as a list separated by commas.
     fn text(&mut self, path: Vec<String>, value: &str, place: Place) -> Result<(), ConfigError> {
         check(&path, &place)?;
+        if value.is_empty() && fits(&path, &Value::Array(Vec::new())).is_ok() {
+            // Most likely a variable that is not set.
+            return Err(ConfigError::Value {
+                place: Box::new(place),
+                key: path.join("."),
+                value: "empty".to_owned(),
+                why: "it is a list".into(),
+                hint: Some("write `[]` for a list without entries".into()),
+            });
+        }
         let text = Value::String(value.to_owned());
         let list = Value::Array(
             value
@@ -390,13 +402,24 @@ impl Layers {
                 Ok(())
             }
             Err(why) => Err(ConfigError::Value {
-                hint: quote_hint(&setting.value),
+                hint: hints::for_value(&setting.path, &setting.value, &why),
                 value: shown_in_error(&setting),
                 place: Box::new(setting.place),
                 key,
                 why,
             }),
         }
+    }
+}
+
+/// Refuses a link at whose end nothing is.
+fn whole(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), ConfigError> {
+    match files.stat(path)?.map(|stat| stat.kind) {
+        Some(Kind::Link(target)) if files.resolve(path)?.is_none() => Err(ConfigError::DeadLink {
+            path: path.to_owned(),
+            target,
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -461,9 +484,10 @@ fn child<'n>(node: &'n Node, path: &[String], place: &Place) -> Result<&'n Node,
         nearest,
     };
     match node {
-        Node::Table(children) => children
-            .get(name)
-            .ok_or_else(|| unknown(keys::suggestion(children, &before.join("."), name))),
+        Node::Table(children) => children.get(name).ok_or_else(|| {
+            let dotted = before.is_empty().then(|| hints::with_a_dot(name)).flatten();
+            unknown(dotted.or_else(|| keys::suggestion(children, &before.join("."), name)))
+        }),
         Node::Map(child) if is_name(name) => Ok(child),
         Node::Map(_) => Err(ConfigError::Value {
             place: Box::new(place.clone()),
@@ -491,10 +515,13 @@ fn check(path: &[String], place: &Place) -> Result<(), ConfigError> {
         return Ok(());
     }
     let prefix = format!("{}.", path.join("."));
-    Err(ConfigError::UnknownKey {
-        place: place.clone(),
+    let first = keys::all().into_iter().find(|key| key.starts_with(&prefix));
+    Err(ConfigError::Value {
+        place: Box::new(place.clone()),
         key: path.join("."),
-        nearest: keys::all().into_iter().find(|key| key.starts_with(&prefix)),
+        value: "a value".to_owned(),
+        why: "it is a table of further keys".into(),
+        hint: first.map(|key| format!("name one of them, such as `{key}`")),
     })
 }
 
@@ -528,7 +555,8 @@ fn for_people(message: &str) -> String {
     let line = message.trim().replace('\n', "; ");
     let expected = line
         .replace("expected u64", "expected a whole number, not below 0")
-        .replace("expected i32", "expected a whole number");
+        .replace("expected i32", "expected a whole number")
+        .replace("expected a sequence", "expected a list");
     expected
         .replace("invalid type: ", "it is a ")
         .replace("a integer", "an integer")
@@ -567,14 +595,4 @@ fn shown_in_error(setting: &Setting) -> String {
         Secrecy::Open if !names_secret => shown(setting),
         _ => "this value".to_owned(),
     }
-}
-
-/// A frequent mistake: a version without quotes is a number in TOML.
-fn quote_hint(value: &Value) -> Option<String> {
-    let holds_number = match value {
-        Value::Array(items) => items.iter().any(|item| matches!(item, Value::Float(_))),
-        other => matches!(other, Value::Float(_)),
-    };
-    holds_number
-        .then(|| "write versions in quotes: without them TOML drops trailing zeros".to_owned())
 }

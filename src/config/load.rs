@@ -287,6 +287,25 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_link_that_leads_nowhere_is_no_absence_of_settings() {
+        let matrix = crate::steps::fixtures::matrix();
+        for path in [
+            "/etc/gpu-bootstrap/config.toml",
+            "/etc/gpu-bootstrap/config.d",
+            "/etc/gpu-bootstrap/config.d/50-site.toml",
+        ] {
+            let files = FakeFiles::new();
+            files.put_link(path, "/mnt/settings");
+            let loaded = load(&files, &files, &Ask::default(), &machine(), &matrix).map(|_| ());
+            let error = loaded.expect_err("no settings").to_string();
+            assert!(
+                error.contains(&format!("`{path}`: it is a link to `/mnt/settings`")),
+                "{error}"
+            );
+        }
+    }
+
     fn machine() -> Facts {
         Facts {
             os: Some(crate::facts::Os {

@@ -4,6 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
+/// The prefix of our environment variables; `__` stands for the dot, `_` for the dash.
+pub const PREFIX: &str = "GPU_BOOTSTRAP_";
+
 /// Where a setting comes from.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "from")]

@@ -48,6 +48,11 @@ impl RepositoryInputs<'_> {
         let known: BTreeSet<&str> = (self.profile.repository.iter().chain(self.further))
             .map(|row| row.name.as_str())
             .collect();
+        for (name, config) in self.config {
+            if !known.contains(name.as_str()) && config.url.is_none() {
+                self.likely(name, &known)?;
+            }
+        }
         let wanted_too = self.config.iter().filter(|(name, config)| {
             let unasked = !known.contains(name.as_str()) && config.enabled != Some(false);
             unasked || config.enabled == Some(true)
@@ -82,6 +87,23 @@ impl RepositoryInputs<'_> {
             }
         }
         Ok(found)
+    }
+
+    /// Refuses a name that is most likely meant to be one of the profile's. Settings for several distributions may name
+    /// repositories that this one does not have.
+    fn likely(&self, name: &str, known: &BTreeSet<&str>) -> Result<(), ConfigError> {
+        let prefix = format!("repositories.{name}.");
+        let set = self.layers.provenance();
+        let first = set.iter().find(|setting| setting.key.starts_with(&prefix));
+        let meant = (known.iter()).find(|one| strsim::damerau_levenshtein(name, one) <= 2);
+        match (meant, first) {
+            (Some(meant), Some(first)) => Err(self.layers.wrong(
+                &first.key,
+                format!("the profile has no repository `{name}`"),
+                Some(format!("did you mean `repositories.{meant}`?")),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Everybody may read a source file, so an address must not hold credentials.

@@ -30,7 +30,8 @@ const RESOLVABLE_TITLE: &str = "Configuration for this machine";
 impl Session {
     /// The findings of steps and of checks, in the order of layers. The exit status is good only if
     /// nothing fails and everything that was to be looked at could be: an unknown that a check gives
-    /// on purpose is its answer, but a look that ended with an error is no pass. What nobody may ask
+    /// on purpose is its answer, but a look that ended with an error is no pass, nor is an audit in which
+    /// nothing passes and something is unknown. What nobody may ask
     /// below `--root` is skipped.
     pub(super) async fn findings(&self, jobs: Vec<Job>) -> RunReport {
         let mut findings: Vec<Finding> = self.resolvable().await.into_iter().collect();
@@ -66,9 +67,12 @@ impl Session {
         findings.extend(proven.into_iter().cloned());
         findings.sort_by_key(|finding| Layer::of(&finding.id));
         checks::causes::find(&mut findings);
-        let fails = findings
-            .iter()
-            .any(|finding| finding.status == Verdict::Fail);
+        let any = |verdict| findings.iter().any(|finding| finding.status == verdict);
+        let fails = any(Verdict::Fail);
+        // Whoever asks for some findings alone gets their answers; a whole audit in which nothing passes has seen no machine.
+        let options = &self.tools.options;
+        let whole = options.only.is_empty() && options.skip.is_empty();
+        blind |= whole && any(Verdict::Unknown) && !any(Verdict::Pass);
         self.emit_ends(&jobs);
         RunReport {
             mode: Mode::Check,

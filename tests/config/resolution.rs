@@ -102,7 +102,7 @@ fn text_values_are_toml_or_text_or_a_list() {
         Some("^cuda-toolkit-.*$")
     );
     repository(&desired.repositories, "docker");
-    let none = Machine::debian().set("runtime.use=").resolution().desired;
+    let none = Machine::debian().set("runtime.use=[]").resolution().desired;
     assert!(none.runtimes.is_empty());
 }
 

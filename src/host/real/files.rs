@@ -184,6 +184,11 @@ impl Folder {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(os::error(Errno::EINVAL));
         };
+        // A name alone lies in the working directory.
+        let parent = match parent.as_str() {
+            "" => Utf8Path::new("."),
+            _ => parent,
+        };
         if create {
             create_folders(parent, 0o755)?;
         }
@@ -498,6 +503,15 @@ mod tests {
         assert_eq!(full.reason(), Some("no-disk-space"));
         let other = failed("write", &root)(os::error(Errno::EACCES));
         assert_eq!((other.disk(), other.hint()), (None, None));
+    }
+
+    #[test]
+    fn a_name_alone_lies_in_the_working_directory() {
+        for path in ["recording", "./recording"] {
+            let (folder, name) = Folder::of(Utf8Path::new(path), false).unwrap();
+            assert!(folder.0.metadata().unwrap().is_dir());
+            assert_eq!(name, "recording");
+        }
     }
 
     #[test]
