@@ -47,15 +47,14 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Carg
 name=gpu-bootstrap-$version-linux-$architecture
 tree=$out/$name
 rm -rf "$tree" "$out"/gpu-bootstrap-*-linux-"$architecture".tar.gz
-mkdir -p "$tree/completions" "$tree/man"
+mkdir -p "$tree/completions" "$tree/docs/man"
 install -m 755 "$program" "$tree/gpu-bootstrap"
 for shell in bash zsh fish; do
     # shellcheck disable=SC2086 # RUNNER is a command with arguments, or empty.
     ${RUNNER:-} "$tree/gpu-bootstrap" completions "$shell" >"$tree/completions/gpu-bootstrap.$shell"
 done
-install -m 644 docs/man/*.1 "$tree/man"
+install -m 644 docs/man/*.1 "$tree/docs/man"
 install -m 644 README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$tree"
-mkdir "$tree/docs"
 install -m 644 docs/*.md docs/*.json "$tree/docs"
 cp -r cloud-init "$tree"
 python3 release/licences.py "$rust_target" >"$tree/LICENSES-OF-DEPENDENCIES"

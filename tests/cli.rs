@@ -113,6 +113,12 @@ fn compatibility_questions() {
             "compat --gpu p5.48xlarge --cuda cu128",
             "compat --driver 450.248.02 --kernel 6.8.0-45-generic",
             "compat --os debian-12",
+            "compat --gpu L4 --os ubunto-24.04",
+            "compat --gpu L4 --os ubuntu-18.04",
+            "compat --gpu L4 --os ubuntu",
+            "compat --gpu L4 --driver 560 --os debian-12",
+            "compat --gpu 1002:74a1",
+            "plan --image --assume-gpu 1002:74a1",
         ],
     );
     session(

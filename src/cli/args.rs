@@ -10,7 +10,7 @@ use crate::{
     compat::{self, asked::DriverOrBranch},
     model::{
         id::Id,
-        pci::PciId,
+        pci::{NVIDIA, PciError, PciId},
         version::{CudaVersion, KernelVersion},
     },
 };
@@ -130,7 +130,7 @@ pub struct Image {
     #[arg(long)]
     pub image: bool,
     /// PCI ids of the GPUs that instances of the image will have
-    #[arg(long, value_name = "PCI-ID", value_delimiter = ',', requires = "image")]
+    #[arg(long, value_name = "PCI-ID", value_delimiter = ',', requires = "image", value_parser = of_nvidia)]
     pub assume_gpu: Vec<PciId>,
 }
 
@@ -315,6 +315,15 @@ fn duration(text: &str) -> Result<Duration, String> {
     match Duration::try_from(duration) {
         Ok(duration) if duration >= Duration::from_secs(1) => Ok(duration),
         _ => Err("at least one second is needed".to_owned()),
+    }
+}
+
+/// The id of a device of NVIDIA.
+fn of_nvidia(text: &str) -> Result<PciId, String> {
+    let id: PciId = text.parse().map_err(|error: PciError| error.to_string())?;
+    match id.vendor {
+        NVIDIA => Ok(id),
+        _ => Err("this is no GPU of NVIDIA, whose ids begin with `10de:`".to_owned()),
     }
 }
 

@@ -1,18 +1,25 @@
 //! `compat`: asks the matrix.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 use super::{
     Failure,
     args::{Compat, Format},
-    machine, matrix, print,
+    machine, matrix, prepare, print,
     world::World,
 };
 use crate::{
-    compat::question::{Answer, Compatibility, Machine, MeaningAnswer, Question, answer},
+    compat::question::{
+        Answer, Compatibility, DriverOrBranch, Machine, MeaningAnswer, Question, answer,
+    },
+    config::profile::{DriverRow, Profile},
     exit::Exit,
-    facts::GpuFact,
-    model::gpu::SupportedFlavours,
+    facts::{GpuFact, Os},
+    model::{
+        gpu::SupportedFlavours,
+        pci::{NVIDIA, PciId},
+        version::{Branch, DriverVersion},
+    },
 };
 
 pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure> {
@@ -26,6 +33,23 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
                 nvswitch: !facts.nvswitches.is_empty(),
             })
         }
+        None => None,
+    };
+    if let Some(id) = args
+        .gpu
+        .as_ref()
+        .and_then(|name| name.parse::<PciId>().ok())
+        && id.vendor != NVIDIA
+    {
+        return Err(Failure::new(
+            Exit::Usage,
+            "not-nvidia",
+            &format!("answer about `{id}`: it is no GPU of NVIDIA"),
+            Some("the ids of NVIDIA's GPUs begin with `10de:`; `lspci -nn` shows them"),
+        ));
+    }
+    let system = match &args.os {
+        Some(name) => Some((name, system(world, name)?)),
         None => None,
     };
     let question = Question {
@@ -42,6 +66,17 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
             "for example `gpu-bootstrap compat --gpu L4 --cuda 12.8`",
         )
     })?;
+    if let Some((name, rows)) = &system {
+        let asked = args.driver.as_ref().map(DriverOrBranch::branch);
+        let recommended = answer
+            .driver
+            .recommended
+            .as_ref()
+            .map(DriverVersion::branch);
+        let branch = asked.or(recommended);
+        let lacks = branch.and_then(|branch| not_offered(name, rows, branch));
+        prepare::warn(world, &lacks.into_iter().collect::<Vec<_>>());
+    }
     match args.output.format {
         Format::Json => print::json(&mut world.out, &answer)?,
         Format::Human => print::text(&mut world.out, &human(&answer))?,
@@ -51,6 +86,50 @@ pub(super) fn run(world: &mut World<'_>, args: &Compat) -> Result<Exit, Failure>
     } else {
         Exit::Blocked
     })
+}
+
+/// The sets of driver packages of a system, named as `ubuntu-24.04`.
+fn system(world: &World<'_>, name: &str) -> Result<Vec<DriverRow>, Failure> {
+    let Some((id, version)) = name.rsplit_once('-') else {
+        return Err(Failure::new(
+            Exit::Usage,
+            "os-unknown",
+            &format!("read `--os {name}`: it names no release of a system"),
+            Some("write `ID-VERSION_ID` of its `os-release`, for example `ubuntu-24.04`"),
+        ));
+    };
+    let os = Os {
+        id: id.to_owned(),
+        version_id: Some(version.to_owned()),
+        id_like: Vec::new(),
+        version_codename: None,
+        pretty_name: None,
+    };
+    let profile = Profile::choose(None, Some(&os), &*world.host.files)?.profile;
+    let Some(release) = profile.release_for(version) else {
+        return Err(Failure::new(
+            Exit::Blocked,
+            "os-unsupported",
+            &format!("choose a profile: {id} {version} is not supported"),
+            Some(&format!("supported are {}", profile.serves())),
+        ));
+    };
+    let is_of_release = |row: &DriverRow| row.releases.contains(&release.version_id);
+    let rows = profile.driver.iter().filter(|row| is_of_release(row));
+    Ok(rows.cloned().collect())
+}
+
+/// Which branches a system offers, if the branch is none of them.
+fn not_offered(system: &str, rows: &[DriverRow], branch: Branch) -> Option<String> {
+    if rows.iter().any(|row| row.branches.contains(&branch)) {
+        return None;
+    }
+    let offered: BTreeSet<Branch> = rows.iter().flat_map(|row| row.branches.clone()).collect();
+    let offered: Vec<String> = offered.iter().map(ToString::to_string).collect();
+    Some(format!(
+        "no source of packages for {system} has branch {branch}; they have {}",
+        offered.join(", ")
+    ))
 }
 
 fn human(answer: &Answer) -> String {

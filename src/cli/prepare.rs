@@ -35,6 +35,7 @@ use crate::{
     },
     state::State,
     steps,
+    tools::systemctl,
 };
 
 /// What a command looks at, whatever is wanted there.
@@ -129,8 +130,8 @@ fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
         return Err(Failure::new(
             Exit::Usage,
             "empty-path",
-            "the path of a file is empty",
-            Some("name a file"),
+            "read `--config`: the path is empty",
+            Some("name a file, or leave the flag out"),
         ));
     }
     camino::absolute_utf8(path).map_err(|error| {
@@ -172,8 +173,29 @@ pub(super) async fn ground(
 /// Configuration that is wrong, or a machine that cannot be what is wanted.
 pub(super) async fn target(world: &World<'_>, request: Request) -> Result<Target, Failure> {
     let mut ground = ground(world, world.host.clone(), request, machine::scope(None)).await?;
+    if !ground.request.image {
+        on_a_system(&ground)?;
+    }
     let resolution = ground.resolve(world, &*world.host.files).await?;
     Ok(Target { ground, resolution })
+}
+
+/// Refuses the container of an application, in which no system runs that could be prepared. The build of an image may
+/// run in one.
+fn on_a_system(ground: &Ground) -> Result<(), Failure> {
+    let Some(manager) = ground.facts.application_container() else {
+        return Ok(());
+    };
+    let booted = Utf8Path::new(systemctl::BOOTED);
+    if ground.host.files.exists(booted).is_ok_and(|booted| booted) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Exit::Blocked,
+        "in-container",
+        &format!("prepare this machine: it is the container (`{manager}`) of an application"),
+        Some("run it on the container's host; with `--image` it prepares the image of a machine"),
+    ))
 }
 
 impl Ground {

@@ -13,6 +13,17 @@ pub enum DriverOrBranch {
     Branch(Branch),
 }
 
+impl DriverOrBranch {
+    /// The branch.
+    #[must_use]
+    pub fn branch(&self) -> Branch {
+        match self {
+            Self::Version(version) => version.branch(),
+            Self::Branch(branch) => *branch,
+        }
+    }
+}
+
 impl FromStr for DriverOrBranch {
     type Err = VersionError;
 

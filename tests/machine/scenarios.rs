@@ -528,6 +528,10 @@ fn every_scenario_gives_its_expected_results() {
     let only = std::env::var("SCENARIO").unwrap_or_default();
     let mut scenarios = all();
     scenarios.retain(|(name, _)| name.contains(&only));
+    assert!(
+        !scenarios.is_empty(),
+        "no scenario has {only:?} in its name"
+    );
     let wrong = in_parallel(&scenarios, |(name, scenario)| {
         let found = catch_unwind(AssertUnwindSafe(|| play(scenario)))
             .unwrap_or_else(|panic| vec![words_of(&*panic)]);
