@@ -1,6 +1,9 @@
 //! Restored files of a container runtime: its own program reads them before its daemon does.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -21,7 +24,8 @@ pub(super) struct EditedNow {
 }
 
 impl Applier {
-    /// Restores files, and has those who read them read them again.
+    /// Restores files, and has those who read them read them again. What one daemon refuses keeps no other from being
+    /// restored.
     pub(super) async fn restore_and_follow(
         &self,
         undo: &Undo,
@@ -29,16 +33,33 @@ impl Applier {
         then: &[Afterwards],
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
+        let mut endings = Vec::new();
+        for group in groups(files, then) {
+            endings.push(
+                self.restore_group(undo, &group, created_folders, sink)
+                    .await?,
+            );
+        }
+        Ok(Reverted::of(endings))
+    }
+
+    async fn restore_group(
+        &self,
+        undo: &Undo,
+        group: &Group<'_>,
+        created_folders: &[Utf8PathBuf],
+        sink: &dyn Sink,
+    ) -> Result<Reverted, ChangeError> {
+        let Group {
+            daemon,
+            files,
+            then,
+        } = group;
         // After a kill before the daemon has read them the files would look as if nothing were left to do.
-        let has_keys = (files.iter()).any(|file| matches!(file.after, FileAfter::Edited { .. }));
-        let daemons: Vec<Daemon> = (then.iter().filter_map(daemon))
-            .filter(|_| has_keys)
-            .map(|(daemon, _)| daemon)
-            .collect();
         let mut was_cut = false;
-        for &daemon in &daemons {
+        if let &Some((daemon, _)) = daemon {
             let unread = unread(&self.state, daemon);
-            was_cut |= self.host.files.exists(&unread)?;
+            was_cut = self.host.files.exists(&unread)?;
             self.host.files.write(&unread, b"", 0o600)?;
             let needs = needs_toolkit(&self.state, daemon);
             self.host.files.write(&needs, b"", 0o600)?;
@@ -53,7 +74,13 @@ impl Applier {
             restored
         } else {
             self.restore_labels(&written(undo), sink).await?;
-            let followed = match self.refused_undo(&edited, then, was_cut).await? {
+            let refused = match daemon {
+                Some((daemon, unit)) => {
+                    (self.refused_undo(&edited, (*daemon, unit), was_cut)).await?
+                }
+                None => None,
+            };
+            let followed = match refused {
                 Some(left) => left,
                 None => {
                     later.tell();
@@ -62,9 +89,9 @@ impl Applier {
             };
             Reverted::of(vec![restored, followed])
         };
-        let needs = matches!(ending, Reverted::Left { .. }) && self.name_the_toolkit(files)?;
-        for &daemon in &daemons {
+        if let &Some((daemon, _)) = daemon {
             self.host.files.remove(&unread(&self.state, daemon))?;
+            let needs = matches!(ending, Reverted::Left { .. }) && self.name_the_toolkit(files)?;
             if !needs {
                 (self.host.files).remove(&needs_toolkit(&self.state, daemon))?;
             }
@@ -103,12 +130,12 @@ impl Applier {
         Ok(found)
     }
 
-    /// Puts files back as they were before their undo if a daemon would not start with the restored ones. Those that an
-    /// undo restored which was cut off stay, but the daemon is not restarted with them.
+    /// Puts files back as they were before their undo if their daemon would not start with the restored ones. Those that
+    /// an undo restored which was cut off stay, but the daemon is not restarted with them.
     async fn refused_undo(
         &self,
         edited: &[EditedNow],
-        then: &[Afterwards],
+        (daemon, unit): (Daemon, &str),
         was_cut: bool,
     ) -> Result<Option<Reverted>, ChangeError> {
         let files = &self.host.files;
@@ -121,37 +148,37 @@ impl Applier {
         if changed.is_empty() && !was_cut {
             return Ok(None);
         }
-        for (daemon, unit) in then.iter().filter_map(daemon) {
-            let why = match self.refusal(daemon, unit, edited).await {
-                Ok(None) => continue,
-                Ok(Some(why)) => why,
-                Err(error) => format!("failed to {}", one_line(&error)),
-            };
-            let mut paths = Vec::new();
-            for one in changed {
-                if let Some(folder) = one.path.parent()
-                    && files.stat(folder)?.is_none()
-                {
-                    files.create_folder(folder, 0o755)?;
-                }
-                files.write(&one.path, &one.content, one.stat.mode)?;
-                files.chown(&one.path, one.stat.uid, one.stat.gid)?;
-                paths.push(format!("`{}`", one.path));
+        let why = match self.refusal(daemon, unit, edited).await {
+            Ok(None) => return Ok(None),
+            Ok(Some(why)) => why,
+            Err(error) => format!("failed to {}", one_line(&error)),
+        };
+        let mut paths = BTreeSet::new();
+        for one in changed {
+            if let Some(folder) = one.path.parent()
+                && files.stat(folder)?.is_none()
+            {
+                files.create_folder(folder, 0o755)?;
             }
-            let what = match &paths[..] {
-                [] => format!("`{unit}`, which still uses the configuration from before the undo"),
-                paths => format!("{}, as before the undo", paths.join(", ")),
-            };
-            return Ok(Some(Reverted::Left {
-                what,
-                why: format!(
-                    "{} refuses its configuration without the keys of this program: {why}; correct what it \
-                     names, and run the same command again: until then the program that they name stays",
-                    daemon.name()
-                ),
-            }));
+            files.write(&one.path, &one.content, one.stat.mode)?;
+            files.chown(&one.path, one.stat.uid, one.stat.gid)?;
+            paths.insert(format!("`{}`", one.path));
         }
-        Ok(None)
+        let what = match paths.is_empty() {
+            true => format!("`{unit}`, which still uses the configuration from before the undo"),
+            false => format!(
+                "{}, as before the undo",
+                paths.into_iter().collect::<Vec<_>>().join(", ")
+            ),
+        };
+        Ok(Some(Reverted::Left {
+            what,
+            why: format!(
+                "{} refuses its configuration without the keys of this program: {why}; correct what it names, and run \
+                 the same command again: until then the program that they name stays",
+                daemon.name()
+            ),
+        }))
     }
 
     /// Why a daemon would not start with its files; `None` if it would, or is not there any more.
@@ -189,6 +216,57 @@ impl Applier {
                 format!("its default runtime would be {name}, which it would not know")
             }),
         })
+    }
+}
+
+/// Files with keys of one daemon, or all others, and what must follow.
+struct Group<'u> {
+    daemon: Option<(Daemon, &'u str)>,
+    files: Vec<FileBefore>,
+    then: Vec<Afterwards>,
+}
+
+/// The files of each daemon that has to read them again, and the others before them.
+fn groups<'u>(files: &[FileBefore], then: &'u [Afterwards]) -> Vec<Group<'u>> {
+    let mut rest = Group {
+        daemon: None,
+        files: files.to_vec(),
+        then: Vec::new(),
+    };
+    let mut groups = Vec::new();
+    for one in then {
+        let Some(daemon) = daemon(one) else {
+            rest.then.push(one.clone());
+            continue;
+        };
+        let is_theirs = |file: &FileBefore| {
+            matches!(file.after, FileAfter::Edited { .. }) && reader(&file.path) == daemon.0
+        };
+        let (theirs, others): (Vec<_>, Vec<_>) = rest.files.into_iter().partition(is_theirs);
+        rest.files = others;
+        if theirs.is_empty() {
+            rest.then.push(one.clone());
+        } else {
+            groups.push(Group {
+                daemon: Some(daemon),
+                files: theirs,
+                then: vec![one.clone()],
+            });
+        }
+    }
+    if !(rest.files.is_empty() && rest.then.is_empty()) {
+        groups.insert(0, rest);
+    }
+    groups
+}
+
+/// The daemon that reads a file with settings of runtimes: Docker's is JSON, CRI-O's have a folder of their own, and
+/// containerd's may be imported from anywhere.
+fn reader(path: &Utf8Path) -> Daemon {
+    match path.extension() {
+        Some("json") => Daemon::Docker,
+        _ if path.starts_with("/etc/crio") => Daemon::Crio,
+        _ => Daemon::Containerd,
     }
 }
 

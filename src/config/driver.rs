@@ -58,6 +58,7 @@ impl<'a> DriverInputs<'a> {
     /// # Errors
     /// A setting that fits no row of the profile, or a machine that no driver fits.
     pub(super) fn choose(&self) -> Result<DriverChoice<'a>, ResolveError> {
+        self.released_cuda()?;
         let rows = self.rows()?;
         let pick = self.pick(&rows)?;
         let fitting = self.fitting(&rows, &pick)?;
@@ -504,8 +505,10 @@ impl<'a> DriverInputs<'a> {
     }
 
     fn not_offered(&self, rows: &[&DriverRow], branch: Branch) -> Refusal {
+        let set = (self.layers.place("driver.branch")).or(self.layers.place("driver.version"));
+        let set = set.map_or_else(String::new, |place| format!(" (set by {place})"));
         let why = format!(
-            "driver branch {branch} is not in `{}` for {} {}: it has {}",
+            "driver branch {branch}{set} is not in `{}` for {} {}: it has {}",
             self.source(),
             self.profile.name,
             self.release.version_id,

@@ -6,6 +6,7 @@
 mod alternatives;
 mod cloud;
 pub mod cluster;
+mod cuda;
 pub mod desired;
 mod driver;
 pub mod error;

@@ -41,6 +41,7 @@ fn wrong_configuration() {
         "[driver]\n# comment\nbranch = \"five\"\n",
         "driver.version = 580.65\n",
         "driver.cuda = [12.4]\n",
+        "driver.cuda = [\"12.4\", \"1.28\"]\n",
         "driver = 580\n",
         "driver.branch.number = 580\n",
         "[driver\nbranch = 580\n",

@@ -259,6 +259,41 @@ async fn what_a_daemon_refuses_without_our_keys_is_put_back_and_no_daemon_is_res
 }
 
 #[tokio::test]
+async fn what_one_daemon_refuses_keeps_no_other_from_being_restored() {
+    let root = root(PLUGINS[1].0, PLUGINS[1].1);
+    let machine = machine("{}\n", &root);
+    let older = machine.apply(&docker()).await.unwrap();
+    let newer = machine.apply(&containerd(PLUGINS[1].1)).await.unwrap();
+    let both = newer.merge(&older).expect("one undo");
+    let ours = machine.fakes.files.text(TOML);
+    (machine.fakes.exec).on("containerd", |_, files| {
+        match files.text(TOML).contains("nvidia") {
+            true => ok(files.text(TOML)),
+            false => failed(1, "no runtime nvidia"),
+        }
+    });
+    let Reverted::Left { what, why } = machine.revert(&both).await else {
+        panic!("containerd would not start");
+    };
+    assert!(
+        what.contains(TOML) && !what.contains(JSON) && why.contains("no runtime nvidia"),
+        "{what}: {why}"
+    );
+    assert_eq!(machine.fakes.files.text(TOML), ours);
+    assert_eq!(machine.fakes.files.text(JSON), "{}\n");
+    let lines = machine.fakes.exec.lines();
+    let restarted = |unit: &str| {
+        lines
+            .iter()
+            .filter(|line| line.contains("restart") && line.contains(unit))
+            .count()
+    };
+    assert!(restarted("docker.service") >= 1, "{lines:?}");
+    // It was restarted with the runtime alone.
+    assert_eq!(restarted("containerd.service"), 1, "{lines:?}");
+}
+
+#[tokio::test]
 async fn a_daemon_that_refuses_what_an_undo_restored_that_was_cut_off_is_not_restarted() {
     let machine = machine("{}\n", "version = 3\n");
     let undo = machine.apply(&containerd(PLUGINS[1].1)).await.unwrap();

@@ -1,0 +1,29 @@
+//! Which CUDA versions may be named: those that were released, and those that are newer than the matrix.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    config::{driver::DriverInputs, error::ConfigError},
+    model::{text::nearest, version::CudaVersion},
+};
+
+impl DriverInputs<'_> {
+    /// Refuses a version that was never released: every driver would do for it.
+    pub(super) fn released_cuda(&self) -> Result<(), ConfigError> {
+        let released: BTreeSet<CudaVersion> = (self.matrix.toolkits.iter())
+            .map(|row| row.version.minor_version())
+            .collect();
+        let is_none = |one: &&CudaVersion| {
+            let minor = one.minor_version();
+            released.last().is_some_and(|newest| minor < *newest) && !released.contains(&minor)
+        };
+        let Some(none) = self.config.cuda.iter().flatten().find(is_none) else {
+            return Ok(());
+        };
+        let names: Vec<String> = released.iter().map(ToString::to_string).collect();
+        let hint = nearest(&none.to_string(), names.iter().map(String::as_str))
+            .map(|nearest| format!("did you mean `\"{nearest}\"`?"));
+        let why = format!("there is no CUDA {none}");
+        Err(self.layers.wrong("driver.cuda", why, hint))
+    }
+}
