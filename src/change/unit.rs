@@ -11,6 +11,10 @@ use crate::{
     },
 };
 
+/// The result of a unit that systemd does not start because it was started too often. Source: systemd.exec(5),
+/// `$SERVICE_RESULT`.
+const START_LIMIT: &str = "start-limit-hit";
+
 /// The time limit for a unit to become active after systemd has started it.
 const START_TIME_LIMIT: Duration = Duration::from_secs(60);
 
@@ -138,19 +142,22 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         let what = format!("{verb} `{unit}`");
+        let reset = systemctl::act("reset-failed", unit);
         if self.unit_state(unit).await?.active == "failed" {
             // Otherwise systemd's start limit may refuse a unit that has failed often.
-            self.tool(&what, &systemctl::act("reset-failed", unit), sink)
-                .await?;
+            self.tool(&what, &reset, sink).await?;
         }
         let cmd = systemctl::act(verb, unit);
-        let ran = self
-            .exec(&cmd, sink)
-            .await
-            .map_err(|source| ChangeError::Tool {
-                what: what.clone(),
-                source,
-            })?;
+        let tool = |source| ChangeError::Tool {
+            what: what.clone(),
+            source,
+        };
+        let mut ran = self.exec(&cmd, sink).await.map_err(tool)?;
+        // One that systemd starts again by itself counts as no failed one until then.
+        if !ran.ok() && self.unit_state(unit).await?.result == START_LIMIT {
+            self.tool(&what, &reset, sink).await?;
+            ran = self.exec(&cmd, sink).await.map_err(tool)?;
+        }
         let clock = &self.host.clock;
         let started = clock.monotonic();
         loop {

@@ -75,6 +75,37 @@ async fn a_failed_unit_shows_its_last_output() {
     }
 }
 
+/// As Docker's, which systemd starts again by itself after each failure, until its limit.
+#[tokio::test]
+async fn a_unit_that_was_started_too_often_is_started_all_the_same() {
+    let machine = TestMachine::new();
+    let mut state = ("activating", "exit-code");
+    machine.fakes.exec.on("systemctl", move |cmd, _| {
+        match &*cmd.args[0] {
+            "restart" if state.1 == "start-limit-hit" || state.0 == "activating" => {
+                state = ("failed", "start-limit-hit");
+                failed(1, "Start request repeated too quickly.")
+            }
+            "restart" => {
+                state = ("active", "success");
+                ok("")
+            }
+            "reset-failed" => {
+                state = ("inactive", "success");
+                ok("")
+            }
+            _ => ok(format!(
+                "LoadState=loaded\nActiveState={}\nUnitFileState=enabled\nResult={}\nNeedDaemonReload=no\n",
+                state.0, state.1
+            )),
+        }
+    });
+    let restart = Change::RestartUnit {
+        unit: "docker.service".into(),
+    };
+    machine.apply(&restart).await.expect("it runs");
+}
+
 #[tokio::test]
 async fn a_restart_is_undone_only_where_the_unit_still_runs() {
     let machine = TestMachine::new();
