@@ -79,7 +79,7 @@ impl Applier {
         let owner = OWNERS.iter().find(|owner| owner.name == agent.name);
         for path in owner.map_or(&[][..], |owner| owner.configs) {
             let text = self.host.files.read_text((*path).into())?;
-            if text.is_some_and(|text| toolkit::is_named_in(&text)) {
+            if text.is_some_and(|text| toolkit::needs_packages(&text)) {
                 return Ok(true);
             }
         }

@@ -70,17 +70,23 @@ impl Applier {
             notes: Mutex::default(),
         };
         let restored = self.restore_files(files, created_folders, &later)?;
-        let ending = if matches!(restored, Reverted::Nothing { .. }) && !was_cut {
+        let changed = self.changed_since(&edited)?;
+        // A file that the undo could not touch may be one with which the daemon does not start.
+        let is_untouched = match daemon {
+            Some(_) => changed.is_empty(),
+            None => matches!(restored, Reverted::Nothing { .. }),
+        };
+        let mut refused = None;
+        let ending = if is_untouched && !was_cut {
             restored
         } else {
             self.restore_labels(&written(undo), sink).await?;
-            let refused = match daemon {
-                Some((daemon, unit)) => {
-                    (self.refused_undo(&edited, (*daemon, unit), was_cut)).await?
-                }
-                None => None,
-            };
-            let followed = match refused {
+            if let Some((daemon, unit)) = daemon {
+                refused = self
+                    .refused_undo((&edited, &changed), (*daemon, unit))
+                    .await?;
+            }
+            let followed = match refused.clone() {
                 Some(left) => left,
                 None => {
                     later.tell();
@@ -90,13 +96,31 @@ impl Applier {
             Reverted::of(vec![restored, followed])
         };
         if let &Some((daemon, _)) = daemon {
-            self.host.files.remove(&unread(&self.state, daemon))?;
-            let needs = matches!(ending, Reverted::Left { .. }) && self.name_the_toolkit(files)?;
-            if !needs {
+            // Whether the daemon has read the files before is known no better than at the beginning.
+            let is_unknown = was_cut && refused.is_some();
+            let is_left = matches!(ending, Reverted::Left { .. });
+            if !is_unknown {
+                self.host.files.remove(&unread(&self.state, daemon))?;
+            }
+            if !(is_unknown || is_left && self.name_the_toolkit(files)?) {
                 (self.host.files).remove(&needs_toolkit(&self.state, daemon))?;
             }
         }
         Ok(ending)
+    }
+
+    /// Those of the files that are not as they were.
+    fn changed_since<'e>(
+        &self,
+        edited: &'e [EditedNow],
+    ) -> Result<Vec<&'e EditedNow>, ChangeError> {
+        let mut changed = Vec::new();
+        for one in edited {
+            if self.host.files.read(&one.path)?.as_ref() != Some(&one.content) {
+                changed.push(one);
+            }
+        }
+        Ok(changed)
     }
 
     /// Whether one of the files in which a change has set keys names the toolkit's runtime now.
@@ -104,7 +128,7 @@ impl Applier {
         for file in files {
             if let FileAfter::Edited { .. } = file.after
                 && let Some(content) = self.host.files.read(&file.path)?
-                && toolkit::is_named_in(&String::from_utf8_lossy(&content))
+                && toolkit::needs_packages(&String::from_utf8_lossy(&content))
             {
                 return Ok(true);
             }
@@ -134,20 +158,10 @@ impl Applier {
     /// an undo restored which was cut off stay, but the daemon is not restarted with them.
     async fn refused_undo(
         &self,
-        edited: &[EditedNow],
+        (edited, changed): (&[EditedNow], &[&EditedNow]),
         (daemon, unit): (Daemon, &str),
-        was_cut: bool,
     ) -> Result<Option<Reverted>, ChangeError> {
         let files = &self.host.files;
-        let mut changed = Vec::new();
-        for one in edited {
-            if files.read(&one.path)?.as_ref() != Some(&one.content) {
-                changed.push(one);
-            }
-        }
-        if changed.is_empty() && !was_cut {
-            return Ok(None);
-        }
         let why = match self.refusal(daemon, unit, edited).await {
             Ok(None) => return Ok(None),
             Ok(Some(why)) => why,
@@ -165,7 +179,7 @@ impl Applier {
             paths.insert(format!("`{}`", one.path));
         }
         let what = match paths.is_empty() {
-            true => format!("`{unit}`, which still uses the configuration from before the undo"),
+            true => format!("`{unit}`, which was not restarted"),
             false => format!(
                 "{}, as before the undo",
                 paths.into_iter().collect::<Vec<_>>().join(", ")

@@ -183,7 +183,8 @@ impl Layers {
             files
                 .list(drop_ins)?
                 .into_iter()
-                .filter(|name| name.ends_with(".toml"))
+                // Hidden ones belong to editors.
+                .filter(|name| name.ends_with(".toml") && !name.starts_with('.'))
                 .map(|name| drop_ins.join(name)),
         );
         // A link that leads nowhere was to lead to settings: without them this would be another machine.

@@ -306,6 +306,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_lock_of_an_editor_is_no_settings() {
+        let matrix = crate::steps::fixtures::matrix();
+        let files = FakeFiles::new();
+        files.put_link(
+            "/etc/gpu-bootstrap/config.d/.#50-site.toml",
+            "root@node.412:1764",
+        );
+        load(&files, &files, &Ask::default(), &machine(), &matrix).expect("settings");
+    }
+
     fn machine() -> Facts {
         Facts {
             os: Some(crate::facts::Os {

@@ -185,29 +185,27 @@ fn is_replaced(receipt: &Receipt, proven: &Proven) -> bool {
 
 /// The proof that failed, in words. A transaction that failed is none, but for a module that cannot be
 /// built: the next run completes it.
-fn failed_proof(jobs: &[Job]) -> Option<String> {
-    jobs.iter()
-        .filter(|job| PROOFS.contains(&job.id))
-        .find_map(|job| {
-            let end = job.ended.as_ref()?;
-            let word = match end.outcome {
-                Outcome::Failed => "failed",
-                Outcome::Blocked => "is blocked",
-                _ => return None,
-            };
-            if job.id == steps::DRIVER_PACKAGES && end.reason != Some(Fault::Build.reason()) {
-                return None;
-            }
-            // The innermost cause says what went wrong.
-            let cause = end.causes.last().map(|cause| format!(": {cause}"));
-            let why = format!(
-                "`{}` {word}: {}{}",
-                job.id,
-                end.why,
-                cause.unwrap_or_default()
-            );
-            Some(why.split_whitespace().collect::<Vec<_>>().join(" "))
-        })
+fn failed_proof<'j>(jobs: impl Iterator<Item = &'j Job>) -> Option<String> {
+    jobs.filter(|job| PROOFS.contains(&job.id)).find_map(|job| {
+        let end = job.ended.as_ref()?;
+        let word = match end.outcome {
+            Outcome::Failed => "failed",
+            Outcome::Blocked => "is blocked",
+            _ => return None,
+        };
+        if job.id == steps::DRIVER_PACKAGES && end.reason != Some(Fault::Build.reason()) {
+            return None;
+        }
+        // The innermost cause says what went wrong.
+        let cause = end.causes.last().map(|cause| format!(": {cause}"));
+        let why = format!(
+            "`{}` {word}: {}{}",
+            job.id,
+            end.why,
+            cause.unwrap_or_default()
+        );
+        Some(why.split_whitespace().collect::<Vec<_>>().join(" "))
+    })
 }
 
 /// Whether a package could not be found. The packages of several steps are one transaction, so it need not
@@ -335,14 +333,16 @@ impl Session {
         Ok(())
     }
 
-    /// The proof that failed; `None` also if a GPU is missing which the instance type promises: no driver brings
-    /// it back.
+    /// The proof that failed. That a GPU is missing which the instance type promises is none: no driver brings it back.
     fn failed_proof(&self, jobs: &[Job]) -> Option<String> {
         let state = self.inner.state();
         let promise =
             (self.inner.matrix.get()).and_then(|matrix| Promise::of(state.facts(), matrix).ok());
         let is_broken = promise.is_some_and(|promise| promise.broken().is_some());
-        failed_proof(jobs).filter(|_| !is_broken)
+        failed_proof(
+            jobs.iter()
+                .filter(|job| !is_broken || job.id != steps::VALIDATION_DEVICES),
+        )
     }
 
     /// Decides to go back, if this run has replaced the driver and a step that proves it has failed.

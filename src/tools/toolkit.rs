@@ -6,9 +6,70 @@ pub const RUNTIME_NAME: &str = "nvidia-container-runtime";
 /// Its runtime, where its packages put it.
 pub const RUNTIME: &str = "/usr/bin/nvidia-container-runtime";
 
-/// Whether a configuration of a container runtime names it, outside of comments.
+/// What the names of the packages begin with that bring it.
+pub const PACKAGES: &str = "nvidia-container-toolkit";
+
+/// Whether a configuration of a container runtime names a runtime of the toolkit, outside of comments: the packages', or
+/// that of NVIDIA's GPU Operator, which is elsewhere.
 #[must_use]
 pub fn is_named_in(configuration: &str) -> bool {
-    let mut lines = configuration.lines().map(str::trim_start);
-    lines.any(|line| !line.starts_with('#') && line.contains(RUNTIME_NAME))
+    effective(configuration).any(|line| line.contains(RUNTIME_NAME))
+}
+
+/// Whether it names the runtime that the packages bring, or a sibling such as `nvidia-container-runtime.cdi`.
+#[must_use]
+pub fn needs_packages(configuration: &str) -> bool {
+    let is_theirs = |text: &str| {
+        let name = text.strip_prefix("/usr/bin/").unwrap_or(text);
+        (name.strip_prefix(RUNTIME_NAME))
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    effective(configuration).any(|line| line.split(['"', '\'']).any(is_theirs))
+}
+
+fn effective(configuration: &str) -> impl Iterator<Item = &str> {
+    (configuration.lines().map(str::trim_start)).filter(|line| !line.starts_with('#'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_named_in, needs_packages};
+
+    #[test]
+    fn another_program_of_the_same_name_needs_no_package() {
+        for (line, named, needed) in [
+            (
+                "BinaryName = \"/usr/bin/nvidia-container-runtime\"",
+                true,
+                true,
+            ),
+            (
+                "  BinaryName = '/usr/bin/nvidia-container-runtime.cdi'",
+                true,
+                true,
+            ),
+            (
+                "{\"runtimes\":{\"nvidia\":{\"args\":[],\"path\":\"nvidia-container-runtime\"}}}",
+                true,
+                true,
+            ),
+            (
+                "BinaryName = \"/usr/local/nvidia/toolkit/nvidia-container-runtime\"",
+                true,
+                false,
+            ),
+            (
+                "# BinaryName = \"/usr/bin/nvidia-container-runtime\"",
+                false,
+                false,
+            ),
+            ("BinaryName = \"/usr/bin/runc\"", false, false),
+        ] {
+            assert_eq!(
+                (is_named_in(line), needs_packages(line)),
+                (named, needed),
+                "{line}"
+            );
+        }
+    }
 }

@@ -289,7 +289,11 @@ impl Applier {
                 "nothing undoes what `cluster.join = \"{method}\"` has done"
             ));
         }
-        let now = self.joined_by(way).await?;
+        let now = match (way, joined) {
+            // Its kubelet may have stopped since.
+            (Leave::Command { .. }, Some(_)) => self.joined_cluster()?,
+            _ => self.joined_by(way).await?,
+        };
         match (joined, &now) {
             (Some(joined), Some(now)) if !joined.is_of_cluster_of(now) => {
                 return stays(format!(

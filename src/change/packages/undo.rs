@@ -104,7 +104,10 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(Vec<Reverted>, bool), ChangeError> {
         let mut endings = Vec::new();
-        let had_toolkit = self.host.files.exists(toolkit::RUNTIME.into())?;
+        // A removal that was cut off may have taken it already.
+        let is_of_toolkit = |name: &String| name.starts_with(toolkit::PACKAGES);
+        let had_toolkit = self.host.files.exists(toolkit::RUNTIME.into())?
+            || effects.appeared.iter().any(is_of_toolkit);
         let inventory = self.inventory().await?;
         let mut purge: Vec<String> = effects
             .appeared

@@ -305,10 +305,48 @@ async fn a_daemon_that_refuses_what_an_undo_restored_that_was_cut_off_is_not_res
         panic!("it would not start");
     };
     assert!(
-        what.contains("`containerd.service`, which still uses") && why.contains("expected ]"),
+        what.contains("`containerd.service`, which was not restarted")
+            && why.contains("expected ]"),
         "{what}: {why}"
     );
     assert_eq!(restarts(&machine), began);
+    // The toolkit stays until it is, and the next undo restarts it.
+    for mark in ["unread-containerd", "needs-toolkit-containerd"] {
+        let mark = format!("/var/lib/gpu-bootstrap/{mark}");
+        assert!(
+            machine.host.files.exists(mark.as_str().into()).unwrap(),
+            "{mark}"
+        );
+    }
+    (machine.fakes.exec).on("containerd", |_, files| ok(files.text(TOML)));
+    let reverted = machine.revert(&undo).await;
+    assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
+    for mark in ["unread-containerd", "needs-toolkit-containerd"] {
+        let mark = format!("/var/lib/gpu-bootstrap/{mark}");
+        assert!(
+            !machine.host.files.exists(mark.as_str().into()).unwrap(),
+            "{mark}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_restarts_no_daemon_that_runs() {
+    for (change, path) in [(docker(), JSON), (containerd(PLUGINS[1].1), TOML)] {
+        let machine = machine("{}\n", "version = 3\n");
+        let undo = machine.apply(&change).await.unwrap();
+        let broken = format!("{}]", machine.fakes.files.text(path));
+        machine.fakes.files.put(path, broken.clone());
+        machine.fakes.exec.clear_log();
+        let reverted = machine.revert(&undo).await;
+        assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
+        assert_eq!(machine.fakes.files.text(path), broken);
+        let lines = machine.fakes.exec.lines();
+        assert!(
+            !lines.iter().any(|line| line.contains("restart")),
+            "{lines:?}"
+        );
+    }
 }
 
 with_each_manager! {
@@ -358,7 +396,7 @@ async fn the_package_of_the_runtime_stays_while_a_daemon_names_it(kind: Kind) {
     // An entry with a program of somebody's stays, and needs no package.
     let packages = machine.apply(&install(&["toolkit"])).await.unwrap();
     let keys = machine.apply(&docker()).await.unwrap();
-    let theirs = "{\"runtimes\":{\"nvidia\":{\"path\":\"/opt/own\"}}}";
+    let theirs = "{\"runtimes\":{\"nvidia\":{\"path\":\"/usr/local/nvidia/toolkit/nvidia-container-runtime\"}}}";
     machine.fakes.files.put(JSON, theirs);
     let reverted = machine.revert(&keys).await;
     assert!(matches!(reverted, Reverted::Left { .. }), "{reverted:?}");
