@@ -9,9 +9,7 @@ use crate::tools::{
 
 /// The agent that a unit runs.
 pub(super) fn of_unit(unit: &str) -> Option<&'static Agent> {
-    [&agents::K3S, &agents::RKE2]
-        .into_iter()
-        .find(|agent| agent.unit == unit)
+    agents::ALL.into_iter().find(|agent| agent.unit == unit)
 }
 
 impl Applier {
@@ -21,7 +19,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<Vec<Reverted>, ChangeError> {
         let mut endings = Vec::new();
-        for agent in [&agents::K3S, &agents::RKE2] {
+        for agent in agents::ALL {
             endings.push(self.forget_toolkit(agent, sink).await?);
         }
         endings.retain(|ending| !matches!(ending, Reverted::Nothing { .. }));
@@ -54,8 +52,8 @@ impl Applier {
                     toolkit::RUNTIME
                 ),
                 why: format!(
-                    "to start it again would end its containers, because its `KillMode` is not `process`; run \
-                     `systemctl restart {unit}` when they may stop"
+                    "only with `KillMode=process` would its containers go on; run `systemctl restart {unit}` when \
+                     they may stop"
                 ),
             });
         }

@@ -5,7 +5,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::model::document::{Document, DocumentError, Setting};
+use crate::{
+    model::document::{Document, DocumentError, Setting},
+    tools::toolkit,
+};
 
 /// A key of a JSON or TOML file that a change has added, changed or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -119,25 +122,22 @@ fn is_needed_beside(edit: &Edit, document: &Document) -> bool {
         && others.is_some_and(|all| all.len() > 1)
 }
 
-/// The program of a runtime, by its entry: Docker's, containerd's, or CRI-O's. Programs in the folder of NVIDIA's packages
-/// may be named without it.
+/// The program of a runtime, by its entry: Docker's, containerd's, or CRI-O's.
 fn program(entry: Option<&Value>) -> Option<&str> {
     let entry = entry?;
     let options = entry.get("options");
-    let path = (entry.get("path"))
+    (entry.get("path"))
         .or_else(|| options?.get("BinaryName"))
         .or_else(|| entry.get("runtime_path"))?
-        .as_str()?;
-    Some(path.strip_prefix("/usr/bin/").unwrap_or(path))
+        .as_str()
 }
 
-/// Whether an entry still names the program of the change, or another one of the same packages
-/// (`nvidia-container-runtime.cdi`, `.legacy`), which goes with it.
+/// Whether an entry still names the program of the change, or one that comes and goes with it.
 fn names_program_of(edit: &Edit, found: Option<&Value>) -> bool {
     let (Some(ours), Some(now)) = (program(edit.after.as_ref()), program(found)) else {
         return false;
     };
-    (now.strip_prefix(ours)).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    toolkit::comes_with(now, ours)
 }
 
 /// The name of the runtime, and the objects or tables around all entries, if the key is that of an entry.

@@ -211,7 +211,7 @@ impl Applier {
             Daemon::Docker => {
                 let mut paths = Vec::new();
                 for one in edited {
-                    if one.path.extension() == Some("json") && files.exists(&one.path)? {
+                    if files.exists(&one.path)? {
                         paths.push(one.path.as_path());
                     }
                 }

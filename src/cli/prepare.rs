@@ -186,8 +186,12 @@ fn on_a_system(ground: &Ground) -> Result<(), Failure> {
     let Some(manager) = ground.facts.application_container() else {
         return Ok(());
     };
-    let booted = Utf8Path::new(systemctl::BOOTED);
-    if ground.host.files.exists(booted).is_ok_and(|booted| booted) {
+    let booted = ground.host.files.exists(systemctl::BOOTED.into());
+    let booted = booted.map_err(|error| {
+        let message = "failed to see whether systemd runs";
+        Failure::caused(Exit::StepFailed, "unreadable", message, error, None)
+    })?;
+    if booted {
         return Ok(());
     }
     Err(Failure::new(

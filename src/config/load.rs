@@ -228,7 +228,7 @@ mod tests {
         config::desired::NodeWish,
         host::fake::{self, FakeFiles},
         model::gpu::Flavour,
-        steps::fixtures::facts,
+        steps::fixtures::{debian, facts},
     };
 
     #[test]
@@ -276,7 +276,7 @@ mod tests {
                 ..Ask::default()
             };
             let matrix = crate::steps::fixtures::matrix();
-            load(&files, &files, &ask, &machine(), &matrix).map(|_| ())
+            load(&files, &files, &ask, &debian(), &matrix).map(|_| ())
         };
         leave("now").expect("no secret");
         let error = leave("--token=s3cret-1").expect_err("a secret").to_string();
@@ -297,7 +297,7 @@ mod tests {
         ] {
             let files = FakeFiles::new();
             files.put_link(path, "/mnt/settings");
-            let loaded = load(&files, &files, &Ask::default(), &machine(), &matrix).map(|_| ());
+            let loaded = load(&files, &files, &Ask::default(), &debian(), &matrix).map(|_| ());
             let error = loaded.expect_err("no settings").to_string();
             assert!(
                 error.contains(&format!("`{path}`: it is a link to `/mnt/settings`")),
@@ -314,20 +314,7 @@ mod tests {
             "/etc/gpu-bootstrap/config.d/.#50-site.toml",
             "root@node.412:1764",
         );
-        load(&files, &files, &Ask::default(), &machine(), &matrix).expect("settings");
-    }
-
-    fn machine() -> Facts {
-        Facts {
-            os: Some(crate::facts::Os {
-                id: "debian".into(),
-                version_id: Some("12".into()),
-                id_like: vec![],
-                version_codename: None,
-                pretty_name: None,
-            }),
-            ..facts()
-        }
+        load(&files, &files, &Ask::default(), &debian(), &matrix).expect("settings");
     }
 
     /// A machine of AWS with tags, whose file asks for them.
@@ -404,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_is_asked_unless_a_setting_says_so_and_the_instance_is_this_machine() {
+    async fn nobody_is_asked_unless_a_setting_says_so_and_the_instance_is_this_debian() {
         let (host, fakes, mut ask) = tagged();
         let why = Some("an image is built for other instances");
         let warning = ask_cloud(&host, &*host.files, &mut ask, &on_aws(), why)
@@ -421,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_a_file_of_the_unit_or_of_the_machine() {
+    fn a_credential_is_a_file_of_the_unit_or_of_the_debian() {
         let files = FakeFiles::new();
         let env = [(
             "CREDENTIALS_DIRECTORY".to_owned(),

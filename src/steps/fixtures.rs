@@ -116,9 +116,9 @@ pub(crate) fn matrix() -> Arc<Matrix> {
     Arc::clone(&MATRIX)
 }
 
-/// What Debian's profile says where [`desired`] says nothing: a new field needs no line there.
-static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
-    let machine = Facts {
+/// The machine of [`facts`], with Debian 12.
+pub(crate) fn debian() -> Facts {
+    Facts {
         os: Some(Os {
             id: "debian".into(),
             version_id: Some("12".into()),
@@ -127,9 +127,13 @@ static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
             pretty_name: None,
         }),
         ..facts()
-    };
+    }
+}
+
+/// What Debian's profile says where [`desired`] says nothing: a new field needs no line there.
+static OF_PROFILE: LazyLock<Desired> = LazyLock::new(|| {
     let files = FakeFiles::new();
-    let resolution = load(&files, &files, &Ask::default(), &machine, &MATRIX);
+    let resolution = load(&files, &files, &Ask::default(), &debian(), &MATRIX);
     resolution.expect("a machine that is supported").desired
 });
 

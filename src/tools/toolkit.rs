@@ -19,12 +19,17 @@ pub fn is_named_in(configuration: &str) -> bool {
 /// Whether it names the runtime that the packages bring, or a sibling such as `nvidia-container-runtime.cdi`.
 #[must_use]
 pub fn needs_packages(configuration: &str) -> bool {
-    let is_theirs = |text: &str| {
-        let name = text.strip_prefix("/usr/bin/").unwrap_or(text);
-        (name.strip_prefix(RUNTIME_NAME))
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    };
+    let is_theirs = |text: &str| comes_with(text, RUNTIME);
     effective(configuration).any(|line| line.split(['"', '\'']).any(is_theirs))
+}
+
+/// Whether a program comes with another one in the same packages: that one itself, or a sibling with an ending
+/// (`nvidia-container-runtime.cdi`, `.legacy`). Programs in the folder of packages may be named without it.
+#[must_use]
+pub fn comes_with(program: &str, other: &str) -> bool {
+    let name = |path| str::strip_prefix(path, "/usr/bin/").unwrap_or(path);
+    (name(program).strip_prefix(name(other)))
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn effective(configuration: &str) -> impl Iterator<Item = &str> {

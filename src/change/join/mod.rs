@@ -224,7 +224,7 @@ impl Applier {
             files.remove(&mark)?;
         }
         // An agent that has joined reads its own at each start.
-        for agent in [&agents::K3S, &agents::RKE2] {
+        for agent in agents::ALL {
             if !has_joined {
                 self.forget_token(agent)?;
             }

@@ -24,6 +24,9 @@ pub struct Agent {
     pub kubeconfig: &'static str,
 }
 
+/// Both.
+pub const ALL: [&Agent; 2] = [&K3S, &RKE2];
+
 /// k3s.
 pub const K3S: Agent = Agent {
     name: "k3s",
