@@ -2,10 +2,17 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test lint unit ptx release aarch64 update mutants
+.PHONY: test test-all test-long lint unit ptx release aarch64 update mutants
 
-# Everything that continuous integration runs.
-test: lint unit ptx release test-machines
+# What everybody runs before a commit: format, lint, unit tests, scenarios, and the core of the machine cases. It has a
+# budget of 20 minutes on two slow processors from a clean clone; `make test TIERS="core cluster"` adds a tier.
+test: lint unit machines
+
+# All but what takes hours, before a release: the core, full and cluster tiers with the released program.
+test-all: lint unit ptx machines-released
+
+# The rest.
+test-long: machines-long aarch64
 
 lint:
 	cargo fmt --all --check
@@ -25,7 +32,7 @@ release:
 	release/build.sh x86_64
 
 # The program for aarch64, by the same recipe, started under qemu's user-mode emulation. It needs rustup, which downloads
-# Rust's standard library for aarch64, and takes some 6 minutes on two cores. A part of `make test-vm`, not of `make test`.
+# Rust's standard library for aarch64, and takes some 6 minutes on two cores. A part of `make test-long`.
 aarch64:
 	tests/aarch64/run.sh
 

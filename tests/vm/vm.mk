@@ -2,19 +2,29 @@
 
 VM = $(or $(CARGO_TARGET_DIR),target)/debug/vm
 
-.PHONY: demo test-machines test-vm vm
+# The program of `make release`, which is what users run.
+RELEASED = $(or $(CARGO_TARGET_DIR),target)/x86_64-unknown-linux-gnu/release/gpu-bootstrap
+
+# Tiers of cases, see tests/vm/README.md.
+TIERS ?= core
+
+.PHONY: demo machines machines-released machines-long vm
 
 # The product's main job on a disposable machine, in two boots.
 demo: vm
 	$(VM) demo
 
-# The quick cases of the table.
-test-machines: vm
-	$(VM) test
+# The cases of the tiers, with a program compiled without optimisations.
+machines: vm
+	$(VM) test $(addprefix --tier ,$(TIERS))
 
-# All cases, the test that an interrupted run leaves nothing behind, and the program for aarch64.
-test-vm: vm aarch64
-	$(VM) test --all
+# All cases but the long ones, with the program of `make release`.
+machines-released: vm release
+	$(VM) test --tier core --tier full --tier cluster --program $(RELEASED)
+
+# The long cases, and the test that an interrupted run leaves nothing behind.
+machines-long: vm
+	$(VM) test --tier long
 	cargo test --quiet --locked --workspace --test leaves_nothing -- --ignored --test-threads 1
 
 # Builds the whole workspace: for a single package cargo would compile shared dependencies again.

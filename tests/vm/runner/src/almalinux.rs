@@ -15,8 +15,17 @@ use crate::tables::Root;
 
 const FINISH: &str = include_str!("../files/almalinux-root.sh");
 
+/// The root filesystem of its Debian packages, which all releases of one suite share.
+pub fn base(bed: &Bed, spec: &Root) -> Result<PathBuf> {
+    let spec = Root {
+        almalinux: None,
+        ..spec.clone()
+    };
+    rootfs::build(bed, &spec)
+}
+
 /// Returns the directory with the root filesystem of the row `spec`, in its subdirectory `root`:
-/// the one of its Debian packages, which all releases share, with what makes it AlmaLinux.
+/// its [`base`] with what makes it AlmaLinux.
 pub fn build(
     bed: &Bed,
     spec: &Root,
@@ -24,13 +33,7 @@ pub fn build(
     table: &Rpms,
     served: &Served,
 ) -> Result<PathBuf> {
-    let base = rootfs::build(
-        bed,
-        &Root {
-            almalinux: None,
-            ..spec.clone()
-        },
-    )?;
+    let base = base(bed, spec)?;
     let release = table.release(number)?;
     let installed: Vec<_> = (table.packages_of(number))
         .filter(|package| package.installed)

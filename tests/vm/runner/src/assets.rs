@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::bed::{Bed, PROGRAMS};
 use crate::claim::Claim;
@@ -21,7 +21,7 @@ use crate::serve::PROGRAM;
 use crate::server::PROXY;
 use crate::sh::Cmd;
 use crate::simulation::StandIns;
-use crate::tables::{Machines, Root};
+use crate::tables::Machines;
 use crate::{
     agents, almalinux, disk_image, image, kubernetes, lock, modules, needs, pods, qemu, repo,
     rootfs, toolkit, ubuntu,
@@ -39,8 +39,8 @@ pub struct Wanted {
     pub roots: BTreeSet<String>,
     /// Names of images.
     pub images: BTreeSet<String>,
-    /// Those of them whose machines carry compiled modules.
-    pub carried: BTreeSet<String>,
+    /// By root filesystem, the DKMS packages whose compiled modules its machines carry.
+    pub carried: BTreeMap<String, BTreeSet<String>>,
     /// Root filesystems of machines beside a control plane of Kubernetes.
     pub clusters: BTreeSet<String>,
     /// Whether some machine is emulated.
@@ -51,8 +51,8 @@ pub struct Wanted {
 pub struct Assets {
     /// Folders of root filesystems and of images, by name.
     pub roots: BTreeMap<String, PathBuf>,
-    /// By root filesystem, folders of compiled modules for its kernel.
-    pub modules: BTreeMap<String, Vec<PathBuf>>,
+    /// By root filesystem and DKMS package, the folder of the modules compiled for its kernel.
+    pub modules: BTreeMap<(String, String), PathBuf>,
     repositories: repo::Repositories,
     /// By root filesystem, what machines that stand in for AlmaLinux are served instead.
     served: BTreeMap<String, Served>,
@@ -60,11 +60,9 @@ pub struct Assets {
     ubuntu: BTreeMap<String, repo::Repositories>,
     /// By root filesystem, what machines beside a control plane are served instead.
     clusters: BTreeMap<String, repo::Repositories>,
-    /// The folder of Kubernetes' programs, and that of those with which a machine runs pods, if some machine is beside
-    /// a control plane.
-    pub kubernetes: Option<(PathBuf, PathBuf)>,
-    /// The folder of the stand-in for agents, as above.
-    pub agents: Option<PathBuf>,
+    /// If some machine is beside a control plane: the folder of Kubernetes' programs, that of those with which a
+    /// machine runs pods, and that of the stand-in for agents.
+    pub kubernetes: Option<(PathBuf, PathBuf, PathBuf)>,
     pub image: PathBuf,
     pub mirror: rootfs::Mirror,
     pub product: PathBuf,
@@ -95,9 +93,27 @@ impl Assets {
     }
 }
 
-/// Builds what is missing of what is wanted; with `compile` the product and the stand-in are
-/// compiled, too.
-pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -> Result<Assets> {
+/// The program that machines run.
+#[derive(Clone, Copy)]
+pub enum Program<'a> {
+    /// From this source, without optimisations.
+    Compiled,
+    /// A file.
+    Given(&'a Path),
+}
+
+/// Builds what is missing of what is wanted; with `program` that program and the stand-ins are put in place, too.
+pub fn prepare(
+    bed: &Bed,
+    machines: &Machines,
+    wanted: &Wanted,
+    program: Option<Program<'_>>,
+) -> Result<Assets> {
+    if let Some(Program::Given(file)) = program
+        && !file.is_file()
+    {
+        bail!("there is no program {}", file.display());
+    }
     needs::ensure(&machines.toolkit.go)?;
     let mirror = rootfs::mirror()?;
     let packages = Packages::load(&[bed.here("packages.toml")])?;
@@ -107,75 +123,73 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
         .filter(|(name, _)| wanted.roots.contains(*name))
         .collect();
     thread::scope(|scope| {
+        // What takes longest starts first: with two processors nothing else hides its time.
+        let kubernetes = scope.spawn(|| match wanted.clusters.is_empty() {
+            true => anyhow::Ok(None),
+            false => {
+                let programs = timed("Kubernetes, compiled", || kubernetes::build(bed, &mirror))?;
+                let for_pods = timed("what runs pods, compiled", || pods::build(bed))?;
+                let agents = timed("stand-in for agents", || agents::build(bed))?;
+                Ok(Some((programs, for_pods, agents)))
+            }
+        });
         let repositories = scope.spawn(|| {
-            timed("container toolkit, compiled and packed", || {
+            let toolkit = timed("container toolkit, compiled and packed", || {
                 toolkit::build(bed, &machines.toolkit)
-            })
-            .and_then(|toolkit| {
-                let repositories = timed("signed repositories of stand-in packages", || {
+            })?;
+            let mut served = BTreeMap::new();
+            for number in numbers.values() {
+                let one = timed(&format!("repositories for AlmaLinux {number}"), || {
+                    repo::rpm::build(bed, &rpms, number, &toolkit, &mirror)
+                })?;
+                served.insert(number.clone(), one);
+            }
+            let repositories = timed("signed repositories of stand-in packages", || {
+                repo::build(bed, &packages, &toolkit, None, &mirror)
+            })?;
+            let (mut ubuntu, mut ubuntu_packages) = (BTreeMap::new(), BTreeMap::new());
+            for (name, row) in &ubuntus {
+                let files: Vec<PathBuf> = row.packages.iter().map(|name| bed.here(name)).collect();
+                let packages = Packages::load(&files)?;
+                let one = timed(&format!("the same for {name}"), || {
                     repo::build(bed, &packages, &toolkit, None, &mirror)
                 })?;
-                let mut served = BTreeMap::new();
-                for number in numbers.values() {
-                    let one = timed(&format!("the same for AlmaLinux {number}"), || {
-                        repo::rpm::build(bed, &rpms, number, &toolkit, &mirror)
-                    })?;
-                    served.insert(number.clone(), one);
-                }
-                let (mut ubuntu, mut ubuntu_packages) = (BTreeMap::new(), BTreeMap::new());
-                for (name, row) in &ubuntus {
-                    let files: Vec<PathBuf> =
-                        row.packages.iter().map(|name| bed.here(name)).collect();
-                    let packages = Packages::load(&files)?;
-                    let one = timed(&format!("the same for {name}"), || {
-                        repo::build(bed, &packages, &toolkit, None, &mirror)
-                    })?;
-                    ubuntu.insert((*name).clone(), one);
-                    ubuntu_packages.insert((*name).clone(), packages);
-                }
-                let (mut kubernetes, mut clusters) = (None, BTreeMap::new());
-                for name in &wanted.clusters {
-                    let programs =
-                        timed("Kubernetes, compiled", || kubernetes::build(bed, &mirror))?;
-                    let for_pods = timed("what runs pods, compiled", || pods::build(bed))?;
-                    kubernetes = Some((programs.clone(), for_pods));
-                    if let Some(number) = numbers.get(name) {
-                        let one = timed(&format!("the same with Kubernetes for {name}"), || {
-                            let real = rpms.of_kubernetes(&bed.here("rpms"))?;
-                            let served = &served[number].repositories;
-                            let sources = (&*toolkit, &*programs);
-                            repo::rpm::with_kubernetes(bed, (&real, number), served, sources)
-                        })?;
-                        clusters.insert(name.clone(), one);
-                        continue;
-                    }
-                    let packages = ubuntu_packages.get(name).unwrap_or(&packages).clone();
-                    let real = Packages::load(&[bed.here("kubernetes.toml")])?;
-                    let one = timed(&format!("the same with Kubernetes for {name}"), || {
-                        let packages = packages.replaced_by(real);
-                        repo::build(bed, &packages, &toolkit, Some(&programs), &mirror)
-                    })?;
-                    clusters.insert(name.clone(), one);
-                }
-                anyhow::Ok((repositories, served, ubuntu, (clusters, kubernetes)))
-            })
+                ubuntu.insert((*name).clone(), one);
+                ubuntu_packages.insert((*name).clone(), packages);
+            }
+            anyhow::Ok((toolkit, repositories, served, (ubuntu, ubuntu_packages)))
         });
-        let compiled = scope.spawn(|| match compile {
-            true => timed("gpu-bootstrap and the stand-in libraries, compiled", || {
-                programs(bed).map(Some)
+        let compiled = scope.spawn(|| match program {
+            Some(program) => timed("gpu-bootstrap and the stand-in libraries, compiled", || {
+                programs(bed, program).map(Some)
             }),
-            false => Ok(None),
+            None => Ok(None),
         });
         let emulator = scope.spawn(|| match wanted.qemu {
             true => timed("QEMU", || qemu::root(bed)).map(drop),
             false => Ok(()),
         });
-        let agents = match wanted.clusters.is_empty() {
-            true => None,
-            false => Some(timed("stand-in for agents", || agents::build(bed))?),
-        };
         let image = scope.spawn(|| timed("probe image", || image::build(bed)));
         let (mut roots, mut carrying) = (BTreeMap::new(), Vec::new());
+        let plain =
+            |name: &&String| !machines.ubuntu.contains_key(*name) && !numbers.contains_key(*name);
+        let mut first: Vec<&String> = wanted.roots.iter().filter(plain).collect();
+        // A module is compiled for minutes, so the roots for which one is come first.
+        first.sort_by_key(|name| !wanted.carried.contains_key(*name));
+        for name in first {
+            let spec = machines.root(name)?;
+            let root = timed(&format!("root filesystem {name}"), || {
+                rootfs::build(bed, spec)
+            })?;
+            roots.insert(name.clone(), root.clone());
+            for package in wanted.carried.get(name).into_iter().flatten() {
+                let (mirror, root) = (&mirror, root.clone());
+                carrying.push(scope.spawn(move || {
+                    let folder = modules::build(bed, name, spec, &root, package, mirror)?;
+                    anyhow::Ok(((name.clone(), package.clone()), folder))
+                }));
+            }
+        }
         for (name, row) in &ubuntus {
             let spec = machines.root(&row.from)?;
             let root = timed(&format!("root filesystem {name}"), || {
@@ -183,26 +197,11 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             })?;
             roots.insert((*name).clone(), root);
         }
-        for name in &wanted.roots {
-            if machines.ubuntu.contains_key(name) {
-                continue;
-            }
+        for name in numbers.keys() {
             let spec = machines.root(name)?;
-            if numbers.contains_key(name) {
-                continue;
-            }
-            let root = timed(&format!("root filesystem {name}"), || {
-                rootfs::build(bed, spec)
+            timed(&format!("Debian's part of {name}"), || {
+                almalinux::base(bed, spec).map(drop)
             })?;
-            roots.insert(name.clone(), root.clone());
-            if wanted.carried.contains(name) {
-                // A compiler uses all processors, what unpacks a root filesystem uses one.
-                let mirror = &mirror;
-                carrying.push(scope.spawn(move || {
-                    let folders = compiled_modules(bed, name, spec, &root, mirror)?;
-                    anyhow::Ok((name.clone(), folders))
-                }));
-            }
         }
         for name in &wanted.images {
             let disk = timed(&format!("image {name}"), || {
@@ -211,7 +210,7 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             roots.insert(name.clone(), disk);
         }
         let joined = |_| anyhow!("a part of the preparation panicked");
-        let (repositories, served, ubuntu, (clusters, kubernetes)) =
+        let (toolkit, repositories, served, (ubuntu, ubuntu_packages)) =
             repositories.join().map_err(joined)??;
         for (name, number) in &numbers {
             let spec = machines.root(name)?;
@@ -220,10 +219,32 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             })?;
             roots.insert(name.clone(), root);
         }
+        let mut clusters = BTreeMap::new();
+        let kubernetes = kubernetes.join().map_err(joined)??;
+        if let Some((programs, ..)) = &kubernetes {
+            for name in &wanted.clusters {
+                let what = format!("repositories with Kubernetes for {name}");
+                let one = timed(&what, || match numbers.get(name) {
+                    Some(number) => {
+                        let real = rpms.of_kubernetes(&bed.here("rpms"))?;
+                        let served = &served[number].repositories;
+                        let sources = (&*toolkit, &**programs);
+                        repo::rpm::with_kubernetes(bed, (&real, number), served, sources)
+                    }
+                    None => {
+                        let packages = ubuntu_packages.get(name).unwrap_or(&packages).clone();
+                        let real = Packages::load(&[bed.here("kubernetes.toml")])?;
+                        let packages = packages.replaced_by(real);
+                        repo::build(bed, &packages, &toolkit, Some(programs), &mirror)
+                    }
+                })?;
+                clusters.insert(name.clone(), one);
+            }
+        }
         let mut carried = BTreeMap::new();
         for compiling in carrying {
-            let (name, folders) = compiling.join().map_err(joined)??;
-            carried.insert(name, folders);
+            let (key, folder) = compiling.join().map_err(joined)??;
+            carried.insert(key, folder);
         }
         let programs = compiled.join().map_err(joined)??;
         emulator.join().map_err(joined)??;
@@ -234,7 +255,6 @@ pub fn prepare(bed: &Bed, machines: &Machines, wanted: &Wanted, compile: bool) -
             ubuntu,
             clusters,
             kubernetes,
-            agents,
             served: (numbers.iter())
                 .map(|(name, number)| (name.clone(), served[number].clone()))
                 .collect(),
@@ -319,20 +339,6 @@ const RPM: Family = [
     ("unknown-key", "GPG"),
 ];
 
-/// Folders of the modules that machines of the root filesystem `name` carry.
-fn compiled_modules(
-    bed: &Bed,
-    name: &str,
-    spec: &Root,
-    root: &Path,
-    mirror: &rootfs::Mirror,
-) -> Result<Vec<PathBuf>> {
-    spec.carried
-        .iter()
-        .map(|package| modules::build(bed, name, spec, root, package, mirror))
-        .collect()
-}
-
 /// The folder in which cargo builds: what `CARGO_TARGET_DIR` says, from the repository's root.
 fn target(repo: &Path, named: Option<OsString>) -> PathBuf {
     match named {
@@ -342,7 +348,7 @@ fn target(repo: &Path, named: Option<OsString>) -> PathBuf {
 }
 
 /// Compiles the repository's programs, and copies them to where they stay as they are.
-fn programs(bed: &Bed) -> Result<Claim> {
+fn programs(bed: &Bed, program: Program<'_>) -> Result<Claim> {
     let target = target(&bed.repo, env::var_os("CARGO_TARGET_DIR"));
     fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
     // A run that compiles now must not exchange them while they are copied.
@@ -353,10 +359,31 @@ fn programs(bed: &Bed) -> Result<Claim> {
         .deadline(Duration::from_secs(1800))
         .ok()?;
     let claim = Claim::take(bed, PROGRAMS)?;
-    for name in [PRODUCT, NVML, CUDA, "vm-pci"] {
-        let (from, to) = (target.join("debug").join(name), bed.programs.join(name));
-        fs::copy(&from, &to)
-            .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    let copy = |from: &Path, name: &str| {
+        let to = bed.programs.join(name);
+        fs::copy(from, &to)
+            .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+    };
+    for name in [NVML, CUDA, "vm-pci"] {
+        copy(&target.join("debug").join(name), name)?;
+    }
+    match program {
+        Program::Given(file) => {
+            copy(file, PRODUCT)?;
+        }
+        Program::Compiled => {
+            let from = target.join("debug").join(PRODUCT);
+            let to = bed.programs.join(PRODUCT);
+            // It is copied into each machine, and into the image of each proof: symbols are most of its 100 MB.
+            Cmd::new([
+                "strip",
+                "-o",
+                &to.to_string_lossy(),
+                &from.to_string_lossy(),
+            ])
+            .ok()
+            .context("cannot strip the program")?;
+        }
     }
     Ok(claim)
 }

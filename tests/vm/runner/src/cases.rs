@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use serde::Deserialize;
 
 use crate::cluster::{Behaviour, Wish};
@@ -27,16 +28,31 @@ struct Table {
     case: Vec<Case>,
 }
 
-/// Whether DKMS compiles the driver's module in a case. If not, it takes modules that the bed
-/// compiled before, with the same DKMS for the same kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+/// How often a case runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Compile {
+pub enum Tier {
+    /// In `make test`, which has a budget: a test of this crate holds these cases to it.
+    Core,
+    /// In `make test-all`.
     #[default]
-    Never,
-    /// In every run but the quick one.
-    WithTime,
-    Always,
+    Full,
+    /// In `make test-all`, too: the machine has a control plane, for which Kubernetes is compiled.
+    Cluster,
+    /// In `make test-long`: emulated machines, cases that take long, and those that show the bed itself by hand.
+    Long,
+}
+
+impl Tier {
+    /// Its name in the table and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Core => "core",
+            Tier::Full => "full",
+            Tier::Cluster => "cluster",
+            Tier::Long => "long",
+        }
+    }
 }
 
 /// One case.
@@ -50,14 +66,15 @@ pub struct Case {
     /// Other machines on which the same case runs, too, under the name `NAME-MACHINE`.
     #[serde(default)]
     pub also_on: Vec<String>,
-    /// Those of them that the quick run has, too: where the case shows something else.
+    /// Those of them that the full tier has: where the case shows something else. The others are of the long one.
     #[serde(default)]
-    pub quick_on: Vec<String>,
+    pub full_on: Vec<String>,
     /// A template in `configs/`, put into the machine as `/etc/gpu-bootstrap/config.toml`.
     pub config: Option<String>,
-    /// Whether DKMS compiles the driver's module in it.
+    /// DKMS compiles the driver's module in it, although its machine carries modules that the bed compiled before,
+    /// with the same DKMS for the same kernel.
     #[serde(default)]
-    pub compile: Compile,
+    pub compile: bool,
     /// A file of the repository that cloud-init gets as user-data, on a NoCloud seed disk. Without
     /// it the machine has no data source, and cloud-init does nothing.
     pub user_data: Option<PathBuf>,
@@ -76,9 +93,16 @@ pub struct Case {
     /// About how many seconds it takes, if a minute or more: the longest case starts first.
     #[serde(default)]
     pub takes: u64,
-    /// Runs in `make test`; the others run in `make test-vm` only.
-    #[serde(default = "yes")]
-    pub quick: bool,
+    /// How often it runs.
+    #[serde(default)]
+    pub tier: Tier,
+    /// It waits nearly all the time, for time limits of the product: it runs beside the others and counts as none of
+    /// them.
+    #[serde(default)]
+    pub waits: bool,
+    /// The seconds of processor time that it took when it was measured. `vm test --record-times` writes them.
+    #[serde(default)]
+    pub cpu: u64,
     /// Shell commands that break the machine before the first step; each must succeed.
     #[serde(default)]
     pub before: Vec<String>,
@@ -282,10 +306,6 @@ pub enum Boot {
     SimulatedDriver,
 }
 
-fn yes() -> bool {
-    true
-}
-
 fn one() -> u32 {
     1
 }
@@ -319,7 +339,10 @@ fn spread(case: Case) -> Vec<Case> {
         .map(|machine| Case {
             name: format!("{}-{machine}", case.name),
             machine: machine.clone(),
-            quick: case.quick && case.quick_on.contains(machine),
+            tier: match case.full_on.contains(machine) {
+                true => Tier::Full,
+                false => Tier::Long,
+            },
             ..case.clone()
         })
         .collect();
@@ -370,15 +393,6 @@ pub fn fit(cases: &[Case], machines: &Machines, repo: &Path, configs: &Path) -> 
     Ok(())
 }
 
-/// Turns off what the quick run leaves out of each case.
-pub fn make_quick(cases: &mut [Case]) {
-    for case in cases {
-        if case.compile == Compile::WithTime {
-            case.compile = Compile::Never;
-        }
-    }
-}
-
 /// The same cases, run on another machine than their own.
 pub fn moved(mut cases: Vec<Case>, machine: &MachineSpec) -> Vec<Case> {
     for case in &mut cases {
@@ -411,8 +425,14 @@ fn check(case: &Case) -> Result<()> {
     if case.name.is_empty() || case.name.len() > 40 || !case.name.chars().all(plain) {
         bail!("a name has at most 40 small letters, digits and hyphens");
     }
-    if let Some(stray) = (case.quick_on.iter()).find(|one| !case.also_on.contains(one)) {
-        bail!("`quick-on` names `{stray}`, which `also-on` does not");
+    if let Some(stray) = (case.full_on.iter()).find(|one| !case.also_on.contains(one)) {
+        bail!("`full-on` names `{stray}`, which `also-on` does not");
+    }
+    if case.waits && case.takes == 0 {
+        bail!("`waits` is for cases that take long: `takes` is missing");
+    }
+    if case.cluster.is_some() && !matches!(case.tier, Tier::Cluster | Tier::Long) {
+        bail!("a case with a `cluster` is of the tier `cluster` or `long`");
     }
     for step in &case.run {
         let kinds = [

@@ -31,6 +31,7 @@ mod pods;
 mod power;
 mod qemu;
 mod queue;
+mod record;
 mod repo;
 mod rootfs;
 mod run;
@@ -48,24 +49,29 @@ mod units;
 mod watch;
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
-use crate::assets::Wanted;
+use crate::assets::{Program, Wanted};
 use crate::bed::Bed;
-use crate::cases::{Case, Compile};
+use crate::cases::{Case, Tier};
 use crate::queue::Queue;
 use crate::run::{Outcome, Stage};
 use crate::tables::{Kind, Machines};
 
 /// The case that `vm demo` prints step by step.
-const DEMO: &str = "main-job";
+const DEMO: &str = "vendor-repositories";
+
+/// How many cases that only wait run beside the others.
+const WAITING: usize = 4;
 
 /// Test machines: build, boot, break, run, compare.
 #[derive(Parser)]
@@ -139,11 +145,18 @@ struct Order {
 /// The options of `vm test`.
 #[derive(Args)]
 struct How {
-    /// Names of cases [default: the quick ones].
+    /// Names of cases [default: those of the tier `core`].
+    #[arg(conflicts_with = "tier")]
     cases: Vec<String>,
-    /// Every case, not the quick ones alone.
-    #[arg(long)]
-    all: bool,
+    /// The cases of this tier; may be given more than once.
+    #[arg(long, value_enum)]
+    tier: Vec<Tier>,
+    /// The program that machines run [default: the one compiled from this source, without optimisations].
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// Writes the processor time of each case that passes into the table, as its `cpu`.
+    #[arg(long, conflicts_with = "on")]
+    record_times: bool,
     /// Tells each step, with its output where the step has `show = true`; one case at a time.
     #[arg(long)]
     tell: bool,
@@ -160,9 +173,13 @@ struct How {
 }
 
 impl How {
-    /// Neither all cases nor some by their names.
-    fn is_quick(&self) -> bool {
-        !self.all && self.cases.is_empty()
+    /// The tiers of the cases that run, if none is named.
+    fn tiers(&self) -> &[Tier] {
+        match (self.tier.is_empty(), self.cases.is_empty()) {
+            (false, _) => &self.tier,
+            (true, true) => &[Tier::Core],
+            (true, false) => &[],
+        }
     }
 }
 
@@ -206,7 +223,7 @@ fn run() -> Result<ExitCode> {
         Verb::Prepare => {
             let all: Vec<&Case> = cases.iter().collect();
             tidy(&bed);
-            assets::prepare(&bed, &machines, &wanted(&machines, &all)?, false)?;
+            assets::prepare(&bed, &machines, &wanted(&machines, &all)?, None)?;
         }
         Verb::List => {
             for (name, spec) in &machines.machines {
@@ -219,8 +236,11 @@ fn run() -> Result<ExitCode> {
             out::say("");
             for case in &cases {
                 out::say(format!(
-                    "{:<32} {:<16} {}",
-                    case.name, case.machine, case.about
+                    "{:<32} {:<16} {:<8} {}",
+                    case.name,
+                    case.machine,
+                    case.tier.name(),
+                    case.about
                 ));
             }
         }
@@ -229,21 +249,18 @@ fn run() -> Result<ExitCode> {
             bed.prune()?;
         }
         Verb::Demo { keep } => {
-            let cases = chosen(&cases, &[DEMO.to_string()], true)?;
+            let cases = chosen(&cases, &[DEMO.to_string()], &[])?;
             return demo(&bed, &machines, cases[0], keep);
         }
         Verb::Test(how) => {
-            let mut cases = match &how.on {
+            let cases = match &how.on {
                 Some(machine) => cases::moved(cases, machines.machine(machine)?),
                 None => cases,
             };
             if let Some(left) = left_out(&cases, &how) {
                 out::say(left);
             }
-            if how.is_quick() {
-                cases::make_quick(&mut cases);
-            }
-            let cases = chosen(&cases, &how.cases, how.all)?;
+            let cases = chosen(&cases, &how.cases, how.tiers())?;
             return test(&bed, &machines, &cases, &how);
         }
         Verb::Serve(_) | Verb::Metadata { .. } => {}
@@ -278,9 +295,10 @@ fn serve_repositories(order: &Order) -> Result<()> {
     serve::run(&listener, site)
 }
 
-fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a Case>> {
+fn chosen<'a>(cases: &'a [Case], names: &[String], tiers: &[Tier]) -> Result<Vec<&'a Case>> {
     if names.is_empty() {
-        return Ok(cases.iter().filter(|case| all || case.quick).collect());
+        let meant = |case: &&Case| tiers.contains(&case.tier);
+        return Ok(cases.iter().filter(meant).collect());
     }
     let find = |name: &String| {
         cases
@@ -291,34 +309,28 @@ fn chosen<'a>(cases: &'a [Case], names: &[String], all: bool) -> Result<Vec<&'a 
     names.iter().map(find).collect()
 }
 
-/// The cases that a run without names leaves to `make test-vm`.
+/// How many cases a run of some tiers leaves to the others.
 fn left_out(cases: &[Case], how: &How) -> Option<String> {
-    if !how.is_quick() {
+    if !how.cases.is_empty() {
         return None;
     }
-    let names = |those: fn(&Case) -> bool| -> Option<String> {
-        let names: Vec<&str> = (cases.iter().filter(|case| those(case)))
-            .map(|case| case.name.as_str())
-            .collect();
-        (!names.is_empty()).then(|| names.join(", "))
-    };
-    let mut lines = Vec::new();
-    if let Some(slow) = names(|case| !case.quick) {
-        lines.push(format!("left to `make test-vm`: {slow}"));
+    let mut left: BTreeMap<Tier, usize> = BTreeMap::new();
+    for case in cases
+        .iter()
+        .filter(|case| !how.tiers().contains(&case.tier))
+    {
+        *left.entry(case.tier).or_default() += 1;
     }
-    if let Some(compiling) = names(|case| case.quick && case.compile == Compile::WithTime) {
-        lines.push(format!(
-            "here with modules that the preparation compiled, in `make test-vm` with their own: \
-             {compiling}"
-        ));
-    }
-    (!lines.is_empty()).then(|| lines.join("\n"))
+    let left: Vec<String> = (left.iter())
+        .map(|(tier, count)| format!("{count} of the tier {}", tier.name()))
+        .collect();
+    (!left.is_empty()).then(|| format!("cases that do not run now: {}", left.join(", ")))
 }
 
 /// The order in which cases start, so that no long one runs alone at the end.
 fn longest_first<'a>(cases: &[&'a Case]) -> Vec<&'a Case> {
     let mut cases = cases.to_vec();
-    cases.sort_by_key(|case| Reverse(case.takes));
+    cases.sort_by_key(|case| Reverse(case.takes.max(case.cpu)));
     cases
 }
 
@@ -336,8 +348,9 @@ fn wanted(machines: &Machines, cases: &[&Case]) -> Result<Wanted> {
         if case.cluster.is_some() {
             wanted.clusters.insert(machine.root.clone());
         }
-        if case.compile == Compile::Never {
-            wanted.carried.insert(machine.root.clone());
+        if !case.compile && !machine.carried.is_empty() {
+            let packages = wanted.carried.entry(machine.root.clone()).or_default();
+            packages.extend(machine.carried.iter().cloned());
         }
     }
     Ok(wanted)
@@ -347,7 +360,12 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
     let start = Instant::now();
     tidy(bed);
     out::heading("what the machine is made of (built once, then kept outside git)");
-    let assets = assets::prepare(bed, machines, &wanted(machines, &[case])?, true)?;
+    let assets = assets::prepare(
+        bed,
+        machines,
+        &wanted(machines, &[case])?,
+        Some(Program::Compiled),
+    )?;
     let prepared = start.elapsed();
     let stage = Stage {
         bed,
@@ -366,8 +384,9 @@ fn demo(bed: &Bed, machines: &Machines, case: &Case, keep: bool) -> Result<ExitC
     rows.push(row("all", start.elapsed(), verdict(&outcome)));
     out::say(format!("\n{}", out::table(&rows)));
     out::say(
-        "Simulated: the GPU on the PCI bus, the loaded kernel module, its device nodes and what NVML\n\
-         answers; and the kernel's version, as far as /proc says it. Real: everything else.",
+        "Simulated: the GPU on the PCI bus, NVIDIA's packages with a small module, the loaded driver, its device nodes,\n\
+         what NVML and CUDA answer; and the kernel's version, as far as /proc says it. Docker's packages have Debian's\n\
+         programs. Real: everything else.",
     );
     match outcome.error {
         Some(error) => bail!("the demo failed: {error:#}"),
@@ -393,38 +412,53 @@ fn row(title: &str, took: Duration, result: &str) -> Vec<String> {
 fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<ExitCode> {
     let start = Instant::now();
     tidy(bed);
-    let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, true)?;
+    let program = match &how.program {
+        Some(file) => Program::Given(file),
+        None => Program::Compiled,
+    };
+    let assets = assets::prepare(bed, machines, &wanted(machines, cases)?, Some(program))?;
     out::say(format!(
         "prepared in {} s; {} cases",
         out::seconds(start.elapsed()),
         cases.len()
     ));
+    // What waits starts at once beside the rest; with `--tell` nothing runs beside another.
+    let (waits, works): (Vec<&Case>, Vec<&Case>) = longest_first(cases)
+        .into_iter()
+        .partition(|case| case.waits && !how.tell && how.jobs > 1);
     let workers = match how.tell {
         true => 1,
-        false => how.jobs.clamp(1, cases.len().max(1)),
+        false => how.jobs.clamp(1, works.len().max(1)),
     };
+    let waiters = waits.len().min(WAITING);
     let stage = Stage {
         bed,
         machines,
         assets: &assets,
         tell: how.tell,
         keep: how.keep,
-        at_once: u32::try_from(workers).context("so many cases cannot run at once")?,
+        // All that wait together need no more of the processors than one other case.
+        at_once: u32::try_from(workers + waiters.min(1))
+            .context("so many cases cannot run at once")?,
     };
-    let mut waiting = Vec::new();
-    for case in longest_first(cases) {
-        let emulated = machines.machine(&case.machine)?.kind.is_emulated();
-        waiting.push((case, emulated));
-    }
-    let processors = thread::available_parallelism().context("cannot count the processors")?;
-    let queue = Queue::new(waiting, processors.get());
+    let queues = [
+        (workers, queue(machines, works)?),
+        (waiters, queue(machines, waits)?),
+    ];
     let failed = AtomicUsize::new(0);
+    let times = Mutex::new(BTreeMap::new());
     thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
+        let threads = (queues.iter()).flat_map(|(count, queue)| vec![queue; *count]);
+        for queue in threads {
+            let (stage, failed, times) = (&stage, &failed, &times);
+            scope.spawn(move || {
                 while let Some(turn) = queue.next() {
-                    if !one(&stage, turn.case) {
+                    let outcome = one(stage, turn.case);
+                    if outcome.error.is_some() {
                         failed.fetch_add(1, Ordering::Relaxed);
+                    } else if let Some(time) = outcome.processor {
+                        let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+                        times.insert(turn.case.name.clone(), time);
                     }
                 }
             });
@@ -435,7 +469,16 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
     }
     let failed = failed.into_inner();
     let passed = cases.len() - failed;
-    out::say(format!("\nall in {} s", out::seconds(start.elapsed())));
+    let times = times.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let processor: Duration = times.values().sum();
+    if how.record_times {
+        record::write(&bed.here("cases"), &times)?;
+    }
+    out::say(format!(
+        "\nall in {} s, {} s of processor in the cases that passed",
+        out::seconds(start.elapsed()),
+        out::seconds(processor)
+    ));
     out::say(format!("{passed} passed, {failed} failed"));
     Ok(if failed == 0 && passed > 0 {
         ExitCode::SUCCESS
@@ -444,12 +487,23 @@ fn test(bed: &Bed, machines: &Machines, cases: &[&Case], how: &How) -> Result<Ex
     })
 }
 
-/// Runs a case and prints its line; returns whether it passed.
-fn one(stage: &Stage<'_>, case: &Case) -> bool {
+/// The cases in their order, for some threads to take from.
+fn queue<'a>(machines: &Machines, cases: Vec<&'a Case>) -> Result<Queue<&'a Case>> {
+    let processors = thread::available_parallelism().context("cannot count the processors")?;
+    let mut waiting = Vec::new();
+    for case in cases {
+        let emulated = machines.machine(&case.machine)?.kind.is_emulated();
+        waiting.push((case, emulated));
+    }
+    Ok(Queue::new(waiting, processors.get()))
+}
+
+/// Runs a case and prints its line.
+fn one(stage: &Stage<'_>, case: &Case) -> Outcome {
     let begin = Instant::now();
     let outcome = run::run(stage, case);
     if stop::stopping() {
-        return false;
+        return outcome;
     }
     let mut text = String::new();
     if stage.tell || outcome.error.is_some() && !outcome.rows.is_empty() {
@@ -469,7 +523,7 @@ fn one(stage: &Stage<'_>, case: &Case) -> bool {
         text.push_str(&format!("{error:#}").replace('\n', "\n      "));
     }
     out::say(text);
-    outcome.error.is_none()
+    outcome
 }
 
 fn verdict(outcome: &Outcome) -> &'static str {
@@ -485,21 +539,29 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    #[test]
-    fn cases_that_are_left_out_are_named() {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let cases = cases::load(&here.join("cases")).unwrap();
-        let how = |line: &[&str]| match Cli::parse_from(line).verb {
+    fn how(line: &[&str]) -> How {
+        match Cli::parse_from(line).verb {
             Verb::Test(how) => how,
             _ => panic!("not `vm test`"),
-        };
-        let said = left_out(&cases, &how(&["vm", "test"])).unwrap();
-        for case in &cases {
-            let less = !case.quick || case.compile == Compile::WithTime;
-            let named = said.split([' ', ',', '\n']).any(|word| word == case.name);
-            assert_eq!(less, named, "{}", case.name);
         }
-        assert_eq!(left_out(&cases, &how(&["vm", "test", "--all"])), None);
-        assert_eq!(left_out(&cases, &how(&["vm", "test", "bed"])), None);
+    }
+
+    #[test]
+    fn a_run_has_the_cases_of_its_tiers_and_counts_the_others() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let cases = cases::load(&here.join("cases")).unwrap();
+        let of = |tier| cases.iter().filter(|case| case.tier == tier).count();
+        let runs = |how: &How| chosen(&cases, &how.cases, how.tiers()).unwrap().len();
+        let core = how(&["vm", "test"]);
+        assert_eq!(runs(&core), of(Tier::Core));
+        let said = left_out(&cases, &core).unwrap();
+        assert!(said.contains(&format!("{} of the tier cluster", of(Tier::Cluster))));
+        assert!(!said.contains("core"), "{said}");
+        let two = how(&["vm", "test", "--tier", "full", "--tier", "long"]);
+        assert_eq!(runs(&two), of(Tier::Full) + of(Tier::Long));
+        let named = how(&["vm", "test", "bed"]);
+        assert_eq!(runs(&named), 1);
+        assert_eq!(left_out(&cases, &named), None);
+        assert!(Cli::try_parse_from(["vm", "test", "bed", "--tier", "core"]).is_err());
     }
 }

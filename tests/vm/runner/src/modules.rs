@@ -76,7 +76,8 @@ pub fn build(
     let recipe = format!("{BUILD}\n{archive}\n{package} {kernel}");
     let script = format!("set -- '{package}' '{archive}' '{kernel}'\n{BUILD}");
     bed.cached(
-        &format!("module-{package}"),
+        // With the suite, so that the modules of two releases can be compiled at the same time.
+        &format!("module-{package}-{}", spec.suite),
         &recipe,
         Some(MAX_AGE),
         |dir| {
@@ -103,6 +104,7 @@ fn compile(
         root: name.into(),
         config: None,
         configs: String::new(),
+        carried: Vec::new(),
         kernel: None,
         secure_boot: false,
         dmi: BTreeMap::new(),
@@ -113,7 +115,7 @@ fn compile(
         functions: Vec::new(),
     };
     // Another package may be compiled at the same time.
-    let machine = format!("module-builder-{package}");
+    let machine = format!("module-{name}-{package}");
     let mut machine = Machine::create(bed, &machine, &builder, root, None)?;
     machine.boot()?;
     machine

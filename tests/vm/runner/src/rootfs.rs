@@ -217,7 +217,6 @@ mod tests {
     fn sources_have_the_component_main_only() {
         let spec = Root {
             suite: "bookworm".into(),
-            carried: Vec::new(),
             point_release: false,
             initramfs: Vec::new(),
             packages: vec![],

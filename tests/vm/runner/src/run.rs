@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::assets::{Assets, values};
 use crate::bed::Bed;
-use crate::cases::{Boot, Case, Compile, Step, fill};
+use crate::cases::{Boot, Case, Step, fill};
 use crate::cluster::Cluster;
 use crate::machine::Machine;
 use crate::server::Server;
@@ -128,8 +128,11 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
         .get(&spec.root)
         .with_context(|| format!("no root {}", spec.root))?;
     let machine = Machine::create(stage.bed, &case.name, spec, root, case.disk())?;
-    if case.compile == Compile::Never {
-        for modules in stage.assets.modules.get(&spec.root).into_iter().flatten() {
+    if !case.compile {
+        for package in &spec.carried {
+            let key = (spec.root.clone(), package.clone());
+            let modules = (stage.assets.modules.get(&key))
+                .with_context(|| format!("the modules of {package} were not compiled"))?;
             modules::carry(&machine.root(), modules)?;
             if spec.kind == Kind::Vm {
                 let version = modules::version(modules)?;
@@ -161,8 +164,8 @@ fn create(stage: &Stage<'_>, case: &Case) -> Result<(Machine, Server, Option<Clu
     }
     let server = Server::start(&machine, repositories, &stage.assets.product)?;
     let cluster = match (&case.cluster, &stage.assets.kubernetes) {
-        (Some(wish), Some((programs, for_pods))) => {
-            if let (true, Some(built)) = (wish.agents, &stage.assets.agents) {
+        (Some(wish), Some((programs, for_pods, built))) => {
+            if wish.agents {
                 agents::equip(&machine, built, programs)?;
             }
             Some(Cluster::start(&machine, (programs, for_pods), wish)?)

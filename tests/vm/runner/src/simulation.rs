@@ -26,7 +26,7 @@ const START: &str = include_str!("../files/testbed-start.sh");
 const SMI: &str = include_str!("../files/nvidia-smi.sh");
 const UNIT: &str = include_str!("../files/testbed.service");
 /// Programs for cases, described in README.md.
-const PROGRAMS: [(&str, &str); 14] = [
+const PROGRAMS: [(&str, &str); 15] = [
     (
         "kill-at-every-record",
         include_str!("../files/kill-at-every-record.pl"),
@@ -44,6 +44,7 @@ const PROGRAMS: [(&str, &str); 14] = [
     ("hold-lock", include_str!("../files/hold-lock.pl")),
     ("add-non-free", include_str!("../files/add-non-free.sh")),
     ("small-boot", include_str!("../files/small-boot.sh")),
+    ("record.sh", include_str!("../../../gpu/record.sh")),
     ("sound", include_str!("../files/sound.sh")),
     ("installed", include_str!("../files/installed.sh")),
     ("vendors-only", include_str!("../files/vendors-only.sh")),

@@ -51,9 +51,6 @@ pub struct Root {
     pub packages: Vec<String>,
     /// The release of AlmaLinux that it stands in for, in `rpms/almalinux.toml`.
     pub almalinux: Option<String>,
-    /// DKMS packages of the archive whose modules are compiled once and copied into machines.
-    #[serde(default)]
-    pub carried: Vec<String>,
     /// Whether its packages are those of the last point release, as in an image made at that time.
     /// Its apt has the security updates all the same.
     #[serde(default)]
@@ -119,6 +116,9 @@ pub struct MachineSpec {
     /// The directory below `configs` with the configurations of cases on this machine.
     #[serde(default)]
     pub configs: String,
+    /// DKMS packages of the archive whose modules are compiled once for its kernel, and copied into it.
+    #[serde(default)]
+    pub carried: Vec<String>,
     /// The kernel that a machine which stands in for Ubuntu has, of the table of its packages.
     pub kernel: Option<String>,
     /// Such a machine shows firmware with Secure Boot, and its kernel refuses unsigned modules.
@@ -251,7 +251,7 @@ mod tests {
             }
         }
         assert!(machines.machine("no-such-machine").is_err());
-        let eight = &machines.machine("h100x8").unwrap().functions;
+        let eight = &machines.machine("h100x8-dkms").unwrap().functions;
         let gpus = eight.iter().filter(|f| f.device.is_nvidia_gpu()).count();
         assert_eq!((eight.len(), gpus), (12, 8));
     }

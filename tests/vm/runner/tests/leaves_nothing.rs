@@ -70,7 +70,7 @@ const MOMENTS: [Moment; 6] = [
 const SECOND_BOOT: fn(&Run) -> bool = |run| run.disk().join("root/root/boot-id").exists();
 
 #[test]
-#[ignore = "boots machines, as root: `make test-vm` runs it"]
+#[ignore = "boots machines, as root: `make test-long` runs it"]
 fn a_signal_leaves_nothing() {
     for (about, moment) in MOMENTS {
         let mut run = Run::start();
@@ -83,7 +83,7 @@ fn a_signal_leaves_nothing() {
 }
 
 #[test]
-#[ignore = "boots machines, as root: `make test-vm` runs it"]
+#[ignore = "boots machines, as root: `make test-long` runs it"]
 fn a_signal_during_the_removal_of_a_machine_leaves_nothing() {
     let mut run = Run::start();
     run.wait_for("its second boot", SECOND_BOOT);
@@ -99,7 +99,7 @@ fn a_signal_during_the_removal_of_a_machine_leaves_nothing() {
 }
 
 #[test]
-#[ignore = "boots machines, as root: `make test-vm` runs it"]
+#[ignore = "boots machines, as root: `make test-long` runs it"]
 fn runs_that_are_stopped_at_the_same_time_leave_nothing() {
     let mut runs = [Run::start(), Run::start()];
     for run in &mut runs {
@@ -126,7 +126,7 @@ fn runs_that_are_stopped_at_the_same_time_leave_nothing() {
 }
 
 #[test]
-#[ignore = "boots machines, as root: `make test-vm` runs it"]
+#[ignore = "boots machines, as root: `make test-long` runs it"]
 fn a_signal_leaves_nothing_of_a_control_plane() {
     let mut run = Run::start_with_a_control_plane();
     let about = "its API server starts";
@@ -142,7 +142,7 @@ fn a_signal_leaves_nothing_of_a_control_plane() {
 }
 
 #[test]
-#[ignore = "boots machines, as root: `make test-vm` runs it"]
+#[ignore = "boots machines, as root: `make test-long` runs it"]
 fn nothing_is_left_if_another_namespace_holds_the_mounts() {
     let mut run = Run::start();
     run.wait_for("it has been turned on", |run| run.has_process("machine"));
@@ -172,7 +172,7 @@ fn nothing_is_left_if_another_namespace_holds_the_mounts() {
 }
 
 #[test]
-#[ignore = "builds a root filesystem, as root: `make test-vm` runs it"]
+#[ignore = "builds a root filesystem, as root: `make test-long` runs it"]
 fn a_signal_leaves_nothing_of_a_build() {
     let cache = tempfile::tempdir().unwrap();
     let mut run = Run::start_in(CASE, cache.path().to_path_buf());
@@ -189,7 +189,7 @@ fn a_signal_leaves_nothing_of_a_build() {
 }
 
 #[test]
-#[ignore = "boots machines, as root: `make test-vm` runs it"]
+#[ignore = "boots machines, as root: `make test-long` runs it"]
 fn after_sigkill_vm_clean_leaves_nothing() {
     let mut run = Run::start();
     run.wait_for("a command has entered it", |run| run.has_process("exec"));

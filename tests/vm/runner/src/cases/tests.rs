@@ -1,4 +1,5 @@
 use super::*;
+use std::collections::BTreeSet;
 
 #[test]
 fn the_table_of_the_repository_is_valid() {
@@ -42,27 +43,63 @@ fn a_case_on_another_machine_takes_its_configuration() {
 #[test]
 fn a_case_on_several_machines_is_a_case_on_each() {
     let dir = tempfile::tempdir().unwrap();
-    let write = |quick: &str| {
+    let write = |full: &str| {
         let case = format!(
-            "[[case]]\nname = 'one'\nabout = ''\nmachine = 'm'\nalso-on = ['n', 'o']\nquick-on = ['{quick}']\nrun = []\n"
+            "[[case]]\nname = 'one'\nabout = ''\nmachine = 'm'\ntier = 'core'\nalso-on = ['n', 'o']\nfull-on = ['{full}']\nrun = []\n"
         );
         fs::write(dir.path().join("a.toml"), case).unwrap();
         load(dir.path())
     };
     let cases = write("o").unwrap();
     let named: Vec<_> = (cases.iter())
-        .map(|case| (case.name.as_str(), case.machine.as_str(), case.quick))
+        .map(|case| (case.name.as_str(), case.machine.as_str(), case.tier))
         .collect();
     assert_eq!(
         named,
         [
-            ("one", "m", true),
-            ("one-n", "n", false),
-            ("one-o", "o", true)
+            ("one", "m", Tier::Core),
+            ("one-n", "n", Tier::Long),
+            ("one-o", "o", Tier::Full)
         ]
     );
     let error = format!("{:#}", write("p").unwrap_err());
-    assert!(error.contains("`quick-on` names `p`"), "{error}");
+    assert!(error.contains("`full-on` names `p`"), "{error}");
+}
+
+/// `make test` is what people run: it must stay under twenty minutes on two slow processors. A case that comes into
+/// the core takes another one's place.
+#[test]
+fn the_core_keeps_to_its_budget() {
+    const ROOTS: usize = 3;
+    const SECONDS: u64 = 480;
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let machines = Machines::load(&here.join("machines.toml")).unwrap();
+    let cases = load(&here.join("cases")).unwrap();
+    let (mut roots, mut seconds) = (BTreeSet::new(), 0);
+    for case in cases.iter().filter(|case| case.tier == Tier::Core) {
+        let machine = machines.machine(&case.machine).unwrap();
+        assert!(case.cpu > 0, "{} was never measured", case.name);
+        assert!(case.cluster.is_none(), "{}", case.name);
+        assert!(!machine.kind.is_emulated(), "{}", case.name);
+        assert!(machine.carried.is_empty(), "{}: its modules", case.name);
+        roots.insert(&machine.root);
+        seconds += case.cpu;
+    }
+    assert!(roots.len() <= ROOTS, "{roots:?}");
+    assert!(seconds <= SECONDS, "{seconds} s of processor time");
+}
+
+#[test]
+fn a_case_with_a_control_plane_is_of_a_tier_that_has_one() {
+    for (tier, fits) in [
+        ("core", false),
+        ("full", false),
+        ("cluster", true),
+        ("long", true),
+    ] {
+        let result = checked(&format!("tier = '{tier}'\ncluster = {{}}\nrun = []"));
+        assert_eq!(result.is_ok(), fits, "{tier}");
+    }
 }
 
 #[test]
