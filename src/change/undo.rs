@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{edits::Edit, packages::Effects};
 use crate::{
-    change::join::Leave, config::desired::RuntimeKind, tools::kubernetes::membership::Membership,
+    change::join::Leave, config::desired::RuntimeKind, model::kubernetes::NodeName,
+    tools::kubernetes::membership::Membership,
 };
 
 /// How one change is undone.
@@ -119,7 +120,7 @@ pub enum Undo {
     /// Delete the pod of a probe that was cut off.
     DeletePod {
         /// The node that it was bound to.
-        node: String,
+        node: NodeName,
         /// Its namespace.
         namespace: String,
         /// A kubeconfig that may delete it.
@@ -131,7 +132,7 @@ pub enum Undo {
         /// How a machine leaves that has joined in this way.
         way: Leave,
         /// The node's name.
-        node: String,
+        node: NodeName,
         /// A kubeconfig that may drain and delete the node.
         #[schemars(with = "Option<String>")]
         access: Option<Utf8PathBuf>,
@@ -141,7 +142,7 @@ pub enum Undo {
     /// Give a node the labels that it had; its cluster may not be reached any more.
     RestoreLabels {
         /// The node's name.
-        node: String,
+        node: NodeName,
         /// The labels that the change sets, with their values before.
         labels: BTreeMap<String, Option<String>>,
     },

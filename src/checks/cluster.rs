@@ -6,7 +6,10 @@ use async_trait::async_trait;
 use crate::{
     check::{Check, Finding, Subject, Verdict},
     host::{Nvml, ReadFiles},
-    model::{id::Id, kubernetes::Taint},
+    model::{
+        id::Id,
+        kubernetes::{NodeName, Taint},
+    },
     state::{Membership, Registered, StateError},
     step::StepError,
     tools::kubernetes::{
@@ -48,7 +51,7 @@ struct NodeState {
     /// Only root may read the kubelet's credentials.
     is_denied: bool,
     /// The node's name, and what the cluster says about it; `None` if the machine is a node of no cluster.
-    node: Option<(String, Registered)>,
+    node: Option<(NodeName, Registered)>,
     /// GPUs by NVML; `None` if it does not answer.
     gpus: Option<usize>,
     /// The version of the API server, where it answers.
@@ -355,7 +358,7 @@ mod tests {
     fn state(says: Registered, gpus: Option<usize>) -> NodeState {
         NodeState {
             is_denied: false,
-            node: Some(("gpu-1".to_owned(), says)),
+            node: Some(("gpu-1".parse().expect("a name"), says)),
             gpus,
             server: Some("v1.34.4".to_owned()),
             cgroup_v1: false,

@@ -19,7 +19,7 @@ use crate::{
         values::{AbsolutePath, Fingerprint},
     },
     model::{
-        kubernetes::{self, KubernetesVersion, Taint},
+        kubernetes::{KubernetesVersion, NodeName, Taint},
         packages::Signed,
         text::built_in,
         token::TokenSource,
@@ -451,14 +451,15 @@ impl ClusterInputs<'_> {
 
     fn node(&self, kind: JoinKind) -> Result<NodeWish, ResolveError> {
         let config = self.config;
-        let name = config.node_name.as_ref().map(|name| name.as_str());
-        if name.is_some_and(|name| !kubernetes::is_subdomain(name)) {
+        let name = config.node_name.as_ref();
+        let name = name.map(|name| name.as_str().parse::<NodeName>());
+        let Ok(name) = name.transpose() else {
             return self.wrong(
                 "cluster.node-name",
                 "a node's name is a DNS name in small letters",
                 "write small letters, digits, `-` and `.`",
             );
-        }
+        };
         if name.is_some() && matches!(kind, JoinKind::Eks | JoinKind::Managed) {
             return self.wrong(
                 "cluster.node-name",
@@ -487,7 +488,7 @@ impl ClusterInputs<'_> {
         }
         let startup = config.startup_taint.unwrap_or(has_access);
         Ok(NodeWish {
-            name: name.map(str::to_owned),
+            name,
             labels: (labels.iter())
                 .map(|label| (label.key.clone(), label.value.clone()))
                 .collect(),

@@ -156,10 +156,10 @@ fn names_of_change(change: &Change) -> Vec<&str> {
             (files.into_iter().map(|(path, _)| path))
                 .chain(&join.access)
                 .map(|path| path.as_str())
-                .chain([join.node.as_str()])
+                .chain([&*join.node])
                 .collect()
         }
-        Change::AdmitNode { admission } => vec![admission.node.as_str()],
+        Change::AdmitNode { admission } => vec![&*admission.node],
         Change::RefreshRepositories | Change::RepairPackages | Change::Reboot { .. } => Vec::new(),
     }
 }
@@ -267,7 +267,7 @@ fn names_of_undo<'u>(undo: &'u Undo, names: &mut Vec<&'u str>) {
             node,
             namespace,
             access,
-        } => names.extend([node.as_str(), namespace, access.as_str()]),
+        } => names.extend([&**node, namespace, access.as_str()]),
         Undo::RemoveModuleBuild {
             module,
             version,
@@ -517,7 +517,7 @@ mod tests {
                 joined_file: joined.into(),
                 timeout_seconds: 5,
             },
-            node: "gpu-1".to_owned(),
+            node: "gpu-1".parse().expect("a name"),
             access: None,
             cluster: None,
         };

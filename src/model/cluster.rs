@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    kubernetes::{Labels, MigStrategy, Taint},
+    kubernetes::{Labels, MigStrategy, NodeName, Taint},
     packages::PackageWish,
     token::TokenSource,
 };
@@ -129,7 +129,7 @@ pub enum Discovery {
 #[serde(rename_all = "kebab-case")]
 pub struct NodeWish {
     /// Its name; `None` is the machine's host name.
-    pub name: Option<String>,
+    pub name: Option<NodeName>,
     /// Labels that the settings name.
     pub labels: Labels,
     /// Whether it is labelled with what its GPUs are.

@@ -210,6 +210,50 @@ fn is_name(text: &str) -> bool {
         && (text.chars()).all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
+/// The name of a node: a DNS subdomain. It stands in the command lines of root, so nothing else can be one. Source:
+/// kubernetes/kubernetes, `pkg/apis/core/validation/validation.go`, `ValidateNodeName`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeName(String);
+
+/// Why text is no name of a node.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{}` is no name of a node: write small letters, digits, `-` and `.`, with a letter or digit at both ends of each part",
+    .0.escape_default()
+)]
+pub struct NodeNameError(String);
+
+impl FromStr for NodeName {
+    type Err = NodeNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match is_subdomain(text) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(NodeNameError(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(&self.0)
+    }
+}
+
+impl std::ops::Deref for NodeName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+as_text!(
+    NodeName,
+    "the name of a node, such as `gpu-1`",
+    "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+);
+
 /// Whether text is a DNS subdomain, as the name of a node is.
 #[must_use]
 pub fn is_subdomain(text: &str) -> bool {
@@ -371,6 +415,30 @@ mod tests {
             ("kubernetes.io/role", false),
         ] {
             assert_eq!(check_own_label(key).is_ok(), may, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_a_node_can_be_nothing_that_a_command_takes_for_an_option() {
+        for text in ["gpu-1", "1", "ip-10-0-0-1.eu-central-1.compute.internal"] {
+            assert_eq!(&*text.parse::<NodeName>().expect(text), text);
+        }
+        for text in [
+            "",
+            "-x",
+            "--kubeconfig=/tmp/x",
+            "GPU-1",
+            "a b",
+            "a/b",
+            "a..b",
+            "a-",
+            "gpu-1\n",
+            "\u{1b}[2J",
+        ] {
+            let error = text.parse::<NodeName>().expect_err(text).to_string();
+            assert!(!error.contains(char::is_control), "{error:?}");
+            let json = serde_json::to_string(text).expect("JSON");
+            serde_json::from_str::<NodeName>(&json).expect_err(text);
         }
     }
 

@@ -3,10 +3,16 @@
 use camino::Utf8Path;
 
 use super::{State, StateError};
-use crate::host::ExecError;
-use crate::tools::kubernetes::{
-    kubectl::{self, Kubectl},
-    membership::{self, MembershipError},
+use crate::{
+    host::ExecError,
+    model::kubernetes::{NodeName, NodeNameError},
+    tools::{
+        kubelet,
+        kubernetes::{
+            kubectl::{self, Kubectl},
+            membership::{self, MembershipError},
+        },
+    },
 };
 
 pub use crate::tools::kubernetes::{kubectl::Registered, membership::Membership};
@@ -20,31 +26,31 @@ impl State {
     /// # Errors
     /// When a kubeconfig cannot be read, or is none.
     pub fn membership(&self) -> Result<Option<Membership>, StateError> {
-        membership::read(&*self.host.files).map_err(|error| match error {
-            MembershipError::Files(error) => error.into(),
-            MembershipError::Unreadable { path, why } => StateError::Unexpected {
-                what: format!("`{path}`"),
-                why,
-            },
-        })
+        membership::read(&*self.host.files).map_err(unreadable)
     }
 
-    /// The name under which this machine is a node, or would be: the one that its kubelet was started with
-    /// (`--hostname-override`, by which providers set it), otherwise its host name in small letters, as kubeadm and the
-    /// kubelet make it. Source: kubernetes/kubernetes, `staging/src/k8s.io/component-helpers/node/util/hostname.go`.
+    /// The name under which this machine is a node, or would be: the one that its cluster has certified; where its
+    /// kubelet has no certificate, the one that it was started with (`--hostname-override`, by which providers set it);
+    /// otherwise the host name in small letters, as kubeadm and the kubelet make it. Source: kubernetes/kubernetes,
+    /// `staging/src/k8s.io/component-helpers/node/util/hostname.go`.
     ///
     /// # Errors
-    /// When processes or the host name cannot be read.
-    pub fn host_name(&self) -> Result<Option<String>, StateError> {
-        for process in self.host.system.processes()? {
+    /// When one of these cannot be read, or is no name of a node.
+    pub fn host_name(&self) -> Result<Option<NodeName>, StateError> {
+        if let Some(name) = membership::node_name(&*self.host.files).map_err(unreadable)? {
+            return Ok(Some(name));
+        }
+        let made = |name: &str, place: &str| {
+            let name = name.to_ascii_lowercase();
+            (name.parse().map(Some)).map_err(|why: NodeNameError| StateError::Unexpected {
+                what: place.to_owned(),
+                why: why.to_string(),
+            })
+        };
+        for (_, process) in self.processes_of(&["kubelet"])? {
             let command = process.command.as_deref().unwrap_or_default();
-            let is_kubelet = (command.split(' ').next())
-                .is_some_and(|program| program.rsplit('/').next() == Some("kubelet"));
-            let named = (command.split(' '))
-                .find_map(|word| word.strip_prefix("--hostname-override="))
-                .filter(|name| is_kubelet && !name.is_empty());
-            if let Some(name) = named {
-                return Ok(Some(name.to_ascii_lowercase()));
+            if let Some(name) = kubelet::option(command, "--hostname-override") {
+                return made(name, "the kubelet's command line");
             }
         }
         for path in HOST_NAMES {
@@ -53,7 +59,7 @@ impl State {
             let mut lines = text.lines().map(str::trim);
             let name = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
             if let Some(name) = name {
-                return Ok(Some(name.to_ascii_lowercase()));
+                return made(name, &format!("`{path}`"));
             }
         }
         Ok(None)
@@ -90,7 +96,7 @@ impl State {
     pub async fn registered(
         &self,
         membership: &Membership,
-        node: &str,
+        node: &NodeName,
     ) -> Result<Registered, StateError> {
         let Some(kubectl) = self.kubectl()? else {
             return Ok(Registered::Silent(
@@ -102,25 +108,127 @@ impl State {
     }
 }
 
+fn unreadable(error: MembershipError) -> StateError {
+    match error {
+        MembershipError::Files(error) => error.into(),
+        MembershipError::Unreadable { path, why } => StateError::Unexpected {
+            what: format!("`{path}`"),
+            why,
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::{
-        host::fake,
+        host::fake::{self, FakeFiles},
+        state::processes::tests::{Which, run},
         steps::fixtures::{facts, state_below_root},
+        tools::kubernetes::kubeconfig::tests::{NODE_CERTIFICATE, kubeconfig},
     };
+
+    /// The name of a machine, or why it has none.
+    fn name(arrange: impl Fn(&FakeFiles)) -> Result<Option<String>, String> {
+        let (host, fakes) = fake::host();
+        arrange(&fakes.files);
+        let found = state_below_root(&host, facts()).host_name();
+        found
+            .map(|name| name.map(|name| name.to_string()))
+            .map_err(|error| error.to_string())
+    }
 
     #[test]
     fn without_a_kernel_the_name_is_that_of_the_next_boot() {
-        let (host, fakes) = fake::host();
-        let name = || {
-            let state = state_below_root(&host, facts());
-            state.host_name().expect("readable")
+        assert_eq!(name(|_| {}), Ok(None));
+        let next = |files: &FakeFiles| files.put("/etc/hostname", "# by the installer\n\nGPU-1\n");
+        assert_eq!(name(next), Ok(Some("gpu-1".to_owned())));
+        let booted = |files: &FakeFiles| {
+            next(files);
+            files.put("/proc/sys/kernel/hostname", "gpu-2\n");
         };
-        assert_eq!(name(), None);
-        let files = &fakes.files;
-        files.put("/etc/hostname", "# by the installer\n\nGPU-1\n");
-        assert_eq!(name().as_deref(), Some("gpu-1"));
-        files.put("/proc/sys/kernel/hostname", "gpu-2\n");
-        assert_eq!(name().as_deref(), Some("gpu-2"));
+        assert_eq!(name(booted), Ok(Some("gpu-2".to_owned())));
+    }
+
+    #[test]
+    fn a_kubelet_names_its_node_in_one_word_or_in_two() {
+        for command in [
+            "/usr/bin/kubelet --v=2 --hostname-override=Node-7 --x",
+            "/usr/bin/kubelet --hostname-override Node-7",
+        ] {
+            let found = name(|files| {
+                files.put("/etc/hostname", "gpu-1\n");
+                run(files, 7, Which::Own, command);
+            });
+            assert_eq!(found, Ok(Some("node-7".to_owned())), "{command}");
+        }
+        let without = name(|files| {
+            files.put("/etc/hostname", "gpu-1\n");
+            run(files, 7, Which::Own, "/usr/bin/kubelet --hostname-override");
+        });
+        assert_eq!(without, Ok(Some("gpu-1".to_owned())));
+    }
+
+    #[test]
+    fn no_process_of_others_names_the_node() {
+        for which in [
+            Which::OfUser(65534),
+            Which::Contained("pid"),
+            Which::Contained("mnt"),
+            Which::Executing("/usr/bin/sudo"),
+            Which::Unseen,
+        ] {
+            let found = name(|files| {
+                files.put("/etc/hostname", "gpu-1\n");
+                let command = "kubelet --hostname-override=--kubeconfig=/tmp/x";
+                run(files, 7, which, command);
+            });
+            assert_eq!(found, Ok(Some("gpu-1".to_owned())), "{which:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_name_of_a_node_is_refused_wherever_it_comes_from() {
+        let option = "/usr/bin/kubelet --hostname-override=--kubeconfig=/tmp/x";
+        let by_kubelet = name(|files| run(files, 7, Which::Own, option));
+        let by_file = name(|files| files.put("/proc/sys/kernel/hostname", "-x\n"));
+        for (found, place) in [(by_kubelet, "command line"), (by_file, "/kernel/hostname")] {
+            let error = found.expect_err("no name");
+            assert!(
+                error.contains(place) && error.contains("no name of a node"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_certificate_of_the_kubelet_names_the_node_before_all_others() {
+        let inside = kubeconfig(&format!("client-certificate-data: {}", {
+            use base64::{Engine, engine::general_purpose::STANDARD};
+            STANDARD.encode(NODE_CERTIFICATE)
+        }));
+        let file = kubeconfig("client-certificate: /pki/kubelet.pem");
+        for text in [inside, file] {
+            let found = name(|files| {
+                files.put("/etc/hostname", "gpu-1\n");
+                run(
+                    files,
+                    7,
+                    Which::Own,
+                    "/usr/bin/kubelet --hostname-override=gpu-2",
+                );
+                files.put("/pki/kubelet.pem", NODE_CERTIFICATE);
+                files.put("/var/lib/kubelet/kubeconfig", text.clone());
+            });
+            assert_eq!(found, Ok(Some("gpu-7.example".to_owned())), "{text}");
+        }
+        // The plugin of a cloud gives it a token.
+        let found = name(|files| {
+            files.put("/etc/hostname", "gpu-1\n");
+            files.put(
+                "/var/lib/kubelet/kubeconfig",
+                kubeconfig("exec: {command: aws}"),
+            );
+        });
+        assert_eq!(found, Ok(Some("gpu-1".to_owned())));
     }
 }

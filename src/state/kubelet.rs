@@ -15,6 +15,9 @@ use crate::{
     },
 };
 
+/// The kubelet's program.
+const KUBELET: &str = "kubelet";
+
 /// The container runtime of the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -40,18 +43,21 @@ impl State {
     /// When the machine's files cannot be read.
     pub fn kubelet_runtime(&self) -> Result<Option<KubeletRuntime>, StateError> {
         let files = &self.host.files;
-        let processes = self.host.system.processes()?;
-        let named = |names: &[&str]| {
-            (processes.iter()).find(|process| names.iter().any(|name| is_called(process, name)))
-        };
         let mut present: Vec<&Owner> = Vec::new();
         for owner in &OWNERS {
             if files.stat(Utf8Path::new(owner.mark))?.is_some() {
                 present.push(owner);
             }
         }
+        let of_owners = OWNERS.iter().flat_map(|owner| owner.programs);
+        let programs: Vec<&str> = of_owners.copied().chain([KUBELET]).collect();
+        let processes = self.processes_of(&programs)?;
+        let named = |names: &[&str]| {
+            let one = (processes.iter()).find(|(name, _)| names.contains(&name.as_str()));
+            one.map(|(_, process)| process)
+        };
         let running = (OWNERS.iter()).find(|owner| named(owner.programs).is_some());
-        let kubelet = named(&["kubelet"]);
+        let kubelet = named(&[KUBELET]);
         let found = |socket: &str, by: &str, runs| {
             // RKE2 and k3s have the same socket.
             let of_socket = |owner: &&&Owner| owner.socket == socket;
@@ -79,7 +85,7 @@ impl State {
                     })?
                     .container_runtime_endpoint
                     .map(|text| kubelet::socket(&text)),
-                _ => kubelet::endpoint(text.trim().trim_end_matches('"')),
+                _ => kubelet::endpoint(&text.replace('"', " ")),
             };
             if let Some(socket) = socket {
                 return found(&socket, &format!("`{path}`"), kubelet.is_some()).map(Some);
@@ -150,21 +156,12 @@ impl State {
     }
 }
 
-/// Whether a process runs this program, also where it has given itself another name, as `k3s-agent`.
-fn is_called(process: &Process, program: &str) -> bool {
-    let first = process
-        .command
-        .as_deref()
-        .and_then(|line| line.split(' ').next());
-    let file = first.and_then(|path| path.rsplit('/').next());
-    file == Some(program) || process.name.as_deref() == Some(program)
-}
-
 #[cfg(test)]
 mod tests {
     use super::KubeletRuntime;
     use crate::{
         host::fake::{self, Fakes},
+        state::processes::tests::{Which, run, run_as},
         steps::fixtures::{facts, state_below_root},
     };
 
@@ -172,17 +169,12 @@ mod tests {
     const RKE2: &str = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml";
 
     fn process(fakes: &Fakes, pid: u32, name: &str, command: &str) {
-        fakes
-            .files
-            .put(&format!("/proc/{pid}/comm"), format!("{name}\n"));
-        let command = command.replace(' ', "\0");
-        fakes.files.put(&format!("/proc/{pid}/cmdline"), command);
+        run_as(&fakes.files, (pid, name), Which::Own, command);
     }
 
     fn found(prepare: impl Fn(&Fakes)) -> Option<KubeletRuntime> {
-        let (mut host, fakes) = fake::host();
+        let (host, fakes) = fake::host();
         prepare(&fakes);
-        host.system = std::sync::Arc::new(crate::host::system::ProcFiles(host.files.clone()));
         let state = state_below_root(&host, facts());
         state.kubelet_runtime().expect("readable")
     }
@@ -292,5 +284,22 @@ mod tests {
             })),
             "microk8s /var/snap/microk8s/common/run/containerd.sock by microk8s runs, true Some(false)"
         );
+    }
+
+    /// Their containerd would be configured, and the agent of k3s started again, on the word of any user.
+    #[test]
+    fn no_process_of_others_tells_the_runtime() {
+        for which in [
+            Which::OfUser(65534),
+            Which::Contained("pid"),
+            Which::Executing("/usr/bin/sudo"),
+        ] {
+            let found = found(|fakes| {
+                let socket = "kubelet --container-runtime-endpoint=unix:///tmp/x.sock";
+                run(&fakes.files, 7, which, socket);
+                run(&fakes.files, 8, which, "/usr/local/bin/k3s agent");
+            });
+            assert_eq!(said(found), "none", "{which:?}");
+        }
     }
 }

@@ -18,6 +18,7 @@ pub mod labels;
 mod modules;
 mod ours;
 mod packages;
+mod processes;
 mod runtimes;
 mod snapshot;
 mod units;

@@ -42,15 +42,28 @@ pub fn socket(address: &str) -> String {
         .to_owned()
 }
 
+/// The value of an option in a command line of the kubelet, given in one word or in two.
+#[must_use]
+pub fn option<'c>(command: &'c str, name: &str) -> Option<&'c str> {
+    let mut words = command.split_ascii_whitespace();
+    let value = loop {
+        match words.next()?.strip_prefix(name) {
+            Some("") => break words.next()?,
+            Some(rest) => {
+                if let Some(value) = rest.strip_prefix('=') {
+                    break value;
+                }
+            }
+            None => {}
+        }
+    };
+    Some(value).filter(|value| !value.is_empty())
+}
+
 /// The socket that a command line of the kubelet names.
 #[must_use]
 pub fn endpoint(command: &str) -> Option<String> {
-    let (_, rest) = command.split_once("--container-runtime-endpoint")?;
-    let address = rest
-        .trim_start_matches(['=', ' '])
-        .split([' ', '"'])
-        .next()?;
-    Some(socket(address)).filter(|socket| !socket.is_empty())
+    option(command, "--container-runtime-endpoint").map(socket)
 }
 
 /// The runtime of the machine that has this socket; the socket itself if it is another one.

@@ -48,6 +48,8 @@ struct Machine {
     #[serde(default)]
     files: BTreeMap<String, String>,
     #[serde(default)]
+    links: BTreeMap<String, String>,
+    #[serde(default)]
     prepared: bool,
     first: Option<String>,
     says: Option<String>,
@@ -131,6 +133,9 @@ impl Machine {
         }
         for (path, content) in &self.files {
             put(root, path, content);
+        }
+        for (path, target) in &self.links {
+            link(root, path, target);
         }
         if self.prepared {
             let journal = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/journals/complete.jsonl");

@@ -22,7 +22,7 @@ use crate::{
     host::Kind,
     model::{
         cluster::JoinMethod,
-        kubernetes::{Labels, Taint},
+        kubernetes::{Labels, NodeName, Taint},
         paths,
         secret::Secret,
     },
@@ -47,7 +47,7 @@ pub struct Join {
     /// How.
     pub method: JoinMethod,
     /// The node's name.
-    pub node: String,
+    pub node: NodeName,
     /// Its labels.
     pub labels: Labels,
     /// Its taints.
@@ -274,7 +274,7 @@ impl Applier {
     pub(super) async fn leave_cluster(
         &self,
         (way, joined): (&Leave, Option<&Membership>),
-        node: &str,
+        node: &NodeName,
         access: Option<&Utf8Path>,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::DRAIN;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink, Undo},
-    model::kubernetes::{Labels, Taint},
+    model::kubernetes::{Labels, NodeName, Taint},
     tools::kubernetes::kubectl::{self, Kubectl, Registered},
 };
 
@@ -19,7 +19,7 @@ use crate::{
 #[serde(rename_all = "kebab-case")]
 pub struct Admission {
     /// The node's name.
-    pub node: String,
+    pub node: NodeName,
     /// Labels that it lacks, or that have other values.
     pub labels: Labels,
     /// The startup taint, which goes at last.
@@ -93,7 +93,7 @@ impl Applier {
                 Registered::Node(node) => node.why.unwrap_or_default(),
             };
             return Err(JoinError::NotReady {
-                node: name.clone(),
+                node: name.to_string(),
                 seconds: admission.ready_timeout_seconds,
                 why,
             }
@@ -121,7 +121,7 @@ impl Applier {
     }
 
     /// The node as its own kubelet may see it.
-    pub(in crate::change) async fn node(&self, name: &str) -> Result<Registered, ChangeError> {
+    pub(in crate::change) async fn node(&self, name: &NodeName) -> Result<Registered, ChangeError> {
         let (kubectl, kubeconfig) = self.own_access(name)?;
         let asked = kubectl::registered(self.host.reader(), kubectl, &kubeconfig, name).await;
         asked.map_err(|source| ChangeError::Tool {
@@ -131,9 +131,9 @@ impl Applier {
     }
 
     /// kubectl, and the kubeconfig of the kubelet.
-    fn own_access(&self, name: &str) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
+    fn own_access(&self, name: &NodeName) -> Result<(Kubectl, Utf8PathBuf), ChangeError> {
         let kubectl = kubectl::find(&*self.host.files)?.ok_or_else(|| JoinError::NoKubectl {
-            node: name.to_owned(),
+            node: name.to_string(),
         })?;
         let joined = self.joined_cluster()?;
         let joined = joined.ok_or_else(|| unasked(name, "the machine is no node".to_owned()))?;
@@ -142,7 +142,7 @@ impl Applier {
 
     pub(in crate::change) async fn restore_node(
         &self,
-        name: &str,
+        name: &NodeName,
         labels: &BTreeMap<String, Option<String>>,
         sink: &dyn Sink,
     ) -> Result<Reverted, ChangeError> {
@@ -179,7 +179,7 @@ impl Applier {
     /// machine from leaving; pods that may not be evicted do.
     pub(super) async fn delete_node(
         &self,
-        name: &str,
+        name: &NodeName,
         access: Option<&Utf8Path>,
         sink: &dyn Sink,
     ) -> Result<Deleted, ChangeError> {
@@ -237,7 +237,7 @@ pub(super) enum Deleted {
     Refused(String),
 }
 
-fn unasked(name: &str, why: String) -> ChangeError {
+fn unasked(name: &NodeName, why: String) -> ChangeError {
     ChangeError::Unreadable {
         what: format!("ask the cluster about node `{name}`"),
         why,

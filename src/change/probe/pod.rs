@@ -21,6 +21,7 @@ use crate::{
     config::desired::RuntimeKind,
     error::one_line,
     host::{Cmd, ExecError, digest},
+    model::kubernetes::NodeName,
     tools::{
         container_view::ContainerView,
         ctr,
@@ -48,7 +49,7 @@ const CONFIG: &str = "config.json";
 #[serde(rename_all = "kebab-case")]
 pub struct PodProbe {
     /// The node.
-    pub node: String,
+    pub node: NodeName,
     /// The namespace of the pod.
     pub namespace: String,
     /// A kubeconfig that may make, read and delete it.
@@ -91,7 +92,7 @@ impl PodProbe {
                 "labels": { "app.kubernetes.io/name": "gpu-bootstrap-probe" },
             },
             "spec": {
-                "nodeName": self.node,
+                "nodeName": &*self.node,
                 "restartPolicy": "Never",
                 "tolerations": [{ "operator": "Exists" }],
                 // A pod that nobody deletes any more ends all the same, but after our own wait has told why it did not.
@@ -117,7 +118,7 @@ impl PodProbe {
     }
 }
 
-fn name_for(node: &str) -> String {
+fn name_for(node: &NodeName) -> String {
     format!("gpu-bootstrap-probe-{node}")
 }
 
@@ -198,7 +199,7 @@ impl Applier {
     /// The undo of a probe that was cut off.
     pub(in crate::change) async fn undo_pod(
         &self,
-        node: &str,
+        node: &NodeName,
         namespace: &str,
         access: &Utf8Path,
         sink: &dyn Sink,
@@ -230,7 +231,7 @@ impl Applier {
 
     async fn delete_pod(
         &self,
-        node: &str,
+        node: &NodeName,
         namespace: &str,
         access: &Utf8Path,
         sink: &dyn Sink,
@@ -241,10 +242,10 @@ impl Applier {
             .map(drop)
     }
 
-    fn kubectl_for(&self, node: &str) -> Result<Kubectl, ChangeError> {
+    fn kubectl_for(&self, node: &NodeName) -> Result<Kubectl, ChangeError> {
         let found = kubectl::find(&*self.host.files)?;
         Ok(found.ok_or_else(|| JoinError::NoKubectl {
-            node: node.to_owned(),
+            node: node.to_string(),
         })?)
     }
 
@@ -264,7 +265,7 @@ impl Applier {
         }
         let error = match self.node(&pod.node).await? {
             Registered::Node(node) => PodError::NoDevicePlugin {
-                node: pod.node.clone(),
+                node: pod.node.to_string(),
                 instead: node.offered_instead(),
                 seconds: pod.timeout_seconds,
             },
@@ -509,7 +510,7 @@ mod tests {
 
     fn pod() -> PodProbe {
         PodProbe {
-            node: "gpu-1".into(),
+            node: "gpu-1".parse().expect("a name"),
             namespace: "default".into(),
             access: "/etc/k".into(),
             nvidia_default: false,

@@ -15,7 +15,7 @@ use crate::{
 fn admission(labels: &[(&str, &str)]) -> Change {
     Change::AdmitNode {
         admission: Admission {
-            node: "gpu-1".to_owned(),
+            node: "gpu-1".parse().expect("a name"),
             labels: (labels.iter())
                 .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
                 .collect(),
@@ -66,9 +66,9 @@ async fn a_node_is_admitted_once_it_is_ready() {
     assert_eq!(
         last,
         [
-            "/usr/bin/kubectl --kubeconfig /etc/kubernetes/kubelet.conf --request-timeout=10s label node gpu-1 \
-             --overwrite new=yes team=research",
-            "/usr/bin/kubectl --kubeconfig /etc/gpu-bootstrap/cluster.kubeconfig --request-timeout=10s taint node \
+            "/usr/bin/kubectl --kubeconfig=/etc/kubernetes/kubelet.conf --request-timeout=10s label node --overwrite -- \
+             gpu-1 new=yes team=research",
+            "/usr/bin/kubectl --kubeconfig=/etc/gpu-bootstrap/cluster.kubeconfig --request-timeout=10s taint node -- \
              gpu-1 starting:NoSchedule-"
         ]
     );
@@ -78,7 +78,7 @@ async fn a_node_is_admitted_once_it_is_ready() {
     assert!(
         lines
             .last()
-            .is_some_and(|line| line.ends_with("--overwrite new- team=old")),
+            .is_some_and(|line| line.ends_with("-- gpu-1 new- team=old")),
         "{lines:?}"
     );
 }

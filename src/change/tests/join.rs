@@ -34,7 +34,7 @@ pub(super) fn join(method: JoinMethod) -> Change {
     Change::JoinCluster {
         join: Join {
             method,
-            node: "gpu-1".to_owned(),
+            node: "gpu-1".parse().expect("a name"),
             labels: Labels::from([("team".to_owned(), "research".to_owned())]),
             taints: vec![],
             access: None,

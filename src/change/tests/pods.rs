@@ -24,7 +24,7 @@ const IMAGE: &str = "docker.io/gpu-bootstrap/probe:local";
 fn pod() -> Change {
     Change::RunProbe {
         probe: Probe::PodSeesGpu(PodProbe {
-            node: "gpu-1".into(),
+            node: "gpu-1".parse().expect("a name"),
             namespace: "default".into(),
             access: "/etc/gpu-bootstrap/cluster.kubeconfig".into(),
             nvidia_default: false,
@@ -98,7 +98,7 @@ fn node(gpus: &'static str, status: String, log: String) -> TestMachine {
     let (is_made, is_kubelet_away) = (Mutex::new(false), Mutex::new(true));
     exec.on("/usr/bin/kubectl", move |cmd, files| {
         let mut is_made = is_made.lock().unwrap();
-        match (cmd.args[3].as_str(), cmd.args[4].as_str()) {
+        match (cmd.args[2].as_str(), cmd.args[3].as_str()) {
             ("get", "node") => ok(format!(
                 r#"{{"metadata": {{}}, "status": {{"allocatable": {{{gpus}}}}}}}"#
             )),
@@ -136,7 +136,10 @@ async fn a_pod_that_computes_leaves_its_record_and_nothing_else() {
     let record = ProofRecord::parse(&machine.fakes.files.text(RECORD));
     assert_eq!(record.inputs, "driver=1.2\n");
     // One before it, from a run that was cut off, and the own one.
-    assert_eq!(ran(&machine, "delete pod gpu-bootstrap-probe-gpu-1"), 2);
+    assert_eq!(
+        ran(&machine, "--wait=false -- gpu-bootstrap-probe-gpu-1"),
+        2
+    );
     assert_eq!(ran(&machine, &format!("images remove --sync {IMAGE}")), 1);
     assert_eq!(ran(&machine, "images import"), 1);
     // The undo asks neither cluster nor runtime, which may be gone by then.
@@ -191,7 +194,10 @@ async fn each_cause_is_told_apart_and_the_pod_goes() {
         assert_eq!(error.reason(), reason, "{error}");
         assert!(error.to_string().contains(part), "{error}");
         assert!(error.hint().is_some());
-        assert_eq!(ran(&machine, "delete pod gpu-bootstrap-probe-gpu-1"), 2);
+        assert_eq!(
+            ran(&machine, "--wait=false -- gpu-bootstrap-probe-gpu-1"),
+            2
+        );
         assert_eq!(ran(&machine, &format!("images remove --sync {IMAGE}")), 1);
         assert!(!machine.fakes.files.exists(RECORD.into()).unwrap());
     }
@@ -219,7 +225,13 @@ async fn without_a_device_plugin_no_pod_is_made() {
 async fn a_kubelet_that_is_away_for_a_moment_loses_no_log() {
     let machine = offering(terminated(), log(Layers::default()));
     machine.apply(&pod()).await.expect("it computes");
-    assert_eq!(ran(&machine, " logs gpu-bootstrap-probe-gpu-1"), 2);
+    assert_eq!(
+        ran(
+            &machine,
+            " logs --namespace=default -- gpu-bootstrap-probe-gpu-1"
+        ),
+        2
+    );
 }
 
 #[tokio::test]
@@ -250,7 +262,10 @@ async fn the_pod_of_a_probe_that_was_cut_off_is_deleted() {
     let undo = (machine.applier.capture(&pod()).await).expect("an undo");
     let reverted = machine.revert(&undo).await;
     assert!(matches!(reverted, Reverted::Done { .. }), "{reverted:?}");
-    assert_eq!(ran(&machine, "delete pod gpu-bootstrap-probe-gpu-1"), 1);
+    assert_eq!(
+        ran(&machine, "--wait=false -- gpu-bootstrap-probe-gpu-1"),
+        1
+    );
     for image in [IMAGE, &digest] {
         assert_eq!(ran(&machine, &format!("images remove --sync {image}")), 1);
     }

@@ -15,7 +15,11 @@ use crate::{
     change::{Change, Join, Lock},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
     host::{Kind, ReadFiles},
-    model::{id::StepId, kubernetes::Labels, token::TokenSource},
+    model::{
+        id::StepId,
+        kubernetes::{Labels, NodeName},
+        token::TokenSource,
+    },
     state::Membership,
     step::{Assessment, Cx, Step, StepError},
     steps::{
@@ -42,7 +46,7 @@ struct JoinState {
     membership: Option<Membership>,
     /// Whether the file exists by which a command of the administrator's tells that it has joined.
     has_joined_file: bool,
-    node: Option<String>,
+    node: Option<NodeName>,
     labels: Labels,
     /// Why the labels of its GPUs are not known yet.
     unknown: Option<String>,
@@ -313,7 +317,7 @@ fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
     }
 }
 
-fn changes(state: &JoinState, wish: &ClusterWish, node: &str) -> Vec<Change> {
+fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change> {
     let taints: Vec<_> = (wish.node.taints.iter())
         .chain(&wish.node.startup_taint)
         .cloned()
@@ -352,7 +356,7 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &str) -> Vec<Change> {
     changes.push(Change::JoinCluster {
         join: Join {
             method: wish.method.clone(),
-            node: node.to_owned(),
+            node: node.clone(),
             labels: state.labels.clone(),
             taints,
             access: wish.access.clone(),

@@ -15,7 +15,7 @@ pub(super) mod skew;
 use crate::{
     config::desired::{ClusterWish, Desired, JoinMethod},
     facts::Cloud,
-    model::kubernetes::{self, Labels},
+    model::kubernetes::{self, Labels, NodeName},
     state::{Membership, labels},
     step::{Assessment, Cx, StepError},
     tools::kubernetes::{kubeadm, nodeadm},
@@ -32,8 +32,8 @@ fn wish(desired: &Desired) -> Option<&ClusterWish> {
     desired.cluster.as_ref()
 }
 
-/// The node's name: the one of the settings, or the host name.
-fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<String>, StepError> {
+/// The node's name: the one of the settings, or the one that the machine has or would have.
+fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<NodeName>, StepError> {
     match &wish.node.name {
         Some(name) => Ok(Some(name.clone())),
         None => Ok(cx.state.host_name()?),

@@ -10,7 +10,10 @@ use super::{
 use crate::{
     change::{Admission, Change, Lock},
     config::desired::{ClusterWish, Desired, JoinMethod},
-    model::{id::StepId, kubernetes::Labels},
+    model::{
+        id::StepId,
+        kubernetes::{Labels, NodeName},
+    },
     state::{Registered, labels::FEATURES_FILE},
     step::{Assessment, Cx, Step, StepError},
     steps::{CLUSTER_JOIN, CLUSTER_NODE, VALIDATION_DEVICES},
@@ -29,7 +32,7 @@ enum NodeState {
     NoKubectl,
     /// It has joined as a node of this name.
     Joined {
-        name: String,
+        name: NodeName,
         says: Registered,
         wanted: Wanted,
         /// The file for Node Feature Discovery, as it is.
@@ -240,7 +243,7 @@ mod tests {
 
     fn joined(says: Registered) -> NodeState {
         NodeState::Joined {
-            name: "gpu-1".to_owned(),
+            name: "gpu-1".parse().expect("a name"),
             says,
             wanted: Wanted {
                 labels: Labels::from([("team".to_owned(), "research".to_owned())]),

@@ -120,6 +120,16 @@ mod tests {
         fakes.files.put(path, configuration);
         fakes.files.put("/proc/9/comm", format!("{process}\n"));
         fakes.files.put("/proc/9/cmdline", process);
+        fakes.files.put("/proc/9/status", "Uid:\t0\t0\t0\t0\n");
+        fakes
+            .files
+            .put_link("/proc/9/exe", "/var/lib/rancher/k3s/data/x/bin/k3s");
+        for namespace in ["pid", "mnt"] {
+            for who in ["self", "9"] {
+                let place = format!("/proc/{who}/ns/{namespace}");
+                fakes.files.put_link(&place, &format!("{namespace}:[1]"));
+            }
+        }
         fakes.files.put("/var/lib/dpkg/status", "");
         let mode = format!("KillMode={mode}\n");
         fakes

@@ -7,7 +7,7 @@ use crate::{
     change::{Change, PodProbe, Probe, ProofRecord},
     config::desired::{ClusterWish, Desired, PodWish, RuntimeKind},
     host::Nvml,
-    model::paths,
+    model::{kubernetes::NodeName, paths},
     state::Membership,
     step::{Cx, StepError},
     steps::{container::RECORDS, words},
@@ -73,7 +73,7 @@ pub(super) async fn detect(
     cx: &Cx<'_>,
     cluster: &ClusterWish,
     membership: &Membership,
-    node: &str,
+    node: &NodeName,
 ) -> Result<Pod, StepError> {
     let Some((pod, access)) = asked_for(cx.desired, cluster) else {
         return Ok(Pod::Unwanted);
@@ -101,7 +101,7 @@ pub(super) async fn detect(
     let text = cx.host.files().read_text(&record_path())?;
     Ok(Pod::Wanted(Box::new(Wanted {
         probe: PodProbe {
-            node: node.to_owned(),
+            node: node.clone(),
             namespace: pod.namespace.clone(),
             access: access.clone(),
             nvidia_default: cx
@@ -151,7 +151,7 @@ pub(super) mod tests {
     pub(in crate::steps::cluster) fn wanted(record: Option<(&str, &str)>) -> Wanted {
         Wanted {
             probe: PodProbe {
-                node: "gpu-1".into(),
+                node: "gpu-1".parse().expect("a name"),
                 namespace: "default".into(),
                 access: "/etc/k".into(),
                 nvidia_default: false,

@@ -4,9 +4,12 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::x509::public_key_pin as pin;
+use super::x509::{common_name, public_key_pin as pin};
 use crate::{
-    model::secret::{Secret, is_secret_name},
+    model::{
+        kubernetes::NodeName,
+        secret::{Secret, is_secret_name},
+    },
     tools::yaml,
 };
 
@@ -34,6 +37,8 @@ pub struct Cluster {
     pub ca_file: Option<String>,
     /// The file with the client's certificate, if it names one.
     pub certificate_file: Option<String>,
+    /// The client's certificate in PEM, if the kubeconfig contains it.
+    pub certificate: Option<Vec<u8>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -59,6 +64,7 @@ struct NamedUser {
 #[serde(rename_all = "kebab-case")]
 struct User {
     client_certificate: Option<String>,
+    client_certificate_data: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -117,11 +123,20 @@ pub fn parse(text: &str) -> Result<Cluster, String> {
             Some(pin(&pem).ok_or("the certificate authority is no certificate")?)
         }
     };
+    let user = user.map(|user| &user.user);
+    let certificate = match user.and_then(|user| user.client_certificate_data.as_ref()) {
+        None => None,
+        Some(data) => Some(
+            (BASE64.decode(data))
+                .map_err(|error| format!("the client's certificate is not in base64: {error}"))?,
+        ),
+    };
     Ok(Cluster {
         server: entry.server.clone(),
         ca_pin,
         ca_file: entry.certificate_authority.clone(),
-        certificate_file: user.and_then(|user| user.user.client_certificate.clone()),
+        certificate_file: user.and_then(|user| user.client_certificate.clone()),
+        certificate,
     })
 }
 
@@ -155,6 +170,13 @@ pub fn secrets(text: &str) -> Result<Vec<Secret>, String> {
     Ok(found)
 }
 
+/// The node whose certificate this is, in PEM; `None` if it is nobody's. Source: Kubernetes, "Using Node Authorization".
+#[must_use]
+pub fn node_of(certificate: &[u8]) -> Option<NodeName> {
+    let user = common_name(certificate)?;
+    user.strip_prefix("system:node:")?.parse().ok()
+}
+
 /// `sha256:` and the digest of the public key of the first certificate in PEM.
 #[must_use]
 pub fn pin_of(pem: &str) -> Option<String> {
@@ -162,8 +184,42 @@ pub fn pin_of(pem: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// The certificate of a kubelet, made with `openssl req -x509` with the subject `O=system:nodes,
+    /// CN=system:node:gpu-7.example` and the extensions that the signer `kubernetes.io/kube-apiserver-client-kubelet` gives.
+    pub(crate) const NODE_CERTIFICATE: &str = "\
+-----BEGIN CERTIFICATE-----\n\
+MIIBzzCCAXSgAwIBAgIUVhqoNz3U3MVbDCFS7N5URy7E5oAwCgYIKoZIzj0EAwIw\n\
+OzEVMBMGA1UECgwMc3lzdGVtOm5vZGVzMSIwIAYDVQQDDBlzeXN0ZW06bm9kZTpn\n\
+cHUtNy5leGFtcGxlMCAXDTI2MTEyNTIwMDMzMVoYDzIxMjYxMTAxMjAwMzMxWjA7\n\
+MRUwEwYDVQQKDAxzeXN0ZW06bm9kZXMxIjAgBgNVBAMMGXN5c3RlbTpub2RlOmdw\n\
+dS03LmV4YW1wbGUwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAASzRmlUPHkUkWNH\n\
+q9b3yrm0Dy0Qj4/6O8EThpjMFUCXPuOkge/hBa+3z/Em8EXLAMqZR9jPsf3f4XKt\n\
+6paX5YKEo1QwUjAOBgNVHQ8BAf8EBAMCB4AwEwYDVR0lBAwwCgYIKwYBBQUHAwIw\n\
+DAYDVR0TAQH/BAIwADAdBgNVHQ4EFgQUeZOh/9+VLEXQc/UOzFHCp2fL7jswCgYI\n\
+KoZIzj0EAwIDSQAwRgIhAKO8a/GhnWuE7DAkJPyKK79Y5XuXkx9G0iS/ZYBcRzg9\n\
+AiEA/BQSzeS/0BoQO3ajNVOYJMGaIMFSxKj8FCCdFg/J4Os=\n\
+-----END CERTIFICATE-----\n\
+";
+
+    /// A kubeconfig whose user has these credentials.
+    pub(crate) fn kubeconfig(credentials: &str) -> String {
+        format!(
+            "current-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters: [{{name: k, \
+             cluster: {{server: 'https://10.0.0.1:6443'}}}}]\nusers: [{{name: u, user: {{{credentials}}}}}]\n"
+        )
+    }
+
+    #[test]
+    fn a_certificate_names_its_node_and_no_other_user() {
+        let node = node_of(NODE_CERTIFICATE.as_bytes()).expect("a node");
+        assert_eq!(&*node, "gpu-7.example");
+        let authority = crate::tools::kubernetes::x509::tests::PEM;
+        assert_eq!(node_of(authority.as_bytes()), None);
+        assert_eq!(node_of(b"no certificate"), None);
+    }
 
     const ADMIN: &str = "\
 apiVersion: v1

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{
     host::{Cmd, ExecError, FilesError, Query, ReadFiles, Reader},
-    model::kubernetes::{Labels, Taint},
+    model::kubernetes::{Labels, NodeName, Taint},
 };
 
 /// The resource that NVIDIA's device plugin gives a node.
@@ -82,25 +82,37 @@ pub fn find<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Kubectl>, FilesEr
 }
 
 impl Kubectl {
-    pub(super) fn args<'a>(self, kubeconfig: &'a Utf8Path, own: &[&'a str]) -> Vec<&'a str> {
-        let mut args = self.first.to_vec();
-        args.extend(["--kubeconfig", kubeconfig.as_str(), REQUEST]);
-        args.extend(own);
+    /// The arguments of a command: those that say what to do, then, where they cannot be options, those that say with what.
+    pub(super) fn args(
+        self,
+        kubeconfig: &Utf8Path,
+        options: &[&str],
+        operands: impl IntoIterator<Item = String>,
+    ) -> Vec<String> {
+        let mut args: Vec<String> = self.first.iter().map(|&word| word.to_owned()).collect();
+        args.extend([format!("--kubeconfig={kubeconfig}"), REQUEST.to_owned()]);
+        args.extend(options.iter().map(|&word| word.to_owned()));
+        args.push("--".to_owned());
+        args.extend(operands);
         args
     }
 
     /// Reads the node.
     #[must_use]
-    pub fn node(self, kubeconfig: &Utf8Path, name: &str) -> Query {
-        let args = self.args(kubeconfig, &["get", "node", name, "--output=json"]);
+    pub fn node(self, kubeconfig: &Utf8Path, name: &NodeName) -> Query {
+        let args = self.args(
+            kubeconfig,
+            &["get", "node", "--output=json"],
+            [name.to_string()],
+        );
         Query::new(self.program, args).deadline(DEADLINE)
     }
 
     /// Asks the API server for its version, which every account may ask for.
     #[must_use]
     pub fn version(self, kubeconfig: &Utf8Path) -> Query {
-        let own = ["get", "--raw", "/version"];
-        Query::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
+        let own = ["get", "--raw=/version"];
+        Query::new(self.program, self.args(kubeconfig, &own, [])).deadline(DEADLINE)
     }
 
     /// Sets labels, and removes those whose value is `None`.
@@ -108,47 +120,46 @@ impl Kubectl {
     pub fn label<'l>(
         self,
         kubeconfig: &Utf8Path,
-        name: &str,
+        name: &NodeName,
         labels: impl Iterator<Item = (&'l str, Option<&'l str>)>,
     ) -> Cmd {
-        let mut own = vec!["label".to_owned(), "node".to_owned(), name.to_owned()];
-        own.push("--overwrite".to_owned());
-        own.extend(labels.map(|(key, value)| match value {
+        let labels = labels.map(|(key, value)| match value {
             Some(value) => format!("{key}={value}"),
             None => format!("{key}-"),
-        }));
-        let own: Vec<&str> = own.iter().map(String::as_str).collect();
-        Cmd::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
+        });
+        let operands = std::iter::once(name.to_string()).chain(labels);
+        let args = self.args(kubeconfig, &["label", "node", "--overwrite"], operands);
+        Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
     /// Removes a taint.
     #[must_use]
-    pub fn untaint(self, kubeconfig: &Utf8Path, name: &str, taint: &Taint) -> Cmd {
+    pub fn untaint(self, kubeconfig: &Utf8Path, name: &NodeName, taint: &Taint) -> Cmd {
         let taint = format!("{}:{}-", taint.key, taint.effect.name());
-        let args = self.args(kubeconfig, &["taint", "node", name, &taint]);
-        Cmd::new(self.program, args.into_iter().map(str::to_owned)).deadline(DEADLINE)
+        let args = self.args(kubeconfig, &["taint", "node"], [name.to_string(), taint]);
+        Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
     /// Moves the pods of the node elsewhere. Pods of daemon sets stay, and the data of `emptyDir` volumes is lost.
     #[must_use]
-    pub fn drain(self, kubeconfig: &Utf8Path, name: &str, timeout: Duration) -> Cmd {
+    pub fn drain(self, kubeconfig: &Utf8Path, name: &NodeName, timeout: Duration) -> Cmd {
         let limit = format!("--timeout={}s", timeout.as_secs());
         let own = [
             "drain",
-            name,
             "--ignore-daemonsets",
             "--delete-emptydir-data",
             &limit,
         ];
-        let args = self.args(kubeconfig, &own);
-        Cmd::new(self.program, args.into_iter().map(str::to_owned)).deadline(timeout + DEADLINE)
+        let args = self.args(kubeconfig, &own, [name.to_string()]);
+        Cmd::new(self.program, args).deadline(timeout + DEADLINE)
     }
 
     /// Deletes the node.
     #[must_use]
-    pub fn delete(self, kubeconfig: &Utf8Path, name: &str) -> Cmd {
-        let own = ["delete", "node", name, "--ignore-not-found"];
-        Cmd::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
+    pub fn delete(self, kubeconfig: &Utf8Path, name: &NodeName) -> Cmd {
+        let own = ["delete", "node", "--ignore-not-found"];
+        let args = self.args(kubeconfig, &own, [name.to_string()]);
+        Cmd::new(self.program, args).deadline(DEADLINE)
     }
 }
 
@@ -221,7 +232,7 @@ pub async fn registered(
     host: Reader<'_>,
     kubectl: Kubectl,
     kubeconfig: &Utf8Path,
-    name: &str,
+    name: &NodeName,
 ) -> Result<Registered, ExecError> {
     let query = kubectl.node(kubeconfig, name);
     let output = match host.query(&query).await {
@@ -428,13 +439,13 @@ mod tests {
     fn labels_are_set_and_removed() {
         let cmd = PROGRAMS[3].label(
             "/etc/k".into(),
-            "gpu-1",
+            &"gpu-1".parse().expect("a name"),
             [("a", Some("b")), ("c", None)].into_iter(),
         );
         assert_eq!(
             cmd.line(),
-            "/usr/local/bin/k3s kubectl --kubeconfig /etc/k --request-timeout=10s label node gpu-1 \
-             --overwrite a=b c-"
+            "/usr/local/bin/k3s kubectl --kubeconfig=/etc/k --request-timeout=10s label node --overwrite -- gpu-1 \
+             a=b c-"
         );
     }
 }

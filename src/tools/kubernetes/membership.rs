@@ -5,7 +5,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::kubeconfig::{self, Cluster};
-use crate::host::{FilesError, ReadFiles};
+use crate::{
+    host::{FilesError, ReadFiles},
+    model::kubernetes::NodeName,
+};
 
 /// This machine is a node of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -52,37 +55,63 @@ pub enum MembershipError {
 /// # Errors
 /// When a kubeconfig cannot be read, or is none.
 pub fn read<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Membership>, MembershipError> {
+    let Some((kubeconfig, cluster)) = cluster(files)? else {
+        return Ok(None);
+    };
+    let ca_pin = match (cluster.ca_pin, cluster.ca_file) {
+        (Some(pin), _) => Some(pin),
+        (None, Some(file)) => {
+            (files.read_text(Utf8Path::new(&file))?).and_then(|pem| kubeconfig::pin_of(&pem))
+        }
+        (None, None) => None,
+    };
+    Ok(Some(Membership {
+        kubeconfig: kubeconfig.to_owned(),
+        server: cluster.server,
+        ca_pin,
+    }))
+}
+
+/// The name under which the machine is a node, by the certificate that its cluster has given its kubelet. `None` if it is
+/// no node, or its kubelet has other credentials, as those of EKS and GKE.
+///
+/// # Errors
+/// When a kubeconfig or the certificate cannot be read.
+pub fn node_name<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<NodeName>, MembershipError> {
+    let Some((_, cluster)) = cluster(files)? else {
+        return Ok(None);
+    };
+    let certificate = match (cluster.certificate, cluster.certificate_file) {
+        (Some(certificate), _) => Some(certificate),
+        (None, Some(file)) => match files.read(Utf8Path::new(&file)) {
+            // The file has the key, too, so no recording has it.
+            Err(FilesError::NotTold { .. }) => None,
+            read => read?,
+        },
+        (None, None) => None,
+    };
+    Ok(certificate.and_then(|pem| kubeconfig::node_of(&pem)))
+}
+
+/// The first kubeconfig of a kubelet that is one of a node, and what it says.
+fn cluster<F: ReadFiles + ?Sized>(
+    files: &F,
+) -> Result<Option<(&'static Utf8Path, Cluster)>, MembershipError> {
     for path in kubeconfig::OF_KUBELETS.map(Utf8Path::new) {
         let Some(text) = files.read_text(path)? else {
             continue;
         };
-        let Cluster {
-            server,
-            ca_pin,
-            ca_file,
-            certificate_file,
-        } = kubeconfig::parse(&text).map_err(|why| MembershipError::Unreadable {
+        let cluster = kubeconfig::parse(&text).map_err(|why| MembershipError::Unreadable {
             path: path.to_owned(),
             why,
         })?;
         // kubeadm writes it before the cluster has given the kubelet a certificate.
-        if let Some(file) = certificate_file
-            && !files.exists(Utf8Path::new(&file))?
+        if let Some(file) = &cluster.certificate_file
+            && !files.exists(Utf8Path::new(file))?
         {
             continue;
         }
-        let ca_pin = match (ca_pin, ca_file) {
-            (Some(pin), _) => Some(pin),
-            (None, Some(file)) => {
-                (files.read_text(Utf8Path::new(&file))?).and_then(|pem| kubeconfig::pin_of(&pem))
-            }
-            (None, None) => None,
-        };
-        return Ok(Some(Membership {
-            kubeconfig: path.to_owned(),
-            server,
-            ca_pin,
-        }));
+        return Ok(Some((path, cluster)));
     }
     Ok(None)
 }
@@ -90,16 +119,12 @@ pub fn read<F: ReadFiles + ?Sized>(files: &F) -> Result<Option<Membership>, Memb
 #[cfg(test)]
 mod tests {
     use super::read;
-    use crate::host::fake::FakeFiles;
+    use crate::{host::fake::FakeFiles, tools::kubernetes::kubeconfig::tests::kubeconfig};
 
     #[test]
     fn a_kubeconfig_without_its_certificate_is_no_membership() {
         let certificate = "/var/lib/kubelet/pki/kubelet-client-current.pem";
-        let kubeconfig = format!(
-            "current-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters: [{{name: k, \
-             cluster: {{server: 'https://10.0.0.1:6443'}}}}]\nusers: [{{name: u, user: {{client-certificate: \
-             {certificate}}}}}]\n"
-        );
+        let kubeconfig = kubeconfig(&format!("client-certificate: {certificate}"));
         let files = FakeFiles::new();
         assert_eq!(read(&files).expect("readable"), None);
         files.put("/etc/kubernetes/kubelet.conf", kubeconfig);

@@ -29,8 +29,8 @@ impl Kubectl {
     /// Makes the pod of a manifest.
     #[must_use]
     pub fn create(self, kubeconfig: &Utf8Path, manifest: String) -> Cmd {
-        let args = self.args(kubeconfig, &["create", "--filename=-"]);
-        Cmd::new(self.program, args.into_iter().map(str::to_owned))
+        let args = self.args(kubeconfig, &["create", "--filename=-"], []);
+        Cmd::new(self.program, args)
             .stdin(Secret::new(manifest))
             .deadline(DEADLINE)
     }
@@ -38,46 +38,48 @@ impl Kubectl {
     /// Reads a pod.
     #[must_use]
     pub fn pod(self, kubeconfig: &Utf8Path, namespace: &str, name: &str) -> Query {
+        let namespace = format!("--namespace={namespace}");
         let own = [
             "get",
             "pod",
-            name,
-            "--namespace",
-            namespace,
+            &namespace,
             "--ignore-not-found",
             "--output=json",
         ];
-        Query::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
+        let args = self.args(kubeconfig, &own, [name.to_owned()]);
+        Query::new(self.program, args).deadline(DEADLINE)
     }
 
     /// Reads what the container of a pod has printed.
     #[must_use]
     pub fn log(self, kubeconfig: &Utf8Path, namespace: &str, name: &str) -> Query {
-        let own = ["logs", name, "--namespace", namespace];
-        Query::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
+        let namespace = format!("--namespace={namespace}");
+        let args = self.args(kubeconfig, &["logs", &namespace], [name.to_owned()]);
+        Query::new(self.program, args).deadline(DEADLINE)
     }
 
     /// Deletes a pod, and does not wait until it is gone: that would need the right to list and watch pods.
     #[must_use]
     pub fn delete_pod(self, kubeconfig: &Utf8Path, namespace: &str, name: &str) -> Cmd {
+        let namespace = format!("--namespace={namespace}");
         let own = [
             "delete",
             "pod",
-            name,
-            "--namespace",
-            namespace,
+            &namespace,
             "--ignore-not-found",
             "--grace-period=1",
             "--wait=false",
         ];
-        Cmd::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
+        let args = self.args(kubeconfig, &own, [name.to_owned()]);
+        Cmd::new(self.program, args).deadline(DEADLINE)
     }
 
     /// Looks for the runtime class of nvidia's runtime.
     #[must_use]
     pub fn runtime_class(self, kubeconfig: &Utf8Path) -> Query {
-        let own = ["get", "runtimeclass", RUNTIME_CLASS, "--output=name"];
-        Query::new(self.program, self.args(kubeconfig, &own)).deadline(DEADLINE)
+        let own = ["get", "runtimeclass", "--output=name"];
+        let args = self.args(kubeconfig, &own, [RUNTIME_CLASS.to_owned()]);
+        Query::new(self.program, args).deadline(DEADLINE)
     }
 }
 

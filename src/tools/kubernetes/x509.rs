@@ -1,6 +1,5 @@
-//! The digest by which kubeadm names a certificate authority: SHA-256 of the public key as the certificate has it
-//! (`SubjectPublicKeyInfo`, RFC 5280, section 4.1). Source: kubernetes/kubernetes,
-//! `cmd/kubeadm/app/util/pubkeypin/pubkeypin.go`.
+//! What this program reads in certificates: the digest by which kubeadm names a certificate authority, and whom a
+//! certificate is for.
 
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 
@@ -9,7 +8,16 @@ use crate::host::digest::sha256;
 /// The tag of a sequence in DER (X.690, section 8.9).
 const SEQUENCE: u8 = 0x30;
 
-/// `sha256:` and the digest of the public key of the first certificate in PEM; `None` if there is none.
+/// The tag of an object identifier in DER, and the identifier of the common name (X.520: 2.5.4.3).
+const IDENTIFIER: u8 = 0x06;
+const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
+
+/// The tag of a set in DER.
+const SET: u8 = 0x31;
+
+/// `sha256:` and the digest of the public key of the first certificate in PEM; `None` if there is none. The digest is of the
+/// public key as the certificate has it (`SubjectPublicKeyInfo`, RFC 5280, section 4.1). Source: kubernetes/kubernetes,
+/// `cmd/kubeadm/app/util/pubkeypin/pubkeypin.go`.
 pub(super) fn public_key_pin(pem: &[u8]) -> Option<String> {
     let certificate = CertificateDer::from_pem_slice(pem).ok()?;
     let anchor = webpki::anchor_from_trusted_cert(&certificate).ok()?;
@@ -17,6 +25,63 @@ pub(super) fn public_key_pin(pem: &[u8]) -> Option<String> {
         "sha256:{}",
         sha256(&sequence(&anchor.subject_public_key_info))
     ))
+}
+
+/// The common name of the subject of the first certificate in PEM; `None` if it has none, or several.
+pub(super) fn common_name(pem: &[u8]) -> Option<String> {
+    let certificate = CertificateDer::from_pem_slice(pem).ok()?;
+    let anchor = webpki::anchor_from_trusted_cert(&certificate).ok()?;
+    only_common_name(&anchor.subject)
+}
+
+/// A subject is a list of sets of pairs of an identifier and a text (RFC 5280, section 4.1.2.4).
+fn only_common_name(mut subject: &[u8]) -> Option<String> {
+    let mut found = None;
+    while !subject.is_empty() {
+        let (SET, mut pairs, rest) = element(subject)? else {
+            return None;
+        };
+        subject = rest;
+        while !pairs.is_empty() {
+            let (SEQUENCE, pair, rest) = element(pairs)? else {
+                return None;
+            };
+            pairs = rest;
+            let (IDENTIFIER, identifier, value) = element(pair)? else {
+                return None;
+            };
+            if identifier == COMMON_NAME {
+                let (_, text, _) = element(value)?;
+                let text = str::from_utf8(text).ok()?.to_owned();
+                if found.replace(text).is_some() {
+                    return None;
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The tag and the content of the first element, and what follows it (X.690, section 8.1).
+fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (tag, rest) = der.split_first()?;
+    let (first, rest) = rest.split_first()?;
+    // A name has fewer than 64 KiB. The length is the number, or says in how many bytes the number follows.
+    let digits = match first {
+        0x81 => 1,
+        0x82 => 2,
+        _ => 0,
+    };
+    let (length, rest) = match (first, rest.split_at_checked(digits)?) {
+        (short, _) if *short < 0x80 => (usize::from(*short), rest),
+        (_, ([], _)) => return None,
+        (_, (long, rest)) => {
+            let length = (long.iter()).fold(0, |all, digit| (all << 8) | usize::from(*digit));
+            (length, rest)
+        }
+    };
+    let (content, rest) = rest.split_at_checked(length)?;
+    Some((*tag, content, rest))
 }
 
 /// The whole sequence, of which the library gives the content (X.690, section 8.1.3).
@@ -38,12 +103,12 @@ fn sequence(content: &[u8]) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::public_key_pin;
+pub(super) mod tests {
+    use super::{common_name, only_common_name, public_key_pin};
 
     /// Made with `openssl ecparam -name prime256v1 -genkey`, `openssl req -x509 -subj /CN=kubernetes`; the digest is
     /// of `openssl x509 -pubkey | openssl pkey -pubin -outform der | sha256sum`.
-    const PEM: &str = "\
+    pub(in crate::tools::kubernetes) const PEM: &str = "\
 -----BEGIN CERTIFICATE-----\n\
 MIIBgTCCASegAwIBAgIUTvDL3xuAhrNzI/R2miBibEAFxkwwCgYIKoZIzj0EAwIw\n\
 FTETMBEGA1UEAwwKa3ViZXJuZXRlczAgFw0yNjExMjQwMjQ2MjFaGA8yMTI2MTAz\n\
@@ -65,5 +130,27 @@ lrrOX/nexjcah+20KYmfIYfhiwIgN51G9lpef1OwiUVw8smbZgURloXLOtBgMQDj\n\
         );
         assert_eq!(public_key_pin(b"no certificate"), None);
         assert_eq!(public_key_pin(PEM.replace("M", "N").as_bytes()), None);
+    }
+
+    #[test]
+    fn the_common_name_is_the_only_one_of_the_subject() {
+        assert_eq!(common_name(PEM.as_bytes()).as_deref(), Some("kubernetes"));
+        let name = |text: &str| {
+            let mut pair = vec![0x06, 3, 0x55, 4, 3, 0x0c, text.len() as u8];
+            pair.extend(text.as_bytes());
+            let mut set = vec![0x31, pair.len() as u8 + 2, 0x30, pair.len() as u8];
+            set.extend(pair);
+            set
+        };
+        assert_eq!(only_common_name(&name("a")).as_deref(), Some("a"));
+        assert_eq!(only_common_name(&[name("a"), name("b")].concat()), None);
+        assert_eq!(only_common_name(&[]), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_subject_is_read_without_panic(bytes in proptest::collection::vec(0_u8.., 0..64)) {
+            let _ = only_common_name(&bytes);
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::steps::fixtures::{desired, unit};
 
 fn stranger() -> JoinState {
     JoinState {
-        node: Some("gpu-1".to_owned()),
+        node: "gpu-1".parse().ok(),
         labels: Labels::from([("team".to_owned(), "research".to_owned())]),
         unit: Some(unit("enabled", "inactive")),
         has_program: true,
@@ -35,7 +35,7 @@ fn a_stranger_joins_with_all_taints() {
     let [Change::JoinCluster { join }] = &changes[..] else {
         panic!("{changes:?}");
     };
-    assert_eq!((join.node.as_str(), join.taints.len()), ("gpu-1", 2));
+    assert_eq!((&*join.node, join.taints.len()), ("gpu-1", 2));
     let disabled = JoinState {
         unit: Some(unit("disabled", "inactive")),
         ..stranger()
