@@ -8,7 +8,7 @@ use camino::Utf8PathBuf;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::model::{secret::without_logins, text::as_text, version::Branch};
+use crate::model::{packages::KEY_FILE, secret::without_logins, text::as_text, version::Branch};
 
 /// The keyword by which a key's schema says that its value is secret. Everything that leaves the
 /// process hides such values, see [`crate::model::secret`].
@@ -158,9 +158,6 @@ impl Fingerprint {
     }
 }
 
-/// What precedes the digest of a key file.
-pub const KEY_FILE: &str = "sha256:";
-
 impl FromStr for Fingerprint {
     type Err = ValueError;
 
@@ -198,7 +195,7 @@ impl fmt::Display for Fingerprint {
 as_text!(
     Fingerprint,
     "Fingerprint of an OpenPGP key, 40 hexadecimal digits, perhaps in groups; or `sha256:` and the \
-     digest of the key file without its lines that begin with `Version`",
+     digest of the armoured key file without its headers `Version:`",
     "^(([0-9A-Fa-f] *){40}|sha256:[0-9A-Fa-f]{64})$"
 );
 

@@ -38,6 +38,12 @@ impl<'f> Trusted<'f> {
 /// # Errors
 /// [`FilesError::Foreign`], or a file that cannot be examined.
 pub fn refuse_foreign(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), FilesError> {
+    is_there(files, path).map(drop)
+}
+
+/// Whether a path exists that only root may change. If it does not exist, others may still create it, in a folder such as
+/// `/tmp`: what is there later was not looked at.
+fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> {
     let foreign = |at: &Utf8Path, stat: &Stat| FilesError::Foreign {
         path: path.to_owned(),
         at: at.to_owned(),
@@ -61,7 +67,8 @@ pub fn refuse_foreign(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), File
         }
         let next = at.join(part);
         let Some(stat) = files.stat(&next)? else {
-            return Ok(());
+            // The kernel's own links to an open pipe name no path.
+            return Ok(at.starts_with("/proc"));
         };
         if is_foreign(&stat) {
             return Err(foreign(&next, &stat));
@@ -73,14 +80,14 @@ pub fn refuse_foreign(files: &dyn ReadFiles, path: &Utf8Path) -> Result<(), File
         links += 1;
         if links > MOST_LINKS {
             // Reading it fails.
-            return Ok(());
+            return Ok(true);
         }
         if target.is_absolute() {
             at = Utf8PathBuf::from("/");
         }
         rest.extend(parts(target));
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The names in a path, the first one last.
@@ -104,8 +111,8 @@ fn is_foreign(stat: &Stat) -> bool {
 
 impl ReadFiles for Trusted<'_> {
     fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
-        if self.by_root {
-            refuse_foreign(self.files, path)?;
+        if self.by_root && !is_there(self.files, path)? {
+            return Ok(None);
         }
         self.files.read(path)
     }
@@ -188,6 +195,41 @@ mod tests {
             refused(&open, "/srv/site.toml").as_deref(),
             Some("/srv 0 777")
         );
+    }
+
+    /// A machine on which somebody creates the file right after the look.
+    struct Late(FakeFiles);
+
+    impl ReadFiles for Late {
+        fn read(&self, path: &Utf8Path) -> Result<Option<Vec<u8>>, FilesError> {
+            self.0.put(path.as_str(), "theirs");
+            self.0.own(path.as_str(), 1000, 1000);
+            self.0.read(path)
+        }
+        fn stat(&self, path: &Utf8Path) -> Result<Option<Stat>, FilesError> {
+            self.0.stat(path)
+        }
+        fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
+            self.0.list(folder)
+        }
+        fn resolve(&self, path: &Utf8Path) -> Result<Option<Utf8PathBuf>, FilesError> {
+            self.0.resolve(path)
+        }
+        fn room(&self, path: &Utf8Path) -> Result<Room, FilesError> {
+            self.0.room(path)
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_not_there_when_it_was_looked_at_is_not_read() {
+        let files = FakeFiles::new();
+        files.put_folder("/tmp", 0o1777);
+        let late = Late(files);
+        let read = Trusted::new(&late, true).read("/tmp/site.toml".into());
+        assert_eq!(read.unwrap(), None);
+        // What the shell passes as an open pipe is not a path.
+        late.0.put_link("/proc/7/fd/0", "pipe:[12]");
+        assert!(is_there(&late, "/proc/7/fd/0".into()).unwrap());
     }
 
     #[test]

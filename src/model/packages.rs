@@ -23,7 +23,7 @@ pub struct Repository {
     /// vouch for it, as they do for the machine's source of the same archive.
     pub key_url: Option<String>,
     /// Fingerprints of acceptable keys, 40 hex digits; or `sha256:` and the digest of an acceptable
-    /// key file, without its lines that begin with `Version`. Empty only without `key-url`.
+    /// armoured key file, without its headers `Version:`. Empty only without `key-url`.
     pub fingerprints: Vec<String>,
     /// Key files that are already on the machine, and whose keys sign here, too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -42,6 +42,17 @@ pub struct Repository {
     /// What is signed, where the package manager can verify either.
     #[serde(default, skip_serializing_if = "Signed::is_packages")]
     pub signed: Signed,
+}
+
+/// What precedes the digest of a key file among [`Repository::fingerprints`].
+pub const KEY_FILE: &str = "sha256:";
+
+impl Repository {
+    /// Whether a key file is accepted by its digest. Then it is armoured, and stays so.
+    #[must_use]
+    pub fn names_key_file(&self) -> bool {
+        (self.fingerprints.iter()).any(|one| one.starts_with(KEY_FILE))
+    }
 }
 
 /// What the vendor of a repository signs.

@@ -1,6 +1,6 @@
 //! OpenPGP public keys: their fingerprints, and the binary form that apt wants of a keyring.
 
-use std::{borrow::Cow, io::Read as _};
+use std::io::Read as _;
 
 use pgp::{
     armor::{BlockType, Dearmor},
@@ -38,18 +38,56 @@ pub enum OpenPgpError {
     Empty,
 }
 
+/// A file of public keys. What is parsed is what is hashed and written: a byte that only one of them sees could change the
+/// key that a digest stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyFile {
+    /// The file; of an armoured one without its headers `Version:`, which programs that armour keys write, and which change
+    /// although the key does not.
+    pub bytes: Vec<u8>,
+    /// The SHA-256 of `bytes`; `None` for a file without armour, which no package manager takes in place of an armoured one.
+    pub digest: Option<String>,
+    /// All keys of the file.
+    pub keys: Vec<Key>,
+}
+
 /// Reads all public keys of a file, armoured or binary.
 ///
 /// # Errors
 /// When it holds no key, or is not OpenPGP.
-pub fn parse(bytes: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
-    let malformed = |error: pgp::errors::Error| OpenPgpError::Malformed {
-        why: error.to_string(),
-    };
-    let binary = without_armour(bytes).map_err(malformed)?;
-    let keys = SignedPublicKey::from_bytes_many(&*binary).map_err(malformed)?;
+pub fn parse(file: &[u8]) -> Result<KeyFile, OpenPgpError> {
+    // RFC 9580, 4.2: the highest bit of a packet's first byte is set.
+    let is_binary = file.first().is_some_and(|first| first & 0x80 != 0);
+    if is_binary {
+        return Ok(KeyFile {
+            bytes: file.to_vec(),
+            digest: None,
+            keys: keys(file)?,
+        });
+    }
+    let mut bytes = Vec::new();
     let mut found = Vec::new();
-    for key in keys {
+    for block in blocks(file)? {
+        found.extend(keys(&without_armour(&block).map_err(malformed)?)?);
+        bytes.extend(block);
+    }
+    Ok(KeyFile {
+        digest: Some(sha256(&bytes)),
+        bytes,
+        keys: found,
+    })
+}
+
+fn malformed(error: impl ToString) -> OpenPgpError {
+    OpenPgpError::Malformed {
+        why: error.to_string(),
+    }
+}
+
+/// The keys in packets.
+fn keys(packets: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
+    let mut found = Vec::new();
+    for key in SignedPublicKey::from_bytes_many(packets).map_err(malformed)? {
         let key = key.map_err(malformed)?;
         found.push(Key {
             fingerprint: key.fingerprint().to_string().to_uppercase(),
@@ -67,14 +105,63 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     }
 }
 
-/// The packets of a key file. They have one form for the parser, so that the program has one parser: that of the library for
-/// both forms has a parser for each.
-fn without_armour(bytes: &[u8]) -> Result<Cow<'_, [u8]>, pgp::errors::Error> {
-    // RFC 9580, 4.2: the highest bit of a packet's first byte is set.
-    if bytes.first().is_some_and(|first| first & 0x80 != 0) {
-        return Ok(Cow::Borrowed(bytes));
+/// The armoured blocks of a file without their headers `Version:`. What stands between two blocks belongs to the second one.
+/// Every block is read, as rpm does it; a distribution's file may begin with a sentence, and nothing else stands outside of the blocks.
+fn blocks(file: &[u8]) -> Result<Vec<Vec<u8>>, OpenPgpError> {
+    #[derive(PartialEq)]
+    enum Part {
+        Outside,
+        Headers,
+        Body,
     }
-    let mut armoured = Dearmor::new(bytes);
+    let mut found = Vec::new();
+    let mut block = Vec::new();
+    let mut part = Part::Outside;
+    for (index, line) in file.split_inclusive(|byte| *byte == b'\n').enumerate() {
+        let wrong = |what: &str| malformed(format!("line {} {what}", index + 1));
+        let begins = line.starts_with(b"-----BEGIN ");
+        let ends = line.starts_with(b"-----END ");
+        let is_blank = line.trim_ascii().is_empty();
+        match part {
+            Part::Outside if begins => part = Part::Headers,
+            Part::Outside if is_blank => {}
+            Part::Outside if found.is_empty() && !contains(line, b"-----") => {}
+            Part::Outside => return Err(wrong("is outside of the armour")),
+            Part::Headers | Part::Body if begins => {
+                return Err(wrong("begins a block inside of another one"));
+            }
+            Part::Headers if line.starts_with(b"Version:") => continue,
+            Part::Headers if is_blank => part = Part::Body,
+            Part::Headers if ends => return Err(wrong("ends a block without a blank line")),
+            Part::Headers => {}
+            Part::Body if ends => {
+                block.extend_from_slice(line);
+                found.push(std::mem::take(&mut block));
+                part = Part::Outside;
+                continue;
+            }
+            Part::Body if contains(line, b"-----") => return Err(wrong("is not Base64")),
+            Part::Body => {}
+        }
+        block.extend_from_slice(line);
+    }
+    match (part, found.last_mut()) {
+        // The white space at the end of the file.
+        (Part::Outside, Some(last)) => last.append(&mut block),
+        (Part::Outside, None) => return Err(OpenPgpError::Empty),
+        _ => return Err(malformed("its armour has no end")),
+    }
+    Ok(found)
+}
+
+fn contains(line: &[u8], part: &[u8]) -> bool {
+    line.windows(part.len()).any(|window| window == part)
+}
+
+/// The packets of an armoured block. They have one form for the parser, so that the program has one parser: that of the
+/// library for both forms has a parser for each.
+fn without_armour(block: &[u8]) -> Result<Vec<u8>, pgp::errors::Error> {
+    let mut armoured = Dearmor::new(block);
     armoured.read_header()?;
     match armoured.typ {
         Some(BlockType::PublicKey | BlockType::File) => {}
@@ -85,19 +172,7 @@ fn without_armour(bytes: &[u8]) -> Result<Cow<'_, [u8]>, pgp::errors::Error> {
     }
     let mut binary = Vec::new();
     armoured.read_to_end(&mut binary)?;
-    Ok(Cow::Owned(binary))
-}
-
-/// The digest of a key file without its lines that begin with `Version`: programs that armour keys
-/// write their version there, and it changes although the key does not.
-#[must_use]
-pub fn digest(bytes: &[u8]) -> String {
-    let kept: Vec<u8> = (bytes.split_inclusive(|byte| *byte == b'\n'))
-        .filter(|line| !line.starts_with(b"Version"))
-        .flatten()
-        .copied()
-        .collect();
-    sha256(&kept)
+    Ok(binary)
 }
 
 /// The expiry date in the newest self-signature that has one. RFC 9580, 5.2.3.13: an
@@ -115,25 +190,153 @@ fn expires(key: &SignedPublicKey) -> Option<i64> {
     (validity > 0).then_some(created + validity)
 }
 
+/// Two armoured files that differ in one line of the body, which begins with `Version`, and have different keys.
+#[cfg(test)]
+pub mod forged {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+
+    /// An old packet of a private type (RFC 9580, 5.15), which every program skips: its header.
+    fn skipped(length: usize) -> Vec<u8> {
+        let [high, low] = u16::try_from(length).unwrap().to_be_bytes();
+        let mut header = vec![0xff, 0xff];
+        header.extend(u32::from_be_bytes([0, 0, high, low]).to_be_bytes());
+        header
+    }
+
+    fn armoured(lines: &[String]) -> Vec<u8> {
+        let body = lines.join("\n");
+        format!(
+            "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n{body}\n-----END PGP PUBLIC KEY BLOCK-----\n"
+        )
+        .into_bytes()
+    }
+
+    /// The file with the first key of the tests, and the same file with a line of an attacker, who has the second one.
+    pub fn pair() -> (Vec<u8>, Vec<u8>) {
+        let keys = super::parse(include_bytes!("../../tests/keys/two.asc"))
+            .unwrap()
+            .keys;
+        let [vendor, attacker] = &keys[..] else {
+            panic!("two keys");
+        };
+        // Both begin with a line whose packet goes on in the next one.
+        let first = [skipped(84), vec![0; 42]].concat();
+        let rest = [vec![0; 42], vendor.binary.clone()].concat();
+        // `Version+`, in Base64, are six bytes.
+        let mut inserted = STANDARD.decode("Version+").unwrap();
+        inserted.extend([0; 36]);
+        inserted.extend(&attacker.binary);
+        while !(inserted.len() + 6).is_multiple_of(3) {
+            inserted.extend(skipped(1));
+            inserted.push(0);
+        }
+        inserted.extend(skipped(rest.len()));
+        let [first, rest, inserted] = [first, rest, inserted].map(|bytes| STANDARD.encode(bytes));
+        assert!(inserted.starts_with("Version") && !inserted.ends_with('='));
+        (
+            armoured(&[first.clone(), rest.clone()]),
+            armoured(&[first, inserted, rest]),
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{OpenPgpError, digest, parse};
+    use super::{OpenPgpError, parse};
+
+    /// The keys of the tests with this text in the place of another one.
+    fn changed(from: &str, to: &str) -> Vec<u8> {
+        let text = std::str::from_utf8(ARMOURED).unwrap();
+        text.replacen(from, to, 1).into_bytes()
+    }
 
     #[test]
     fn the_version_of_the_program_that_armoured_a_key_does_not_count() {
-        let with = b"-----BEGIN\nVersion: GnuPG v2.0.22 (GNU/Linux)\n\nabc\n";
-        assert_eq!(digest(with), digest(b"-----BEGIN\n\nabc\n"));
-        assert_ne!(digest(with), digest(b"-----BEGIN\n\nabd\n"));
-        let keys = parse(ARMOURED).unwrap();
-        let again = parse(keys[0].armoured.as_bytes()).unwrap();
-        assert_eq!(again[0].fingerprint, keys[0].fingerprint);
+        let plain = parse(ARMOURED).unwrap();
+        assert_eq!(plain.bytes, ARMOURED);
+        let version = changed("BLOCK-----\n", "BLOCK-----\nVersion: GnuPG v2.0.22\n");
+        assert_eq!(parse(&version).unwrap(), plain);
+        let comment = changed("BLOCK-----\n", "BLOCK-----\nComment: a key\n");
+        assert_ne!(parse(&comment).unwrap().digest, plain.digest);
+        let again = parse(plain.keys[0].armoured.as_bytes()).unwrap();
+        assert_eq!(again.keys, plain.keys[..1]);
+        // No package manager takes one form for the other.
+        assert_eq!(parse(&plain.keys[0].binary).unwrap().digest, None);
+    }
+
+    #[test]
+    fn a_line_of_the_body_counts_whatever_it_begins_with() {
+        let line = parse(&changed("mDMEawF3lx", "VersionAmDMEawF3lx"));
+        assert!(line.is_err() || line.unwrap().bytes != ARMOURED);
+        // A packet that no program knows hides which lines follow.
+        let (benign, forged) = crate::tools::openpgp::forged::pair();
+        let (benign, forged) = (parse(&benign).unwrap(), parse(&forged).unwrap());
+        let fingerprint = |file: &super::KeyFile| file.keys[0].fingerprint.clone();
+        assert_ne!(fingerprint(&benign), fingerprint(&forged));
+        assert_ne!(benign.digest, forged.digest);
+        // They would have one digest if such lines did not count anywhere.
+        let without = |file: &super::KeyFile| {
+            let text = String::from_utf8(file.bytes.clone()).unwrap();
+            (text.lines().filter(|line| !line.starts_with("Version"))).collect::<String>()
+        };
+        assert_eq!(without(&benign), without(&forged));
+    }
+
+    #[test]
+    fn every_block_is_read_and_nothing_stands_outside() {
+        let one = parse(ARMOURED).unwrap();
+        let [first, second] = &one.keys[..] else {
+            panic!("two keys");
+        };
+        let both = format!("{}\n{}", first.armoured, second.armoured);
+        assert_eq!(parse(both.as_bytes()).unwrap().keys, one.keys);
+        // A distribution's file may begin with a sentence.
+        let sentence = format!("These keys sign packages.\n\n{both}\n \n");
+        let read = parse(sentence.as_bytes()).unwrap();
+        assert_eq!(
+            (read.keys, read.bytes),
+            (one.keys.clone(), sentence.into_bytes())
+        );
+        for (file, why) in [
+            (format!("{both}x"), "outside of the armour"),
+            (
+                format!("{} text\n{}", first.armoured, second.armoured),
+                "outside",
+            ),
+            (
+                format!("text -----BEGIN\n{both}"),
+                "line 1 is outside of the armour",
+            ),
+            (
+                format!("{} -----BEGIN", first.armoured),
+                "outside of the armour",
+            ),
+            (
+                both.replacen("-----END PGP PUBLIC KEY BLOCK-----", "", 1),
+                "inside of another",
+            ),
+            (
+                first.armoured.replace("-----END", "x-----END"),
+                "is not Base64",
+            ),
+            (first.armoured.replace("\n\n", "\n"), "without a blank line"),
+            (
+                first
+                    .armoured
+                    .replace("-----END PGP PUBLIC KEY BLOCK-----", ""),
+                "no end",
+            ),
+        ] {
+            let error = parse(file.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}: {file}");
+        }
     }
 
     const ARMOURED: &[u8] = include_bytes!("../../tests/keys/two.asc");
 
     #[test]
     fn fingerprints_and_expiry_are_read_and_survive_without_armour() {
-        let keys = parse(ARMOURED).expect("two keys");
+        let keys = parse(ARMOURED).expect("two keys").keys;
         let found: Vec<(&str, Option<i64>)> = keys
             .iter()
             .map(|key| (key.fingerprint.as_str(), key.expires))
@@ -146,7 +349,7 @@ mod tests {
             ]
         );
         let binary: Vec<u8> = keys.iter().flat_map(|key| key.binary.clone()).collect();
-        assert_eq!(parse(&binary).expect("the same keys"), keys);
+        assert_eq!(parse(&binary).expect("the same keys").keys, keys);
     }
 
     #[test]

@@ -456,7 +456,7 @@ fn signed(files: &FakeFiles, repo: &Repo, keyring: Option<&str>) -> Result<(), S
                 .expect("a keyring can be read")
         })
         .and_then(|bytes| openpgp::parse(&bytes).ok())
-        .unwrap_or_default();
+        .map_or_else(Vec::new, |file| file.keys);
     if keys.iter().any(|found| found.fingerprint == *key) {
         Ok(())
     } else {

@@ -193,7 +193,9 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
     };
     if about.rpm.is_some() {
         files.put("/var/lib/rpm/rpmdb.sqlite", "");
-        let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the keys of tests");
+        let keys = openpgp::parse(include_bytes!("../keys/two.asc"))
+            .expect("the keys of tests")
+            .keys;
         files.put(
             "/etc/pki/rpm-gpg/RPM-GPG-KEY-AlmaLinux-9",
             keys[0].armoured.clone(),
@@ -279,7 +281,9 @@ fn wished<'s>(state: &'s State, wish: &str) -> &'s crate::archive::Package {
 
 fn packages(about: &Description, fakes: &Fakes, state: &State) {
     let files = &fakes.files;
-    let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the keys of tests");
+    let keys = openpgp::parse(include_bytes!("../keys/two.asc"))
+        .expect("the keys of tests")
+        .keys;
     for distribution in ["debian", "ubuntu"] {
         files.put(
             &format!("/usr/share/keyrings/{distribution}-archive-keyring.gpg"),

@@ -255,7 +255,9 @@ impl Machine {
     }
 
     fn network(&self) {
-        let keys = openpgp::parse(include_bytes!("../keys/two.asc")).expect("the keys of tests");
+        let keys = openpgp::parse(include_bytes!("../keys/two.asc"))
+            .expect("the keys of tests")
+            .keys;
         for url in [
             "https://nvidia.github.io/libnvidia-container/gpgkey",
             "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub",

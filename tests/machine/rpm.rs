@@ -62,7 +62,7 @@ pub fn trusts(files: &FakeFiles, path: &str, key: &str) -> bool {
     path.split_whitespace().any(|path| {
         let path = path.strip_prefix("file://").unwrap_or(path);
         let bytes = files.read(path.into()).expect("a key can be read");
-        let keys = bytes.and_then(|bytes| openpgp::parse(&bytes).ok());
-        keys.is_some_and(|keys| keys.iter().any(|found| found.fingerprint == *key))
+        let file = bytes.and_then(|bytes| openpgp::parse(&bytes).ok());
+        file.is_some_and(|file| file.keys.iter().any(|found| found.fingerprint == *key))
     })
 }

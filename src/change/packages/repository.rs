@@ -5,10 +5,11 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::{
     change::{Applier, ChangeError, FileAfter, RepositoryError, Undo, file},
-    config::{desired::Repository, values::KEY_FILE},
+    config::desired::Repository,
     host::{FilesError, ReadFiles},
+    model::packages::KEY_FILE,
     tools::{
-        openpgp::{self, Key},
+        openpgp::{self, Key, KeyFile},
         packages::{Backend, SourceEntry},
     },
 };
@@ -16,24 +17,28 @@ use crate::{
 /// The size limit of a key in bytes; a key has some kilobytes.
 const KEY_LIMIT: u64 = 1 << 20;
 
-/// The accepted and valid keys among the downloaded ones, without armour.
-fn keyring<'k>(
+/// The text of the keyring with the accepted keys of a downloaded file.
+fn keyring(
     repository: &Repository,
     url: &str,
-    (keys, digest): (&'k [Key], &str),
+    file: &KeyFile,
+    wants_armour: bool,
     now: i64,
-) -> Result<Vec<&'k Key>, RepositoryError> {
-    let is_whole_file = accepts(repository, &of_file(digest));
-    let accepted: Vec<&Key> = keys
-        .iter()
+) -> Result<Vec<u8>, RepositoryError> {
+    let is_whole_file = accepts_file(repository, file);
+    let accepted: Vec<&Key> = (file.keys.iter())
         .filter(|key| is_whole_file || accepts(repository, &key.fingerprint))
         .collect();
     let Some(first) = accepted.first() else {
+        let digest = file
+            .digest
+            .as_deref()
+            .filter(|_| repository.names_key_file());
         return Err(RepositoryError::KeyMismatch {
             repository: repository.name.clone(),
             url: url.to_owned(),
-            found: (keys.iter().map(|key| key.fingerprint.clone()))
-                .chain(names_file(repository).then(|| of_file(digest)))
+            found: (file.keys.iter().map(|key| key.fingerprint.clone()))
+                .chain(digest.map(of_file))
                 .collect(),
             accepted: repository.fingerprints.clone(),
         });
@@ -54,7 +59,12 @@ fn keyring<'k>(
                 ),
         });
     }
-    Ok(valid)
+    Ok(match (is_whole_file, wants_armour) {
+        // A later look compares the digest again.
+        (true, _) => file.bytes.clone(),
+        (false, true) => valid.iter().flat_map(|key| key.armoured.bytes()).collect(),
+        (false, false) => valid.iter().flat_map(|key| key.binary.clone()).collect(),
+    })
 }
 
 /// The digest of a key file as an entry of [`Repository::fingerprints`].
@@ -62,9 +72,9 @@ fn of_file(digest: &str) -> String {
     format!("{KEY_FILE}{digest}")
 }
 
-/// Whether the repository accepts a key by the digest of its file.
-fn names_file(repository: &Repository) -> bool {
-    (repository.fingerprints.iter()).any(|one| one.starts_with(KEY_FILE))
+/// Whether the repository accepts a key file by its digest.
+fn accepts_file(repository: &Repository, file: &KeyFile) -> bool {
+    (file.digest.as_deref()).is_some_and(|digest| accepts(repository, &of_file(digest)))
 }
 
 /// The first source entry that names one of the repository's suites with another key.
@@ -201,22 +211,14 @@ impl Applier {
                 repository: repository.name.clone(),
                 source,
             })?;
-        let keys = openpgp::parse(&bytes).map_err(|source| RepositoryError::NoKey {
+        let file = openpgp::parse(&bytes).map_err(|source| RepositoryError::NoKey {
             repository: repository.name.clone(),
             url: url.to_owned(),
             source,
         })?;
         let now = self.host.clock.now().as_second();
-        let digest = openpgp::digest(&bytes);
-        let kept = keyring(repository, url, (&keys, &digest), now)?;
-        // A later look compares the digest again.
-        if names_file(repository) && kept.len() == keys.len() {
-            return Ok(bytes);
-        }
-        Ok(match self.backend.wants_armour() {
-            true => kept.iter().flat_map(|key| key.armoured.bytes()).collect(),
-            false => kept.iter().flat_map(|key| key.binary.clone()).collect(),
-        })
+        let wants_armour = self.backend.wants_armour() || repository.names_key_file();
+        Ok(keyring(repository, url, &file, wants_armour, now)?)
     }
 
     /// A key file of the distribution is used as it is. Which further keys are in it is the
@@ -228,7 +230,7 @@ impl Applier {
                 return Err(incomplete(repository, why).into());
             };
             if !has_accepted_key(repository, &bytes) {
-                let keys = openpgp::parse(&bytes).unwrap_or_default();
+                let keys = openpgp::parse(&bytes).map_or_else(|_| Vec::new(), |file| file.keys);
                 return Err(RepositoryError::KeyMismatch {
                     repository: repository.name.clone(),
                     url: path.to_string(),
@@ -362,23 +364,22 @@ pub enum Keyring {
 #[must_use]
 pub fn judge(repository: &Repository, bytes: &[u8]) -> Keyring {
     // A file that cannot be parsed as keys is not a usable keyring.
-    let Ok(keys) = openpgp::parse(bytes) else {
+    let Ok(file) = openpgp::parse(bytes) else {
         return Keyring::Unusable;
     };
-    let strange = |key: &Key| !accepts(repository, &key.fingerprint);
-    match keys.into_iter().find(strange) {
-        Some(key) if !accepts(repository, &of_file(&openpgp::digest(bytes))) => {
-            Keyring::Stranger(key.fingerprint)
-        }
-        _ => Keyring::Accepted,
+    if accepts_file(repository, &file) {
+        return Keyring::Accepted;
     }
+    let strange = |key: &Key| !accepts(repository, &key.fingerprint);
+    (file.keys.into_iter().find(strange))
+        .map_or(Keyring::Accepted, |key| Keyring::Stranger(key.fingerprint))
 }
 
 /// Whether a key file contains a key that the repository accepts.
 #[must_use]
 pub fn has_accepted_key(repository: &Repository, bytes: &[u8]) -> bool {
-    let keys = openpgp::parse(bytes).unwrap_or_default();
-    keys.iter().any(|key| accepts(repository, &key.fingerprint))
+    openpgp::parse(bytes)
+        .is_ok_and(|file| (file.keys.iter()).any(|key| accepts(repository, &key.fingerprint)))
 }
 
 /// Whether the repository accepts a key.
@@ -425,12 +426,19 @@ mod tests {
         }
     }
 
+    fn file(keys: &[Key], digest: &str) -> KeyFile {
+        KeyFile {
+            bytes: b"whole".to_vec(),
+            digest: Some(digest.to_owned()),
+            keys: keys.to_vec(),
+        }
+    }
+
+    const KEY: &str = "https://example.org/key";
+
     #[test]
     fn only_the_named_and_valid_key_is_kept() {
-        let kept = |keys: &[Key]| -> Result<Vec<u8>, RepositoryError> {
-            let kept = keyring(&repository(), "https://example.org/key", (keys, "d"), 100)?;
-            Ok(kept.iter().flat_map(|key| key.binary.clone()).collect())
-        };
+        let kept = |keys: &[Key]| keyring(&repository(), KEY, &file(keys, "d"), false, 100);
         assert_eq!(
             kept(&[key("BB", None), key("AA", Some(101))]).unwrap(),
             b"AA"
@@ -454,16 +462,15 @@ mod tests {
             ..repository()
         };
         let keys = [key("BB", None)];
-        let kept =
-            |digest: &str| keyring(&by_file, "https://example.org/key", (&keys, digest), 100);
-        assert_eq!(kept(&digest).unwrap().len(), 1);
+        let kept = |digest: &str| keyring(&by_file, KEY, &file(&keys, digest), false, 100);
+        assert_eq!(kept(&digest).unwrap(), b"whole");
         let error = kept(&"cd".repeat(32)).unwrap_err();
         assert!(
             error.to_string().contains(&of_file(&"cd".repeat(32))),
             "{error}"
         );
         // It is no digest of a file that a repository names by fingerprint.
-        assert!(keyring(&repository(), "x", (&keys, &digest), 100).is_err());
+        assert!(keyring(&repository(), KEY, &file(&keys, &digest), false, 100).is_err());
     }
 
     fn entry(uri: &str, suite: &str, key: Option<&str>) -> SourceEntry {

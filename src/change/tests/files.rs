@@ -325,7 +325,7 @@ async fn a_repository_is_added_only_with_the_pinned_key() {
         .read("/usr/share/keyrings/gpu-bootstrap-toolkit.gpg".into())
         .unwrap()
         .unwrap();
-    let keys = crate::tools::openpgp::parse(&keyring).unwrap();
+    let keys = crate::tools::openpgp::parse(&keyring).unwrap().keys;
     assert_eq!(keys.len(), 1);
     assert_eq!(keys[0].fingerprint, FIRST);
     assert!(
@@ -382,6 +382,54 @@ async fn garbage_and_expired_keys_are_refused() {
         (error.reason(), error.exit()),
         ("key-fetch", Exit::StepFailed)
     );
+}
+
+#[tokio::test]
+async fn a_digest_binds_the_key_that_is_written() {
+    use crate::{
+        change::packages::repository::{Keyring, judge},
+        tools::openpgp::{forged, parse},
+    };
+    let machine = TestMachine::new();
+    machine.fakes.files.put_folder("/usr/share/keyrings", 0o755);
+    let path = "/usr/share/keyrings/gpu-bootstrap-toolkit.asc";
+    let written = || machine.fakes.files.read(path.into()).unwrap();
+    let (benign, forged) = forged::pair();
+    let digest = parse(&benign).unwrap().digest.unwrap();
+    let change = add(&format!("sha256:{digest}"));
+    let Change::AddRepository { repository } = &change else {
+        unreachable!();
+    };
+    // A line in the body that begins with `Version` makes it another file.
+    machine.fakes.http.serve(URL, forged.clone());
+    let error = machine.apply(&change).await.unwrap_err();
+    assert_eq!(error.reason(), "key-mismatch", "{error}");
+    assert_eq!(written(), None);
+    assert!(matches!(judge(repository, &forged), Keyring::Stranger(_)));
+    // A header `Version:` does not, and is not written.
+    let version = String::from_utf8(benign.clone()).unwrap();
+    let version = version.replacen("BLOCK-----\n", "BLOCK-----\nVersion: 1\n", 1);
+    machine.fakes.http.serve(URL, version);
+    let undo = machine.apply(&change).await.unwrap();
+    assert_eq!(written().unwrap(), benign);
+    assert_eq!(judge(repository, &benign), Keyring::Accepted);
+    machine.revert(&undo).await;
+
+    // The key behind one that is accepted by its fingerprint is not written.
+    let keys = parse(KEYS).unwrap().keys;
+    let both = format!("{}{}", keys[0].armoured, keys[1].armoured);
+    let mut change = change.clone();
+    if let Change::AddRepository { repository } = &mut change {
+        repository.fingerprints.push(FIRST.into());
+        assert!(matches!(
+            judge(repository, both.as_bytes()),
+            Keyring::Stranger(_)
+        ));
+    }
+    machine.fakes.http.serve(URL, both);
+    let undo = machine.apply(&change).await.unwrap();
+    assert_eq!(parse(&written().unwrap()).unwrap().keys, keys[..1]);
+    machine.revert(&undo).await;
 }
 
 #[tokio::test]

@@ -11,9 +11,14 @@ use crate::{
 /// keyrings are used.
 #[must_use]
 pub fn keyring_path(repository: &Repository) -> Option<Utf8PathBuf> {
+    // apt tells the form of a keyring by the end of its name.
+    let form = match repository.names_key_file() {
+        true => "asc",
+        false => "gpg",
+    };
     let ours = || {
         Utf8PathBuf::from(format!(
-            "/usr/share/keyrings/gpu-bootstrap-{}.gpg",
+            "/usr/share/keyrings/gpu-bootstrap-{}.{form}",
             repository.name
         ))
     };
