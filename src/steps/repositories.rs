@@ -102,7 +102,7 @@ fn drift(backend: &dyn Backend, repository: &Repository, found: &OnDisk) -> Opti
         )),
         // A keyring of the distribution contains whatever keys the distribution trusts.
         Keyring::Stranger(key) if repository.keyring.is_none() => Some(format!(
-            "the keyring of {name} contains {key}, which the profile does not name"
+            "the keyring of {name} contains {key}, which the profile does not name, or which was revoked"
         )),
         Keyring::Stranger(_) | Keyring::Accepted => None,
     }

@@ -5,19 +5,22 @@ use std::io::Read as _;
 use pgp::{
     armor::{BlockType, Dearmor},
     composed::{ArmorOptions, Deserializable, SignedPublicKey},
+    packet::{Signature, SignatureType},
     ser::Serialize,
-    types::KeyDetails,
+    types::{KeyDetails, Tag},
 };
 
 use crate::host::digest::sha256;
 
-/// A public key with its user ids and subkeys.
+/// A public key with its user ids and subkeys, as far as the key itself has signed them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
     /// Fingerprint of the primary key: 40 upper-case hex digits (v4).
     pub fingerprint: String,
     /// When the primary key expires, seconds since 1970; `None`: never.
     pub expires: Option<i64>,
+    /// Whether its owner has revoked it.
+    pub revoked: bool,
     /// The key without armour.
     pub binary: Vec<u8>,
     /// The key with armour.
@@ -88,10 +91,11 @@ fn malformed(error: impl ToString) -> OpenPgpError {
 fn keys(packets: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     let mut found = Vec::new();
     for key in SignedPublicKey::from_bytes_many(packets).map_err(malformed)? {
-        let key = key.map_err(malformed)?;
+        let (key, revoked) = verified(key.map_err(malformed)?)?;
         found.push(Key {
             fingerprint: key.fingerprint().to_string().to_uppercase(),
             expires: expires(&key),
+            revoked,
             binary: key.to_bytes().map_err(malformed)?,
             armoured: key
                 .to_armored_string(ArmorOptions::default())
@@ -103,6 +107,44 @@ fn keys(packets: &[u8]) -> Result<Vec<Key>, OpenPgpError> {
     } else {
         Ok(found)
     }
+}
+
+/// The key with nothing but what it has signed itself, and whether it has revoked itself. Anybody can add a subkey to a
+/// public key, and there are programs that trust it: those of rpm before 4.17.1 (CVE-2021-3521).
+fn verified(key: SignedPublicKey) -> Result<(SignedPublicKey, bool), OpenPgpError> {
+    let fingerprint = key.fingerprint().to_string().to_uppercase();
+    let (primary, mut details) = (key.primary_key, key.details);
+    let by_itself = |signature: &Signature| signature.verify_key(&primary).is_ok();
+    (details.revocation_signatures).retain(by_itself);
+    (details.direct_signatures).retain(by_itself);
+    // Of pictures and the like nobody asks anything.
+    details.user_attributes.clear();
+    details.users.retain_mut(|user| {
+        let id = &user.id;
+        (user.signatures).retain(|one| one.verify_certification(&primary, Tag::UserId, id).is_ok());
+        let is_revoked = |one: &Signature| one.typ() == Some(SignatureType::CertRevocation);
+        !user.signatures.is_empty() && !user.signatures.iter().any(is_revoked)
+    });
+    let mut subkeys = key.public_subkeys;
+    subkeys.retain_mut(|subkey| {
+        let of = &subkey.key;
+        subkey.signatures.retain(|one| {
+            // A subkey that signs says itself, too, whose it is.
+            one.verify_subkey_binding(&primary, of).is_ok()
+                && (!one.key_flags().sign()
+                    || (one.embedded_signature())
+                        .is_some_and(|back| back.verify_primary_key_binding(of, &primary).is_ok()))
+        });
+        let is_revoked = |one: &Signature| one.typ() == Some(SignatureType::SubkeyRevocation);
+        !subkey.signatures.is_empty() && !subkey.signatures.iter().any(is_revoked)
+    });
+    let revoked = !details.revocation_signatures.is_empty();
+    if !revoked && details.users.is_empty() && details.direct_signatures.is_empty() {
+        return Err(malformed(format!(
+            "{fingerprint} has signed no user id of its own"
+        )));
+    }
+    Ok((SignedPublicKey::new(primary, details, subkeys), revoked))
 }
 
 /// The armoured blocks of a file without their headers `Version:`. What stands between two blocks belongs to the second one.
@@ -242,6 +284,11 @@ pub mod forged {
 
 #[cfg(test)]
 mod tests {
+    use pgp::{
+        composed::{Deserializable as _, SignedPublicKey},
+        ser::Serialize as _,
+    };
+
     use super::{OpenPgpError, parse};
 
     /// The keys of the tests with this text in the place of another one.
@@ -350,6 +397,45 @@ mod tests {
         );
         let binary: Vec<u8> = keys.iter().flat_map(|key| key.binary.clone()).collect();
         assert_eq!(parse(&binary).expect("the same keys").keys, keys);
+    }
+
+    const SUBKEY: &[u8] = include_bytes!("../../tests/keys/subkey.asc");
+    const REVOKED: &[u8] = include_bytes!("../../tests/keys/revoked.asc");
+
+    /// The keys of a file as the library reads them, without a look at their signatures.
+    fn unverified(file: &[u8]) -> Vec<SignedPublicKey> {
+        let keys = SignedPublicKey::from_armor_many(file).unwrap().0;
+        keys.map(Result::unwrap).collect()
+    }
+
+    #[test]
+    fn a_key_has_only_what_it_has_signed_itself() {
+        let own = &parse(SUBKEY).unwrap().keys[0];
+        assert_eq!(own.binary, unverified(SUBKEY)[0].to_bytes().unwrap());
+        let mut key = unverified(ARMOURED).remove(0);
+        let clean = key.to_bytes().unwrap();
+        let other = unverified(SUBKEY).remove(0);
+        key.public_subkeys.extend(other.public_subkeys);
+        key.details.users.extend(other.details.users);
+        assert!(key.verify_bindings().is_err());
+        let read = &parse(&key.to_bytes().unwrap()).unwrap().keys[0];
+        assert_eq!(read.binary, clean);
+        // One without a signature of its own is none.
+        key.details.users.remove(0);
+        let error = parse(&key.to_bytes().unwrap()).unwrap_err().to_string();
+        assert!(
+            error.contains("has signed no user id of its own"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_revocation_counts_if_it_is_the_keys_own() {
+        assert!(parse(REVOKED).unwrap().keys[0].revoked);
+        let mut key = unverified(ARMOURED).remove(0);
+        let of_another = unverified(REVOKED).remove(0).details.revocation_signatures;
+        key.details.revocation_signatures = of_another;
+        assert!(!parse(&key.to_bytes().unwrap()).unwrap().keys[0].revoked);
     }
 
     #[test]

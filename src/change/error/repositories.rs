@@ -56,6 +56,14 @@ pub enum RepositoryError {
         /// The day on which it expired.
         on: String,
     },
+    /// The owner of the key has revoked it.
+    #[error("trust the key of repository `{repository}`: its owner has revoked {fingerprint}")]
+    KeyRevoked {
+        /// The repository.
+        repository: String,
+        /// The fingerprint of the key.
+        fingerprint: String,
+    },
     /// Another source file names the same repository with another key.
     #[error(
         "add repository `{repository}`: `{file}` names the same address {uri} with another \
@@ -95,6 +103,7 @@ impl Report for RepositoryError {
             Self::NoKey { .. } => "key-malformed",
             Self::KeyMismatch { .. } => "key-mismatch",
             Self::KeyExpired { .. } => "key-expired",
+            Self::KeyRevoked { .. } => "key-revoked",
             Self::Conflict { .. } => "repository-conflict",
             Self::Incomplete { .. } => "repository",
         }
@@ -113,6 +122,9 @@ impl Report for RepositoryError {
                 "nothing was changed. Ask the repository's vendor, over another way than this \
                  network, which fingerprint is right; a key that changed without notice can be \
                  an attack"
+            }
+            Self::KeyRevoked { .. } => {
+                "nothing was changed. Ask the repository's vendor which key signs now, and name its fingerprint"
             }
             Self::KeyExpired { .. } => {
                 "check the clock with `timedatectl`; if it is right, the vendor must renew the key"

@@ -44,8 +44,14 @@ fn keyring(
         });
     };
     let valid: Vec<&Key> = (accepted.iter().copied())
-        .filter(|key| key.expires.is_none_or(|at| at > now))
+        .filter(|key| !key.revoked && key.expires.is_none_or(|at| at > now))
         .collect();
+    if valid.is_empty() && first.revoked {
+        return Err(RepositoryError::KeyRevoked {
+            repository: repository.name.clone(),
+            fingerprint: first.fingerprint.clone(),
+        });
+    }
     if valid.is_empty() {
         return Err(RepositoryError::KeyExpired {
             repository: repository.name.clone(),
@@ -356,7 +362,7 @@ pub enum Keyring {
     Unusable,
     /// It contains accepted keys and no others.
     Accepted,
-    /// It contains this key, which is not accepted.
+    /// It contains this key, which is not accepted, or was revoked.
     Stranger(String),
 }
 
@@ -370,7 +376,7 @@ pub fn judge(repository: &Repository, bytes: &[u8]) -> Keyring {
     if accepts_file(repository, &file) {
         return Keyring::Accepted;
     }
-    let strange = |key: &Key| !accepts(repository, &key.fingerprint);
+    let strange = |key: &Key| key.revoked || !accepts(repository, &key.fingerprint);
     (file.keys.into_iter().find(strange))
         .map_or(Keyring::Accepted, |key| Keyring::Stranger(key.fingerprint))
 }
@@ -378,8 +384,9 @@ pub fn judge(repository: &Repository, bytes: &[u8]) -> Keyring {
 /// Whether a key file contains a key that the repository accepts.
 #[must_use]
 pub fn has_accepted_key(repository: &Repository, bytes: &[u8]) -> bool {
-    openpgp::parse(bytes)
-        .is_ok_and(|file| (file.keys.iter()).any(|key| accepts(repository, &key.fingerprint)))
+    openpgp::parse(bytes).is_ok_and(|file| {
+        (file.keys.iter()).any(|key| !key.revoked && accepts(repository, &key.fingerprint))
+    })
 }
 
 /// Whether the repository accepts a key.
@@ -421,6 +428,7 @@ mod tests {
         Key {
             fingerprint: digits.repeat(20),
             expires,
+            revoked: false,
             binary: digits.as_bytes().to_vec(),
             armoured: String::new(),
         }
@@ -452,6 +460,10 @@ mod tests {
             error.to_string().contains("expired on 1970-01-01"),
             "{error}"
         );
+        let mut revoked = key("AA", None);
+        revoked.revoked = true;
+        let error = kept(&[revoked]).unwrap_err();
+        assert!(matches!(error, RepositoryError::KeyRevoked { .. }));
     }
 
     #[test]
