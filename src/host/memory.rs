@@ -1,7 +1,7 @@
 //! A machine of which only some files are known, because a text tells them: reading any other file is
 //! an error that says so. Nothing is executed or changed.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Bound};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -91,9 +91,15 @@ impl Tree {
 
     /// Whether something lies below a path.
     fn is_above(&self, path: &Utf8Path) -> bool {
-        self.entries
-            .keys()
-            .any(|own| own != path && own.starts_with(path))
+        self.below(path).next().is_some()
+    }
+
+    /// The paths below a path. They follow it in the order of paths, which is by their parts.
+    fn below<'t>(&'t self, path: &'t Utf8Path) -> impl Iterator<Item = &'t Utf8PathBuf> {
+        (self.entries)
+            .range::<Utf8Path, _>((Bound::Excluded(path), Bound::Unbounded))
+            .map(|(own, _)| own)
+            .take_while(move |own| own.starts_with(path))
     }
 }
 
@@ -126,7 +132,7 @@ impl ReadFiles for Tree {
 
     fn list(&self, folder: &Utf8Path) -> Result<Vec<String>, FilesError> {
         self.entry(folder)?;
-        let below = self.entries.keys().filter_map(|path| {
+        let below = self.below(folder).filter_map(|path| {
             let rest = path.strip_prefix(folder).ok()?;
             Some(rest.iter().next()?.to_owned())
         });
@@ -186,6 +192,43 @@ mod tests {
             let error = files.stat(path.into()).unwrap_err();
             assert_eq!(error.not_told(), Some(why), "{path}");
         }
+    }
+
+    #[test]
+    fn what_lies_below_a_path_is_told_by_its_parts() {
+        let mut tree = Tree::new("only a text is known");
+        tree.folder("/a");
+        for path in ["/a/b/c", "/a/b/d/e", "/a/b.x/c", "/a/b-y", "/a/c"] {
+            tree.file(path.to_owned(), "");
+        }
+        assert_eq!(tree.list("/a/b".into()).unwrap(), ["c", "d"]);
+        assert_eq!(tree.list("/a".into()).unwrap(), ["b", "b-y", "b.x", "c"]);
+        assert!(tree.is_above("/a/b/d".into()) && tree.is_above("/".into()));
+        assert!(!tree.is_above("/a/b/c".into()) && !tree.is_above("/a/b-".into()));
+    }
+
+    /// A walk over all paths for each question would take minutes.
+    #[test]
+    fn a_question_takes_no_longer_in_a_large_tree() {
+        let mut tree = Tree::new("only a text is known");
+        tree.folder("/devices");
+        for device in 0..4096 {
+            tree.file(format!("/devices/{device}/vendor"), "");
+            tree.file(format!("/devices/{device}/class"), "");
+        }
+        let began = std::time::Instant::now();
+        for device in 0..4096 {
+            for name in ["", "/driver", "/config", "/numa_node", "/iommu_group"] {
+                let path = format!("/devices/{device}{name}");
+                let path = Utf8Path::new(&path);
+                assert_eq!(
+                    tree.list(path).unwrap().len(),
+                    if name.is_empty() { 2 } else { 0 }
+                );
+                assert_eq!(tree.read(path).unwrap(), None);
+            }
+        }
+        assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
     }
 
     #[tokio::test]

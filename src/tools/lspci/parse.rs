@@ -14,6 +14,9 @@ pub enum LspciError {
         /// What it says.
         text: String,
     },
+    /// There are more functions than any machine has.
+    #[error("it has more than {MOST} PCI functions")]
+    TooMany,
     /// No line starts with an address.
     #[error("none of its {lines} lines starts with a PCI address")]
     NoFunctions {
@@ -21,6 +24,9 @@ pub enum LspciError {
         lines: usize,
     },
 }
+
+/// The most functions that are read: the largest servers, with all virtual functions, have some hundred.
+const MOST: usize = 4096;
 
 /// The names of vendors, as they stand before the name of a device in the output of `-nn`.
 const VENDORS: [&str; 4] = [
@@ -49,6 +55,9 @@ pub fn parse(text: &str) -> Result<Vec<Function>, LspciError> {
             } else {
                 for_people(address, rest)
             };
+            if found.len() == MOST {
+                return Err(LspciError::TooMany);
+            }
             found.push(function.ok_or_else(|| LspciError::NoIds {
                 line: index + 1,
                 text: shortened(trimmed),
@@ -219,6 +228,19 @@ mod tests {
         let found = parse(text).unwrap();
         assert_eq!(found.len(), 1, "{text}");
         found.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn more_functions_than_a_machine_has_are_refused() {
+        let lines = |count: usize| -> String {
+            let line = |at: usize| {
+                let (domain, bus, device) = (at >> 13, (at >> 5) & 0xff, at & 0x1f);
+                format!("{domain:04x}:{bus:02x}:{device:02x}.0 0302: 10de:2331 (rev a1)\n")
+            };
+            (0..count).map(line).collect()
+        };
+        assert_eq!(parse(&lines(MOST)).unwrap().len(), MOST);
+        assert_eq!(parse(&lines(MOST + 1)), Err(LspciError::TooMany));
     }
 
     #[test]
