@@ -375,8 +375,8 @@ impl ClusterInputs<'_> {
         let source = self.needed(
             "token-file",
             &source,
-            "name a file with the token of the server, as its `node-token` file has it, or another place with \
-             `cluster.token-source`",
+            "name a file with a token for agents: the file `agent-token` of a server that was started with \
+             `--agent-token`, or what `k3s token create --ttl 30m` prints; or another place with `cluster.token-source`",
         )?;
         Ok((server.to_string(), source.clone()))
     }

@@ -7,7 +7,10 @@ use super::Join;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink},
     model::token::TokenSource,
-    tools::{kubernetes::agents::Agent, systemctl},
+    tools::{
+        kubernetes::agents::{self, Agent},
+        systemctl,
+    },
 };
 
 impl Applier {
@@ -19,7 +22,8 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         if token_source.lasting_file().is_none() {
-            let token = self.token(token_source).await?;
+            let wrong = |token: &str| agents::is_of_server(token).then_some(agents::OF_SERVER);
+            let token = self.usable_token(token_source, wrong).await?;
             let content = format!("{}\n", token.expose());
             let path = Utf8Path::new(agent.token);
             (self.host.files).write(path, content.as_bytes(), 0o600)?;

@@ -4,7 +4,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::Join;
 use crate::{
-    change::{Applier, ChangeError, JoinError, Reverted, Sink, TokenError, TokenFault},
+    change::{Applier, ChangeError, JoinError, Reverted, Sink},
     error::one_line,
     model::{cluster::Discovery, secret::Secret, token::TokenSource},
     tools::kubernetes::kubeadm::{self, Fault, Found, Registration},
@@ -133,18 +133,8 @@ impl Applier {
     }
 
     async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
-        let token = self.token(source).await?;
-        if kubeadm::is_token(token.expose()) {
-            return Ok(token);
-        }
-        Err(match source {
-            TokenSource::File(path) => JoinError::Secret {
-                path: path.clone(),
-                why: kubeadm::NO_TOKEN.to_owned(),
-            },
-            source => TokenError::new(source, TokenFault::Form, kubeadm::NO_TOKEN).into(),
-        }
-        .into())
+        let wrong = |token: &str| (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN);
+        self.usable_token(source, wrong).await
     }
 
     /// Whether kubeadm has begun to join, and perhaps not ended.

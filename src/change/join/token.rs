@@ -51,6 +51,26 @@ impl Applier {
         let fetched = self.unless_stopped(&what, clouds.token(source)).await?;
         Ok(fetched.map_err(JoinError::from)?)
     }
+
+    /// The token, unless `wrong` says why it cannot be used.
+    pub(super) async fn usable_token(
+        &self,
+        source: &TokenSource,
+        wrong: impl Fn(&str) -> Option<&'static str>,
+    ) -> Result<Secret, ChangeError> {
+        let token = self.token(source).await?;
+        let Some(why) = wrong(token.expose()) else {
+            return Ok(token);
+        };
+        Err(match source {
+            TokenSource::File(path) => JoinError::Secret {
+                path: path.clone(),
+                why: why.to_owned(),
+            },
+            source => TokenError::new(source, TokenFault::Form, why).into(),
+        }
+        .into())
+    }
 }
 
 /// The services of the clouds.

@@ -137,14 +137,11 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
         state.unusable.extend(unusable(files, path)?);
     }
     // A form that was not filled in is found before the first change, not at the end.
-    if let (JoinMethod::Kubeadm { .. }, Some(TokenSource::File(path)), true) = (
-        &wish.method,
-        wish.method.token_source(),
-        state.unusable.is_empty(),
-    ) && let Some(text) = files.read_text(path)?
-        && !kubeadm::is_token(text.trim())
+    if let (Some(TokenSource::File(path)), true) =
+        (wish.method.token_source(), state.unusable.is_empty())
+        && let Some(text) = files.read_text(path)?
+        && let Some(why) = wrong_token(&wish.method, text.trim())
     {
-        let why = kubeadm::NO_TOKEN;
         state
             .unusable
             .push(format!("`{path}` cannot be used: {why}"));
@@ -163,6 +160,17 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     }
     state.versions = skew::detect(cx, wish).await?;
     Ok(state)
+}
+
+/// What is wrong with a token, as its form tells.
+fn wrong_token(method: &JoinMethod, token: &str) -> Option<&'static str> {
+    match method {
+        JoinMethod::Kubeadm { .. } => (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN),
+        JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } => {
+            agents::is_of_server(token).then_some(agents::OF_SERVER)
+        }
+        _ => None,
+    }
 }
 
 /// Why a file with a secret cannot be used.

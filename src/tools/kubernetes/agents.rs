@@ -45,6 +45,19 @@ pub const RKE2: Agent = Agent {
     kubeconfig: "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
 };
 
+/// What is wrong with a server's token.
+pub const OF_SERVER: &str = "it is the token of the servers, with which a machine becomes a server and reads what the cluster \
+     keeps: use the file `agent-token` of a server that was started with `--agent-token`, or what `k3s token create --ttl \
+     30m` prints";
+
+/// Whether a token lets servers join, too. It says so itself in its long form. Source: k3s, "k3s token", token format and types.
+#[must_use]
+pub fn is_of_server(token: &str) -> bool {
+    (token.trim().strip_prefix("K10"))
+        .and_then(|rest| rest.split_once("::"))
+        .is_some_and(|(_, login)| login.starts_with("server:"))
+}
+
 /// The configuration: JSON, which is YAML, too. It names the file with the token, and has no secret.
 #[must_use]
 pub fn configuration(
@@ -80,6 +93,19 @@ pub fn server_of(configuration: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_token_of_a_server_is_told_by_its_user() {
+        assert!(is_of_server("K10abc::server:hush\n"));
+        for token in [
+            "K10abc::node:server:",
+            "abcdef.0123456789abcdef",
+            "server:x",
+            "K10abc::abcdef.0123456789abcdef",
+        ] {
+            assert!(!is_of_server(token), "{token}");
+        }
+    }
 
     #[test]
     fn the_configuration_names_the_file_with_the_token() {
