@@ -119,8 +119,8 @@ checked_text!(
     /// container-device-interface, `pkg/cdi/spec-dirs.go`.
     CdiPath,
     |text| from_root(text) && text.ends_with(".yaml"),
-    "a path that starts with `/`, ends in `.yaml` and has no `..` or spaces",
-    "^/[^\\s]+\\.yaml$"
+    "a path that starts with `/`, ends in `.yaml` and has no `..`, `$` or spaces",
+    "^/[^\\s$]+\\.yaml$"
 );
 
 checked_text!(
@@ -135,7 +135,8 @@ checked_text!(
 /// Whether text is a path from the root without `..`.
 fn from_root(text: &str) -> bool {
     let climbs = text.split('/').any(|part| part == "..");
-    text.starts_with('/') && text.len() > 1 && !climbs && plain(text)
+    // DKMS reads such paths as a shell does.
+    text.starts_with('/') && text.len() > 1 && !climbs && plain(text) && !text.contains('$')
 }
 
 /// Whether text can stand in a line of a configuration file without changing its meaning.
@@ -220,7 +221,7 @@ impl FromStr for AbsolutePath {
         } else {
             Err(ValueError::new(
                 text,
-                "a path that starts with `/` and has no `..` or spaces",
+                "a path that starts with `/` and has no `..`, `$` or spaces",
             ))
         }
     }
@@ -232,7 +233,7 @@ impl fmt::Display for AbsolutePath {
     }
 }
 
-as_text!(AbsolutePath, "Path from the root", "^/[^\\s]+$");
+as_text!(AbsolutePath, "Path from the root", "^/[^\\s$]+$");
 
 /// A proxy: its address may hold a login, which neither messages nor `Debug` show.
 #[derive(Clone, PartialEq, Eq)]
@@ -370,7 +371,7 @@ mod tests {
             assert!(bad.parse::<PackagePattern>().is_err(), "{bad}");
         }
         assert!("/etc/cdi/nvidia.yaml".parse::<AbsolutePath>().is_ok());
-        for bad in ["", "/", "etc/x", "/etc/../x", "/a b"] {
+        for bad in ["", "/", "etc/x", "/etc/../x", "/a b", "/k/$(id)"] {
             assert!(bad.parse::<AbsolutePath>().is_err(), "{bad}");
         }
         assert!("/etc/cdi/nvidia.yaml".parse::<CdiPath>().is_ok());
