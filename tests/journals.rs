@@ -1,4 +1,4 @@
-//! Every later version reads old journals, and reads the same in them.
+//! What is read in journals: from the first release on, every later version reads the same in those of that release.
 
 use std::{fs, path::Path};
 
