@@ -459,6 +459,8 @@ fn the_manifest_may_run_where_it_must() {
             "ServiceAccount",
             "ClusterRole",
             "ClusterRoleBinding",
+            "ValidatingAdmissionPolicy",
+            "ValidatingAdmissionPolicyBinding",
             "ConfigMap",
             "DaemonSet"
         ]
@@ -545,7 +547,8 @@ esac"#
 
 #[test]
 fn the_pod_waits_for_other_runs_and_gives_the_host_what_it_needs() {
-    let (folder, output) = pod_on_host(0);
+    // The machine reboots, and the run goes on.
+    let (folder, output) = pod_on_host(8);
     assert!(output.status.success(), "{}", said(&output));
     let reset = "systemctl --quiet is-failed gpu-bootstrap.service\n\
                  systemctl reset-failed gpu-bootstrap.service\n";
@@ -572,6 +575,50 @@ fn the_pod_waits_for_other_runs_and_gives_the_host_what_it_needs() {
     assert_eq!(cluster["server"], "https://[fd00:10::1]:443");
     assert_eq!(cluster["certificate-authority-data"], "YXV0aG9yaXR5");
     assert_eq!(access["users"][0]["user"]["token"], "a.b.c");
+}
+
+#[test]
+fn the_access_goes_when_the_run_has_ended_well() {
+    let (folder, output) = pod_on_host(0);
+    assert!(output.status.success(), "{}", said(&output));
+    let left = fs::read_dir(folder.path().join("host/etc/gpu-bootstrap")).expect("a folder");
+    let left: Vec<_> = left
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    assert_eq!(left, ["config.d"]);
+}
+
+#[test]
+fn the_account_changes_only_the_taints_of_its_own_node() {
+    let policy = object("ValidatingAdmissionPolicy");
+    let binding = object("ValidatingAdmissionPolicyBinding");
+    assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
+    assert_eq!(
+        binding["spec"]["validationActions"],
+        serde_json::json!(["Deny"])
+    );
+    assert_eq!(policy["spec"]["failurePolicy"], "Fail");
+    let rule = &policy["spec"]["matchConstraints"]["resourceRules"][0];
+    assert_eq!(
+        (&rule["resources"][0], &rule["operations"][0]),
+        (&"nodes".into(), &"UPDATE".into())
+    );
+    // All that the role allows beside reading is what the policy judges.
+    assert_eq!(
+        object("ClusterRole")["rules"],
+        serde_json::json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}])
+    );
+    let account = object("ServiceAccount");
+    let user = format!(
+        "'system:serviceaccount:{}:{}'",
+        account["metadata"]["namespace"]
+            .as_str()
+            .expect("a namespace"),
+        account["metadata"]["name"].as_str().expect("a name")
+    );
+    let who = policy["spec"]["matchConditions"][0]["expression"].as_str();
+    assert_eq!(who, Some(&*format!("request.userInfo.username == {user}")));
+    assert_eq!(pod()["serviceAccountName"], account["metadata"]["name"]);
 }
 
 #[test]
