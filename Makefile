@@ -2,7 +2,7 @@
 
 include tests/vm/vm.mk
 
-.PHONY: test test-all test-long lint unit ptx release aarch64 update mutants
+.PHONY: test test-all test-long lint unit ptx release aarch64 deny update mutants
 
 # What everybody runs before a commit: format, lint, unit tests, scenarios, and the core of the machine cases. It has a
 # budget of 20 minutes on two slow processors from a clean clone; `make test TIERS="core cluster"` adds a tier.
@@ -35,6 +35,14 @@ release:
 # Rust's standard library for aarch64, and takes some 6 minutes on two cores. A part of `make test-long`.
 aarch64:
 	tests/aarch64/run.sh
+
+# Compares the dependencies with deny.toml: licences, bans and sources, and, where their database can be had, RustSec's
+# advisories. It needs `cargo install --locked cargo-deny@0.20.2`.
+deny:
+	cargo deny --locked check --hide-inclusion-graph licenses bans sources
+	if cargo deny --locked fetch db; then \
+	    cargo deny --locked check --hide-inclusion-graph --disable-fetch advisories; \
+	else echo "the database of advisories cannot be had: advisories were not looked at" >&2; fi
 
 # Renews snapshots, schemas and generated docs, and lists what is different in the working tree.
 # Tests that fail for other reasons are reported, and the rest is renewed all the same.

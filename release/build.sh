@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the program for machines with glibc 2.28 or newer, and packs it: release/build.sh [ARCHITECTURE]. The result is
 # in target/release-files. The same commit gives the same archive: order, times and owners are fixed, and the paths of
-# the build machine are not in the program.
+# the build machine are not in the program. RELEASE_KEY, the file of a private key of ssh-keygen, signs the checksums.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -59,7 +59,6 @@ python3 release/licences.py "$rust_target" >"$tree/LICENSES-OF-DEPENDENCIES"
     find "$name" -type f ! -name gpu-bootstrap -exec chmod 644 {} +
     tar --create --sort=name --format=ustar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner "$name" |
         gzip --no-name --best >"$name.tar.gz"
-    sha256sum gpu-bootstrap-*.tar.gz >SHA256SUMS
     rm -rf "$name"
-    cat SHA256SUMS
 )
+release/checksums.sh "$out"

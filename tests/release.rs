@@ -1,6 +1,6 @@
-//! `make release`: what refuses a program that old systems could not start.
+//! `make release`: what refuses a program that old systems could not start, and what signs the checksums.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 /// Whether the C library of this version is new enough for the program of this build.
 fn symbols(newest: &str) -> Output {
@@ -27,4 +27,69 @@ fn versions_of_the_c_library_are_compared_as_numbers() {
     let accepted = symbols("2.100");
     let said = String::from_utf8_lossy(&accepted.stderr);
     assert!(accepted.status.success(), "{said}");
+}
+
+/// Of an archive, its checksums and its signature, with the key of the release or without one.
+#[test]
+fn checksums_are_signed_if_a_key_is_given() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("gpu-bootstrap-1-linux-x86_64.tar.gz"), "archive").expect("a file");
+    let run = |program: &str, args: &[&str], input: Option<&str>| {
+        let input = match input {
+            Some(name) => std::fs::File::open(at(name)).expect("a file").into(),
+            None => Stdio::null(),
+        };
+        Command::new(program)
+            .args(args)
+            .env(
+                "RELEASE_KEY",
+                if args.contains(&"signed") { "key" } else { "" },
+            )
+            .current_dir(folder.path())
+            .stdin(input)
+            .output()
+            .expect("a program")
+    };
+    let generated = run(
+        "ssh-keygen",
+        &["-q", "-t", "ed25519", "-N", "", "-f", "key"],
+        None,
+    );
+    assert!(generated.status.success(), "{generated:?}");
+    let public = std::fs::read_to_string(at("key.pub")).expect("a key");
+    std::fs::write(at("signers"), format!("release {public}")).expect("a file");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/release/checksums.sh");
+    let verify = [
+        "-Y",
+        "verify",
+        "-f",
+        "signers",
+        "-I",
+        "release",
+        "-n",
+        "file",
+        "-s",
+        "SHA256SUMS.sig",
+    ];
+
+    let made = run(script, &[".", "signed"], None);
+    assert!(made.status.success(), "{made:?}");
+    assert!(
+        run("sha256sum", &["-c", "SHA256SUMS"], None)
+            .status
+            .success()
+    );
+    assert!(
+        run("ssh-keygen", &verify, Some("SHA256SUMS"))
+            .status
+            .success()
+    );
+    assert!(!run("ssh-keygen", &verify, Some("key.pub")).status.success());
+
+    let made = run(script, &["."], None);
+    assert!(
+        made.status.success() && !at("SHA256SUMS.sig").exists(),
+        "{made:?}"
+    );
 }
