@@ -90,6 +90,40 @@ fn is_there(files: &dyn ReadFiles, path: &Utf8Path) -> Result<bool, FilesError> 
     Ok(true)
 }
 
+/// Why root may not use a file with a secret, a kubeconfig, or the environment of a command; `None` if it may. It is one that
+/// root alone may read and write, as are the folders and links that lead to it.
+///
+/// # Errors
+/// When it cannot be examined.
+pub fn unusable_secret(
+    files: &dyn ReadFiles,
+    path: &Utf8Path,
+) -> Result<Option<String>, FilesError> {
+    match is_there(files, path) {
+        Ok(true) => {}
+        Ok(false) => return Ok(Some("it is missing".to_owned())),
+        Err(FilesError::Foreign {
+            at, uid, gid, mode, ..
+        }) => {
+            return Ok(Some(format!(
+                "others than root may change `{at}` (owner {uid}, group {gid}, mode {mode:04o})"
+            )));
+        }
+        Err(error) => return Err(error),
+    }
+    let target = files.resolve(path)?.unwrap_or_else(|| path.to_owned());
+    let stat = files.stat(&target)?;
+    Ok(match stat {
+        None => Some("it is missing".to_owned()),
+        Some(stat) if stat.kind != Kind::File => Some("it is no file".to_owned()),
+        Some(stat) if stat.mode & 0o077 != 0 => Some(format!(
+            "it has mode {:04o}: others than root may use it",
+            stat.mode & 0o7777
+        )),
+        Some(_) => None,
+    })
+}
+
 /// The names in a path, the first one last.
 fn parts(path: &Utf8Path) -> Vec<String> {
     (path.components().rev())
@@ -101,11 +135,12 @@ fn parts(path: &Utf8Path) -> Vec<String> {
         .collect()
 }
 
-/// Whether others than root may change it. A link has no mode of its own.
+/// Whether others than root may change it. A link has no mode of its own. Root's group counts, too: where a file has an access
+/// control list, the bits of the group are the most that any user or group in it has, acl(5).
 fn is_foreign(stat: &Stat) -> bool {
     let link = matches!(stat.kind, Kind::Link(_));
     let sticky = stat.kind == Kind::Folder && stat.mode & STICKY != 0;
-    let writes = stat.mode & OTHERS_WRITE != 0 || (stat.mode & GROUP_WRITES != 0 && stat.gid != 0);
+    let writes = stat.mode & (OTHERS_WRITE | GROUP_WRITES) != 0;
     stat.uid != 0 || (writes && !link && !sticky)
 }
 
@@ -160,7 +195,7 @@ mod tests {
     fn what_only_root_may_write_is_read() {
         let files = files();
         assert_eq!(refused(&files, FILE), None);
-        files.put_mode(FILE, "", 0o664);
+        files.put_mode(FILE, "", 0o644);
         assert_eq!(refused(&files, FILE), None, "the group is root's");
         files.put_folder("/tmp", 0o1777);
         files.put("/tmp/site.toml", "");
@@ -174,6 +209,8 @@ mod tests {
         for (mode, gid, why) in [
             (0o646, 0, "/etc/gpu-bootstrap/config.toml 0 646"),
             (0o664, 7, "/etc/gpu-bootstrap/config.toml 0 664"),
+            // A user who is named in its access control list may.
+            (0o664, 0, "/etc/gpu-bootstrap/config.toml 0 664"),
         ] {
             let files = files();
             files.put_mode(FILE, "", mode);
@@ -264,5 +301,50 @@ mod tests {
         let files = files();
         files.put_mode(FILE, "", 0o666);
         assert!(Trusted::new(&files, false).read(FILE.into()).is_ok());
+    }
+
+    #[test]
+    fn a_secret_is_in_a_file_that_root_alone_may_use_and_replace() {
+        const SECRET: &str = "/opt/agent/token";
+        let why = |arrange: &dyn Fn(&FakeFiles)| {
+            let files = FakeFiles::new();
+            files.put_mode(SECRET, "", 0o600);
+            arrange(&files);
+            unusable_secret(&files, SECRET.into()).expect("readable")
+        };
+        assert_eq!(why(&|_| {}), None);
+        let spoilt: [(&dyn Fn(&FakeFiles), &str); 6] = [
+            (&|files| files.take(SECRET), "missing"),
+            (&|files| files.put_mode(SECRET, "", 0o640), "mode 0640"),
+            (
+                &|files| files.own(SECRET, 1000, 0),
+                "`/opt/agent/token` (owner 1000",
+            ),
+            // Its owner could put another file there.
+            (
+                &|files| files.own("/opt/agent", 1000, 0),
+                "`/opt/agent` (owner 1000",
+            ),
+            (
+                &|files| {
+                    files.take(SECRET);
+                    files.put_mode("/home/ada/token", "", 0o600);
+                    files.own("/home/ada", 1000, 1000);
+                    files.put_link(SECRET, "/home/ada/token");
+                },
+                "`/home/ada` (owner 1000",
+            ),
+            (
+                &|files| {
+                    files.take(SECRET);
+                    files.put_folder(SECRET, 0o700);
+                },
+                "no file",
+            ),
+        ];
+        for (arrange, expected) in spoilt {
+            let why = why(arrange).expect(expected);
+            assert!(why.contains(expected), "{why}");
+        }
     }
 }

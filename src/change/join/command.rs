@@ -9,7 +9,7 @@ use super::Join;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink},
     error::one_line,
-    host::Cmd,
+    host::{Cmd, trusted::refuse_foreign},
     model::{environment, secret::Secret},
 };
 
@@ -116,6 +116,7 @@ impl Applier {
                 why: "the command is empty".to_owned(),
             });
         };
+        refuse_foreign(&*self.host.files, Utf8Path::new(program))?;
         let mut cmd = Cmd::new(program, args.iter().cloned()).deadline(timeout);
         if let Some(path) = environment_file {
             let text = self.secret(path)?;

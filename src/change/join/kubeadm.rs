@@ -123,6 +123,7 @@ impl Applier {
                     Some(source) => Some(self.bootstrap_token(source).await?),
                     None => None,
                 };
+                self.refuse_unusable(path)?;
                 let found = Found::File {
                     path,
                     token: token.as_ref(),

@@ -19,7 +19,7 @@ use node::Deleted;
 use super::{Applier, ChangeError, JoinError, Reverted, Sink, Undo};
 use crate::{
     error::one_line,
-    host::Kind,
+    host::trusted::unusable_secret,
     model::{
         cluster::JoinMethod,
         kubernetes::{Labels, NodeName, Taint},
@@ -369,21 +369,25 @@ impl Applier {
 
     /// A secret in a file. Its step has looked before: the file may have changed since.
     fn secret(&self, path: &Utf8Path) -> Result<Secret, ChangeError> {
-        let unusable = |why: &str| JoinError::Secret {
-            path: path.to_owned(),
-            why: why.to_owned(),
-        };
-        let text = (self.host.files.read_text(path)?).ok_or_else(|| unusable("it is missing"))?;
-        if let Some(stat) = self.host.files.stat(path)?
-            && stat.kind == Kind::File
-            && stat.mode & 0o077 != 0
-        {
-            return Err(unusable("others than root may read it").into());
-        }
+        self.refuse_unusable(path)?;
+        let text = self.host.files.read_text(path)?;
         // It may be another one than at the start of the run.
-        let secret = Secret::new(text.trim());
+        let secret = Secret::new(text.unwrap_or_default().trim());
         self.secrets.learn(&secret);
         Ok(secret)
+    }
+
+    /// Refuses a file with a secret, or a kubeconfig, that others than root may read or replace: a kubeconfig can name a
+    /// program, which kubectl runs.
+    pub(in crate::change) fn refuse_unusable(&self, path: &Utf8Path) -> Result<(), ChangeError> {
+        match unusable_secret(&*self.host.files, path)? {
+            None => Ok(()),
+            Some(why) => Err(JoinError::Secret {
+                path: path.to_owned(),
+                why,
+            }
+            .into()),
+        }
     }
 
     /// Writes a file with a secret below the run folder, and removes it when the work is done.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::DRAIN;
 use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink, Undo},
+    error::one_line,
     model::kubernetes::{Labels, NodeName, Taint},
     tools::kubernetes::kubectl::{self, Kubectl, Registered},
 };
@@ -113,6 +114,7 @@ impl Applier {
             && let Some(access) = &admission.access
             && node.taints.iter().any(|there| there.key == taint.key)
         {
+            self.refuse_unusable(access)?;
             let cmd = kubectl.untaint(access, name, taint);
             let what = format!("remove the startup taint of node `{name}`");
             self.tool(&what, &cmd, sink).await?;
@@ -194,6 +196,9 @@ impl Applier {
         };
         if !self.host.files.exists(access)? {
             return left(format!("`{access}` is gone"));
+        }
+        if let Err(error) = self.refuse_unusable(access) {
+            return left(one_line(&error));
         }
         let Some(kubectl) = kubectl::find(&*self.host.files)? else {
             return left("there is no kubectl on this machine".to_owned());

@@ -3,13 +3,13 @@
 use std::sync::Mutex;
 
 use super::{
-    join::{KUBECONFIG, KUBELET_CONF},
+    join::{ACCESS, KUBECONFIG, KUBELET_CONF},
     kit::TestMachine,
 };
 use crate::{
     change::{Admission, Change, Reverted},
     error::Report,
-    host::fake::ok,
+    host::fake::{FakeFiles, ok},
 };
 
 fn admission(labels: &[(&str, &str)]) -> Change {
@@ -29,8 +29,10 @@ fn admission(labels: &[(&str, &str)]) -> Change {
 /// A node whose kubectl counts how often it was asked, and becomes Ready with the third answer.
 fn node(ready_after: usize) -> TestMachine {
     let machine = TestMachine::new();
-    machine.fakes.files.put("/usr/bin/kubectl", "");
-    machine.fakes.files.put(KUBELET_CONF, KUBECONFIG);
+    let files = &machine.fakes.files;
+    files.put("/usr/bin/kubectl", "");
+    files.put(KUBELET_CONF, KUBECONFIG);
+    files.put_mode(ACCESS, KUBECONFIG, 0o600);
     let asked = Mutex::new(0);
     machine.fakes.exec.on("/usr/bin/kubectl", move |cmd, _| {
         if !cmd.args.contains(&"get".to_owned()) {
@@ -94,4 +96,22 @@ async fn a_node_that_does_not_get_ready_keeps_its_startup_taint() {
         lines.iter().all(|line| !line.contains(" taint ")),
         "{lines:?}"
     );
+}
+
+/// kubectl runs what a kubeconfig names, and would run it as root.
+#[tokio::test]
+async fn a_kubeconfig_that_others_may_replace_is_not_used() {
+    let spoilt: [fn(&FakeFiles); 3] = [
+        |files| files.own(ACCESS, 65534, 0),
+        |files| files.own("/etc/gpu-bootstrap", 65534, 0),
+        |files| files.put_mode(ACCESS, KUBECONFIG, 0o666),
+    ];
+    for spoil in spoilt {
+        let machine = node(0);
+        spoil(&machine.fakes.files);
+        let error = machine.apply(&admission(&[])).await.expect_err("not used");
+        assert_eq!(error.reason(), "join-secret");
+        let lines = machine.fakes.exec.lines();
+        assert!(lines.iter().all(|line| !line.contains(ACCESS)), "{lines:?}");
+    }
 }

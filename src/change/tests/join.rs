@@ -26,7 +26,7 @@ pub(super) const KUBECONFIG: &str =
     "clusters: [{name: c, cluster: {server: 'https://10.0.0.1:6443'}}]";
 /// One of another cluster.
 const ANOTHER: &str = "clusters: [{name: c, cluster: {server: 'https://10.9.9.9:6443'}}]";
-const ACCESS: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
+pub(super) const ACCESS: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
 const JOINING: &str = "/var/lib/gpu-bootstrap/joining";
 pub(super) const CONFIGURATION: &str = "/run/gpu-bootstrap/kubeadm-join.yaml";
 

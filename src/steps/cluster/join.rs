@@ -2,7 +2,7 @@
 //! proves the machine: a GPU node that joins before it works costs a job.
 
 use async_trait::async_trait;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
 use super::{
     joined,
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     change::{Change, Join, Lock},
     config::desired::{ClusterWish, Desired, Discovery, JoinMethod},
-    host::{Kind, ReadFiles},
+    host::{ReadFiles, trusted::unusable_secret},
     model::{
         id::StepId,
         kubernetes::{Labels, NodeName},
@@ -122,6 +122,10 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
             state.wanted = Some(parsed);
         }
         state.outdated = outdated::detect(cx, wish).await?;
+        // It is used as long as the machine is a node.
+        if let Some(access) = &wish.access {
+            state.unusable.extend(unusable(files, access)?);
+        }
         return Ok(state);
     }
     let wanted = wanted(cx, wish).await;
@@ -173,22 +177,19 @@ fn wrong_token(method: &JoinMethod, token: &str) -> Option<&'static str> {
     }
 }
 
+fn unusable_files(state: &JoinState) -> Assessment {
+    Assessment::Blocked {
+        why: state.unusable.join("; "),
+        hint: "write each secret into a file of root's with mode 0600, in a folder of root's; cloud-init's `write_files` does \
+               that. A credential may be in `/etc/credstore`, too, also for the run after a reboot"
+            .to_owned(),
+    }
+}
+
 /// Why a file with a secret cannot be used.
-fn unusable(files: &dyn ReadFiles, path: &Utf8PathBuf) -> Result<Option<String>, StepError> {
-    let target = files.resolve(path)?.unwrap_or_else(|| path.clone());
-    let Some(stat) = files.stat(&target)? else {
-        return Ok(Some(format!("`{path}` is missing")));
-    };
-    let others = stat.mode & 0o077;
-    Ok(match stat.kind {
-        Kind::File if stat.uid != 0 => Some(format!("`{path}` belongs to user {}", stat.uid)),
-        Kind::File if others != 0 => Some(format!(
-            "`{path}` has mode {:04o}: others than root may use it",
-            stat.mode & 0o7777
-        )),
-        Kind::File => None,
-        _ => Some(format!("`{path}` is no file")),
-    })
+fn unusable(files: &dyn ReadFiles, path: &Utf8Path) -> Result<Option<String>, StepError> {
+    let why = unusable_secret(files, path)?;
+    Ok(why.map(|why| format!("`{path}` cannot be used: {why}")))
 }
 
 fn decide(state: &JoinState, desired: &Desired) -> Assessment {
@@ -201,6 +202,9 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         };
     }
     if let Some(membership) = &state.membership {
+        if !state.unusable.is_empty() {
+            return unusable_files(state);
+        }
         return of_member(state, membership, wish);
     }
     if state.has_joined_file {
@@ -217,12 +221,7 @@ fn decide(state: &JoinState, desired: &Desired) -> Assessment {
         };
     }
     if !state.unusable.is_empty() {
-        return Assessment::Blocked {
-            why: state.unusable.join("; "),
-            hint: "write each secret into a file of root's with mode 0600; cloud-init's `write_files` does that. A \
-                   credential may be in `/etc/credstore`, too, also for the run after a reboot"
-                .to_owned(),
-        };
+        return unusable_files(state);
     }
     let Some(node) = &state.node else {
         return Assessment::Blocked {

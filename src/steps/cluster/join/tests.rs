@@ -111,6 +111,19 @@ fn secrets_that_others_may_read_and_what_is_missing_are_refused_first() {
         decide(&open, &with_kubeadm(&[])),
         Assessment::Blocked { .. }
     ));
+    // The kubeconfig that drains and deletes is used as long as the machine is a node.
+    let joined = JoinState {
+        membership: Some(Membership {
+            kubeconfig: "/etc/kubernetes/kubelet.conf".into(),
+            server: "https://10.0.0.1:6443".to_owned(),
+            ca_pin: None,
+        }),
+        ..open
+    };
+    assert!(matches!(
+        decide(&joined, &with_kubeadm(&[])),
+        Assessment::Blocked { .. }
+    ));
     let k3s = with(JoinMethod::K3s {
         server: "https://10.0.0.1:6443".to_owned(),
         token_source: TokenSource::File("/t".into()),
