@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use camino::Utf8PathBuf;
 
 use super::{Applier, ChangeError, Reverted, Sink, Undo};
-use crate::{host::Cmd, tools::sysctl};
+use crate::tools::sysctl;
 
 impl Applier {
     pub(super) fn capture_sysctls(
@@ -67,7 +67,7 @@ impl Applier {
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
         for area in areas {
-            let cmd = Cmd::new("swapoff", [area]).deadline(sysctl::SWAP_DEADLINE);
+            let cmd = sysctl::swap_off(area);
             self.tool(&format!("turn off swap on `{area}`"), &cmd, sink)
                 .await?;
         }
@@ -84,7 +84,7 @@ impl Applier {
         let mut turned_on = Vec::new();
         for area in areas.iter().filter(|area| !now.contains(area)) {
             let what = format!("turn on swap on `{area}`");
-            let cmd = Cmd::new("swapon", [area]).deadline(sysctl::SWAP_DEADLINE);
+            let cmd = sysctl::swap_on(area);
             self.tool(&what, &cmd, sink).await?;
             turned_on.push(what);
         }

@@ -137,7 +137,7 @@ impl Applier {
 
     pub(super) async fn bring_up(
         &self,
-        verb: &str,
+        verb: &'static str,
         unit: &str,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {

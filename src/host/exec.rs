@@ -151,9 +151,13 @@ fn with_tail(tail: &str) -> String {
 }
 
 impl Cmd {
-    /// A command with [`QUERY_DEADLINE`]; raise it with [`Cmd::deadline`].
+    /// A command with [`QUERY_DEADLINE`]; raise it with [`Cmd::deadline`]. No value that others can choose may be taken for an
+    /// option: it stands behind `--`, or behind the `=` of one; `tools/arguments.rs` holds that.
     #[must_use]
+    #[cfg_attr(test, track_caller)]
     pub fn new<A: Into<String>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {
+        #[cfg(test)]
+        built::note(std::panic::Location::caller());
         Self {
             program: program.to_owned(),
             args: args.into_iter().map(Into::into).collect(),
@@ -211,9 +215,29 @@ impl Cmd {
     }
 }
 
+/// Where the commands of a test are built.
+#[cfg(test)]
+pub(crate) mod built {
+    use std::{cell::RefCell, collections::BTreeSet, panic::Location};
+
+    thread_local! {
+        static PLACES: RefCell<BTreeSet<(String, u32)>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub(super) fn note(at: &Location<'_>) {
+        PLACES.with_borrow_mut(|places| places.insert((at.file().to_owned(), at.line())));
+    }
+
+    /// File and line of each place where this thread has built a command.
+    pub(crate) fn places() -> BTreeSet<(String, u32)> {
+        PLACES.with_borrow(Clone::clone)
+    }
+}
+
 impl Query {
     /// Declares that the command changes nothing.
     #[must_use]
+    #[cfg_attr(test, track_caller)]
     pub fn new<A: Into<String>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {
         Self(Cmd::new(program, args))
     }

@@ -6,7 +6,7 @@ use super::{Read, State, StateError};
 use crate::{
     error::one_line,
     facts::{Scope, reader::FactReader},
-    host::{ExecError, Output, Query, ReadFiles, Reader},
+    host::{ExecError, Output, ReadFiles, Reader},
     model::{
         gpu::Flavour,
         version::{DriverVersion, KernelVersion},
@@ -198,8 +198,8 @@ async fn ask(reader: &mut FactReader<'_>, host: Reader<'_>, path: &str) -> Optio
     }
 }
 
-async fn field(host: Reader<'_>, name: &str, path: &str) -> Result<Output, ExecError> {
-    let query = Query::new("modinfo", ["-F", name, path]);
+async fn field(host: Reader<'_>, name: &'static str, path: &str) -> Result<Output, ExecError> {
+    let query = kmod::field(name, path);
     host.query(&query).await?.success(query.cmd())
 }
 

@@ -50,8 +50,8 @@ struct Status {
 /// Asks containerd, through CRI, for its conditions.
 #[must_use]
 pub fn info() -> Query {
-    let args = ["--runtime-endpoint", CONTAINERD, "info", "--output", "json"];
-    Query::new("crictl", args)
+    let endpoint = format!("--runtime-endpoint={CONTAINERD}");
+    Query::new("crictl", [endpoint.as_str(), "info", "--output=json"])
 }
 
 /// Reads the answer to [`info`].

@@ -51,80 +51,84 @@ pub fn cri_status(text: &str) -> Option<&str> {
     })
 }
 
+/// The option that selects a namespace.
+fn in_namespace(namespace: &str) -> String {
+    format!("--namespace={namespace}")
+}
+
 /// Lists the names of images.
 #[must_use]
 pub fn images(namespace: &str) -> Query {
-    Query::new(
-        "ctr",
-        ["--namespace", namespace, "images", "list", "--quiet"],
-    )
+    let namespace = in_namespace(namespace);
+    Query::new("ctr", [namespace.as_str(), "images", "list", "--quiet"])
 }
 
 /// Lists the names of containers, running or not.
 #[must_use]
 pub fn containers(namespace: &str) -> Query {
-    Query::new(
-        "ctr",
-        ["--namespace", namespace, "containers", "list", "--quiet"],
-    )
+    let namespace = in_namespace(namespace);
+    Query::new("ctr", [namespace.as_str(), "containers", "list", "--quiet"])
 }
 
 /// Ends the processes of a container. The status is not 0 where none runs.
 #[must_use]
 pub fn end_task(namespace: &str, container: &str) -> Cmd {
-    Cmd::new(
-        "ctr",
-        [
-            "--namespace",
-            namespace,
-            "tasks",
-            "delete",
-            "--force",
-            container,
-        ],
-    )
+    let namespace = in_namespace(namespace);
+    let args = [
+        namespace.as_str(),
+        "tasks",
+        "delete",
+        "--force",
+        "--",
+        container,
+    ];
+    Cmd::new("ctr", args)
 }
 
 /// Removes a container without running processes, and its snapshot.
 #[must_use]
 pub fn remove_container(namespace: &str, container: &str) -> Cmd {
+    let namespace = in_namespace(namespace);
     Cmd::new(
         "ctr",
-        ["--namespace", namespace, "containers", "delete", container],
+        [namespace.as_str(), "containers", "delete", "--", container],
     )
 }
 
 /// Pulls an image; with `hosts`, by what the files in [`HOSTS`] say about its registry.
 #[must_use]
 pub fn pull(namespace: &str, image: &str, hosts: bool) -> Cmd {
-    let mut args = vec!["--namespace", namespace, "images", "pull"];
+    let (namespace, folder) = (in_namespace(namespace), format!("--hosts-dir={HOSTS}"));
+    let mut args = vec![namespace.as_str(), "images", "pull"];
     if hosts {
-        args.extend(["--hosts-dir", HOSTS]);
+        args.push(folder.as_str());
     }
-    args.push(image);
+    args.extend(["--", image]);
     Cmd::new("ctr", args)
 }
 
 /// Takes in the images of an archive.
 #[must_use]
 pub fn import(namespace: &str, archive: &str) -> Cmd {
+    let namespace = in_namespace(namespace);
     Cmd::new(
         "ctr",
-        ["--namespace", namespace, "images", "import", archive],
+        [namespace.as_str(), "images", "import", "--", archive],
     )
 }
 
 /// Removes an image.
 #[must_use]
 pub fn remove(namespace: &str, image: &str) -> Cmd {
+    let namespace = in_namespace(namespace);
     Cmd::new(
         "ctr",
         [
-            "--namespace",
-            namespace,
+            namespace.as_str(),
             "images",
             "remove",
             "--sync",
+            "--",
             image,
         ],
     )

@@ -36,7 +36,7 @@ pub struct Info {
 /// Asks the daemon about itself, as JSON.
 #[must_use]
 pub fn info() -> Query {
-    Query::new("docker", ["info", "--format", "{{json .}}"])
+    Query::new("docker", ["info", "--format={{json .}}"])
 }
 
 /// Asks the daemon's program for its version.
@@ -99,25 +99,40 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
 /// Asks for the names of the running containers, one per line.
 #[must_use]
 pub fn running() -> Query {
-    Query::new("docker", ["ps", "--format", "{{.Names}}"])
+    Query::new("docker", ["ps", "--format={{.Names}}"])
 }
 
 /// Asks for an image. The status is not 0 where the daemon does not have it.
 #[must_use]
 pub fn inspect_image(image: &str) -> Query {
-    Query::new("docker", ["image", "inspect", "--format", "{{.Id}}", image])
+    Query::new(
+        "docker",
+        ["image", "inspect", "--format={{.Id}}", "--", image],
+    )
 }
 
 /// Pulls an image.
 #[must_use]
 pub fn pull(image: &str) -> Cmd {
-    Cmd::new("docker", ["pull", image])
+    Cmd::new("docker", ["pull", "--", image])
 }
 
 /// Removes an image.
 #[must_use]
 pub fn remove_image(image: &str) -> Cmd {
-    Cmd::new("docker", ["image", "rm", "--force", image]).deadline(Duration::from_secs(120))
+    Cmd::new("docker", ["image", "rm", "--force", "--", image]).deadline(Duration::from_secs(120))
+}
+
+/// Ends and removes a container; it is no error if there is none.
+#[must_use]
+pub fn remove_container(name: &str) -> Cmd {
+    Cmd::new("docker", ["rm", "--force", "--", name])
+}
+
+/// Makes an image of one layer, from an archive.
+#[must_use]
+pub fn import(archive: &Utf8Path, image: &str) -> Cmd {
+    Cmd::new("docker", ["import", "--", archive.as_str(), image])
 }
 
 /// Reads the answer to [`info`].

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::host::{Cmd, FilesError, Kind, ReadFiles};
+use crate::host::{Cmd, FilesError, Kind, Query, ReadFiles};
 
 /// What is loaded.
 pub const MODULES: &str = "/proc/modules";
@@ -221,6 +221,12 @@ fn setting(module: &str, word: &str) -> Option<ModuleSetting> {
         option: option.to_owned(),
         value: value.trim_matches('"').to_owned(),
     })
+}
+
+/// Asks for a field of a module, by its name or by the path of its file. It decompresses a module.
+#[must_use]
+pub fn field(field: &'static str, module: &str) -> Query {
+    Query::new("modinfo", ["-F", field, "--", module])
 }
 
 /// Loads a module and what it needs.

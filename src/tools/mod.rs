@@ -2,6 +2,8 @@
 //! is spread over several files is read here, too, so that all callers see the same.
 
 pub mod accounts;
+#[cfg(test)]
+mod arguments;
 pub mod cdi;
 pub mod cloud_init;
 pub mod container_view;
@@ -29,6 +31,7 @@ pub mod selinux;
 pub mod sigv4;
 pub mod sysctl;
 pub mod systemctl;
+pub mod tar;
 pub mod toolkit;
 pub mod xid;
 mod yaml;

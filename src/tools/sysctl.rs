@@ -13,7 +13,7 @@ pub const SWAPS: &str = "/proc/swaps";
 pub const FSTAB: &str = "/etc/fstab";
 
 /// What is on a swap area must go into the memory first.
-pub const SWAP_DEADLINE: Duration = Duration::from_secs(300);
+const SWAP_DEADLINE: Duration = Duration::from_secs(300);
 
 /// The file of a parameter.
 #[must_use]
@@ -24,7 +24,20 @@ pub fn path(name: &str) -> String {
 /// Sets a parameter until the next boot.
 #[must_use]
 pub fn set(name: &str, value: &str) -> Cmd {
-    Cmd::new("sysctl", ["--write".to_owned(), format!("{name}={value}")])
+    let value = format!("{name}={value}");
+    Cmd::new("sysctl", ["--write", "--", &value])
+}
+
+/// Turns off swap on a file or device.
+#[must_use]
+pub fn swap_off(area: &str) -> Cmd {
+    Cmd::new("swapoff", ["--", area]).deadline(SWAP_DEADLINE)
+}
+
+/// Turns on swap on a file or device.
+#[must_use]
+pub fn swap_on(area: &str) -> Cmd {
+    Cmd::new("swapon", ["--", area]).deadline(SWAP_DEADLINE)
 }
 
 /// The files and devices of the table of swap areas. Compressed memory (zram) counts, too.

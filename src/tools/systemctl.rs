@@ -217,7 +217,7 @@ pub fn parse_needs_reload(text: &str, drop_ins: &[Utf8PathBuf]) -> bool {
 
 /// A verb on a unit: `enable`, `disable`, `start`, `stop`, `restart`, `reset-failed`, `mask`, ….
 #[must_use]
-pub fn act(verb: &str, unit: &str) -> Cmd {
+pub fn act(verb: &'static str, unit: &str) -> Cmd {
     let deadline = match unit {
         fabric::UNIT => fabric::START_DEADLINE,
         _ => UNIT_DEADLINE,
@@ -247,9 +247,10 @@ pub fn daemon_reload() -> Cmd {
 /// The last lines that a unit wrote to the journal, to say why it failed.
 #[must_use]
 pub fn last_words(unit: &str) -> Query {
+    let unit = format!("--unit={unit}");
     Query::new(
         "journalctl",
-        ["--unit", unit, "--lines=20", "--no-pager", "--output=cat"],
+        [unit.as_str(), "--lines=20", "--no-pager", "--output=cat"],
     )
 }
 

@@ -78,7 +78,7 @@ pub fn docker_changes(cmd: &Cmd) -> bool {
 pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     let config = running_docker(files);
-    if args == ["info", "--format", "{{json .}}"] {
+    if args == ["info", "--format={{json .}}"] {
         return info(config.as_ref());
     }
     let Some(config) = config else {
@@ -89,22 +89,19 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
         );
     };
     match args[..] {
-        ["import", archive, image] => {
+        ["import", "--", archive, image] => {
             assert!(exists(files, archive), "{archive} is not there");
             put_image(files, image);
             ok("sha256:0\n")
         }
-        ["pull", image] | ["pull", "--quiet", image] => match &state.faults.network {
+        ["pull", "--", image] => match &state.faults.network {
             Some(why) => failed(1, format!("Error response from daemon: {why}\n")),
             None => {
                 put_image(files, image);
                 ok("")
             }
         },
-        ["image", "inspect", "--", image]
-        | ["image", "inspect", image]
-        | ["image", "inspect", "--format", _, image]
-        | ["image", "inspect", "--format", _, "--", image] => {
+        ["image", "inspect", "--format={{.Id}}", "--", image] => {
             if has_image(files, image) {
                 ok("sha256:0\n")
             } else {
@@ -114,18 +111,15 @@ pub fn docker(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
                 )
             }
         }
-        ["rmi", "--force", image]
-        | ["image", "rm", "--force", image]
-        | ["rmi", "--", image]
-        | ["rmi", image] => {
+        ["rmi", "--force", "--", image] | ["image", "rm", "--force", "--", image] => {
             files.take(&format!("{IMAGES}/{}", image.replace('/', "_")));
             if list(files, IMAGES).is_empty() {
                 files.take("/var/lib/docker");
             }
             ok("")
         }
-        ["ps", "--format", "{{.Names}}"] => ok(text(files, CONTAINERS).unwrap_or_default()),
-        ["rm", "--force", _] => ok(""),
+        ["ps", "--format={{.Names}}"] => ok(text(files, CONTAINERS).unwrap_or_default()),
+        ["rm", "--force", "--", _] => ok(""),
         [
             "run",
             "--rm",
@@ -232,30 +226,32 @@ pub fn ctr(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     let active = units::active(files, "containerd.service");
     match args[..] {
-        ["--namespace", ..] | ["version"] | ["plugins", ..] if !active => failed(
-            1,
-            "ctr: failed to dial \"/run/containerd/containerd.sock\"\n",
-        ),
+        [_, "images" | "containers" | "run", ..] | ["version"] | ["plugins", ..] if !active => {
+            failed(
+                1,
+                "ctr: failed to dial \"/run/containerd/containerd.sock\"\n",
+            )
+        }
         ["version"] => ok("Client:\n  Version:  1.6.20\n\nServer:\n  Version:  1.6.20\n"),
         ["plugins", "list"] => ok("TYPE                   ID   PLATFORMS    STATUS\n\
              io.containerd.grpc.v1  cri  linux/amd64  ok\n"),
-        ["--namespace", _, "images", "list", "--quiet"] => ok(list(files, CTR_IMAGES)
+        [_, "images", "list", "--quiet"] => ok(list(files, CTR_IMAGES)
             .into_iter()
             .map(|name| name.replace('!', "/") + "\n")
             .collect::<String>()),
-        ["--namespace", _, "images", "pull", image] => match &state.faults.network {
+        [_, "images", "pull", "--", image] => match &state.faults.network {
             Some(why) => failed(1, format!("ctr: failed to resolve reference: {why}\n")),
             None => {
                 files.put(&format!("{CTR_IMAGES}/{}", image.replace('/', "!")), "");
                 ok("")
             }
         },
-        ["--namespace", _, "images", "remove", "--sync", image] => {
+        [_, "images", "remove", "--sync", "--", image] => {
             dpkg::take(files, &format!("{CTR_IMAGES}/{}", image.replace('/', "!")));
             ok("")
         }
-        ["--namespace", _, "containers", "list", "--quiet"] => ok(""),
-        ["--namespace", _, "run", "--rm", ref rest @ ..] => {
+        [_, "containers", "list", "--quiet"] => ok(""),
+        [_, "run", "--rm", ref rest @ ..] => {
             let mut options = rest.iter();
             let runtime = options.find_map(|option| option.strip_prefix("--runc-binary="));
             let runtime = runtime.unwrap_or_default();

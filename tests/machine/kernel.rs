@@ -53,12 +53,16 @@ fn image(files: &FakeFiles, kernel: &str, modules: &[String]) -> String {
     lines.join("\n") + "\n"
 }
 
-/// `update-initramfs -u -k KERNEL`.
+/// `update-initramfs -u -kKERNEL`.
 pub fn update_initramfs(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
-    let [update, of, kernel] = &cmd.args[..] else {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    let kernel = match args[..] {
+        ["-u", kernel] => kernel.strip_prefix("-k"),
+        _ => None,
+    };
+    let Some(kernel) = kernel else {
         panic!("the simulated update-initramfs knows no `{}`", cmd.line());
     };
-    assert!(update == "-u" && of == "-k", "{}", cmd.line());
     let path = format!("/boot/initrd.img-{kernel}");
     if !exists(files, &path) {
         return failed(1, format!("update-initramfs: {path} has been altered.\n"));
@@ -67,9 +71,9 @@ pub fn update_initramfs(cmd: &Cmd, files: &FakeFiles, state: &State) -> Output {
     ok(format!("update-initramfs: Generating {path}\n"))
 }
 
-/// `lsinitramfs IMAGE`.
+/// `lsinitramfs -- IMAGE`.
 pub fn lsinitramfs(cmd: &Cmd, files: &FakeFiles) -> Output {
-    let [path] = &cmd.args[..] else {
+    let [_, path] = &cmd.args[..] else {
         panic!("the simulated lsinitramfs knows no `{}`", cmd.line());
     };
     match text(files, path) {
@@ -272,15 +276,15 @@ fn main_module(files: &FakeFiles) -> Option<(String, String)> {
     Some((stem, version.trim().to_owned()))
 }
 
-/// `modinfo -F version PATH` and `modinfo -F license PATH`.
+/// `modinfo -F version -- PATH` and `modinfo -F license -- PATH`.
 pub fn modinfo(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     match args[..] {
-        ["-F", "version", _] => match main_module(files) {
+        ["-F", "version", "--", _] => match main_module(files) {
             Some((_, version)) => ok(version + "\n"),
             None => failed(1, "modinfo: ERROR: Module not found.\n"),
         },
-        ["-F", "license", path] => ok(if path.contains("open") {
+        ["-F", "license", "--", path] => ok(if path.contains("open") {
             "Dual MIT/GPL\n"
         } else {
             "NVIDIA\n"

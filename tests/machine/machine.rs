@@ -398,7 +398,13 @@ fn runfile(cmd: &Cmd, files: &FakeFiles) -> Output {
 
 fn tar(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
-    let ["--create", "--file", archive, "--directory", folder, "."] = args[..] else {
+    let places = match args[..] {
+        ["--create", archive, folder, "--", "."] => archive
+            .strip_prefix("--file=")
+            .zip(folder.strip_prefix("--directory=")),
+        _ => None,
+    };
+    let Some((archive, folder)) = places else {
         panic!("the simulated tar knows no `{}`", cmd.line());
     };
     assert!(exists(files, folder), "{folder} is not there");

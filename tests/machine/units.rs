@@ -300,7 +300,7 @@ fn act(files: &FakeFiles, state: &State, verb: &str, unit: &str, cmd: &Cmd) -> O
     ok("")
 }
 
-/// `journalctl --unit UNIT …`, and `journalctl --dmesg …`.
+/// `journalctl --unit=UNIT …`, and `journalctl --dmesg …`.
 pub fn journalctl(cmd: &Cmd, files: &FakeFiles) -> Output {
     let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
     if args.first() == Some(&"--dmesg") {
@@ -310,7 +310,11 @@ pub fn journalctl(cmd: &Cmd, files: &FakeFiles) -> Output {
             crate::kernel::running(files)
         ));
     }
-    let ["--unit", unit, "--lines=20", "--no-pager", "--output=cat"] = args[..] else {
+    let unit = match args[..] {
+        [unit, "--lines=20", "--no-pager", "--output=cat"] => unit.strip_prefix("--unit="),
+        _ => None,
+    };
+    let Some(unit) = unit else {
         panic!("the simulated journalctl knows no `{}`", cmd.line());
     };
     ok(text(files, &format!("{FAILED}/{unit}")).unwrap_or_default() + "\n")

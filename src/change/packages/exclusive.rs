@@ -238,7 +238,7 @@ impl Applier {
         }
     }
 
-    async fn act(&self, verb: &str, unit: &str) -> Result<(), ChangeError> {
+    async fn act(&self, verb: &'static str, unit: &str) -> Result<(), ChangeError> {
         let cmd = systemctl::act(verb, unit);
         self.host
             .exec

@@ -407,7 +407,7 @@ mod tests {
             "/proc/self/maps",
             "1-2 r--p 0 fe:01 7 /usr/bin/gpu-bootstrap\n",
         );
-        fakes.exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
+        fakes.exec.on("ctr", |cmd, _| match cmd.args[1].as_str() {
             "run" => ok(SEEN),
             _ => ok(""),
         });
@@ -421,8 +421,8 @@ mod tests {
     #[tokio::test]
     async fn leftovers_of_an_interrupted_probe_in_containerd_are_removed_first() {
         let (host, fakes) = machine();
-        fakes.exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
-            "containers" if cmd.args[3] == "list" => ok("other\ngpu-bootstrap-probe\n"),
+        fakes.exec.on("ctr", |cmd, _| match cmd.args[1].as_str() {
+            "containers" if cmd.args[2] == "list" => ok("other\ngpu-bootstrap-probe\n"),
             // It had ended by itself.
             "tasks" => failed(1, "ctr: no running task found"),
             "run" => ok(SEEN),
@@ -433,24 +433,24 @@ mod tests {
             .await
             .expect("the probe succeeds");
         let lines = fakes.exec.lines();
-        let own = "ctr --namespace gpu-bootstrap-probe";
+        let own = "ctr --namespace=gpu-bootstrap-probe";
         assert_eq!(lines[0], format!("{own} containers list --quiet"));
         assert_eq!(
             lines[1],
-            format!("{own} tasks delete --force gpu-bootstrap-probe")
+            format!("{own} tasks delete --force -- gpu-bootstrap-probe")
         );
         assert_eq!(
             lines[2],
-            format!("{own} containers delete gpu-bootstrap-probe")
+            format!("{own} containers delete -- gpu-bootstrap-probe")
         );
-        assert!(lines[3].contains(" --rootfs /var/lib/gpu-bootstrap/probe/rootfs "));
+        assert!(lines[3].contains(" --rootfs -- /var/lib/gpu-bootstrap/probe/rootfs "));
         assert_eq!(lines.len(), 4);
     }
 
     #[tokio::test]
     async fn containerd_runs_the_configured_image() {
         let (host, fakes) = machine();
-        fakes.exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
+        fakes.exec.on("ctr", |cmd, _| match cmd.args[1].as_str() {
             "run" => ok(SEEN),
             _ => ok(""),
         });
@@ -463,8 +463,8 @@ mod tests {
         let [list, run] = &lines[..] else {
             panic!("{lines:#?}");
         };
-        assert!(list.starts_with("ctr --namespace k8s.io containers list"));
-        assert!(run.starts_with("ctr --namespace k8s.io run --rm "), "{run}");
+        assert!(list.starts_with("ctr --namespace=k8s.io containers list"));
+        assert!(run.starts_with("ctr --namespace=k8s.io run --rm "), "{run}");
         assert!(!run.contains("--rootfs"), "{run}");
         let mounted = "--mount=type=bind,src=/var/lib/gpu-bootstrap/probe/rootfs/gpu-bootstrap,\
                        dst=/gpu-bootstrap,options=rbind:ro";
@@ -498,7 +498,7 @@ mod tests {
         let run = lines.last().expect("a container");
         // The image is as its author made it.
         assert!(
-            run.ends_with("--entrypoint=nvidia-smi registry/x:1 -L"),
+            run.ends_with("--entrypoint=nvidia-smi -- registry/x:1 -L"),
             "{run}"
         );
         ran.map(|proof| proof.result)
@@ -536,11 +536,11 @@ mod tests {
         for (image, own) in [
             (
                 None,
-                " --rootfs /state/probe/rootfs /gpu-bootstrap container-probe",
+                " --rootfs -- /state/probe/rootfs /gpu-bootstrap container-probe",
             ),
             (
                 Some("nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04"),
-                " --entrypoint=/gpu-bootstrap nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04 \
+                " --entrypoint=/gpu-bootstrap -- nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04 \
                  container-probe",
             ),
         ] {
@@ -560,7 +560,10 @@ mod tests {
             let run = run(&host, "/state".into(), &probe, &Silent);
             run.await.expect("the probe succeeds");
             let lines = fakes.exec.lines();
-            assert_eq!(lines[0], "podman rm --force --ignore gpu-bootstrap-probe");
+            assert_eq!(
+                lines[0],
+                "podman rm --force --ignore -- gpu-bootstrap-probe"
+            );
             assert!(
                 lines[1].contains(" --device=nvidia.com/gpu=all ") && lines[1].ends_with(own),
                 "{}",

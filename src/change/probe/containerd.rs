@@ -14,23 +14,26 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
     let namespace = namespace(job);
     // The container of an interrupted probe still has the name.
     clear(job).await?;
-    let mut args: Vec<String> = ["--namespace", namespace, "run", "--rm"]
-        .into_iter()
-        .map(str::to_owned)
-        .collect();
+    let mut args = vec![
+        format!("--namespace={namespace}"),
+        "run".into(),
+        "--rm".into(),
+    ];
     // Its default needs the CPU controller, which systemd does not enable on every machine.
     args.push("--cpu-shares=0".to_owned());
     args.push(format!("--runc-binary={}", toolkit::RUNTIME));
     args.extend(ENVIRONMENT.iter().map(|pair| format!("--env={pair}")));
     match (job.image, job.root) {
-        (None, Some(root)) => args.extend(["--rootfs".to_owned(), root.folder.to_string()]),
+        (None, Some(root)) => {
+            args.extend(["--rootfs", "--", root.folder.as_str()].map(str::to_owned))
+        }
         (image, root) => {
             for (source, place) in root.iter().flat_map(|root| root.mounts()) {
                 args.push(format!(
                     "--mount=type=bind,src={source},dst={place},options=rbind:ro"
                 ));
             }
-            args.extend(image.map(str::to_owned));
+            args.extend(["--"].into_iter().chain(image).map(str::to_owned));
         }
     }
     args.push(CONTAINER.to_owned());

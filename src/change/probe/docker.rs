@@ -5,7 +5,12 @@ use super::{
     job::{CONTAINER, ENVIRONMENT, IMAGE, Job, PREPARE_DEADLINE, Ran},
     root::Root,
 };
-use crate::{change::has_image, config::desired::RuntimeKind, host::Cmd};
+use crate::{
+    change::has_image,
+    config::desired::RuntimeKind,
+    host::Cmd,
+    tools::{docker, tar},
+};
 
 /// Runs the container to its end.
 ///
@@ -45,7 +50,7 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
     }
     let mut command = job.command.iter();
     args.extend(command.next().map(|first| format!("--entrypoint={first}")));
-    args.push(job.image.unwrap_or(IMAGE).to_owned());
+    args.extend(["--", job.image.unwrap_or(IMAGE)].map(str::to_owned));
     args.extend(command.map(|word| (*word).to_owned()));
     let ran = job
         .contain(args, "docker", async || {
@@ -76,28 +81,18 @@ pub(super) async fn clear(job: &Job<'_>) -> Result<(), ProbeError> {
 }
 
 fn remove_container() -> Cmd {
-    Cmd::new("docker", ["rm", "--force", CONTAINER]).deadline(PREPARE_DEADLINE)
+    docker::remove_container(CONTAINER).deadline(PREPARE_DEADLINE)
 }
 
 fn remove_image() -> Cmd {
-    Cmd::new("docker", ["rmi", "--force", IMAGE]).deadline(PREPARE_DEADLINE)
+    Cmd::new("docker", ["rmi", "--force", "--", IMAGE]).deadline(PREPARE_DEADLINE)
 }
 
 /// Makes the own image.
 async fn import(job: &Job<'_>, root: &Root) -> Result<(), ProbeError> {
     let archive = root.folder.with_extension("tar");
-    let pack = Cmd::new(
-        "tar",
-        [
-            "--create",
-            "--file",
-            archive.as_str(),
-            "--directory",
-            root.folder.as_str(),
-            ".",
-        ],
-    );
+    let pack = tar::pack(&archive, &root.folder, &["."]);
     job.quiet(&pack.deadline(PREPARE_DEADLINE)).await?;
-    let import = Cmd::new("docker", ["import", archive.as_str(), IMAGE]);
+    let import = docker::import(&archive, IMAGE);
     job.quiet(&import.deadline(PREPARE_DEADLINE)).await
 }

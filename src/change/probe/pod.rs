@@ -20,7 +20,7 @@ use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink, image},
     config::desired::RuntimeKind,
     error::one_line,
-    host::{Cmd, ExecError, digest},
+    host::{ExecError, digest},
     model::kubernetes::NodeName,
     tools::{
         container_view::ContainerView,
@@ -30,6 +30,7 @@ use crate::{
             kubectl::{self, Kubectl, Registered},
             pods::{self, PodState},
         },
+        tar,
     },
 };
 
@@ -131,6 +132,7 @@ impl Applier {
     ) -> Result<Proof, ChangeError> {
         let kubectl = self.kubectl_for(&pod.node)?;
         let resource = self.offered(pod).await?;
+        self.refuse_unusable(&pod.access)?;
         let root = Root::prepare(&self.host, &self.state)?;
         let image = image::name(RuntimeKind::Containerd, IMAGE);
         self.clear_pod(pod, sink).await?;
@@ -236,6 +238,7 @@ impl Applier {
         access: &Utf8Path,
         sink: &dyn Sink,
     ) -> Result<(), ChangeError> {
+        self.refuse_unusable(access)?;
         let delete = (self.kubectl_for(node)?).delete_pod(access, namespace, &name_for(node));
         self.tool("delete the pod of the probe", &delete, sink)
             .await
@@ -351,15 +354,7 @@ impl Applier {
         files.create_folder(&folder, 0o700)?;
         let layer = folder.join("layer.tar");
         let pack = |archive: &Utf8Path, from: &Utf8Path, names: &[&str]| {
-            let fixed = [
-                "--create",
-                "--file",
-                archive.as_str(),
-                "--directory",
-                from.as_str(),
-            ];
-            let args = fixed.iter().chain(names).copied();
-            Cmd::new("tar", args.map(str::to_owned)).deadline(PREPARE_DEADLINE)
+            tar::pack(archive, from, names).deadline(PREPARE_DEADLINE)
         };
         let what = "make the image of the probe";
         self.tool(what, &pack(&layer, &root.folder, &["."]), sink)

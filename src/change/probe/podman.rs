@@ -25,7 +25,9 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
     args.push("--security-opt=label=disable".to_owned());
     let mut command = job.command.iter();
     match (job.image, job.root) {
-        (None, Some(root)) => args.extend(["--rootfs".to_owned(), root.folder.to_string()]),
+        (None, Some(root)) => {
+            args.extend(["--rootfs", "--", root.folder.as_str()].map(str::to_owned))
+        }
         (image, root) => {
             for (source, place) in root.iter().flat_map(|root| root.mounts()) {
                 args.push(format!(
@@ -34,7 +36,7 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Ran, ProbeError> {
             }
             args.push("--pull=never".to_owned());
             args.extend(command.next().map(|first| format!("--entrypoint={first}")));
-            args.extend(image.map(str::to_owned));
+            args.extend(["--"].into_iter().chain(image).map(str::to_owned));
         }
     }
     args.extend(command.map(|word| (*word).to_owned()));

@@ -18,7 +18,7 @@ async fn kernel_parameters_and_swap_go_back_to_what_they_were() {
         "Filename Type Size Used Priority\n/swap.img file 1 0 -2\n",
     );
     machine.fakes.exec.on("sysctl", |cmd, files| {
-        let (name, value) = cmd.args[1].split_once('=').expect("a value");
+        let (name, value) = cmd.args[2].split_once('=').expect("a value");
         let path = format!("/proc/sys/{}", name.replace('.', "/"));
         files.put(&path, format!("{value}\n"));
         ok("")
@@ -30,7 +30,7 @@ async fn kernel_parameters_and_swap_go_back_to_what_they_were() {
     machine.fakes.exec.on("swapon", |cmd, files| {
         let line = format!(
             "Filename Type Size Used Priority\n{} file 1 0 -2\n",
-            cmd.args[0]
+            cmd.args[1]
         );
         files.put("/proc/swaps", line);
         ok("")

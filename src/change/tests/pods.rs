@@ -85,12 +85,13 @@ fn node(gpus: &'static str, status: String, log: String) -> TestMachine {
     ] {
         files.put(path, text);
     }
+    files.put_mode("/etc/gpu-bootstrap/cluster.kubeconfig", "", 0o600);
     let exec = &machine.fakes.exec;
     exec.on("tar", |cmd, files| {
-        files.put(&cmd.args[2], "archive");
+        files.put(&cmd.args[1]["--file=".len()..], "archive");
         ok("")
     });
-    exec.on("ctr", |cmd, _| match cmd.args[3].as_str() {
+    exec.on("ctr", |cmd, _| match cmd.args[2].as_str() {
         "list" => ok(format!("{IMAGE}\n")),
         _ => ok(""),
     });
@@ -140,7 +141,10 @@ async fn a_pod_that_computes_leaves_its_record_and_nothing_else() {
         ran(&machine, "--wait=false -- gpu-bootstrap-probe-gpu-1"),
         2
     );
-    assert_eq!(ran(&machine, &format!("images remove --sync {IMAGE}")), 1);
+    assert_eq!(
+        ran(&machine, &format!("images remove --sync -- {IMAGE}")),
+        1
+    );
     assert_eq!(ran(&machine, "images import"), 1);
     // The undo asks neither cluster nor runtime, which may be gone by then.
     machine.fakes.exec.forget("/usr/bin/kubectl");
@@ -198,7 +202,10 @@ async fn each_cause_is_told_apart_and_the_pod_goes() {
             ran(&machine, "--wait=false -- gpu-bootstrap-probe-gpu-1"),
             2
         );
-        assert_eq!(ran(&machine, &format!("images remove --sync {IMAGE}")), 1);
+        assert_eq!(
+            ran(&machine, &format!("images remove --sync -- {IMAGE}")),
+            1
+        );
         assert!(!machine.fakes.files.exists(RECORD.into()).unwrap());
     }
 }
@@ -249,7 +256,7 @@ async fn the_pod_of_a_probe_that_was_cut_off_is_deleted() {
     machine
         .fakes
         .files
-        .put("/etc/gpu-bootstrap/cluster.kubeconfig", "");
+        .put_mode("/etc/gpu-bootstrap/cluster.kubeconfig", "", 0o600);
     // The kubelet has named the image by its digest, too.
     let config = "{}";
     let digest = format!("sha256:{}", digest::sha256(config.as_bytes()));
@@ -267,7 +274,10 @@ async fn the_pod_of_a_probe_that_was_cut_off_is_deleted() {
         1
     );
     for image in [IMAGE, &digest] {
-        assert_eq!(ran(&machine, &format!("images remove --sync {image}")), 1);
+        assert_eq!(
+            ran(&machine, &format!("images remove --sync -- {image}")),
+            1
+        );
     }
     // Without containerd its images are gone.
     machine.fakes.exec.forget("ctr");

@@ -166,14 +166,14 @@ async fn containerd_pulls_by_the_full_name_and_by_the_files_about_registries() {
     machine
         .fakes
         .exec
-        .on("ctr", |cmd, _| match cmd.args[2].as_str() {
-            "images" if cmd.args[3] == "list" => ok(""),
+        .on("ctr", |cmd, _| match cmd.args[1].as_str() {
+            "images" if cmd.args[2] == "list" => ok(""),
             _ => ok("fine\n"),
         });
     let change = in_image(RuntimeKind::Containerd, "nvidia/cuda:1");
     machine.apply(&change).await.unwrap();
     let lines = machine.fakes.exec.lines();
-    let pulls = "ctr --namespace k8s.io images pull --hosts-dir /etc/containerd/certs.d \
+    let pulls = "ctr --namespace=k8s.io images pull --hosts-dir=/etc/containerd/certs.d -- \
                  docker.io/nvidia/cuda:1";
     assert!(lines.iter().any(|line| line == pulls), "{lines:#?}");
     let runs = lines.iter().find(|line| line.contains(" run --rm "));

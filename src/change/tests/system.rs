@@ -430,10 +430,7 @@ async fn an_initramfs_is_rebuilt_again_when_its_files_are_back() {
     assert!(matches!(machine.revert(&undo).await, Reverted::Done { .. }));
     assert_eq!(
         machine.fakes.exec.lines(),
-        [
-            "update-initramfs -u -k 6.1.0",
-            "update-initramfs -u -k 6.1.0"
-        ]
+        ["update-initramfs -u -k6.1.0", "update-initramfs -u -k6.1.0"]
     );
     machine.fakes.files.take("/boot/initrd.img-6.1.0");
     assert!(matches!(

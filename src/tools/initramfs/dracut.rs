@@ -10,7 +10,7 @@ pub(super) const PATH: &str = "/usr/bin/dracut";
 
 /// The backend for `dracut`.
 #[derive(Debug)]
-pub(super) struct Dracut;
+pub(in crate::tools) struct Dracut;
 
 impl Generator for Dracut {
     fn program(&self) -> &'static str {
@@ -22,12 +22,12 @@ impl Generator for Dracut {
     }
 
     fn list(&self, image: &Utf8Path) -> Query {
-        Query::new("lsinitrd", [image.as_str()])
+        Query::new("lsinitrd", ["--", image.as_str()])
     }
 
     /// dracut(8): without `--force` it refuses to overwrite an existing image.
     fn rebuild(&self, kernel: &str) -> Cmd {
         let image = self.image(kernel);
-        Cmd::new("dracut", ["--force", image.as_str(), kernel]).deadline(BUILD_DEADLINE)
+        Cmd::new("dracut", ["--force", "--", image.as_str(), kernel]).deadline(BUILD_DEADLINE)
     }
 }

@@ -1,8 +1,8 @@
 //! Initial RAM filesystems. Each program that builds them has a file of its own; [`of`] selects the
 //! one that a machine has.
 
-mod dracut;
-mod update_initramfs;
+pub(super) mod dracut;
+pub(super) mod update_initramfs;
 
 use std::{fmt::Debug, time::Duration};
 
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(dracut.image("5.14.0"), "/boot/initramfs-5.14.0.img");
         assert_eq!(
             dracut.rebuild("5.14.0").line(),
-            "dracut --force /boot/initramfs-5.14.0.img 5.14.0"
+            "dracut --force -- /boot/initramfs-5.14.0.img 5.14.0"
         );
         // Debian's dracut also installs the name that Debian's scripts call.
         files.put("/usr/sbin/update-initramfs", "");

@@ -10,7 +10,7 @@ pub(super) const PATH: &str = "/usr/sbin/update-initramfs";
 
 /// The backend for `update-initramfs`.
 #[derive(Debug)]
-pub(super) struct UpdateInitramfs;
+pub(in crate::tools) struct UpdateInitramfs;
 
 impl Generator for UpdateInitramfs {
     fn program(&self) -> &'static str {
@@ -22,10 +22,12 @@ impl Generator for UpdateInitramfs {
     }
 
     fn list(&self, image: &Utf8Path) -> Query {
-        Query::new("lsinitramfs", [image.as_str()])
+        Query::new("lsinitramfs", ["--", image.as_str()])
     }
 
     fn rebuild(&self, kernel: &str) -> Cmd {
-        Cmd::new("update-initramfs", ["-u", "-k", kernel]).deadline(BUILD_DEADLINE)
+        // update-initramfs(8) has no long option for the kernel.
+        let kernel = format!("-k{kernel}");
+        Cmd::new("update-initramfs", ["-u", &kernel]).deadline(BUILD_DEADLINE)
     }
 }

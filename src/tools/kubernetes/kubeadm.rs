@@ -135,15 +135,18 @@ pub fn label_list(labels: &Labels) -> String {
 /// Joins with a configuration file. It ends by itself: `timeout` is the time for each of its parts.
 #[must_use]
 pub fn join(configuration: &Utf8Path, timeout: Duration) -> Cmd {
-    Cmd::new("kubeadm", ["join", "--config", configuration.as_str()])
-        .deadline(timeout * 4 + Duration::from_secs(60))
+    Cmd::new(
+        "kubeadm",
+        ["join".to_owned(), format!("--config={configuration}")],
+    )
+    .deadline(timeout * 4 + Duration::from_secs(60))
 }
 
 /// Undoes what `kubeadm join` has done to the machine.
 #[must_use]
 pub fn reset(socket: &str) -> Cmd {
-    Cmd::new("kubeadm", ["reset", "--force", "--cri-socket", socket])
-        .deadline(Duration::from_secs(300))
+    let socket = format!("--cri-socket={socket}");
+    Cmd::new("kubeadm", ["reset", "--force", &socket]).deadline(Duration::from_secs(300))
 }
 
 /// What is wrong with text that is no bootstrap token.

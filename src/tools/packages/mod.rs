@@ -2,8 +2,8 @@
 //! its output; the rest of the program uses only [`Backend`] and [`Transactions`].
 //! [`Manager::backend`] is the one place that distinguishes package managers.
 
-mod apt;
-mod dnf;
+pub(super) mod apt;
+pub(super) mod dnf;
 mod fault;
 pub mod locks;
 mod types;

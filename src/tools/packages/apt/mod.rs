@@ -1,14 +1,14 @@
 //! `apt-get` on top of `dpkg`: Debian and Ubuntu.
 
 mod archive;
-mod bounds;
-mod commands;
+pub(in crate::tools) mod bounds;
+pub(in crate::tools) mod commands;
 mod database;
 mod estimate;
 mod faults;
 mod lists;
 mod marks;
-mod offers;
+pub(in crate::tools) mod offers;
 mod progress;
 mod repository;
 mod simulation;

@@ -25,8 +25,8 @@ pub fn end(files: &dyn ReadFiles) -> Result<Vec<Cmd>, FilesError> {
     }
     Ok((homes.into_iter())
         .map(|home| {
-            let args = ["--homedir", home.as_str(), "--kill", "gpg-agent"];
-            Cmd::new("gpgconf", args.map(str::to_owned))
+            let home = format!("--homedir={home}");
+            Cmd::new("gpgconf", [home.as_str(), "--kill", "gpg-agent"])
         })
         .collect())
 }
@@ -46,7 +46,7 @@ mod tests {
         let lines: Vec<String> = end(&files).unwrap().iter().map(|cmd| cmd.line()).collect();
         assert_eq!(
             lines,
-            ["gpgconf --homedir /var/cache/dnf/nvidia-48cf39dd/pubring --kill gpg-agent"]
+            ["gpgconf --homedir=/var/cache/dnf/nvidia-48cf39dd/pubring --kill gpg-agent"]
         );
     }
 }

@@ -100,10 +100,22 @@ fn environment(settings: &Settings, mut cmd: Cmd) -> Cmd {
     }
 }
 
+/// A name that cannot be an option: dnf takes patterns. Behind `--`, its `install` takes what begins with a dash for an
+/// option all the same (4.14 of AlmaLinux 9).
+fn operand(name: &str) -> String {
+    match name.strip_prefix('-') {
+        Some(rest) => format!("[-]{rest}"),
+        None => name.to_owned(),
+    }
+}
+
 /// The verb of a request with its arguments, and the script that it needs on standard input.
 fn words(request: &TransactionRequest<'_>) -> (Vec<String>, Option<String>) {
-    let verb =
-        |words: &[&str], names: &[String]| owned(words).chain(names.iter().cloned()).collect();
+    let verb = |words: &[&str], names: &[String]| {
+        owned(words)
+            .chain(names.iter().map(|name| operand(name)))
+            .collect()
+    };
     match request {
         TransactionRequest::Install {
             packages,
@@ -211,17 +223,17 @@ pub fn perform(settings: &Settings, request: &TransactionRequest<'_>) -> Cmd {
 
 /// Queries the versions of packages that are offered; see [`super::offers`].
 #[must_use]
-pub fn offers(format: &str, names: &[&str]) -> Query {
+pub fn offers(format: &'static str, names: &[&str]) -> Query {
     repoquery(&[], format, names)
 }
 
 /// The same of every module stream.
 #[must_use]
-pub fn offers_of_all_streams(format: &str, names: &[&str]) -> Query {
+pub fn offers_of_all_streams(format: &'static str, names: &[&str]) -> Query {
     repoquery(&[ALL_STREAMS], format, names)
 }
 
-fn repoquery(options: &[&str], format: &str, names: &[&str]) -> Query {
+fn repoquery(options: &[&str], format: &'static str, names: &[&str]) -> Query {
     let mut args: Vec<String> = owned(&["-q", "--cacheonly"]).collect();
     args.extend(owned(&AS_REFRESHED));
     args.extend(owned(options));
@@ -260,10 +272,10 @@ pub fn last_transaction() -> Query {
 /// Changes the enabled stream of a module: `enable NAME:STREAM`, or `reset NAME`. The metadata that
 /// describe the module may have to be downloaded first.
 #[must_use]
-pub fn module(settings: &Settings, verb: &str, name: &str) -> Cmd {
+pub fn module(settings: &Settings, verb: &'static str, name: &str) -> Cmd {
     let mut args = vec!["-y".to_owned()];
     args.extend(options(settings));
-    args.extend(owned(&["module", verb, name]));
+    args.extend(owned(&["module", verb, "--", name]));
     environment(settings, Cmd::new("dnf", args))
         .deadline(REFRESH_DEADLINE)
         .silence(Duration::from_secs(180))
@@ -274,9 +286,9 @@ pub fn module(settings: &Settings, verb: &str, name: &str) -> Cmd {
 #[must_use]
 pub fn mark(mark: Mark, packages: &[String]) -> Cmd {
     let words = match mark {
-        Mark::Hold => ["versionlock", "add"],
-        Mark::Unhold => ["versionlock", "delete"],
-        Mark::Automatic => ["mark", generation::AS_DEPENDENCY],
+        Mark::Hold => ["versionlock", "add", "--"],
+        Mark::Unhold => ["versionlock", "delete", "--"],
+        Mark::Automatic => ["mark", generation::AS_DEPENDENCY, "--"],
     };
     let first = ["-y", FAIL_IF_LOCKED, NO_REPOSITORY];
     let args = owned(&first).chain(owned(&words));

@@ -1,13 +1,13 @@
 //! `dnf` on top of `rpm`: AlmaLinux, Rocky, RHEL, Oracle Linux, Amazon Linux 2023.
 
-mod agents;
-mod commands;
-mod database;
+pub(in crate::tools) mod agents;
+pub(in crate::tools) mod commands;
+pub(in crate::tools) mod database;
 mod faults;
 mod generation;
 mod history;
 mod interruption;
-mod offers;
+pub(in crate::tools) mod offers;
 mod progress;
 mod repository;
 mod sizes;
