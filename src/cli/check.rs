@@ -28,6 +28,7 @@ use crate::{
         human::{self, Examined},
     },
     steps,
+    tools::kubelet,
 };
 
 /// Exists where a kernel runs, and in the recording of a machine.
@@ -41,8 +42,8 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
     let text_only = args.lspci.is_some();
     let mut recording: Option<Recording> = None;
     if let Some(folder) = &args.record {
-        let (recorded, begun) =
-            record::record(&host, folder, &world.secrets).map_err(not_recorded)?;
+        let (recorded, begun) = record::record(&host, folder, &world.secrets, &kubelet::PROGRAMS)
+            .map_err(not_recorded)?;
         (host, recording) = (recorded, Some(begun));
     }
     let mut request = prepare::request(&args.target, &args::Image::default(), false, None)?;

@@ -22,6 +22,26 @@ pub struct Process {
     pub uid: Option<u32>,
 }
 
+/// What a process says about itself, in one line: line feeds in it would look like lines of this program's.
+pub(super) fn one_line(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars()
+        .map(plain)
+        .collect::<String>()
+        .trim()
+        .to_owned()
+}
+
+impl Process {
+    /// Whether it calls itself so: by its first argument, or by the name that it gave itself, as `k3s-agent`. Everybody may.
+    #[must_use]
+    pub fn is_called(&self, program: &str) -> bool {
+        let first = (self.command.as_deref()).and_then(|line| line.split(' ').next());
+        let file = first.and_then(|path| path.rsplit('/').next());
+        file == Some(program) || self.name.as_deref() == Some(program)
+    }
+}
+
 /// Why the memory is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
@@ -80,8 +100,8 @@ impl System for ProcFiles {
         let text = |name: &str| self.text(&folder.join(name));
         Process {
             pid,
-            name: text("comm").map(|name| name.trim().to_owned()),
-            command: text("cmdline").map(|line| line.replace('\0', " ").trim().to_owned()),
+            name: text("comm").map(|name| one_line(&name)),
+            command: text("cmdline").map(|line| one_line(&line)),
             uid: text("status").and_then(|status| uid(&status)),
         }
     }
@@ -134,14 +154,14 @@ mod tests {
     fn a_process_of_a_tree() {
         let files = FakeFiles::new();
         files.put("/proc/812/comm", "dockerd\n");
-        files.put("/proc/812/cmdline", "/usr/bin/dockerd\0-H\0fd://\0");
+        files.put("/proc/812/cmdline", "/usr/bin/dockerd\0-H\nx\0fd://\0");
         files.put("/proc/812/status", "Name:\tdockerd\nUid:\t105\t0\t0\t0\n");
         files.put("/proc/meminfo", "");
         let system = ProcFiles(Arc::new(files));
         let process = Process {
             pid: 812,
             name: Some("dockerd".to_owned()),
-            command: Some("/usr/bin/dockerd -H fd://".to_owned()),
+            command: Some("/usr/bin/dockerd -H x fd://".to_owned()),
             uid: Some(105),
         };
         assert_eq!(system.processes().unwrap(), [process]);

@@ -49,9 +49,7 @@ impl State {
                 present.push(owner);
             }
         }
-        let of_owners = OWNERS.iter().flat_map(|owner| owner.programs);
-        let programs: Vec<&str> = of_owners.copied().chain([KUBELET]).collect();
-        let processes = self.processes_of(&programs)?;
+        let processes = self.processes_of(&kubelet::PROGRAMS)?;
         let named = |names: &[&str]| {
             let one = (processes.iter()).find(|(name, _)| names.contains(&name.as_str()));
             one.map(|(_, process)| process)

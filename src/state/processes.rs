@@ -25,8 +25,8 @@ impl State {
     ) -> Result<Vec<(String, Process)>, StateError> {
         let mut found = Vec::new();
         for process in self.host.system.processes()? {
-            let is_candidate = process.uid == Some(0)
-                && programs.iter().any(|program| is_called(&process, program));
+            let is_candidate =
+                process.uid == Some(0) && programs.iter().any(|program| process.is_called(program));
             if !is_candidate {
                 continue;
             }
@@ -71,13 +71,6 @@ impl State {
             Err(error) => Err(error),
         }
     }
-}
-
-/// Whether a process calls itself so: by its first argument, or by the name that it gave itself, as `k3s-agent`.
-fn is_called(process: &Process, program: &str) -> bool {
-    let first = (process.command.as_deref()).and_then(|line| line.split(' ').next());
-    let file = first.and_then(|path| path.rsplit('/').next());
-    file == Some(program) || process.name.as_deref() == Some(program)
 }
 
 #[cfg(test)]

@@ -141,9 +141,29 @@ pub const OWNERS: [Owner; 4] = [
     },
 ];
 
+/// The programs whose processes tell which container runtime the kubelet uses.
+pub const PROGRAMS: [&str; 9] = [
+    "kubelet",
+    "rke2",
+    "rke2-agent",
+    "rke2-server",
+    "k3s",
+    "k3s-agent",
+    "k3s-server",
+    "k0s",
+    "kubelite",
+];
+
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{OWNERS, PROGRAMS, parse};
+
+    #[test]
+    fn the_programs_are_the_kubelet_and_those_of_its_owners() {
+        let owners = OWNERS.iter().flat_map(|owner| owner.programs);
+        let all: Vec<&str> = ["kubelet"].iter().chain(owners).copied().collect();
+        assert_eq!(all, PROGRAMS);
+    }
 
     #[test]
     fn the_control_groups_are_read_and_a_broken_file_is_told() {

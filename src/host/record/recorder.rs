@@ -1,13 +1,15 @@
 //! A host that passes every call on, and records the answers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::symlink;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{fs, io};
 
 use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
+use nix::unistd::geteuid;
 
 use super::{Answer, Command, Content, End, FILES, MANIFEST, Manifest, RecordError, SCHEMA};
 use super::{below, sensitive};
@@ -15,7 +17,8 @@ use crate::host::exec::OnLine;
 use crate::host::files::Room;
 use crate::host::os::failed;
 use crate::host::real::RealFiles;
-use crate::host::system::ProcFiles;
+use crate::host::system::{MemoryError, ProcFiles, Process, System};
+use crate::host::trusted::refuse_foreign;
 use crate::host::{
     Cmd, CudaView, Exec, ExecError, Files, FilesError, Gpu, Host, Kind, Nvml, Output, ReadFiles,
     Stat,
@@ -45,7 +48,9 @@ struct State {
 }
 
 /// Wraps a host so that everything that is read, asked and answered is kept. Only the first answer
-/// to a question is: a recording is one moment. Requests to the network are not kept.
+/// to a question is: a recording is one moment. Requests to the network are not kept, and of the processes in a list only
+/// those that call themselves as one of these programs: the command lines of others may have passwords in them, and are nobody's
+/// business.
 ///
 /// # Errors
 /// When the folder is not empty, or cannot be made.
@@ -53,13 +58,10 @@ pub fn record(
     host: &Host,
     folder: &Utf8Path,
     secrets: &Secrets,
+    programs: &'static [&'static str],
 ) -> Result<(Host, Recording), RecordError> {
-    RealFiles.create_folder(folder, 0o700)?;
-    if !RealFiles.list(folder)?.is_empty() {
-        return Err(RecordError::NotEmpty {
-            folder: folder.to_owned(),
-        });
-    }
+    let folder = &from_the_root(folder)?;
+    prepare(&RealFiles, folder, geteuid().is_root())?;
     let manifest = Manifest {
         schema: SCHEMA,
         tool: concat!("gpu-bootstrap ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -80,8 +82,12 @@ pub fn record(
     });
     let wrapped = Host {
         files: files.clone(),
-        // Read from the files, so that they are recorded.
-        system: Arc::new(ProcFiles(files)),
+        system: Arc::new(RecordedSystem {
+            all: host.system.clone(),
+            // Read from the files, so that they are recorded.
+            recorded: ProcFiles(files),
+            programs,
+        }),
         exec: Arc::new(Recorder {
             inner: host.exec.clone(),
             recording: recording.clone(),
@@ -96,6 +102,30 @@ pub fn record(
     Ok((wrapped, recording))
 }
 
+/// The path of the folder from the root.
+fn from_the_root(folder: &Utf8Path) -> Result<Utf8PathBuf, FilesError> {
+    camino::absolute_utf8(folder).map_err(failed("name the folder", folder))
+}
+
+/// Makes the folder, which others may not read, or takes one that is empty. Root takes none that others may change: they could
+/// put links there, and root would write where these lead.
+fn prepare(files: &dyn Files, folder: &Utf8Path, by_root: bool) -> Result<(), RecordError> {
+    if by_root {
+        refuse_foreign(files, folder)?;
+    }
+    files.create_folder(folder, 0o700)?;
+    // Somebody else may have made it meanwhile.
+    if by_root {
+        refuse_foreign(files, folder)?;
+    }
+    if !files.list(folder)?.is_empty() {
+        return Err(RecordError::NotEmpty {
+            folder: folder.to_owned(),
+        });
+    }
+    Ok(())
+}
+
 impl Recording {
     /// Writes what was seen: contents first, the manifest last, so that a folder with a manifest is
     /// whole.
@@ -106,6 +136,9 @@ impl Recording {
         let mut state = self.state();
         self.leave_out_secrets(&mut state);
         let files = self.folder.join(FILES);
+        // One that was there may be readable to others.
+        fs::set_permissions(&self.folder, Permissions::from_mode(0o700))
+            .map_err(failed("set the mode of", &self.folder))?;
         RealFiles.create_folder(&files, 0o755)?;
         for path in &state.folders {
             let place = below(&files, path);
@@ -159,6 +192,42 @@ fn put(place: &Utf8Path, make: impl FnOnce(&Utf8Path) -> io::Result<()>) -> io::
         fs::create_dir_all(parent)?;
     }
     make(place)
+}
+
+/// Processes and memory, of which only what is asked for is recorded.
+struct RecordedSystem {
+    all: Arc<dyn System>,
+    recorded: ProcFiles,
+    programs: &'static [&'static str],
+}
+
+impl System for RecordedSystem {
+    fn memory_bytes(&self) -> Result<u64, MemoryError> {
+        self.recorded.memory_bytes()
+    }
+
+    fn process(&self, pid: u32) -> Process {
+        self.recorded.process(pid)
+    }
+
+    fn processes(&self) -> Result<Vec<Process>, FilesError> {
+        // A replay lists it, too.
+        self.recorded.0.list("/proc".into())?;
+        let all = self.all.processes()?;
+        let named = all.into_iter().map(|process| {
+            let is_wanted = (self.programs.iter()).any(|program| process.is_called(program));
+            match is_wanted {
+                true => self.recorded.process(process.pid),
+                false => Process {
+                    name: None,
+                    command: None,
+                    uid: None,
+                    ..process
+                },
+            }
+        });
+        Ok(named.collect())
+    }
 }
 
 struct Recorder<T: ?Sized> {
@@ -385,5 +454,44 @@ impl Gpu for Recorder<dyn Gpu> {
         let mut state = self.recording.state();
         state.manifest.cuda.get_or_insert_with(|| answer.clone());
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RecordError, prepare};
+    use crate::host::{FilesError, fake::FakeFiles};
+
+    #[test]
+    fn root_records_into_no_folder_that_others_may_change() {
+        let foreign: [fn(&FakeFiles); 3] = [
+            |files| {
+                files.put_folder("/tmp/rec", 0o755);
+                files.own("/tmp/rec", 1000, 1000);
+            },
+            |files| {
+                files.put_folder("/home/ada", 0o755);
+                files.own("/home/ada", 1000, 1000);
+                files.put_link("/tmp/rec", "/home/ada");
+            },
+            |files| files.put_folder("/tmp/rec", 0o777),
+        ];
+        for arrange in foreign {
+            let files = FakeFiles::new();
+            files.put_folder("/tmp", 0o1777);
+            arrange(&files);
+            let refused = prepare(&files, "/tmp/rec".into(), true);
+            assert!(
+                matches!(refused, Err(RecordError::Files(FilesError::Foreign { .. }))),
+                "{refused:?}"
+            );
+        }
+        let files = FakeFiles::new();
+        files.put_folder("/tmp", 0o1777);
+        prepare(&files, "/tmp/rec".into(), true).expect("a new folder");
+        prepare(&files, "/tmp/rec".into(), true).expect("an empty one of root's");
+        files.put("/tmp/rec/x", "");
+        let full = prepare(&files, "/tmp/rec".into(), true);
+        assert!(matches!(full, Err(RecordError::NotEmpty { .. })));
     }
 }

@@ -78,6 +78,10 @@ pub(super) fn args<'a>(args: impl IntoIterator<Item = &'a String>) -> Option<&'s
 fn has_value(rest: &str) -> bool {
     let line = rest.lines().next().unwrap_or_default();
     let after_name = line.trim_start_matches(['"', '\'']).trim_start();
+    // In a command line of `/proc` the value is the next argument.
+    if let Some(argument) = after_name.strip_prefix('\0') {
+        return argument.starts_with(|first| first != '\0');
+    }
     let Some(value) = after_name
         .strip_prefix('=')
         .or_else(|| after_name.strip_prefix(':'))
@@ -110,6 +114,7 @@ mod tests {
             "deb https://user:hush@mirror.example/ stable main\n",
             "K3S_TOKEN=abc",
             "  aws_secret: abc",
+            "client\0--token\0hunter2",
         ] {
             assert!(content(text.as_bytes()).is_some(), "{text}");
         }

@@ -1,5 +1,7 @@
 //! A machine, recorded and replayed.
 
+use std::collections::BTreeSet;
+
 use camino::{Utf8Path, Utf8PathBuf};
 use nix::errno::Errno;
 
@@ -80,7 +82,7 @@ fn folder() -> (tempfile::TempDir, Utf8PathBuf) {
 async fn a_replay_answers_as_the_machine_did() {
     let (_keep, folder) = folder();
     let (host, fakes) = machine();
-    let (recorded, recording) = record(&host, &folder, &Secrets::default()).unwrap();
+    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
     let seen = look(&recorded).await;
     assert_eq!(seen, look(&host).await);
     // What changes after it was seen does not change the recording.
@@ -103,7 +105,7 @@ async fn a_replay_answers_as_the_machine_did() {
 async fn secrets_stay_on_the_machine() {
     let (_keep, folder) = folder();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &folder, &Secrets::default()).unwrap();
+    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
     let shadow = Utf8Path::new("/etc/shadow");
     let join = Utf8Path::new("/etc/join.toml");
     let tokens = Cmd::new("kubectl", ["get", "token"]);
@@ -139,7 +141,7 @@ async fn secrets_stay_on_the_machine() {
 async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
     let (_keep, folder) = folder();
     let (host, _fakes) = machine();
-    let (recorded, recording) = record(&host, &folder, &Secrets::default()).unwrap();
+    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
     recorded.files.list("/etc".into()).unwrap();
     recorded.files.stat("/opt".into()).unwrap();
     recording.finish().unwrap();
@@ -166,10 +168,10 @@ async fn what_was_not_asked_is_an_error_unless_the_answer_follows() {
 fn a_recording_overwrites_nothing() {
     let (_keep, folder) = folder();
     let (host, _fakes) = machine();
-    let (_, recording) = record(&host, &folder, &Secrets::default()).unwrap();
+    let (_, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
     recording.finish().unwrap();
     assert!(matches!(
-        record(&host, &folder, &Secrets::default()),
+        record(&host, &folder, &Secrets::default(), &["kubelet"]),
         Err(RecordError::NotEmpty { .. })
     ));
 }
@@ -183,7 +185,7 @@ async fn a_secret_of_the_run_is_left_out_also_if_it_was_learned_after_it_was_rea
     fakes.files.put("/etc/said", said.clone());
     fakes.exec.on("uname", move |_, _| ok(&said));
     let secrets = Secrets::default();
-    let (recorded, recording) = record(&host, &folder, &secrets).unwrap();
+    let (recorded, recording) = record(&host, &folder, &secrets, &["kubelet"]).unwrap();
     let path = Utf8Path::new("/etc/said");
     assert!(recorded.files.read(path).unwrap().is_some());
     let uname = Cmd::new("uname", ["-r", TOKEN]);
@@ -195,4 +197,36 @@ async fn a_secret_of_the_run_is_left_out_also_if_it_was_learned_after_it_was_rea
     assert!(manifest.contains("joined with ***") && !manifest.contains(TOKEN));
     let error = one_line(&replay(&folder).files.read(path).unwrap_err());
     assert!(error.contains("a secret of the configuration"), "{error}");
+}
+
+#[test]
+fn no_command_line_of_a_stranger_is_kept() {
+    let (host, fakes) = machine();
+    for (pid, command) in [
+        (7, "/usr/bin/kubelet --v=2"),
+        (8, "client --token hunter2hunter2"),
+        (9, "curl -u admin:hunter2hunter2"),
+        (10, "kubelet --token hunter2hunter2"),
+    ] {
+        let line = command.replace(' ', "\0");
+        fakes.files.put(&format!("/proc/{pid}/cmdline"), line);
+        fakes.files.put(&format!("/proc/{pid}/comm"), "x\n");
+    }
+    let (_keep, folder) = folder();
+    let (recorded, recording) = record(&host, &folder, &Secrets::default(), &["kubelet"]).unwrap();
+    let seen = recorded.system.processes().unwrap();
+    let known: BTreeSet<u32> = (seen.iter())
+        .filter(|process| process.command.is_some())
+        .map(|process| process.pid)
+        .collect();
+    assert_eq!(known, BTreeSet::from([7, 10]));
+    recording.finish().unwrap();
+    assert!(folder.join("files/proc/7/cmdline").exists());
+    for pid in [8, 9, 10] {
+        assert!(!folder.join(format!("files/proc/{pid}/cmdline")).exists());
+    }
+    let manifest = std::fs::read_to_string(folder.join("manifest.json")).unwrap();
+    assert!(!manifest.contains("hunter2"), "{manifest}");
+    let replayed = replay(&folder);
+    assert_eq!(replayed.system.processes().unwrap().len(), seen.len());
 }
