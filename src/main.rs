@@ -85,7 +85,7 @@ fn main() -> ExitCode {
             };
             Arc::new(RealHttp::new(Arc::new(RealClock), Some(proxy)))
         }),
-        talk: Arc::new(|| Box::new(stderr())),
+        talk: Arc::new(|| Box::new(Hiding::new(stderr(), &Secrets::default()))),
         drawn,
     };
     let exit = runtime.block_on(cli::run(std::env::args_os().collect(), &mut world));

@@ -3,13 +3,16 @@
 use std::{
     fs::{File, OpenOptions},
     io::Write,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::Path,
     time::{Duration, Instant},
 };
 
+use camino::Utf8Path;
 use nix::{
     errno::Errno,
-    fcntl::{FcntlArg, OFlag, fcntl},
+    fcntl::{AT_FDCWD, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, openat2},
+    sys::stat::Mode,
 };
 
 use super::{Failure, args, prepare, print, world::World};
@@ -18,7 +21,9 @@ use crate::{
     error::{causes, one_line},
     event::Subscriber,
     exit::Exit,
+    host::{FilesError, real::RealFiles, trusted::refuse_foreign},
     journal::Request,
+    model::secret::Hiding,
     report::{JsonLines, Plain, Terminal, document, human},
 };
 
@@ -191,6 +196,8 @@ pub(super) fn subscribers(
         } else {
             Box::new(event_file(place, READER_DEADLINE)?)
         };
+        // JSON escapes the control characters of ASCII alone.
+        let sink = Hiding::new(sink, &world.secrets);
         list.push(Box::new(JsonLines::new(sink)));
     }
     Ok(list)
@@ -210,13 +217,7 @@ fn event_file(place: &str, deadline: Duration) -> Result<File, Failure> {
         )
     };
     let opened = loop {
-        let opened = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .custom_flags(OFlag::O_NONBLOCK.bits())
-            .open(place);
-        match opened {
+        match open_events(Path::new(place)) {
             Err(error) if error.raw_os_error() == Some(Errno::ENXIO as i32) => {
                 if begun.elapsed() >= deadline {
                     let why = format!("nobody has read this pipe for {} s", deadline.as_secs());
@@ -235,6 +236,42 @@ fn event_file(place: &str, deadline: Duration) -> Result<File, Failure> {
     fcntl(&opened, FcntlArg::F_SETFL(OFlag::O_APPEND))
         .map_err(|error| failed(error.into(), None))?;
     Ok(opened)
+}
+
+/// Opens the file. Root follows a link only where nobody else can have made it, as `/dev/stderr`: the events would go to a file
+/// of root's.
+fn open_events(place: &Path) -> std::io::Result<File> {
+    let absolute = std::path::absolute(place)?;
+    let folder = absolute.parent().unwrap_or(Path::new("/"));
+    let folder = Utf8Path::from_path(folder).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let is_link_of_others = match std::fs::symlink_metadata(&absolute) {
+        Ok(about) => about.is_symlink() && about.uid() != 0,
+        Err(_) => false,
+    };
+    let is_others = match refuse_foreign(&RealFiles, folder) {
+        Ok(_) => is_link_of_others,
+        Err(FilesError::Foreign { .. }) => true,
+        Err(error) => return Err(std::io::Error::other(error)),
+    };
+    if !is_others {
+        return OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(&absolute);
+    }
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_APPEND | OFlag::O_NONBLOCK;
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC)
+        .mode(Mode::S_IRUSR | Mode::S_IWUSR)
+        .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    match openat2(AT_FDCWD, &absolute, how) {
+        Err(Errno::ENOSYS) => Err(std::io::Error::other(
+            "others than root may change its folder, and this kernel cannot open it without links",
+        )),
+        opened => Ok(opened?.into()),
+    }
 }
 
 /// Prints what a run did. It is done, so that its exit status counts, whoever reads this or not.
@@ -298,5 +335,34 @@ mod tests {
         events.write_all(b"{}\n").unwrap();
         drop(events);
         assert_eq!(reader.join().unwrap(), "{}\n");
+    }
+
+    #[test]
+    fn events_follow_no_link_that_somebody_else_can_have_made() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| {
+            folder
+                .path()
+                .join(name)
+                .into_os_string()
+                .into_string()
+                .unwrap()
+        };
+        // Everybody may write to it.
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        std::fs::write(path("victim"), "root's\n").unwrap();
+        symlink(path("victim"), path("events")).unwrap();
+        std::fs::create_dir(path("real")).unwrap();
+        symlink(path("real"), path("way")).unwrap();
+        for place in [path("events"), path("way/new")] {
+            event_file(&place, READER_DEADLINE).unwrap_err();
+        }
+        assert_eq!(std::fs::read_to_string(path("victim")).unwrap(), "root's\n");
+        assert!(!Path::new(&path("real/new")).exists());
+        let mut events = event_file(&path("real/new"), READER_DEADLINE).unwrap();
+        events.write_all(b"{}\n").unwrap();
+        let text = std::fs::read_to_string(path("real/new")).unwrap();
+        assert_eq!(text, "{}\n");
     }
 }

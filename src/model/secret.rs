@@ -11,6 +11,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serializer};
 
+use super::text::without_controls;
+
 /// What stands in the place of a secret.
 const HIDDEN: &str = "***";
 
@@ -257,9 +259,11 @@ impl<W: Write> Hiding<W> {
 
     fn pass_on(&mut self, lines: &[u8]) -> io::Result<()> {
         let text = String::from_utf8_lossy(lines);
-        match self.secrets.hide(&text) {
-            Cow::Borrowed(_) => self.to.write_all(lines),
-            Cow::Owned(hidden) => self.to.write_all(hidden.as_bytes()),
+        let hidden = self.secrets.hide(&text);
+        match (&hidden, without_controls(&hidden)) {
+            (_, Some(clean)) => self.to.write_all(clean.as_bytes()),
+            (Cow::Owned(hidden), None) => self.to.write_all(hidden.as_bytes()),
+            (Cow::Borrowed(_), None) => self.to.write_all(lines),
         }
     }
 }
@@ -397,6 +401,20 @@ mod tests {
         for name in ["token-file", "key-url", "proxy", "tokens", "pretoken"] {
             assert!(!is_secret_name(name), "{name}");
         }
+    }
+
+    #[test]
+    fn control_characters_of_others_reach_no_terminal_and_no_log() {
+        let secrets = Secrets::default();
+        let mut text = Vec::new();
+        let mut to = Hiding::new(&mut text, &secrets);
+        let hostile =
+            "\u{1b}[32mready\u{1b}[0m /run/x\u{1b}[2J\u{1b}]0;title\u{7}\u{9b}2J\r\u{7f}\tend\n";
+        to.write_all(hostile.as_bytes()).unwrap();
+        drop(to);
+        let text = String::from_utf8(text).unwrap();
+        let clean = "\u{1b}[32mready\u{1b}[0m /run/x\u{fffd}[2J\u{fffd}]0;title\u{fffd}\u{fffd}2J\u{fffd}\u{fffd}\tend\n";
+        assert_eq!(text, clean);
     }
 
     #[test]

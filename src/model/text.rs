@@ -17,6 +17,44 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
+/// The colour codes (ECMA-48) that this program writes, the last of which ends each.
+pub const COLOURS: [&str; 7] = [
+    "\u{1b}[32m",
+    "\u{1b}[31;1m",
+    "\u{1b}[33m",
+    "\u{1b}[36m",
+    "\u{1b}[2m",
+    "\u{1b}[1m",
+    "\u{1b}[0m",
+];
+
+/// A text whose control characters are replaced, except for line feeds, tabs and the program's own colours; `None` if it has no
+/// others. Names and lines of others would move the cursor, clear the screen or set the title of root's terminal.
+#[must_use]
+pub fn without_controls(text: &str) -> Option<String> {
+    let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(is_control) {
+        return None;
+    }
+    let (mut clean, mut rest, mut found) = (String::with_capacity(text.len()), text, false);
+    while let Some(at) = rest.find(is_control) {
+        clean.push_str(&rest[..at]);
+        rest = &rest[at..];
+        if let Some(colour) = COLOURS.into_iter().find(|colour| rest.starts_with(colour)) {
+            clean.push_str(colour);
+            rest = &rest[colour.len()..];
+            continue;
+        }
+        found = true;
+        clean.push('\u{fffd}');
+        let mut letters = rest.chars();
+        letters.next();
+        rest = letters.as_str();
+    }
+    clean.push_str(rest);
+    found.then_some(clean)
+}
+
 /// A number of bytes for people.
 #[must_use]
 pub fn bytes(n: u64) -> String {

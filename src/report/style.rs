@@ -3,7 +3,7 @@
 
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm, core::display_width, wrap};
 
-use crate::{check::Verdict, event::Outcome};
+use crate::{check::Verdict, event::Outcome, model::text::COLOURS};
 
 /// The width of a terminal that does not tell its own.
 pub const WIDTH: usize = 80;
@@ -42,7 +42,7 @@ impl Default for Style {
     }
 }
 
-/// The meaning of a piece of text, with its ECMA-48 colour number.
+/// The meaning of a piece of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ink {
     Good,
@@ -83,15 +83,17 @@ impl Style {
         if !self.colour {
             return text.to_owned();
         }
-        let code = match ink {
-            Ink::Good => "32",
-            Ink::Bad => "31;1",
-            Ink::Doubt => "33",
-            Ink::Hint => "36",
-            Ink::Faint => "2",
-            Ink::Strong => "1",
+        // The writer lets no other codes pass.
+        let [good, bad, doubt, hint, faint, strong, end] = COLOURS;
+        let begin = match ink {
+            Ink::Good => good,
+            Ink::Bad => bad,
+            Ink::Doubt => doubt,
+            Ink::Hint => hint,
+            Ink::Faint => faint,
+            Ink::Strong => strong,
         };
-        format!("\u{1b}[{code}m{text}\u{1b}[0m")
+        format!("{begin}{text}{end}")
     }
 
     /// A word in a column: padded first, because colour codes have no width.

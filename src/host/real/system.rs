@@ -11,7 +11,7 @@ use sysinfo::{
 use super::RealFiles;
 use crate::host::FilesError;
 use crate::host::os::failed;
-use crate::host::system::{MEMINFO, MemoryError, ProcFiles, Process, System};
+use crate::host::system::{MEMINFO, MemoryError, ProcFiles, Process, System, one_line};
 
 /// Where the kernel lists processes.
 const PROC: &str = "/proc";
@@ -100,8 +100,8 @@ fn look(which: ProcessesToUpdate<'_>) -> Result<Vec<Process>, FilesError> {
             let words = process.cmd().iter().map(|word| word.to_string_lossy());
             Process {
                 pid: process.pid().as_u32(),
-                name: Some(process.name().to_string_lossy().into_owned()),
-                command: Some(words.collect::<Vec<_>>().join(" ")),
+                name: Some(one_line(&process.name().to_string_lossy())),
+                command: Some(one_line(&words.collect::<Vec<_>>().join(" "))),
                 uid: process.user_id().map(|uid| **uid),
             }
         })
