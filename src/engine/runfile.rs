@@ -10,6 +10,7 @@ use crate::{
     event::{Envelope, Event, Outcome, Subscriber},
     host::{Files, FilesError, ReadFiles},
     model::{id::StepId, paths::RUN},
+    steps::CLUSTER_JOIN,
 };
 
 /// The schema version of [`Progress`].
@@ -196,6 +197,8 @@ fn take_in(progress: &mut Progress, event: &Event) -> bool {
                 None => format!("{current} {unit}"),
             });
         }
+        // All users may read the file, and a command of the administrator's may print the secrets that it reads.
+        Event::Output { steps, .. } if steps.contains(&CLUSTER_JOIN) => return false,
         Event::Output { line, .. } => progress.detail = Some(line.clone()),
         Event::AttemptFailed {
             message,
@@ -254,7 +257,40 @@ fn ticks(stat: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::ticks;
+    use super::{Progress, SCHEMA, take_in, ticks};
+    use crate::{
+        event::Event,
+        steps::{CLUSTER_JOIN, CLUSTER_NODE},
+    };
+
+    #[test]
+    fn what_joins_the_machine_prints_nothing_into_a_file_for_all() {
+        let mut progress = Progress {
+            schema: SCHEMA,
+            run: "1".to_owned(),
+            mode: "install".to_owned(),
+            pid: 1,
+            pid_started: None,
+            command: "install".to_owned(),
+            since: jiff::Timestamp::UNIX_EPOCH,
+            at: jiff::Timestamp::UNIX_EPOCH,
+            steps: Vec::new(),
+            changes: Vec::new(),
+            detail: None,
+        };
+        let mut said = |step| {
+            let output = Event::Output {
+                steps: vec![step],
+                line: "+ TOKEN=hunter2".to_owned(),
+            };
+            (take_in(&mut progress, &output), progress.detail.clone())
+        };
+        assert_eq!(said(CLUSTER_JOIN), (false, None));
+        assert_eq!(
+            said(CLUSTER_NODE),
+            (true, Some("+ TOKEN=hunter2".to_owned()))
+        );
+    }
 
     #[test]
     fn a_name_with_parentheses_does_not_shift_the_fields() {

@@ -170,10 +170,12 @@ fn take_in(status: &mut RunStatus, event: &Event) -> bool {
             status.steps_ended += 1;
             status.last_step = Some(step.clone());
             if matches!(outcome, Outcome::Failed | Outcome::Blocked) && status.fault.is_none() {
-                let why = std::iter::once(why).chain(causes);
+                // All users may read the file. Further lines are what a command has printed.
+                let whys = std::iter::once(why).chain(causes);
+                let first = |why: &String| why.lines().next().unwrap_or_default().to_owned();
                 status.fault = Some(RunFault {
                     step: step.clone(),
-                    why: why.cloned().collect::<Vec<_>>().join(": "),
+                    why: whys.map(first).collect::<Vec<_>>().join(": "),
                     hint: hint.clone(),
                 });
             }
@@ -242,7 +244,7 @@ mod tests {
             outcome,
             why: "load it".to_owned(),
             seconds: 1.0,
-            causes: vec!["it is rejected".to_owned()],
+            causes: vec!["it is rejected\n+ TOKEN=hunter2".to_owned()],
             hint: Some("sign it".to_owned()),
         }
     }
