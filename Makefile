@@ -9,7 +9,7 @@ include tests/vm/vm.mk
 test: lint unit machines
 
 # All but what takes hours, before a release: the core, full and cluster tiers with the released program.
-test-all: lint unit ptx machines-released
+test-all: lint unit deny ptx machines-released
 
 # The rest.
 test-long: machines-long aarch64
