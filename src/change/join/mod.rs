@@ -336,7 +336,7 @@ impl Applier {
             None => Reverted::Nothing {
                 why: "the machine is no node any more".to_owned(),
             },
-            Some(_) => match self.delete_node(node, access, sink).await? {
+            Some(now) => match self.delete_node(node, access, &now, sink).await? {
                 Deleted::Refused(why) => return stays(why),
                 Deleted::Ended(ended) => ended,
             },

@@ -12,7 +12,11 @@ use crate::{
     change::{Applier, ChangeError, JoinError, Reverted, Sink, Undo},
     error::one_line,
     model::kubernetes::{Labels, NodeName, Taint},
-    tools::kubernetes::kubectl::{self, Kubectl, Registered},
+    tools::kubernetes::{
+        kubeconfig,
+        kubectl::{self, Kubectl, MACHINE_IDS, Node, Registered},
+        membership::Membership,
+    },
 };
 
 /// What a node needs before pods may come.
@@ -178,11 +182,13 @@ impl Applier {
     }
 
     /// Drains and deletes the node where a kubeconfig allows it. A cluster that cannot be reached does not keep the
-    /// machine from leaving; pods that may not be evicted do.
+    /// machine from leaving; pods that may not be evicted do. A name alone is no reason to delete a node: this machine may be
+    /// the clone of that one, and the kubeconfig may lead to another cluster by now.
     pub(super) async fn delete_node(
         &self,
         name: &NodeName,
         access: Option<&Utf8Path>,
+        joined: &Membership,
         sink: &dyn Sink,
     ) -> Result<Deleted, ChangeError> {
         let left = |why: String| {
@@ -200,12 +206,19 @@ impl Applier {
         if let Err(error) = self.refuse_unusable(access) {
             return left(one_line(&error));
         }
+        if let Some(why) = self.leads_elsewhere(access, joined)? {
+            return left(why);
+        }
         let Some(kubectl) = kubectl::find(&*self.host.files)? else {
             return left("there is no kubectl on this machine".to_owned());
         };
         let asked = kubectl::registered(self.host.reader(), kubectl, access, name).await;
         match asked {
-            Ok(Registered::Node(_)) => {}
+            Ok(Registered::Node(node)) => {
+                if let Some(why) = self.is_another(&node)? {
+                    return left(why);
+                }
+            }
             Ok(Registered::Unknown) => {
                 return Ok(Deleted::Ended(Reverted::Nothing {
                     why: format!("the cluster does not know the node `{name}` any more"),
@@ -231,6 +244,51 @@ impl Applier {
         Ok(Deleted::Ended(Reverted::Done {
             what: format!("the node `{name}` is drained and deleted"),
         }))
+    }
+}
+
+impl Applier {
+    /// Why a kubeconfig leads to another cluster than the machine has joined; `None` if it does not, or that cannot be told.
+    fn leads_elsewhere(
+        &self,
+        access: &Utf8Path,
+        joined: &Membership,
+    ) -> Result<Option<String>, ChangeError> {
+        let text = self.host.files.read_text(access)?.unwrap_or_default();
+        let theirs = match kubeconfig::parse(&text) {
+            Ok(theirs) => theirs,
+            Err(why) => return Ok(Some(format!("`{access}` is no kubeconfig: {why}"))),
+        };
+        let pin = match (theirs.ca_pin, theirs.ca_file) {
+            (Some(pin), _) => Some(pin),
+            (None, Some(file)) => (self.host.files.read_text(Utf8Path::new(&file))?)
+                .and_then(|pem| kubeconfig::pin_of(&pem)),
+            (None, None) => None,
+        };
+        let differs = matches!((&pin, &joined.ca_pin), (Some(theirs), Some(own)) if theirs != own);
+        Ok(differs.then(|| {
+            format!(
+                "`{access}` leads to {}, whose certificate authority is not that of the cluster that this machine has joined",
+                theirs.server
+            )
+        }))
+    }
+
+    /// Why a node is that of another machine; `None` if it is not, or that cannot be told.
+    fn is_another(&self, node: &Node) -> Result<Option<String>, ChangeError> {
+        let Some(theirs) = &node.system_uuid else {
+            return Ok(None);
+        };
+        for path in MACHINE_IDS {
+            let Some(text) = self.host.files.read_text(Utf8Path::new(path))? else {
+                continue;
+            };
+            let own = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
+            return Ok((!own.eq_ignore_ascii_case(theirs)).then(|| {
+                format!("its machine has the id {theirs}, and this one has {own} (`{path}`)")
+            }));
+        }
+        Ok(None)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
         kubernetes::Labels,
         token::TokenSource,
     },
+    tools::kubernetes::kubeconfig::tests::NODE_CERTIFICATE,
 };
 
 pub(super) const TOKEN: &str = "abcdef.0123456789abcdef";
@@ -27,6 +28,20 @@ pub(super) const KUBECONFIG: &str =
 /// One of another cluster.
 const ANOTHER: &str = "clusters: [{name: c, cluster: {server: 'https://10.9.9.9:6443'}}]";
 pub(super) const ACCESS: &str = "/etc/gpu-bootstrap/cluster.kubeconfig";
+/// A certificate authority, made with `openssl req -x509 -subj /CN=kubernetes`.
+const AUTHORITY: &str = "\
+-----BEGIN CERTIFICATE-----\n\
+MIIBgDCCASegAwIBAgIUI59va9JJnyUdEcRTv6U4aG3WBbIwCgYIKoZIzj0EAwIw\n\
+FTETMBEGA1UEAwwKa3ViZXJuZXRlczAgFw0yNjExMjUyMTE2NTRaGA8yMTI2MTEw\n\
+MTIxMTY1NFowFTETMBEGA1UEAwwKa3ViZXJuZXRlczBZMBMGByqGSM49AgEGCCqG\n\
+SM49AwEHA0IABIacr8GVYhkAdchmd8ddVHPmuktlcO5YAGk+p83LXb8krT/aGuZ6\n\
+0nZpPNDB1X1SNMs+XfDI1/V8Qc+aM2eN5iqjUzBRMB0GA1UdDgQWBBRxNdduh46W\n\
+MQc9Ew1iz+/rZh4aHTAfBgNVHSMEGDAWgBRxNdduh46WMQc9Ew1iz+/rZh4aHTAP\n\
+BgNVHRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0cAMEQCIAqXhZnGdR3cTGrKvtqy\n\
+F68aZ9GvRFnAvCiqhTJNzWc0AiA7qfaM79Yg3CLPjO3iFyYUMxxWwmk2p+GYluy2\n\
+nmQOsQ==\n\
+-----END CERTIFICATE-----\n\
+";
 const JOINING: &str = "/var/lib/gpu-bootstrap/joining";
 pub(super) const CONFIGURATION: &str = "/run/gpu-bootstrap/kubeadm-join.yaml";
 
@@ -334,6 +349,49 @@ async fn a_join_that_failed_deletes_nobodys_node() {
         machine.revert(&undo).await;
     }
     assert!(!kubectl(&machine, " drain ") && !kubectl(&machine, " delete "));
+}
+
+/// A name alone is no reason: this machine is a clone of the node's, or the kubeconfig leads elsewhere by now.
+#[tokio::test]
+async fn a_node_of_another_machine_or_cluster_is_not_deleted() {
+    const UUID: &str = "/sys/class/dmi/id/product_uuid";
+    let authority = |pem: &str| {
+        use base64::{Engine, engine::general_purpose::STANDARD};
+        let data = STANDARD.encode(pem);
+        format!(
+            "clusters: [{{name: c, cluster: {{server: 'https://10.0.0.1:6443', certificate-authority-data: {data}}}}}]"
+        )
+    };
+    for (uuid, access, why) in [
+        ("aaaa-1\n", AUTHORITY, ""),
+        (
+            "BBBB-2\n",
+            AUTHORITY,
+            "has the id AAAA-1, and this one has BBBB-2",
+        ),
+        ("AAAA-1\n", NODE_CERTIFICATE, "certificate authority"),
+    ] {
+        let kubelet = authority(AUTHORITY);
+        let (machine, _) = machine(move |files| {
+            files.put(KUBELET_CONF, kubelet.clone());
+            ok("")
+        });
+        let change = with_access(&machine, || ok(""));
+        let files = &machine.fakes.files;
+        files.put(UUID, uuid);
+        files.put_mode(ACCESS, authority(access), 0o600);
+        (machine.fakes.exec).on("/usr/bin/kubectl", |_, _| {
+            ok(r#"{"metadata": {"name": "gpu-1"}, "status": {"nodeInfo": {"systemUUID": "AAAA-1"}}}"#)
+        });
+        let undo = machine.apply(&change).await.expect("joined");
+        let left = machine.revert(&undo).await;
+        let deletes = why.is_empty();
+        assert_eq!(kubectl(&machine, " drain "), deletes, "{left:?}");
+        assert_eq!(kubectl(&machine, " delete "), deletes, "{left:?}");
+        assert!(format!("{left:?}").contains(why), "{left:?}");
+        // The machine itself forgets the cluster all the same.
+        assert!(!machine.host.files.exists(KUBELET_CONF.into()).unwrap());
+    }
 }
 
 #[tokio::test]

@@ -182,6 +182,8 @@ pub struct Node {
     pub kubelet: Option<String>,
     /// Its container runtime, as in `containerd://2.1.4`.
     pub runtime: Option<String>,
+    /// What its kubelet takes for the identity of the machine, see [`MACHINE_IDS`].
+    pub system_uuid: Option<String>,
 }
 
 impl Node {
@@ -207,6 +209,15 @@ impl Node {
         (!others.is_empty()).then(|| others.join(", "))
     }
 }
+
+/// The files of which a kubelet takes the first one for the identity of its machine. Source: google/cadvisor,
+/// `utils/sysfs/sysfs.go`, `GetSystemUUID`.
+pub const MACHINE_IDS: [&str; 4] = [
+    "/sys/class/dmi/id/product_uuid",
+    "/proc/device-tree/system-id",
+    "/proc/device-tree/vm,uuid",
+    "/etc/machine-id",
+];
 
 /// Whether the number of a resource is not 0.
 fn is_some(count: &str) -> bool {
@@ -325,6 +336,8 @@ struct Condition {
 struct NodeInfo {
     kubelet_version: Option<String>,
     container_runtime_version: Option<String>,
+    #[serde(rename = "systemUUID")]
+    system_uuid: Option<String>,
 }
 
 /// Reads the output of [`Kubectl::node`].
@@ -356,6 +369,7 @@ fn parse_node(text: &str) -> Result<Node, String> {
         other_resources: resources,
         kubelet: document.status.node_info.kubelet_version,
         runtime: document.status.node_info.container_runtime_version,
+        system_uuid: document.status.node_info.system_uuid,
     })
 }
 
@@ -375,7 +389,7 @@ mod tests {
       {"type": "MemoryPressure", "status": "False"},
       {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "cni plugin not initialized"}
     ],
-    "nodeInfo": {"kubeletVersion": "v1.34.4", "containerRuntimeVersion": "containerd://2.1.4"}
+    "nodeInfo": {"kubeletVersion": "v1.34.4", "containerRuntimeVersion": "containerd://2.1.4", "systemUUID": "EC2-1"}
   }
 }"#;
 
@@ -397,6 +411,7 @@ mod tests {
         );
         assert_eq!(node.allocatable_gpus.as_deref(), Some("8"));
         assert_eq!(node.runtime.as_deref(), Some("containerd://2.1.4"));
+        assert_eq!(node.system_uuid.as_deref(), Some("EC2-1"));
         assert_eq!(
             server_version(r#"{"major": "1", "gitVersion": "v1.34.4"}"#).as_deref(),
             Some("v1.34.4")
