@@ -25,10 +25,6 @@ use crate::{
     },
 };
 
-/// Priority of the pin: above 1000, so that an older version of the wished branch wins over a
-/// newer version of another branch.
-const PIN_PRIORITY: i32 = 1001;
-
 /// The driver that was chosen, and what comes with it.
 pub(super) struct DriverChoice<'p> {
     pub wish: DriverWish,
@@ -88,7 +84,7 @@ impl<'a> DriverInputs<'a> {
             name: "driver".into(),
             packages: row.pin.clone(),
             version: pattern(version.as_ref(), pick.branch),
-            priority: PIN_PRIORITY,
+            priority: Pin::PRIORITY,
         });
         let mut reasons = pick.reasons;
         reasons.push(format!(

@@ -90,6 +90,12 @@ pub struct Pin {
     pub priority: i32,
 }
 
+impl Pin {
+    /// Above 1000, so that an older version of the wished branch wins over a newer version of another branch. By it a version
+    /// is told that only our preference lifts.
+    pub const PRIORITY: i32 = 1001;
+}
+
 /// A package, by name and version pattern.
 #[derive(
     Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,

@@ -107,6 +107,17 @@ pub enum PackageError {
         /// The branch that is wanted.
         wanted: Branch,
     },
+    /// Parts of the driver would come from a repository that a preference of the administrator forbids.
+    #[error(
+        "approve the package transaction: a preference of this machine forbids the repository of {}",
+        .packages.join(", ")
+    )]
+    ForbiddenSource {
+        /// `name version` of each.
+        packages: Vec<String>,
+        /// What to do about it.
+        hint: &'static str,
+    },
     /// The transaction would bring a driver module and libraries of different versions.
     #[error(
         "approve the package transaction: the module of `{package}` is driver {module}, and `{library}` \
@@ -159,6 +170,7 @@ impl Report for PackageError {
             | Self::NotOffered { .. }
             | Self::NewKernel { .. }
             | Self::OtherBranch { .. }
+            | Self::ForbiddenSource { .. }
             | Self::OtherModule { .. }
             | Self::NoSpace { .. } => Exit::Blocked,
             _ => Exit::StepFailed,
@@ -175,6 +187,7 @@ impl Report for PackageError {
             Self::HeldByOthers { .. } => Fault::Held.reason(),
             Self::NewKernel { .. } => "new-kernel",
             Self::OtherBranch { .. } => "driver-branch",
+            Self::ForbiddenSource { .. } => "forbidden-source",
             Self::OtherModule { .. } => "driver-module-version",
             Self::NoSpace { .. } => Fault::NoSpace.reason(),
             Self::NotVerified { .. } => "package-not-verified",
@@ -241,6 +254,7 @@ impl Report for PackageError {
                 "the archive replaced that branch by a newer one: set `driver.branch` to the branch \
                  that it has",
             ),
+            Self::ForbiddenSource { hint, .. } => Some(*hint),
             Self::OtherModule { .. } => Some(
                 "the archive has modules and libraries of different versions for this kernel: run the \
                  command again later, or set `driver.build = \"dkms\"`, which compiles the module of the \

@@ -60,12 +60,14 @@ pub(super) fn choose(
     })
 }
 
-/// The candidate if it fits, otherwise the newest version of the highest priority among those that fit.
+/// The candidate if it fits, otherwise the newest version of the highest priority among those that fit. What an administrator
+/// has forbidden does not.
 pub(super) fn preferred(
     backend: &dyn Backend,
     offer: &Offer,
     fits: &dyn Fn(&str) -> bool,
 ) -> Option<String> {
+    let fits = |version: &str| fits(version) && !offer.forbidden.iter().any(|one| one == version);
     if let Some(candidate) = offer.candidate.as_ref().filter(|one| fits(one)) {
         return Some(candidate.clone());
     }
@@ -135,6 +137,30 @@ pub(super) fn objections(
 pub(super) fn is_of_driver(name: &str, version: &str) -> bool {
     let is_driver = |version: DriverVersion| version.branch() >= DriverVersion::OLDEST_BRANCH;
     carries_driver(name) || DriverVersion::from_package(version).is_ok_and(is_driver)
+}
+
+/// Refuses parts of a driver from a repository that an administrator has forbidden, and that our preference lifts.
+pub(super) fn allowed(
+    backend: &dyn Backend,
+    actions: &[Action],
+    offers: &[Offer],
+    hint: &'static str,
+) -> Result<(), PackageError> {
+    let is_forbidden = |name: &str, version: &String| {
+        (offers.iter()).any(|offer| offer.name == name && offer.forbidden.contains(version))
+    };
+    let packages: Vec<String> = (actions.iter())
+        .filter_map(|action| match action {
+            Action::Install { name, to, .. } if is_forbidden(backend.bare_name(name), to) => {
+                Some(format!("{name} {to}"))
+            }
+            _ => None,
+        })
+        .collect();
+    match packages.is_empty() {
+        true => Ok(()),
+        false => Err(PackageError::ForbiddenSource { packages, hint }),
+    }
 }
 
 /// Refuses a transaction that would bring what [`Guard`] excludes.
@@ -240,6 +266,47 @@ mod tests {
     const APT: Manager = Manager::Apt;
 
     #[test]
+    fn a_part_of_a_driver_from_a_forbidden_repository_is_refused() {
+        let offer = Offer {
+            name: "libcuda1".to_owned(),
+            candidate: Some("580.999.0".to_owned()),
+            versions: vec![
+                ("580.999.0".to_owned(), 1001),
+                ("580.95.05-1".to_owned(), 1001),
+            ],
+            forbidden: vec!["580.999.0".to_owned()],
+            ..Offer::default()
+        };
+        let chosen = preferred(APT.backend(), &offer, &|version| {
+            version.starts_with("580.")
+        });
+        assert_eq!(chosen.as_deref(), Some("580.95.05-1"));
+        let judge = |to: &str| {
+            let install = Action::Install {
+                name: "libcuda1:amd64".to_owned(),
+                from: None,
+                to: to.to_owned(),
+            };
+            allowed(
+                APT.backend(),
+                &[install],
+                std::slice::from_ref(&offer),
+                "forbid it",
+            )
+        };
+        assert!(judge("580.95.05-1").is_ok());
+        let error = judge("580.999.0").unwrap_err();
+        assert_eq!(
+            (error.reason(), error.exit(), error.hint().as_deref()),
+            ("forbidden-source", Exit::Blocked, Some("forbid it"))
+        );
+        assert!(
+            error.to_string().contains("libcuda1:amd64 580.999.0"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn a_hold_that_keeps_dependencies_from_being_met_is_named() {
         let told = "The following packages have unmet dependencies:\n libnvidia-container-tools : \
                     Depends: libnvidia-container1 (>= 1.20.1-1) but 1.10.0-1 is to be installed";
@@ -268,6 +335,7 @@ mod tests {
                 .iter()
                 .map(|(version, priority)| ((*version).to_owned(), *priority))
                 .collect(),
+            forbidden: Vec::new(),
             only_installed: None,
         }
     }

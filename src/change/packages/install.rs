@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    approval::{choose, guarded, preferred, same_version},
+    approval::{allowed, choose, guarded, is_of_driver, preferred, same_version},
     kept::offered,
     names,
     run::Attempts,
@@ -314,6 +314,7 @@ impl Applier {
     async fn guard(&self, actions: &[Action], wishes: &[PackageWish]) -> Result<(), ChangeError> {
         let guard = &self.policy.guard;
         guarded(self.backend, actions, &names(wishes), guard)?;
+        self.refuse_forbidden(actions).await?;
         let modules: Vec<&str> = (actions.iter())
             .filter_map(|action| match action {
                 Action::Install { name, .. } => Some(self.backend.bare_name(name)),
@@ -331,6 +332,31 @@ impl Applier {
             same_version(self.backend, actions, &bounds, guard)?;
         }
         Ok(())
+    }
+
+    /// Refuses parts of a driver from forbidden repositories. Where no preference forbids anything, nothing is asked.
+    async fn refuse_forbidden(&self, actions: &[Action]) -> Result<(), ChangeError> {
+        let transactions = self.transactions()?;
+        let of_driver: Vec<&str> = (actions.iter())
+            .filter_map(|action| match action {
+                Action::Install { name, to, .. } => {
+                    let name = self.backend.bare_name(name);
+                    is_of_driver(name, to).then_some(name)
+                }
+                Action::Remove { .. } => None,
+            })
+            .collect();
+        if of_driver.is_empty() {
+            return Ok(());
+        }
+        let Some(hint) = transactions.forbids(&*self.host.files)? else {
+            return Ok(());
+        };
+        let answer = self
+            .ask("look packages up", &transactions.offers(&of_driver))
+            .await?;
+        let offers = transactions.parse_offers(&answer);
+        Ok(allowed(self.backend, actions, &offers, hint)?)
     }
 
     pub(in crate::change) async fn preview_install(

@@ -465,6 +465,7 @@ mod tests {
             name: "a".into(),
             candidate: Some("2".into()),
             versions: vec![("2".into(), 500)],
+            forbidden: Vec::new(),
             only_installed: None,
         };
         let all = [

@@ -226,6 +226,7 @@ impl Transactions for Tiny {
                 versions: (versions.split(' '))
                     .map(|version| (version.to_owned(), 0))
                     .collect(),
+                forbidden: Vec::new(),
                 only_installed: None,
             })
             .collect()

@@ -441,6 +441,15 @@ pub trait Transactions: Debug + Send + Sync {
         None
     }
 
+    /// Whether a preference of the machine forbids any repository or package: then, what to do where a preference of ours
+    /// lifts one.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn forbids(&self, _files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        Ok(None)
+    }
+
     /// Asks what a transaction would download and unpack; `None` if that cannot be asked.
     fn estimate(&self, _settings: &Settings, _request: &TransactionRequest<'_>) -> Option<Query> {
         None

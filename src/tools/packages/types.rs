@@ -108,6 +108,9 @@ pub struct Offer {
     pub candidate: Option<String>,
     /// Versions with their priorities.
     pub versions: Vec<(String, i32)>,
+    /// Those of these versions whose every source an administrator has forbidden by a negative priority, and that only our
+    /// preference for a driver's branch lifts: it names packages and versions, and cannot name a source, too.
+    pub forbidden: Vec<String>,
     /// One of these versions that is installed and that no repository offers any more: once it is removed,
     /// it is gone.
     pub only_installed: Option<String>,

@@ -28,7 +28,7 @@ use super::{
     TransactionRequest, Transactions, Updater,
 };
 use crate::{
-    host::{Cmd, FilesError, Query, ReadFiles, Reader},
+    host::{Cmd, FilesError, Kind, Query, ReadFiles, Reader},
     model::packages::{Pin, Repository},
 };
 
@@ -231,6 +231,24 @@ impl Transactions for Apt {
 
     fn upgrade(&self) -> Option<Query> {
         Some(commands::upgrade())
+    }
+
+    fn forbids(&self, files: &dyn ReadFiles) -> Result<Option<&'static str>, FilesError> {
+        let folder = Utf8Path::new("/etc/apt/preferences.d");
+        let parts = files
+            .list(folder)?
+            .into_iter()
+            .map(|name| folder.join(name));
+        for path in parts.chain(["/etc/apt/preferences".into()]) {
+            let is_file = (files.stat(&path)?).is_some_and(|stat| stat.kind != Kind::Folder);
+            if is_file
+                && (files.read(&path)?)
+                    .is_some_and(|text| offers::forbids(&String::from_utf8_lossy(&text)))
+            {
+                return Ok(Some(offers::LIFTED));
+            }
+        }
+        Ok(None)
     }
 
     fn estimate(&self, settings: &Settings, request: &TransactionRequest<'_>) -> Option<Query> {

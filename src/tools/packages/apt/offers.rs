@@ -1,6 +1,6 @@
 //! `apt-cache policy`: what the package lists offer, without any lock.
 
-use crate::{host::Query, tools::packages::Offer};
+use crate::{host::Query, model::packages::Pin, tools::packages::Offer};
 
 /// Queries the candidates of packages.
 #[must_use]
@@ -22,6 +22,7 @@ pub fn names(prefix: &str) -> Query {
 pub fn parse(text: &str) -> Vec<Offer> {
     let some = |version: &str| (version != "(none)").then(|| version.to_owned());
     let mut found: Vec<Offer> = Vec::new();
+    let mut is_allowed = false;
     for line in text.lines() {
         if !line.starts_with(' ') {
             if let Some(name) = line.strip_suffix(':') {
@@ -42,12 +43,21 @@ pub fn parse(text: &str) -> Vec<Offer> {
             if line.starts_with(INSTALLED) {
                 offer.only_installed = Some(version.clone());
             }
+            is_allowed = priority != Pin::PRIORITY;
             offer.versions.push((version, priority));
-        } else if let Some(source) = source_line(words)
-            && source != DATABASE
-            && offer.versions.last().map(|(version, _)| version) == offer.only_installed.as_ref()
+        } else if let Some((rank, source)) = source_line(words)
+            && let Some((version, _)) = offer.versions.last()
         {
-            offer.only_installed = None;
+            if source != DATABASE && offer.only_installed.as_ref() == Some(version) {
+                offer.only_installed = None;
+            }
+            let is_last = offer.forbidden.last() == Some(version);
+            if rank >= 0 && is_last {
+                offer.forbidden.pop();
+            } else if rank < 0 && !is_allowed && !is_last {
+                offer.forbidden.push(version.clone());
+            }
+            is_allowed |= rank >= 0;
         }
     }
     found
@@ -59,11 +69,25 @@ const INSTALLED: &str = " *** ";
 /// The "source" of what is installed.
 const DATABASE: &str = "/var/lib/dpkg/status";
 
-/// `PRIORITY SOURCE …`: where a version comes from.
-fn source_line(words: &str) -> Option<&str> {
+/// `PRIORITY SOURCE …`: where a version comes from, and which priority that has without records for the package.
+fn source_line(words: &str) -> Option<(i32, &str)> {
     let (priority, source) = words.split_once(' ')?;
-    priority.parse::<i32>().ok()?;
-    source.split_whitespace().next()
+    Some((priority.parse().ok()?, source.split_whitespace().next()?))
+}
+
+/// What to do about a forbidden repository that our preference lifts.
+pub const LIFTED: &str = "nothing was changed; the preference for the driver's branch names packages, and lifts them in every \
+     repository: remove that repository, or forbid these packages there in a file that apt reads before ours, such as \
+     `/etc/apt/preferences.d/00-driver` with the lines `Package: NAMES`, `Pin: origin \"HOST\"`, `Pin-Priority: -1`";
+
+/// Whether a file of preferences forbids anything, apt_preferences(5).
+#[must_use]
+pub fn forbids(preferences: &str) -> bool {
+    preferences.lines().any(|line| {
+        (line.split_once(':')).is_some_and(|(key, value)| {
+            key.eq_ignore_ascii_case("Pin-Priority") && value.trim_start().starts_with('-')
+        })
+    })
 }
 
 /// ` *** VERSION PRIORITY` or five blanks, the version and its priority; the lines of the sources
@@ -134,6 +158,44 @@ linux-headers-6.1.0-1-amd64:
             ]
         );
         assert!(offers[2].versions.is_empty() && offers[2].candidate.is_none());
+    }
+
+    /// As printed by apt 2.6, with `Package: *`, `Pin: release o=ThirdParty`, -1, and our preference for 580.
+    const THIRD: &str = "\
+nvidia-driver:
+  Installed: (none)
+  Candidate: 580.999.0
+  Version table:
+     615.1-1 500
+        500 file:/tmp/ap/nv ./ Packages
+     580.999.0 1001
+         -1 file:/tmp/ap/third ./ Packages
+     580.95.05-1 1001
+        500 file:/tmp/ap/nv ./ Packages
+";
+
+    #[test]
+    fn what_only_our_preference_lifts_is_forbidden() {
+        let forbidden = |text: &str| parse(text).remove(0).forbidden;
+        assert_eq!(forbidden(THIRD), ["580.999.0"]);
+        // A record of the administrator for the package.
+        assert_eq!(
+            forbidden(&THIRD.replace("580.999.0 1001", "580.999.0 600")),
+            [""; 0]
+        );
+        // Another repository offers the same version, too.
+        let both =
+            "         -1 file:/tmp/ap/third ./ Packages\n        500 file:/tmp/ap/nv ./ Packages\n";
+        let (one, other) = both.split_at(both.find("        500").unwrap());
+        assert_eq!(forbidden(&THIRD.replacen(one, both, 1)), [""; 0]);
+        assert_eq!(
+            forbidden(&THIRD.replacen(one, &format!("{other}{one}"), 1)),
+            [""; 0]
+        );
+        assert!(forbids("Package: *\nPin: release o=A\nPin-Priority: -1\n"));
+        assert!(!forbids(
+            "Package: a-1\nPin: version -1\npin-priority: 500\n"
+        ));
     }
 
     #[test]
