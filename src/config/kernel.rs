@@ -17,8 +17,13 @@ use crate::{
 /// only the files of the package tell: `610.* for 5.14.0-687.12.1.el9_8.x86_64`.
 const FOR: &str = " for ";
 
+/// Begins the placeholder that names the series of a kernel, except of the one in it: Amazon's first kernel is
+/// `kernel`, the others have their series in the name (`kernel6.12`).
+const SERIES_UNLESS: &str = "{series-unless:";
+
 /// How a kernel is installed. The texts are `NAME` or `NAME=VERSION`, with the placeholders
-/// `{kernel}`, `{kernel-version}`, `{variant}`, `{abi}`, `{flavour}` and `{series}`.
+/// `{kernel}`, `{kernel-version}`, `{variant}`, `{abi}`, `{flavour}`, `{series}`, and `{series-unless:6.1}`, which is
+/// empty for a kernel of that series.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct KernelRow {
@@ -66,6 +71,9 @@ pub struct KernelWish {
     pub beside: Vec<PackageWish>,
     /// Packages that keep the machine at the newest kernel of its series.
     pub follow: Vec<PackageWish>,
+    /// Packages with the modules that containers need of a kernel.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub container_modules: Vec<PackageWish>,
     /// Kernels that cannot have a driver module here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedKernel>,
@@ -219,6 +227,7 @@ pub fn names_kernel(wish: &PackageWish) -> bool {
             "{abi}",
             "{flavour}",
             "{series}",
+            SERIES_UNLESS,
         ]
         .iter()
         .any(|placeholder| text.contains(placeholder))
@@ -262,7 +271,8 @@ pub fn for_kernel(wish: &PackageWish, kernel: &KernelVersion, arch: &str) -> Pac
     let flavour = kernel.flavour().unwrap_or_default();
     let abi = whole.strip_suffix(flavour).unwrap_or(whole);
     let fill = |text: &str| {
-        text.replace("{kernel}", whole)
+        series_unless(text, &format!("{major}.{minor}"))
+            .replace("{kernel}", whole)
             .replace("{kernel-version}", version)
             .replace("{variant}", variant.as_deref().unwrap_or_default())
             .replace("{flavour}", flavour)
@@ -272,6 +282,19 @@ pub fn for_kernel(wish: &PackageWish, kernel: &KernelVersion, arch: &str) -> Pac
     PackageWish {
         name: fill(&wish.name),
         version: wish.version.as_deref().map(fill),
+    }
+}
+
+/// Fills [`SERIES_UNLESS`].
+fn series_unless(text: &str, series: &str) -> String {
+    let filled = (text.split_once(SERIES_UNLESS))
+        .and_then(|(before, rest)| Some((before, rest.split_once('}')?)));
+    match filled {
+        Some((before, (unnamed, after))) => {
+            let named = if unnamed == series { "" } else { series };
+            format!("{before}{named}{}", series_unless(after, series))
+        }
+        None => text.to_owned(),
     }
 }
 
@@ -311,6 +334,16 @@ mod tests {
                 "kmod-nvidia-open=610.* for {kernel}",
                 "5.14.0-570.12.1.el9_6.x86_64",
                 "kmod-nvidia-open=610.* for 5.14.0-570.12.1.el9_6.x86_64",
+            ),
+            (
+                "kernel{series-unless:6.1}-devel={kernel-version}",
+                "6.1.158-180.294.amzn2023.x86_64",
+                "kernel-devel=6.1.158-180.294.amzn2023",
+            ),
+            (
+                "kernel{series-unless:6.1}-devel={kernel-version}",
+                "6.12.58-82.121.amzn2023.aarch64",
+                "kernel6.12-devel=6.12.58-82.121.amzn2023",
             ),
             (
                 "kernel{variant}-devel-matched={kernel-version}",
