@@ -116,13 +116,15 @@ fn plugin(format: i64) -> &'static str {
 struct Parsed<'a> {
     file: &'a ConfigFile,
     document: Document,
-    format: i64,
     /// The version that has to be written into the file.
     new_format: Option<i64>,
+    /// The id of the plugin with the runtimes.
+    id: &'static str,
 }
 
 impl<'a> Parsed<'a> {
-    fn of(file: &'a ConfigFile, newest: i64) -> Result<Self, String> {
+    fn of(file: &'a ConfigFile, version: Option<Version>) -> Result<Self, String> {
+        let newest = version.map_or(2, Version::format);
         let text = file.text.as_deref().unwrap_or_default();
         let document = Document::parse(Format::Toml, text)
             .map_err(|error| format!("`{}` cannot be read: {error}", file.path))?;
@@ -132,16 +134,29 @@ impl<'a> Parsed<'a> {
         let format = new_format
             .or_else(|| named.and_then(|version| version.as_i64()))
             .unwrap_or(1);
+        let has = |id: &&'static str| {
+            document
+                .get(&["plugins".to_owned(), (*id).to_owned()])
+                .is_some()
+        };
+        // AKS ships `version = 2` with the table of version 3, and containerd takes that one: a runtime beside it is lost
+        // without a word when containerd migrates the file (Azure/AgentBaker, pkg/agent/baker.go; NVIDIA/aicr#1688;
+        // containerd, plugins/cri/runtime/plugin.go).
+        let id = [plugin(3), plugin(format)]
+            .into_iter()
+            .find(has)
+            .filter(|_| version.is_none_or(|version| version >= Version(2, 0)))
+            .unwrap_or(plugin(format));
         Ok(Self {
             file,
             document,
-            format,
             new_format,
+            id,
         })
     }
 
     fn plugin(&self, names: &[&str]) -> Vec<String> {
-        let all = ["plugins", plugin(self.format)]
+        let all = ["plugins", self.id]
             .into_iter()
             .chain(names.iter().copied());
         all.map(str::to_owned).collect()
@@ -162,9 +177,8 @@ pub fn settings(
     version: Option<Version>,
     runtime: &Runtime<'_>,
 ) -> Result<Vec<FileSettings>, String> {
-    let newest = version.map_or(2, Version::format);
     let files: Vec<Parsed<'_>> = (files.iter())
-        .map(|file| Parsed::of(file, newest))
+        .map(|file| Parsed::of(file, version))
         .collect::<Result<_, _>>()?;
     let mut wanted: Vec<(usize, Setting)> = Vec::new();
     let merges = version.is_some_and(Version::merges);
@@ -441,7 +455,26 @@ mod tests {
             cdi: false,
             ..kubelets
         };
-        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 14] = [
+        let aks = "version = 2\noom_score = -999\n\n[plugins.\"io.containerd.cri.v1.images\".pinned_images]\n  \
+            sandbox = \"mcr.microsoft.com/oss/v2/kubernetes/pause:3.6\"\n\n\
+            [plugins.\"io.containerd.cri.v1.runtime\".containerd]\n  default_runtime_name = \"runc\"\n  \
+            [plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc]\n    \
+            runtime_type = \"io.containerd.runc.v2\"\n    \
+            [plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n      \
+            BinaryName = \"/usr/bin/runc\"\n      SystemdCgroup = true\n";
+        let cases: [(&str, Vec<ConfigFile>, Version, Runtime<'_>); 16] = [
+            (
+                "the file of AKS: version 2 with the table of version 3, 2.3",
+                vec![file(ROOT, aks)],
+                Version(2, 3),
+                NVIDIA,
+            ),
+            (
+                "the same with 1.7, which does not know that table",
+                vec![file(ROOT, aks)],
+                Version(1, 7),
+                NVIDIA,
+            ),
             (
                 "no file, 1.6, for a kubelet without GPUs",
                 vec![absent.clone()],
