@@ -41,6 +41,10 @@ pub struct Desired {
     pub deny_modules: Vec<String>,
     /// Kernel headers and build tools, by package name, for the running and next-boot kernel.
     pub headers: Vec<PackageWish>,
+    /// Packages with the modules that container runtimes and pod networks need of these kernels, where the kernel's own
+    /// package lacks them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub container_modules: Vec<PackageWish>,
     /// The kernels that may run, and how the driver's module may come to them; `None` without a
     /// driver.
     #[serde(default)]
@@ -67,7 +71,7 @@ pub struct Desired {
 /// What a group of packages is for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Purpose<'d> {
-    /// Kernel headers and build tools.
+    /// Kernel headers, build tools, and further modules of the kernel.
     Headers,
     /// The driver.
     Driver,
@@ -88,6 +92,7 @@ impl Desired {
     pub fn package_groups(&self) -> Vec<(Purpose<'_>, &[PackageWish])> {
         let Self {
             headers,
+            container_modules,
             driver,
             runtimes,
             toolkit,
@@ -107,7 +112,10 @@ impl Desired {
             hold,
             cluster,
         } = self;
-        let mut groups: Vec<(Purpose<'_>, &[PackageWish])> = vec![(Purpose::Headers, headers)];
+        let mut groups: Vec<(Purpose<'_>, &[PackageWish])> = vec![
+            (Purpose::Headers, headers),
+            (Purpose::Headers, container_modules),
+        ];
         groups.extend(driver.iter().map(|one| (Purpose::Driver, &*one.packages)));
         groups.extend((runtimes.iter()).map(|one| (Purpose::Runtime(one), &*one.packages)));
         groups.extend(toolkit.iter().map(|one| (Purpose::Toolkit, &*one.packages)));

@@ -184,7 +184,7 @@ impl<'a> DriverInputs<'a> {
         ModuleWay {
             packages: packages.collect(),
             headers: match row.build {
-                Build::Dkms => self.terms.header_templates(&self.release.headers),
+                Build::Dkms => self.terms.kernel_templates(&self.release.headers),
                 Build::Precompiled => Vec::new(),
             },
             follow: follow.collect(),

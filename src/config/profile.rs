@@ -187,6 +187,10 @@ pub struct Release {
     pub runtime_source: String,
     /// Kernel headers and build tools, for modules that are compiled; with placeholders.
     pub headers: Vec<String>,
+    /// Packages with the modules of each kernel that container runtimes and pod networks need, where its image lacks
+    /// them; with placeholders.
+    #[serde(default)]
+    pub container_modules: Vec<String>,
     /// The flavour in the names of packaged modules, where it is not the kernel's own.
     #[serde(default)]
     pub kernel_flavour: Vec<KernelFlavour>,

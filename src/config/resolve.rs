@@ -9,8 +9,8 @@ use crate::{
     config::{
         cluster::{self, ClusterInputs},
         desired::{
-            Cdi, Desired, Guard, Hold, KernelWish, ModuleWay, PackagePolicy, PackageWish,
-            Persistence, Preflight, Purpose, RuntimeKind, RuntimeWish, ToolkitWish,
+            Cdi, Desired, Guard, Hold, JoinMethod, KernelWish, ModuleWay, PackagePolicy,
+            PackageWish, Persistence, Preflight, Purpose, RuntimeKind, RuntimeWish, ToolkitWish,
         },
         driver::DriverInputs,
         error::{Refusal, ResolveError},
@@ -166,6 +166,15 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let headers = (driver.as_ref())
         .map(|driver| terms.for_kernels(&driver.ways[0].headers))
         .unwrap_or_default();
+    // Podman needs none of them, and a node of EKS or of a provider has its kernel's modules.
+    let runs_containers = (kinds.iter()).any(|kind| *kind != RuntimeKind::Podman)
+        || cluster.as_ref().is_some_and(|cluster| {
+            !matches!(cluster.method, JoinMethod::Eks | JoinMethod::Managed)
+        });
+    let container_modules = match runs_containers {
+        true => terms.kernel_templates(&release.container_modules),
+        false => Vec::new(),
+    };
     let validation = validation(
         (profile, inputs.layers, &config),
         (inputs.matrix, inputs.facts),
@@ -178,7 +187,10 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
     let has_driver = driver.is_some();
     let kernel = (driver.as_ref()).map(|driver| {
         let consent = config.driver.kernel.unwrap_or_default();
-        kernel(profile.kernel.as_ref(), &terms, consent, &driver.ways)
+        KernelWish {
+            container_modules: container_modules.clone(),
+            ..kernel(profile.kernel.as_ref(), &terms, consent, &driver.ways)
+        }
     });
     let (driver, pin) = driver.map_or((None, None), |chosen| (Some(chosen.wish), chosen.pin));
     let mut desired = Desired {
@@ -191,6 +203,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolution, ResolveError> {
         pins: pin.into_iter().collect(),
         deny_modules: profile.modules.deny.clone(),
         headers,
+        container_modules: terms.for_kernels(&container_modules),
         kernel,
         driver,
         persistence: (has_driver && config.persistence.enabled.unwrap_or(true)).then(|| {
@@ -273,8 +286,8 @@ fn machine<'p>(
             supported(),
         )
     })?;
-    let release = (os.version_id.as_ref())
-        .and_then(|version| profile.release_for(version))
+    let (version, release) = (os.version_id.as_ref())
+        .and_then(|version| Some((version, profile.release_for(version)?)))
         .ok_or_else(|| unsupported(os))?;
     let arch = facts.kernel.arch.as_deref().ok_or_else(|| {
         Refusal::new(
@@ -292,7 +305,7 @@ fn machine<'p>(
                 supported(),
             )
         })?;
-    let terms = Terms::new(release, arch, names, &facts.kernel, flags.image);
+    let terms = Terms::new((release, version), arch, names, &facts.kernel, flags.image);
     Ok((release, terms))
 }
 
@@ -459,6 +472,7 @@ fn kernel(
         image: row.map(|row| template(&terms.fill(&row.image))),
         beside: row.map(|row| templates(&row.beside)).unwrap_or_default(),
         follow: row.map(|row| templates(&row.follow)).unwrap_or_default(),
+        container_modules: Vec::new(),
         refused: row.map(|row| row.refused.clone()).unwrap_or_default(),
         ways: ways.to_vec(),
     }

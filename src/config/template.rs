@@ -18,6 +18,8 @@ pub(super) struct Terms {
     pub codename: String,
     /// `{release}`.
     pub release: String,
+    /// `{version}`: the machine's own `VERSION_ID`, with its minor number.
+    pub version: String,
     /// `{arch}`.
     pub arch: String,
     /// `{package-arch}`.
@@ -34,7 +36,7 @@ pub(super) struct Terms {
 
 impl Terms {
     pub(super) fn new(
-        release: &Release,
+        (release, version): (&Release, &str),
         arch: &str,
         names: &ArchitectureNames,
         kernel: &Kernel,
@@ -50,6 +52,7 @@ impl Terms {
         Self {
             codename: release.codename.clone().unwrap_or_default(),
             release: release.version_id.clone(),
+            version: version.to_owned(),
             arch: arch.to_owned(),
             package_arch: names.package.clone(),
             cuda_arch: names.cuda.clone(),
@@ -65,6 +68,7 @@ impl Terms {
     pub(super) fn fill(&self, text: &str) -> String {
         text.replace("{codename}", &self.codename)
             .replace("{release}", &self.release)
+            .replace("{version}", &self.version)
             .replace("{arch}", &self.arch)
             .replace("{package-arch}", &self.package_arch)
             .replace("{cuda-arch}", &self.cuda_arch)
@@ -80,9 +84,8 @@ impl Terms {
         }
     }
 
-    /// Packages for headers, with the placeholders of kernels; without `{compiler}` where the compiler
-    /// is not known.
-    pub(super) fn header_templates(&self, names: &[String]) -> Vec<PackageWish> {
+    /// Packages of a kernel, with its placeholders; without `{compiler}` where the compiler is not known.
+    pub(super) fn kernel_templates(&self, names: &[String]) -> Vec<PackageWish> {
         let filled = names.iter().filter_map(|name| {
             let name = self.fill(name);
             match (name.contains("{compiler}"), &self.compiler) {
@@ -116,9 +119,10 @@ mod tests {
 
     fn terms(profile: &str, release: &str, kernel: Kernel, image: bool) -> Terms {
         let profile = Profile::built_in(profile).unwrap();
-        let release = profile.release_for(release).unwrap();
+        let version = release;
+        let release = profile.release_for(version).unwrap();
         Terms::new(
-            release,
+            (release, version),
             "x86_64",
             &profile.architecture["x86_64"],
             &kernel,
@@ -127,7 +131,7 @@ mod tests {
     }
 
     fn headers_of(terms: &Terms, names: &[String]) -> Vec<PackageWish> {
-        terms.for_kernels(&terms.header_templates(names))
+        terms.for_kernels(&terms.kernel_templates(names))
     }
 
     fn driver_packages(terms: &Terms, name: &str) -> Vec<String> {
@@ -211,7 +215,7 @@ mod tests {
             ("6.14.0-1017-aws", "modules-aws"),
         ] {
             let terms = Terms::new(
-                &release,
+                (&release, "24.04"),
                 "x86_64",
                 &profile.architecture["x86_64"],
                 &kernel(running, running, &[]),
@@ -219,6 +223,41 @@ mod tests {
             );
             let names = driver_packages(&terms, "modules-{kernel-flavour}");
             assert_eq!(names, [package], "{running}");
+        }
+    }
+
+    /// Without the minor number EPEL is the one for CentOS Stream.
+    #[test]
+    fn the_minor_release_is_in_the_address_of_epel() {
+        let profile = Profile::built_in("almalinux").unwrap();
+        for (version, expected) in [("10.1", "/epel/10.1/"), ("10", "/epel/10/")] {
+            let release = profile.release_for(version).unwrap();
+            let row = profile.repository_for("epel", release).unwrap();
+            let kernel = kernel("6.12.0-55.el10_0.x86_64", "6.12.0-55.el10_0.x86_64", &[]);
+            let url = terms("almalinux", version, kernel, false).fill(&row.url);
+            assert!(url.contains(expected), "{url}");
+        }
+    }
+
+    #[test]
+    fn headers_of_amazons_kernels_have_the_series_in_their_names() {
+        let profile = Profile::built_in("amzn").unwrap();
+        let names = &profile.release_for("2023").unwrap().headers;
+        for (running, prefix) in [
+            ("6.1.158-180.294.amzn2023.x86_64", "kernel"),
+            ("6.12.58-82.121.amzn2023.x86_64", "kernel6.12"),
+            ("6.18.3-12.40.amzn2023.x86_64", "kernel6.18"),
+        ] {
+            let terms = terms("amzn", "2023", kernel(running, running, &[running]), false);
+            let headers = headers_of(&terms, names);
+            let version = running.strip_suffix(".x86_64");
+            for part in ["devel", "headers", "modules-extra"] {
+                let wish = PackageWish {
+                    name: format!("{prefix}-{part}"),
+                    version: version.map(str::to_owned),
+                };
+                assert!(headers.contains(&wish), "{headers:?}");
+            }
         }
     }
 

@@ -156,6 +156,7 @@ pub(crate) fn desired() -> Desired {
             recommends: false,
             guard: Guard::default(),
         },
+        container_modules: vec![],
         repositories: vec![Repository {
             name: "toolkit".into(),
             url: "https://example.org/deb/amd64".into(),

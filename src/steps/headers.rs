@@ -1,5 +1,5 @@
 //! `kernel.headers`: the packages that compiling a kernel module needs, for the running and the
-//! next kernel.
+//! next kernel; and those with the kernel's own modules that containers need, before anything starts a container.
 
 use async_trait::async_trait;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     change::Lock,
-    config::desired::Desired,
+    config::desired::{Desired, PackageWish},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
 };
@@ -23,30 +23,34 @@ pub struct Headers;
 #[derive(Debug, Clone, Default)]
 struct HeadersState {
     installed: Packages,
+    /// The existing driver is adopted.
+    adopts: bool,
 }
 
 async fn detect(cx: &Cx<'_>) -> Result<HeadersState, StepError> {
     Ok(HeadersState {
         installed: packages::installed(cx).await?,
+        adopts: adopts(cx).await,
     })
 }
 
 fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
-    if desired
-        .driver
-        .as_ref()
-        .is_none_or(|driver| driver.dkms.is_none())
-    {
+    let is_compiled = (desired.driver.as_ref()).is_some_and(|driver| driver.dkms.is_some());
+    let mut wanted: Vec<PackageWish> = desired.container_modules.clone();
+    if is_compiled && !state.adopts {
+        wanted.extend(desired.headers.iter().cloned());
+    }
+    if wanted.is_empty() {
         return Assessment::NotApplicable {
-            why: "no kernel module is compiled here".into(),
+            why: match (state.adopts, is_compiled) {
+                (true, _) => "the existing driver is adopted, so no kernel module is compiled here",
+                (false, true) => "the profile names no headers",
+                (false, false) => "no kernel module is compiled here",
+            }
+            .into(),
         };
     }
-    if desired.headers.is_empty() {
-        return Assessment::NotApplicable {
-            why: "the profile names no headers".into(),
-        };
-    }
-    let comparison = compare(desired.packages.manager, &desired.headers, &state.installed);
+    let comparison = compare(desired.packages.manager, &wanted, &state.installed);
     if comparison.all_met() {
         return Assessment::Satisfied {
             why: comparison.met_text(),
@@ -60,7 +64,7 @@ fn decide(state: &HeadersState, desired: &Desired) -> Assessment {
     }
     Assessment::Needs {
         why: comparison.unmet_text(),
-        changes: install(&desired.headers, Vec::new()),
+        changes: install(&wanted, Vec::new()),
     }
 }
 
@@ -71,7 +75,7 @@ impl Step for Headers {
     }
 
     fn title(&self) -> &'static str {
-        "Kernel headers"
+        "Kernel headers and modules"
     }
 
     fn after(&self) -> &[StepId] {
@@ -83,11 +87,6 @@ impl Step for Headers {
     }
 
     async fn assess(&self, cx: &Cx<'_>) -> Result<Assessment, StepError> {
-        if adopts(cx).await {
-            return Ok(Assessment::NotApplicable {
-                why: "the existing driver is adopted, so no kernel module is compiled here".into(),
-            });
-        }
         packages::unless_half_done(cx, decide(&detect(cx).await?, cx.desired)).await
     }
 }
@@ -96,6 +95,7 @@ impl Step for Headers {
 mod tests {
     use super::{HeadersState, decide};
     use crate::{
+        config::desired::Desired,
         step::Assessment,
         steps::{
             fixtures::desired,
@@ -106,6 +106,7 @@ mod tests {
     fn state(installed: &[&str]) -> HeadersState {
         HeadersState {
             installed: packages(installed),
+            adopts: false,
         }
     }
 
@@ -131,5 +132,30 @@ mod tests {
             decide(&state(&[]), &want),
             Assessment::NotApplicable { .. }
         ));
+    }
+
+    #[test]
+    fn modules_for_containers_are_installed_whatever_the_driver_needs() {
+        let mut want = desired();
+        want.headers = wishes(&["kernel-devel"]);
+        want.container_modules = wishes(&["kernel-modules-extra"]);
+        let wanted = |state: &HeadersState, want: &Desired| match decide(state, want) {
+            Assessment::Needs { why, .. } => why,
+            other => panic!("{other:?}"),
+        };
+        let adopted = HeadersState {
+            adopts: true,
+            ..state(&[])
+        };
+        let why = wanted(&adopted, &want);
+        assert!(
+            why.contains("kernel-modules-extra") && !why.contains("kernel-devel"),
+            "{why}"
+        );
+        let why = wanted(&state(&["kernel-devel=6.12"]), &want);
+        assert!(why.contains("kernel-modules-extra"), "{why}");
+        want.driver = None;
+        let why = wanted(&state(&[]), &want);
+        assert!(why.contains("kernel-modules-extra"), "{why}");
     }
 }

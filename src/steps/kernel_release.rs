@@ -308,6 +308,7 @@ mod tests {
                 image: wishes(&["linux-image-{kernel}"]).pop(),
                 beside: vec![],
                 follow: vec![],
+                container_modules: vec![],
                 refused: vec![],
                 ways: vec![ModuleWay {
                     packages: wishes(&["linux-modules-nvidia-580-server-open-{kernel}"]),

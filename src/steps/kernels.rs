@@ -457,6 +457,7 @@ pub async fn settle(cx: &Cx<'_>) -> Result<Option<Desired>, StepError> {
     };
     let mut desired = cx.desired.clone();
     desired.headers = wish.packages(&way.headers, &kernels);
+    desired.container_modules = wish.packages(&wish.container_modules, &kernels);
     if let Some(driver) = &mut desired.driver {
         let packages = wish.packages(&way.packages, &kernels);
         driver.packages = asked.builds.settled(packages::backend(cx), way, packages);

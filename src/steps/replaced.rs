@@ -343,6 +343,7 @@ mod tests {
             image: None,
             beside: Vec::new(),
             follow: Vec::new(),
+            container_modules: vec![],
             refused: vec![],
             ways: vec![ModuleWay {
                 packages: wishes(&["linux-modules-nvidia-580-server-{kernel}"]),

@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 
 use super::{
-    REPOSITORIES, packages,
+    HEADERS, REPOSITORIES, packages,
     wishes::{Packages, compare, install},
 };
 use crate::{
@@ -155,7 +155,8 @@ impl Step for RuntimePackages {
     }
 
     fn after(&self) -> &[StepId] {
-        const { &[REPOSITORIES] }
+        // A kernel of Enterprise Linux 10 lacks modules without which the daemon does not start.
+        const { &[HEADERS, REPOSITORIES] }
     }
 
     fn locks(&self) -> &[Lock] {

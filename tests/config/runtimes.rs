@@ -1,6 +1,6 @@
 //! Which runtimes are wanted, and from where.
 
-use gpu_bootstrap::config::desired::RuntimeKind;
+use gpu_bootstrap::config::desired::{PackageWish, RuntimeKind};
 
 use super::machine::{H100, Machine};
 
@@ -38,4 +38,56 @@ fn podman_comes_from_the_distribution_and_reads_the_specification() {
         error.contains("for ubuntu 22.04 no packages of podman are known"),
         "{error}"
     );
+}
+
+/// Without them Docker does not start, and pods have no network.
+#[test]
+fn containers_on_enterprise_linux_10_get_the_modules_of_the_kernel_that_images_lack() {
+    let machine = |version: &str, gpus: &[&str]| {
+        let mut machine = Machine::new("almalinux", version, "x86_64", gpus);
+        let kernel: gpu_bootstrap::model::version::KernelVersion =
+            "6.12.0-124.8.1.el10_1.x86_64".parse().expect("a kernel");
+        machine.facts.kernel.running = Some(kernel.clone());
+        machine.facts.kernel.next_boot = Some(kernel.clone());
+        machine.facts.kernel.installed = vec![kernel];
+        machine
+    };
+    let modules = |machine: Machine| machine.resolution().desired.container_modules;
+    let wanted = [PackageWish {
+        name: "kernel-modules-extra".into(),
+        version: Some("6.12.0-124.8.1.el10_1".into()),
+    }];
+    assert_eq!(modules(machine("10.1", &[H100])), wanted);
+    let without_gpu = machine("10.1", &[]).set("preflight.allow-no-gpu=true");
+    assert_eq!(modules(without_gpu), wanted);
+    // k3s brings its own containerd, and needs them, too.
+    let k3s = machine("10.1", &[H100])
+        .set("runtime.use=[]")
+        .set("cluster.join=k3s")
+        .set("cluster.server=https://10.0.0.1:6443")
+        .set("cluster.token-file=/etc/token");
+    assert_eq!(modules(k3s), wanted);
+    for none in ["runtime.use=[]", "runtime.use=podman"] {
+        assert_eq!(modules(machine("10.1", &[H100]).set(none)), []);
+    }
+    assert_eq!(modules(machine("9.6", &[H100])), []);
+}
+
+/// They conflict with the archive's own packages, which would remove the runtime of a node of AKS.
+#[test]
+fn microsofts_packages_count_as_the_runtimes_that_are_there() {
+    for id in [("ubuntu", "24.04"), ("debian", "12")] {
+        for source in ["distribution", "docker"] {
+            let machine = Machine::new(id.0, id.1, "x86_64", &[H100])
+                .set("runtime.use=docker,containerd")
+                .set(&format!("runtime.source={source}"));
+            let runtimes = machine.resolution().desired.runtimes;
+            for (runtime, package) in runtimes.iter().zip(["moby-engine", "moby-containerd"]) {
+                assert!(
+                    runtime.alternatives.iter().any(|one| one == package),
+                    "{id:?} {source}"
+                );
+            }
+        }
+    }
 }

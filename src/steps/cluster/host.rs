@@ -14,7 +14,7 @@ use crate::{
     config::desired::{Desired, JoinMethod},
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    steps::CLUSTER_KERNEL,
+    steps::{CLUSTER_KERNEL, HEADERS},
     tools::{packages::HEADER, sysctl},
 };
 
@@ -204,6 +204,11 @@ impl Step for Kernel {
 
     fn title(&self) -> &'static str {
         "Kernel for Kubernetes"
+    }
+
+    fn after(&self) -> &[StepId] {
+        // `br_netfilter` may be in a package of its own.
+        const { &[HEADERS] }
     }
 
     fn locks(&self) -> &[Lock] {
