@@ -255,16 +255,18 @@ impl ClusterInputs<'_> {
             &config.version,
             "name the cluster's version of Kubernetes, such as \"1.34\"; `kubectl version` shows it",
         )?;
-        // Source: kubernetes/kubernetes#125029, in the changes of 1.31: kubeadm understands v1beta4.
+        // kubeadm understands v1beta4 from 1.31 on (kubernetes/kubernetes#125029), and that of 1.31 wants conntrack, which
+        // kubelet's package does not bring any more (kubernetes/kubernetes#135306).
         if config
             .version
             .as_ref()
-            .is_some_and(|version| version.minor < 31)
+            .is_some_and(|version| version.minor < 32)
         {
             return self.wrong(
                 "cluster.version",
-                "kubeadm understands its configuration of version v1beta4 from 1.31 on",
-                "use a cluster of 1.31 or newer, or `cluster.join = \"command\"`",
+                "kubeadm up to 1.31 does not understand our configuration (v1beta4), or needs conntrack, which kubelet's \
+                 package does not bring",
+                "use a cluster of 1.32 or newer, or `cluster.join = \"command\"`",
             );
         }
         let socket = match self.runtimes {
@@ -468,16 +470,25 @@ impl ClusterInputs<'_> {
             );
         }
         let labels = config.labels.as_deref().unwrap_or_default();
-        // A node that the provider has joined has the taints that its pool names.
-        if kind == JoinKind::Managed && config.taints.is_some() {
-            return self.wrong(
-                "cluster.taints",
+        // A node that the provider joins has the taints that its pool names.
+        let refused = match kind {
+            JoinKind::Managed => Some((
                 "a node gets its taints when it joins, and this one has joined already",
                 "give the node pool these taints",
-            );
+            )),
+            JoinKind::Eks => Some((
+                "they would replace the taints of Karpenter and of the node group, and Karpenter deletes a node without \
+                 its own",
+                "give them to the NodePool or the node group, or name them in the NodeConfig of the user data \
+                 (`spec.kubelet.config.registerWithTaints`)",
+            )),
+            _ => None,
+        };
+        if let (Some((why, hint)), Some(_)) = (refused, &config.taints) {
+            return self.wrong("cluster.taints", why, hint);
         }
         // A command registers the node as it likes.
-        let registers = !matches!(kind, JoinKind::Managed | JoinKind::Command);
+        let registers = !matches!(kind, JoinKind::Managed | JoinKind::Eks | JoinKind::Command);
         let has_access = config.kubeconfig_file.is_some();
         if config.startup_taint == Some(true) && !has_access {
             return self.wrong(

@@ -24,8 +24,9 @@ use crate::{
     step::{Assessment, Cx, Step, StepError},
     steps::{
         CDI, CLUSTER_JOIN, CLUSTER_KERNEL, CLUSTER_PACKAGES, DRIVER_FABRIC, DRIVER_PERSISTENCE,
-        PACKAGES_HOLD, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_CRIO_NVIDIA, RUNTIME_DOCKER_NVIDIA,
-        TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER, VALIDATION_DEVICES,
+        HEADERS, PACKAGES_HOLD, RUNTIME_CONTAINERD_NVIDIA, RUNTIME_CRIO_NVIDIA,
+        RUNTIME_DOCKER_NVIDIA, TOOLKIT_PACKAGES, VALIDATION_COMPUTE, VALIDATION_CONTAINER,
+        VALIDATION_DEVICES,
     },
     tools::{
         kubernetes::{
@@ -34,7 +35,7 @@ use crate::{
             kubeconfig::{self, Cluster},
             nodeadm,
         },
-        systemctl::UnitState,
+        systemctl::{self, UnitState},
     },
 };
 
@@ -56,6 +57,8 @@ struct JoinState {
     unit: Option<UnitState>,
     /// Whether nobody could be asked about the unit, as below `--root`.
     is_unit_unknown: bool,
+    /// Whether the agent's unit refuses to start beside `nm-cloud-setup.service`, which is enabled.
+    is_kept_by_cloud_setup: bool,
     /// Whether the program that joins is there.
     has_program: bool,
     /// Our part of the configuration of what joins.
@@ -162,6 +165,11 @@ async fn detect(cx: &Cx<'_>, wish: &ClusterWish) -> Result<JoinState, StepError>
     if matches!(wish.method, JoinMethod::Eks) {
         state.has_program &= files.exists(Utf8Path::new(nodeadm::DROP_INS))?;
     }
+    if let JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. } = &wish.method
+        && let Some(unit) = unit
+    {
+        state.is_kept_by_cloud_setup = is_kept_by_cloud_setup(cx, unit).await?;
+    }
     state.versions = skew::detect(cx, wish).await?;
     Ok(state)
 }
@@ -183,6 +191,26 @@ fn unusable_files(state: &JoinState) -> Assessment {
         hint: "write each secret into a file of root's with mode 0600, in a folder of root's; cloud-init's `write_files` does \
                that. A credential may be in `/etc/credstore`, too, also for the run after a reboot"
             .to_owned(),
+    }
+}
+
+/// Whether the unit of an agent does not start while NetworkManager's set-up for clouds is enabled, which it is.
+async fn is_kept_by_cloud_setup(cx: &Cx<'_>, unit: &str) -> Result<bool, StepError> {
+    let mut names_it = false;
+    for folder in systemctl::FOLDERS {
+        let text = cx
+            .host
+            .files()
+            .read_text(&Utf8Path::new(folder).join(unit))?;
+        names_it |= text.is_some_and(|text| text.contains(agents::CLOUD_SETUP));
+    }
+    if !names_it {
+        return Ok(false);
+    }
+    match cx.state.unit(agents::CLOUD_SETUP).await {
+        Ok(unit) => Ok(unit.is_some_and(|unit| unit.is_enabled())),
+        Err(error) if error.not_asked().is_some() => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -307,6 +335,18 @@ fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
             "install the agent first, without starting it: this program installs none, because its vendors offer it \
              as a script or by packages of their own",
         ),
+        (JoinMethod::K3s { .. } | JoinMethod::Rke2 { .. }, Some(unit), _)
+            if state.is_kept_by_cloud_setup =>
+        {
+            blocked(
+                format!(
+                    "`{unit}` does not start while `{}` is enabled",
+                    agents::CLOUD_SETUP
+                ),
+                "install an agent from October 2025 or newer, which does not have this condition, or run `systemctl disable \
+             nm-cloud-setup.service nm-cloud-setup.timer` and reboot",
+            )
+        }
         (JoinMethod::Eks, ..) if !state.has_program => blocked(
             format!(
                 "`{}` or its folder `{}` does not exist",
@@ -325,10 +365,14 @@ fn missing(state: &JoinState, wish: &ClusterWish) -> Option<Assessment> {
 }
 
 fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change> {
-    let taints: Vec<_> = (wish.node.taints.iter())
-        .chain(&wish.node.startup_taint)
-        .cloned()
-        .collect();
+    let taints: Vec<_> = match &wish.method {
+        // Those of Karpenter and of the node group would be lost.
+        JoinMethod::Eks => Vec::new(),
+        _ => (wish.node.taints.iter())
+            .chain(&wish.node.startup_taint)
+            .cloned()
+            .collect(),
+    };
     let mut changes = Vec::new();
     let agent = |agent: &Agent, server: &str, source: &TokenSource| {
         let token = source.lasting_file();
@@ -346,7 +390,7 @@ fn changes(state: &JoinState, wish: &ClusterWish, node: &NodeName) -> Vec<Change
             token_source,
         } => agent(&agents::RKE2, server, token_source),
         JoinMethod::Eks => {
-            let content = nodeadm::configuration(&state.labels, &taints);
+            let content = nodeadm::configuration(&state.labels);
             Some((nodeadm::CONFIG, content))
         }
         JoinMethod::Kubeadm { .. } | JoinMethod::Command { .. } | JoinMethod::Managed => None,
@@ -398,6 +442,7 @@ impl Step for JoinCluster {
     fn after(&self) -> &[StepId] {
         const {
             &[
+                HEADERS,
                 PACKAGES_HOLD,
                 TOOLKIT_PACKAGES,
                 DRIVER_PERSISTENCE,

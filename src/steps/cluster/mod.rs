@@ -43,12 +43,16 @@ fn name(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<NodeName>, StepError> 
 /// The cluster that the machine has joined.
 async fn joined(cx: &Cx<'_>, wish: &ClusterWish) -> Result<Option<Membership>, StepError> {
     let found = cx.state.membership()?;
-    // nodeadm writes it long before it starts the kubelet; so does that of hybrid nodes, which a command starts.
+    // nodeadm writes it long before it starts the kubelet; so does that of hybrid nodes, which a command starts. Canonical's
+    // image has it from the start, with words in the place of the server, and its kubelet is a snap.
     let is_early = |found: &Membership| found.kubeconfig == nodeadm::KUBECONFIG;
     let by_nodeadm = matches!(wish.method, JoinMethod::Eks | JoinMethod::Command { .. });
     if by_nodeadm && found.as_ref().is_some_and(is_early) {
-        let kubelet = cx.state.unit(kubeadm::UNIT).await?;
-        return Ok(found.filter(|_| kubelet.is_some_and(|unit| unit.is_active())));
+        let mut runs = false;
+        for unit in [kubeadm::UNIT, nodeadm::SNAP_UNIT] {
+            runs |= (cx.state.unit(unit).await?).is_some_and(|unit| unit.is_active());
+        }
+        return Ok(found.filter(|_| runs));
     }
     Ok(found)
 }

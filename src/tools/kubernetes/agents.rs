@@ -24,6 +24,11 @@ pub struct Agent {
     pub kubeconfig: &'static str,
 }
 
+/// NetworkManager's set-up for clouds, which removes routes of pods. Units of agents from before October 2025 do not start
+/// while it is enabled, as it is in AlmaLinux' images for AWS and Azure (k3s-io/k3s#12889, rancher/rke2#8935,
+/// AlmaLinux/cloud-images `ansible/roles`).
+pub const CLOUD_SETUP: &str = "nm-cloud-setup.service";
+
 /// Both.
 pub const ALL: [&Agent; 2] = [&K3S, &RKE2];
 

@@ -105,6 +105,10 @@ fn cluster<F: ReadFiles + ?Sized>(
             path: path.to_owned(),
             why,
         })?;
+        // Canonical's image for EKS has a form, with a word in the place of the address.
+        if !server.starts_with("https://") {
+            continue;
+        }
         // kubeadm writes it before the cluster has given the kubelet a certificate.
         if let Some(file) = &cluster.certificate_file
             && !files.exists(Utf8Path::new(file))?
@@ -120,6 +124,18 @@ fn cluster<F: ReadFiles + ?Sized>(
 mod tests {
     use super::read;
     use crate::{host::fake::FakeFiles, tools::kubernetes::kubeconfig::tests::kubeconfig};
+
+    #[test]
+    fn a_form_is_no_membership_until_it_is_filled_in() {
+        let files = FakeFiles::new();
+        let form = "clusters: [{name: k, cluster: {server: MASTER_ENDPOINT}}]\n";
+        files.put("/var/lib/kubelet/kubeconfig", form);
+        assert_eq!(read(&files).expect("readable"), None);
+        let filled = form.replace("MASTER_ENDPOINT", "'https://10.0.0.1'");
+        files.put("/var/lib/kubelet/kubeconfig", filled);
+        let found = read(&files).expect("readable").expect("a node");
+        assert_eq!(found.server, "https://10.0.0.1");
+    }
 
     #[test]
     fn a_kubeconfig_without_its_certificate_is_no_membership() {

@@ -13,13 +13,17 @@
 use serde_json::json;
 
 use super::kubeadm::label_list;
-use crate::model::kubernetes::{Labels, Taint};
+use crate::model::kubernetes::Labels;
 
 /// The program.
 pub const PROGRAM: &str = "/usr/bin/nodeadm";
 
 /// Writes the configuration of kubelet and containerd, and joins.
 pub const RUN_UNIT: &str = "nodeadm-run.service";
+
+/// The kubelet of Canonical's images for EKS, which have no nodeadm: their `/etc/eks/bootstrap.sh` configures and starts it.
+/// Source: documentation.ubuntu.com/aws, "EKS snaps".
+pub const SNAP_UNIT: &str = "snap.kubelet-eks.daemon.service";
 
 /// Exists once the machine is proven: user data makes it a condition of [`RUN_UNIT`], at each boot. It has the id of the
 /// instance: user data removes the file of another one, which came with an image.
@@ -38,17 +42,16 @@ pub const DROP_INS: &str = "/etc/eks/nodeadm.d";
 pub const CONFIG: &str = "/etc/eks/nodeadm.d/50-gpu-bootstrap.yaml";
 
 /// The configuration: JSON, which is YAML, too.
+///
+/// It names no taints: Karpenter and node groups hand theirs over as `spec.kubelet.config.registerWithTaints`
+/// (aws/karpenter-provider-aws, `pkg/providers/amifamily/bootstrap/nodeadm.go`), and a flag of the kubelet replaces that
+/// whole list. Without its own taint Karpenter does not register the node, and deletes it.
 #[must_use]
-pub fn configuration(labels: &Labels, taints: &[Taint]) -> String {
-    let taints: Vec<String> = taints.iter().map(ToString::to_string).collect();
-    let mut flags = vec![format!("--node-labels={}", label_list(labels))];
-    if !taints.is_empty() {
-        flags.push(format!("--register-with-taints={}", taints.join(",")));
-    }
+pub fn configuration(labels: &Labels) -> String {
     let configuration = json!({
         "apiVersion": "node.eks.aws/v1alpha1",
         "kind": "NodeConfig",
-        "spec": {"kubelet": {"flags": flags}},
+        "spec": {"kubelet": {"flags": [format!("--node-labels={}", label_list(labels))]}},
     });
     format!("{configuration:#}\n")
 }
@@ -57,12 +60,12 @@ pub fn configuration(labels: &Labels, taints: &[Taint]) -> String {
 mod tests {
     use super::*;
 
+    /// A flag would replace the taints of Karpenter and of the node group; labels of several flags are merged.
     #[test]
-    fn the_configuration_is_a_node_config() {
+    fn the_configuration_is_a_node_config_without_taints() {
         let labels = Labels::from([("team".to_owned(), "research".to_owned())]);
-        let taints = ["nvidia.com/gpu=present:NoSchedule"
-            .parse()
-            .expect("a taint")];
-        insta::assert_snapshot!(configuration(&labels, &taints));
+        let text = configuration(&labels);
+        assert!(!text.contains("taint"), "{text}");
+        insta::assert_snapshot!(text);
     }
 }

@@ -205,3 +205,41 @@ fn a_managed_node_is_joined_by_its_provider() {
         Assessment::NotApplicable { .. }
     ));
 }
+
+/// A flag of the kubelet would replace the taints of Karpenter and of the node group.
+#[test]
+fn a_node_of_eks_gets_no_taint_from_here() {
+    let Assessment::Needs { changes, .. } = decide(&stranger(), &with(JoinMethod::Eks)) else {
+        panic!("must join");
+    };
+    let [
+        Change::WriteFile { content, .. },
+        Change::JoinCluster { join },
+    ] = &changes[..]
+    else {
+        panic!("{changes:?}");
+    };
+    assert!(!content.contains("taint"), "{content}");
+    assert!(join.taints.is_empty(), "{:?}", join.taints);
+}
+
+#[test]
+fn an_agent_that_does_not_start_beside_network_managers_cloud_setup_is_refused_before() {
+    let k3s = with(JoinMethod::K3s {
+        server: "https://10.0.0.1:6443".to_owned(),
+        token_source: TokenSource::File("/etc/token".into()),
+    });
+    assert!(matches!(
+        decide(&stranger(), &k3s),
+        Assessment::Needs { .. }
+    ));
+    let kept = JoinState {
+        is_kept_by_cloud_setup: true,
+        ..stranger()
+    };
+    let Assessment::Blocked { why, hint } = decide(&kept, &k3s) else {
+        panic!("must be refused");
+    };
+    assert!(why.contains("nm-cloud-setup.service"), "{why}");
+    assert!(hint.contains("systemctl disable"), "{hint}");
+}
