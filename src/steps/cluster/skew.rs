@@ -112,12 +112,13 @@ mod tests {
                 machine("1.7.28", true),
                 None,
             ),
+            (wish("kubelet=1.37.*", &[]), machine("1.7.28", false), None),
             (
-                wish("kubelet=1.36.*", &[]),
+                wish("kubelet=1.38.*", &[]),
                 machine("1.7.28", false),
                 Some("at least 2.0"),
             ),
-            (wish("kubelet=1.36.*", &[]), Versions::default(), None),
+            (wish("kubelet=1.38.*", &[]), Versions::default(), None),
         ] {
             match (refused(&wish, &machine), part) {
                 (None, None) => {}

@@ -1,13 +1,18 @@
 //! Which versions of kubelet, API server, container runtime and kernel go together.
 //!
 //! Sources: Kubernetes, "Version Skew Policy"; containerd, `RELEASES.md`, "Kubernetes Support"; the announcements of
-//! Kubernetes 1.26 (CRI v1), 1.35 (cgroup v1, and the last release for containerd 1.x).
+//! Kubernetes 1.26 (CRI v1) and 1.35 (cgroup v1); KEP-4033 and its deferrals (containerd 1.x).
 
 /// How many minor versions a kubelet may be older than the API server; two before 1.25.
 const OLDER: u64 = 3;
 
 /// From this minor version of Kubernetes on, a kubelet needs at least this containerd.
-const CONTAINERD: [(u64, (u64, u64)); 2] = [(26, (1, 6)), (36, (2, 0))];
+const CONTAINERD: [(u64, (u64, u64)); 2] = [(26, (1, 6)), (DROPS_1, (2, 0))];
+
+/// The minor version of Kubernetes that drops containerd 1.x; announced for 1.36, and deferred twice (KEP-4033,
+/// kubernetes/enhancements#6087). From the announced one on it is said.
+const DROPS_1: u64 = 38;
+const ANNOUNCED: u64 = 36;
 
 /// The versions of containerd, from the oldest on, with which a minor version of Kubernetes is tested; each counts for its own
 /// series.
@@ -69,6 +74,11 @@ pub fn with_containerd(kubelet: &str, containerd: &str) -> Option<String> {
 #[must_use]
 pub fn untested_containerd(kubelet: &str, containerd: &str) -> Option<String> {
     let (_, minor) = series(kubelet)?;
+    if (ANNOUNCED..DROPS_1).contains(&minor) && series(containerd)? < (2, 0) {
+        return Some(format!(
+            "containerd is {containerd}, and a kubelet from 1.{DROPS_1} on ({kubelet} here) will need at least 2.0"
+        ));
+    }
     let (_, tested) = TESTED.into_iter().find(|(of, _)| *of == minor)?;
     let (major, second) = series(containerd)?;
     let third = containerd.trim_start_matches('v').splitn(3, '.').nth(2)?;
@@ -149,9 +159,15 @@ mod tests {
         assert_eq!(with_containerd("1.34.*", "1.6.20~ds1"), None);
         assert!(with_containerd("1.26.0", "1.5.18").is_some());
         assert_eq!(with_containerd("1.35.*", "1.7.28"), None);
-        let why = with_containerd("1.36.*", "1.7.28").unwrap_or_default();
+        let why = with_containerd("1.38.*", "1.7.28").unwrap_or_default();
         assert!(why.contains("at least 2.0"), "{why}");
-        assert_eq!(with_containerd("1.36.*", "2.0.1"), None);
+        assert_eq!(with_containerd("1.38.*", "2.0.1"), None);
+        // Upstream has deferred it twice: until then it is only said.
+        for kubelet in ["1.36.*", "1.37.2"] {
+            assert_eq!(with_containerd(kubelet, "1.7.28"), None);
+            let why = untested_containerd(kubelet, "1.7.28").unwrap_or_default();
+            assert!(why.contains("from 1.38 on"), "{why}");
+        }
         for (kubelet, containerd, is_tested) in [
             ("v1.34.4", "1.6.20", true),
             ("v1.35.0", "1.7.28", true),
