@@ -86,11 +86,11 @@ pub(super) fn attempt(matrix: &Matrix, wish: &Wish) -> Result<Pick, Failed> {
             offer,
         })
         .collect();
-    let assumed = needs.boards.iter().any(Board::is_assumed);
+    let newer = (needs.boards.iter()).any(|board| board.knowledge == Knowledge::AssumedNewer);
     let best = judged
         .iter()
         .filter(|judged| rules::passes(&judged.rulings))
-        .min_by_key(|judged| preference(matrix, &needs, judged, assumed));
+        .min_by_key(|judged| preference(matrix, &needs, judged, newer));
     match best {
         Some(best) => Ok(picked(matrix, wish, &needs, best)),
         None => Err(Failed::Judged(judged)),
@@ -190,7 +190,7 @@ fn preference(
     matrix: &Matrix,
     needs: &Needs<'_>,
     judged: &Judged,
-    assumed: bool,
+    newer: bool,
 ) -> (
     bool,
     u8,
@@ -209,7 +209,7 @@ fn preference(
     let branch = judged.offer.version.branch();
     (
         count(Judgement::Against) > 0,
-        rank(matrix.branch(branch), assumed),
+        rank(matrix, matrix.branch(branch), newer),
         Reverse(branch),
         count(Judgement::Against),
         Reverse(judged.offer.version.clone()),
@@ -217,12 +217,14 @@ fn preference(
     )
 }
 
-fn rank(row: Option<&BranchRow>, assumed: bool) -> u8 {
+fn rank(matrix: &Matrix, row: Option<&BranchRow>, newer: bool) -> u8 {
     let Some(row) = row else { return 3 };
+    let is_young = (row.default_from).is_some_and(|day| matrix.as_of < day);
     match (row.support, row.kind) {
+        (Support::Supported, BranchKind::Ltsb) if is_young => 3,
         (Support::Supported, BranchKind::Ltsb) => 0,
-        // A GPU without a row is likely newer than the long-term branch.
-        (Support::Supported, BranchKind::Pb) if assumed => 0,
+        // A GPU of an unknown architecture is likely newer than the long-term branch.
+        (Support::Supported, BranchKind::Pb) if newer => 0,
         (Support::Supported, BranchKind::Pb) => 1,
         (Support::Supported, _) => 2,
         (Support::Unknown, _) => 3,

@@ -246,6 +246,8 @@ row! {
         end_of_life: Option<String>,
         /// Whether it got fixes on [`Matrix::as_of`].
         support: Support,
+        /// The day from which a long-term branch goes before all others: its first release has been run by few.
+        default_from: Option<jiff::civil::Date>,
         /// The CUDA version that the driver API reports.
         max_cuda: CudaVersion,
         /// The oldest architecture it drives.

@@ -11,7 +11,7 @@ use crate::compat::matrix::Matrix;
 /// Picks a driver.
 ///
 /// Among what no rule refuses, these go first, in this order: no evidence against it; a supported
-/// long-term branch, then a supported production branch, then a supported new feature branch, then
+/// long-term branch that has had its time (`default-from`), then a supported production branch, then a supported new feature branch, then
 /// what is known less well or out of support; the newest branch; the newest version.
 ///
 /// # Errors

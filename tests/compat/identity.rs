@@ -58,4 +58,6 @@ fn a_desktop_card_that_nothing_names_keeps_the_architecture_of_its_id() {
     assert_eq!(evidence, "id-range");
     let pick = pick(matrix(), &Wish::of(&facts)).unwrap_or_else(|no_driver| panic!("{no_driver}"));
     assert!(pick.assumed, "{pick:?}");
+    // Its architecture is known, so the long-term branch supports it.
+    assert_eq!(pick.branch.to_string(), "580");
 }

@@ -89,6 +89,24 @@ fn defaults_per_gpu() {
     }
 }
 
+/// Its first release has been run by few: a machine gets it where nothing else serves the GPU, or where it is asked for.
+#[test]
+fn a_young_long_term_branch_is_no_default_before_its_day() {
+    let offered = |wish: &mut Wish| wish.candidates = candidates(&["580.178.04", "620.70.06"]);
+    let wish = with(&[H100], offered);
+    let mut later = matrix().clone();
+    assert_eq!(brief(&wish), "580 open");
+    later.as_of = "2027-05-04".parse().expect("a day");
+    let pick = pick(&later, &wish).expect("a driver");
+    assert_eq!(pick.branch.to_string(), "620");
+    let asked = with(&[H100], |wish| {
+        wish.branch = Some("620".parse().expect("a branch"))
+    });
+    assert_eq!(brief(&asked), "620 open");
+    // Of the others that serve Rubin the offer has none.
+    assert_eq!(brief(&with(&["10de:3041"], offered)), "620 open");
+}
+
 #[test]
 fn eight_equal_gpus_give_the_result_of_one() {
     let pick = picked(&gpus(&[H100; 8]));
