@@ -53,6 +53,9 @@ pub enum Command {
     /// Count this boot, for a run that continues by itself
     #[command(hide = true)]
     BootGuard,
+    /// Put the runtime back into a file of containerd's that others have written anew, before containerd starts
+    #[command(hide = true)]
+    ContainerdRuntime,
     /// Print the view of NVML, for the process that started this one with a deadline
     #[command(hide = true)]
     NvmlView,
@@ -206,6 +209,10 @@ pub struct Install {
     /// Reboot if required, and continue automatically
     #[arg(long)]
     pub reboot: bool,
+    /// Run as a unit of systemd's, with --reboot, and wait for its end as `status --wait` does: for
+    /// cloud-init and start-up scripts. A run that is under way is not started again
+    #[arg(long, conflicts_with_all = ["image", "events", "resume"])]
+    pub unattended: bool,
     /// Time for retries of what may pass, as a mirror that is down; afterwards nothing new starts.
     /// Each boot counts anew [default: 2h with --reboot]
     #[arg(long, value_name = "DURATION", value_parser = duration)]

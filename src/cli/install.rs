@@ -15,8 +15,9 @@ use nix::{
     sys::stat::Mode,
 };
 
-use super::{Failure, args, prepare, print, world::World};
+use super::{Failure, args, prepare, print, status, world::World};
 use crate::{
+    config::layers,
     engine::{self, Cancel, EngineError, RebootError, RunFile, RunReport, StatusFile, Tools},
     error::{causes, one_line},
     event::Subscriber,
@@ -35,6 +36,9 @@ const READER_PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<Exit, Failure> {
     prepare::root(world, "install")?;
+    if args.unattended {
+        return unattended(world, args).await;
+    }
     let mut request = if args.resume {
         resumed(world)?
     } else {
@@ -98,6 +102,62 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Install) -> Result<E
         Some(RebootError::Stopped(by)) => Ok(by),
         Some(error) => Err(error.into()),
     }
+}
+
+/// The longest wait for the end of a run that is not attended; `status --wait` has the same.
+const UNATTENDED_WAIT: Duration = Duration::from_secs(3 * 3600);
+
+/// Starts a unit that installs, and waits until it has ended.
+async fn unattended(world: &mut World<'_>, args: &args::Install) -> Result<Exit, Failure> {
+    if let Some(setting) = layers::assignments(world.vars.clone()).first() {
+        let name = setting.split('=').next().unwrap_or_default();
+        return Err(Failure::new(
+            Exit::Usage,
+            "environment-not-kept",
+            &format!(
+                "failed to start a unit: the environment sets `{name}`, and the unit has another environment"
+            ),
+            Some("write the setting into a file of `/etc/gpu-bootstrap/config.d`, or use `--set`"),
+        ));
+    }
+    let request = prepare::request(&args.target, &args.image, true, args.lock_timeout)?;
+    if !request.credentials.is_empty() {
+        return Err(Failure::new(
+            Exit::Usage,
+            "secret-not-kept",
+            "failed to start a unit: `--set` has a secret, which the unit's properties would show to everybody",
+            Some("write it into a file of `/etc/gpu-bootstrap/config.d` with mode 0600"),
+        ));
+    }
+    let command = command(world, args, &request);
+    if !engine::start_unattended(&world.host, &command).await? {
+        say(world, "a run is under way; this command waits for it");
+    }
+    let wait = args::Status {
+        wait: Some(UNATTENDED_WAIT),
+        output: args.output,
+    };
+    status::run(world, &wait).await
+}
+
+/// The command of the unit.
+fn command(world: &World<'_>, args: &args::Install, request: &Request) -> Vec<String> {
+    let mut words = vec![
+        world.exe.to_string(),
+        "install".to_owned(),
+        "--reboot".to_owned(),
+    ];
+    let mut option = |name: &str, value: String| words.push(format!("--{name}={value}"));
+    (request.profile.iter()).for_each(|profile| option("profile", profile.clone()));
+    (request.config.iter()).for_each(|path| option("config", path.to_string()));
+    (args.target.set.iter()).for_each(|setting| option("set", setting.clone()));
+    if let Some(deadline) = args.deadline {
+        option("deadline", format!("{}s", deadline.as_secs()));
+    }
+    if let Some(seconds) = args.lock_timeout {
+        option("lock-timeout", seconds.to_string());
+    }
+    words
 }
 
 /// One run of the engine; it ends with its report, or does not begin.

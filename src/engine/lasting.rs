@@ -31,9 +31,32 @@ fn folder() -> Utf8PathBuf {
     Utf8Path::new(STATE).join("kept")
 }
 
+/// Where systemd may execute a program of ours on Enterprise Linux: SELinux' policy refuses one below `/var/lib`
+/// (`init_t` may not execute `var_lib_t`). Debian and Ubuntu have no such folder, and no such policy.
+const LIBEXEC: &str = "/usr/local/libexec";
+
+/// The copy of this program there. It is a name of its own, so that no program of an administrator's is meant.
+const IN_LIBEXEC: &str = "/usr/local/libexec/gpu-bootstrap-resume";
+
 /// The copy of this program.
-pub(super) fn program_copy() -> Utf8PathBuf {
-    folder().join("gpu-bootstrap")
+fn program_copy(files: &dyn Files) -> Result<Utf8PathBuf, FilesError> {
+    let in_state = folder().join("gpu-bootstrap");
+    if !files.exists(LIBEXEC.into())? {
+        return Ok(in_state);
+    }
+    match refuse_foreign(files, LIBEXEC.into()) {
+        Ok(()) => Ok(IN_LIBEXEC.into()),
+        Err(FilesError::Foreign { .. }) => Ok(in_state),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes the copy that is not in the state folder.
+pub(super) fn forget_program(files: &dyn Files) -> Result<(), FilesError> {
+    match files.stat(IN_LIBEXEC.into())? {
+        Some(_) => files.remove(IN_LIBEXEC.into()),
+        None => Ok(()),
+    }
 }
 
 /// Whether the file will be at this path after a reboot.
@@ -56,7 +79,7 @@ pub(super) fn program(files: &dyn Files, exe: &Utf8Path) -> Result<Utf8PathBuf, 
             Err(error) => return Err(error),
         }
     }
-    let copy = program_copy();
+    let copy = program_copy(files)?;
     // Never by its path: since it was started, others may have put another program there.
     let ourselves = Utf8Path::new(OURSELVES);
     let content = files.read(ourselves)?.ok_or_else(|| FilesError::Io {
@@ -66,7 +89,9 @@ pub(super) fn program(files: &dyn Files, exe: &Utf8Path) -> Result<Utf8PathBuf, 
         disk: None,
     })?;
     if files.read(&copy)?.as_ref() != Some(&content) {
-        files.create_folder(&folder(), 0o700)?;
+        if copy != IN_LIBEXEC {
+            files.create_folder(&folder(), 0o700)?;
+        }
         files.write(&copy, &content, 0o700)?;
     }
     Ok(copy)
@@ -187,8 +212,29 @@ mod tests {
         assert_eq!(program(&files, exe.into()).unwrap(), exe);
         files.own("/home/local", 1000, 1000);
         let copy = program(&files, exe.into()).unwrap();
-        assert_eq!(copy, program_copy());
+        assert_eq!(copy, folder().join("gpu-bootstrap"));
         assert_eq!(files.text(copy.as_str()), "the program");
+    }
+
+    /// SELinux lets systemd execute nothing below `/var/lib`.
+    #[test]
+    fn on_enterprise_linux_the_copy_is_where_systemd_may_execute_it() {
+        let files = FakeFiles::new();
+        files.put_folder("/var/lib/gpu-bootstrap", 0o700);
+        files.put_folder("/usr/local/libexec", 0o755);
+        files.put("/proc/self/exe", "the program");
+        let copy = program(&files, Utf8Path::new("/tmp/gb")).unwrap();
+        assert_eq!(copy, "/usr/local/libexec/gpu-bootstrap-resume");
+        assert_eq!(files.text(copy.as_str()), "the program");
+        forget_program(&files).unwrap();
+        forget_program(&files).unwrap();
+        assert!(!files.exists(&copy).unwrap());
+        assert!(files.exists(LIBEXEC.into()).unwrap());
+        // Others may write there.
+        files.own("/usr/local/libexec", 0, 50);
+        files.put_folder("/usr/local/libexec", 0o2775);
+        let copy = program(&files, Utf8Path::new("/tmp/gb")).unwrap();
+        assert_eq!(copy, "/var/lib/gpu-bootstrap/kept/gpu-bootstrap");
     }
 
     #[test]

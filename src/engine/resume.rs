@@ -17,7 +17,7 @@ use crate::{
     host::{ExecError, FilesError, Host, ReadFiles},
     journal::{Journal, JournalError, Request, Standing, fold},
     model::id::StepId,
-    tools::systemctl,
+    tools::{cloud_init, packages::HEADER, systemctl},
 };
 
 /// The unit's name.
@@ -42,7 +42,7 @@ const BEYOND_DEADLINE: Duration = Duration::from_secs(3600);
 ///
 /// It is not started again after exit 5 and 6: the run has tried again what may pass, until its
 /// deadline.
-fn unit(exe: &Utf8Path, deadline: Duration) -> String {
+pub(super) fn unit(exe: &Utf8Path, deadline: Duration) -> String {
     format!(
         "# Written by gpu-bootstrap; it removes this file when its work is done.\n\
          [Unit]\n\
@@ -100,14 +100,54 @@ fn enabled(name: &str, content: String) -> [Change; 2] {
     ]
 }
 
+/// needrestart restarts services whose libraries another package manager has replaced, such as unattended-upgrades or a
+/// snap: also a run in the middle. Its own folder for settings; they are Perl.
+const NEEDRESTART: &str = "/etc/needrestart/conf.d";
+
+/// cloud-init runs the programs of this folder at each boot.
+const PER_BOOT: &str = "/var/lib/cloud/scripts/per-boot";
+
+/// Files that let a run go on undisturbed, and be seen, where the programs that read them are there.
+fn surroundings(files: &dyn ReadFiles, exe: &Utf8Path) -> Result<Vec<Change>, FilesError> {
+    let write = |path: Utf8PathBuf, content: String, mode| Change::WriteFile {
+        path,
+        content,
+        mode,
+    };
+    let mut changes = Vec::new();
+    if files.exists(NEEDRESTART.into())? {
+        let path = Utf8Path::new(NEEDRESTART).join("gpu-bootstrap.conf");
+        let content = format!("{HEADER}$nrconf{{override_rc}}{{qr(^gpu-bootstrap)}} = 0;\n");
+        changes.push(write(path, content, 0o644));
+    }
+    // cloud-init runs `runcmd` once per instance, so nothing else tells it how a run ends that goes on at a later boot.
+    let script = Utf8Path::new(PER_BOOT).join("gpu-bootstrap");
+    if cloud_init::is_running(files)? && files.exists(PER_BOOT.into())? {
+        let content = format!("#!/bin/sh\n{HEADER}exec {} status --wait\n", word(exe));
+        changes.push(write(script, content, 0o755));
+    }
+    Ok(changes)
+}
+
+/// A path as one word of the shell.
+fn word(path: &Utf8Path) -> String {
+    format!("'{}'", path.as_str().replace('\'', "'\\''"))
+}
+
 /// What the next boot needs to resume the run; `modules` are those of the driver.
-fn changes(exe: &Utf8Path, deadline: Duration, modules: &[String]) -> Vec<Change> {
+fn changes(
+    exe: &Utf8Path,
+    deadline: Duration,
+    modules: &[String],
+    surroundings: Vec<Change>,
+) -> Vec<Change> {
     // The unit goes first: after a power cut in between the run is continued, and makes the rest.
     let mut changes = enabled(UNIT, unit(exe, deadline)).to_vec();
     if !modules.is_empty() {
         changes.push(units::not_by_itself(modules));
         changes.extend(enabled(units::GUARD, units::guard(exe)));
     }
+    changes.extend(surroundings);
     changes
 }
 
@@ -141,7 +181,9 @@ pub(super) async fn ensure(
     let seconds = tools.options.request.deadline_seconds;
     let deadline = seconds.map_or(UNATTENDED_DEADLINE, Duration::from_secs);
     let standing = standing(ledger);
-    for change in changes(&exe, deadline, modules) {
+    let surroundings = surroundings(&*tools.host.files, &exe)
+        .map_err(|error| told("look for needrestart and cloud-init", one_line(&error)))?;
+    for change in changes(&exe, deadline, modules, surroundings) {
         let told = |why: String| told(&change.summary(), why);
         let made = is_made(&*tools.host.files, &change).map_err(|error| told(one_line(&error)))?;
         // A change that failed or was interrupted is applied again. Without a record nothing would
@@ -179,6 +221,10 @@ pub(super) async fn dismiss(ledger: &Ledger) -> Result<Option<String>, EngineErr
             note = Some(format!("`{UNIT}` is no longer needed, but {what}: {why}"));
         }
     }
+    if note.is_none() {
+        lasting::forget_program(&*ledger.journal.host().files)
+            .map_err(|error| EngineError::Unfinished(JournalError::from(error)))?;
+    }
     Ok(note)
 }
 
@@ -214,6 +260,15 @@ pub fn request(host: &Host) -> Result<Option<Request>, EngineError> {
         credentials: Journal::credentials(host)?,
         ..request
     }))
+}
+
+/// The changes that stand, oldest first.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub fn standing_changes(host: &Host) -> Result<Vec<Change>, EngineError> {
+    let standing = fold(&Journal::read(host)?.lines).standing;
+    Ok(standing.into_iter().map(|one| one.change).collect())
 }
 
 /// The request of the last `install`, unchanged: an image is still an image.
@@ -258,43 +313,40 @@ pub enum HandOverError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::fake::FakeFiles;
 
-    /// A shutdown in the middle meets either of the two units.
+    /// needrestart of another package manager's run would restart ours in the middle, and cloud-init would not learn how
+    /// the run of a later boot ends.
     #[test]
-    fn what_user_data_starts_is_stopped_like_the_resume_unit() {
-        let ours = unit(
-            Utf8Path::new("/usr/local/bin/gpu-bootstrap"),
-            UNATTENDED_DEADLINE,
+    fn what_may_disturb_the_run_or_wait_for_it_is_told_where_it_is_there() {
+        let files = FakeFiles::new();
+        let exe = Utf8Path::new("/opt/it's/gb");
+        assert_eq!(surroundings(&files, exe).unwrap(), []);
+        files.put_folder(NEEDRESTART, 0o755);
+        files.put_folder(PER_BOOT, 0o755);
+        files.put("/run/cloud-init/status.json", "{}");
+        let made = surroundings(&files, exe).unwrap();
+        let text = |at: usize| match &made[at] {
+            Change::WriteFile {
+                path,
+                content,
+                mode,
+            } => (path.as_str(), content.clone(), *mode),
+            other => panic!("{other:?}"),
+        };
+        let (path, content, _) = text(0);
+        assert_eq!(path, "/etc/needrestart/conf.d/gpu-bootstrap.conf");
+        assert!(content.ends_with("$nrconf{override_rc}{qr(^gpu-bootstrap)} = 0;\n"));
+        let (path, content, mode) = text(1);
+        assert_eq!(path, "/var/lib/cloud/scripts/per-boot/gpu-bootstrap");
+        assert!(content.starts_with("#!/bin/sh\n"), "{content}");
+        assert!(
+            content.ends_with("exec '/opt/it'\\''s/gb' status --wait\n"),
+            "{content}"
         );
-        for text in [
-            include_str!("../../cloud-init/bare/user-data.yaml"),
-            include_str!("../../cloud-init/kubeadm/user-data.yaml"),
-            include_str!("../../cloud-init/k3s/user-data.yaml"),
-            include_str!("../../cloud-init/eks/user-data.mime"),
-            include_str!("../../cloud-init/aks/user-data.yaml"),
-        ] {
-            let settings: Vec<&str> = text
-                .split("--property=")
-                .skip(1)
-                .filter_map(|rest| rest.split([',', ']']).next())
-                .collect();
-            let settings: Vec<&str> = settings.iter().map(|text| text.trim_matches('"')).collect();
-            assert_eq!(
-                settings,
-                [
-                    "KillMode=mixed",
-                    "TimeoutStopSec=30min",
-                    "Restart=on-failure",
-                    "RestartSec=30",
-                    "SuccessExitStatus=8",
-                    "RestartPreventExitStatus=2 3 5 6 7 9 10",
-                    "StartLimitIntervalSec=1h",
-                    "StartLimitBurst=3",
-                    "StandardOutput=journal+console",
-                    "StandardError=journal+console",
-                ]
-            );
-            assert!(settings.iter().all(|setting| ours.contains(setting)));
-        }
+        assert_eq!(mode, 0o755);
+        // cloud-init has ended: nobody waits.
+        files.put("/run/cloud-init/result.json", "{}");
+        assert_eq!(surroundings(&files, exe).unwrap().len(), 1);
     }
 }

@@ -8,6 +8,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::{
     EngineError, Tools,
     install::finish,
+    lasting,
     ledger::{Ledger, steps_of},
     result::{ChangeReport, Mode, RunReport, StepReport},
     resume,
@@ -149,7 +150,8 @@ async fn undo_all(
     };
     finish(&ledger.journal, report.exit, report.summary())?;
     if report.exit == Exit::Ok {
-        let kept = wipe(&*tools.host.files)
+        let kept = lasting::forget_program(&*tools.host.files)
+            .and_then(|()| wipe(&*tools.host.files))
             .map_err(|error| EngineError::Unfinished(JournalError::from(error)))?;
         if !kept.is_empty() {
             tools.note(

@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// The units that run the program without a person: that of user data, and that which goes on after a reboot.
-const UNITS: [&str; 2] = ["gpu-bootstrap.service", UNIT];
+/// The unit of `install --unattended`.
+pub(super) const OF_USER_DATA: &str = "gpu-bootstrap.service";
 
 /// The pause between two looks.
 const POLL: Duration = Duration::from_secs(1);
@@ -100,11 +100,7 @@ pub async fn wait(host: &Host, boot_id: Option<&str>, limit: Duration) -> Result
 
 async fn look(host: &Host, boot_id: Option<&str>) -> Result<Seen, WaitError> {
     // The units first: whatever one has left is there when it has ended.
-    let [of_user_data, of_resume] = UNITS;
-    let units = [
-        once(host, of_user_data).await?,
-        once(host, of_resume).await?,
-    ];
+    let units = [once(host, OF_USER_DATA).await?, once(host, UNIT).await?];
     let run = statusfile::read(&*host.files)?;
     let status = status(host, boot_id)?;
     // The file alone says little: it stays when the node has joined.
@@ -128,7 +124,7 @@ fn joins(status: &Status) -> bool {
 
 /// A manager that does not answer is one that starts again, as while its package is installed. Where there is none, no
 /// unit runs.
-async fn once(host: &Host, unit: &str) -> Result<Once, FilesError> {
+pub(super) async fn once(host: &Host, unit: &str) -> Result<Once, FilesError> {
     if !host.files.exists(systemctl::BOOTED.into())? {
         return Ok(Once::Idle);
     }

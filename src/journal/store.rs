@@ -35,6 +35,11 @@ struct State {
 }
 
 impl Journal {
+    /// The machine.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
     /// Reads the journal without changing it; without a file the history is empty.
     ///
     /// # Errors

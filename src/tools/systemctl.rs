@@ -14,6 +14,14 @@ const UNIT_DEADLINE: Duration = Duration::from_secs(180);
 /// Exists where systemd runs, sd_booted(3). A container of an application has none.
 pub const BOOTED: &str = "/run/systemd/system";
 
+/// Where files of units are, of those that a vendor or an administrator installs. systemd.unit(5).
+pub const FOLDERS: [&str; 4] = [
+    "/etc/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+];
+
 /// The state of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitState {
@@ -229,6 +237,17 @@ pub fn act(verb: &'static str, unit: &str) -> Cmd {
 #[must_use]
 pub fn start_no_block(unit: &str) -> Cmd {
     Cmd::new("systemctl", ["start", "--no-block", "--", unit])
+}
+
+/// Starts a program as a unit of its own, and does not wait for it. systemd-run(1).
+#[must_use]
+pub fn run(unit: &'static str, properties: &[&'static str], command: &[String]) -> Cmd {
+    let properties = properties.iter().map(|one| format!("--property={one}"));
+    let options = ["--no-block".to_owned(), format!("--unit={unit}")];
+    let args = (options.into_iter().chain(properties))
+        .chain(["--".to_owned()])
+        .chain(command.iter().cloned());
+    Cmd::new("systemd-run", args)
 }
 
 /// Asks for the state of the whole system. `systemctl(1)`: it prints `stopping` while the manager

@@ -1,0 +1,164 @@
+//! `install --unattended`: a unit of systemd's runs the installation, so that it ends neither with cloud-init nor with the
+//! terminal of the person who started it.
+
+use super::{
+    resume,
+    wait::{self, OF_USER_DATA},
+};
+use crate::{
+    error::Report,
+    exit::Exit,
+    host::{ExecError, FilesError, Host},
+    tools::systemctl::{self, Once},
+};
+
+/// At a shutdown systemd sends SIGTERM only to the program itself, and waits as long as a package manager may need to end.
+/// It starts the program again if that crashed, but not after an exit status that says that the run has tried again what
+/// may pass. Its output: the journal, and the console.
+const PROPERTIES: [&str; 10] = [
+    "KillMode=mixed",
+    "TimeoutStopSec=30min",
+    "Restart=on-failure",
+    "RestartSec=30",
+    "SuccessExitStatus=8",
+    "RestartPreventExitStatus=2 3 5 6 7 9 10",
+    "StartLimitIntervalSec=1h",
+    "StartLimitBurst=3",
+    "StandardOutput=journal+console",
+    "StandardError=journal+console",
+];
+
+/// Why the unit was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum UnattendedError {
+    /// No systemd.
+    #[error("start the installation as a unit: systemd does not run here")]
+    NoSystemd,
+    /// What runs already cannot be seen.
+    #[error("see whether a run is under way")]
+    Files(#[from] FilesError),
+    /// It was not started.
+    #[error("start `{OF_USER_DATA}`")]
+    Start(#[from] ExecError),
+}
+
+impl Report for UnattendedError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NoSystemd => Exit::Blocked,
+            Self::Files(_) | Self::Start(_) => Exit::Internal,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::NoSystemd => "no-systemd",
+            Self::Files(_) => "status-unreadable",
+            Self::Start(_) => "unit-not-started",
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoSystemd => {
+                Some("leave `--unattended` out, or build an image with `--image`".to_owned())
+            }
+            Self::Files(_) | Self::Start(_) => None,
+        }
+    }
+}
+
+/// Starts the unit with this command, the program first. Returns whether it did: a run that is under way, also one that
+/// goes on after a reboot, is not started a second time.
+///
+/// # Errors
+/// See [`UnattendedError`].
+pub async fn start(host: &Host, command: &[String]) -> Result<bool, UnattendedError> {
+    if !host.files.exists(systemctl::BOOTED.into())? {
+        return Err(UnattendedError::NoSystemd);
+    }
+    if wait::once(host, resume::UNIT).await? == Once::Busy {
+        return Ok(false);
+    }
+    match wait::once(host, OF_USER_DATA).await? {
+        Once::Busy => return Ok(false),
+        // A unit that has failed keeps its name.
+        Once::Failed { .. } => act(host, &systemctl::act("reset-failed", OF_USER_DATA)).await?,
+        Once::Idle => {}
+    }
+    act(host, &systemctl::run(OF_USER_DATA, &PROPERTIES, command)).await?;
+    Ok(true)
+}
+
+async fn act(host: &Host, cmd: &crate::host::Cmd) -> Result<(), ExecError> {
+    let output = host.exec.run(cmd, &mut |_, _| {}).await?;
+    output.success(cmd).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use camino::Utf8Path;
+
+    use super::*;
+    use crate::{engine::UNATTENDED_DEADLINE, host::fake};
+
+    const BUSY: &str = "ActiveState=active\nResult=success\nExecMainStatus=0\n";
+    const IDLE: &str = "ActiveState=inactive\nResult=success\nExecMainStatus=0\n";
+    const FAILED: &str = "ActiveState=failed\nResult=exit-code\nExecMainStatus=6\n\
+                          InactiveEnterTimestampMonotonic=1\n";
+
+    /// A shutdown in the middle meets either of the two units.
+    #[test]
+    fn the_unit_is_stopped_and_restarted_like_the_resume_unit() {
+        let resumes = resume::unit(
+            Utf8Path::new("/usr/local/bin/gpu-bootstrap"),
+            UNATTENDED_DEADLINE,
+        );
+        for property in PROPERTIES {
+            assert!(resumes.contains(&format!("\n{property}\n")), "{property}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_unit_runs_the_installation_unless_a_run_is_under_way() {
+        for (of_user_data, of_resume, starts, resets) in [
+            (IDLE, IDLE, true, false),
+            (FAILED, IDLE, true, true),
+            (FAILED, FAILED, true, true),
+            (BUSY, IDLE, false, false),
+            (IDLE, BUSY, false, false),
+        ] {
+            let (host, fakes) = fake::host();
+            fakes.files.put_folder(systemctl::BOOTED, 0o755);
+            fakes.exec.on("systemctl", move |cmd, _| {
+                let resume = cmd.args.iter().any(|word| word == resume::UNIT);
+                fake::ok(if resume { of_resume } else { of_user_data })
+            });
+            fakes.exec.on("systemd-run", |_, _| fake::ok(""));
+            let command =
+                ["/usr/local/bin/gpu-bootstrap", "install", "--reboot"].map(str::to_owned);
+            assert_eq!(start(&host, &command).await.unwrap(), starts);
+            let ran = fakes.exec.lines();
+            let of = |words: &str| ran.iter().filter(|line| line.starts_with(words)).count();
+            assert_eq!(of("systemctl reset-failed"), usize::from(resets), "{ran:?}");
+            let runs: Vec<&String> = ran
+                .iter()
+                .filter(|line| line.starts_with("systemd-run "))
+                .collect();
+            assert_eq!(runs.len(), usize::from(starts), "{ran:?}");
+            if let [run] = runs[..] {
+                assert!(
+                    run.starts_with("systemd-run --no-block --unit=gpu-bootstrap.service "),
+                    "{run}"
+                );
+                assert!(
+                    run.ends_with(" -- /usr/local/bin/gpu-bootstrap install --reboot"),
+                    "{run}"
+                );
+            }
+        }
+        let (host, _) = fake::host();
+        let error = start(&host, &[]).await.unwrap_err();
+        assert_eq!(error.exit(), Exit::Blocked);
+    }
+}
