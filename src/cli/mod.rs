@@ -3,6 +3,7 @@
 pub mod args;
 mod check;
 mod compat;
+mod containerd_runtime;
 mod facts;
 mod failure;
 mod guard;
@@ -75,6 +76,7 @@ fn usage(error: &clap::Error, world: &mut World<'_>) -> Exit {
 
 async fn dispatch(command: Command, world: &mut World<'_>) -> Result<Exit, Failure> {
     match command {
+        Command::ContainerdRuntime => containerd_runtime::run(world).await,
         Command::Check(args) => check::run(world, &args).await,
         Command::Plan(args) => plan::run(world, &args).await,
         Command::Install(args) => install::run(world, &args).await,

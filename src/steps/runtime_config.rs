@@ -2,6 +2,7 @@
 //! runtime. What counts is what the daemon says about itself, and for containerd what its files say to it.
 
 use async_trait::async_trait;
+use camino::Utf8Path;
 
 use super::{
     RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER, TOOLKIT_PACKAGES,
@@ -15,6 +16,7 @@ use crate::{
     model::id::StepId,
     state::Effective,
     step::{Assessment, Cx, Step, StepError},
+    tools::{containerd::layout, packages::HEADER, systemctl},
 };
 
 /// See the module; one value per runtime.
@@ -135,6 +137,42 @@ fn decide(
     }
 }
 
+/// What writes containerd's whole file anew, after `install` has run: Google's script of each boot, whose unit starts it
+/// (kubernetes/cloud-provider-gcp, `cluster/gce/gci/configure-helper.sh`, `setup-containerd`), and that of Canonical's image
+/// for EKS, by which the node joins (its `/etc/eks/bootstrap.sh`).
+const REWRITING_UNIT: &str = "kube-node-configuration.service";
+const REWRITING_PROGRAM: &str = "/etc/eks/bootstrap.sh";
+
+/// Has the runtime put back before each start of containerd, so also before the first pod.
+const DROP_IN: &str = "/etc/systemd/system/containerd.service.d/50-gpu-bootstrap.conf";
+
+/// The hidden subcommand that does it.
+const PUT_BACK: &str = "containerd-runtime";
+
+/// The drop-in, where others write containerd's file and it is missing.
+fn drop_in(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<Change>, StepError> {
+    if daemon != Daemon::Containerd || runtime_of(cx.desired) == layout::BUILT_IN {
+        return Ok(None);
+    }
+    let files = cx.host.files();
+    let mut is_rewritten = files.exists(Utf8Path::new(REWRITING_PROGRAM))?;
+    for folder in systemctl::FOLDERS {
+        is_rewritten |= files.exists(&Utf8Path::new(folder).join(REWRITING_UNIT))?;
+    }
+    let there = files.read_text(DROP_IN.into())?;
+    if !is_rewritten || there.is_some_and(|text| text.contains(PUT_BACK)) {
+        return Ok(None);
+    }
+    // The DaemonSet and a person put the program into different places.
+    let program = files.resolve("/proc/self/exe".into())?;
+    let program = program.unwrap_or_else(|| "/usr/local/bin/gpu-bootstrap".into());
+    Ok(Some(Change::WriteFile {
+        path: DROP_IN.into(),
+        content: format!("{HEADER}[Service]\nExecStartPre=-{program} {PUT_BACK}\n"),
+        mode: 0o644,
+    }))
+}
+
 /// Whose containerd the kubelet uses, if not this one: that is never configured here.
 fn kubelets(cx: &Cx<'_>, daemon: Daemon) -> Result<Option<String>, StepError> {
     if daemon != Daemon::Containerd {
@@ -191,6 +229,19 @@ impl Step for RuntimeConfig {
             });
         };
         let mut answer = decide(&detect(cx, self.0, wish).await?, self.0, wish, cx.desired);
+        if let Some(change) = drop_in(cx, self.0)? {
+            let why = format!("others write containerd's file anew, and `{DROP_IN}` is missing");
+            match &mut answer {
+                Assessment::Needs { changes, .. } => changes.insert(0, change),
+                Assessment::Satisfied { .. } => {
+                    answer = Assessment::Needs {
+                        why,
+                        changes: vec![change],
+                    };
+                }
+                _ => {}
+            }
+        }
         if let Some(others) = kubelets(cx, self.0)?
             && let Assessment::Satisfied { why } | Assessment::Needs { why, .. } = &mut answer
         {
@@ -204,13 +255,14 @@ impl Step for RuntimeConfig {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Broken, Effective, RuntimeConfig, RuntimeState, decide, wish};
+    use super::{Broken, Cx, Effective, RuntimeConfig, RuntimeState, decide, drop_in, wish};
     use crate::{
         change::Change,
         config::desired::{Daemon, Restart, RuntimeKind, RuntimeWish},
+        host::fake,
         model::document::{FileSettings, Setting},
         step::{Assessment, Step},
-        steps::fixtures::desired,
+        steps::fixtures::{self, desired},
     };
 
     fn known(runtimes: &[&str], default: &str) -> RuntimeState {
@@ -469,5 +521,34 @@ mod tests {
             decide(&without, Daemon::Containerd, &containerd, &want),
             Assessment::Needs { .. }
         ));
+    }
+
+    /// Google's script of each boot writes containerd's file anew; so does that by which Canonical's image joins EKS.
+    #[test]
+    fn where_others_write_containerds_file_the_runtime_is_put_back_before_each_start() {
+        let (host, fakes) = fake::host();
+        let (facts, matrix) = (fixtures::facts(), fixtures::matrix());
+        let state = fixtures::state(&host, facts.clone());
+        let want = desired();
+        let wanted = || {
+            let cx = Cx {
+                host: host.reader(),
+                facts: &facts,
+                state: &state,
+                desired: &want,
+                matrix: Some(&matrix),
+            };
+            drop_in(&cx, Daemon::Containerd).expect("readable")
+        };
+        assert_eq!(wanted(), None);
+        fakes
+            .files
+            .put("/etc/systemd/system/kube-node-configuration.service", "");
+        let Some(Change::WriteFile { path, content, .. }) = wanted() else {
+            panic!("must be written");
+        };
+        assert!(content.contains("\nExecStartPre=-/"), "{content}");
+        fakes.files.put(path.as_str(), content);
+        assert_eq!(wanted(), None);
     }
 }

@@ -28,6 +28,12 @@ pub struct CriConfig {
     pub version: i64,
 }
 
+/// Prints the version: [`layout::Version::parse`].
+#[must_use]
+pub fn version() -> Query {
+    Query::new("containerd", ["--version"])
+}
+
 /// Prints the merged configuration, imports included.
 #[must_use]
 pub fn config_dump() -> Query {
