@@ -28,22 +28,41 @@ mod machine;
 /// The smallest limit of the clouds: AWS takes 16 KiB of user data. Google Cloud takes 256 KiB, Azure 64 KiB.
 const LARGEST: usize = 16 * 1024;
 
-const USER_DATA: [&str; 5] = [
+const USER_DATA: [&str; 7] = [
     "bare/user-data.yaml",
     "kubeadm/user-data.yaml",
     "k3s/user-data.yaml",
     "eks/user-data.mime",
+    "eks-ubuntu/user-data.mime",
+    KARPENTER,
     "aks/user-data.yaml",
 ];
 
-/// The script that waits for the run of a later boot.
-const PER_BOOT: &str = "/var/lib/cloud/scripts/per-boot/gpu-bootstrap";
+/// Karpenter's classes, with user data in one of them.
+const KARPENTER: &str = "eks-karpenter/ec2nodeclass.yaml";
+
+/// The script for images without cloud-init.
+const STARTUP_SCRIPT: &str = "google/startup-script.sh";
 
 fn text(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("cloud-init")
         .join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The user data of a file: the file itself, or what a manifest has.
+fn user_data(path: &str) -> String {
+    if path != KARPENTER {
+        return text(path);
+    }
+    let documents = filled(&text(path));
+    let class = documents.split("\n---\n").next().expect("a document");
+    let class: Value = serde_saphyr::from_str(class).expect("YAML");
+    class["spec"]["userData"]
+        .as_str()
+        .expect("user data")
+        .to_owned()
 }
 
 /// What stands between @ signs, as a user fills it in.
@@ -67,7 +86,7 @@ fn filled(text: &str) -> String {
 
 /// The parts of a file: those of MIME, or the documents.
 fn parts(path: &str) -> Vec<String> {
-    let text = filled(&text(path));
+    let text = filled(&user_data(path));
     let parts: Vec<&str> = match text.starts_with("MIME-Version") {
         true => (text.split("\n--gpu-bootstrap").skip(1))
             .filter_map(|part| part.split_once("\n\n").map(|(_, body)| body))
@@ -119,6 +138,10 @@ fn resolved(machine: Machine, settings: &str) -> Result<Option<ClusterWish>, Str
 
 fn ubuntu() -> Machine {
     Machine::new("ubuntu", "24.04", "x86_64", &[H100])
+}
+
+fn amazon() -> Machine {
+    Machine::new("amzn", "2023", "x86_64", &[H100])
 }
 
 /// The object of this kind in the manifest.
@@ -208,40 +231,113 @@ fn secrets_are_for_root_alone() {
     let mut secrets = 0;
     for path in USER_DATA {
         for (name, file) in written(path) {
-            if !name.ends_with(".toml") && name != PER_BOOT {
+            if !name.ends_with(".toml") {
                 secrets += 1;
-                assert_eq!(file["permissions"], "0600", "{path}: {name}");
+                let mode = file["permissions"].as_str();
+                assert!(matches!(mode, Some("0600" | "0700")), "{path}: {name}");
             }
         }
     }
-    assert_eq!(secrets, 3);
+    assert_eq!(secrets, 4);
 }
 
-/// The commands of `runcmd`, each as its words.
-fn commands(path: &str) -> Vec<Vec<String>> {
+/// The commands of `runcmd`: the script that downloads the program, and the words of the one that starts it.
+fn commands(path: &str) -> (String, Vec<String>) {
     let documents = documents(path);
-    let lists = documents.iter().filter_map(|one| one["runcmd"].as_array());
-    (lists.flatten())
-        .map(|command| {
-            let words = command.as_array().expect("words").iter();
-            words.filter_map(Value::as_str).map(str::to_owned).collect()
-        })
-        .collect()
+    let mut lists = documents.iter().filter_map(|one| one["runcmd"].as_array());
+    let [download, start] = &lists.next().expect("commands")[..] else {
+        panic!("{path} has other commands than two");
+    };
+    let words = start.as_array().expect("words").iter();
+    (
+        download.as_str().expect("a script").to_owned(),
+        words.filter_map(Value::as_str).map(str::to_owned).collect(),
+    )
 }
 
 #[test]
 fn each_file_downloads_and_starts_the_program_in_the_same_way() {
-    // Only the settings decide what it does; and how long an autoscaler waits.
-    let without_deadline = |path: &str| -> Vec<Vec<String>> {
-        let mut all = commands(path);
-        for words in &mut all {
-            words.retain(|word| word != "--deadline" && word != "10min");
-        }
-        all
-    };
     let [bare, others @ ..] = USER_DATA;
+    let (download, start) = commands(bare);
+    assert_eq!(
+        start,
+        ["/usr/local/bin/gpu-bootstrap", "install", "--unattended"]
+    );
+    // Only the settings decide what it does; and how long an autoscaler waits.
+    let with_deadline = [&start[..], &["--deadline".to_owned(), "10min".to_owned()]].concat();
     for path in others {
-        assert_eq!(without_deadline(path)[..3], without_deadline(bare)[..3]);
+        assert_eq!(
+            commands(path),
+            (download.clone(), with_deadline.clone()),
+            "{path}"
+        );
+    }
+    let script = filled(&text(STARTUP_SCRIPT));
+    assert!(script.contains(&download), "{script}");
+    assert!(
+        script.contains(&format!("\n{}\n", with_deadline.join(" "))),
+        "{script}"
+    );
+}
+
+/// A person reads it before it runs as root.
+#[test]
+fn user_data_without_its_comments_fits_on_a_screen() {
+    for path in ["bare", "kubeadm", "k3s"] {
+        let text = text(&format!("{path}/user-data.yaml"));
+        let lines = text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#'));
+        assert!(lines.count() <= 25, "{path}");
+    }
+}
+
+/// Google's agent runs the script at each boot; it works once for an instance, and again where it did not come to its end.
+#[test]
+fn the_startup_script_works_once_for_each_instance() {
+    let folder = folder();
+    let place = folder.path().display().to_string();
+    let script = filled(&text(STARTUP_SCRIPT))
+        .replace("SHA-256", "0000")
+        .replace("/sys/class/dmi/id", &place)
+        .replace("/var/lib/", &format!("{place}/"))
+        .replace("/etc/gpu-bootstrap", &format!("{place}/etc"))
+        .replace("/usr/local/bin", &format!("{place}/bin"));
+    program(&folder, "curl", "exit 0");
+    program(&folder, "sha256sum", "exit 0");
+    program(
+        &folder,
+        "gpu-bootstrap.new",
+        r#"echo "$*" >>"$T/calls"; exit "$(cat "$T/status")""#,
+    );
+    let downloaded = folder.path().join("bin/gpu-bootstrap.new");
+    let again = fs::read(&downloaded).expect("the program");
+    // It fails, ends well, is not run again, and runs on a clone.
+    for (instance, status, ran) in [("a", "6", 1), ("a", "0", 2), ("a", "0", 2), ("b", "0", 3)] {
+        fs::write(folder.path().join("product_uuid"), instance).expect("written");
+        fs::write(folder.path().join("status"), status).expect("written");
+        fs::write(&downloaded, &again).expect("written");
+        let output = run(&folder, &script, false);
+        assert_eq!(
+            output.status.code(),
+            status.parse().ok(),
+            "{}",
+            said(&output)
+        );
+        let calls = fs::read_to_string(folder.path().join("calls")).expect("calls");
+        assert_eq!(calls, "install --unattended --deadline 10min\n".repeat(ran));
+    }
+    let settings = folder.path().join("etc/config.d/50-user-data.toml");
+    let written = fs::read_to_string(&settings).expect("settings");
+    let alma = Machine::new("almalinux", "9.6", "x86_64", &[H100]);
+    let written = written.replace(&format!("{place}/etc"), "/etc/gpu-bootstrap");
+    let wish = resolved(alma, &written)
+        .expect("settings")
+        .expect("a cluster");
+    assert_eq!(wish.method.name(), "kubeadm");
+    for path in [settings, folder.path().join("etc/join-token")] {
+        let mode = path.metadata().expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{path:?}");
     }
 }
 
@@ -273,17 +369,15 @@ fn a_download_is_tried_again_and_verified() {
         let digest = run(&folder, r#"printf 'the program\n' | sha256sum"#, false);
         let digest = said(&digest);
         let digest = digest.split_whitespace().next().expect("a digest");
-        for words in &commands(USER_DATA[0])[..2] {
-            assert_eq!(words[..2], ["sh", "-c"]);
-            let script = words[2]
-                .replace("/usr/local/bin", &place.display().to_string())
-                .replace("SHA-256", digest);
-            run_with(
-                &folder,
-                &script,
-                &["sh", "wc", "cp", "sha256sum", "chmod", "mv", "rm"],
-            );
-        }
+        let (script, _) = commands(USER_DATA[0]);
+        let script = script
+            .replace("/usr/local/bin", &place.display().to_string())
+            .replace("SHA-256", digest);
+        run_with(
+            &folder,
+            &script,
+            &["sh", "wc", "cp", "sha256sum", "chmod", "mv", "rm"],
+        );
         let pauses = fs::read_to_string(folder.path().join("pauses")).expect("pauses");
         assert_eq!(pauses, "10\n10\n");
         let names: Vec<String> = (fs::read_dir(&place).expect("a folder"))
@@ -306,36 +400,6 @@ fn a_download_is_tried_again_and_verified() {
     }
 }
 
-/// `cloud-init status` shows a failure of the last command of `runcmd`, and of the scripts of each boot.
-#[test]
-fn cloud_init_learns_how_the_run_ends() {
-    for path in USER_DATA {
-        let words = commands(path).pop().expect("a command");
-        assert_eq!(
-            words[..2],
-            ["/usr/local/bin/gpu-bootstrap", "status"],
-            "{path}"
-        );
-
-        let (_, file) = (written(path).into_iter())
-            .find(|(name, _)| name == PER_BOOT)
-            .unwrap_or_else(|| panic!("{path} has no script for later boots"));
-        assert_eq!(file["permissions"], "0755");
-        let script = file["content"].as_str().expect("a content");
-        assert!(script.contains(&words.join(" ")), "{path}: {script}");
-
-        // Before the program is there it says nothing, later what the program says.
-        let folder = folder();
-        let bin = folder.path().join("bin").display().to_string();
-        let script = script.replace("/usr/local/bin", &bin);
-        assert!(run(&folder, &script, false).status.success());
-        program(&folder, "gpu-bootstrap", r#"echo "$*"; exit 6"#);
-        let output = run(&folder, &script, false);
-        assert_eq!(output.status.code(), Some(6));
-        assert_eq!(said(&output), format!("{}\n", words[1..].join(" ")));
-    }
-}
-
 #[test]
 fn settings_become_a_desired_state() {
     let of = |machine, path| {
@@ -349,7 +413,9 @@ fn settings_become_a_desired_state() {
         (ubuntu(), "kubeadm/user-data.yaml", "kubeadm"),
         (alma, "kubeadm/user-data.yaml", "kubeadm"),
         (ubuntu(), "k3s/user-data.yaml", "k3s"),
-        (ubuntu(), "eks/user-data.mime", "eks"),
+        (amazon(), "eks/user-data.mime", "eks"),
+        (amazon(), KARPENTER, "eks"),
+        (ubuntu(), "eks-ubuntu/user-data.mime", "command"),
         (ubuntu(), "aks/user-data.yaml", "command"),
     ] {
         let wish = of(machine, path).unwrap_or_else(|| panic!("{path} joins nothing"));
@@ -402,10 +468,13 @@ fn what_the_file_for_kubeadm_sets_is_needed() {
 #[test]
 fn scripts_have_no_errors_of_syntax() {
     let folder = folder();
-    let hooks = parts("eks/user-data.mime");
-    let hook = hooks.iter().find(|part| part.starts_with("#!/bin/sh\n"));
-    for script in [hook.expect("a boothook"), &script()] {
-        let output = run(&folder, script, true);
+    let mut scripts = vec![script(), filled(&text(STARTUP_SCRIPT))];
+    for path in ["eks/user-data.mime", "eks-ubuntu/user-data.mime", KARPENTER] {
+        let hook = (parts(path).into_iter()).find(|part| part.starts_with("#!/bin/sh\n"));
+        scripts.push(hook.expect("a boothook"));
+    }
+    for script in scripts {
+        let output = run(&folder, &script, true);
         assert!(output.status.success(), "{}", said(&output));
     }
 }
@@ -444,6 +513,85 @@ fn the_boothook_of_eks_holds_nodeadm_back() {
         fs::read_to_string(folder.path().join("calls")).expect("calls"),
         "daemon-reload\ndaemon-reload\n"
     );
+}
+
+/// Canonical's image has no nodeadm: its script joins, once the machine is validated, and its kubelet is a snap.
+#[test]
+fn canonicals_image_joins_by_its_own_script() {
+    let path = "eks-ubuntu/user-data.mime";
+    let folder = folder();
+    let place = folder.path().display().to_string();
+    program(&folder, "systemctl", r#"echo "$*" >>"$T/calls""#);
+    let parts = parts(path);
+    let hook = parts.iter().find(|part| part.starts_with("#!"));
+    let hook = hook
+        .expect("a boothook")
+        .replace("/run/systemd", &format!("{place}/run"));
+    let output = run(&folder, &hook, false);
+    assert!(output.status.success(), "{}", said(&output));
+    let drop_in = "run/system/snap.kubelet-eks.daemon.service.d/50-gpu-bootstrap.conf";
+    let condition = fs::read_to_string(folder.path().join(drop_in)).expect("a condition");
+    let may_join = "/var/lib/cloud/instance/gpu-bootstrap-may-join";
+    assert_eq!(
+        condition,
+        format!("[Unit]\nConditionPathExists={may_join}\n")
+    );
+
+    let (program_path, join) = (written(path).into_iter())
+        .find(|(name, _)| name.ends_with("eks-join"))
+        .expect("what joins");
+    let Some(JoinMethod::Command {
+        command,
+        joined_file,
+        ..
+    }) = resolved(ubuntu(), &settings(path))
+        .expect("settings")
+        .map(|it| it.method)
+    else {
+        panic!("it joins by a command");
+    };
+    assert_eq!(command, [program_path]);
+    let join = join["content"].as_str().expect("a script");
+    let join = join
+        .replace("/var/lib/cloud/instance", &place)
+        .replace("/etc/eks/bootstrap.sh", "bootstrap");
+    let joined = folder.path().join(joined_file.file_name().expect("a name"));
+    for (status, has_joined) in [(1, false), (0, true)] {
+        let body = format!(
+            "test -e {place}/gpu-bootstrap-may-join || exit 9\necho \"$*\" >\"$T/args\"; exit {status}"
+        );
+        program(&folder, "bootstrap", &body);
+        let output = run(&folder, &join, false);
+        assert_eq!(output.status.code(), Some(status), "{}", said(&output));
+        assert_eq!(joined.exists(), has_joined);
+        assert_eq!(
+            folder.path().join("gpu-bootstrap-may-join").exists(),
+            has_joined
+        );
+    }
+    let args = fs::read_to_string(folder.path().join("args")).expect("arguments");
+    assert!(
+        args.contains("--register-with-taints=nvidia.com/gpu=present:NoSchedule"),
+        "{args}"
+    );
+}
+
+/// AKS lets nobody remove other taints of a pool, and Google's own plugin would compete with NVIDIA's.
+#[test]
+fn the_commands_of_node_pools_have_what_the_run_needs() {
+    let manifest = text("daemonset/daemonset.yaml");
+    let taint =
+        "startup-taint.cluster-autoscaler.kubernetes.io/gpu-bootstrap=validating:NoSchedule";
+    for needed in [
+        &format!("--node-init-taints {taint}"),
+        &format!("--node-taints={taint}"),
+        "--gpu-driver none",
+        "gke-no-default-nvidia-gpu-device-plugin=true",
+        "gpu-driver-version=disabled",
+        "RTX PRO 6000 need the GRID driver",
+    ] {
+        assert!(manifest.contains(needed), "{needed}");
+    }
 }
 
 #[test]

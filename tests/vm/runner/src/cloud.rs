@@ -31,10 +31,11 @@ const QUICKER: &str = "ssh_genkeytypes: [ed25519]\nlocale: false\n";
 const NETWORK: &str = "[Match]\nName=tap0\n[Network]\nDHCP=ipv4\n";
 
 /// The files of the folder `cloud-init` that cloud-init reads.
-const USER_DATA: [(&str, &str); 5] = [
+const USER_DATA: [(&str, &str); 6] = [
     ("aks", "user-data.yaml"),
     ("bare", "user-data.yaml"),
     ("eks", "user-data.mime"),
+    ("eks-ubuntu", "user-data.mime"),
     ("k3s", "user-data.yaml"),
     ("kubeadm", "user-data.yaml"),
 ];
