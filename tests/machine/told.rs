@@ -21,6 +21,7 @@ struct Row {
 
 const H100_SXM: &str = "gpus = ['10de:2330', '10de:2330', '10de:2330', '10de:2330', '10de:2330', \
                         '10de:2330', '10de:2330', '10de:2330']";
+/// With the network device behind which the switches of an HGX board are.
 const B200: &str = "gpus = ['10de:2901', '10de:2901', '10de:2901', '10de:2901', '10de:2901', \
                     '10de:2901', '10de:2901', '10de:2901']";
 
@@ -99,7 +100,17 @@ const ROWS: &[Row] = &[
     Row {
         title: "8 × B200, Ubuntu 24.04",
         machine: || {
-            let further = format!("{B200}\nlists = true");
+            let bridge = "/sys/bus/pci/devices/0000:e1:00.0";
+            let files = [
+                ("vendor", "0x15b3"),
+                ("device", "0x1021"),
+                ("class", "0x020700"),
+                ("subsystem_vendor", "0x15b3"),
+                ("subsystem_device", "0x0041"),
+                ("vpd", "Nvidia network device V1 SW_MNG"),
+            ]
+            .map(|(name, value)| format!("'{bridge}/{name}' = '{value}'\n"));
+            let further = format!("{B200}\nlists = true\n[files]\n{}", files.concat());
             ubuntu("24.04", "6.8.0-139-generic", &further)
         },
         flags: &[],
