@@ -37,6 +37,7 @@ fn hosts() -> Vec<(String, Utf8PathBuf)> {
         .map(|entry| (entry.file_name().to_owned(), entry.path().to_owned()))
         .collect();
     hosts.sort();
+    assert!(hosts.len() >= 5, "{hosts:?}");
     hosts
 }
 
@@ -131,6 +132,7 @@ async fn a_tree_on_disk_gives_the_same_facts() {
 
 #[tokio::test]
 async fn rpm_is_queried_if_programs_may_run() {
+    let mut queried = 0;
     for (name, folder) in hosts() {
         let Ok(packages) = fs::read_to_string(folder.join("rpm-qa.txt")) else {
             continue;
@@ -138,14 +140,13 @@ async fn rpm_is_queried_if_programs_may_run() {
         let fakes = load(&folder.join("root"));
         fakes.exec.on("rpm", move |_, _| fake::ok(packages.clone()));
         compare(&format!("{name}.live"), &gather(&fakes, true).await);
+        queried += 1;
     }
+    assert!(queried > 0, "no machine has the answer of rpm");
 }
 
 /// The documented keys exist, whatever was found.
-#[tokio::test]
-async fn the_contract_holds_even_for_an_empty_machine() {
-    let (_, fakes) = fake::host();
-    let json = gather(&fakes, false).await;
+fn has_the_documented_keys(json: &Value) {
     for (object, keys) in [
         (
             "",
@@ -179,6 +180,13 @@ async fn the_contract_holds_even_for_an_empty_machine() {
             assert!(object.get(key).is_some(), "{key}");
         }
     }
+}
+
+#[tokio::test]
+async fn the_contract_holds_even_for_an_empty_machine() {
+    let (_, fakes) = fake::host();
+    let json = gather(&fakes, false).await;
+    has_the_documented_keys(&json);
     assert_eq!(json["secure-boot"], "unknown");
     let facts_unknown: Vec<&str> = (json["unknown"].as_array().unwrap().iter())
         .map(|unknown| unknown["fact"].as_str().unwrap())
@@ -232,7 +240,7 @@ async fn the_keys_of_a_gpu_are_those_of_the_contract() {
 }
 
 mod garbage {
-    //! Gathering facts never panics, whatever the files contain.
+    //! Gathering facts never panics, and leaves out no key, whatever the files contain.
 
     use super::*;
     use proptest::prelude::*;
@@ -278,7 +286,7 @@ mod garbage {
             }
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let facts = runtime.block_on(gather(&fakes, false));
-            prop_assert!(facts.is_object());
+            has_the_documented_keys(&facts);
         }
     }
 }

@@ -1,7 +1,10 @@
 //! A pick breaks no rule and a refusal is right, each checked against the rows by code that shares
 //! nothing with the pick but the rows.
 
-use std::collections::BTreeSet;
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use gpu_bootstrap::compat::matrix::{Confidence, Gpu, Matrix, OpenModules, Support};
 use gpu_bootstrap::compat::pick::{Wish, pick};
@@ -9,6 +12,7 @@ use gpu_bootstrap::compat::ruling::Rule;
 use gpu_bootstrap::model::version::{Branch, CudaVersion, DriverVersion, KernelVersion};
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
+use proptest::test_runner::TestRunner;
 
 use crate::matrix;
 use gpu_bootstrap::model::gpu::{Flavour, GpuIdentity, SupportedFlavours};
@@ -326,127 +330,226 @@ fn flavours(wish: &Wish) -> Vec<Flavour> {
         })
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+/// Tests each of 400 wishes, and that enough of them reach what is compared: a property of wishes that never occur says
+/// nothing. The bounds are a third of what 400 wishes reach on the average.
+fn each_wish(
+    least: &[(&str, u32)],
+    test: impl Fn(Wish, Index, &dyn Fn(&'static str)) -> Result<(), TestCaseError>,
+) {
+    let counts = RefCell::new(BTreeMap::new());
+    let reached = |what| *counts.borrow_mut().entry(what).or_insert(0) += 1;
+    let config = ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    TestRunner::new(config)
+        .run(&(wishes(), any::<Index>()), |(wish, index)| {
+            test(wish, index, &reached)
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+    let counts = counts.into_inner();
+    for (what, least) in least {
+        let count = counts.get(what).copied().unwrap_or(0);
+        assert!(
+            count >= *least,
+            "of 400 wishes only these reach what is compared: {counts:?}"
+        );
+    }
+}
 
-    #[test]
-    fn a_pick_breaks_no_rule_and_a_refusal_is_right(wish in wishes()) {
-        let matrix = matrix();
-        let boards = boards(matrix, &wish);
-        let choice = choice(matrix, &wish);
-        match pick(matrix, &wish) {
-            Ok(pick) => {
-                prop_assert!(choice.contains(&pick.recommended), "{pick:?}");
-                prop_assert!(flavours(&wish).contains(&pick.flavour));
-                prop_assert_eq!(pick.branch, pick.recommended.branch());
-                prop_assert!(
-                    allowed(matrix, &wish, &boards, &pick.recommended, pick.flavour),
-                    "{:?}", pick
-                );
-                prop_assert!(pick.version.is_none_or(|version| version == pick.recommended));
-                prop_assert!(!pick.assumed && !pick.reasons.is_empty());
-                prop_assert!(pick.doubtful || !pick.citations.is_empty());
-            }
-            Err(refusal) => {
-                for version in &choice {
-                    for flavour in flavours(&wish) {
+#[test]
+fn a_pick_breaks_no_rule_and_a_refusal_is_right() {
+    each_wish(
+        &[
+            ("a pick", 1),
+            ("a version that is refused", 1),
+            ("a nearest pick", 1),
+        ],
+        |wish, _, reached| {
+            let matrix = matrix();
+            let boards = boards(matrix, &wish);
+            let choice = choice(matrix, &wish);
+            match pick(matrix, &wish) {
+                Ok(pick) => {
+                    reached("a pick");
+                    prop_assert!(choice.contains(&pick.recommended), "{pick:?}");
+                    prop_assert!(flavours(&wish).contains(&pick.flavour));
+                    prop_assert_eq!(pick.branch, pick.recommended.branch());
+                    prop_assert!(
+                        allowed(matrix, &wish, &boards, &pick.recommended, pick.flavour),
+                        "{:?}",
+                        pick
+                    );
+                    prop_assert!(
+                        pick.version
+                            .is_none_or(|version| version == pick.recommended)
+                    );
+                    prop_assert!(!pick.assumed && !pick.reasons.is_empty());
+                    prop_assert!(pick.doubtful || !pick.citations.is_empty());
+                }
+                Err(refusal) => {
+                    for version in &choice {
+                        for flavour in flavours(&wish) {
+                            reached("a version that is refused");
+                            prop_assert!(
+                                !allowed(matrix, &wish, &boards, version, flavour),
+                                "{version} {flavour} would do: {refusal:?}"
+                            );
+                        }
+                    }
+                    prop_assert!(!refusal.reasons.is_empty() && !refusal.nearest.is_empty());
+                    if let Some(near) = &refusal.nearest_pick {
+                        reached("a nearest pick");
+                        let only = Wish {
+                            gpus: wish.gpus.clone(),
+                            ..Wish::default()
+                        };
                         prop_assert!(
-                            !allowed(matrix, &wish, &boards, version, flavour),
-                            "{version} {flavour} would do: {refusal:?}"
+                            allowed(matrix, &only, &boards, &near.recommended, near.flavour),
+                            "{:?}",
+                            near
                         );
                     }
                 }
-                prop_assert!(!refusal.reasons.is_empty() && !refusal.nearest.is_empty());
-                if let Some(near) = &refusal.nearest_pick {
-                    let only = Wish { gpus: wish.gpus.clone(), ..Wish::default() };
-                    prop_assert!(
-                        allowed(matrix, &only, &boards, &near.recommended, near.flavour),
-                        "{:?}", near
-                    );
-                }
             }
-        }
-    }
+            Ok(())
+        },
+    );
+}
 
-    #[test]
-    fn a_refusal_names_rules_that_are_broken(wish in wishes()) {
-        let matrix = matrix();
-        let boards = boards(matrix, &wish);
-        let Err(refusal) = pick(matrix, &wish) else { return Ok(()) };
-        let choice = choice(matrix, &wish);
-        let broken = |check: &dyn Fn(&DriverVersion, Flavour) -> bool| {
-            choice.iter().any(|v| flavours(&wish).iter().any(|flavour| !check(v, *flavour)))
-        };
-        for reason in &refusal.reasons {
-            let right = match reason.rule {
-                Rule::Offered => choice.is_empty() && wish.candidates.is_some(),
-                Rule::Wish => {
-                    wish.branch.zip(wish.version.as_ref()).is_some_and(|(b, v)| v.branch() != b)
-                }
-                Rule::Pair => {
-                    // The GPUs of the refusal: each alone has a driver, but no driver among the
-                    // newest supports them together.
-                    let newest = self::choice(matrix, &Wish::default());
-                    newest.iter().all(|version| {
-                        [Flavour::Open, Flavour::Proprietary].iter().all(|flavour| {
-                            let free = Wish::default();
-                            !allowed(matrix, &free, &boards, version, *flavour)
-                        })
-                    })
-                }
-                Rule::MinDriver | Rule::LastBranch | Rule::NewestArchitecture
-                | Rule::BoardFlavour => broken(&|version, flavour| {
-                    boards.iter().all(|board| drives(matrix, board, version, flavour))
-                }),
-                Rule::BranchFlavour => {
-                    broken(&|version, flavour| has_flavour(matrix, version.branch(), flavour))
-                }
-                Rule::CudaDriver | Rule::ForwardCompat => broken(&|version, _| {
-                    wish.cuda.iter().all(|cuda| serves(matrix, *cuda, version))
-                }),
-                Rule::CudaArchitecture => wish.cuda.iter().any(|cuda| {
-                    boards.iter().any(|board| !codes(matrix, *cuda, board))
-                }),
-                Rule::Kernel => broken(&|version, flavour| {
-                    let arch = wish.arch.as_deref();
-                    let mut kernels = wish.kernel.iter().chain(&wish.next_kernel);
-                    kernels.all(|kernel| builds(matrix, kernel, arch, version, flavour))
-                }),
-                _ => false,
+#[test]
+fn a_refusal_names_rules_that_are_broken() {
+    each_wish(
+        &[
+            ("a rule about a GPU", 1),
+            ("a rule about CUDA", 1),
+            ("a rule about a kernel", 1),
+        ],
+        |wish, _, reached| {
+            let matrix = matrix();
+            let boards = boards(matrix, &wish);
+            let Err(refusal) = pick(matrix, &wish) else {
+                return Ok(());
             };
-            prop_assert!(right, "{reason:?}");
-        }
-    }
+            let choice = choice(matrix, &wish);
+            let broken = |check: &dyn Fn(&DriverVersion, Flavour) -> bool| {
+                choice
+                    .iter()
+                    .any(|v| flavours(&wish).iter().any(|flavour| !check(v, *flavour)))
+            };
+            for reason in &refusal.reasons {
+                let right = match reason.rule {
+                    Rule::Offered => choice.is_empty() && wish.candidates.is_some(),
+                    Rule::Wish => wish
+                        .branch
+                        .zip(wish.version.as_ref())
+                        .is_some_and(|(b, v)| v.branch() != b),
+                    Rule::Pair => {
+                        // The GPUs of the refusal: each alone has a driver, but no driver among the
+                        // newest supports them together.
+                        let newest = self::choice(matrix, &Wish::default());
+                        newest.iter().all(|version| {
+                            [Flavour::Open, Flavour::Proprietary].iter().all(|flavour| {
+                                let free = Wish::default();
+                                !allowed(matrix, &free, &boards, version, *flavour)
+                            })
+                        })
+                    }
+                    Rule::MinDriver
+                    | Rule::LastBranch
+                    | Rule::NewestArchitecture
+                    | Rule::BoardFlavour => broken(&|version, flavour| {
+                        boards
+                            .iter()
+                            .all(|board| drives(matrix, board, version, flavour))
+                    }),
+                    Rule::BranchFlavour => {
+                        broken(&|version, flavour| has_flavour(matrix, version.branch(), flavour))
+                    }
+                    Rule::CudaDriver | Rule::ForwardCompat => broken(&|version, _| {
+                        wish.cuda.iter().all(|cuda| serves(matrix, *cuda, version))
+                    }),
+                    Rule::CudaArchitecture => wish
+                        .cuda
+                        .iter()
+                        .any(|cuda| boards.iter().any(|board| !codes(matrix, *cuda, board))),
+                    Rule::Kernel => broken(&|version, flavour| {
+                        let arch = wish.arch.as_deref();
+                        let mut kernels = wish.kernel.iter().chain(&wish.next_kernel);
+                        kernels.all(|kernel| builds(matrix, kernel, arch, version, flavour))
+                    }),
+                    _ => false,
+                };
+                reached(match reason.rule {
+                    Rule::CudaDriver | Rule::ForwardCompat | Rule::CudaArchitecture => {
+                        "a rule about CUDA"
+                    }
+                    Rule::Kernel => "a rule about a kernel",
+                    Rule::Offered | Rule::Wish | Rule::Pair => "a rule about the wish",
+                    _ => "a rule about a GPU",
+                });
+                prop_assert!(right, "{reason:?}");
+            }
+            Ok(())
+        },
+    );
+}
 
-    #[test]
-    fn a_supported_long_term_branch_goes_first(wish in wishes()) {
-        let matrix = matrix();
-        let wish = Wish { branch: None, version: None, candidates: None, ..wish };
-        let Ok(pick) = pick(matrix, &wish) else { return Ok(()) };
-        let boards = boards(matrix, &wish);
-        let supported = |branch: Branch| {
-            matrix.branches.iter().any(|b| b.branch == branch && b.support == Support::Supported)
-        };
-        // An unsupported branch is picked only if no supported branch works without evidence
-        // against it.
-        if !supported(pick.branch) && !pick.doubtful && wish.kernel.is_none()
-            && wish.next_kernel.is_none()
-        {
-            for row in matrix.branches.iter().filter(|row| row.support == Support::Supported) {
-                for flavour in flavours(&wish) {
-                    let version = &row.newest_version;
-                    prop_assert!(
-                        boards.iter().any(|board| board.named_since.is_some())
-                            || !allowed(matrix, &wish, &boards, version, flavour),
-                        "{} rather than {}", pick.branch, row.branch
-                    );
+#[test]
+fn a_supported_long_term_branch_goes_first() {
+    each_wish(
+        &[("a supported branch that is passed over", 1)],
+        |wish, _, reached| {
+            let matrix = matrix();
+            // A kernel may be a reason, too, and evidence against a newer GPU is a doubt.
+            let wish = Wish {
+                branch: None,
+                version: None,
+                candidates: None,
+                kernel: None,
+                next_kernel: None,
+                ..wish
+            };
+            let Ok(pick) = pick(matrix, &wish) else {
+                return Ok(());
+            };
+            let boards = boards(matrix, &wish);
+            let supported = |branch: Branch| {
+                matrix
+                    .branches
+                    .iter()
+                    .any(|b| b.branch == branch && b.support == Support::Supported)
+            };
+            // An unsupported branch is picked only if no supported branch works without evidence
+            // against it.
+            let named_later = boards.iter().any(|board| board.named_since.is_some());
+            if !supported(pick.branch) && !pick.doubtful && !named_later {
+                for row in matrix
+                    .branches
+                    .iter()
+                    .filter(|row| row.support == Support::Supported)
+                {
+                    for flavour in flavours(&wish) {
+                        let version = &row.newest_version;
+                        reached("a supported branch that is passed over");
+                        prop_assert!(
+                            !allowed(matrix, &wish, &boards, version, flavour),
+                            "{} rather than {}",
+                            pick.branch,
+                            row.branch
+                        );
+                    }
                 }
             }
-        }
-    }
+            Ok(())
+        },
+    );
+}
 
-    #[test]
-    fn more_gpus_never_widen_the_choice(wish in wishes(), index in any::<Index>()) {
+#[test]
+fn more_gpus_never_widen_the_choice() {
+    each_wish(&[("a pick for several GPUs", 1)], |wish, index, reached| {
         // Without a GPU there is nothing to remove.
         if wish.gpus.is_empty() {
             return Ok(());
@@ -455,7 +558,9 @@ proptest! {
         let mut fewer = wish.clone();
         fewer.gpus.remove(index.index(wish.gpus.len()));
         if pick(matrix, &wish).is_ok() {
+            reached("a pick for several GPUs");
             prop_assert!(pick(matrix, &fewer).is_ok());
         }
-    }
+        Ok(())
+    });
 }

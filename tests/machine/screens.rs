@@ -1,4 +1,4 @@
-//! What a person sees of four machines, as text at two widths: `tests/cli/node-*.snap`.
+//! What a person sees of four machines: `tests/cli/node-*.snap`. How text is wrapped is a test of `tests/cli.rs`.
 
 use crate::{
     build::describe,
@@ -44,13 +44,15 @@ fn broken() -> Machine {
     machine
 }
 
-/// Runs the commands that a person would run there. Log lines are left out: several steps write
-/// them at the same time.
-fn screen(machine: &Machine, width: usize) -> String {
-    let mut text = String::new();
+const WIDTH: usize = 120;
+
+/// Runs the commands that a person would run there; returns the screen and the exit codes. Log lines are left out: several
+/// steps write them at the same time.
+fn screen(machine: &Machine) -> (String, Vec<u8>) {
+    let (mut text, mut exits) = (String::new(), Vec::new());
     for line in ["status", "check", "plan", "install", "check -v"] {
         let words: Vec<&str> = line.split(' ').collect();
-        let ran = machine.run_in_columns(&words, width);
+        let ran = machine.run_in_columns(&words, WIDTH);
         text.push_str(&format!("$ gpu-bootstrap {line}\n{}", ran.out));
         let talk: Vec<&str> = (ran.err.lines())
             .filter(|line| !line.starts_with('['))
@@ -59,11 +61,21 @@ fn screen(machine: &Machine, width: usize) -> String {
             text.push_str(&format!("--- standard error\n{}\n", talk.join("\n")));
         }
         text.push_str(&format!("--- exit {}\n\n", ran.exit));
+        exits.push(ran.exit);
     }
-    text
+    (text, exits)
 }
 
-fn session(name: &str, machine: impl Fn() -> Machine) {
+/// Compares a machine with its screen, and the exit codes of `status`, `check`, `plan`, `install` and of the check after it.
+fn session(name: &str, machine: &Machine, expected: [u8; 5]) {
+    let (text, exits) = screen(machine);
+    assert_eq!(exits, expected, "{text}");
+    // Files and commands are not broken; sentences are.
+    let wide: Vec<&str> = (text.lines())
+        .filter(|line| line.chars().count() > WIDTH && line.trim_start().contains(' '))
+        .filter(|line| !line.trim_start().starts_with(['+', '-', '~']))
+        .collect();
+    assert!(wide.is_empty(), "wider than {WIDTH}: {wide:#?}");
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../cli");
     settings.set_prepend_module_to_snapshot(false);
@@ -73,36 +85,25 @@ fn session(name: &str, machine: impl Fn() -> Machine) {
         "[DURATION]",
     );
     settings.add_filter(r"[0-9-]{10} [0-9:]{8} UTC", "[TIME] UTC");
-    for width in [80, 120] {
-        let text = screen(&machine(), width);
-        let wide: Vec<&str> = (text.lines())
-            .filter(|line| line.chars().count() > width && line.trim_start().contains(' '))
-            .collect();
-        settings.bind(|| insta::assert_snapshot!(format!("node-{name}-{width}"), text));
-        // Files and commands are not broken; sentences are.
-        let sentences = wide
-            .iter()
-            .filter(|line| !line.trim_start().starts_with(['+', '-', '~']));
-        assert_eq!(sentences.count(), 0, "wider than {width}: {wide:#?}");
-    }
+    settings.bind(|| insta::assert_snapshot!(format!("node-{name}"), text));
 }
 
 #[test]
 fn a_bare_node() {
-    session("bare", bare);
+    session("bare", &bare(), [0, 4, 4, 0, 0]);
 }
 
 #[test]
 fn a_half_done_node() {
-    session("half-done", half_done);
+    session("half-done", &half_done(), [0, 4, 4, 0, 0]);
 }
 
 #[test]
 fn a_broken_node() {
-    session("broken", broken);
+    session("broken", &broken(), [0, 4, 5, 5, 4]);
 }
 
 #[test]
 fn a_ready_node() {
-    session("ready", ready);
+    session("ready", &ready(), [0, 0, 0, 0, 0]);
 }

@@ -1,4 +1,4 @@
-//! `docs/cloud-kernels.md`: what `install` picks on machines of clouds, and why, told by the product itself
+//! The table of `docs/cloud-kernels.md`: what `install` picks on machines of clouds, and why, told by the product itself
 //! on simulated machines.
 
 use std::{fmt::Write, fs, path::Path};
@@ -142,28 +142,9 @@ const STEPS: [&str; 5] = [
     "driver.packages",
 ];
 
-const HEAD: &str = "# Kernels of clouds: what is picked, and why
-
-<!-- Written by a test of tests/machine; `make update` renews it. -->
-
-`install` needs a driver module for the running kernel and for the kernel of the next boot. It looks in this order,
-and `plan` says what it found and how many reboots it costs:
-
-1. A packaged, signed module for exactly these kernels: no reboot. If only the kernel of the next boot can have one: one
-   reboot.
-2. A newer kernel of the same series and flavour that has one: it is installed with its module and with the metapackages
-   of the series, where the archive has them, and the machine reboots once.
-3. A module that is compiled here, with the headers of exactly these kernels: no reboot. Where they are gone, with those
-   of a newer kernel of the same series, which is installed: one reboot. With Secure Boot and without a key that the
-   machine trusts, this way is closed.
-4. A kernel of another series, only with `driver.kernel = \"any\"`: one reboot.
-
-`driver.kernel = \"stay\"` installs no kernel. With `--reboot` the run reboots by itself and continues; without it, it ends
-with exit 8 and continues when it is started again.
-
-The machines below are simulated: the product runs on them as on real ones, with an archive of stand-in packages. Their
-kernel versions are those of that archive, so yours will differ; what follows from them does not.
-";
+/// The line of the page below which it is written by this test.
+const MARK: &str =
+    "<!-- From here on written by a test of tests/machine; `make update` renews it. -->\n";
 
 fn answers(ran: &Ran) -> String {
     let document: Value =
@@ -186,8 +167,8 @@ fn word(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn page() -> String {
-    let mut text = HEAD.to_owned();
+fn table() -> String {
+    let mut text = String::new();
     for row in ROWS {
         let machine = (row.machine)();
         let ran = machine.run(&[&["plan", "--format", "json"][..], row.flags].concat());
@@ -212,11 +193,13 @@ fn page() -> String {
 #[test]
 fn the_page_about_cloud_kernels_says_what_the_product_does() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/cloud-kernels.md");
-    let now = page();
+    let page = fs::read_to_string(&path).expect("the page");
+    let (prose, kept) = page.split_once(MARK).expect("the page has the mark");
+    let now = table();
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(&path, &now).expect("docs can be written");
+        fs::write(&path, format!("{prose}{MARK}{now}")).expect("docs can be written");
+        return;
     }
-    let kept = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         kept == now,
         "docs/cloud-kernels.md is stale; run `make update`"
