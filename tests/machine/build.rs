@@ -190,6 +190,7 @@ pub fn build(about: &Description, fakes: &Fakes) -> State {
         initrd: about.initrd.clone(),
         rpm: about.rpm.clone().unwrap_or_default().replace('|', "\t"),
         boots: 0,
+        node: None,
     };
     if about.rpm.is_some() {
         files.put("/var/lib/rpm/rpmdb.sqlite", "");

@@ -22,7 +22,7 @@ use gpu_bootstrap::{
 use crate::{
     apt, apt_cache, boot,
     build::{Description, build},
-    containers, dnf, dpkg,
+    cluster, containers, dnf, dpkg,
     gpu::{MachineClock, MachineGpu, MachineHttp},
     kernel, rpm,
     state::{Shared, State, arch, exists, list, lock, on, text},
@@ -265,6 +265,7 @@ impl Machine {
             "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/sbsa/D42D0685.pub",
             "https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-9",
             "https://download.docker.com/linux/rhel/gpg",
+            "https://pkgs.k8s.io/core:/stable:/v1.34/deb/Release.key",
         ] {
             self.fakes.http.serve(url, keys[1].binary.clone());
         }
@@ -272,7 +273,7 @@ impl Machine {
 
     fn programs(&self) {
         type Program = fn(&Cmd, &FakeFiles, &mut State) -> Result<Output, ExecError>;
-        let programs: [(&str, Option<&str>, Program); 22] = [
+        let programs: [(&str, Option<&str>, Program); 24] = [
             ("dpkg", None, |c, f, s| Ok(dpkg::dpkg(c, f, s))),
             ("apt-get", None, apt::apt_get),
             ("apt-cache", None, |c, f, s| {
@@ -321,6 +322,12 @@ impl Machine {
             }),
             ("nvidia-ctk", Some("/usr/bin/nvidia-ctk"), |c, f, s| {
                 Ok(containers::nvidia_ctk(c, f, s))
+            }),
+            ("kubeadm", Some("/usr/bin/kubeadm"), |c, f, s| {
+                Ok(cluster::kubeadm(c, f, s))
+            }),
+            ("/usr/bin/kubectl", Some("/usr/bin/kubectl"), |c, f, s| {
+                Ok(cluster::kubectl(c, f, s))
             }),
         ];
         for (name, binary, program) in programs {
@@ -374,6 +381,7 @@ pub fn changes(cmd: &Cmd) -> bool {
         "rpm" => cmd.args.iter().any(|arg| arg == "-e"),
         "systemctl" => units::changes(cmd),
         "docker" => containers::docker_changes(cmd),
+        "/usr/bin/kubectl" => cluster::changes(cmd),
         "dkms" => cmd.args.first().is_some_and(|verb| verb != "status"),
         "dpkg" => cmd.args.iter().any(|arg| arg == "--configure"),
         "ctr" => !cmd.args.iter().any(|arg| arg == "list" || arg == "version"),

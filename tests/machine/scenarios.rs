@@ -1,4 +1,5 @@
-//! Runs every `tests/scenarios/*.toml`: a machine, command lines on it, and their expected results.
+//! Runs `tests/scenarios/*.toml`: a machine, command lines on it, and their expected results. Each is a test of its own,
+//! listed in `scenario.rs`.
 
 use std::{
     collections::BTreeMap,
@@ -105,29 +106,60 @@ pub struct Act {
     pub resume_unit: Option<bool>,
 }
 
-/// All scenarios, by the name of their file.
-pub fn all() -> Vec<(String, Scenario)> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios");
-    let mut found: Vec<(String, Scenario)> = std::fs::read_dir(folder)
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")
+}
+
+/// The names of all scenarios: those of their files.
+fn names() -> Vec<String> {
+    let mut found: Vec<String> = std::fs::read_dir(folder())
         .expect("the folder of scenarios")
-        .map(|entry| entry.expect("a file").path())
-        .filter(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "toml")
-        })
-        .map(|path| {
-            let name = path
-                .file_stem()
-                .expect("a name")
-                .to_string_lossy()
-                .into_owned();
-            let text = std::fs::read_to_string(&path).expect("a scenario");
-            let scenario = toml::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
-            (name, scenario)
-        })
+        .map(|entry| entry.expect("a file").file_name().into_string())
+        .filter_map(|name| Some(name.expect("a name").strip_suffix(".toml")?.to_owned()))
         .collect();
-    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found.sort();
     found
+}
+
+fn read(name: &str) -> Scenario {
+    let path = folder().join(format!("{name}.toml"));
+    let text = std::fs::read_to_string(&path).expect("a scenario");
+    toml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Declares a test for each scenario.
+macro_rules! scenarios {
+    ($($test:ident: $name:literal)*) => {
+        /// Those that have a test.
+        pub const NAMES: &[&str] = &[$($name),*];
+        $(
+            #[test]
+            fn $test() {
+                $crate::scenarios::run($name);
+            }
+        )*
+    };
+}
+
+pub(crate) use scenarios;
+
+/// Fails if a scenario does not give its expected results. `cargo test --test machine scenario:: -- --show-output` shows the time of
+/// each.
+#[expect(
+    clippy::print_stdout,
+    reason = "the test program keeps it until it is asked for"
+)]
+pub fn run(name: &str) {
+    let start = std::time::Instant::now();
+    let scenario = read(name);
+    let wrong = play(&scenario);
+    println!("{name}: {:.2} s", start.elapsed().as_secs_f32());
+    assert!(
+        wrong.is_empty(),
+        "{}\n  {}",
+        scenario.about,
+        wrong.join("\n  ")
+    );
 }
 
 /// The differences from the expected results.
@@ -524,45 +556,33 @@ fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 #[test]
-fn every_scenario_gives_its_expected_results() {
-    let only = std::env::var("SCENARIO").unwrap_or_default();
-    let mut scenarios = all();
-    scenarios.retain(|(name, _)| name.contains(&only));
-    assert!(
-        !scenarios.is_empty(),
-        "no scenario has {only:?} in its name"
-    );
-    let wrong = in_parallel(&scenarios, |(name, scenario)| {
-        let found = catch_unwind(AssertUnwindSafe(|| play(scenario)))
-            .unwrap_or_else(|panic| vec![words_of(&*panic)]);
-        if found.is_empty() {
-            return found;
+fn every_scenario_has_a_test() {
+    let names = names();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        let mut text = "//! The scenarios. `make update` writes this list.\n\ncrate::scenarios::scenarios! {\n".to_owned();
+        for name in &names {
+            text.push_str(&format!(
+                "    {}: \"{name}\"\n",
+                name.replace(['-', '.'], "_")
+            ));
         }
-        vec![format!(
-            "{name}: {}\n  {}",
-            scenario.about,
-            found.join("\n  ")
-        )]
-    });
-    assert!(
-        wrong.is_empty(),
-        "{} scenarios:\n\n{}",
-        wrong.len(),
-        wrong.join("\n\n")
-    );
+        text.push_str("}\n");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machine/scenario.rs");
+        std::fs::write(path, text).expect("the list can be written");
+        return;
+    }
+    assert_eq!(names, crate::scenario::NAMES, "run `make update`");
 }
 
 #[test]
 fn every_failure_of_the_catalogue_has_a_scenario() {
-    let scenarios = all();
+    let scenarios: Vec<Scenario> = names().iter().map(|name| read(name)).collect();
     assert!(scenarios.len() >= 40, "{} scenarios", scenarios.len());
     // Rows that need a cluster, or what later versions do: containers that lose GPUs later (9), the
     // kubelet (18, 22).
     let later = [9, 18, 22];
     for row in (1..=25).filter(|row| !later.contains(row)) {
-        let covered = scenarios
-            .iter()
-            .any(|(_, scenario)| scenario.failures.contains(&row));
+        let covered = (scenarios.iter()).any(|scenario| scenario.failures.contains(&row));
         assert!(covered, "no scenario for failure {row}");
     }
 }

@@ -54,6 +54,21 @@ pub struct Faults {
     pub container: bool,
     /// Units that do not start.
     pub units: Vec<String>,
+    /// Why `kubeadm join` fails.
+    pub join: Option<JoinFault>,
+}
+
+/// Why and how often `kubeadm join` fails.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct JoinFault {
+    /// Its last words.
+    pub said: String,
+    pub times: u32,
+    /// It leaves files behind, as after the cluster was found.
+    pub begun: bool,
+    /// So, and the process that has started it is killed.
+    pub killed: bool,
 }
 
 /// Another package manager.
@@ -77,6 +92,8 @@ pub struct State {
     /// `rpm -qa` in the product's own format, if the machine has rpm.
     pub rpm: String,
     pub boots: u32,
+    /// The machine's node in its cluster, as the API server prints it.
+    pub node: Option<serde_json::Value>,
 }
 
 pub type Shared = Arc<Mutex<State>>;

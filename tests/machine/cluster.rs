@@ -1,0 +1,170 @@
+//! A cluster: kubeadm, which joins it, and kubectl, which asks it. What they write and say follows kubeadm and kubectl 1.34.
+
+use gpu_bootstrap::host::{
+    Cmd, Output,
+    fake::{FakeFiles, failed, ok},
+};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    state::{State, exists, text},
+    units,
+};
+
+const KUBELET: &str = "kubelet.service";
+const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
+const BOOTSTRAP_CONF: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
+const CA: &str = "/etc/kubernetes/pki/ca.crt";
+const CERTIFICATE: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
+
+/// What `kubeadm reset` removes of what `kubeadm join` writes. The folders stay.
+const OF_JOIN: [&str; 6] = [
+    KUBELET_CONF,
+    BOOTSTRAP_CONF,
+    CA,
+    "/var/lib/kubelet/config.yaml",
+    "/var/lib/kubelet/kubeadm-flags.env",
+    "/var/lib/kubelet/pki",
+];
+
+/// `kubeadm`.
+pub fn kubeadm(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["join", "--config", path] => join(files, state, path),
+        ["reset", "--force", "--cri-socket", _] => {
+            units::stop(files, KUBELET);
+            for path in OF_JOIN {
+                files.take(path);
+            }
+            ok("[reset] Stopping the kubelet service\n")
+        }
+        _ => panic!("the simulated kubeadm knows no `{}`", cmd.line()),
+    }
+}
+
+fn join(files: &FakeFiles, state: &mut State, path: &str) -> Output {
+    let config = text(files, path).expect("the configuration");
+    let config: Value = serde_json::from_str(&config).expect("JSON");
+    for path in [KUBELET_CONF, BOOTSTRAP_CONF, CA] {
+        if exists(files, path) {
+            let id = path.replace('/', "-");
+            return failed(
+                1,
+                format!(
+                    "error execution phase preflight: [preflight] Some fatal errors occurred:\n\
+                     \t[ERROR FileAvailable-{id}]: {path} already exists\n"
+                ),
+            );
+        }
+    }
+    let fault = state.faults.join.as_mut().filter(|fault| fault.times > 0);
+    if let Some(fault) = fault {
+        fault.times -= 1;
+        if fault.begun || fault.killed {
+            files.put(BOOTSTRAP_CONF, "");
+            files.put(CA, "");
+        }
+        if fault.killed {
+            // The product dies, not kubeadm alone.
+            files.kill_at(1);
+        }
+        return failed(1, format!("{}\n", fault.said));
+    }
+    let server = &config["discovery"]["bootstrapToken"]["apiServerEndpoint"];
+    let server = server.as_str().expect("the API server");
+    files.put(CA, "");
+    files.put("/var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n");
+    files.put(
+        "/var/lib/kubelet/kubeadm-flags.env",
+        "KUBELET_KUBEADM_ARGS=\"\"\n",
+    );
+    files.put(CERTIFICATE, "");
+    files.put(
+        KUBELET_CONF,
+        format!(
+            "current-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nclusters: [{{name: k, \
+             cluster: {{server: 'https://{server}'}}}}]\nusers: [{{name: u, user: {{client-certificate: \
+             {CERTIFICATE}}}}}]\n"
+        ),
+    );
+    if let Err(why) = units::start(files, state, KUBELET) {
+        return failed(1, why);
+    }
+    let registration = &config["nodeRegistration"];
+    let labels = (registration["kubeletExtraArgs"]
+        .as_array()
+        .into_iter()
+        .flatten())
+    .filter(|arg| arg["name"] == "node-labels")
+    .flat_map(|arg| arg["value"].as_str().expect("text").split(','))
+    .map(|label| {
+        let (key, value) = label.split_once('=').expect("KEY=VALUE");
+        (key.to_owned(), json!(value))
+    });
+    let labels: Map<String, Value> = labels.collect();
+    state.node = Some(json!({
+        "metadata": {"name": registration["name"], "labels": labels},
+        "spec": {"taints": registration["taints"]},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
+            "nodeInfo": {"kubeletVersion": "v1.34.4", "containerRuntimeVersion": "containerd://1.6.20"},
+        },
+    }));
+    ok("This node has joined the cluster\n")
+}
+
+/// Whether a command line of `kubectl` changes the cluster.
+pub fn changes(cmd: &Cmd) -> bool {
+    cmd.args.get(2).is_none_or(|verb| verb != "get")
+}
+
+/// `kubectl`.
+pub fn kubectl(cmd: &Cmd, files: &FakeFiles, state: &mut State) -> Output {
+    let args: Vec<&str> = cmd.args.iter().map(String::as_str).collect();
+    let [
+        "--kubeconfig",
+        kubeconfig,
+        "--request-timeout=10s",
+        own @ ..,
+    ] = &args[..]
+    else {
+        panic!("the simulated kubectl knows no `{}`", cmd.line());
+    };
+    assert!(exists(files, kubeconfig), "{kubeconfig} is not there");
+    if let ["get", "--raw", "/version"] = own {
+        return ok(r#"{"gitVersion": "v1.34.4"}"#);
+    }
+    let (name, rest) = match own {
+        [
+            "get" | "label" | "taint" | "delete",
+            "node",
+            name,
+            rest @ ..,
+        ] => (name, rest),
+        _ => panic!("the simulated kubectl knows no `{}`", cmd.line()),
+    };
+    let is_there = |node: &&mut Value| node["metadata"]["name"] == **name;
+    let Some(node) = state.node.as_mut().filter(is_there) else {
+        let why = format!("Error from server (NotFound): nodes \"{name}\" not found\n");
+        return failed(1, why);
+    };
+    match (own[0], rest) {
+        ("get", ["--output=json"]) => ok(node.to_string()),
+        ("label", ["--overwrite", pairs @ ..]) => {
+            let labels = node["metadata"]["labels"].as_object_mut().expect("labels");
+            for pair in pairs {
+                match pair.split_once('=') {
+                    Some((key, value)) => drop(labels.insert(key.to_owned(), json!(value))),
+                    None => drop(labels.shift_remove(pair.trim_end_matches('-'))),
+                }
+            }
+            ok("node labeled\n")
+        }
+        ("delete", ["--ignore-not-found"]) => {
+            state.node = None;
+            ok("node deleted\n")
+        }
+        _ => panic!("the simulated kubectl knows no `{}`", cmd.line()),
+    }
+}
