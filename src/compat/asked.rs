@@ -93,6 +93,7 @@ pub fn cuda(text: &str) -> Result<CudaVersion, VersionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
 
     #[test]
     fn drivers_of_any_age() {
@@ -156,11 +157,8 @@ mod tests {
         }
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(1.0-|cu|cuda|R|nvidia|[0-9]|-|\\.|.)*") {
-            let _ = text.parse::<DriverOrBranch>();
-            let _ = cuda(&text);
-        }
-    }
+    reads_any_text!(
+        "(1.0-|cu|cuda|R|nvidia|[0-9]|-|\\.|.)*",
+        |text| text.parse::<DriverOrBranch>(); cuda(&text)
+    );
 }

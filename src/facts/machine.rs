@@ -259,6 +259,7 @@ fn is_mounted(mountinfo: &str, path: &str) -> bool {
 mod tests {
     use super::*;
     use crate::host::{fake, files::Room};
+    use crate::model::text::reads_any_text;
 
     #[test]
     fn virtual_machines_and_metal() {
@@ -373,12 +374,8 @@ mod tests {
         assert!(reader.into_unknown().is_empty());
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(flags|:|\n|.)*") {
-            let _ = hypervisor_flag(&text);
-            let _ = is_mounted(&text, &text);
-            let _ = is_unique(&text);
-        }
-    }
+    reads_any_text!(
+        "(flags|:|\n|.)*",
+        |text| hypervisor_flag(&text); is_mounted(&text, &text); is_unique(&text)
+    );
 }

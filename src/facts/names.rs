@@ -49,6 +49,7 @@ fn name_of<'l>(line: &'l str, id: &str) -> Option<&'l str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
 
     const LIST: &str = "# comment\n10dd  Other vendor\n\t2330  Not this one\n\
         10de  NVIDIA Corporation\n\t22a3  GH100 [H100 NVSwitch]\n# a remark\n\
@@ -68,10 +69,11 @@ mod tests {
         assert_eq!(named("ffff:0000"), None);
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(10de|  |\t|\n|2330|#|.)*") {
-            let _ = device(&text, PciId { vendor: 0x10de, device: 0x2330 });
+    reads_any_text!("(10de|  |\t|\n|2330|#|.)*", |text| device(
+        &text,
+        PciId {
+            vendor: 0x10de,
+            device: 0x2330
         }
-    }
+    ));
 }

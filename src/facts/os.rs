@@ -62,6 +62,7 @@ fn unquote(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
 
     #[test]
     fn distributions() {
@@ -89,10 +90,5 @@ mod tests {
         assert!(parse("# ID=x\nID=\n").is_none());
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(ID=|\"|'|\\\\|\n|.)*") {
-            let _ = parse(&text);
-        }
-    }
+    reads_any_text!("(ID=|\"|'|\\\\|\n|.)*", |text| parse(&text));
 }

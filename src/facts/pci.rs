@@ -238,6 +238,7 @@ fn is_nvswitch(catalog: Option<&dyn DeviceCatalog>, device: &PciFact) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
     use crate::{
         facts::GpuDescription,
         host::fake,
@@ -418,10 +419,5 @@ mod tests {
         assert!(unknown[0].why.contains("garbage"));
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(0x|[0-9a-f]|.)*") {
-            let _ = parse_number(&text);
-        }
-    }
+    reads_any_text!("(0x|[0-9a-f]|.)*", |text| parse_number(&text));
 }

@@ -133,6 +133,7 @@ mod tests {
     use super::*;
     use crate::host::fake::FakeFiles;
     use crate::host::real::{RealFiles, RealSystem};
+    use crate::model::text::reads_any_text;
 
     #[test]
     fn memory_in_bytes() {
@@ -182,11 +183,8 @@ mod tests {
         assert!(real.processes().unwrap().contains(&process));
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(MemTotal:|Uid:|kB|\n|.)*") {
-            let _ = total(&text);
-            let _ = uid(&text);
-        }
-    }
+    reads_any_text!(
+        "(MemTotal:|Uid:|kB|\n|.)*",
+        |text| total(&text); uid(&text)
+    );
 }

@@ -557,9 +557,14 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_without_panic(text in ".*") {
-            let _ = Document::parse(Format::Toml, &text);
-            let _ = Document::parse(Format::Json, &text);
+        fn what_can_be_read_is_written_as_it_was(text in "(\\[[a-c]\\]|[a-c] = |\\{\"a\": |[0-9]|\"|\n|\\}|#|.)*") {
+            if let Ok(document) = Document::parse(Format::Toml, &text) {
+                proptest::prop_assert_eq!(document.text(), text.clone());
+            }
+            if let Ok(document) = Document::parse(Format::Json, &text) {
+                let again = Document::parse(Format::Json, &document.text()).expect("JSON");
+                proptest::prop_assert_eq!(again.all(), document.all());
+            }
         }
     }
 }

@@ -166,6 +166,7 @@ fn parse_config_version(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
     use crate::{host::fake, state::packages::Package};
 
     #[test]
@@ -241,12 +242,8 @@ mod tests {
         assert_eq!(get(true).await.0[1].version.as_deref(), Some("2.1.4"));
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in ".*") {
-            let _ = upstream(&text);
-            let _ = parse_version(&text);
-            let _ = parse_config_version(&text);
-        }
-    }
+    reads_any_text!(
+        ".*",
+        |text| upstream(&text); parse_version(&text); parse_config_version(&text)
+    );
 }

@@ -132,6 +132,7 @@ fn link(range: &str) -> Option<String> {
 mod tests {
     use super::{ContainerView, Mapped, look, mapped_objects};
     use crate::host::fake;
+    use crate::model::text::reads_any_text;
 
     #[test]
     fn devices_and_libraries_are_found() {
@@ -190,10 +191,8 @@ mod tests {
         );
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "([0-9a-f]*-[0-9a-f]* )?(/|.so| \\(deleted\\)|\n|.)*") {
-            let _ = mapped_objects(&text);
-        }
-    }
+    reads_any_text!(
+        "([0-9a-f]*-[0-9a-f]* )?(/|.so| \\(deleted\\)|\n|.)*",
+        |text| mapped_objects(&text)
+    );
 }

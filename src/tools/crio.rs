@@ -180,6 +180,7 @@ fn key(names: &[&str]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
 
     const NVIDIA: Runtime<'_> = Runtime {
         name: "nvidia",
@@ -285,10 +286,5 @@ mod tests {
         assert!(parse("FATA[0000] failed\n").is_err());
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(\\[crio|\\.runtime|\\]|=|\n|.)*") {
-            let _ = parse(&text);
-        }
-    }
+    reads_any_text!("(\\[crio|\\.runtime|\\]|=|\n|.)*", |text| parse(&text));
 }

@@ -120,6 +120,7 @@ fn address(word: &str) -> Option<PciAddress> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
 
     #[test]
     fn messages_of_the_driver() {
@@ -189,11 +190,8 @@ mod tests {
         assert_eq!(last_boot("a\nb").count(), 2);
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(NVRM: |Xid \\(PCI:|0000:3b:00|\\): |79|, |.)*") {
-            let _ = message(&text);
-            let _ = last_boot(&text).count();
-        }
-    }
+    reads_any_text!(
+        "(NVRM: |Xid \\(PCI:|0000:3b:00|\\): |79|, |.)*",
+        |text| message(&text); last_boot(&text).count()
+    );
 }

@@ -118,6 +118,7 @@ fn unescaped(field: &str) -> Utf8PathBuf {
 mod tests {
     use super::*;
     use crate::host::fake::FakeFiles;
+    use crate::model::text::reads_any_text;
 
     const LIST: &str = "\
 21 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
@@ -176,10 +177,5 @@ mod tests {
         assert_eq!((found[1].mount.as_str(), found[1].room), ("/var", small));
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "([0-9:/ \\\\\n]|.)*") {
-            let _ = holding(&text, "/var".into());
-        }
-    }
+    reads_any_text!("([0-9:/ \\\\\n]|.)*", |text| holding(&text, "/var".into()));
 }

@@ -201,6 +201,7 @@ pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
 #[cfg(test)]
 mod tests {
     use super::{failed_sources, failures_by_source, obstacle, telling_line};
+    use crate::model::text::reads_any_text;
     use crate::tools::packages::Fault;
 
     #[test]
@@ -417,13 +418,10 @@ E: Some index files failed to download. They have been ignored, or old ones used
         }
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(E: |W: |Err:| http://|\n|.)*") {
-            let _ = failures_by_source(&text);
-            let _ = failed_sources(&text);
-        }
-    }
+    reads_any_text!(
+        "(E: |W: |Err:| http://|\n|.)*",
+        |text| failures_by_source(&text); failed_sources(&text)
+    );
 
     #[test]
     fn a_warning_about_a_source_is_a_failure() {

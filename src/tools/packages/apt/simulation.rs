@@ -46,6 +46,7 @@ fn line(line: &str) -> Option<Action> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
 
     /// As printed on Debian 12 by apt 2.6.
     const TEXT: &str = "\
@@ -76,10 +77,7 @@ Conf runc (1.1.5+ds1-1+deb12u1 Debian:12.15/oldstable, Debian-Security:12/oldsta
         );
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(Inst|Remv|Purg)?[ \\[\\]\\(\\)a-z\n]*") {
-            let _ = parse(&text);
-        }
-    }
+    reads_any_text!("(Inst|Remv|Purg)?[ \\[\\]\\(\\)a-z\n]*", |text| parse(
+        &text
+    ));
 }

@@ -27,6 +27,7 @@ fn parse(text: &str, more: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::{at_most, rounded};
+    use crate::model::text::reads_any_text;
 
     #[test]
     fn amounts_are_never_too_small() {
@@ -45,10 +46,5 @@ mod tests {
         }
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "([0-9.,]* [kMGTQ]?B|.)*") {
-            let _ = at_most(&text);
-        }
-    }
+    reads_any_text!("([0-9.,]* [kMGTQ]?B|.)*", |text| at_most(&text));
 }

@@ -266,6 +266,7 @@ fn line(text: &str) -> Option<Package> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
 
     #[test]
     fn lines() {
@@ -366,10 +367,5 @@ mod tests {
         assert_eq!(line, "rpm -e --allmatches -- gpg-pubkey-48cf39dd-6742");
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(.|\t|\n)*") {
-            let _ = parse(&text);
-        }
-    }
+    reads_any_text!("(.|\t|\n)*", |text| parse(&text));
 }

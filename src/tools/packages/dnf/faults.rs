@@ -249,6 +249,7 @@ pub fn failures_by_source(output: &str) -> Option<Vec<SourceFailure>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
 
     const FAULTS: &str = include_str!("fixtures/refresh-faults.txt");
     const DEAD: &str = include_str!("fixtures/refresh-dead.txt");
@@ -410,10 +411,13 @@ mod tests {
         assert_eq!(first_reason("only this"), Some("only this"));
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(Error: |  - |Failed to download metadata for repo '| Problem: |.|\n)*") {
-            let _ = (fault(&text), obstacle(&text), first_reason(&text), failures_by_source(&text));
-        }
-    }
+    reads_any_text!(
+        "(Error: |  - |Failed to download metadata for repo '| Problem: |.|\n)*",
+        |text| (
+            fault(&text),
+            obstacle(&text),
+            first_reason(&text),
+            failures_by_source(&text)
+        )
+    );
 }

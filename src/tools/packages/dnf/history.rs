@@ -31,6 +31,7 @@ pub fn unfinished(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::unfinished;
+    use crate::model::text::reads_any_text;
 
     const INTERRUPTED: &str = include_str!("fixtures/history-interrupted.txt");
 
@@ -42,10 +43,5 @@ mod tests {
         assert!(unfinished("No transactions\n").is_empty());
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(.|\n)*") {
-            let _ = unfinished(&text);
-        }
-    }
+    reads_any_text!("(.|\n)*", |text| unfinished(&text));
 }

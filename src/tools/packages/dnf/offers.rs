@@ -107,6 +107,7 @@ pub fn parse(text: &str) -> Vec<Offer> {
 #[cfg(test)]
 mod tests {
     use super::{parse, parse_contents};
+    use crate::model::text::reads_any_text;
 
     #[test]
     fn the_newest_version_is_the_candidate() {
@@ -152,11 +153,8 @@ mod tests {
         assert!(found[0].paths[1].as_str().ends_with("/x.ko"));
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(.|\t|\n)*") {
-            let _ = parse_contents(&text);
-            let _ = parse(&text);
-        }
-    }
+    reads_any_text!(
+        "(.|\t|\n)*",
+        |text| parse_contents(&text); parse(&text)
+    );
 }

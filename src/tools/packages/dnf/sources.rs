@@ -113,6 +113,7 @@ pub fn further(entries: &[SourceEntry], names: &[String]) -> Result<Option<Furth
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
 
     /// As AlmaLinux 9 has it.
     const CRB: &str = "\
@@ -169,10 +170,5 @@ gpgcheck = 0
         );
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(\\[[a-z]*\\]|[a-z]+=|.|\n)*") {
-            let _ = entries(&text);
-        }
-    }
+    reads_any_text!("(\\[[a-z]*\\]|[a-z]+=|.|\n)*", |text| entries(&text));
 }

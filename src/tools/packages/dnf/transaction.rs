@@ -189,6 +189,7 @@ pub fn has_problem(stdout: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::text::reads_any_text;
     use crate::tools::packages::dnf::database;
 
     const DRIVER: &str = include_str!("fixtures/install-driver.txt");
@@ -314,10 +315,8 @@ mod tests {
         }
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_panic(text in "(Installing:|Removing:| [a-z]+|     replacing  |[0-9.]+|\n| )*") {
-            let _ = (actions(&text, &[]), estimate(&text));
-        }
-    }
+    reads_any_text!(
+        "(Installing:|Removing:| [a-z]+|     replacing  |[0-9.]+|\n| )*",
+        |text| (actions(&text, &[]), estimate(&text))
+    );
 }
