@@ -4,8 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use schemars::generate::SchemaSettings;
+use serde_json::Value;
+
 use crate::{
-    config::values::LOGIN,
+    config::{
+        file::Config,
+        values::{LOGIN, SECRET},
+    },
     model::{
         secret::{self, Secret},
         text::nearest,
@@ -37,49 +43,32 @@ pub enum Secrecy {
 /// Stands for a chosen name in a dotted key.
 pub const ANY: &str = "NAME";
 
-/// Every key on a line of its own, and what of its value is secret; a test compares it with the types. What makes a
-/// schema of types would be a large part of the program.
-const KEYS: &str = include_str!("keys.txt");
-
-/// The tree of all keys.
+/// The tree of all keys: that of the schema of the configuration.
 pub static TREE: LazyLock<Node> = LazyLock::new(|| {
-    let lines: Vec<(Vec<&str>, Secrecy)> = (KEYS.lines())
-        .map(|line| {
-            let (key, secrecy) = line.split_once(' ').unwrap_or((line, ""));
-            let secrecy = match secrecy {
-                "" => Secrecy::Open,
-                LOGIN => Secrecy::Login,
-                _ => Secrecy::Whole,
-            };
-            (key.split('.').collect(), secrecy)
-        })
-        .collect();
-    let lines: Vec<(&[&str], Secrecy)> = (lines.iter())
-        .map(|(parts, secrecy)| (&parts[..], *secrecy))
-        .collect();
-    tree(&lines)
+    let settings = SchemaSettings::draft2020_12().with(|settings| {
+        settings.inline_subschemas = true;
+    });
+    let schema = settings.into_generator().into_root_schema_for::<Config>();
+    node(schema.as_value())
 });
 
-/// The tree of keys with a common beginning, by the rest of each.
-fn tree(lines: &[(&[&str], Secrecy)]) -> Node {
-    if let [([], secrecy)] = lines {
-        return Node::Leaf(*secrecy);
+fn node(schema: &Value) -> Node {
+    if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
+        let children = properties.iter();
+        return Node::Table(
+            children
+                .map(|(name, child)| (name.clone(), node(child)))
+                .collect(),
+        );
     }
-    let mut groups: BTreeMap<&str, Vec<(&[&str], Secrecy)>> = BTreeMap::new();
-    for (parts, secrecy) in lines {
-        if let Some((first, rest)) = parts.split_first() {
-            groups.entry(first).or_default().push((rest, *secrecy));
-        }
+    if let Some(child @ Value::Object(_)) = schema.get("additionalProperties") {
+        return Node::Map(Box::new(node(child)));
     }
-    if let (1, Some(group)) = (groups.len(), groups.get(ANY)) {
-        return Node::Map(Box::new(tree(group)));
-    }
-    let children = groups.iter();
-    Node::Table(
-        children
-            .map(|(name, group)| ((*name).to_owned(), tree(group)))
-            .collect(),
-    )
+    Node::Leaf(match schema.get(SECRET).and_then(Value::as_str) {
+        None => Secrecy::Open,
+        Some(LOGIN) => Secrecy::Login,
+        Some(_) => Secrecy::Whole,
+    })
 }
 
 /// Every key, dotted.
@@ -161,53 +150,7 @@ pub fn suggestion(siblings: &BTreeMap<String, Node>, prefix: &str, name: &str) -
 
 #[cfg(test)]
 mod tests {
-    use schemars::generate::SchemaSettings;
-
-    use serde_json::Value;
-
-    use super::{Node, Secrecy, TREE, all, join, secrecy, secret, suggestion};
-    use crate::config::{
-        file::Config,
-        values::{LOGIN, SECRET},
-    };
-
-    /// The lines of the keys of a schema.
-    fn lines(schema: &Value, prefix: &str, found: &mut Vec<String>) {
-        if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
-            for (name, child) in properties {
-                lines(child, &join(prefix, name), found);
-            }
-            return;
-        }
-        if let Some(child @ Value::Object(_)) = schema.get("additionalProperties") {
-            return lines(child, &join(prefix, super::ANY), found);
-        }
-        found.push(match schema.get(SECRET).and_then(Value::as_str) {
-            None => prefix.to_owned(),
-            Some(LOGIN) => format!("{prefix} {LOGIN}"),
-            Some(_) => format!("{prefix} whole"),
-        });
-    }
-
-    #[test]
-    fn the_keys_are_those_of_the_types() {
-        let settings = SchemaSettings::draft2020_12().with(|settings| {
-            settings.inline_subschemas = true;
-        });
-        let schema = settings.into_generator().into_root_schema_for::<Config>();
-        let mut found = Vec::new();
-        lines(schema.as_value(), "", &mut found);
-        let text = found.join("\n") + "\n";
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/config/keys.txt");
-        if std::env::var_os("UPDATE_DOCS").is_some() {
-            std::fs::write(path, &text).expect("written");
-        }
-        let is_current = std::fs::read_to_string(path).is_ok_and(|kept| kept == text);
-        assert!(
-            is_current,
-            "`src/config/keys.txt` is not current: run `make update`"
-        );
-    }
+    use super::{Node, Secrecy, TREE, all, secrecy, secret, suggestion};
 
     #[test]
     fn the_tree_has_the_keys_of_the_types() {

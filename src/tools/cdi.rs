@@ -34,7 +34,6 @@ pub struct Spec {
 #[serde(rename_all = "camelCase")]
 pub struct Device {
     /// An index, a UUID, or `all`.
-    #[serde(deserialize_with = "yaml::text")]
     pub name: String,
     /// What a container gets with it.
     #[serde(default)]
