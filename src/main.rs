@@ -77,7 +77,9 @@ fn main() -> ExitCode {
         out_width: width(out_terminal, stdout()),
         err_width: width(err_terminal, stderr()),
         exe,
-        command: std::env::args().nth(1).unwrap_or_default(),
+        command: (std::env::args_os().nth(1))
+            .map(|word| word.to_string_lossy().into_owned())
+            .unwrap_or_default(),
         proxied: Arc::new(|url, direct| {
             let proxy = HttpProxy {
                 url: url.clone(),

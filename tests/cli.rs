@@ -251,3 +251,22 @@ fn look_in_columns(columns: &str) -> String {
         .expect("it runs");
     String::from_utf8(output.stdout).expect("text")
 }
+
+#[test]
+fn an_argument_that_is_not_utf_8_is_a_usage_error() {
+    use std::os::unix::ffi::OsStrExt;
+
+    for line in [
+        &[b"\xff" as &[u8]] as &[&[u8]],
+        &[b"check", b"--config", b"/\xff"],
+    ] {
+        let output = Command::cargo_bin("gpu-bootstrap")
+            .expect("the binary")
+            .args(line.iter().map(|word| std::ffi::OsStr::from_bytes(word)))
+            .output()
+            .expect("it runs");
+        let talk = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{talk}");
+        assert!(talk.contains("error: "), "{talk}");
+    }
+}

@@ -36,9 +36,12 @@ impl Drop for Lock {
 /// Names this process for a process that finds the lock taken. Of the arguments only the subcommand:
 /// others may carry secrets.
 fn holder() -> String {
-    let mut words = std::env::args()
-        .take(1)
-        .chain(std::env::args().skip(1).find(|word| !word.starts_with('-')));
+    // `args` panics for an argument that is not UTF-8.
+    let mut all = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let mut words = all
+        .next()
+        .into_iter()
+        .chain(all.find(|word| !word.starts_with('-')));
     let program = words.next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default();
     let command = std::iter::once(program.to_owned())
