@@ -6,7 +6,7 @@ use crate::exit::Exit;
 pub trait Report: std::error::Error + Send + Sync + 'static {
     /// The exit status of this error.
     fn exit(&self) -> Exit;
-    /// A stable word for scripts, for example `apt-lock-timeout`.
+    /// A stable word for scripts, for example `package-lock-timeout`.
     fn reason(&self) -> &'static str;
     /// What to do next, without the word `hint:`.
     fn hint(&self) -> Option<String>;

@@ -475,10 +475,19 @@ impl<'a> DriverInputs<'a> {
             Some(kernel) => {
                 format!("boot kernel {kernel}, which is installed and can have a driver")
             }
-            None => format!(
-                "install a kernel of the distribution (`{}`) and boot it",
-                self.profile.manager.backend().commands().upgrade_kernel
-            ),
+            None => {
+                let command = self.profile.kernel.as_ref().map(|row| {
+                    let install = self.profile.manager.backend().commands().install;
+                    format!(
+                        " (`{}`)",
+                        install.replace("NAME", &self.terms.fill(&row.newest))
+                    )
+                });
+                format!(
+                    "install a kernel of the distribution{} and boot it",
+                    command.unwrap_or_default()
+                )
+            }
         }
     }
 

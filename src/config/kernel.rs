@@ -29,6 +29,9 @@ const SERIES_UNLESS: &str = "{series-unless:";
 pub struct KernelRow {
     /// The package that brings a kernel.
     pub image: String,
+    /// The package that brings the distribution's newest kernel, for a machine that runs another one:
+    /// a name with `{package-arch}`.
+    pub newest: String,
     /// Packages of a kernel that a further kernel gets, too, if the present one has them.
     #[serde(default)]
     pub beside: Vec<String>,

@@ -130,6 +130,30 @@ mod tests {
         )
     }
 
+    #[test]
+    fn the_newest_kernel_has_a_name_on_each_system_and_architecture() {
+        for (name, version, arch, newest) in [
+            ("debian", "12", "x86_64", "linux-image-amd64"),
+            ("debian", "12", "aarch64", "linux-image-arm64"),
+            ("ubuntu", "24.04", "x86_64", "linux-image-generic"),
+            ("ubuntu", "24.04", "aarch64", "linux-image-generic"),
+            ("almalinux", "9", "x86_64", "kernel"),
+        ] {
+            let profile = Profile::built_in(name).unwrap();
+            let release = profile.release_for(version).unwrap();
+            let names = &profile.architecture[arch];
+            let terms = Terms::new(
+                release,
+                arch,
+                names,
+                &kernel("6.19.3", "6.19.3", &[]),
+                false,
+            );
+            let row = profile.kernel.as_ref().expect("a row about kernels");
+            assert_eq!(terms.fill(&row.newest), newest);
+        }
+    }
+
     fn headers_of(terms: &Terms, names: &[String]) -> Vec<PackageWish> {
         terms.for_kernels(&terms.kernel_templates(names))
     }

@@ -88,7 +88,7 @@ pub(super) fn refusal(
             own(kernel)
         ),
         None => format!(
-            "{archive}: upgrade the kernel (`{}` or your cloud's flavour), reboot, and run the \
+            "{archive}: upgrade the kernel (`{}`), reboot, and run the \
              command again; a kernel that is newer than all packaged modules gets one in days",
             commands.upgrade_kernel
         ),

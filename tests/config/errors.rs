@@ -205,7 +205,7 @@ fn a_running_kernel_without_a_driver_is_left_for_the_one_of_the_next_boot() {
     );
     let none = hint(&machine("6.19.3", &["6.19.3"]));
     assert!(
-        none.contains("install a kernel of the distribution (`"),
+        none.contains("install a kernel of the distribution (`apt-get install linux-image-amd64`)"),
         "{none}"
     );
 }

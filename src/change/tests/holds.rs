@@ -85,7 +85,7 @@ async fn a_hold_that_was_not_set_leaves_nothing_to_release(kind: Kind) {
     let undo = machine.applier.capture(&hold).await.unwrap();
     hold_lock(&machine.fakes.files);
     let applied = (machine.applier).apply(&hold, undo.clone(), &machine.sink);
-    assert_eq!(applied.await.unwrap_err().reason(), "apt-lock-timeout");
+    assert_eq!(applied.await.unwrap_err().reason(), "package-lock-timeout");
     release_lock(&machine.fakes.files);
     // An administrator holds them then.
     set(&machine, &archive, "docker.io", true);

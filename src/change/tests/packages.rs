@@ -491,7 +491,7 @@ async fn waiting_for_another_package_manager_names_it_and_has_a_limit(kind: Kind
     hold_lock(&machine.fakes.files);
     let before = machine.units.all();
     let error = machine.apply(&install(&["docker.io"])).await.unwrap_err();
-    assert_eq!(error.reason(), "apt-lock-timeout");
+    assert_eq!(error.reason(), "package-lock-timeout");
     let text = error.to_string();
     assert!(
         text.contains("unattended-upgr") && text.contains("812"),

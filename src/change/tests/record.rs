@@ -135,13 +135,13 @@ async fn a_package_manager_that_outlived_the_run_is_waited_for(kind: Kind) {
         .reconcile(&undo, &machine.sink)
         .await
         .unwrap_err();
-    assert_eq!(error.reason(), "apt-lock-timeout");
+    assert_eq!(error.reason(), "package-lock-timeout");
     let error = machine
         .applier
         .revert(&undo, &machine.sink)
         .await
         .unwrap_err();
-    assert_eq!(error.reason(), "apt-lock-timeout");
+    assert_eq!(error.reason(), "package-lock-timeout");
     apt.have("docker.io", "20.10.24");
     apt.write(&machine.fakes.files);
     release_lock(&machine.fakes.files);

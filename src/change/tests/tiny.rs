@@ -176,6 +176,7 @@ impl Backend for Tiny {
             clean: "tiny clean",
             reinstall: "tiny perform keep-all install NAME",
             install_kernel: "tiny install kernel-KERNEL",
+            install: "tiny perform keep-all install NAME",
             upgrade_kernel: "tiny perform keep-all install linux",
             credentials: "`/etc/tiny/logins`",
         }

@@ -64,7 +64,7 @@ impl Fault {
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
-            Self::Locked => "apt-lock-timeout",
+            Self::Locked => "package-lock-timeout",
             Self::Interrupted => "package-database-interrupted",
             Self::NoSpace => "no-disk-space",
             Self::Key => "repository-key",
@@ -115,8 +115,8 @@ impl Fault {
                  it with `timedatectl`)"
             }
             Self::Certificate => {
-                "install the certificate authority of the mirror, or of a proxy that inspects TLS \
-                 (`update-ca-certificates`), and check the machine's clock"
+                "install the certificate authority of the mirror, or of a proxy that inspects TLS, \
+                 and check the machine's clock"
             }
             Self::Sources => "correct or remove the source file named above",
             Self::Stale => {

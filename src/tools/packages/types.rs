@@ -282,7 +282,10 @@ pub struct Commands {
     pub clean: &'static str,
     /// Installs a package once more.
     pub reinstall: &'static str,
-    /// Brings the newest kernel.
+    /// Installs a package; `NAME` stands for it.
+    pub install: &'static str,
+    /// Brings the newest kernel of the series that the machine follows, whatever its packages are
+    /// called.
     pub upgrade_kernel: &'static str,
     /// Installs one kernel; `KERNEL` stands for its release.
     pub install_kernel: &'static str,

@@ -123,6 +123,10 @@ pub fn hint(fault: Fault) -> Option<&'static str> {
             "read apt's messages about dependencies above; the usual cause is a mix of packages \
              from two repositories"
         }
+        Fault::Certificate => {
+            "install the certificate authority of the mirror, or of a proxy that inspects TLS \
+             (`update-ca-certificates`), and check the machine's clock"
+        }
         _ => return None,
     })
 }
@@ -200,7 +204,7 @@ pub fn failures_by_source(text: &str) -> Option<Vec<SourceFailure>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{failed_sources, failures_by_source, obstacle, telling_line};
+    use super::{failed_sources, failures_by_source, hint, obstacle, telling_line};
     use crate::model::text::reads_any_text;
     use crate::tools::packages::Fault;
 
@@ -428,5 +432,11 @@ E: Some index files failed to download. They have been ignored, or old ones used
         let text = "Hit:1 http://a\nW: Failed to fetch http://b/InRelease  Could not connect\n";
         assert!(failed_sources(text).unwrap().contains("http://b"));
         assert_eq!(failed_sources("Reading package lists...\n"), None);
+    }
+
+    #[test]
+    fn the_command_for_certificates_is_that_of_the_system() {
+        let hint = hint(Fault::Certificate).expect("a hint");
+        assert!(hint.contains("`update-ca-certificates`"), "{hint}");
     }
 }

@@ -189,7 +189,9 @@ impl Backend for Apt {
             unhold: "apt-mark unhold NAME",
             clean: "apt-get clean",
             reinstall: "apt-get install --reinstall NAME",
-            upgrade_kernel: "apt-get install linux-image-amd64",
+            install: "apt-get install NAME",
+            // apt-get(8): a new kernel is a new package, which a plain `upgrade` leaves out.
+            upgrade_kernel: "apt-get upgrade --with-new-pkgs",
             install_kernel: "apt-get install linux-image-KERNEL",
             credentials: "a file of mode 0600 in `/etc/apt/auth.conf.d`, see apt_auth.conf(5)",
         }

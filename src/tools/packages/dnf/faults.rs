@@ -119,6 +119,10 @@ pub fn hint(fault: Fault) -> Option<&'static str> {
         Fault::Interrupted => {
             "rpm's database is damaged: run `rpm --rebuilddb`, then `gpu-bootstrap install` again"
         }
+        Fault::Certificate => {
+            "install the certificate authority of the mirror, or of a proxy that inspects TLS \
+             (`update-ca-trust`), and check the machine's clock"
+        }
         _ => return None,
     })
 }
@@ -420,4 +424,10 @@ mod tests {
             failures_by_source(&text)
         )
     );
+
+    #[test]
+    fn the_command_for_certificates_is_that_of_the_system() {
+        let hint = hint(Fault::Certificate).expect("a hint");
+        assert!(hint.contains("`update-ca-trust`"), "{hint}");
+    }
 }

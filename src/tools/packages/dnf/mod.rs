@@ -277,6 +277,7 @@ impl Backend for Dnf {
 
 impl Transactions for Dnf {
     fn refresh(&self, settings: &Settings, _past_caches: bool) -> Cmd {
+            install: "dnf install NAME",
         commands::refresh(settings)
     }
 
