@@ -77,7 +77,15 @@ pub fn priority(repository: &Repository) -> Option<(Utf8PathBuf, String)> {
     }
     let packages = repository.packages.join(" ");
     let (_, rest) = repository.url.split_once("://")?;
-    let host = rest.split(['/', ':']).next().unwrap_or_default();
+    let authority = rest.split('/').next().unwrap_or_default();
+    let host_and_port = authority.rsplit('@').next().unwrap_or_default();
+    // The brackets of an IPv6 address belong to the URL: `apt-cache policy` says `origin fd00::1`, and a
+    // pin on `[fd00::1]` is without effect (tried with apt 2.6).
+    let host = match host_and_port.strip_prefix('[') {
+        Some(rest) => rest.split(']').next(),
+        None => host_and_port.split(':').next(),
+    };
+    let host = host.unwrap_or_default();
     Some((
         Utf8PathBuf::from(format!(
             "/etc/apt/preferences.d/gpu-bootstrap-repository-{}",
@@ -123,6 +131,18 @@ mod tests {
             "Package: nvidia-container-toolkit libnvidia-container*\n\
              Pin: origin \"example.org\"\nPin-Priority: 600\n"
         ));
+        for (url, origin) in [
+            ("http://[fd00::1]/debian", "fd00::1"),
+            ("http://[fd00::1]:8080/debian", "fd00::1"),
+            ("https://mirror.example:8080", "mirror.example"),
+        ] {
+            let url = url.to_owned();
+            let (_, text) = priority(&Repository { url, ..toolkit() }).expect("a priority");
+            assert!(
+                text.contains(&format!("Pin: origin \"{origin}\"\n")),
+                "{text}"
+            );
+        }
         // A repository of the same server must not get the priority.
         let none = Repository {
             packages: vec![],
