@@ -165,19 +165,19 @@ fn of_one(
             .boards
             .iter()
             .filter(|board| board.architecture.is_some())
-            .map(|board| board.modules)
-            .reduce(narrower),
+            .map(|board| Some(board.modules))
+            .reduce(|one, other| shared(one?, other?))
+            .flatten(),
         citations: cite(matrix, &citations),
         meanings: Vec::new(),
     }
 }
 
-/// The modules that both GPUs of a machine run with.
-fn narrower(one: SupportedFlavours, other: SupportedFlavours) -> SupportedFlavours {
-    if one == SupportedFlavours::Either {
-        other
-    } else {
-        one
+/// The modules that both GPUs of a machine run with, if there are any.
+fn shared(one: SupportedFlavours, other: SupportedFlavours) -> Option<SupportedFlavours> {
+    match (one, other) {
+        (SupportedFlavours::Either, same) | (same, SupportedFlavours::Either) => Some(same),
+        (one, other) => (one == other).then_some(one),
     }
 }
 

@@ -106,6 +106,34 @@ fn answers_have_the_documented_form() {
     );
 }
 
+/// A B200 runs with open modules alone, a V100 with proprietary ones alone.
+#[test]
+fn gpus_that_share_no_modules_get_no_flavour() {
+    for (gpus, want) in [
+        (["10de:1db1", "10de:2901"], None),
+        (["10de:2901", "10de:1db1"], None),
+        (["10de:2901", "10de:1eb8"], Some(SupportedFlavours::Open)),
+        (
+            ["10de:1eb8", "10de:1db1"],
+            Some(SupportedFlavours::Proprietary),
+        ),
+    ] {
+        let question = Question {
+            machine: Some(Machine {
+                gpus: gpus.map(gpu).to_vec(),
+                nvswitch: false,
+            }),
+            cuda: "12.8".parse().ok(),
+            ..Question::default()
+        };
+        let answer = question::answer(matrix(), &question).unwrap();
+        assert_eq!(answer.module_flavour, want, "{gpus:?}");
+        if want.is_none() {
+            assert_eq!(answer.verdict, Compatibility::Incompatible);
+        }
+    }
+}
+
 #[test]
 fn an_empty_question_is_an_error_and_an_unknown_name_is_not() {
     let os = Question {
