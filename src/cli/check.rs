@@ -67,7 +67,7 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         });
         (asked, runs)
     };
-    let prepared = asked.as_ref().is_some_and(wants_gpus);
+    let built = asked.clone();
     // The request in the journal of an image, where no kernel runs.
     if args.root.is_some()
         && !runs
@@ -90,6 +90,15 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
         machine::scope(args.root.as_deref())
     };
     let mut ground = prepare::ground(world, host, request, scope).await?;
+    // A node of a pool may have no GPU, as what it was prepared with says, or the settings of now.
+    let prepared = built.is_some_and(|built| {
+        ![&built, &ground.request].into_iter().any(|request| {
+            ground
+                .allows_no_gpu(world, &*named.files, request)
+                // A file that was named then may be gone; what is wrong with the settings of now is said below.
+                .unwrap_or(false)
+        })
+    });
     let mut back = None;
     let resolved = match text_only {
         true => None,
@@ -195,11 +204,6 @@ pub(super) async fn run(world: &mut World<'_>, args: &args::Check) -> Result<Exi
 fn tells(finding: &Finding, warning: &str) -> bool {
     let shown = !matches!(finding.status, Verdict::Pass | Verdict::Skip);
     shown && finding.because.is_none() && finding.why.contains(warning)
-}
-
-/// Whether a machine that was prepared so must have GPUs: a node of a pool may have none.
-fn wants_gpus(request: &Request) -> bool {
-    !(request.set.iter()).any(|set| set.replace(' ', "") == "preflight.allow-no-gpu=true")
 }
 
 /// Why nothing can be wanted on the machine.

@@ -214,20 +214,7 @@ impl Ground {
         named: &dyn ReadFiles,
     ) -> Result<Resolution, ResolveError> {
         let request = &self.request;
-        let mut ask = Ask {
-            profile: request.profile.clone(),
-            config: request.config.clone(),
-            env: env(&world.vars),
-            set: settings(request),
-            cloud: None,
-            lock_timeout_seconds: request.lock_timeout_seconds,
-            flags: Flags {
-                image: request.image,
-                assume_gpus: request.assume_gpus.clone(),
-            },
-            secrets: world.secrets.clone(),
-            by_root: world.root && self.scope.executes,
-        };
+        let mut ask = self.ask(world, request);
         let warning = if request.has_cloud_settings {
             None
         } else {
@@ -248,6 +235,37 @@ impl Ground {
             self.host.http = (world.proxied)(proxy, direct);
         }
         Ok(resolution)
+    }
+
+    fn ask(&self, world: &World<'_>, request: &Request) -> Ask {
+        Ask {
+            profile: request.profile.clone(),
+            config: request.config.clone(),
+            env: env(&world.vars),
+            set: settings(request),
+            cloud: None,
+            lock_timeout_seconds: request.lock_timeout_seconds,
+            flags: Flags {
+                image: request.image,
+                assume_gpus: request.assume_gpus.clone(),
+            },
+            secrets: world.secrets.clone(),
+            by_root: world.root && self.scope.executes,
+        }
+    }
+
+    /// Whether the settings of a request say that the machine may have no GPU.
+    ///
+    /// # Errors
+    /// Configuration that is wrong.
+    pub(super) fn allows_no_gpu(
+        &self,
+        world: &World<'_>,
+        named: &dyn ReadFiles,
+        request: &Request,
+    ) -> Result<bool, ConfigError> {
+        let ask = self.ask(world, request);
+        load::allows_no_gpu(&*self.host.files, named, &ask)
     }
 
     /// The state of the machine, to be read when somebody asks for it.

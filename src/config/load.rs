@@ -125,6 +125,19 @@ pub fn load(
     Ok(resolution)
 }
 
+/// Whether the settings say that a machine may have no GPU: also where nothing can be resolved for it.
+///
+/// # Errors
+/// Configuration that is wrong.
+pub fn allows_no_gpu(
+    files: &dyn ReadFiles,
+    named: &dyn ReadFiles,
+    ask: &Ask,
+) -> Result<bool, ConfigError> {
+    let config = layers(files, named, ask)?.merged()?;
+    Ok(config.preflight.allow_no_gpu == Some(true))
+}
+
 /// All settings with their places.
 fn layers(files: &dyn ReadFiles, named: &dyn ReadFiles, ask: &Ask) -> Result<Layers, ConfigError> {
     let obeyed = Trusted::new(files, ask.by_root);
