@@ -219,10 +219,9 @@ pub struct DriverWish {
     pub module: String,
     /// Modules to load at boot, in order.
     pub load_modules: Vec<String>,
-    /// Keep a working driver of another origin instead of refusing.
-    pub adopt: bool,
-    /// Remove a driver of another origin instead of refusing.
-    pub replace: bool,
+    /// What becomes of a driver that somebody else has installed.
+    #[serde(default)]
+    pub existing: Existing,
     /// Settings name the branch or the version: then it may also be an older one than is installed.
     #[serde(default)]
     pub asked: bool,
@@ -245,6 +244,19 @@ pub struct DriverWish {
     /// How that service is set up; `None` where nothing is needed, or the source does not have it.
     #[serde(default)]
     pub fabric_service: Option<FabricService>,
+}
+
+/// What becomes of a driver that somebody else has installed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Existing {
+    /// The run is refused.
+    #[default]
+    Refuse,
+    /// It stays, if it is of the wanted branch.
+    Keep,
+    /// It is removed, and the wanted one is installed.
+    Replace,
 }
 
 /// Another source of the driver for this machine.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::{
     compat::kernels::Consent,
     config::{
-        desired::{JoinKind, Restart, RuntimeKind},
+        desired::{Existing, JoinKind, Restart, RuntimeKind},
         values::{
             AbsolutePath, BranchKey, Build, CaHash, CdiPath, Fingerprint, PackagePattern, Proxy,
             Url, VersionPattern, Word,
@@ -83,10 +83,8 @@ pub struct DriverConfig {
     pub mok_key: Option<AbsolutePath>,
     /// Its certificate (DER), which the firmware or the shim must know already.
     pub mok_certificate: Option<AbsolutePath>,
-    /// Keep a working driver of another origin instead of refusing.
-    pub adopt: Option<bool>,
-    /// Remove a driver of another origin instead of refusing.
-    pub replace: Option<bool>,
+    /// What becomes of a driver that this program has not installed: "refuse", "keep" or "replace".
+    pub existing: Option<Existing>,
     /// Go back to the driver before if another one fails its proof.
     pub rollback: Option<bool>,
     /// CUDA versions that containers will bring, such as ["12.4"].

@@ -6,7 +6,7 @@ use camino::Utf8Path;
 use super::{EngineError, Session, job::Job, ledger::Ledger, ours::ours, resume};
 use crate::{
     change::{Undo, packages::kept},
-    config::desired::{Desired, DriverWish, PackagePolicy, PackageWish},
+    config::desired::{Desired, DriverWish, Existing, PackagePolicy, PackageWish},
     error::one_line,
     event::Outcome,
     exit::Exit,
@@ -253,7 +253,11 @@ impl Session {
         let Some(desired) = self.inner.desired.as_ref().filter(|desired| !desired.image) else {
             return Ok(());
         };
-        let Some(driver) = desired.driver.as_ref().filter(|driver| !driver.adopt) else {
+        let Some(driver) = desired
+            .driver
+            .as_ref()
+            .filter(|driver| driver.existing != Existing::Keep)
+        else {
             return Ok(());
         };
         let receipt = ledger.journal.receipt();

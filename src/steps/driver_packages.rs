@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverWish, PackageWish},
+    config::desired::{Desired, DriverWish, Existing, PackageWish},
     model::{id::StepId, version::DriverVersion},
     state::{FoundDriver, Origin, Ours},
     step::{Assessment, Cx, Step, StepError},
@@ -79,7 +79,10 @@ fn last_build(cx: &Cx<'_>, module: &str, version: &DriverVersion) -> Option<Stri
 
 /// Whether a driver that did not come as packages is kept: then nothing is compiled for it.
 pub(super) async fn adopts(cx: &Cx<'_>) -> bool {
-    cx.desired.driver.as_ref().is_some_and(|wish| wish.adopt)
+    cx.desired
+        .driver
+        .as_ref()
+        .is_some_and(|wish| wish.existing == Existing::Keep)
         && matches!(
             cx.state.driver().await.origin,
             Some(Origin::Runfile | Origin::Preinstalled)
@@ -234,8 +237,9 @@ fn beside(
 /// A driver that did not come as packages: kept, replaced or refused, but never mixed with ours.
 fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessment> {
     let found = &state.found;
+    let replaces = driver.existing == Existing::Replace;
     let origin = match found.origin? {
-        Origin::Runfile if driver.replace && !state.uninstaller => return None,
+        Origin::Runfile if replaces && !state.uninstaller => return None,
         Origin::Runfile => "by NVIDIA's installer",
         Origin::Preinstalled => "with the image, outside packages",
         Origin::Distribution | Origin::Vendor => return None,
@@ -246,7 +250,7 @@ fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessmen
         .or(found.library_version.as_ref());
     let version_text =
         version.map_or_else(|| "of unknown version".to_owned(), DriverVersion::to_string);
-    if driver.adopt {
+    if driver.existing == Existing::Keep {
         return Some(match version {
             Some(version) if version.branch() == driver.branch => Assessment::Satisfied {
                 why: format!("driver {version} was installed {origin} and is adopted"),
@@ -256,12 +260,12 @@ fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessmen
                     "driver {version_text} was installed {origin}; branch {} is wanted",
                     driver.branch
                 ),
-                hint: "set `driver.branch` to the installed branch, or `driver.replace = true`"
+                hint: "set `driver.branch` to the installed branch, or `driver.existing = \"replace\"`"
                     .into(),
             },
         });
     }
-    if driver.replace && found.origin == Some(Origin::Runfile) {
+    if replaces && found.origin == Some(Origin::Runfile) {
         let mut changes = vec![Change::RunTool {
             purpose: "remove the driver that NVIDIA's installer installed".into(),
             command: vec![RUNFILE_UNINSTALLER.into(), "--silent".into()],
@@ -276,8 +280,8 @@ fn foreign(driver: &DriverWish, state: &DriverPackagesState) -> Option<Assessmen
     }
     Some(Assessment::Blocked {
         why: format!("driver {version_text} was installed {origin}"),
-        hint: "set `driver.adopt = true` to keep it, or `driver.replace = true` to remove it and \
-               install packages (not possible for a driver that came with the image)"
+        hint: "set `driver.existing = \"keep\"` to keep it, or `\"replace\"` to remove it and install \
+               packages (not possible for a driver that came with the image)"
             .into(),
     })
 }
@@ -310,7 +314,7 @@ mod tests {
     use super::{DriverPackagesState, decide};
     use crate::{
         change::Change,
-        config::desired::{Desired, FabricService},
+        config::desired::{Desired, Existing, FabricService},
         state::{FoundDriver, Origin, Ours},
         step::Assessment,
         steps::{
@@ -410,7 +414,7 @@ mod tests {
             panic!("two branches exclude each other");
         };
         assert!(why.contains("nvidia-smi 470.256.02-1"), "{why}");
-        assert!(hint.contains("driver.replace"), "{hint}");
+        assert!(hint.contains("driver.existing = \"replace\""), "{hint}");
         let mut same_branch = state(&["libnvidia-ml1=535.261.03-1"], &[]);
         assert!(matches!(
             decide(&same_branch, &want),
@@ -421,7 +425,7 @@ mod tests {
             decide(&same_branch, &want),
             Assessment::Blocked { .. }
         ));
-        want.driver.as_mut().expect("a driver").replace = true;
+        want.driver.as_mut().expect("a driver").existing = Existing::Replace;
         assert_eq!(removed(&old, &want), ["libnvidia-ml1", "nvidia-smi"]);
     }
 
@@ -429,7 +433,8 @@ mod tests {
     fn the_stream_is_enabled_first_also_where_a_driver_is_replaced() {
         let mut want = desired();
         let driver = want.driver.as_mut().expect("a driver");
-        (driver.replace, driver.stream) = (true, Some("nvidia-driver:535-open".into()));
+        (driver.existing, driver.stream) =
+            (Existing::Replace, Some("nvidia-driver:535-open".into()));
         let mut old = state(
             &["nvidia-smi=470.256.02-1", "libnvidia-ml1=470.256.02-1"],
             &[],
@@ -512,7 +517,7 @@ mod tests {
         ));
         // Beside another driver it stays what it is.
         let mut want = desired();
-        want.driver.as_mut().expect("a driver").replace = true;
+        want.driver.as_mut().expect("a driver").existing = Existing::Replace;
         let old = state(
             &["libnvidia-ml1=470.256.02-1", "nvidia-modprobe=570.133.07-1"],
             &[],
@@ -529,9 +534,9 @@ mod tests {
         let Assessment::Blocked { hint, .. } = decide(&empty, &want) else {
             panic!("must be refused");
         };
-        assert!(hint.contains("driver.adopt"), "{hint}");
+        assert!(hint.contains("driver.existing"), "{hint}");
 
-        want.driver.as_mut().expect("a driver").adopt = true;
+        want.driver.as_mut().expect("a driver").existing = Existing::Keep;
         assert!(matches!(
             decide(&empty, &want),
             Assessment::Satisfied { .. }
@@ -539,8 +544,7 @@ mod tests {
         empty.found.loaded_version = Some("470.256.02".parse().expect("a version"));
         assert!(matches!(decide(&empty, &want), Assessment::Blocked { .. }));
 
-        let driver = want.driver.as_mut().expect("a driver");
-        (driver.adopt, driver.replace) = (false, true);
+        want.driver.as_mut().expect("a driver").existing = Existing::Replace;
         let Assessment::Needs { changes, .. } = decide(&empty, &want) else {
             panic!("must be replaced");
         };

@@ -6,8 +6,8 @@ use crate::{
     compat::matrix::{Fabric, Matrix},
     config::{
         desired::{
-            Desired, DriverWish, Guard, Hold, Manager, PackagePolicy, Pin, Preflight, Repository,
-            Restart, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
+            Desired, DriverWish, Existing, Guard, Hold, Manager, PackagePolicy, Pin, Preflight,
+            Repository, Restart, RuntimeKind, RuntimeWish, ToolkitWish, Validation,
         },
         load::{Ask, load},
     },
@@ -191,8 +191,7 @@ pub(crate) fn desired() -> Desired {
             dkms: Some("nvidia-current".into()),
             module: "nvidia-current".into(),
             load_modules: vec!["nvidia".into(), "nvidia-uvm".into()],
-            adopt: false,
-            replace: false,
+            existing: Existing::Refuse,
             asked: false,
             rollback: true,
             reasons: vec![],

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, PackageWish, Purpose},
+    config::desired::{Desired, Existing, PackageWish, Purpose},
     model::{id::StepId, pattern},
     step::{Assessment, Cx, Step, StepError},
 };
@@ -58,7 +58,10 @@ fn decide(state: &HoldState, desired: &Desired) -> Assessment {
         .map(|name| name.as_str())
         .collect();
     let (mut whys, mut changes) = (Vec::new(), Vec::new());
-    let adopts = desired.driver.as_ref().is_some_and(|driver| driver.adopt);
+    let adopts = desired
+        .driver
+        .as_ref()
+        .is_some_and(|driver| driver.existing == Existing::Keep);
     let expects = (desired.package_groups().iter()).any(|(purpose, _)| match purpose {
         Purpose::Driver | Purpose::Headers => !adopts,
         Purpose::Runtime(_) | Purpose::Toolkit | Purpose::Cluster => true,

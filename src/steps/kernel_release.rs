@@ -14,7 +14,7 @@ use crate::{
     change::{Change, Lock},
     compat::kernels::Answer,
     config::{
-        desired::{Desired, DriverWish, KernelWish, ModuleWay, PackageWish},
+        desired::{Desired, DriverWish, Existing, KernelWish, ModuleWay, PackageWish},
         kernel::for_kernel,
     },
     model::{id::StepId, version::KernelVersion},
@@ -46,7 +46,8 @@ async fn detect(cx: &Cx<'_>) -> Result<KernelState, StepError> {
         }
         _ => Vec::new(),
     };
-    let replace = (cx.desired.driver.as_ref()).is_some_and(|driver| driver.replace);
+    let replace =
+        (cx.desired.driver.as_ref()).is_some_and(|driver| driver.existing == Existing::Replace);
     Ok(KernelState {
         asked,
         kernel,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     change::{Change, Lock},
-    config::desired::{Desired, DriverWish},
+    config::desired::{Desired, DriverWish, Existing},
     facts::Facts,
     model::{gpu::Flavour, id::StepId, version::DriverVersion},
     step::{Assessment, Cx, Step, StepError},
@@ -101,7 +101,7 @@ fn decide(state: &ModuleState, desired: &Desired, facts: &Facts) -> Assessment {
     let fits = |version: &DriverVersion| match &state.packaged {
         Some(packaged) => version == packaged,
         // An adopted driver has no packages to compare with.
-        None => driver.adopt && version.branch() == driver.branch,
+        None => driver.existing == Existing::Keep && version.branch() == driver.branch,
     };
     let load = |modules: &[String]| -> Vec<Change> {
         let module = |module: &String| Change::LoadModule {
@@ -200,7 +200,7 @@ fn not_as_packaged(
 ) -> Option<Assessment> {
     if let Some(flavour) = state.flavour
         && flavour != driver.flavour
-        && !driver.adopt
+        && driver.existing != Existing::Keep
     {
         let why = format!(
             "the {flavour} module {packaged} is loaded, the {} one is installed",

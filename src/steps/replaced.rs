@@ -8,7 +8,7 @@ use super::{
     words,
 };
 use crate::{
-    config::desired::{Desired, DriverWish, KernelWish, PackageWish},
+    config::desired::{Desired, DriverWish, Existing, KernelWish, PackageWish},
     facts::detection::{carries_driver, is_driver_part},
     model::{
         pattern,
@@ -176,7 +176,8 @@ pub(super) fn instead_of(
     let foreign = all.iter().any(|one| is_foreign(&one));
     let named = told(&all);
     let wanted = format!("branch {} from {} is wanted", driver.branch, driver.source);
-    if driver.replace || !foreign {
+    let replaces = driver.existing == Existing::Replace;
+    if replaces || !foreign {
         if !held.is_empty() {
             return Assessment::Blocked {
                 why: format!("{} must be replaced, and somebody holds it", told(&held)),
@@ -184,9 +185,7 @@ pub(super) fn instead_of(
             };
         }
         let names: Vec<String> = others.iter().map(|(name, _)| name.clone()).collect();
-        if !driver.replace
-            && let Some(answer) = not_asked(driver, there, &names)
-        {
+        if !replaces && let Some(answer) = not_asked(driver, there, &names) {
             return answer;
         }
         return Assessment::Needs {
@@ -197,7 +196,7 @@ pub(super) fn instead_of(
     Assessment::Blocked {
         why: format!("another driver is installed ({named}), {wanted}"),
         hint: format!(
-            "set `driver.replace = true` to replace it; to keep it, set `driver.branch` and \
+            "set `driver.existing = \"replace\"` to replace it; to keep it, set `driver.branch` and \
              `driver.source` to the installed ones (source `{DISTRIBUTION}` is the system's \
              archive)"
         ),

@@ -2,7 +2,7 @@
 
 use gpu_bootstrap::compat::matrix::Fabric;
 use gpu_bootstrap::config::{
-    desired::{Repository, RuntimeKind},
+    desired::{Existing, Repository, RuntimeKind},
     profile::Profile,
 };
 use gpu_bootstrap::error::Report as _;
@@ -76,7 +76,7 @@ fn text_values_are_toml_or_text_or_a_list() {
     let desired = Machine::debian()
         .set("driver.cuda=12.4,12.8")
         .set("driver.version=580.159.04")
-        .set("driver.adopt=true")
+        .set("driver.existing=keep")
         .set("runtime.use=docker")
         .set("toolkit.version=1.20")
         .set("hold.extra=[\"cuda-toolkit-*\"]")
@@ -84,7 +84,7 @@ fn text_values_are_toml_or_text_or_a_list() {
         .resolution()
         .desired;
     let driver = desired.driver.unwrap();
-    assert!(driver.adopt);
+    assert_eq!(driver.existing, Existing::Keep);
     assert_eq!(driver.version.unwrap().as_str(), "580.159.04");
     assert_eq!(driver.packages[0].version.as_deref(), Some("580.159.04-*"));
     assert_eq!(desired.pins[0].version, "580.159.04-*");

@@ -231,7 +231,7 @@ fn found(state: &FabricState, driver: &DriverWish) -> Assessment {
             ),
             hint: "set `driver.source = \"nvidia\"`, whose repository has it; or use an image in \
                    which the driver and its fabric manager are installed, and keep them with \
-                   `driver.adopt = true`"
+                   `driver.existing = \"keep\"`"
                 .into(),
         },
     }
