@@ -231,7 +231,7 @@ impl Applier {
         Ok(())
     }
 
-    fn save(&self, path: &Utf8Path) -> Result<Option<Saved>, ChangeError> {
+    pub(super) fn save(&self, path: &Utf8Path) -> Result<Option<Saved>, ChangeError> {
         let files = &self.host.files;
         let Some(stat) = files.stat(path)? else {
             return Ok(None);
@@ -323,7 +323,7 @@ impl Applier {
     }
 
     /// Makes a file as it was before the change, whatever it is now.
-    fn put_back(&self, file: &FileBefore) -> Result<Reverted, ChangeError> {
+    pub(super) fn put_back(&self, file: &FileBefore) -> Result<Reverted, ChangeError> {
         let (files, path) = (&self.host.files, &file.path);
         let Some(saved) = &file.before else {
             files.remove(path)?;

@@ -459,6 +459,7 @@ fn transaction(
             state.faults.power_cut = false;
             return Err(ExecError::Spawn {
                 command: cmd.line(),
+        keep_changed_configuration(files, state, name);
                 why: "the test killed it in the middle".to_owned(),
             });
         }
@@ -574,5 +575,17 @@ fn with_dependents(files: &FakeFiles, state: &State, names: &[&str]) -> Vec<Stri
             return going;
         }
         going.extend(more);
+    }
+}
+
+/// What rpm does with a configuration file that is not the package's own: it gets another name.
+fn keep_changed_configuration(files: &FakeFiles, state: &State, name: &str) {
+    let Some(entry) = dpkg::read(files).remove(name) else {
+        return;
+    };
+    for (path, content) in &state.archive.package(name, &entry.version).conffiles {
+        if let Some(now) = text(files, path).filter(|now| now != content) {
+            files.put(&format!("{path}.rpmsave"), now);
+        }
     }
 }

@@ -14,7 +14,7 @@ const MACHINES: [(&str, &str, &[&str]); 6] = [
     ("debian-12-h100", "", &[]),
     (
         "debian-12-h100",
-        "packages = ['linux-image-amd64', 'docker.io']",
+        "packages = ['linux-image-amd64', 'docker.io']\nfiles = { '/etc/dkms/framework.conf' = 'modprobe_on_install=no' }",
         &[],
     ),
     ("debian-12-h100", "gpus = ['10de:20b2', '10de:20b2']", &[]),

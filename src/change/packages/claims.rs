@@ -50,12 +50,23 @@ impl Applier {
     pub(super) async fn claim(&self, effects: Effects) -> Result<Effects, ChangeError> {
         let effects = effects.with_unclaimed();
         let mut packages = effects.new_packages();
-        packages.extend(self.brought()?);
+        let (brought, made_before) = self.brought_and_made()?;
+        packages.extend(brought);
         let manifest = self.backend.manifest(self.host.reader(), &packages).await;
         let manifest = manifest.map_err(|error| {
             unreadable_database("read what the new packages say about themselves", error)
         })?;
-        Ok(effects.claimed_by(&manifest))
+        let mut effects = effects.claimed_by(&manifest);
+        // What an earlier transaction of this program made goes with its packages.
+        effects.there.retain(|path| !made_before.contains(path));
+        // Where a package takes the place of another one, its file may have been the other one's.
+        if !effects.disappeared.is_empty() {
+            let Effects {
+                there, rewritten, ..
+            } = &mut effects;
+            there.retain(|path| !rewritten.contains_key(path));
+        }
+        Ok(effects)
     }
 }
 
@@ -92,6 +103,14 @@ impl Effects {
             .collect();
         let written = claimed(&written, manifest, false);
         self.rewritten.retain(|path, _| written.contains(path));
+        if self.appeared.is_empty() {
+            self.there.clear();
+        }
+        let there = (self.there.iter())
+            .map(|path| (path.clone(), String::new()))
+            .collect();
+        let there = claimed(&there, manifest, false);
+        self.there.retain(|path| there.contains(path));
         self.unclaimed = Unclaimed {
             users: other_users,
             groups: other_groups,

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::desired::PackageWish;
 
+/// A folder as an entry of [`Inventory::etc`].
+pub(super) const FOLDER: &str = "folder";
+
 /// Packages, accounts and configuration files of a machine at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -68,6 +71,11 @@ pub struct Effects {
     #[schemars(with = "BTreeMap<String, Rewritten>")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rewritten: BTreeMap<Utf8PathBuf, Rewritten>,
+    /// Files and links below `/etc` that were there before the packages, and that these own or their scripts
+    /// name: the removal of a package takes them for its own.
+    #[schemars(with = "BTreeSet<String>")]
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub there: BTreeSet<Utf8PathBuf>,
     /// What appeared at the same time, and no package of the transaction says that it made it.
     #[serde(skip_serializing_if = "Unclaimed::is_empty")]
     pub unclaimed: Unclaimed,
@@ -171,6 +179,10 @@ impl Inventory {
                     Some((path.clone(), Rewritten { before, after }))
                 })
                 .collect(),
+            there: (self.etc.iter())
+                .filter(|(_, what)| *what != FOLDER)
+                .map(|(path, _)| path.clone())
+                .collect(),
             unclaimed: Unclaimed::default(),
         }
     }
@@ -183,6 +195,7 @@ impl Effects {
     pub fn is_empty(&self) -> bool {
         let nothing = Self {
             rewritten: self.rewritten.clone(),
+            there: self.there.clone(),
             unclaimed: self.unclaimed.clone(),
             ..Self::default()
         };
@@ -290,6 +303,10 @@ impl Effects {
             keys: union(&self.keys, &later.keys),
             users,
             groups,
+            there: (self.there.union(&later.there))
+                .filter(|path| !self.etc.contains_key(*path))
+                .cloned()
+                .collect(),
             etc,
             rewritten,
             unclaimed,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use super::effects::Inventory;
+use super::effects::{FOLDER, Inventory};
 use crate::{
     change::{Applier, ChangeError},
     host::{Kind, digest::sha256},
@@ -131,9 +131,6 @@ pub(super) fn unreadable(what: &str, why: impl std::fmt::Display) -> ChangeError
         why: why.to_string(),
     }
 }
-
-/// A folder as an entry of [`Inventory::etc`].
-pub(super) const FOLDER: &str = "folder";
 
 /// An error of the package database.
 pub(super) fn unreadable_database(what: &str, error: DatabaseError) -> ChangeError {

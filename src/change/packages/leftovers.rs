@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use camino::Utf8PathBuf;
 
 use super::{
-    effects::{Effects, Unclaimed},
-    inventory::{ETC, FOLDER, unreadable_database},
+    effects::{Effects, FOLDER, Unclaimed},
+    inventory::{ETC, unreadable_database},
     undo::first_few,
 };
 use crate::{

@@ -198,7 +198,14 @@ impl Applier {
 
     /// The packages that the transactions of this program brought, also those that were interrupted.
     pub(super) fn brought(&self) -> Result<BTreeSet<String>, ChangeError> {
-        let mut brought = BTreeSet::new();
+        Ok(self.brought_and_made()?.0)
+    }
+
+    /// The same, and the paths below `/etc` that came with them.
+    pub(super) fn brought_and_made(
+        &self,
+    ) -> Result<(BTreeSet<String>, BTreeSet<Utf8PathBuf>), ChangeError> {
+        let (mut brought, mut made) = (BTreeSet::new(), BTreeSet::new());
         for file in self.host.files.list(&self.state.join(FOLDER))? {
             let Some(name) = file.strip_suffix(ENDING) else {
                 continue;
@@ -207,12 +214,13 @@ impl Applier {
                 continue;
             };
             brought.extend(transaction.done.new_packages());
+            made.extend(transaction.done.etc.into_keys());
             if let Some(Running { before, approved }) = transaction.running {
                 let new = approved.into_iter();
                 brought.extend(new.filter(|name| !before.packages.contains_key(name)));
             }
         }
-        Ok(brought)
+        Ok((brought, made))
     }
 
     fn transaction_path(&self, name: &str) -> Utf8PathBuf {

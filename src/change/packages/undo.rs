@@ -3,15 +3,22 @@
 
 use std::collections::BTreeSet;
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
-use super::{approval::Approved, effects::Effects, inventory::unreadable_database, run::Attempts};
+use super::{
+    approval::Approved,
+    effects::Effects,
+    inventory::{unreadable, unreadable_database},
+    run::Attempts,
+};
 use crate::{
     change::{
-        Applier, ChangeError, PackageError, Reverted, STOPPED, Sink, restored::needs_toolkit,
+        Applier, ChangeError, FileAfter, FileBefore, PackageError, Reverted, STOPPED, Sink,
+        restored::needs_toolkit,
     },
     config::desired::{Daemon, PackageWish},
     error::{Report, one_line},
+    host::digest::sha256,
     model::pattern,
     tools::{
         packages::{Action, Fault, Mark, Removals, TransactionRequest},
@@ -21,6 +28,9 @@ use crate::{
 
 /// The release of the running kernel.
 const RUNNING: &str = "/proc/sys/kernel/osrelease";
+
+/// Lists, in the state folder, the files of others that a removal of packages may take along.
+const TO_PUT_BACK: &str = "put-back.json";
 
 /// Packages that cannot be removed.
 pub(super) struct Kept {
@@ -167,6 +177,7 @@ impl Applier {
         kept.names.extend(wanted.into_iter().chain(needed_names));
         purge.retain(|name| !kept.names.contains(name));
         remove.retain(|name| !kept.names.contains(name));
+        let there = self.save_what_was_there(effects)?;
         if !purge.is_empty() {
             let request = TransactionRequest::Purge(&purge);
             self.remove_with_retries("purge packages", &request, (&purge, &both), sink)
@@ -183,6 +194,7 @@ impl Applier {
                 what: format!("removed {} ({})", count(&remove), first_few(&remove)),
             });
         }
+        endings.extend(self.put_back_what_was_there(&there)?);
         if had_toolkit {
             endings.extend(self.agents_forget_toolkit(sink).await?);
         }
@@ -190,6 +202,64 @@ impl Applier {
         endings.extend(self.restore_marks(effects, sink).await?);
         endings.extend(self.report_moved(&effects.moved).await?);
         Ok((endings, kept.names.is_empty()))
+    }
+
+    /// Backs up what was there before the packages, and lists it on disk: a run that is killed in the removal
+    /// would find nothing to back up any more.
+    fn save_what_was_there(&self, effects: &Effects) -> Result<Vec<FileBefore>, ChangeError> {
+        let (files, list) = (&self.host.files, self.state.join(TO_PUT_BACK));
+        let listed = files.read(&list)?.map(|text| serde_json::from_slice(&text));
+        let mut saved: Vec<FileBefore> = (listed.transpose())
+            .map_err(|error| unreadable(&format!("read `{list}`"), error))?
+            .unwrap_or_default();
+        for path in &effects.there {
+            let Some(before) = self.save(path)? else {
+                continue;
+            };
+            saved.retain(|one| one.path != *path);
+            saved.push(FileBefore {
+                path: path.clone(),
+                before: Some(before),
+                after: FileAfter::Absent,
+            });
+        }
+        if !saved.is_empty() {
+            let text = serde_json::to_vec(&saved)
+                .map_err(|error| unreadable("list files of others", error))?;
+            files.write(&list, &text, 0o600)?;
+        }
+        Ok(saved)
+    }
+
+    /// Puts back what the removal of packages has taken along although it was there before them.
+    fn put_back_what_was_there(&self, saved: &[FileBefore]) -> Result<Vec<Reverted>, ChangeError> {
+        let (files, mut back) = (&self.host.files, Vec::new());
+        for file in saved {
+            if files.stat(&file.path)?.is_some() {
+                continue;
+            }
+            self.put_back(file)?;
+            back.push(file.path.to_string());
+            // The package manager may have kept it under another name.
+            let copy = (self.backend.removed_configuration())
+                .map(|ending| Utf8PathBuf::from(format!("{}{ending}", file.path)));
+            if let Some(copy) = copy
+                && let (Some(content), Some(saved)) = (files.read(&copy)?, &file.before)
+                && sha256(&content) == saved.sha256
+            {
+                files.remove(&copy)?;
+            }
+        }
+        files.remove(&self.state.join(TO_PUT_BACK))?;
+        if back.is_empty() {
+            return Ok(Vec::new());
+        }
+        Ok(vec![Reverted::Done {
+            what: format!(
+                "put back files that were there before the packages: {}",
+                first_few(&back)
+            ),
+        }])
     }
 
     /// Those of the packages that are the running kernel: its image, and what the image needs of it.

@@ -179,6 +179,7 @@ fn split(effects: &Effects, going: &BTreeSet<String>) -> (Effects, Effects) {
         refilled: effects.refilled.intersection(going).cloned().collect(),
         // If somebody has asked for one since, it stays.
         automatic: effects.automatic.intersection(going).cloned().collect(),
+        there: effects.there.clone(),
         ..Effects::default()
     };
     let rest = Effects {

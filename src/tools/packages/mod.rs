@@ -186,6 +186,20 @@ pub trait Backend: Debug + Send + Sync {
         Ok(Manifest::default())
     }
 
+    /// The lines of the manager's configuration by which somebody keeps packages from being installed.
+    ///
+    /// # Errors
+    /// When an existing file cannot be read.
+    fn exclusions(&self, _files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        Ok(Vec::new())
+    }
+
+    /// The ending under which a removal keeps a configuration file that is not the package's own; `None`
+    /// where it keeps none.
+    fn removed_configuration(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The keys that the manager keeps in its own database and trusts for all repositories, and that
     /// it may import when it downloads packages; `None` if it has no such keys.
     ///

@@ -255,6 +255,11 @@ impl Backend for Dnf {
     }
 
     fn has_several_versions(&self, name: &str) -> bool {
+    /// Source: rpm, `lib/fsm.c`, `SUFFIX_RPMSAVE`.
+    fn removed_configuration(&self) -> Option<&'static str> {
+        Some(".rpmsave")
+    }
+
         database::has_several_versions(name)
     }
 
