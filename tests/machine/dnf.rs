@@ -9,6 +9,7 @@ use gpu_bootstrap::{
         exec::Status,
         fake::{FakeFiles, failed, ok},
     },
+    model::pattern,
     tools::packages::{Backend, Manager, SourceEntry},
 };
 
@@ -197,6 +198,13 @@ pub fn offers(files: &FakeFiles, name: &str) -> Vec<(String, String)> {
 
 fn offers_of(files: &FakeFiles, name: &str, all_streams: bool) -> Vec<(String, String)> {
     let mut found = Vec::new();
+    let main = text(files, "/etc/dnf/dnf.conf").unwrap_or_default();
+    let excluded = main
+        .lines()
+        .filter_map(|line| line.strip_prefix("exclude="));
+    if (excluded.flat_map(str::split_whitespace)).any(|one| pattern::matches(one, name)) {
+        return found;
+    }
     for file in list(files, CACHE) {
         let Some(id) = file.strip_suffix(".solv") else {
             continue;
@@ -451,6 +459,7 @@ fn transaction(
         format!("End rpmdb      : **\nPackages Altered:\n{began}"),
     );
     for name in &going {
+        keep_changed_configuration(files, state, name);
         dpkg::remove(files, state, name, true);
     }
     let (mut auto, mut said) = (dpkg::auto(files), shown);
@@ -459,7 +468,6 @@ fn transaction(
             state.faults.power_cut = false;
             return Err(ExecError::Spawn {
                 command: cmd.line(),
-        keep_changed_configuration(files, state, name);
                 why: "the test killed it in the middle".to_owned(),
             });
         }

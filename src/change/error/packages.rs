@@ -31,7 +31,7 @@ pub enum PackageError {
         /// The class of the failure.
         fault: Fault,
         /// What the user can do about it.
-        hint: Option<&'static str>,
+        hint: Option<String>,
         /// Further text, for example the end of a compiler's log.
         attachment: Option<String>,
         /// What happened.
@@ -53,7 +53,7 @@ pub enum PackageError {
         /// What is offered instead, as a sentence part.
         offered: String,
         /// What the user can do about it.
-        hint: Option<&'static str>,
+        hint: Option<String>,
     },
     /// No repository offers the version that an interrupted transaction has begun to install.
     #[error(
@@ -220,7 +220,7 @@ impl Report for PackageError {
             ));
         }
         match self {
-            Self::Failed { hint, .. } | Self::NoVersion { hint, .. } => *hint,
+            Self::Failed { hint, .. } | Self::NoVersion { hint, .. } => return hint.clone(),
             Self::Locked { .. } => Fault::Locked.hint(),
             Self::HalfDone { .. } => Fault::Interrupted.hint(),
             Self::Refused { .. } => Some(

@@ -45,7 +45,8 @@ pub(super) fn choose(
         offered,
         hint: (backend.transactions())
             .and_then(|transactions| transactions.hint(Fault::NotFound))
-            .or_else(|| Fault::NotFound.hint()),
+            .or_else(|| Fault::NotFound.hint())
+            .map(str::to_owned),
     };
     let Some(offer) = offer else {
         return Err(none("the package lists do not know the package".to_owned()));

@@ -87,6 +87,7 @@ impl Applier {
             self.verify(&resolved, &removed).await
         })
         .await
+        .map_err(|error| self.name_exclusions(error, &names(wishes)))
     }
 
     /// One attempt at a transaction: simulated, approved, downloaded, performed. Returns what it was to

@@ -284,7 +284,7 @@ impl Applier {
         let output = ran.map_err(|source| PackageError::Failed {
             what: what.to_owned(),
             fault: Fault::Other,
-            hint: Fault::Other.hint(),
+            hint: Fault::Other.hint().map(str::to_owned),
             attachment: None,
             source: Box::new(self.short(source, cmd)),
         })?;
@@ -326,10 +326,53 @@ impl Applier {
     }
 
     /// What the user can do about a failure: the package manager's own command if there is one.
-    pub(super) fn hint(&self, fault: Fault) -> Option<&'static str> {
+    pub(super) fn hint(&self, fault: Fault) -> Option<String> {
         (self.backend.transactions())
             .and_then(|transactions| transactions.hint(fault))
             .or_else(|| fault.hint())
+            .map(str::to_owned)
+    }
+
+    /// An error whose hint names the lines by which somebody keeps the packages away, if there are any:
+    /// for the package manager such a package does not exist.
+    pub(super) fn name_exclusions(&self, error: ChangeError, wishes: &[&str]) -> ChangeError {
+        let ChangeError::Packages(mut error) = error else {
+            return error;
+        };
+        let (hint, concerned): (_, Vec<String>) = match &mut error {
+            PackageError::NoVersion { package, hint, .. } => (hint, vec![package.clone()]),
+            PackageError::Failed {
+                fault: Fault::Held | Fault::NotFound | Fault::Unmet | Fault::Other,
+                hint,
+                attachment,
+                source,
+                ..
+            } => {
+                let said = format!("{} {source}", attachment.as_deref().unwrap_or_default());
+                let words = said.split(|c: char| c.is_whitespace() || "'\"(),;=".contains(c));
+                let named = words.chain(wishes.iter().copied()).map(str::to_owned);
+                (hint, named.collect())
+            }
+            _ => return error.into(),
+        };
+        let found = match self.backend.exclusions(&*self.host.files) {
+            Ok(found) => found,
+            Err(second) => {
+                tracing::debug!(%second, "the exclusions of packages cannot be read");
+                Vec::new()
+            }
+        };
+        let lines: Vec<String> = (found.iter())
+            .filter(|one| concerned.iter().any(|name| one.hides(name)))
+            .map(ToString::to_string)
+            .collect();
+        if !lines.is_empty() {
+            *hint = Some(format!(
+                "{}: if nobody needs this, take the packages out of it, and run the command again",
+                lines.join("; ")
+            ));
+        }
+        error.into()
     }
 
     /// Further text that a user needs: the compiler's errors, or the line that names the failure.

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 pub use fault::Fault;
 pub use types::{
-    Action, ArchiveError, Commands, Condition, Contents, Estimate, Further, HalfDone, LowerBounds,
-    Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
+    Action, ArchiveError, Commands, Condition, Contents, Estimate, Exclusion, Further, HalfDone,
+    LowerBounds, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
     TransactionRequest,
 };
 

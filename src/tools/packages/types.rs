@@ -1,10 +1,11 @@
 //! The types that all package managers share: packages and their condition, offers, actions.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::model::{
+    pattern,
     secret::Secret,
     version::{Branch, DriverVersion},
 };
@@ -270,6 +271,43 @@ pub enum Removals {
     None,
     /// The packages that the simulation named and the plan approved.
     Approved,
+}
+
+/// A line by which somebody keeps packages from being installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exclusion {
+    /// The file.
+    pub path: Utf8PathBuf,
+    /// The number of the line, from 1.
+    pub line: usize,
+    /// What it says.
+    pub text: String,
+    /// Shell patterns over names of packages.
+    pub patterns: Vec<String>,
+    /// Only packages that match are left.
+    pub only: bool,
+}
+
+impl Exclusion {
+    /// Whether a package cannot be installed because of it.
+    #[must_use]
+    pub fn hides(&self, name: &str) -> bool {
+        let matches = |one: &String| {
+            pattern::matches(one, name)
+                || (one.strip_prefix(name)).is_some_and(|version| version.starts_with('-'))
+        };
+        !name.is_empty() && self.patterns.iter().any(matches) != self.only
+    }
+}
+
+impl fmt::Display for Exclusion {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            to,
+            "`{}`, line {}, says `{}`",
+            self.path, self.line, self.text
+        )
+    }
 }
 
 /// What a person types, or where a person looks, with one package manager: for hints.

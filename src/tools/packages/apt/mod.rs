@@ -5,6 +5,7 @@ pub(in crate::tools) mod bounds;
 pub(in crate::tools) mod commands;
 mod database;
 mod estimate;
+mod exclusions;
 mod faults;
 mod lists;
 mod marks;
@@ -23,8 +24,8 @@ use async_trait::async_trait;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::{
-    Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Fault, Further, LowerBounds,
-    Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
+    Action, ArchiveError, Backend, Commands, DatabaseError, Estimate, Exclusion, Fault, Further,
+    LowerBounds, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry, SourceFailure,
     TransactionRequest, Transactions, Updater,
 };
 use crate::{
@@ -182,6 +183,10 @@ impl Backend for Apt {
 
     fn bare_name<'n>(&self, id: &'n str) -> &'n str {
         id.split(':').next().unwrap_or(id)
+    }
+
+    fn exclusions(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::read(files)
     }
 
     fn commands(&self) -> Commands {

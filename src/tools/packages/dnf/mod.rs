@@ -3,6 +3,7 @@
 pub(in crate::tools) mod agents;
 pub(in crate::tools) mod commands;
 pub(in crate::tools) mod database;
+mod exclusions;
 mod faults;
 mod generation;
 mod history;
@@ -23,8 +24,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use rpm_version::rpm_evr_compare;
 
 use super::{
-    Action, ArchiveError, Backend, Commands, Contents, DatabaseError, Estimate, Fault, Further,
-    HalfDone, HoldList, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry,
+    Action, ArchiveError, Backend, Commands, Contents, DatabaseError, Estimate, Exclusion, Fault,
+    Further, HalfDone, HoldList, Manifest, Mark, Offer, Package, Removals, Settings, SourceEntry,
     SourceFailure, Streams, TransactionRequest, Transactions,
 };
 use crate::{
@@ -254,12 +255,12 @@ impl Backend for Dnf {
         Some(&versionlock::Versionlock)
     }
 
-    fn has_several_versions(&self, name: &str) -> bool {
     /// Source: rpm, `lib/fsm.c`, `SUFFIX_RPMSAVE`.
     fn removed_configuration(&self) -> Option<&'static str> {
         Some(".rpmsave")
     }
 
+    fn has_several_versions(&self, name: &str) -> bool {
         database::has_several_versions(name)
     }
 
@@ -267,11 +268,16 @@ impl Backend for Dnf {
         database::name_in(id)
     }
 
+    fn exclusions(&self, files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+        exclusions::read(files)
+    }
+
     fn commands(&self) -> Commands {
         Commands {
             unhold: "dnf versionlock delete 'ENTRY'",
             clean: "dnf clean packages",
             reinstall: "dnf reinstall NAME",
+            install: "dnf install NAME",
             upgrade_kernel: "dnf upgrade kernel",
             install_kernel: "dnf install kernel-KERNEL",
             credentials: "the options `username` and `password` of the repository's file, \
@@ -282,7 +288,6 @@ impl Backend for Dnf {
 
 impl Transactions for Dnf {
     fn refresh(&self, settings: &Settings, _past_caches: bool) -> Cmd {
-            install: "dnf install NAME",
         commands::refresh(settings)
     }
 

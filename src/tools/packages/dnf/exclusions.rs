@@ -1,0 +1,120 @@
+//! What an administrator keeps dnf from seeing: dnf.conf(5), `exclude`, `excludepkgs` and `includepkgs`.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::{
+    host::{FilesError, ReadFiles},
+    tools::packages::Exclusion,
+};
+
+/// The configuration of all repositories.
+const MAIN: &str = "/etc/dnf/dnf.conf";
+
+/// Folders with parts of the configuration and with repositories. Sources: dnf.conf(5), dnf5.conf(5).
+const FOLDERS: [(&str, &str); 3] = [
+    ("/etc/dnf/libdnf5.conf.d", ".conf"),
+    ("/etc/yum.repos.d", ".repo"),
+    ("/etc/dnf/repos.override.d", ".repo"),
+];
+
+pub(super) fn read(files: &dyn ReadFiles) -> Result<Vec<Exclusion>, FilesError> {
+    let mut paths = vec![Utf8PathBuf::from(MAIN)];
+    for (folder, ending) in FOLDERS {
+        let names = files.list(Utf8Path::new(folder))?;
+        let named = names.into_iter().filter(|name| name.ends_with(ending));
+        paths.extend(named.map(|name| Utf8Path::new(folder).join(name)));
+    }
+    let mut found = Vec::new();
+    for path in paths {
+        if let Some(text) = files.read(&path)? {
+            found.extend(parse(&path, &String::from_utf8_lossy(&text)));
+        }
+    }
+    Ok(found)
+}
+
+/// `includepkgs` of a repository says nothing about the others, so only that of all counts.
+fn parse(path: &Utf8Path, text: &str) -> Vec<Exclusion> {
+    let mut found: Vec<Exclusion> = Vec::new();
+    let (mut section, mut continues) = (String::new(), false);
+    for (at, line) in text.lines().enumerate() {
+        let words = |text: &str| -> Vec<String> {
+            (text.split(|c: char| c == ',' || c.is_whitespace()))
+                .filter(|word| !word.is_empty())
+                .map(str::to_owned)
+                .collect()
+        };
+        if line.starts_with([' ', '\t']) {
+            if let Some(last) = found.last_mut().filter(|_| continues) {
+                last.patterns.extend(words(line));
+            }
+            continue;
+        }
+        continues = false;
+        let line = line.trim_end();
+        if let Some(name) = line
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'))
+        {
+            section = name.to_owned();
+        }
+        let Some((key, value)) = line.split_once('=') else {
+            continue;
+        };
+        let only = match key.trim() {
+            "exclude" | "excludepkgs" => false,
+            "includepkgs" if section == "main" => true,
+            _ => continue,
+        };
+        continues = true;
+        found.push(Exclusion {
+            path: path.to_owned(),
+            line: at + 1,
+            text: line.to_owned(),
+            patterns: words(value),
+            only,
+        });
+    }
+    // An empty list is none.
+    found.retain(|one| !one.patterns.is_empty());
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hidden(text: &str, name: &str) -> Vec<String> {
+        let found = parse("/etc/dnf/dnf.conf".into(), text);
+        let hides = found.iter().filter(|one| one.hides(name));
+        hides.map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_line_that_keeps_a_package_away_is_named() {
+        let text = "[main]\ngpgcheck=1\n# exclude=nvidia*\nexclude = kernel*, nvidia-*\n  docker-ce\nbest=True\n";
+        let line = "`/etc/dnf/dnf.conf`, line 4, says `exclude = kernel*, nvidia-*`";
+        for name in ["nvidia-driver-libs", "kernel", "docker-ce"] {
+            assert_eq!(hidden(text, name), [line], "{name}");
+        }
+        for name in ["containerd.io", "gpgcheck", ""] {
+            assert!(hidden(text, name).is_empty(), "{name}");
+        }
+        assert_eq!(hidden("excludepkgs=dkms-3.2*\n", "dkms").len(), 1);
+        assert_eq!(hidden("[main]\nincludepkgs=nginx*\n", "dkms").len(), 1);
+        assert!(hidden("[main]\nincludepkgs=nginx* dkms\n", "dkms").is_empty());
+        assert!(hidden("[epel]\nincludepkgs=nginx*\n", "dkms").is_empty());
+        assert!(hidden("exclude=\n", "dkms").is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn each_exclusion_names_a_line_of_the_text(text in "([a-z=* ,\\[\\]]{0,12}\n){0,8}") {
+            for one in parse("/x".into(), &text) {
+                prop_assert_eq!(text.lines().nth(one.line - 1).map(str::trim_end), Some(one.text.as_str()));
+            }
+        }
+    }
+}
