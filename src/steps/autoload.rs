@@ -9,7 +9,7 @@ use crate::{
     config::desired::Desired,
     model::id::StepId,
     step::{Assessment, Cx, Step, StepError},
-    tools::packages::HEADER,
+    tools::{kmod, packages::HEADER},
 };
 
 /// The file that `systemd-modules-load.service` reads.
@@ -21,11 +21,23 @@ pub struct Autoload;
 #[derive(Debug, Clone, Default)]
 struct AutoloadState {
     content: Option<String>,
+    /// What of others keeps the modules from being loaded, as sentences.
+    denials: Vec<String>,
 }
 
 fn detect(cx: &Cx<'_>) -> Result<AutoloadState, StepError> {
+    let files = cx.host.files();
+    let modules = (cx.desired.driver.as_ref()).map_or(&[][..], |driver| &driver.load_modules[..]);
+    let mut denials = kmod::denials(files, modules)?;
+    // Instances of an image have command lines of their own.
+    if !cx.desired.image {
+        let line = files.read_text(Utf8Path::new("/proc/cmdline"))?;
+        let word = kmod::denied_by_boot(&line.unwrap_or_default(), modules);
+        denials.extend(word.map(|word| format!("the kernel's command line says `{word}`")));
+    }
     Ok(AutoloadState {
-        content: cx.host.files().read_text(Utf8Path::new(PATH))?,
+        content: files.read_text(Utf8Path::new(PATH))?,
+        denials,
     })
 }
 
@@ -36,6 +48,15 @@ fn decide(state: &AutoloadState, desired: &Desired) -> Assessment {
     if driver.load_modules.is_empty() {
         return Assessment::NotApplicable {
             why: "the profile names no modules to load".into(),
+        };
+    }
+    if !state.denials.is_empty() {
+        return Assessment::Blocked {
+            why: format!("{}: the driver would not be loaded", state.denials.join("; ")),
+            hint: "remove it, from the boot loader's configuration if the kernel's command line says it, \
+                   reboot if it does, and run the command again; for a node without GPUs set \
+                   `preflight.allow-no-gpu = true`"
+                .into(),
         };
     }
     let content = format!("{}{}\n", HEADER, driver.load_modules.join("\n"));
@@ -97,6 +118,7 @@ mod tests {
         };
         let written = AutoloadState {
             content: Some(content.clone()),
+            ..AutoloadState::default()
         };
         assert!(matches!(
             decide(&written, &want),
@@ -104,6 +126,7 @@ mod tests {
         ));
         let other = AutoloadState {
             content: Some("nouveau\n".into()),
+            ..AutoloadState::default()
         };
         assert!(matches!(decide(&other, &want), Assessment::Needs { .. }));
     }

@@ -1,6 +1,6 @@
 //! Kernel modules: `modprobe`, and what the kernel says about what is loaded.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -177,6 +177,75 @@ pub const CONFIGURATION: [&str; 5] = [
     "/lib/modprobe.d",
 ];
 
+/// The lines by which somebody keeps modules from being loaded at boot or by their names, each as a
+/// sentence that names file and line. Files of this program are left out.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub fn denials(files: &dyn ReadFiles, modules: &[String]) -> Result<Vec<String>, FilesError> {
+    let (mut read, mut found) = (BTreeSet::new(), Vec::new());
+    for folder in CONFIGURATION {
+        for name in files.list(Utf8Path::new(folder))? {
+            let path = Utf8Path::new(folder).join(&name);
+            // A file hides those of its name in later folders; `/lib` may be `/usr/lib`.
+            if !name.ends_with(".conf") || name.contains("gpu-bootstrap") || !read.insert(name) {
+                continue;
+            }
+            let text = files.read(&path)?.unwrap_or_default();
+            for (line, text) in denied(&String::from_utf8_lossy(&text), modules) {
+                found.push(format!("`{path}`, line {line}, says `{text}`"));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The lines of a file of [`CONFIGURATION`] that deny one of the modules. `blacklist` keeps a module from
+/// being loaded at boot, `modules-load.d(5)`; an `install` command that does nothing from being loaded at all.
+fn denied<'t>(text: &'t str, modules: &[String]) -> impl Iterator<Item = (usize, &'t str)> {
+    let is_one = |name: Option<&str>| {
+        name.is_some_and(|name| (modules.iter()).any(|module| canonical(module) == canonical(name)))
+    };
+    (text.lines().enumerate()).filter_map(move |(at, line)| {
+        let mut words = line.split_whitespace();
+        let denies = match words.next()? {
+            "blacklist" => is_one(words.next()),
+            "install" => {
+                is_one(words.next())
+                    && matches!(
+                        words
+                            .next()
+                            .map(|word| word.rsplit('/').next().unwrap_or(word)),
+                        Some("true" | "false" | ":")
+                    )
+            }
+            _ => false,
+        };
+        denies.then_some((at + 1, line.trim()))
+    })
+}
+
+/// The word of a kernel's command line that keeps one of the modules from being loaded. Sources: the kernel's
+/// `Documentation/admin-guide/kernel-parameters.txt`, `module_blacklist=`; modprobe(8), `modprobe.blacklist=`;
+/// dracut.cmdline(7), `rd.driver.blacklist=`, which its initial RAM filesystem writes down for the system.
+pub fn denied_by_boot(line: &str, modules: &[String]) -> Option<String> {
+    (line.split_whitespace())
+        .find(|word| {
+            let Some((key, value)) = word.split_once('=') else {
+                return false;
+            };
+            let denies = [
+                "module_blacklist",
+                "modprobe.blacklist",
+                "rd.driver.blacklist",
+            ]
+            .contains(&key);
+            let mut named = value.split(',').map(canonical);
+            denies && named.any(|name| modules.iter().any(|module| canonical(module) == name))
+        })
+        .map(str::to_owned)
+}
+
 /// An option of a module that somebody sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleSetting {
@@ -263,6 +332,34 @@ pub fn with_holders(loaded: &[Loaded], module: &str) -> Vec<Loaded> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_that_deny_a_module() {
+        let modules = ["nvidia".to_owned(), "nvidia-uvm".to_owned()];
+        let text = "# blacklist nvidia\nblacklist nouveau\ninstall nvidia modprobe -i nvidia-current\n\
+                    blacklist nvidia\n install nvidia_uvm /usr/bin/false\nblacklist nvidia-drm\n";
+        let found: Vec<_> = denied(text, &modules).collect();
+        assert_eq!(
+            found,
+            [
+                (4, "blacklist nvidia"),
+                (5, "install nvidia_uvm /usr/bin/false")
+            ]
+        );
+        for (line, word) in [
+            (
+                "ro quiet module_blacklist=nouveau,nvidia",
+                Some("module_blacklist=nouveau,nvidia"),
+            ),
+            (
+                "modprobe.blacklist=nvidia_uvm",
+                Some("modprobe.blacklist=nvidia_uvm"),
+            ),
+            ("rd.driver.blacklist=nouveau nvidia.x=1 nvidia", None),
+        ] {
+            assert_eq!(denied_by_boot(line, &modules).as_deref(), word);
+        }
+    }
 
     #[test]
     fn loaded_modules() {
