@@ -6,7 +6,7 @@ use camino::Utf8Path;
 
 use super::{
     RUNTIME_CONTAINERD, RUNTIME_CRIO, RUNTIME_DOCKER, TOOLKIT_PACKAGES,
-    runtime_files::{Broken, RuntimeState, detect, is_configured, runtime_of},
+    runtime_files::{Broken, DAEMON_JSON, RuntimeState, detect, is_configured, runtime_of},
     runtime_packages::wish,
     words,
 };
@@ -16,7 +16,7 @@ use crate::{
     model::id::StepId,
     state::Effective,
     step::{Assessment, Cx, Step, StepError},
-    tools::{containerd::layout, packages::HEADER, systemctl},
+    tools::{containerd::layout, docker, packages::HEADER, systemctl},
 };
 
 /// See the module; one value per runtime.
@@ -120,6 +120,18 @@ fn decide(
             }
         }
     };
+    if let Some(docker::OtherConfig { config, path, line }) = &state.other {
+        return Assessment::Blocked {
+            why: format!(
+                "{why}; docker reads `{config}` and not `{DAEMON_JSON}`, as `{path}`, line {line}, says"
+            ),
+            hint: format!(
+                "move what it says to `{DAEMON_JSON}` and take `--config-file` out of that line, or add the runtime \
+                 yourself (`nvidia-ctk runtime configure --runtime=docker --config={config}`); then run `systemctl \
+                 daemon-reload`, restart Docker, and run the command again"
+            ),
+        };
+    }
     why.push_str(&with_cdi);
     Assessment::Needs {
         why,
@@ -282,6 +294,7 @@ mod tests {
             broken: None,
             lacking: Vec::new(),
             configured: true,
+            other: None,
             unread: false,
             cdi: false,
             stops: Vec::new(),

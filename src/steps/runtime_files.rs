@@ -21,7 +21,7 @@ use crate::{
 pub(super) const NVIDIA: &str = "nvidia";
 
 /// Docker's configuration file.
-const DAEMON_JSON: &str = "/etc/docker/daemon.json";
+pub(super) const DAEMON_JSON: &str = "/etc/docker/daemon.json";
 
 /// What was read.
 #[derive(Debug, Clone)]
@@ -29,6 +29,8 @@ pub(super) struct RuntimeState {
     pub(super) effective: Effective,
     /// A configuration file that cannot be read.
     pub(super) broken: Option<Broken>,
+    /// Who makes Docker read another file.
+    pub(super) other: Option<docker::OtherConfig>,
     /// The keys that the files lack.
     pub(super) lacking: Vec<FileSettings>,
     /// Whether there is a file that it reads first.
@@ -59,6 +61,7 @@ impl RuntimeState {
         Self {
             effective: effective.clone(),
             broken,
+            other: None,
             lacking,
             configured: true,
             unread: false,
@@ -95,6 +98,9 @@ async fn detect_docker(cx: &Cx<'_>, wish: &RuntimeWish) -> Result<RuntimeState, 
             why: flaw.why,
             forgiven: flaw.forgiven,
         });
+    }
+    if let Some(unit) = &wish.unit {
+        state.other = docker::other_config(cx.host.files(), unit, DAEMON_JSON)?;
     }
     state.unread = is_unread(cx, Daemon::Docker)?;
     let Ok(file) = Document::parse(Format::Json, text.as_deref().unwrap_or_default()) else {

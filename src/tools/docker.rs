@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use serde_json::{Value, json};
 
 use crate::{
-    host::{Cmd, Query},
+    host::{Cmd, FilesError, Query, ReadFiles},
     model::document::{Document, Setting},
 };
 
@@ -88,6 +88,98 @@ pub fn flags(command: &str) -> Vec<String> {
         flags.push(word.to_owned());
     }
     flags
+}
+
+/// The line by which somebody makes the daemon read another configuration file than `daemon.json`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherConfig {
+    /// The file that the daemon reads.
+    pub config: String,
+    /// Where that is said.
+    pub path: Utf8PathBuf,
+    /// The number of the line, from 1.
+    pub line: usize,
+}
+
+/// Whose options the units of Debian and of RHEL's relatives append.
+const OPTIONS: [&str; 2] = ["/etc/default/docker", "/etc/sysconfig/docker"];
+
+/// What a unit and its drop-ins say about the daemon's configuration file; `None` where it is the usual one.
+///
+/// # Errors
+/// When an existing file cannot be read.
+pub fn other_config(
+    files: &dyn ReadFiles,
+    unit: &str,
+    usual: &str,
+) -> Result<Option<OtherConfig>, FilesError> {
+    let mut paths = unit_files(files, unit)?;
+    paths.extend(OPTIONS.map(Utf8PathBuf::from));
+    let mut found = None;
+    for path in paths {
+        let text = files.read(&path)?.unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        for (at, line) in text.lines().enumerate() {
+            match config_in(line) {
+                Some(config) => {
+                    found = Some(OtherConfig {
+                        config: config.to_owned(),
+                        path: path.clone(),
+                        line: at + 1,
+                    });
+                }
+                // A later command line takes the place of an earlier one.
+                None if line.trim_start().starts_with("ExecStart=") => found = None,
+                None => {}
+            }
+        }
+    }
+    Ok(found.filter(|found| found.config != usual))
+}
+
+/// The value of the option in a line that is no comment.
+fn config_in(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    if line.starts_with(['#', ';']) {
+        return None;
+    }
+    let (_, rest) = line.split_once("--config-file")?;
+    let value = rest
+        .strip_prefix(['=', ' '])?
+        .trim_start_matches(['"', '\'']);
+    let end = value.find(|c: char| c.is_whitespace() || "\"'".contains(c));
+    Some(&value[..end.unwrap_or(value.len())])
+}
+
+/// The file of a unit and its drop-ins, in the order in which systemd reads them, systemd.unit(5).
+fn unit_files(files: &dyn ReadFiles, unit: &str) -> Result<Vec<Utf8PathBuf>, FilesError> {
+    const FOLDERS: [&str; 5] = [
+        "/etc/systemd/system",
+        "/run/systemd/system",
+        "/usr/local/lib/systemd/system",
+        "/usr/lib/systemd/system",
+        "/lib/systemd/system",
+    ];
+    let mut paths = Vec::new();
+    for folder in FOLDERS {
+        let path = Utf8Path::new(folder).join(unit);
+        if files.exists(&path)? {
+            paths.push(path);
+            break;
+        }
+    }
+    let mut drop_ins = BTreeMap::new();
+    for folder in FOLDERS {
+        let folder = Utf8Path::new(folder).join(format!("{unit}.d"));
+        for name in files.list(&folder)? {
+            if name.ends_with(".conf") {
+                let path = folder.join(&name);
+                drop_ins.entry(name).or_insert(path);
+            }
+        }
+    }
+    paths.extend(drop_ins.into_values());
+    Ok(paths)
 }
 
 /// Major and minor number of a version such as `26.1.5+dfsg1`.
@@ -339,5 +431,35 @@ mod tests {
                 .expect("an answer");
         assert_eq!(info.server_errors, ["Cannot connect to the Docker daemon"]);
         assert!(parse_info("docker: not found").is_err());
+    }
+
+    #[test]
+    fn who_makes_the_daemon_read_another_file_is_found() {
+        const UNIT: &str = "/usr/lib/systemd/system/docker.service";
+        const SITE: &str = "/etc/systemd/system/docker.service.d/site.conf";
+        let own = "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n";
+        let other =
+            "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd --config-file /x.json -H fd://\n";
+        let found = |put: &[(&str, &str)]| {
+            let files = crate::host::fake::FakeFiles::new();
+            for (path, content) in put {
+                files.put(path, *content);
+            }
+            let found = super::other_config(&files, "docker.service", "/etc/docker/daemon.json");
+            found
+                .unwrap()
+                .map(|found| format!("{} {}:{}", found.config, found.path, found.line))
+        };
+        let of_site = Some(format!("/x.json {SITE}:3"));
+        assert_eq!(found(&[(UNIT, own), (SITE, other)]), of_site);
+        assert_eq!(found(&[(SITE, other)]), of_site);
+        assert_eq!(found(&[(UNIT, other), (SITE, own)]), None);
+        let usual = own.replace("-H", "--config-file=/etc/docker/daemon.json -H");
+        assert_eq!(found(&[(UNIT, &usual)]), None);
+        let options = "# --config-file=/y\nDOCKER_OPTS=\"--config-file=/x.json --debug\"\n";
+        assert_eq!(
+            found(&[(UNIT, own), ("/etc/default/docker", options)]),
+            Some("/x.json /etc/default/docker:2".to_owned())
+        );
     }
 }
