@@ -61,8 +61,11 @@ pub enum JoinError {
         why: String,
     },
     /// Somebody else has begun to join, or the kubelet has lost its certificate.
-    #[error("join the cluster: the machine has a kubeconfig of a kubelet, without its certificate")]
-    Begun,
+    #[error("join the cluster: {} there, of an earlier join that is not complete", are(.found))]
+    Begun {
+        /// What is left of it.
+        found: Vec<&'static str>,
+    },
     /// The machine is a control plane, or was one.
     #[error("join the cluster: `{found}` is there, which only a control plane has")]
     ControlPlane {
@@ -75,6 +78,16 @@ pub enum JoinError {
         /// The node.
         node: String,
     },
+}
+
+/// `/a` is, `/a`, `/b` are.
+fn are(paths: &[&str]) -> String {
+    let all: Vec<String> = paths.iter().map(|path| format!("`{path}`")).collect();
+    format!(
+        "{} {}",
+        all.join(", "),
+        if all.len() == 1 { "is" } else { "are" }
+    )
 }
 
 /// What a fault means.
@@ -135,7 +148,7 @@ impl Report for JoinError {
             Self::Command { .. } => "join-command",
             Self::NotJoined { .. } => "join-timeout",
             Self::NotReady { .. } => "node-not-ready",
-            Self::Begun => "join-begun",
+            Self::Begun { .. } => "join-begun",
             Self::ControlPlane { .. } => "control-plane",
             Self::NoKubectl { .. } => "no-kubectl",
         }
@@ -198,9 +211,9 @@ impl Report for JoinError {
                 "a network plugin that is missing in the cluster is the most frequent reason; `kubectl describe node` \
                  tells more. The next `install` waits again"
             }
-            Self::Begun => {
-                "see whether a disk with `/var/lib/kubelet` is not mounted; if the machine shall forget that cluster, run \
-                 `kubeadm reset`, then run the command again"
+            Self::Begun { .. } => {
+                "see whether a disk with `/var/lib/kubelet` is not mounted; if a `kubeadm join` that failed has left it, or \
+                 the machine shall forget that cluster, run `kubeadm reset`, then run the command again"
             }
             Self::ControlPlane { .. } => {
                 "this program prepares workers only, and never resets a control plane; run `kubeadm reset` yourself if \

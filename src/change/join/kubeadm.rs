@@ -41,9 +41,10 @@ impl Applier {
         let mark = self.state.join(JOINING);
         // An attempt that was cut off has left files that kubeadm refuses: by its step the machine is no node. Those of
         // somebody else are not thrown away.
-        if self.has_begun()? {
+        let found = self.left_of_a_join(ignored)?;
+        if !found.is_empty() {
             if !self.host.files.exists(&mark)? {
-                return Err(JoinError::Begun.into());
+                return Err(JoinError::Begun { found }.into());
             }
             sink.line("an earlier attempt to join was cut off: `kubeadm reset` clears it away");
             self.reset(socket, sink).await?;
@@ -136,6 +137,21 @@ impl Applier {
     async fn bootstrap_token(&self, source: &TokenSource) -> Result<Secret, ChangeError> {
         let wrong = |token: &str| (!kubeadm::is_token(token)).then_some(kubeadm::NO_TOKEN);
         self.usable_token(source, wrong).await
+    }
+
+    /// What kubeadm writes and refuses to find, unless its checks are to be ignored. Source:
+    /// kubernetes/kubernetes 1.34, `cmd/kubeadm/app/preflight/checks.go`, `RunJoinNodeChecks`.
+    fn left_of_a_join(&self, ignored: &[String]) -> Result<Vec<&'static str>, ChangeError> {
+        let mut found = Vec::new();
+        for path in [kubeadm::KUBELET_CONF, kubeadm::BOOTSTRAP_CONF, kubeadm::CA] {
+            let check = format!("fileavailable-{}", path.replace('/', "-"));
+            let is_ignored = (ignored.iter())
+                .any(|name| name.eq_ignore_ascii_case("all") || name.eq_ignore_ascii_case(&check));
+            if !is_ignored && self.exists(path)? {
+                found.push(path);
+            }
+        }
+        Ok(found)
     }
 
     /// Whether kubeadm has begun to join, and perhaps not ended.

@@ -211,11 +211,31 @@ async fn each_fault_has_its_reason_and_leaves_a_machine_that_can_join() {
 /// The certificate authority of somebody else is not thrown away.
 #[tokio::test]
 async fn what_was_there_before_stays_after_a_failure() {
-    let (machine, _) =
-        machine(|_| failed(1, "error: [ERROR FileAvailable--etc-kubernetes-pki-ca.crt]"));
-    machine.fakes.files.put(CA, "mine");
-    machine.apply(&by_kubeadm()).await.expect_err("refused");
-    assert_eq!(machine.fakes.files.text(CA), "mine");
+    for ignored in [false, true] {
+        let (machine, _) = machine(|_| failed(1, "error: x"));
+        machine.fakes.files.put(CA, "mine");
+        let mut change = by_kubeadm();
+        if let Change::JoinCluster { join } = &mut change
+            && let JoinMethod::Kubeadm {
+                ignore_preflight_errors,
+                ..
+            } = &mut join.method
+            && ignored
+        {
+            ignore_preflight_errors.push("FileAvailable--etc-kubernetes-pki-ca.crt".to_owned());
+        }
+        let error = machine.apply(&change).await.expect_err("refused");
+        assert_eq!(machine.fakes.files.text(CA), "mine");
+        let ran = (machine.fakes.exec.lines().iter()).any(|line| line.starts_with("kubeadm"));
+        assert_eq!(ran, ignored);
+        if !ignored {
+            assert_eq!(error.reason(), "join-begun");
+            assert!(
+                error.to_string().contains(&format!("`{CA}` is there")),
+                "{error}"
+            );
+        }
+    }
 }
 
 #[tokio::test]
