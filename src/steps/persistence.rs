@@ -116,6 +116,9 @@ fn decide(state: &PersistenceState, desired: &Desired, facts: &Facts, adopts: bo
             why: format!("the adopted driver has no `{name}`"),
         };
     }
+    if let Some(refusal) = words::masked(name, unit, "set `persistence.enabled = false`") {
+        return refusal;
+    }
     let enable = |start| Change::EnableUnit {
         unit: name.clone(),
         start,

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use super::{
     HEADERS, REPOSITORIES, packages,
     wishes::{Packages, compare, install},
+    words,
 };
 use crate::{
     change::{Change, Lock},
@@ -110,6 +111,10 @@ fn decide(state: &RuntimeState, wish: &RuntimeWish, desired: &Desired) -> Assess
     if let Some(name) = &wish.unit
         && !running
     {
+        let otherwise = format!("take `{}` out of `runtime.use`", wish.kind.name());
+        if let Some(refusal) = words::masked(name, state.unit.as_ref(), &otherwise) {
+            return refusal;
+        }
         whys.push(match &state.unit {
             None => format!("`{name}` does not exist"),
             Some(unit) => format!("`{name}` is {unit}"),
@@ -188,7 +193,7 @@ mod tests {
             fixtures::{desired, unit},
             wishes::fixtures::{packages, wishes},
         },
-        tools::containerd::layout::Version,
+        tools::{containerd::layout::Version, systemctl::UnitState},
     };
 
     #[test]
@@ -240,6 +245,23 @@ mod tests {
             let found = lacks(&want, &packages(installed), docker);
             assert_eq!(found, is_lacking, "{installed:?}");
         }
+    }
+
+    #[test]
+    fn a_masked_unit_is_refused_with_the_command_that_unmasks_it() {
+        let want = desired();
+        let docker = wish(&want, RuntimeKind::Docker).expect("docker");
+        let masked = RuntimeState {
+            unit: Some(UnitState {
+                load: "masked".into(),
+                ..unit("masked", "inactive")
+            }),
+            ..RuntimeState::default()
+        };
+        let Assessment::Blocked { hint, .. } = decide(&masked, docker, &want) else {
+            panic!("nothing can start it");
+        };
+        assert!(hint.contains("`systemctl unmask docker.service`"), "{hint}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::{
     facts::GpuFact,
     step::{Assessment, Cx, StepError},
+    tools::systemctl::UnitState,
 };
 
 /// The answer of every step about the driver when none is wanted.
@@ -77,4 +78,14 @@ pub(super) fn gpus(gpus: usize) -> String {
         1 => "1 GPU is".into(),
         n => format!("{n} GPUs are"),
     }
+}
+
+/// The refusal where somebody has masked a unit: nothing can start it, and who masked it has decided.
+/// `otherwise` is how the settings do without it.
+pub(super) fn masked(name: &str, unit: Option<&UnitState>, otherwise: &str) -> Option<Assessment> {
+    unit.filter(|unit| unit.load == "masked")?;
+    Some(Assessment::Blocked {
+        why: format!("`{name}` is masked, so nothing can start it"),
+        hint: format!("run `systemctl unmask {name}`, or {otherwise}; then run the command again"),
+    })
 }
