@@ -100,6 +100,8 @@ fn start(cmd: &Cmd) -> Result<Child, ExecError> {
         .env("PATH", PATH)
         .env("LC_ALL", "C")
         .env("HOME", "/root")
+        // What root has said with `docker context use` would send questions about this machine to another one.
+        .env("DOCKER_CONTEXT", "default")
         .envs(cmd.env.iter().map(|(key, value)| (key, value)))
         .envs(
             cmd.secret_env
@@ -447,6 +449,7 @@ mod tests {
         assert_eq!(
             lines,
             [
+                "DOCKER_CONTEXT=default",
                 "HOME=/root",
                 "LC_ALL=C",
                 &format!("PATH={PATH}"),
