@@ -231,7 +231,11 @@ impl Applier {
             ("disable", !enabled && now.file == "enabled"),
             ("enable", enabled && now.file == "disabled"),
             ("mask", masked && now.load != "masked"),
-            ("start", active == Some(true) && !now.is_active()),
+            // One that somebody has masked since is not started against that.
+            (
+                "start",
+                active == Some(true) && now.is_loaded() && !now.is_active(),
+            ),
         ];
         for (verb, needed) in verbs {
             if needed {

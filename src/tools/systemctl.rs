@@ -42,6 +42,12 @@ impl UnitState {
         self.load != "not-found"
     }
 
+    /// Whether systemd can start it: it exists, is not masked, and its file has no error.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        self.load == "loaded"
+    }
+
     /// Whether it starts at boot, by itself or by another unit (`static`, `indirect`, …).
     #[must_use]
     pub fn is_enabled(&self) -> bool {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     change::{Applier, ChangeError, PackageError, Sink},
+    error::one_line,
     host::ExecError,
     tools::{
         packages::locks,
@@ -43,27 +44,17 @@ impl Applier {
         sink: &dyn Sink,
         work: impl Future<Output = Result<T, ChangeError>> + Send,
     ) -> Result<T, ChangeError> {
-        self.pause().await?;
-        let result = match self.wait_for_locks(sink).await {
-            Ok(()) => {
-                self.remove_stale_locks()?;
-                let result = work.await;
-                self.end_helpers(sink).await;
-                result
-            }
-            Err(error) => Err(error),
-        };
-        match (result, self.resume_paused().await) {
-            (Ok(value), Ok(())) => Ok(value),
-            (Ok(_), Err(error)) => Err(error),
-            (Err(error), resumed) => {
-                if let Err(second) = resumed {
-                    // The first error is returned; the second one must not be lost either.
-                    sink.line(&format!("{second}; the next run will try again"));
-                }
-                Err(error)
-            }
+        let result = async {
+            self.pause().await?;
+            self.wait_for_locks(sink).await?;
+            self.remove_stale_locks()?;
+            let result = work.await;
+            self.end_helpers(sink).await;
+            result
         }
+        .await;
+        self.resume_paused(sink).await;
+        result
     }
 
     /// Ends what the package manager leaves running. A failure is only told: the work is done.
@@ -189,14 +180,7 @@ impl Applier {
             }
         }
         if paused.units.len() > before {
-            paused.schema = 1;
-            let text = serde_json::to_string(&paused).map_err(|error| ChangeError::Unreadable {
-                what: "record the paused timers".to_owned(),
-                why: error.to_string(),
-            })?;
-            self.host
-                .files
-                .write(&self.paused_path(), text.as_bytes(), 0o600)?;
+            self.write_paused(paused.units.clone())?;
         }
         for unit in &paused.units[before..] {
             self.act("stop", unit).await?;
@@ -204,26 +188,52 @@ impl Applier {
         Ok(())
     }
 
-    /// Starts the timers that this run or an interrupted one paused. Every run calls it first.
-    ///
-    /// # Errors
-    /// When a timer cannot be started; the record stays, and the next call tries again.
-    pub async fn resume_paused(&self) -> Result<(), ChangeError> {
-        let paused = self.read_paused()?;
-        if paused.units.is_empty() {
-            return Ok(());
+    /// Starts the timers that this run or an interrupted one paused. One that cannot be started is told, and a later
+    /// call tries again: the work that it was paused for is done all the same.
+    pub async fn resume_paused(&self, sink: &dyn Sink) {
+        if let Err(error) = self.start_paused(sink).await {
+            sink.note(&format!(
+                "timers that this program has paused may not run: failed to {}",
+                one_line(&error)
+            ));
         }
+    }
+
+    async fn start_paused(&self, sink: &dyn Sink) -> Result<(), ChangeError> {
+        let paused = self.read_paused()?;
+        let mut stopped = Vec::new();
         for unit in &paused.units {
-            // It may have been removed with its package since.
-            if self
-                .unit_state_if_any(unit)
-                .await?
-                .is_some_and(|state| state.exists() && !state.is_active())
-            {
-                self.act("start", unit).await?;
+            if let Err(error) = self.start_if_possible(unit).await {
+                sink.note(&format!(
+                    "the timer `{unit}`, which this program has paused, does not run: failed to {}; the next \
+                     `install` or `uninstall` tries again",
+                    one_line(&error)
+                ));
+                stopped.push(unit.clone());
             }
         }
-        self.host.files.remove(&self.paused_path())?;
+        match stopped.len() {
+            same if same == paused.units.len() => Ok(()),
+            0 => Ok(self.host.files.remove(&self.paused_path())?),
+            _ => self.write_paused(stopped),
+        }
+    }
+
+    /// Starts a timer, unless somebody has removed it with its package since, or has masked it.
+    async fn start_if_possible(&self, unit: &str) -> Result<(), ChangeError> {
+        match self.unit_state_if_any(unit).await? {
+            Some(state) if state.is_loaded() && !state.is_active() => self.act("start", unit).await,
+            _ => Ok(()),
+        }
+    }
+
+    fn write_paused(&self, units: Vec<String>) -> Result<(), ChangeError> {
+        let paused = Paused { schema: 1, units };
+        let text = serde_json::to_string(&paused).map_err(|error| ChangeError::Unreadable {
+            what: "record the paused timers".to_owned(),
+            why: error.to_string(),
+        })?;
+        (self.host.files).write(&self.paused_path(), text.as_bytes(), 0o600)?;
         Ok(())
     }
 

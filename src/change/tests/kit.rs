@@ -203,6 +203,9 @@ impl Units {
                 "disable" => *file = "disabled".into(),
                 "mask" => *file = "masked".into(),
                 "stop" => *active = "inactive".into(),
+                "start" | "restart" if file == "masked" => {
+                    return failed(1, format!("Failed to {verb} {unit}: Unit {unit} is masked."));
+                }
                 // A unit with this name never becomes active.
                 "start" | "restart" if unit.starts_with("broken") => {
                     *active = "failed".into();

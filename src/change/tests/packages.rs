@@ -53,6 +53,8 @@ with_each_manager! {
     half_configured_packages_are_repaired_first
     waiting_for_another_package_manager_names_it_and_has_a_limit
     a_signal_ends_a_wait_at_once
+    a_timer_that_is_masked_meanwhile_makes_no_good_transaction_fail
+    a_timer_that_cannot_be_started_is_told_and_tried_again
     the_plan_shows_what_the_transaction_will_do
 }
 
@@ -573,6 +575,68 @@ async fn timers_paused_by_an_interrupted_run_are_started_again() {
     assert!(undo.is_nothing());
     assert_eq!(machine.units.all()["apt-daily.timer"].1, "active");
     let paused = format!("{STATE}/paused.json");
+    assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
+}
+
+async fn a_timer_that_is_masked_meanwhile_makes_no_good_transaction_fail(kind: Kind) {
+    let (machine, _) = docker(kind);
+    machine.units.put("apt-daily.timer", "enabled", "active");
+    let units = machine.units.clone();
+    machine
+        .fakes
+        .exec
+        .changes_when(|cmd| cmd.program != "systemctl");
+    machine
+        .fakes
+        .files
+        .before_mutations(move |_, mutation| match mutation {
+            // It is paused, so the transaction is under way.
+            Mutation::Run(_) if units.all()["apt-daily.timer"].1 == "inactive" => {
+                units.put("apt-daily.timer", "masked", "inactive");
+                Ok(())
+            }
+            Mutation::Run(_) | Mutation::File(..) => Ok(()),
+        });
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    let masked = ("masked".to_owned(), "inactive".to_owned());
+    assert_eq!(machine.units.all()["apt-daily.timer"], masked);
+    let paused = format!("{STATE}/paused.json");
+    assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
+    // It is not started against whoever has masked it, and nothing is told of it.
+    let told = machine.sink.text();
+    assert!(!told.contains("apt-daily.timer"), "{told}");
+}
+
+async fn a_timer_that_cannot_be_started_is_told_and_tried_again(kind: Kind) {
+    let (mut machine, _) = docker(kind);
+    machine.applier.policy.pause_units = vec!["broken.timer".into(), "apt-daily.timer".into()];
+    machine.units.put("broken.timer", "enabled", "active");
+    machine.units.put("apt-daily.timer", "enabled", "active");
+    machine.apply(&install(&["docker.io"])).await.unwrap();
+    // The other one is no worse off.
+    assert_eq!(machine.units.all()["apt-daily.timer"].1, "active");
+    let told = machine.sink.text();
+    assert!(
+        told.contains("`broken.timer`") && told.contains("tries again"),
+        "{told}"
+    );
+    let paused = format!("{STATE}/paused.json");
+    let recorded = machine.fakes.files.text(&paused);
+    assert!(
+        recorded.contains("broken.timer") && !recorded.contains("apt-daily"),
+        "{recorded}"
+    );
+    // An interrupted change can be closed all the same, and a good one begins.
+    let change = install(&["docker.io"]);
+    let undo = machine.applier.capture(&change).await.unwrap();
+    let closed = machine
+        .applier
+        .reconcile(&undo, &machine.sink)
+        .await
+        .unwrap();
+    assert!(closed.is_nothing());
+    machine.units.put("broken.timer", "enabled", "active");
+    machine.applier.resume_paused(&machine.sink).await;
     assert!(!machine.fakes.files.exists(paused.as_str().into()).unwrap());
 }
 
